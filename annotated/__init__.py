@@ -1,0 +1,50 @@
+"""A GPT decoder in the style of The Annotated Transformer."""
+
+from .attention import MultiHeadedAttention, attention
+from .block import DecoderLayer, SublayerConnection
+from .embedding import Embeddings, PositionalEncoding
+from .feed_forward import PositionwiseFeedForward
+from .layers import LayerNorm, clones
+from .model import Decoder, DecoderModel, Generator, build_model, make_model
+from .weights import from_gpt2, to_gpt2
+
+__all__ = [
+    "Decoder",
+    "DecoderLayer",
+    "DecoderModel",
+    "Embeddings",
+    "Generator",
+    "LayerNorm",
+    "MultiHeadedAttention",
+    "PositionalEncoding",
+    "PositionwiseFeedForward",
+    "SublayerConnection",
+    "attention",
+    "build_model",
+    "clones",
+    "from_gpt2",
+    "make_model",
+    "to_gpt2",
+]
+
+# What implements each concept, in reading order.
+COMPONENTS: dict[str, tuple[object, ...]] = {
+    "embedding": (Embeddings, PositionalEncoding),
+    "attention": (attention, MultiHeadedAttention),
+    "feed_forward": (PositionwiseFeedForward,),
+    "block": (LayerNorm, SublayerConnection, DecoderLayer),
+    "model": (clones, Decoder, DecoderModel, make_model),
+    "head": (Generator,),
+}
+
+# The submodule whose output is each stage; {i} is the layer.
+STAGES = {
+    "embedding": "embed",
+    "block.{i}.attention": "decoder.layers.{i}.self_attn",
+    "block.{i}.feed_forward": "decoder.layers.{i}.feed_forward",
+    "block.{i}": "decoder.layers.{i}",
+    "final_norm": "decoder.norm",
+}
+
+# What from_gpt2 leaves out to agree with others to rounding.
+SCHOOLS_OWN = {"norm": LayerNorm}

@@ -1,0 +1,97 @@
+"""Attention in the paper's words: four projections, one formula."""
+
+import math
+
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+
+from .layers import clones
+
+
+def attention(
+    query: Float[Tensor, "*batch time d_k"],
+    key: Float[Tensor, "*batch key_time d_k"],
+    value: Float[Tensor, "*batch key_time d_v"],
+    mask: Shaped[Tensor, "*#batch #time key_time"] | None = None,
+    dropout: nn.Module | None = None,
+) -> tuple[
+    Float[Tensor, "*batch time d_v"], Float[Tensor, "*batch time key_time"]
+]:
+    """Compute softmax(Q K^T / sqrt(d_k)) V.
+
+    Differs from the original: a masked score is -inf, which every dtype has
+    and no learned score can reach, and p_attn is returned before dropout,
+    while it still sums to one.
+
+    Args:
+        query: what each position looks for.
+        key: what each position offers to be found by.
+        value: what each position gives when found.
+        mask: 0 or False where a query must not see a key; None hides nothing.
+        dropout: applied to the probabilities.
+
+    Returns:
+        The weighted values, and the probabilities p_attn.
+
+    Source: Vaswani et al. 2017 (Attention Is All You Need), equation 1.
+    """
+    d_k = query.size(-1)
+    scores = query @ key.transpose(-2, -1) / math.sqrt(d_k)
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, float("-inf"))
+    p_attn = scores.softmax(dim=-1)
+    weights = p_attn if dropout is None else dropout(p_attn)
+    return weights @ value, p_attn
+
+
+class MultiHeadedAttention(nn.Module):
+    """Attend h times side by side, each time d_k = d_model / h wide.
+
+    Set `keep_attn` to look at the probabilities of the last forward: they
+    are then kept, detached, as `attn`.
+
+    Args:
+        h: number of heads.
+        d_model: width of the input and of the output.
+        dropout: probability of zeroing an attention probability.
+
+    Raises:
+        ValueError: where h does not divide d_model.
+
+    Source: Vaswani et al. 2017, section 3.2.2.
+    """
+
+    def __init__(self, h: int, d_model: int, dropout: float = 0.1):
+        super().__init__()
+        if h < 1 or d_model % h != 0:
+            raise ValueError(f"h={h} heads do not divide d_model={d_model}")
+        self.d_k = d_model // h
+        self.h = h
+        self.linears = clones(nn.Linear(d_model, d_model), 4)
+        self.dropout = nn.Dropout(p=dropout)
+        self.keep_attn = False
+        self.attn: Tensor | None = None
+
+    def forward(
+        self,
+        query: Float[Tensor, "batch time d_model"],
+        key: Float[Tensor, "batch key_time d_model"],
+        value: Float[Tensor, "batch key_time d_model"],
+        mask: Shaped[Tensor, "#batch #time key_time"] | None = None,
+    ) -> Float[Tensor, "batch time d_model"]:
+        """Project, split into heads, attend, join the heads, project."""
+        if mask is not None:
+            mask = mask.unsqueeze(1)  # one mask serves every head
+
+        query, key, value = (
+            linear(x).unflatten(-1, (self.h, self.d_k)).transpose(1, 2)
+            for linear, x in zip(
+                self.linears, (query, key, value), strict=False
+            )
+        )
+        x, p_attn = attention(query, key, value, mask, self.dropout)
+        if self.keep_attn:
+            self.attn = p_attn.detach()
+
+        x = x.transpose(1, 2).flatten(-2)
+        return self.linears[-1](x)

@@ -1,0 +1,53 @@
+"""The two small parts that every other part is made of."""
+
+import copy
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+def clones(module: nn.Module, N: int) -> nn.ModuleList:
+    """Make N independent copies of a module.
+
+    The copies start out equal, number for number. Matrices are drawn anew
+    by `make_model`; whatever it does not draw anew stays equal.
+
+    Source: The Annotated Transformer, "Encoder and Decoder Stacks".
+    """
+    return nn.ModuleList([copy.deepcopy(module) for _ in range(N)])
+
+
+class LayerNorm(nn.Module):
+    """Normalise the features, with eps added to the std, outside the root.
+
+    The standard deviation divides by n - 1, where torch.nn.LayerNorm's
+    divides by n: the same function for a_2 = weight * sqrt(n / (n - 1))
+    and eps = 0 in both.
+
+    Args:
+        features: n, the width of the last axis, at least 2.
+        eps: keeps a constant row from dividing by zero.
+
+    Raises:
+        ValueError: for one feature, whose deviation is 0 / 0.
+
+    Source: Ba, Kiros, Hinton 2016 (Layer Normalization), as The Annotated
+    Transformer writes it.
+    """
+
+    def __init__(self, features: int, eps: float = 1e-6):
+        super().__init__()
+        if features < 2:
+            raise ValueError(f"features must be at least 2, got {features}")
+        self.a_2 = nn.Parameter(torch.ones(features))
+        self.b_2 = nn.Parameter(torch.zeros(features))
+        self.eps = eps
+
+    def forward(
+        self, x: Float[Tensor, "... features"]
+    ) -> Float[Tensor, "... features"]:
+        """Return a_2 * (x - mean) / (std + eps) + b_2."""
+        mean = x.mean(-1, keepdim=True)
+        std = x.std(-1, keepdim=True)
+        return self.a_2 * (x - mean) / (std + self.eps) + self.b_2

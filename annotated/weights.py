@@ -1,0 +1,130 @@
+"""From and to the GPT-2 checkpoint layout.
+
+What the styles do differently is absorbed exactly: the embedding's scale,
+three projections for one fused, and the n - 1 of the standard deviation.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from shared.config import GPTConfig
+from shared.layouts import load_exactly, read_gpt2
+
+from .layers import LayerNorm
+from .model import DecoderModel, build_model
+
+# Within one layer: GPT-2's name, and ours.
+NORMS = {"ln_1": "sublayer.0.norm", "ln_2": "sublayer.1.norm"}
+LINEARS = {
+    "attn.c_proj": "self_attn.linears.3",
+    "mlp.c_fc": "feed_forward.w_1",
+    "mlp.c_proj": "feed_forward.w_2",
+}
+
+
+def from_gpt2(
+    state: Mapping[str, Tensor],
+    config: GPTConfig,
+    norm: Callable[..., nn.Module] = nn.LayerNorm,
+) -> DecoderModel:
+    """Build the model that computes what a GPT-2 checkpoint computes.
+
+    Args:
+        state: tensors named as GPT-2's, with or without "transformer.".
+        config: the sizes, and what weights do not show.
+        norm: torch's LayerNorm, which is GPT-2's; with this style's own,
+            whose eps stands outside the root, the results move by 1e-5 to
+            1e-3.
+
+    Raises:
+        ValueError: where names or shapes do not fit.
+    """
+    state = read_gpt2(state, config)
+    with torch.device("meta"):
+        model = build_model(config, norm)
+
+    wte = state["wte.weight"]
+    ours = {
+        "embed.0.lut.weight": wte / math.sqrt(config.n_embd),
+        "embed.1.pe": state["wpe.weight"].unsqueeze(0),
+        "generator.proj.weight": state["lm_head.weight"],
+        "generator.proj.bias": state.get(
+            "lm_head.bias", wte.new_zeros(config.vocab_size)
+        ),
+    }
+    for i in range(config.n_layer):
+        linears = f"decoder.layers.{i}.self_attn.linears"
+        weight = state[f"h.{i}.attn.c_attn.weight"].t()
+        bias = state[f"h.{i}.attn.c_attn.bias"]
+        for n, (w, b) in enumerate(
+            zip(weight.chunk(3), bias.chunk(3), strict=True)
+        ):
+            ours[f"{linears}.{n}.weight"] = w
+            ours[f"{linears}.{n}.bias"] = b
+        for theirs, mine in LINEARS.items():
+            name = f"decoder.layers.{i}.{mine}"
+            ours[f"{name}.weight"] = state[f"h.{i}.{theirs}.weight"].t()
+            ours[f"{name}.bias"] = state[f"h.{i}.{theirs}.bias"]
+    gain, shift, factor = _norm_parts(model)
+    for theirs, mine in _norm_names(config):
+        ours[f"{mine}.{gain}"] = state[f"{theirs}.weight"] * factor
+        ours[f"{mine}.{shift}"] = state[f"{theirs}.bias"]
+
+    load_exactly(model, ours)
+    return model
+
+
+def to_gpt2(model: DecoderModel) -> dict[str, Tensor]:
+    """Return the weights in the GPT-2 layout, copied, without a prefix.
+
+    Raises:
+        ValueError: for a norm that is neither torch's nor this style's.
+    """
+    config, ours = model.config, model.state_dict()
+
+    state = {
+        "wte.weight": ours["embed.0.lut.weight"] * math.sqrt(config.n_embd),
+        "wpe.weight": ours["embed.1.pe"].squeeze(0),
+        "lm_head.weight": ours["generator.proj.weight"],
+        "lm_head.bias": ours["generator.proj.bias"],
+    }
+    for i in range(config.n_layer):
+        linears = f"decoder.layers.{i}.self_attn.linears"
+        weights = [ours[f"{linears}.{n}.weight"] for n in range(3)]
+        biases = [ours[f"{linears}.{n}.bias"] for n in range(3)]
+        state[f"h.{i}.attn.c_attn.weight"] = torch.cat(weights).t()
+        state[f"h.{i}.attn.c_attn.bias"] = torch.cat(biases)
+        for theirs, mine in LINEARS.items():
+            name = f"decoder.layers.{i}.{mine}"
+            state[f"h.{i}.{theirs}.weight"] = ours[f"{name}.weight"].t()
+            state[f"h.{i}.{theirs}.bias"] = ours[f"{name}.bias"]
+    gain, shift, factor = _norm_parts(model)
+    for theirs, mine in _norm_names(config):
+        state[f"{theirs}.weight"] = ours[f"{mine}.{gain}"] / factor
+        state[f"{theirs}.bias"] = ours[f"{mine}.{shift}"]
+
+    contiguous = torch.contiguous_format
+    return {k: v.clone(memory_format=contiguous) for k, v in state.items()}
+
+
+def _norm_names(config: GPTConfig) -> list[tuple[str, str]]:
+    """GPT-2's name and ours for every norm of the model."""
+    layers = [
+        (f"h.{i}.{theirs}", f"decoder.layers.{i}.{mine}")
+        for i in range(config.n_layer)
+        for theirs, mine in NORMS.items()
+    ]
+    return [*layers, ("ln_f", "decoder.norm")]
+
+
+def _norm_parts(model: DecoderModel) -> tuple[str, str, float]:
+    """Names of gain and shift, and our gain over GPT-2's."""
+    norm, n = model.decoder.norm, model.config.n_embd
+    if isinstance(norm, LayerNorm):
+        return "a_2", "b_2", math.sqrt(n / (n - 1))
+    if isinstance(norm, nn.LayerNorm):
+        return "weight", "bias", 1.0
+    raise ValueError(f"GPT-2 has no norm like {type(norm).__name__}")

@@ -1,0 +1,37 @@
+"""A GPT decoder in the style of minGPT."""
+
+from .attention import CausalSelfAttention
+from .block import Block
+from .feed_forward import MLP
+from .model import GPT, build_model
+from .weights import from_gpt2, from_nanogpt, to_gpt2
+
+__all__ = [
+    "GPT",
+    "MLP",
+    "Block",
+    "CausalSelfAttention",
+    "build_model",
+    "from_gpt2",
+    "from_nanogpt",
+    "to_gpt2",
+]
+
+# What implements each concept, in reading order.
+COMPONENTS: dict[str, tuple[object, ...]] = {
+    "embedding": (GPT.embed,),
+    "attention": (CausalSelfAttention,),
+    "feed_forward": (MLP,),
+    "block": (Block,),
+    "model": (GPT,),
+    "head": (GPT.log_probs,),
+}
+
+# The submodule whose output is each stage; {i} is the layer.
+STAGES = {
+    "embedding": "transformer.drop",
+    "block.{i}.attention": "transformer.h.{i}.attn",
+    "block.{i}.feed_forward": "transformer.h.{i}.mlp",
+    "block.{i}": "transformer.h.{i}",
+    "final_norm": "transformer.ln_f",
+}

@@ -1,0 +1,43 @@
+"""One Transformer block: communicate, then compute."""
+
+from functools import partial
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from shared.config import GPTConfig
+
+from .attention import CausalSelfAttention
+from .feed_forward import MLP
+
+
+def layer_norm(config: GPTConfig) -> nn.LayerNorm:
+    """Build a norm with the config's eps, or torch's own."""
+    norm = partial(nn.LayerNorm, config.n_embd)
+    return norm() if config.norm_eps is None else norm(eps=config.norm_eps)
+
+
+class Block(nn.Module):
+    """Two residual lines, each with its norm in front.
+
+    Args:
+        config: passed on to the parts.
+
+    Source: minGPT and nanoGPT, model.py; Radford et al. 2019 (GPT-2),
+    section 2.3, for the place of the norm.
+    """
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.ln_1 = layer_norm(config)
+        self.attn = CausalSelfAttention(config)
+        self.ln_2 = layer_norm(config)
+        self.mlp = MLP(config)
+
+    def forward(
+        self, x: Float[Tensor, "batch time n_embd"]
+    ) -> Float[Tensor, "batch time n_embd"]:
+        """Add attention's answer to the stream, then the MLP's."""
+        x = x + self.attn(self.ln_1(x))
+        x = x + self.mlp(self.ln_2(x))
+        return x

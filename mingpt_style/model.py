@@ -1,0 +1,123 @@
+"""The whole GPT in one class."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from shared.config import GPTConfig
+
+from .block import Block, layer_norm
+
+
+class GPT(nn.Module):
+    """Token and position tables, blocks, a last norm, a head.
+
+    Args:
+        config: the sizes; with tie_weights the head is the token table.
+
+    Source: minGPT and nanoGPT, model.py; Radford et al. 2019 (GPT-2).
+    """
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.block_size = config.block_size
+        self.transformer = nn.ModuleDict(
+            {
+                "wte": nn.Embedding(config.vocab_size, config.n_embd),
+                "wpe": nn.Embedding(config.block_size, config.n_embd),
+                "drop": nn.Dropout(config.dropout),
+                "h": nn.ModuleList(
+                    Block(config) for _ in range(config.n_layer)
+                ),
+                "ln_f": layer_norm(config),
+            }
+        )
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        if config.tie_weights:
+            self.lm_head.weight = self.transformer.wte.weight
+
+        self.apply(self._init_weights)
+        # each block adds twice to the stream: keep the sum's variance at one
+        for name, p in self.named_parameters():
+            if name.endswith("c_proj.weight"):
+                std = 0.02 / math.sqrt(2 * config.n_layer)
+                nn.init.normal_(p, mean=0.0, std=std)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, mean=0.0, std=0.02)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+    def forward(
+        self,
+        idx: Int[Tensor, "batch time"],
+        targets: Int[Tensor, "batch time"] | None = None,
+    ) -> tuple[Float[Tensor, "batch time vocab"], Float[Tensor, ""] | None]:
+        """Return the logits of every position, and the loss if asked.
+
+        Args:
+            idx: ids of the tokens.
+            targets: ids of the next tokens, -1 where there is none; the
+                logits do not depend on them.
+
+        Raises:
+            ValueError: for more than block_size tokens.
+        """
+        logits = self.lm_head(self.hidden(idx))
+        loss = None
+        if targets is not None:
+            loss = F.cross_entropy(
+                logits.flatten(0, 1), targets.flatten(), ignore_index=-1
+            )
+        return logits, loss
+
+    def embed(
+        self, idx: Int[Tensor, "batch time"]
+    ) -> Float[Tensor, "batch time n_embd"]:
+        """Return wte[token] + wpe[position]."""
+        T = idx.size(1)
+        if T > self.block_size:
+            raise ValueError(
+                f"a sequence of {T} tokens is longer than the "
+                f"{self.block_size} positions of the model"
+            )
+        pos = torch.arange(T, device=idx.device)
+        x = self.transformer.wte(idx) + self.transformer.wpe(pos)
+        return self.transformer.drop(x)
+
+    def hidden(
+        self, idx: Int[Tensor, "batch time"]
+    ) -> Float[Tensor, "batch time n_embd"]:
+        """Return what the head reads: all of the model below it."""
+        x = self.embed(idx)
+        for block in self.transformer.h:
+            x = block(x)
+        return self.transformer.ln_f(x)
+
+    def log_probs(
+        self, tokens: Int[Tensor, "batch time"]
+    ) -> Float[Tensor, "batch time vocab"]:
+        """Return the log-probabilities of each position's next token.
+
+        Raises:
+            ValueError: for more than block_size tokens.
+        """
+        return F.log_softmax(self.lm_head(self.hidden(tokens)), dim=-1)
+
+    def next_log_probs(
+        self, tokens: Int[Tensor, "batch time"]
+    ) -> Float[Tensor, "batch vocab"]:
+        """Return log-probabilities at the last position only."""
+        x = self.hidden(tokens)[:, -1]
+        return F.log_softmax(self.lm_head(x), dim=-1)
+
+
+def build_model(config: GPTConfig) -> GPT:
+    """Build this style's model for a config, ready to be trained."""
+    return GPT(config)

@@ -1,0 +1,59 @@
+"""The command gpt-duet: one module for each of its subcommands."""
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from . import compare
+
+app = typer.Typer(
+    name="gpt-duet",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"gpt-duet {version('gpt-duet')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    asked: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version.",
+        ),
+    ] = False,
+) -> None:
+    """One GPT, written twice, and the checks that prove it."""
+
+
+app.command("compare")(compare.compare)
+
+
+def main() -> None:
+    """Run the command; a user's mistake ends in one line and status 2."""
+    try:
+        app()
+    except (ValueError, OSError, MemoryError) as error:
+        fail(str(error))
+    except RuntimeError as error:
+        if "allocate" not in str(error) and "memory" not in str(error):
+            raise
+        fail(f"not enough memory: {error}")
+
+
+def fail(message: str) -> None:
+    """Print one line on stderr and end with status 2."""
+    line = " ".join(message.split())
+    print(f"gpt-duet: {line}", file=sys.stderr)
+    sys.exit(2)

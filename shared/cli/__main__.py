@@ -1,0 +1,5 @@
+"""Runs the command as `python -m shared.cli`."""
+
+from . import main
+
+main()

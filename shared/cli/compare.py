@@ -1,0 +1,110 @@
+"""gpt-duet compare: both styles from one set of weights over a text."""
+
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.text import Text as RichText
+
+from shared.comparison import compare_styles
+from shared.comparison.terminal import show_comparison, show_tokens
+from shared.corpus import text_stamp
+from shared.tokenization import load_tokenizer
+
+from . import options
+
+DEFAULTS = {"n_layer": 3, "n_head": 4, "n_embd": 128, "block_size": 64}
+
+
+def compare(
+    styles: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Packages of two styles. Default: annotated mingpt_style.",
+            show_default=False,
+        ),
+    ] = None,
+    text: options.Text = None,
+    file: options.File = None,
+    tokenizer_name: options.TokenizerName = "bytes",
+    preset: options.Preset = None,
+    n_layer: options.NLayer = None,
+    n_head: options.NHead = None,
+    n_embd: options.NEmbd = None,
+    block_size: options.BlockSize = None,
+    dtype_name: options.Dtype = "float32",
+    seed: options.Seed = 0,
+    device_name: options.Device = "cpu",
+    json_file: options.Json = None,
+) -> None:
+    """Run both styles from one set of weights, and say how far apart they are.
+
+    Ends with status 0 if they are one function, 1 if they are two.
+    """
+    names = tuple(styles or ("annotated", "mingpt_style"))
+    if len(names) != 2:
+        raise ValueError(f"compare takes two styles, got {len(names)}")
+    dtype = options.choose_dtype(dtype_name)
+    options.require_parent(json_file)
+    content, source = options.choose_text(text, file)
+    tokenizer = load_tokenizer(tokenizer_name, content)
+    config = options.choose_config(
+        preset,
+        tokenizer,
+        DEFAULTS,
+        n_layer=n_layer,
+        n_head=n_head,
+        n_embd=n_embd,
+        block_size=block_size,
+    )
+    device = options.choose_device(device_name)
+    ids = tokenizer.encode(content)
+    shown = ids[: config.block_size]
+
+    console = Console()
+    console.print(
+        RichText.assemble(
+            ("text  ", "bold cyan"),
+            f"{source}: {len(content):,} characters, sha256 "
+            f"{text_stamp(content)}; {len(ids):,} tokens ({tokenizer_name})",
+        )
+    )
+    if len(shown) < len(ids):
+        console.print(
+            f"      cut to its first {len(shown)} tokens, the block size"
+        )
+    show_tokens(console, shown, tokenizer)
+
+    comparison = compare_styles(
+        names,
+        config,
+        torch.tensor([shown], device=device),
+        dtype=dtype,
+        seed=seed,
+    )
+    console.print(
+        RichText.assemble(
+            ("model ", "bold cyan"),
+            f"{config.n_layer} layers, {config.n_head} heads, "
+            f"{config.n_embd} wide, {config.vocab_size:,} tokens; "
+            f"{dtype_name} on {device}",
+        )
+    )
+    console.print(f"      weights: {comparison.weights}")
+    console.print()
+    show_comparison(console, comparison, tokenizer)
+    if json_file is not None:
+        text_facts = {
+            "source": source,
+            "characters": len(content),
+            "sha256": text_stamp(content),
+            "tokenizer": tokenizer_name,
+            "tokens": shown,
+            "tokens_in_text": len(ids),
+        }
+        options.write_json(
+            json_file, {"text": text_facts} | comparison.to_dict()
+        )
+    if not comparison.one_function:
+        raise typer.Exit(1)

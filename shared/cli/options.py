@@ -1,0 +1,180 @@
+"""What several subcommands ask for, and how their answers are checked."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from shared.config import GPTConfig, preset_fields, preset_names
+from shared.corpus import default_text, read_text
+from shared.tokenization import Tokenizer
+
+Text = Annotated[str | None, typer.Option("--text", help="The text itself.")]
+File = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        help="A UTF-8 file with the text. "
+        "Default: Python's own documentation.",
+    ),
+]
+TokenizerName = Annotated[
+    str,
+    typer.Option(
+        "--tokenizer",
+        help='"bytes", "char", or a tiktoken encoding or model '
+        '("r50k_base", "davinci").',
+    ),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option("--preset", help=f"One of {', '.join(preset_names())}."),
+]
+NLayer = Annotated[
+    int | None, typer.Option("--n-layer", help="Number of blocks.")
+]
+NHead = Annotated[
+    int | None, typer.Option("--n-head", help="Attention heads in a block.")
+]
+NEmbd = Annotated[
+    int | None, typer.Option("--n-embd", help="Width of the features.")
+]
+BlockSize = Annotated[
+    int | None, typer.Option("--block-size", help="Longest sequence.")
+]
+Dtype = Annotated[str, typer.Option("--dtype", help='"float32" or "float64".')]
+Seed = Annotated[int, typer.Option("--seed", help="Of the random weights.")]
+Device = Annotated[
+    str, typer.Option("--device", help='"cpu", "cuda", "cuda:1", "mps", ...')
+]
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", help="Write everything to this file, too."),
+]
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def choose_text(text: str | None, file: Path | None) -> tuple[str, str]:
+    """Return the text and where it is from.
+
+    Raises:
+        ValueError: for both at once, an empty text, or an unreadable file.
+    """
+    if text is not None and file is not None:
+        raise ValueError("give --text or --file, not both")
+    if file is not None:
+        return read_text(file), str(file)
+    if text is None:
+        return default_text(), "Python's documentation"
+    if not text:
+        raise ValueError("--text is empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"--text is not UTF-8: {error.reason}") from None
+    return text, "--text"
+
+
+def choose_config(
+    preset: str | None,
+    tokenizer: Tokenizer,
+    defaults: dict[str, Any],
+    **sizes: int | None,
+) -> GPTConfig:
+    """Return the config that the options describe.
+
+    Sizes given by the user come first, then the preset's, then the
+    defaults; the vocabulary is the tokenizer's where the preset leaves it
+    open.
+
+    Raises:
+        ValueError: for what GPTConfig refuses, and for a tokenizer with
+            more tokens than the preset has room for.
+    """
+    given = {name: size for name, size in sizes.items() if size is not None}
+    if preset is None:
+        return GPTConfig(
+            **defaults | {"vocab_size": tokenizer.n_vocab} | given
+        )
+    if preset in preset_names():
+        fixed = preset_fields(preset)
+        given.setdefault("block_size", defaults["block_size"])
+        if "block_size" in fixed and sizes.get("block_size") is None:
+            del given["block_size"]
+        if "vocab_size" not in fixed:
+            given["vocab_size"] = tokenizer.n_vocab
+    config = GPTConfig.preset(preset, **given)
+    if tokenizer.n_vocab > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {tokenizer.n_vocab} tokens, more than the "
+            f"{config.vocab_size} of preset {preset}"
+        )
+    return config
+
+
+def choose_dtype(name: str) -> torch.dtype:
+    """Return the dtype of that name.
+
+    Raises:
+        ValueError: for any but float32 and float64.
+    """
+    if name not in DTYPES:
+        raise ValueError(f"dtype must be {' or '.join(DTYPES)}, got {name!r}")
+    return DTYPES[name]
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of that name, if it is there.
+
+    Raises:
+        ValueError: for a name torch does not know, or a device not present.
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        there = ["cpu"]
+        if torch.accelerator.is_available():
+            kind = torch.accelerator.current_accelerator()
+            there.append(str(kind))
+        reason = str(error).split("\n")[0].split(". ")[0]
+        raise ValueError(
+            f"no device {name!r} here ({reason}); there is "
+            f"{' and '.join(there)}"
+        ) from None
+    return device
+
+
+def require_parent(path: Path | None) -> None:
+    """Refuse a path that cannot be written, before any work is done.
+
+    Raises:
+        ValueError: for a folder, or a file in a folder that is not there.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder")
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"cannot write in the folder {path.parent}")
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file whole, or leave the old one as it is."""
+    write_atomically(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_atomically(path: Path, content: str) -> None:
+    """Write beside the file, then put it in its place."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(content, encoding="utf-8")
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,216 @@
+"""Two models beside each other: outputs stage by stage, parameters, time."""
+
+import copy
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.utils.benchmark import Timer
+
+from shared.config import GPTConfig
+
+
+def stage_outputs(
+    model: Any,
+    stages: Mapping[str, str],
+    tokens: Int[Tensor, "batch time"],
+) -> dict[str, Float[Tensor, "batch time features"]]:
+    """Run a model once in eval mode and keep what each stage gave.
+
+    Args:
+        model: a language model with `config` and `log_probs`.
+        stages: for each stage the submodule whose output it is, {i}
+            standing for the layer.
+        tokens: ids.
+
+    Returns:
+        Outputs by stage, layers spelt out, "log_probs" last.
+
+    Raises:
+        ValueError: for a path that is no submodule of the model.
+    """
+    kept: dict[str, Tensor] = {}
+    hooks = []
+
+    def keep(stage: str):
+        def hook(_module, _inputs, output):
+            kept[stage] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    was_training = model.training
+    model.eval()
+    try:
+        names = stage_paths(stages, model.config.n_layer)
+        for stage, path in names.items():
+            module = submodule(model, path)
+            hooks.append(module.register_forward_hook(keep(stage)))
+        with torch.inference_mode():
+            log_probs = model.log_probs(tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.train(was_training)
+    if silent := [stage for stage in names if stage not in kept]:
+        raise ValueError(f"stages that were never run: {', '.join(silent)}")
+    return {stage: kept[stage] for stage in names} | {"log_probs": log_probs}
+
+
+def stage_paths(stages: Mapping[str, str], n_layer: int) -> dict[str, str]:
+    """Spell out {i} for every layer, in the order of the data flow."""
+    before = {s: p for s, p in stages.items() if s == "embedding"}
+    block = {s: p for s, p in stages.items() if "{i}" in s}
+    after = {s: p for s, p in stages.items() if s not in before | block}
+    layers = {
+        stage.format(i=i): path.format(i=i)
+        for i in range(n_layer)
+        for stage, path in block.items()
+    }
+    return before | layers | after
+
+
+def submodule(model: nn.Module, path: str) -> nn.Module:
+    """Return the submodule at a dotted path.
+
+    Raises:
+        ValueError: where there is none.
+    """
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        name = type(model).__name__
+        raise ValueError(f"{name} has no submodule {path!r}") from None
+
+
+def require_same_config(left: GPTConfig, right: GPTConfig) -> None:
+    """Refuse two configs that describe different functions.
+
+    Raises:
+        ValueError: naming the first field that differs, and both values.
+    """
+    for field in fields(GPTConfig):
+        name = "inner_size" if field.name == "n_inner" else field.name
+        a, b = getattr(left, name), getattr(right, name)
+        if a != b:
+            raise ValueError(f"{field.name} differs: {a!r} and {b!r}")
+
+
+def compare_models(
+    left: Any,
+    right: Any,
+    stages: tuple[Mapping[str, str], Mapping[str, str]],
+    tokens: Int[Tensor, "batch time"],
+) -> dict[str, float]:
+    """Return the largest absolute difference at each common stage.
+
+    Args:
+        left: a language model.
+        right: another, with the same config.
+        stages: the stages of each.
+        tokens: ids.
+
+    Raises:
+        ValueError: where the configs differ, naming field and values.
+    """
+    require_same_config(left.config, right.config)
+    ours = stage_outputs(left, stages[0], tokens)
+    theirs = stage_outputs(right, stages[1], tokens)
+    return {
+        stage: largest_difference(ours[stage], theirs[stage])
+        for stage in ours
+        if stage in theirs
+    }
+
+
+def largest_difference(a: Tensor, b: Tensor) -> float:
+    """Return max |a - b|, computed in float64; NaN where either is NaN."""
+    return (_float64(a) - _float64(b)).abs().max().item()
+
+
+def rounding_error(model: Any, tokens: Int[Tensor, "batch time"]) -> float:
+    """Return how far a model's log-probabilities are from its float64 copy's.
+
+    The copy runs on the CPU, where float64 is always to be had.
+    """
+    exact = copy.deepcopy(model).to("cpu", torch.float64)
+    with torch.inference_mode():
+        return largest_difference(
+            model.log_probs(tokens), exact.log_probs(tokens.cpu())
+        )
+
+
+def count_parameters(model: Any, stages: Mapping[str, str]) -> dict[str, int]:
+    """Count the parameters of each component, a tied matrix once.
+
+    "norms" is what remains of the blocks beside attention and feed-forward,
+    and the last norm; "head" is what remains of the model; "buffers" counts
+    numbers that are kept with the model but not trained.
+    """
+    n_layer = model.config.n_layer
+    paths = stage_paths(stages, n_layer)
+    seen: set[Tensor] = set()
+
+    def count(modules: Sequence[nn.Module]) -> int:
+        new = {p for m in modules for p in m.parameters()} - seen
+        seen.update(new)
+        return sum(p.numel() for p in new)
+
+    def stage(name: str) -> list[nn.Module]:
+        names = [name.format(i=i) for i in range(n_layer)]
+        return [submodule(model, paths[n]) for n in names if n in paths]
+
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    return {
+        "embedding": count(tables),
+        "attention": count(stage("block.{i}.attention")),
+        "feed_forward": count(stage("block.{i}.feed_forward")),
+        "norms": count(stage("block.{i}") + stage("final_norm")),
+        "head": count([model]),
+        "total": sum(p.numel() for p in seen),
+        "buffers": sum(b.numel() for b in model.buffers()),
+    }
+
+
+def median_times(
+    models: Sequence[Any],
+    tokens: Int[Tensor, "batch time"],
+    rounds: int = 20,
+    budget: float = 5.0,
+) -> list[float]:
+    """Time log_probs of each model in turn, and return the median seconds.
+
+    Args:
+        models: language models, timed one after another in every round, so
+            that a slow moment of the machine hits all of them.
+        tokens: ids.
+        rounds: how often at most.
+        budget: seconds after which no further round starts.
+    """
+    timers = [
+        Timer(
+            "model.log_probs(tokens)",
+            globals={"model": model, "tokens": tokens},
+            num_threads=torch.get_num_threads(),
+        )
+        for model in models
+    ]
+    times: list[list[float]] = [[] for _ in models]
+    with torch.inference_mode():
+        for timer in timers:
+            timer.timeit(1)  # the first run allocates: not counted
+        end = time.monotonic() + budget
+        for done in range(rounds):
+            if done > 0 and time.monotonic() > end:
+                break
+            for timer, seconds in zip(timers, times, strict=True):
+                seconds.append(timer.timeit(1).median)
+    return [statistics.median(seconds) for seconds in times]
+
+
+def _float64(x: Tensor) -> Tensor:
+    return x.detach().cpu().double()

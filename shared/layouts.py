@@ -1,0 +1,143 @@
+"""The GPT-2 checkpoint layout: where the weights of two styles meet.
+
+The layout is that of transformers' GPT2LMHeadModel: linear weights are
+(in, out), as its Conv1D keeps them, and lm_head.weight is left out where
+the head is tied to wte.weight.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from .config import GPTConfig
+
+State = dict[str, Tensor]
+
+# The four matrices of a block, which nn.Linear keeps transposed.
+LINEAR_WEIGHTS = (
+    "attn.c_attn.weight",
+    "attn.c_proj.weight",
+    "mlp.c_fc.weight",
+    "mlp.c_proj.weight",
+)
+
+
+def gpt2_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes of every tensor in the layout, the head's two apart."""
+    C, inner = config.n_embd, config.inner_size
+    block = {
+        "ln_1.weight": (C,),
+        "ln_1.bias": (C,),
+        "attn.c_attn.weight": (C, 3 * C),
+        "attn.c_attn.bias": (3 * C,),
+        "attn.c_proj.weight": (C, C),
+        "attn.c_proj.bias": (C,),
+        "ln_2.weight": (C,),
+        "ln_2.bias": (C,),
+        "mlp.c_fc.weight": (C, inner),
+        "mlp.c_fc.bias": (inner,),
+        "mlp.c_proj.weight": (inner, C),
+        "mlp.c_proj.bias": (C,),
+    }
+    return {
+        "wte.weight": (config.vocab_size, C),
+        "wpe.weight": (config.block_size, C),
+        **{
+            f"h.{i}.{name}": shape
+            for i in range(config.n_layer)
+            for name, shape in block.items()
+        },
+        "ln_f.weight": (C,),
+        "ln_f.bias": (C,),
+    }
+
+
+def strip(state: Mapping[str, Tensor], *prefixes: str) -> State:
+    """Take prefixes off the names, and leave GPT-2's mask buffers out."""
+    stripped = {}
+    for name, tensor in state.items():
+        for prefix in prefixes:
+            name = name.removeprefix(prefix)
+        if not name.endswith((".attn.bias", ".attn.masked_bias")):
+            stripped[name] = tensor
+    return stripped
+
+
+def read_gpt2(state: Mapping[str, Tensor], config: GPTConfig) -> State:
+    """Bring a GPT-2 checkpoint to its full form and check it.
+
+    Args:
+        state: names with or without "transformer.", with or without mask
+            buffers and head.
+        config: the sizes it must have.
+
+    Returns:
+        Names without prefix, no buffers, always with lm_head.weight
+        (wte.weight where it was absent); lm_head.bias only where given.
+
+    Raises:
+        ValueError: listing the keys and shapes that do not fit.
+    """
+    state = strip(state, "transformer.")
+    if "wte.weight" in state:
+        state.setdefault("lm_head.weight", state["wte.weight"])
+    head = {"lm_head.weight": (config.vocab_size, config.n_embd)}
+    if "lm_head.bias" in state:
+        head["lm_head.bias"] = (config.vocab_size,)
+    require_shapes(state, gpt2_shapes(config) | head)
+    return state
+
+
+def require_shapes(
+    state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Refuse a state whose names or shapes are not the expected ones.
+
+    Raises:
+        ValueError: naming the first few of each kind, and counting them.
+    """
+    problems = []
+    if missing := sorted(shapes.keys() - state.keys()):
+        problems.append(f"missing {_some(missing)}")
+    if unknown := sorted(state.keys() - shapes.keys()):
+        problems.append(f"unknown {_some(unknown)}")
+    wrong = [
+        f"{name} {tuple(state[name].shape)} for {tuple(shape)}"
+        for name, shape in shapes.items()
+        if name in state and tuple(state[name].shape) != tuple(shape)
+    ]
+    if wrong:
+        problems.append(f"of another shape {_some(wrong)}")
+    if problems:
+        raise ValueError("weights do not fit: " + "; ".join(problems))
+
+
+def load_exactly(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Give a model built on the "meta" device these tensors as its own.
+
+    The model takes dtype and device of the tensors, which are copied.
+
+    Raises:
+        ValueError: where names or shapes are not the model's.
+    """
+    shapes = {k: tuple(v.shape) for k, v in model.state_dict().items()}
+    require_shapes(state, shapes)
+    contiguous = torch.contiguous_format
+    copies = {
+        name: tensor.clone(memory_format=contiguous)
+        for name, tensor in state.items()
+    }
+    model.load_state_dict(copies, strict=True, assign=True)
+
+
+def units_apart(a: Tensor, b: Tensor) -> float:
+    """Largest difference of two tensors, in units of a's last place."""
+    _, exponent = torch.frexp(a.double())
+    unit = torch.finfo(a.dtype).eps * 2.0 ** (exponent - 1).double()
+    return ((a.double() - b.double()).abs() / unit).max().item()
+
+
+def _some(names: list[str], most: int = 4) -> str:
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

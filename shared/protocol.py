@@ -1,0 +1,113 @@
+"""What a language model and a style must offer, so that any can be used."""
+
+import importlib
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Protocol, cast, runtime_checkable
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from .config import GPTConfig
+
+
+@runtime_checkable
+class LanguageModel(Protocol):
+    """A decoder that predicts the next token at every position.
+
+    Attributes:
+        config: sizes and what weights do not show.
+        vocab_size: number of tokens.
+        block_size: longest sequence, in tokens.
+    """
+
+    config: GPTConfig
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+
+    @property
+    def block_size(self) -> int:
+        """Longest sequence, in tokens."""
+
+    def log_probs(
+        self, tokens: Int[Tensor, "batch time"]
+    ) -> Float[Tensor, "batch time vocab"]:
+        """Return normalised log-probabilities of each next token.
+
+        Raises:
+            ValueError: for more than block_size tokens.
+        """
+
+
+class Style(Protocol):
+    """An importable package that writes the decoder in its own way.
+
+    Attributes:
+        COMPONENTS: for each concept the classes, functions or methods that
+            implement it, in reading order.
+        STAGES: for each stage the dotted path of the submodule whose output
+            it is, {i} standing for the layer.
+
+    A style may also have SCHOOLS_OWN: arguments of from_gpt2 that keep a
+    part of the school which agrees with others only roughly.
+    """
+
+    __name__: str
+    COMPONENTS: dict[str, tuple[object, ...]]
+    STAGES: dict[str, str]
+
+    def build_model(self, config: GPTConfig) -> nn.Module:
+        """Build a fresh model."""
+
+    def from_gpt2(
+        self, state: Mapping[str, Tensor], config: GPTConfig
+    ) -> nn.Module:
+        """Build a model from weights in the GPT-2 layout."""
+
+    def to_gpt2(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return a model's weights in the GPT-2 layout."""
+
+
+STYLE_NAMES = ("build_model", "from_gpt2", "to_gpt2", "COMPONENTS", "STAGES")
+
+
+def load_style(name: str) -> Style:
+    """Import a style by the name of its package.
+
+    Raises:
+        ValueError: where there is no such package, or it is no style.
+    """
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # An import that fails inside the package is the package's own fault.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(f"no style {name!r}: {error}") from None
+    return _as_style(module)
+
+
+def style_of(model: nn.Module) -> Style:
+    """Find the style that a model belongs to, by where its class lives.
+
+    Raises:
+        ValueError: where no package above the class is a style.
+    """
+    name = type(model).__module__
+    while name:
+        module = importlib.import_module(name)
+        if all(hasattr(module, attribute) for attribute in STYLE_NAMES):
+            return _as_style(module)
+        name = name.rpartition(".")[0]
+    raise ValueError(f"{type(model).__qualname__} belongs to no style")
+
+
+def _as_style(module: ModuleType) -> Style:
+    missing = [n for n in STYLE_NAMES if not hasattr(module, n)]
+    if missing:
+        raise ValueError(
+            f"{module.__name__!r} is no style: it has no {', '.join(missing)}"
+        )
+    return cast(Style, module)

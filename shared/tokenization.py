@@ -1,0 +1,170 @@
+"""Text to ids and back: bytes, characters, or any tiktoken encoding."""
+
+import os
+from typing import Protocol
+
+EMBEDDED = ("bytes", "char")
+
+
+class Tokenizer(Protocol):
+    """Turns text into ids in [0, n_vocab) and back."""
+
+    @property
+    def n_vocab(self) -> int:
+        """Number of ids."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text."""
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of ids; bytes that are no UTF-8 become U+FFFD.
+
+        Raises:
+            ValueError: for an id outside the vocabulary.
+        """
+
+    def decode_bytes(self, ids: list[int]) -> bytes:
+        """Return the bytes of ids: one id may hold part of a character.
+
+        Raises:
+            ValueError: for an id outside the vocabulary.
+        """
+
+
+class ByteTokenizer:
+    """One id for each of the 256 bytes of UTF-8."""
+
+    n_vocab = 256
+
+    def encode(self, text: str) -> list[int]:
+        """Return the bytes of the text."""
+        return list(text.encode())
+
+    def decode_bytes(self, ids: list[int]) -> bytes:
+        """Return the bytes themselves."""
+        _require_ids(ids, self.n_vocab)
+        return bytes(ids)
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of the bytes."""
+        return self.decode_bytes(ids).decode(errors="replace")
+
+
+class CharTokenizer:
+    """One id for each distinct character of a text, in sorted order.
+
+    Args:
+        text: what the characters are taken from.
+
+    Raises:
+        ValueError: for an empty text.
+
+    Source: the lecture "Let's build GPT".
+    """
+
+    def __init__(self, text: str):
+        if not text:
+            raise ValueError("a char tokenizer needs a text, got an empty one")
+        self.characters = "".join(sorted(set(text)))
+        self.n_vocab = len(self.characters)
+        self._ids = {c: i for i, c in enumerate(self.characters)}
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of the characters.
+
+        Raises:
+            ValueError: naming the characters that are not known.
+        """
+        if unknown := sorted(set(text) - self._ids.keys()):
+            raise ValueError(
+                f"{len(unknown)} characters are not among the {self.n_vocab} "
+                f"known ones: {' '.join(map(repr, unknown[:8]))}"
+            )
+        return [self._ids[c] for c in text]
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the characters of the ids."""
+        _require_ids(ids, self.n_vocab)
+        return "".join(self.characters[i] for i in ids)
+
+    def decode_bytes(self, ids: list[int]) -> bytes:
+        """Return the characters in UTF-8."""
+        return self.decode(ids).encode()
+
+
+class TiktokenTokenizer:
+    """A tiktoken encoding, with special tokens read as ordinary text.
+
+    Args:
+        encoding: a tiktoken.Encoding.
+    """
+
+    def __init__(self, encoding):
+        self.encoding = encoding
+        self.n_vocab: int = encoding.n_vocab
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of the text."""
+        return self.encoding.encode_ordinary(text)
+
+    def decode_bytes(self, ids: list[int]) -> bytes:
+        """Return the bytes that the ids stand for."""
+        _require_ids(ids, self.n_vocab)
+        try:
+            return self.encoding.decode_bytes(ids)
+        except KeyError as error:  # some encodings leave ids unused
+            raise ValueError(f"no token has the id {error}") from None
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of the ids."""
+        return self.decode_bytes(ids).decode(errors="replace")
+
+
+def load_tokenizer(name: str, text: str | None = None) -> Tokenizer:
+    """Load a tokenizer by name.
+
+    Args:
+        name: "bytes", "char", or a tiktoken encoding or model name
+            ("r50k_base", "davinci").
+        text: what "char" takes its characters from.
+
+    Raises:
+        ValueError: for an unknown name, for "char" without a text, and for
+            an encoding that is neither cached nor can be fetched.
+    """
+    if name == "bytes":
+        return ByteTokenizer()
+    if name == "char":
+        return CharTokenizer(text or "")
+    return TiktokenTokenizer(_load_tiktoken(name))
+
+
+def _load_tiktoken(name: str):
+    import tiktoken
+
+    encodings = tiktoken.list_encoding_names()
+    encoding = name
+    if name not in encodings:
+        try:
+            encoding = tiktoken.encoding_name_for_model(name)
+        except KeyError:
+            raise ValueError(
+                f"unknown tokenizer {name!r}; known: "
+                f"{', '.join((*EMBEDDED, *encodings))} and tiktoken's "
+                "model names"
+            ) from None
+    try:
+        return tiktoken.get_encoding(encoding)
+    except Exception as error:  # the network can fail in many ways
+        cache = os.environ.get("TIKTOKEN_CACHE_DIR", "not set")
+        raise ValueError(
+            f"tokenizer {encoding} can be neither fetched "
+            f"({type(error).__name__}) nor found in TIKTOKEN_CACHE_DIR "
+            f"({cache}); without a network use {' or '.join(EMBEDDED)}"
+        ) from None
+
+
+def _require_ids(ids: list[int], n_vocab: int) -> None:
+    for i in ids:
+        if not 0 <= i < n_vocab:
+            raise ValueError(f"id {i} is outside the {n_vocab} of the tokens")

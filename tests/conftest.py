@@ -1,0 +1,60 @@
+"""Set-up for the whole suite: fixtures' folders, hypothesis, shape checks."""
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+# Texts, golden numbers and a cached encoding, where they lie beside the kit.
+SIBLING = Path(__file__).resolve().parents[2] / "shared"
+CACHE = SIBLING / "data" / "tiktoken_cache"
+if CACHE.is_dir():
+    os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(CACHE))
+
+hypothesis.settings.register_profile(
+    "kit", deadline=None, derandomize="CI" in os.environ, max_examples=50
+)
+hypothesis.settings.load_profile("kit")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--check-shapes",
+        action="store_true",
+        help="check every shape annotation at run time, with beartype",
+    )
+
+
+def pytest_configure(config):
+    if config.getoption("--check-shapes"):
+        from jaxtyping import install_import_hook
+
+        install_import_hook(
+            ["annotated", "mingpt_style", "shared"], "beartype.beartype"
+        )
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    import torch
+
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def sibling():
+    """The folder of golden numbers and texts; absent on most machines."""
+    if not SIBLING.is_dir():
+        pytest.skip("no folder of golden numbers beside the kit")
+    return SIBLING
+
+
+@pytest.fixture
+def r50k_base():
+    """GPT-2's tokenizer, where tiktoken has it in its cache."""
+    if "TIKTOKEN_CACHE_DIR" not in os.environ:
+        pytest.skip("r50k_base needs TIKTOKEN_CACHE_DIR")
+    from shared import load_tokenizer
+
+    return load_tokenizer("r50k_base")
