@@ -82,10 +82,11 @@ def read_gpt2(state: Mapping[str, Tensor], config: GPTConfig) -> State:
     state = strip(state, "transformer.")
     if "wte.weight" in state:
         state.setdefault("lm_head.weight", state["wte.weight"])
-    head = {"lm_head.weight": (config.vocab_size, config.n_embd)}
+    shapes = gpt2_shapes(config)
+    shapes["lm_head.weight"] = (config.vocab_size, config.n_embd)
     if "lm_head.bias" in state:
-        head["lm_head.bias"] = (config.vocab_size,)
-    require_shapes(state, gpt2_shapes(config) | head)
+        shapes["lm_head.bias"] = (config.vocab_size,)
+    require_shapes(state, shapes)
     return state
 
 
