@@ -5,7 +5,6 @@
 
 import argparse
 import base64
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -16,6 +15,7 @@ import regex
 import tiktoken
 
 from .corpus import default_text, read_text, text_stamp
+from .files import write_atomically
 
 NAME = "duet-1k"
 N_VOCAB = 1024
@@ -178,13 +178,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RANKS_FILE)
     asked = parser.parse_args(arguments)
     text = default_text() if asked.file is None else read_text(asked.file)
-    content = dump_ranks(train_bpe(text, N_VOCAB - 1))
-    beside = asked.out.with_name(f".{asked.out.name}.{os.getpid()}")
-    try:
-        beside.write_text(content, encoding="ascii", newline="\n")
-        os.replace(beside, asked.out)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_atomically(asked.out, dump_ranks(train_bpe(text, N_VOCAB - 1)))
     print(f"{asked.out}: {N_VOCAB} tokens from text {text_stamp(text)}")
 
 

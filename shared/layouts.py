@@ -100,16 +100,16 @@ def require_shapes(
     """
     problems = []
     if missing := sorted(shapes.keys() - state.keys()):
-        problems.append(f"missing {_some(missing)}")
+        problems.append(f"missing {some(missing)}")
     if unknown := sorted(state.keys() - shapes.keys()):
-        problems.append(f"unknown {_some(unknown)}")
+        problems.append(f"unknown {some(unknown)}")
     wrong = [
         f"{name} {tuple(state[name].shape)} for {tuple(shape)}"
         for name, shape in shapes.items()
         if name in state and tuple(state[name].shape) != tuple(shape)
     ]
     if wrong:
-        problems.append(f"of another shape {_some(wrong)}")
+        problems.append(f"of another shape {some(wrong)}")
     if problems:
         raise ValueError("weights do not fit: " + "; ".join(problems))
 
@@ -139,6 +139,7 @@ def units_apart(a: Tensor, b: Tensor) -> float:
     return ((a.double() - b.double()).abs() / unit).max().item()
 
 
-def _some(names: list[str], most: int = 4) -> str:
+def some(names: list[str], most: int = 4) -> str:
+    """Return the first few names, and how many more there are."""
     rest = len(names) - most
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

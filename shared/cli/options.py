@@ -10,6 +10,7 @@ import typer
 
 from shared.config import GPTConfig, preset_fields, preset_names
 from shared.corpus import default_text, read_text
+from shared.files import write_atomically
 from shared.tokenization import Tokenizer
 
 Text = Annotated[str | None, typer.Option("--text", help="The text itself.")]
@@ -168,13 +169,3 @@ def require_parent(path: Path | None) -> None:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file whole, or leave the old one as it is."""
     write_atomically(path, json.dumps(content, indent=2) + "\n")
-
-
-def write_atomically(path: Path, content: str) -> None:
-    """Write beside the file, then put it in its place."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(content, encoding="utf-8")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
