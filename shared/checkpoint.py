@@ -74,18 +74,27 @@ class Checkpoint:
                 f"the tokenizer {name} has {n_vocab} tokens, the checkpoint "
                 f"{rows}: choose its own with --tokenizer"
             )
-        cut = ("wte.weight", "lm_head.weight", "lm_head.bias")
-        state = {
-            name: tensor[:n_vocab] if name in cut else tensor
-            for name, tensor in self.state.items()
-        }
         note = f"{rows - n_vocab} rows that pad the vocabulary left out"
         return replace(
             self,
-            state=state,
+            state=cut_vocabulary(self.state, n_vocab),
             config=self.config.replace(vocab_size=n_vocab),
             told=(*self.told, note),
         )
+
+
+def cut_vocabulary(state: Mapping[str, Tensor], n_vocab: int) -> State:
+    """Keep the first tokens only: the same function over fewer tokens.
+
+    Args:
+        state: in the GPT-2 layout.
+        n_vocab: how many tokens to keep.
+    """
+    rows = ("wte.weight", "lm_head.weight", "lm_head.bias")
+    return {
+        name: tensor[:n_vocab] if name in rows else tensor
+        for name, tensor in state.items()
+    }
 
 
 def load_checkpoint(
@@ -179,7 +188,7 @@ def save_checkpoint(
     if bias is not None and bias.any():
         raise ValueError(
             f"the layout {layout} has no lm_head.bias, and this head's is "
-            f"up to {bias.abs().max():.3g}"
+            f"up to {bias.abs().max():.3g}: it cannot hold this function"
         )
     if config.tie_weights:
         _require_tied(state)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from .protocol import LanguageModel
 from .tokenization import Tokenizer
 
+MOST = 2**31  # new tokens at once: beyond that a number is a slip
+
 
 @dataclass(frozen=True)
 class Sampler:
@@ -282,7 +284,8 @@ class TextStream:
     """Turns ids into text as they come, never half a character.
 
     Bytes that may still become a character are held back. All that is
-    returned, joined, is what `tokenizer.decode` makes of all ids at once.
+    returned, joined, is what `tokenizer.decode` makes of all ids at once;
+    an id that the tokenizer leaves unused becomes U+FFFD.
 
     Args:
         tokenizer: whose ids they are.
@@ -298,11 +301,19 @@ class TextStream:
         Raises:
             ValueError: for an id outside the vocabulary.
         """
-        return self._decoder.decode(self._tokenizer.decode_bytes(list(ids)))
+        return self._decoder.decode(b"".join(map(self._bytes, ids)))
 
     def close(self) -> str:
         """Return what was held back; half a character becomes U+FFFD."""
         return self._decoder.decode(b"", final=True)
+
+    def _bytes(self, token: int) -> bytes:
+        try:
+            return self._tokenizer.decode_bytes([token])
+        except ValueError:
+            if not 0 <= token < self._tokenizer.n_vocab:
+                raise
+            return "\ufffd".encode()
 
 
 def _append(
@@ -353,9 +364,9 @@ def _require_tokens(
 
 
 def _require_count(new_token_count: int) -> None:
-    if not _is_count(new_token_count, at_least=0):
+    if not _is_count(new_token_count, at_least=0) or new_token_count > MOST:
         raise ValueError(
-            "new_token_count must be a whole number from 0, got "
+            f"new_token_count must be a whole number from 0 to {MOST:,}, got "
             f"{new_token_count}"
         )
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import compare
+from . import compare, convert, generate, tokenizers
 
 app = typer.Typer(
     name="gpt-duet",
@@ -38,6 +38,9 @@ def options(
 
 
 app.command("compare")(compare.compare)
+app.command("generate")(generate.generate)
+app.command("convert")(convert.convert)
+app.command("tokenizers")(tokenizers.tokenizers)
 
 
 def main() -> None:

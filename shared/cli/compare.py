@@ -8,13 +8,12 @@ from rich.console import Console
 from rich.text import Text as RichText
 
 from shared.comparison import compare_styles
+from shared.comparison.styles import compare_weights
 from shared.comparison.terminal import show_comparison, show_tokens
 from shared.corpus import text_stamp
-from shared.tokenization import load_tokenizer
+from shared.tokenization import DEFAULT, load_tokenizer
 
 from . import options
-
-DEFAULTS = {"n_layer": 3, "n_head": 4, "n_embd": 128, "block_size": 64}
 
 
 def compare(
@@ -27,12 +26,14 @@ def compare(
     ] = None,
     text: options.Text = None,
     file: options.File = None,
-    tokenizer_name: options.TokenizerName = "bytes",
+    tokenizer_name: options.TokenizerName = DEFAULT,
+    weights: options.Weights = None,
     preset: options.Preset = None,
     n_layer: options.NLayer = None,
     n_head: options.NHead = None,
     n_embd: options.NEmbd = None,
     block_size: options.BlockSize = None,
+    activation: options.Activation = None,
     dtype_name: options.Dtype = "float32",
     seed: options.Seed = 0,
     device_name: options.Device = "cpu",
@@ -46,18 +47,27 @@ def compare(
     if len(names) != 2:
         raise ValueError(f"compare takes two styles, got {len(names)}")
     dtype = options.choose_dtype(dtype_name)
+    options.require_seed(seed)
     options.require_parent(json_file)
     content, source = options.choose_text(text, file)
     tokenizer = load_tokenizer(tokenizer_name, content)
-    config = options.choose_config(
-        preset,
-        tokenizer,
-        DEFAULTS,
-        n_layer=n_layer,
-        n_head=n_head,
-        n_embd=n_embd,
-        block_size=block_size,
-    )
+    sizes = {"n_layer": n_layer, "n_embd": n_embd, "block_size": block_size}
+    checkpoint = None
+    if weights is None:
+        config = options.choose_config(
+            preset, tokenizer, activation, n_head=n_head, **sizes
+        )
+    else:
+        checkpoint = options.choose_checkpoint(
+            weights,
+            tokenizer,
+            tokenizer_name,
+            n_head=n_head,
+            activation=activation,
+            preset=preset,
+            **sizes,
+        )
+        config = checkpoint.config
     device = options.choose_device(device_name)
     ids = tokenizer.encode(content)
     shown = ids[: config.block_size]
@@ -76,13 +86,19 @@ def compare(
         )
     show_tokens(console, shown, tokenizer)
 
-    comparison = compare_styles(
-        names,
-        config,
-        torch.tensor([shown], device=device),
-        dtype=dtype,
-        seed=seed,
-    )
+    tokens = torch.tensor([shown], device=device)
+    if checkpoint is None:
+        comparison = compare_styles(
+            names, config, tokens, dtype=dtype, seed=seed
+        )
+    else:
+        comparison = compare_weights(
+            names,
+            config,
+            checkpoint.to(device, dtype),
+            tokens,
+            weights="; ".join((str(weights), *checkpoint.told)),
+        )
     console.print(
         RichText.assemble(
             ("model ", "bold cyan"),
@@ -91,7 +107,7 @@ def compare(
             f"{dtype_name} on {device}",
         )
     )
-    console.print(f"      weights: {comparison.weights}")
+    console.print(RichText(f"      weights: {comparison.weights}"))
     console.print()
     show_comparison(console, comparison, tokenizer)
     if json_file is not None:
