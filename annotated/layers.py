@@ -1,10 +1,14 @@
 """The two small parts that every other part is made of."""
 
 import copy
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+# A class of norms, as the parts take it: called with the width.
+Norm = Callable[..., nn.Module]
 
 
 def clones(module: nn.Module, N: int) -> nn.ModuleList:

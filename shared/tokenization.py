@@ -1,11 +1,12 @@
 """Text to ids and back: bytes, characters, or any tiktoken encoding."""
 
 import os
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 EMBEDDED = ("bytes", "char")
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """Turns text into ids in [0, n_vocab) and back."""
 

@@ -16,10 +16,11 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
+def _print_version(asked: bool) -> bool:
     if asked:
         typer.echo(f"gpt-duet {version('gpt-duet')}")
         raise typer.Exit
+    return asked
 
 
 @app.callback()

@@ -10,6 +10,7 @@ from rich.text import Text as RichText
 from shared.comparison import compare_styles
 from shared.comparison.terminal import show_comparison, show_tokens
 from shared.corpus import text_stamp
+from shared.protocol import load_style
 from shared.tokenization import load_tokenizer
 
 from . import options
@@ -45,7 +46,10 @@ def compare(
     names = tuple(styles or ("annotated", "mingpt_style"))
     if len(names) != 2:
         raise ValueError(f"compare takes two styles, got {len(names)}")
+    for name in names:
+        load_style(name)
     dtype = options.choose_dtype(dtype_name)
+    options.require_seed(seed)
     options.require_parent(json_file)
     content, source = options.choose_text(text, file)
     tokenizer = load_tokenizer(tokenizer_name, content)

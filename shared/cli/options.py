@@ -149,6 +149,16 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def require_seed(seed: int) -> None:
+    """Refuse a seed that torch's generators do not take.
+
+    Raises:
+        ValueError: for one below 0 or above 2**63 - 1.
+    """
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be from 0 to 2**63 - 1, got {seed}")
+
+
 def require_parent(path: Path | None) -> None:
     """Refuse a path that cannot be written, before any work is done.
 
