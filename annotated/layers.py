@@ -23,7 +23,7 @@ def clones(module: nn.Module, N: int) -> nn.ModuleList:
 
 
 class LayerNorm(nn.Module):
-    """Normalise the features, with eps added to the std, outside the root.
+    """Normalise the features; eps is added to the std, outside the root.
 
     The standard deviation divides by n - 1, where torch.nn.LayerNorm's
     divides by n: the same function for a_2 = weight * sqrt(n / (n - 1))

@@ -136,7 +136,7 @@ def test_a_preset_and_what_it_leaves_open(run):
         "compare", "--preset", "gpt-nano", "--text", "abc", "--n-layer", 1
     )
     assert status == 0
-    assert "1 layers, 3 heads, 48 wide, 256 tokens" in out
+    assert "1 layers, 3 heads, 48 wide, vocabulary 256" in out
 
 
 def test_seeds_make_a_difference_and_repeat(run, tmp_path):

@@ -24,7 +24,7 @@ def _print_version(asked: bool) -> bool:
 
 
 @app.callback()
-def options(
+def gpt_duet(
     asked: Annotated[
         bool,
         typer.Option(
@@ -42,11 +42,16 @@ app.command("compare")(compare.compare)
 
 
 def main() -> None:
-    """Run the command; a user's mistake ends in one line and status 2."""
+    """Run gpt-duet."""
+    run(app)
+
+
+def run(command: typer.Typer) -> None:
+    """Run a command; a user's mistake ends in one line and status 2."""
     try:
-        app()
+        command()
     except (ValueError, OSError, MemoryError) as error:
-        fail(str(error))
+        fail(str(error) or type(error).__name__)
     except RuntimeError as error:
         if "allocate" not in str(error) and "memory" not in str(error):
             raise

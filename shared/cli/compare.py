@@ -66,7 +66,7 @@ def compare(
     ids = tokenizer.encode(content)
     shown = ids[: config.block_size]
 
-    console = Console()
+    console = Console(highlight=False)
     console.print(
         RichText.assemble(
             ("text  ", "bold cyan"),
@@ -91,7 +91,7 @@ def compare(
         RichText.assemble(
             ("model ", "bold cyan"),
             f"{config.n_layer} layers, {config.n_head} heads, "
-            f"{config.n_embd} wide, {config.vocab_size:,} tokens; "
+            f"{config.n_embd} wide, vocabulary {config.vocab_size:,}; "
             f"{dtype_name} on {device}",
         )
     )
