@@ -35,6 +35,14 @@ def pytest_configure(config):
         )
 
 
+def pytest_collection_modifyitems(config, items):
+    """Leave out, in the pass with shape checks, what they would hide."""
+    if config.getoption("--check-shapes"):
+        hidden = [i for i in items if i.get_closest_marker("unhooked")]
+        items[:] = [item for item in items if item not in hidden]
+        config.hook.pytest_deselected(items=hidden)
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     import torch

@@ -11,6 +11,7 @@ from shared.comparison import compare_styles
 from shared.comparison.styles import compare_weights
 from shared.comparison.terminal import show_comparison, show_tokens
 from shared.corpus import text_stamp
+from shared.protocol import load_style
 from shared.tokenization import DEFAULT, load_tokenizer
 
 from . import options
@@ -46,6 +47,8 @@ def compare(
     names = tuple(styles or ("annotated", "mingpt_style"))
     if len(names) != 2:
         raise ValueError(f"compare takes two styles, got {len(names)}")
+    for name in names:
+        load_style(name)
     dtype = options.choose_dtype(dtype_name)
     options.require_seed(seed)
     options.require_parent(json_file)
@@ -72,7 +75,7 @@ def compare(
     ids = tokenizer.encode(content)
     shown = ids[: config.block_size]
 
-    console = Console()
+    console = Console(highlight=False)
     console.print(
         RichText.assemble(
             ("text  ", "bold cyan"),
@@ -103,7 +106,7 @@ def compare(
         RichText.assemble(
             ("model ", "bold cyan"),
             f"{config.n_layer} layers, {config.n_head} heads, "
-            f"{config.n_embd} wide, {config.vocab_size:,} tokens; "
+            f"{config.n_embd} wide, vocabulary {config.vocab_size:,}; "
             f"{dtype_name} on {device}",
         )
     )

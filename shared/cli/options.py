@@ -178,16 +178,6 @@ def choose_checkpoint(
     return checkpoint.for_vocabulary(tokenizer.n_vocab, tokenizer_name)
 
 
-def require_seed(seed: int) -> None:
-    """Refuse a seed that torch has no room for.
-
-    Raises:
-        ValueError: with the seed.
-    """
-    if not -(2**63) <= seed < 2**64:
-        raise ValueError(f"--seed must be in [-2^63, 2^64), got {seed}")
-
-
 def choose_dtype(name: str) -> torch.dtype:
     """Return the dtype of that name.
 
@@ -219,6 +209,16 @@ def choose_device(name: str) -> torch.device:
             f"{' and '.join(there)}"
         ) from None
     return device
+
+
+def require_seed(seed: int) -> None:
+    """Refuse a seed that torch's generators do not take.
+
+    Raises:
+        ValueError: for one below 0 or above 2**63 - 1.
+    """
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be from 0 to 2**63 - 1, got {seed}")
 
 
 def require_parent(path: Path | None) -> None:
