@@ -166,7 +166,8 @@ def _load_tiktoken(name: str):
         raise ValueError(
             f"tokenizer {encoding} can be neither fetched "
             f"({type(error).__name__}) nor found in TIKTOKEN_CACHE_DIR "
-            f"({cache}); without a network use {', '.join(EMBEDDED)}"
+            f"({cache}); without a network use {', '.join(EMBEDDED[:-1])} or "
+            f"{EMBEDDED[-1]}"
         ) from None
 
 

@@ -40,8 +40,9 @@ def test_the_default_needs_nothing():
 
 def test_everything_is_printed(run):
     status, out, err = run(
-        "compare", "--text", "A long time ago", *SMALL, "--block-size", 8
-    )
+        "compare", "--text", "A long time ago", *SMALL, "--block-size", 8,
+        "--tokenizer", "bytes",
+    )  # fmt: skip
     assert status == 0
     assert err == ""
     for words in (
@@ -90,7 +91,7 @@ def test_json_has_it_all(run, tmp_path):
     file = tmp_path / "found.json"
     status, _, _ = run(
         "compare", "--text", "abc", *SMALL, "--json", file,
-        "--dtype", "float64", "--seed", 3,
+        "--dtype", "float64", "--seed", 3, "--tokenizer", "bytes",
     )  # fmt: skip
     assert status == 0
     found = json.loads(file.read_text())
@@ -136,7 +137,7 @@ def test_a_preset_and_what_it_leaves_open(run):
         "compare", "--preset", "gpt-nano", "--text", "abc", "--n-layer", 1
     )
     assert status == 0
-    assert "1 layers, 3 heads, 48 wide, vocabulary 256" in out
+    assert "1 layers, 3 heads, 48 wide, vocabulary 1,024" in out
 
 
 def test_seeds_make_a_difference_and_repeat(run, tmp_path):

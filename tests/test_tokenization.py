@@ -59,7 +59,9 @@ def test_half_a_character_is_shown_as_replacement():
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"'nope'; known: bytes, char,"):
+    with pytest.raises(
+        ValueError, match=r"'nope'; known: duet-1k, bytes, char,"
+    ):
         load_tokenizer("nope")
 
 
