@@ -244,6 +244,8 @@ def test_what_compiled_and_older_models_leave_in_a_file(tmp_path, tokens):
     )
     odd = {f"_orig_mod.{name}": tensor for name, tensor in state.items()}
     odd["_orig_mod.transformer.h.0.attn.bias"] = torch.ones(1, 1, 6, 6)
+    odd["_orig_mod.transformer.h.1.attn.bias"] = torch.ones(6, 6).bool()
+    odd["_orig_mod.transformer.h.1.attn.masked_bias"] = torch.tensor(-1e4)
     found = load_checkpoint(write(tmp_path / "odd", odd, our_config(CONFIG)))
     assert run(found, "annotated", tokens).equal(
         run(plain, "annotated", tokens)
