@@ -564,12 +564,12 @@ def test_our_configs_that_are_refused(tmp_path, content, message):
         read_config(tmp_path / "config.json")
 
 
+@pytest.mark.unhooked
 @pytest.mark.parametrize("value", [None, "2", 2.0, 0, True])
 def test_values_that_are_no_sizes(tmp_path, value):
     config = json.loads(our_config(CONFIG)) | {"n_layer": value}
     write(tmp_path, shaken(), config)
-    # the shape checks of the annotations may be quicker: a TypeError
-    with pytest.raises((ValueError, TypeError), match="n_layer"):
+    with pytest.raises(ValueError, match="n_layer must be"):
         load_checkpoint(tmp_path)
 
 
