@@ -199,7 +199,9 @@ def with_progress(
         for done, item in enumerate(items, start=1):
             if bar is not None:
                 bar.update(bar.task_ids[0], completed=done)
-            elif console.is_terminal and time.monotonic() > start + PATIENCE:
+            elif (
+                console.is_interactive and time.monotonic() > start + PATIENCE
+            ):
                 bar = Progress(console=console, transient=True)
                 bar.start()
                 bar.add_task("new tokens", total=total, completed=done)
