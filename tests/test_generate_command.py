@@ -384,7 +384,8 @@ def test_tokenizers_are_listed_without_a_network(run, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     status, out, _ = run("tokenizers")
     assert status == 0
-    lines = {line.split()[0]: line for line in out.splitlines()}
+    lines = {line.split()[0]: line for line in out.splitlines() if line}
+    assert "The network was not asked" in out
     for name in ("duet-1k", "bytes", "char"):
         assert lines[name].split()[1] == "yes"
     assert "1,024" in lines["duet-1k"]
@@ -396,5 +397,5 @@ def test_tokenizers_are_listed_without_a_network(run, tmp_path, monkeypatch):
 def test_a_cached_tokenizer_is_listed(run, r50k_base, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     _, out, _ = run("tokenizers")
-    lines = {line.split()[0]: line.split() for line in out.splitlines()}
+    lines = {x.split()[0]: x.split() for x in out.splitlines() if x}
     assert lines["r50k_base"][1:3] == ["yes", "50,257"]
