@@ -147,8 +147,10 @@ def load_checkpoint(
     if habit is not None and facts.get("activation") is None:
         facts["activation"], said_by["activation"] = habit, "its habit"
     _require_told(facts, folder)
-    facts = _sizes(state) | {"tie_weights": tied} | facts
+    sizes = _sizes(state)
+    facts = sizes | {"tie_weights": tied} | facts
     config = GPTConfig(**facts)
+    _require_sizes(sizes, config, folder)
     if not config.tie_weights and head is None:
         raise ValueError(
             "weights do not fit: missing lm_head.weight, which is not tied "
@@ -308,8 +310,23 @@ def _require_told(facts: Mapping[str, Any], folder: Path) -> None:
         )
 
 
+def _require_sizes(
+    sizes: Mapping[str, Any], config: GPTConfig, folder: Path
+) -> None:
+    """Compare sizes before shapes: a slip in config.json is one number."""
+    shown = GPTConfig(**sizes, n_head=1)
+    for name in (*sizes, "inner_size"):
+        said, has = getattr(config, name), getattr(shown, name)
+        if said != has and name != "n_inner":
+            raise ValueError(
+                f"{folder / CONFIG} says "
+                f"{'n_inner' if name == 'inner_size' else name} is {said}, "
+                f"the weights have {has}"
+            )
+
+
 def _sizes(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What the shapes show; read_gpt2 then holds all shapes against it."""
+    """What three shapes show; read_gpt2 looks at all of them."""
     shapes = {}
     for name in ("wte.weight", "wpe.weight", "h.0.mlp.c_fc.weight"):
         if name not in state:
