@@ -321,7 +321,7 @@ class _Draws(TorchDispatchMode):
         super().__init__()
         self.shapes: list[tuple[str, tuple[int, ...]]] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         answer = func(*args, **(kwargs or {}))
         if torch.Tag.nondeterministic_seeded in func.tags:
             first = answer[0] if isinstance(answer, tuple) else answer

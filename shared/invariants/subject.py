@@ -118,7 +118,8 @@ class Subject:
                 f"{_name(self._given)} returned no model but "
                 f"{type(model).__name__}"
             )
-        if self._first is not None and model is self._first():
+        if self._first is not None and self._first() is model:
+            assert model is not None
             return self._copy(model)  # the factory keeps its model
         if self._first is None and isinstance(model, nn.Module):
             self._first = weakref.ref(model)
@@ -305,9 +306,10 @@ class Subject:
     def _set_call(self, model: Model) -> None:
         self.method: str | None = None
         own = getattr(model, "log_probs", None)
+        function = model
         if self.outputs != "logits" and callable(own):
-            self.method = "log_probs"
-        names, self._token_name = _arguments(own if self.method else model)
+            self.method, function = "log_probs", own
+        names, self._token_name = _arguments(function)
         self.takes_mask = MASK in names
         native, self._native_token_name = _arguments(model)
         self.target_name = next((n for n in TARGETS if n in native), None)

@@ -18,7 +18,8 @@ def check_cache(subject: Subject) -> str:
     sequence token by token, whole, and in pieces, in one, three and five
     rows, and two sequences in turns, each with its cache.
     Cost: some 30 small forwards.
-    Reports: huggingface/transformers 28440, caches and rotary positions.
+    Reports: pytorch/executorch 2010, rotary positions that start again at 0
+    with each call.
     """
     model = subject.precise()
     start = getattr(model, "init_cache", None)

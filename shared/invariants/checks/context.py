@@ -27,8 +27,8 @@ def check_prefix_consistency(subject: Subject) -> str:
     How: all prefixes at lengths to 16, some of the longest; shapes differ,
     so that rounding does: only what stays when weights are nudged counts.
     Cost: some 50 short forwards and eight longer ones.
-    Reports: huggingface/transformers 25420, generation that differs with
-    padding and length.
+    Reports: ggml-org/llama.cpp 4479, tokens one at a time or all at once
+    give different logits.
     """
     longest = subject.block_size
     if longest < 2:
@@ -89,7 +89,8 @@ def check_order_sensitivity(subject: Subject) -> str:
     permutation must move the last scores by more than rounding, on the
     fresh model or on a copy with larger weights.
     Cost: one batch for each of the two.
-    Reports: karpathy/minGPT 47, positions that were never added.
+    Reports: Vaswani et al. 2017, section 3.5: without positions attention
+    cannot make use of the order.
     """
     longest = subject.block_size
     if longest < 3:
@@ -152,7 +153,7 @@ def check_context_use(subject: Subject) -> str:
     below rounding is still one. A model that declares a window may forget
     what is outside it.
     Cost: some ten batches.
-    Reports: rasbt/LLMs-from-scratch pull request 1062.
+    Reports: huggingface/transformers 39408, a sliding window off by one.
     """
     longest = subject.block_size
     if longest < 2:

@@ -25,7 +25,7 @@ class Lookups(TorchFunctionMode):
         self.leaves: list[Tensor] = []
         self._inside = False
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         answer = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
@@ -35,10 +35,10 @@ class Lookups(TorchFunctionMode):
             return answer
         self._inside = True
         try:
-            if any(map(self._is_tokens, (*args, *kwargs.values()))):
-                if answer.shape[:2] == self.tokens.shape:
-                    answer = answer.detach().requires_grad_()
-                    self.leaves.append(answer)
+            looked_up = any(map(self._is_tokens, (*args, *kwargs.values())))
+            if looked_up and answer.shape[:2] == self.tokens.shape:
+                answer = answer.detach().requires_grad_()
+                self.leaves.append(answer)
             return answer
         finally:
             self._inside = False

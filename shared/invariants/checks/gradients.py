@@ -24,8 +24,8 @@ def check_causal_gradients(subject: Subject) -> str:
     combination of position t's scores. What lies after t must be 0 to
     rounding. In eval and train mode, and with larger weights.
     Cost: one forward and backward for each of some eight lengths.
-    Reports: Dao-AILab/flash-attention 1242, gradients that differ where
-    outputs agree.
+    Reports: triton-lang/triton 4541, a backward kernel that ignores the
+    causal flag of its forward.
     """
     longest = subject.block_size
     if longest < 2:
@@ -118,8 +118,8 @@ def check_gradient_flow(subject: Subject) -> str:
     gradient of mere rounding passes and is mentioned (a key's bias: softmax
     ignores a constant per row), as is a frozen parameter.
     Cost: one forward and backward where all is well, at most 16 more.
-    Reports: pytorch/pytorch 62257 and many like it: parameters that
-    DistributedDataParallel finds unused.
+    Reports: state-spaces/s4 26, parameters that are used and yet get no
+    gradient.
     """
     model = subject.build()
     if not isinstance(model, nn.Module):

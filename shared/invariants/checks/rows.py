@@ -21,8 +21,8 @@ def check_batch_independence(subject: Subject) -> str:
     equal ones. The last two in train mode, too, with one dropout seed: only
     there do shapes and so dropout masks stay the same.
     Cost: some 15 forwards of a few rows at each of three lengths.
-    Reports: the discussion in keras-team/keras 23038 of masks that were
-    broadcast over the batch.
+    Reports: huggingface/transformers 18809, one example changes the others
+    of its batch.
     """
     search = Search(subject, subject.precise())
     generator = torch.Generator().manual_seed(subject.seed)
