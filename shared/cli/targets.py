@@ -47,10 +47,8 @@ def load_target(
             f"{target!r} is no model: write package.module:factory or "
             f"path/to/file.py:factory"
         )
-    if path.endswith(".py"):
-        module = _load_file(Path(path))
-    else:
-        module = _import(path)
+    is_file = path.endswith(".py")
+    module = _load_file(Path(path)) if is_file else _import(path)
     return _bound(_attribute(module, name, path), path)
 
 
@@ -211,7 +209,6 @@ def show_theirs(error: BaseException) -> None:
         for frame in frames
         if not frame.filename.startswith(("<frozen", str(OURS)))
     ]
-    # inside torch and others nobody looks for their own fault
     lines = ["Traceback (most recent call last):\n"]
     lines += traceback.format_list(traceback.StackSummary.from_list(theirs))
     lines += traceback.format_exception_only(error)

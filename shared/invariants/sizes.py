@@ -73,7 +73,7 @@ def promised_limit(model: object) -> tuple[Declared | None, str]:
 
     max_position_embeddings is also what models without a table of positions
     call the length they were trained at: it is a promise only where the
-    model holds a tensor with as many rows.
+    model holds such a table.
 
     Returns:
         The limit, or None and the reason.
@@ -85,8 +85,8 @@ def promised_limit(model: object) -> tuple[Declared | None, str]:
         model, limit.value
     ):
         return None, (
-            f"no limit declared: {limit}, but no tensor of the model has "
-            f"as many rows"
+            f"no limit declared: {limit}, but there is no table of as many "
+            f"positions"
         )
     return limit, ""
 
@@ -94,9 +94,18 @@ def promised_limit(model: object) -> tuple[Declared | None, str]:
 def _has_rows(model: object, count: int) -> bool:
     if not isinstance(model, nn.Module):
         return False
-    tensors = [*model.parameters(), *model.buffers()]
+    tables = [
+        module.weight
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+    ]
+    tables += [p for name, p in model.named_parameters() if "pos" in name]
     # some tables keep a few rows more, for padding
-    return any(0 <= size - count <= 2 for t in tensors for size in t.shape)
+    return any(
+        0 <= size - count <= 2
+        for table in [*tables, *model.buffers()]
+        for size in table.shape
+    )
 
 
 def _get(place: object, name: str) -> Any:
