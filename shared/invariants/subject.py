@@ -414,12 +414,12 @@ def _is_factory(given: Model) -> bool:
                 f"model, or a function without arguments that builds one"
             ) from None
         return False
+    # what takes any arguments at all takes tokens, unless it is a class
     kinds = {p.kind for p in signature.parameters.values()}
-    only_rest = kinds and kinds <= {
-        inspect.Parameter.VAR_POSITIONAL,
-        inspect.Parameter.VAR_KEYWORD,
-    }
-    return not only_rest
+    built = given.func if isinstance(given, functools.partial) else given
+    return (
+        isinstance(built, type) or inspect.Parameter.VAR_POSITIONAL not in kinds
+    )
 
 
 def _arguments(function: Model) -> tuple[set[str], str | None]:
