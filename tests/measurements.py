@@ -9,6 +9,7 @@ import copy
 import inspect
 import math
 import random
+import re
 from contextlib import nullcontext
 
 import torch
@@ -51,9 +52,7 @@ def wide(case, seed=0):
 
 def draw(case, batch, time, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(
-        case.vocab_size, (batch, time), generator=generator
-    )
+    return torch.randint(case.vocab_size, (batch, time), generator=generator)
 
 
 def read(answer, tokens, case):
@@ -185,17 +184,17 @@ def awake_models(case):
             yield ", weights x 200", awake(model, 200)
 
 
-def lengths(case):
-    block = min(case.block_size, 32)
-    return sorted({n for n in (2, 3, 5, 8, 13, 16, 24, block) if n <= block})
+def lengths(case, words):
+    if words or case.vocab_size > 1000:
+        return 2, 8, min(case.block_size, 32)
+    return 2, 3, 5, 8, 13, 16, 24, min(case.block_size, 32)
 
 
 @measures("check_causality")
 def causality(case):
-    lengths_ = lengths(case)
     for words, model in awake_models(case):
         for mode, training, gradients in modes(model):
-            for time in lengths_:
+            for time in lengths(case, words):
                 found = future_seen(model, case, time, training, gradients)
                 if found:
                     return f"{mode}{words}: {found}"
@@ -273,7 +272,7 @@ def prefix_consistency(case):
     for time in {block, 9}:
         tokens = draw(case, 2, time)
         whole = scores(model, tokens, case)
-        for t in range(1, time):
+        for t in set(range(1, time)) - {case.vocab_size}:  # can be misread
             part = scores(model, tokens[:, :t], case)
             if moved(whole[:, :t], part) > rounding(whole):
                 return f"the first {t} of {time} tokens alone score otherwise"
@@ -300,7 +299,7 @@ def batch_independence(case):
 
 @measures("check_order_sensitivity")
 def order_sensitivity(case):
-    model = wide(case)
+    model = awake(wide(case), 1)
     span = getattr(model, "window", 12)  # a declared window is kept
     tokens = torch.arange(min(12, span)).unsqueeze(0) % case.vocab_size
     last = scores(model, tokens, case)[:, -1]
@@ -315,7 +314,7 @@ def order_sensitivity(case):
 
 @measures("check_context_use")
 def context_use(case):
-    model = wide(case)
+    model = awake(wide(case), 1)
     time = min(case.block_size, 32)
     config = getattr(model, "config", None)
     window = getattr(model, "window", None)
@@ -434,7 +433,7 @@ def loss(case):
 
 @measures("check_gradient_flow")
 def gradient_flow(case):
-    model = wide(case)
+    model = awake(wide(case), 1)
     train(model)
     for step in range(4):
         tokens = draw(case, 4, min(case.block_size, 32), seed=step)
@@ -477,17 +476,17 @@ def dtype(case):
         build(case).to("meta").eval()(tokens.to("meta"))
     except (RuntimeError, NotImplementedError) as error:
         # to read a value is allowed, to mix devices is not
-        if "same device" in str(error) or "two devices" in str(error):
+        if re.search("same device|two devices|expected device", str(error)):
             return f"moved to another device: {error}"
     return ""
 
 
-def refuses(model, tokens, case):
+def refuses(model, tokens):
     try:
-        answer = scores(model, tokens, case)
+        model(tokens)
     except (ValueError, IndexError, RuntimeError, AssertionError):
         return True
-    return answer is None
+    return False
 
 
 @measures("check_length_limit")
@@ -496,7 +495,7 @@ def length_limit(case):
     limit = getattr(model, "block_size", None)
     if limit is None:
         return ""
-    if not refuses(model, draw(case, 1, limit + 1), case):
+    if not refuses(model, draw(case, 1, limit + 1)):
         return f"{limit + 1} tokens get an answer, the limit is {limit}"
     return ""
 
@@ -509,7 +508,7 @@ def vocabulary(case):
         scores(model, ids.unsqueeze(0), case)
     for outside in (vocab, vocab + 5, -1, -vocab - 1):
         tokens = torch.tensor([[1, outside, 1]])
-        if not refuses(model, tokens, case):
+        if not refuses(model, tokens):
             return f"id {outside} gets an answer, the vocabulary is {vocab}"
     return ""
 
@@ -525,7 +524,10 @@ def cache(case):
     for sizes in ([time], [1] * time, [5, time - 5], [time - 3, 1, 2]):
         past, pieces = model.init_cache(2), []
         for piece in tokens.split(sizes, 1):
-            answer, past = model.decode(piece, past)
+            try:
+                answer, past = model.decode(piece, past)
+            except (ValueError, RuntimeError) as error:
+                return f"pieces of {sizes[:3]}... tokens: {error}"
             pieces.append(answer)
         if moved(whole, torch.cat(pieces, 1)) > rounding(whole):
             return f"pieces of {sizes[:3]}... tokens score otherwise"
