@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import compare
+from . import check, compare
 
 app = typer.Typer(
     name="gpt-duet",
@@ -37,6 +37,7 @@ def options(
     """One GPT, written twice, and the checks that prove it."""
 
 
+app.command("check")(check.check)
 app.command("compare")(compare.compare)
 
 
