@@ -411,14 +411,11 @@ class BlockSummary(Attention):
 
 @broken("check_causality")
 class HeadsFromTime(Attention):
-    """The view splits heads without a transpose: a head is a stretch of
-    time, and position t reads from all over the sequence."""
+    """The view splits heads without a transpose: row t of the second head
+    is a token from half the sequence later."""
 
     def split(self, x):
         return x.reshape(len(x), self.heads, x.size(1), -1)
-
-    def merge(self, x):
-        return x.reshape(len(x), x.size(-2), -1)
 
 
 @broken("check_causality")
@@ -508,7 +505,7 @@ class CountsOfTheWhole(GPT):
 
     def embed(self, tokens):
         same = tokens.unsqueeze(2) == tokens.unsqueeze(1)
-        return super().embed(tokens) + 0.1 * same.sum(2, keepdim=True)
+        return super().embed(tokens) + self.wpe(same.sum(2) - 1)
 
 
 @broken("check_causality")
@@ -933,6 +930,18 @@ class StridedMask(GPT):
         at = torch.arange(tokens.size(1), device=tokens.device)
         same = (at.unsqueeze(1) - at) % 2 == 0
         return super().mask(tokens) & same
+
+
+@broken("check_context_use")
+class HeadsAreStretches(Attention):
+    """Heads are split and joined without a transpose, wrong twice: each
+    head is a stretch of time and sees no other."""
+
+    def split(self, x):
+        return x.reshape(len(x), self.heads, x.size(1), -1)
+
+    def merge(self, x):
+        return x.reshape(len(x), x.size(-2), -1)
 
 
 # --- Not a function of the input --------------------------------------------

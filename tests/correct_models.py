@@ -184,10 +184,10 @@ class Convolution(Mixer):
 
     def __init__(self, dim):
         super().__init__(dim)
-        self.conv = nn.Conv1d(dim, dim, 16)
+        self.conv = nn.Conv1d(dim, dim, 17)
 
     def forward(self, x, mask):
-        return self.conv(F.pad(x.mT, (15, 0))).mT
+        return self.conv(F.pad(x.mT, (16, 0))).mT
 
 
 class LongConvolution(Mixer):
