@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import check, compare, convert, generate, tokenizers
+from . import check, compare, convert, diff, generate, tokenizers
 
 app = typer.Typer(
     name="gpt-duet",
@@ -40,6 +40,7 @@ def gpt_duet(
 
 app.command("check")(check.check)
 app.command("compare")(compare.compare)
+app.command("diff")(diff.diff)
 app.command("generate")(generate.generate)
 app.command("convert")(convert.convert)
 app.command("tokenizers")(tokenizers.tokenizers)

@@ -418,7 +418,8 @@ def _is_factory(given: Model) -> bool:
     kinds = {p.kind for p in signature.parameters.values()}
     built = given.func if isinstance(given, functools.partial) else given
     return (
-        isinstance(built, type) or inspect.Parameter.VAR_POSITIONAL not in kinds
+        isinstance(built, type)
+        or inspect.Parameter.VAR_POSITIONAL not in kinds
     )
 
 
