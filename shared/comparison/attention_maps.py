@@ -128,7 +128,5 @@ def _kernel_probabilities(
     elif attn_mask is not None:
         scores = scores + attn_mask
     probabilities = scores.softmax(dim=-1)
-    close = torch.allclose(
-        probabilities @ value, result, rtol=1e-3, atol=1e-4
-    )
+    close = torch.allclose(probabilities @ value, result, rtol=1e-3, atol=1e-4)
     return probabilities if close else None

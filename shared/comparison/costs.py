@@ -1,5 +1,6 @@
 """What each concept costs: parameters, and work in one forward pass."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -113,15 +114,11 @@ def difference_by_concept(
     """
     found = {}
     for concept, stage in stages.items():
-        head, _, tail = stage.partition("{i}")
+        pattern = re.escape(stage).replace(r"\{i\}", r"\d+")
         values = [
             value
             for name, value in differences.items()
-            if name == stage
-            or (tail or "{i}" in stage)
-            and name.startswith(head)
-            and name.endswith(tail)
-            and name[len(head) : len(name) - len(tail)].isdigit()
+            if re.fullmatch(pattern, name)
         ]
         if values:
             # max() overlooks a NaN that does not come first
