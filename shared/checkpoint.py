@@ -25,13 +25,15 @@ from .foreign_layouts import (
     recognise,
     with_prefix,
 )
-from .layouts import State, read_gpt2, units_apart
+from .layouts import State, read_gpt2, require_tied
 from .protocol import load_style, style_of
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 TARGETS = ("gpt2", "nanogpt")
 
 _PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
+# Older programs saved their causal masks, some of them as booleans.
+_MASKS = (".attn.bias", ".attn.masked_bias", ".attn.mask")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -147,17 +149,16 @@ def load_checkpoint(
     _require_told(facts, folder)
     facts = _sizes(state) | {"tie_weights": tied} | facts
     config = GPTConfig(**facts)
-    if config.tie_weights and head is not None:
-        _require_tied(state)
-    elif not config.tie_weights and head is None:
+    if not config.tie_weights and head is None:
         raise ValueError(
             "weights do not fit: missing lm_head.weight, which is not tied "
             "to wte.weight"
         )
+    state = read_gpt2(state, config)
+    if config.tie_weights:
+        require_tied(state)
     facts_told = (f"{n} {facts[n]} ({said_by[n]})" for n in options)
-    return Checkpoint(
-        read_gpt2(state, config), config, (*told, ", ".join(facts_told))
-    )
+    return Checkpoint(state, config, (*told, ", ".join(facts_told)))
 
 
 def save_checkpoint(
@@ -191,7 +192,7 @@ def save_checkpoint(
             f"up to {bias.abs().max():.3g}: it cannot hold this function"
         )
     if config.tie_weights:
-        _require_tied(state)
+        require_tied(state)
         del state["lm_head.weight"]
     if layout == "gpt2":
         tensors, description = with_prefix(state), transformers_config(config)
@@ -273,6 +274,7 @@ def _read_tensors(file: Path) -> State:
         raise ValueError(
             f"{file} is damaged, or not a safetensors file: {error}"
         ) from None
+    tensors = {k: v for k, v in tensors.items() if not k.endswith(_MASKS)}
     for name, tensor in tensors.items():
         if tensor.dtype not in _FLOATS:
             kind = str(tensor.dtype).removeprefix("torch.")
@@ -323,18 +325,6 @@ def _sizes(state: Mapping[str, Tensor]) -> dict[str, Any]:
         "n_embd": C,
         "n_inner": None if inner == 4 * C else inner,
     }
-
-
-def _require_tied(state: Mapping[str, Tensor]) -> None:
-    wte, head = state["wte.weight"], state["lm_head.weight"]
-    if wte.shape != head.shape:
-        return  # read_gpt2 says more about shapes
-    # Four units, as mingpt_style allows: what scaling there and back costs.
-    if not units_apart(wte, head) <= 4:
-        raise ValueError(
-            "lm_head.weight is tied to wte.weight, but they differ by up to "
-            f"{(wte - head).abs().max():.3g}"
-        )
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

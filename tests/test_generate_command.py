@@ -16,6 +16,7 @@ from shared.checkpoint import load_checkpoint, save_checkpoint
 from shared.cli import generate as command
 from shared.comparison.styles import shaken_weights
 from shared.config_files import our_config
+from shared.corpus import text_stamp
 from shared.protocol import load_style
 
 STYLES = ("annotated", "mingpt_style")
@@ -158,13 +159,15 @@ def test_a_preset_keeps_to_the_tokens_there_are(run):
 
 def test_characters_of_a_file(run, tmp_path):
     (tmp_path / "text").write_text("abc ")
-    status, out, _ = run(
+    status, out, err = run(
         "generate", *SMALL, "--tokenizer=char", "--file", tmp_path / "text",
         "--prompt=a cab", "--new-tokens=20",
     )  # fmt: skip
     assert status == 0
     assert len(out) == 5 + 20 + 1
     assert set(out) <= set("abc \n")
+    stamp = text_stamp("abc ")
+    assert f"char, 4 of them in {tmp_path / 'text'}, sha256 {stamp}" in err
 
 
 def test_no_new_tokens_is_the_prompt(run):

@@ -16,6 +16,7 @@ from rich.text import Text as RichText
 from shared.checkpoint import cut_vocabulary
 from shared.comparison.styles import shaken_weights
 from shared.config import GPTConfig
+from shared.corpus import text_stamp
 from shared.generation import MOST, Sampler, TextStream, stream_tokens
 from shared.layouts import State
 from shared.protocol import LanguageModel, load_style
@@ -115,7 +116,7 @@ def generate(
     options.require_parent(json_file)
     device = options.choose_device(device_name)
     school = load_style(style)
-    tokenizer = _choose_tokenizer(tokenizer_name, file)
+    tokenizer, spoken = _choose_tokenizer(tokenizer_name, file)
     rows = [tokenizer.encode(p) for p in prompts for _ in range(batch)]
 
     sizes = {"n_layer": n_layer, "n_embd": n_embd, "block_size": block_size}
@@ -156,7 +157,7 @@ def generate(
             f"heads, {config.n_embd} wide, block of {config.block_size}; "
             f"{dtype_name} on {device}",
             "weights": "; ".join(told),
-            "tokens": f"{tokenizer_name}, {tokenizer.n_vocab:,} of them",
+            "tokens": spoken,
             "prompt": _describe_lengths(rows, config.block_size),
             "choice": _describe(sampler, seed),
         },
@@ -198,7 +199,9 @@ def with_progress(
         for done, item in enumerate(items, start=1):
             if bar is not None:
                 bar.update(bar.task_ids[0], completed=done)
-            elif console.is_terminal and time.monotonic() > start + PATIENCE:
+            elif (
+                console.is_interactive and time.monotonic() > start + PATIENCE
+            ):
                 bar = Progress(console=console, transient=True)
                 bar.start()
                 bar.add_task("new tokens", total=total, completed=done)
@@ -232,12 +235,17 @@ def _require_prompts(
         )
 
 
-def _choose_tokenizer(name: str, file: Path | None) -> Tokenizer:
+def _choose_tokenizer(name: str, file: Path | None) -> tuple[Tokenizer, str]:
+    """Return the tokenizer, and what it is, in words."""
     if name == "char":
-        return load_tokenizer(name, options.choose_text(None, file)[0])
-    if file is not None:
+        text, source = options.choose_text(None, file)
+        tokenizer = load_tokenizer(name, text)
+        origin = f" in {source}, sha256 {text_stamp(text)}"
+    elif file is not None:
         raise ValueError(f"--file is for --tokenizer char, not for {name}")
-    return load_tokenizer(name)
+    else:
+        tokenizer, origin = load_tokenizer(name), ""
+    return tokenizer, f"{name}, {tokenizer.n_vocab:,} of them{origin}"
 
 
 def _draw(

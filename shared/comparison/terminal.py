@@ -125,5 +125,5 @@ def _table(first: str, *others: str, right: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold cyan")
     table.add_column(first, min_width=22)
     for name in others:
-        table.add_column(name, justify="right", min_width=16)
+        table.add_column(name, justify="right", min_width=20)
     return table

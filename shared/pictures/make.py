@@ -8,6 +8,7 @@ Each picture is what a terminal shows: colours and all, drawn as SVG.
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -22,23 +23,32 @@ SVG = re.sub(
     r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL
 )
 
-PICTURES = {"compare": ["compare"]}
+PROMPT = ["--prompt", "A long time ago"]
+PICTURES = {
+    "compare": ["compare"],
+    "generate": ["generate", *PROMPT, "--temperature", "1", "--seed", "3"],
+}
 
 
 def picture(arguments: list[str], width: int = 112) -> str:
     """Run gpt-duet and return its output as SVG."""
-    environment = os.environ | {"FORCE_COLOR": "1", "COLUMNS": str(width)}
+    environment = os.environ | {
+        "COLUMNS": str(width),
+        "FORCE_COLOR": "1",
+        "TTY_INTERACTIVE": "0",  # no progress bars
+    }
     done = subprocess.run(
         [sys.executable, "-m", "shared.cli", *arguments],
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         check=True,
         cwd=HERE.parents[1],
     )
     console = Console(record=True, width=width, file=io.StringIO())
     console.print(Text.from_ansi(done.stdout))
-    title = " ".join(["gpt-duet", *arguments])
+    title = shlex.join(["gpt-duet", *arguments])
     return console.export_svg(title=title, code_format=SVG, unique_id="duet")
 
 
