@@ -3,7 +3,7 @@
 # A common term, and the names that stand for it in the source.
 NAMES = {
     "everywhere": {
-        "width": ("d_model", "size", "features"),
+        "width": ("d_model",),
         "heads": ("h",),
         "layers": ("N",),
         "inner width": ("d_ff",),
@@ -22,6 +22,7 @@ NAMES = {
         "narrow": ("w_2",),
     },
     "block": {
+        "width": ("d_model", "size", "features"),
         "norms": ("LayerNorm", "norm"),
         "attention": ("self_attn",),
         "feed-forward": ("feed_forward",),

@@ -32,7 +32,7 @@ from .numbers import attention_data, influence_data
 from .sections import concept_sections
 
 # The drawing twice: for a desk and for a phone.
-SHEETS = {"wide": (860.0, 150.0), "narrow": (356.0, 58.0)}
+SHEETS = {"wide": (860.0, 150.0), "narrow": (356.0, 54.0)}
 EXCERPT = 600  # characters of the text that are shown
 
 
@@ -113,9 +113,19 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["count"] = lambda n: f"{n:,}"
+    environment.filters["large"] = _large
     environment.filters["tiny"] = lambda x: "0" if x == 0 else f"{x:.1e}"
     environment.filters["visible"] = visible
     return environment
+
+
+def _large(count: float) -> str:
+    """A count to three digits, with a letter for its thousands."""
+    for letter in ("", " K", " M", " G", " T"):
+        if count < 999.5:
+            return f"{count:.3g}{letter}"
+        count /= 1000
+    return f"{count:.3g} P"
 
 
 def _file(name: str) -> str:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from shared.protocol import Style
 
 # What the letters of the drawing need, in its own units.
-TITLE, LINE, LETTER = 22, 14, 5.6
-ARROW, INSET = 34, 12
+TITLE, LINE, LETTER = 22, 14, 5.5
+ARROW = 42
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,13 @@ class Box:
 
 @dataclass(frozen=True)
 class Arrow:
-    """What flows on, with its shape."""
+    """What flows on, with its shape; inside a frame or not."""
 
     x: float
     top: float
     bottom: float
     label: str
+    inside: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Drawing:
         width: of the sheet.
         height: of the sheet.
         heads: names of the columns, with their middle.
+        ends: what goes in at the top and comes out at the bottom.
         frames: boxes that other boxes stand in.
         boxes: one for each concept and style.
         arrows: between them.
@@ -65,6 +67,7 @@ class Drawing:
     width: float
     height: float = 0
     heads: list[tuple[float, str]] = field(default_factory=list)
+    ends: list[Apart] = field(default_factory=list)
     frames: list[Box] = field(default_factory=list)
     boxes: list[Box] = field(default_factory=list)
     arrows: list[Arrow] = field(default_factory=list)
@@ -92,19 +95,15 @@ def draw(
         gap: between the columns.
     """
     column = (width - gap) / 2
+    inset = column / 24
+    roomy = column > 250
     sheet = Drawing(width)
     lefts = (0.0, column + gap)
     middles = [x + column / 2 for x in lefts]
-    y = 40.0
-    for x, style in zip(middles, styles, strict=True):
-        sheet.heads.append((x, short(style.__name__, column)))
-    sheet.arrows += [
-        Arrow(x, y - 6, y + ARROW, f"tokens {shapes[0]}") for x in middles
-    ]
-    y += ARROW
+    y = 46.0
 
-    def names(concept: str, inset: float) -> list[tuple[str, ...]]:
-        return [_names(s, concept, column - 2 * inset) for s in styles]
+    def names(concept: str, room: float) -> list[tuple[str, ...]]:
+        return [_names(style, concept, room) for style in styles]
 
     def box(
         concept: str,
@@ -126,39 +125,48 @@ def draw(
                     height,
                 )
             )
+        apart(concept, y + height / 2)
         y += height
+
+    def apart(concept: str, height: float) -> None:
         if concept in differences:
             text = f"{differences[concept]:.1e}"
-            sheet.aparts.append(Apart(width / 2, y - height / 2, text))
+            sheet.aparts.append(Apart(width / 2, height, text))
 
-    def arrow(label: str) -> None:
+    def arrow(label: str, inside: bool = False) -> None:
         nonlocal y
-        sheet.arrows.extend(Arrow(x, y, y + ARROW, label) for x in middles)
+        for x in middles:
+            sheet.arrows.append(Arrow(x, y, y + ARROW, label, inside))
         y += ARROW
 
-    box("embedding", "embedding", names("embedding", 0))
+    for x, style in zip(middles, styles, strict=True):
+        sheet.heads.append((x, short(style.__name__, column)))
+        sheet.ends.append(Apart(x, y - 4, "tokens"))
+    arrow(shapes[0])
+    box("embedding", "embedding", names("embedding", column))
     arrow(shapes[1])
 
-    top, inside = y, names("block", 0)
-    y += TITLE + LINE * max(map(len, inside)) + 6
-    box("attention", "norm, attention, +", names("attention", INSET), INSET)
-    arrow(shapes[1])
-    box(
-        "feed_forward",
-        "norm, feed-forward, +",
-        names("feed_forward", INSET),
-        INSET,
-    )
-    y += INSET
-    for x, own in zip(lefts, inside, strict=True):
+    top, frame = y, names("block", column)
+    y += TITLE + LINE * max(map(len, frame)) + 6
+    apart("block", (top + y) / 2 - 6)
+    inner = column - 2 * inset
+    title = "x + attention(norm(x))" if roomy else "attention"
+    box("attention", title, names("attention", inner), inset)
+    arrow(shapes[1], inside=True)
+    title = "x + feed-forward(norm(x))" if roomy else "feed-forward"
+    box("feed_forward", title, names("feed_forward", inner), inset)
+    y += inset
+    for x, own in zip(lefts, frame, strict=True):
         title = f"block \u00d7 {layers}"
         sheet.frames.append(Box("block", title, own, x, top, column, y - top))
     arrow(shapes[1])
     box("model", "last norm", [(short(n, column),) for n in norms])
     arrow(shapes[1])
-    box("head", "head", names("head", 0))
-    arrow(f"log-probabilities {shapes[2]}")
-    sheet.height = y + 8
+    box("head", "head", names("head", column))
+    arrow(shapes[2])
+    y += 14
+    sheet.ends += [Apart(x, y, "log-probabilities") for x in middles]
+    sheet.height = y + 10
     return sheet
 
 

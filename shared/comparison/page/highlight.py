@@ -76,9 +76,7 @@ def _cut(value: str, position: int, cuts: Sequence[int]) -> list[str]:
     first = bisect.bisect_right(cuts, position)
     last = bisect.bisect_left(cuts, position + len(value))
     edges = [0, *(c - position for c in cuts[first:last]), len(value)]
-    return [
-        value[a:b] for a, b in itertools.pairwise(edges) if a < b
-    ]
+    return [value[a:b] for a, b in itertools.pairwise(edges) if a < b]
 
 
 def _css_class(kind: Token) -> str:

@@ -20,7 +20,7 @@ SMALLEST, LARGEST = -20.0, 5.0
 # Bytes of all attention maps together; the page stays under 2 MB with them.
 BUDGET = 1_000_000
 # Multiplications that one influence map may cost, and its sides.
-EFFORT, SHORTEST, LONGEST = 2e10, 8, 48
+EFFORT, SHORTEST, LONGEST = 6e9, 8, 48
 
 
 def sizes(matrix: Float[Tensor, "*shape"]) -> str:

@@ -66,19 +66,19 @@ def _rows(
     pairs: Sequence[Pair],
     terms: Sequence[dict[str, list[str]]],
     names: tuple[str, str],
-) -> list[list[dict[str, Any] | None]]:
+) -> list[list[dict[str, Any]]]:
     """One row for each pair's heads, one for each pair of segments."""
-    rows: list[list[dict[str, Any] | None]] = []
+    rows: list[list[dict[str, Any]]] = []
     for pair in pairs:
         parts = (pair.left, pair.right)
         heads = [_head(n, p) for n, p in zip(names, parts, strict=True)]
-        rows.append([*heads])
+        rows.append(heads)
         for segments in pair.rows:
             rows.append(
                 [
                     _code(segment, own, f"{name}: {part.name}")
                     if segment and part
-                    else None
+                    else {"filler": part is not None}
                     for segment, own, name, part in zip(
                         segments, terms, names, parts, strict=True
                     )

@@ -50,9 +50,9 @@ function paint(canvas, time, level, early) {
   context.putImageData(image, 0, 0);
 }
 
-// From 1e-12 of the whole (pale) to the whole; nothing only for exactly 0.
-const logarithmic = (x, whole) =>
-  x === 0 ? 0 : Math.min(1, Math.max(0.08, 1 + Math.log10(x / whole) / 12));
+// From ten to the minus decades (pale) to one; nothing only for exactly 0.
+const logarithmic = (x, decades) =>
+  x === 0 ? 0 : Math.min(1, Math.max(0.08, 1 + Math.log10(x) / decades));
 
 // Point at a cell, or walk with the arrow keys: tell(row, column).
 function explore(canvas, time, tell) {
@@ -101,7 +101,7 @@ if (data.attention) {
         (side === "left" ? leftName : rightName));
     }
     paint(byId("map-difference"), time,
-      (i) => logarithmic(maps.difference[from + i], 1));
+      (i) => logarithmic(maps.difference[from + i], 12));
     byId("largest").textContent =
       `largest difference ${apart === 0 ? "0" : apart.toExponential(1)}`;
   };
@@ -124,9 +124,13 @@ if (data.attention) {
   const { time, largest } = data.influence;
   const sides = ["left", "right"];
   const maps = sides.map((side) => sizes(data.influence[side]));
+  // Rounding is nothing; a position seen too early must not be overlooked.
+  const influence = (share, i) =>
+    share < 1e-12 ? 0
+      : Math.max(logarithmic(share, 4), i % time > i / time ? 0.5 : 0);
   redraw.push(() => sides.forEach((side, n) =>
     paint(byId(`influence-${side}`), time,
-      (i) => logarithmic(maps[n][i], largest[n] || 1), true)));
+      (i) => influence(maps[n][i] / (largest[n] || 1), i), true)));
   sides.forEach((side, n) =>
     explore(byId(`influence-${side}`), time, (row, column) => {
       byId("influence-readout").textContent =
