@@ -18,9 +18,15 @@ from shared.protocol import Style
 
 from .models import largest_difference, stage_outputs
 
-ZERO = ("wte.weight",)
-SILENT = ("attn.c_proj.weight", "attn.c_proj.bias")
-SILENT += ("mlp.c_proj.weight", "mlp.c_proj.bias")
+# What a row's weights leave out, so that no other row is in the difference:
+# the tokens, whose scale rounds, and what the blocks add to the stream.
+TOKENS = ("wte.weight",)
+BLOCKS = (
+    "attn.c_proj.weight",
+    "attn.c_proj.bias",
+    "mlp.c_proj.weight",
+    "mlp.c_proj.bias",
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ def measure_carries(
     def apart(stage: str, weights: State, cfg: GPTConfig = config) -> float:
         return _apart(styles, (weights, weights), (cfg, cfg), tokens, stage)
 
-    alone = _zero(state, *ZERO, *SILENT)
+    alone = _zero(state, *TOKENS, *BLOCKS)
     exact = replace(config, norm_eps=0.0)
     bent = {"relu": "gelu_tanh"}.get(config.activation, "relu")
     errors: dict[str, tuple[float, str]] = {
@@ -77,7 +83,7 @@ def measure_carries(
             "the embedding, tokens zero",
         ),
         "projections": (
-            apart("block.0.attention", _zero(state, *ZERO)),
+            apart("block.0.attention", _zero(state, *TOKENS)),
             "the first attention, on equal input",
         ),
         "norm": (

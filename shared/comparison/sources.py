@@ -36,11 +36,6 @@ class Segment:
     line: int
     code: str
 
-    @property
-    def height(self) -> int:
-        """Number of lines."""
-        return self.code.count("\n") + 1
-
 
 @dataclass(frozen=True)
 class Part:
@@ -180,9 +175,10 @@ def align(
 
 
 def _pair(left: Part | None, right: Part | None) -> Pair:
-    sides = [part.segments if part else () for part in (left, right)]
-    keys = [_keys(segments) for segments in sides]
-    return Pair(left, right, tuple(align(*sides, keys)))
+    ours = left.segments if left else ()
+    theirs = right.segments if right else ()
+    keys = (_keys(ours), _keys(theirs))
+    return Pair(left, right, tuple(align(ours, theirs, keys)))
 
 
 def _keys(segments: Sequence[Segment]) -> list[str]:

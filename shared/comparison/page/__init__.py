@@ -111,6 +111,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     environment.filters["count"] = lambda n: f"{n:,}"
     environment.filters["large"] = _large
