@@ -1307,11 +1307,11 @@ class TableNotRegistered(GPT):
 
 
 @broken("check_dtype", only=True)
-class AlwaysFloat(GPT):
-    """The scores are cast to float32, whatever the model's type is."""
+class AlwaysShort(GPT):
+    """The scores are cast to bfloat16, whatever the model's type is."""
 
     def scores(self, x):
-        return super().scores(x).float()
+        return super().scores(x).bfloat16()
 
 
 @broken("check_dtype", report="lets-build-gpt, D3-26", only=True)
