@@ -31,14 +31,17 @@ def awake(subject: Subject) -> nn.Module | None:
     return amplified(subject, AWAKE)
 
 
-def amplified(subject: Subject, size: float) -> nn.Module | None:
+def amplified(
+    subject: Subject, size: float, precise: bool = True
+) -> nn.Module | None:
     """Return a copy with larger weights, or None.
 
     Args:
         subject: what is copied.
         size: root mean square of what each matrix then puts out.
+        precise: whether in float64, where the model can.
     """
-    model = subject.precise()
+    model = subject.precise() if precise else subject.build()
     if not isinstance(model, nn.Module) or not subject.can_copy:
         return None
     generator = torch.Generator().manual_seed(subject.seed)

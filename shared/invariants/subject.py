@@ -30,6 +30,7 @@ Model = Callable[..., Any]
 TOKENS = ("input_ids", "idx", "tokens", "x", "ids", "input", "inputs")
 TARGETS = ("targets", "target", "labels", "y")
 MASK = "attention_mask"
+HEAVY = 2_000_000  # parameters: from here on fewer long sequences are tried
 OUTPUTS = ("auto", "logits", "log_probs")
 
 
@@ -52,6 +53,7 @@ class Subject:
         block_size: longest sequence that is tried.
         form: where batch, time and vocabulary are in its answer.
         dtype: of its scores.
+        heavy: whether it has so many parameters that calls are spared.
         fresh: whether a factory builds it anew, with untrained weights.
         notes: what the reader of a report should know.
 
@@ -92,6 +94,10 @@ class Subject:
         )
         model = self.build()
         self.is_module = isinstance(model, nn.Module)
+        self.heavy = (
+            isinstance(model, nn.Module)
+            and sum(p.numel() for p in model.parameters()) > HEAVY
+        )
         self.name = _name(model_or_factory, model)
         if self.device is None:
             self.device = _device_of(model)
@@ -148,7 +154,10 @@ class Subject:
 
     def precise(self) -> Model:
         """Return the model anew, in float64 where it can be."""
-        model = self.build()
+        return self.doubled(self.build())
+
+    def doubled(self, model: Model) -> Model:
+        """Turn a model that was built into float64, where it can be."""
         if not isinstance(model, nn.Module) or not self.can_copy:
             return model
         if self._double is None:
