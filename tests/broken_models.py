@@ -80,7 +80,7 @@ class Norm(nn.LayerNorm):
 # --- Shape -----------------------------------------------------------------
 
 
-@broken("check_shape", only=True)
+@broken("check_shape")
 class SqueezedScores(GPT):
     """A squeeze drops the batch axis of one row and the time axis of one
     token."""
@@ -90,13 +90,23 @@ class SqueezedScores(GPT):
 
 
 @broken("check_shape", only=True)
-class PaddedVocabulary(GPT):
-    """The head is padded to a round number and never cut back: it scores
-    ids that do not exist."""
+class SingleRowSqueezed(GPT):
+    """In train mode a batch of one row loses its batch axis, ready for a
+    loss that was never written for batches."""
 
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(DIM, 24)
+    def forward(self, tokens):
+        scores = super().forward(tokens)
+        return scores.squeeze(0) if self.training else scores
+
+
+@broken("check_shape")
+class PaddedToKernel(GPT):
+    """Texts shorter than a kernel of 4 are padded on the right and not cut
+    back."""
+
+    def forward(self, tokens):
+        missing = max(4 - tokens.size(1), 0)
+        return super().forward(F.pad(tokens, (0, missing)))
 
 
 # --- NaN and infinity ------------------------------------------------------
@@ -1307,11 +1317,12 @@ class TableNotRegistered(GPT):
 
 
 @broken("check_dtype", only=True)
-class AlwaysFloat(GPT):
-    """The scores are cast to float32, whatever the model's type is."""
+class DoubleNarrowed(GPT):
+    """Scores in float64 are taken for a mistake and cast to float32."""
 
     def scores(self, x):
-        return super().scores(x).float()
+        scores = super().scores(x)
+        return scores.float() if scores.dtype == torch.float64 else scores
 
 
 @broken("check_dtype", report="lets-build-gpt, D3-26", only=True)
