@@ -90,13 +90,14 @@ class SqueezedScores(GPT):
 
 
 @broken("check_shape", only=True)
-class SingleRowSqueezed(GPT):
-    """In train mode a batch of one row loses its batch axis, ready for a
-    loss that was never written for batches."""
+class FullRowFlattened(GPT):
+    """In train mode one row of full length is taken for a packed batch and
+    comes back without its batch axis."""
 
     def forward(self, tokens):
         scores = super().forward(tokens)
-        return scores.squeeze(0) if self.training else scores
+        packed = self.training and tokens.shape == (1, self.block_size)
+        return scores.squeeze(0) if packed else scores
 
 
 @broken("check_shape")
