@@ -1326,6 +1326,14 @@ class DoubleNarrowed(GPT):
         return scores.float() if scores.dtype == torch.float64 else scores
 
 
+@broken("check_dtype", only=True)
+class AlwaysShort(GPT):
+    """The scores are cast to bfloat16, whatever the model's type is."""
+
+    def scores(self, x):
+        return super().scores(x).bfloat16()
+
+
 @broken("check_dtype", report="lets-build-gpt, D3-26", only=True)
 class MadeOnTheCPU(GPT):
     """Positions are made without a device: they stay on the CPU."""

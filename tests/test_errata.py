@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from errata import FAULTS, WAITING
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import annotated
 import mingpt_style
@@ -367,14 +368,16 @@ def elsewhere():
 
 @STYLES
 def test_d3_26_positions_on_the_cpu(style):
-    """arange without a device lands away from the tokens; ours does not."""
-    tok, pos = nn.Embedding(11, 16), nn.Embedding(12, 16)
-    model, tokens = style.build_model(TINY), ids(2, 5)
-    with elsewhere(), pytest.raises(RuntimeError, match="device"):
-        tok(tokens) + pos(torch.arange(5))
+    """arange without a device meets a table on the GPU; ours goes along."""
+    with FakeTensorMode():  # a GPU without one: shapes and devices alone
+        table = torch.empty(12, 16, device="cuda")
+        with pytest.raises(RuntimeError, match="same device"):
+            F.embedding(torch.arange(5), table)
 
+    model, tokens = style.build_model(TINY).eval(), ids(2, 5)
+    expected = model.log_probs(tokens)
     with elsewhere():
-        assert model.log_probs(tokens).device == tokens.device
+        assert torch.equal(model.log_probs(tokens), expected)
 
 
 # --- D4: The Transformer architecture of GPT models --------------------------

@@ -62,6 +62,10 @@ class Leak:
     dtype: str
 
 
+class NotFinite(Exception):
+    """A copy with larger weights has scores that are NaN or infinite."""
+
+
 @dataclass
 class Search:
     """Looks for positions that see the future, in one copy of a model.
@@ -70,6 +74,8 @@ class Search:
         subject: the model's description.
         model: the copy, which no other check uses.
         weights: what a failure says about the copy's weights.
+        finite_only: whether to raise NotFinite for scores that are not: it
+            is no fault of a model to overflow under weights it never had.
         moved: whether any change has moved any score: if none does, nothing
             has been shown.
         mixed: whether rows were seen to depend on each other.
@@ -79,6 +85,7 @@ class Search:
     subject: Subject
     model: Model
     weights: str = ""
+    finite_only: bool = False
     moved: bool = False
     mixed: bool = False
     unsteady: bool = False
@@ -101,7 +108,10 @@ class Search:
             seed=DROPOUT_SEED if mode.training else None,
             mask=mask,
         )
-        return scores.detach()
+        scores = scores.detach()
+        if self.finite_only and not bool(torch.isfinite(scores).all()):
+            raise NotFinite
+        return scores
 
     def _reset_buffers(self) -> None:
         if not isinstance(self.model, nn.Module):

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..copies import amplified, awake
-from ..leaks import Mode, Search, Trial
+from ..copies import AMPLIFIED, AWAKE, amplified
+from ..leaks import Mode, NotFinite, Search, Trial
 from ..sizes import declared
 from ..subject import Subject
 from ..tokens import SMALL, SPLITS, draw, lengths_to_try, others, splits_to_try
@@ -88,21 +88,29 @@ class _Causality:
         return self._summary(long)
 
     def _large(self, long: list[int]) -> None:
-        copy = awake(self.subject)
-        if copy is not None:
-            words = "with zeros redrawn and larger weights"
-            search = Search(self.subject, copy, words)
-            self._sweep(search, Mode(), self.small, long, SPLITS // 3)
-            self._finish(search)
-            del search, copy
-        large, size = amplified(self.subject)
-        if large is not None:
-            words = f"with weights scaled up to activations of {size:.0f}"
-            search = Search(self.subject, large, words)
-            self._sweep(search, Mode(), self.small, long, SPLITS // 3)
-            self._finish(search)
-        elif self.subject.is_module:
+        if not self.subject.is_module or not self.subject.can_copy:
+            return
+        words = "with zeros redrawn and larger weights"
+        if not self._holds_at(AWAKE, words, long):
             self.notes.append("no larger weights give finite scores")
+        for size in AMPLIFIED:
+            words = f"with weights scaled up to activations of {size:.0f}"
+            if self._holds_at(size, words, long):
+                return
+        self.notes.append("no large weights give finite scores")
+
+    def _holds_at(self, size: float, words: str, long: list[int]) -> bool:
+        """Search a copy; whether its scores are finite all the way."""
+        copy = amplified(self.subject, size)
+        if copy is None:
+            return False
+        search = Search(self.subject, copy, words, finite_only=True)
+        try:
+            self._sweep(search, Mode(), self.small, long, SPLITS // 3)
+        except NotFinite:
+            return False
+        self._finish(search)
+        return True
 
     def _finish(self, search: Search) -> None:
         self.moved |= search.moved

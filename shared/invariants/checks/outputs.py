@@ -51,7 +51,10 @@ def check_shape(subject: Subject) -> str:
         for batch, time in sorted(sizes):
             tokens = draw(subject.vocab_size, batch, time, generator)
             scores = subject.scores(
-                model, tokens.to(subject.device), training=training
+                model,
+                tokens.to(subject.device),
+                training=training,
+                strict=True,
             )
             if not scores.is_floating_point():
                 raise AssertionError(f"scores have dtype {scores.dtype}")
