@@ -113,7 +113,7 @@ class PaddedToKernel(GPT):
 # --- NaN and infinity ------------------------------------------------------
 
 
-@broken("check_finite", report="gpt-from-scratch, D1-01")
+@broken("check_finite", report="GPT from Scratch, listing 5")
 class DropoutBeforeSoftmax(Attention):
     """Dropout on the masked scores: minus infinity times 0 is NaN, in train
     mode only."""
@@ -441,7 +441,7 @@ class HeadsMergedAsTime(Attention):
 # --- Causality: statistics over time ---------------------------------------
 
 
-@broken("check_causality", report="lets-build-gpt, D3-05")
+@broken("check_causality", report="Let's build GPT, cell 74")
 class NormOverTime(Norm):
     """The norm takes its mean and variance over the time axis."""
 
@@ -894,7 +894,10 @@ class BagOfWords(GPT):
         return x + earlier_mean(x)
 
 
-@broken("check_order_sensitivity", report="architecture-of-gpt-models, D4-09")
+@broken(
+    "check_order_sensitivity",
+    report="The Transformer architecture of GPT models, listing 3",
+)
 class OnePositionForAll(GPT):
     """A table of one position broadcasts: all positions are equal, and one
     layer of attention cannot tell their order."""
@@ -1334,7 +1337,7 @@ class AlwaysShort(GPT):
         return super().scores(x).bfloat16()
 
 
-@broken("check_dtype", report="lets-build-gpt, D3-26", only=True)
+@broken("check_dtype", report="Let's build GPT, cell 82", only=True)
 class MadeOnTheCPU(GPT):
     """Positions are made without a device: they stay on the CPU."""
 
