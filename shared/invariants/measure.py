@@ -112,9 +112,10 @@ def is_real(
     )
     if not parameters:
         return size > BLIND.get(first.dtype, 16) * noise
-    eps = max(torch.finfo(parameters[0].dtype).eps, epsilon(first))
+    dtype = parameters[0].dtype
+    units = NUDGE if torch.finfo(dtype).bits > 16 else COARSE
     for seed in (1, 2):
-        with nudged(model, NUDGE * eps, seed):
+        with nudged(model, units * torch.finfo(dtype).eps, seed):
             change = float((difference() - first).abs().max())
         if not change <= ALIKE * size:
             return False
