@@ -176,7 +176,8 @@ def test_what_the_message_says_can_be_reproduced():
     torch.manual_seed(0)
     model = GPT(mixer=NoMask).double().eval()
     one, two = (model(torch.tensor([[first, t]]))[0, 0] for t in (old, new))
-    assert float((one - two).abs().max()) == pytest.approx(size, rel=0.01)
+    moved = float((one - two).detach().abs().max())
+    assert moved == pytest.approx(size, rel=0.05)
 
 
 def test_a_leak_of_one_millionth_is_seen():
@@ -281,11 +282,14 @@ def test_every_check_explains_itself():
 
 
 def test_parametrize_names_and_marks():
+    def test(model, check):
+        pass
+
     mark = parametrize_with_checks(
         [GPT, lambda: GPT(vocab=5), leaky],
         checks=["shape", "causality"],
         expected_failures={"check_causality": "a reason"},
-    )(lambda model, check: None).pytestmark[0]
+    )(test).pytestmark[0]
     ids = [parameter.id for parameter in mark.args[1]]
     assert ids == [
         f"{model}-check_{name}"

@@ -319,7 +319,7 @@ class Subject:
                 f"another, got {vocab_size}"
             )
         self.vocab_size = vocab_size
-        self.limit, self.no_limit = promised_limit(model)
+        self.limit, self.no_limit = promised_limit(model, vocab_size)
         longest = self.limit
         if longest is None:
             sizes = all_declared(model, LENGTH)

@@ -84,7 +84,7 @@ def check_finite(subject: Subject) -> str:
     generator = torch.Generator().manual_seed(subject.seed)
     vocab, longest = subject.vocab_size, subject.block_size
     model = subject.build()
-    for time in sorted({1, 2, 3, min(16, longest), longest}):
+    for time in sorted({min(t, longest) for t in (1, 2, 3, 16, longest)}):
         tokens = draw(vocab, 5, time, generator)
         tokens[1, 0] = 0
         tokens[2], tokens[3], tokens[4] = 0, vocab - 1, tokens[4, 0]
