@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from shared.cli import main
+
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = """
 import torch
@@ -71,6 +73,25 @@ def gpt_duet(*words, folder):
 
 
 @pytest.fixture
+def here(project, monkeypatch, capsys):
+    """Run the command in this process, in the project's folder."""
+
+    def run(*words):
+        monkeypatch.chdir(project)
+        monkeypatch.setattr(sys, "argv", ["gpt-duet", "check", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return ended.value.code, out, err
+
+    before = set(sys.modules)
+    yield run
+    for name in set(sys.modules) - before:
+        if name.split(".")[0] in ("my_pkg", "bad", "mine", "late"):
+            del sys.modules[name]
+
+
+@pytest.fixture
 def project(tmp_path):
     package = tmp_path / "my_pkg"
     package.mkdir()
@@ -117,11 +138,11 @@ def test_styles_modules_and_files(project):
     ]
 
 
-def test_all_holds(project):
-    done = gpt_duet("my_pkg.model:build", "--skip", "cache", folder=project)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "check_cache" not in done.stdout
-    assert done.stderr == ""
+def test_all_holds(here):
+    status, out, err = here("my_pkg.model:build", "--skip", "cache")
+    assert status == 0, out + err
+    assert "check_cache" not in out
+    assert err == ""
 
 
 @pytest.mark.slow
@@ -153,22 +174,28 @@ def test_both_styles_hold_with_nothing_left_out(project):
         ([":build"], "':build' is no model"),
     ],
 )
-def test_a_mistake_ends_in_one_line_and_status_2(project, words, message):
-    done = gpt_duet(*words, folder=project)
-    assert done.returncode == 2, done.stdout + done.stderr
-    last = done.stderr.splitlines()[-1]
+def test_a_mistake_ends_in_one_line_and_status_2(
+    project, words, message, here
+):
+    status, out, err = here(*words)
+    assert status == 2, out + err
+    last = err.splitlines()[-1]
     assert last.startswith("gpt-duet: ")
     assert message in last
-    assert "shared/cli" not in done.stderr
+    assert "shared/cli" not in err
 
 
-def test_the_users_own_exception_is_shown_as_theirs(project):
+def test_the_users_own_exception_is_shown_as_theirs(project, here):
     (project / "bad.py").write_text("import json\n\njson.loads('{')\n")
-    done = gpt_duet("bad:build", folder=project)
-    assert done.returncode == 2
-    assert 'bad.py", line 3' in done.stderr
-    assert "JSONDecodeError" in done.stderr
-    assert str(ROOT) not in done.stderr
+    status, _, err = here("bad:build")
+    assert status == 2
+    assert 'bad.py", line 3' in err
+    assert "JSONDecodeError" in err
+    assert str(ROOT) not in err
+    status, _, err = here("my_pkg.model:broken")
+    assert status == 2
+    assert "in broken" in err
+    assert str(ROOT) not in err
 
 
 @pytest.mark.parametrize("own", ["tests", "benchmarks"])
@@ -204,9 +231,11 @@ def test_a_second_shared_ends_in_one_line_with_the_cure(project):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_imports_inside_a_factory_find_the_project(project):
+def test_imports_inside_a_factory_find_the_project(project, here):
     (project / "late.py").write_text(
         "def build():\n    from my_pkg.model import Tiny\n    return Tiny()\n"
     )
-    done = gpt_duet("late:build", "--only", "shape", folder=project)
-    assert done.returncode == 0, done.stdout + done.stderr
+    path = list(sys.path)
+    status, out, err = here("late:build", "--only", "shape")
+    assert status == 0, out + err
+    assert sys.path == path
