@@ -80,7 +80,7 @@ class Norm(nn.LayerNorm):
 # --- Shape -----------------------------------------------------------------
 
 
-@broken("check_shape", only=True)
+@broken("check_shape")
 class SqueezedScores(GPT):
     """A squeeze drops the batch axis of one row and the time axis of one
     token."""
@@ -90,19 +90,30 @@ class SqueezedScores(GPT):
 
 
 @broken("check_shape", only=True)
-class PaddedVocabulary(GPT):
-    """The head is padded to a round number and never cut back: it scores
-    ids that do not exist."""
+class FullRowFlattened(GPT):
+    """In train mode one row of full length is taken for a packed batch and
+    comes back without its batch axis."""
 
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(DIM, 24)
+    def forward(self, tokens):
+        scores = super().forward(tokens)
+        packed = self.training and tokens.shape == (1, self.block_size)
+        return scores.squeeze(0) if packed else scores
+
+
+@broken("check_shape")
+class PaddedToKernel(GPT):
+    """Texts shorter than a kernel of 4 are padded on the right and not cut
+    back."""
+
+    def forward(self, tokens):
+        missing = max(4 - tokens.size(1), 0)
+        return super().forward(F.pad(tokens, (0, missing)))
 
 
 # --- NaN and infinity ------------------------------------------------------
 
 
-@broken("check_finite", report="gpt-from-scratch, D1-01")
+@broken("check_finite", report="GPT from Scratch, listing 5")
 class DropoutBeforeSoftmax(Attention):
     """Dropout on the masked scores: minus infinity times 0 is NaN, in train
     mode only."""
@@ -430,7 +441,7 @@ class HeadsMergedAsTime(Attention):
 # --- Causality: statistics over time ---------------------------------------
 
 
-@broken("check_causality", report="lets-build-gpt, D3-05")
+@broken("check_causality", report="Let's build GPT, cell 74")
 class NormOverTime(Norm):
     """The norm takes its mean and variance over the time axis."""
 
@@ -883,7 +894,10 @@ class BagOfWords(GPT):
         return x + earlier_mean(x)
 
 
-@broken("check_order_sensitivity", report="architecture-of-gpt-models, D4-09")
+@broken(
+    "check_order_sensitivity",
+    report="The Transformer architecture of GPT models, listing 3",
+)
 class OnePositionForAll(GPT):
     """A table of one position broadcasts: all positions are equal, and one
     layer of attention cannot tell their order."""
@@ -1307,14 +1321,23 @@ class TableNotRegistered(GPT):
 
 
 @broken("check_dtype", only=True)
-class AlwaysFloat(GPT):
-    """The scores are cast to float32, whatever the model's type is."""
+class DoubleNarrowed(GPT):
+    """Scores in float64 are taken for a mistake and cast to float32."""
 
     def scores(self, x):
-        return super().scores(x).float()
+        scores = super().scores(x)
+        return scores.float() if scores.dtype == torch.float64 else scores
 
 
-@broken("check_dtype", report="lets-build-gpt, D3-26", only=True)
+@broken("check_dtype", only=True)
+class AlwaysShort(GPT):
+    """The scores are cast to bfloat16, whatever the model's type is."""
+
+    def scores(self, x):
+        return super().scores(x).bfloat16()
+
+
+@broken("check_dtype", report="Let's build GPT, cell 82", only=True)
 class MadeOnTheCPU(GPT):
     """Positions are made without a device: they stay on the CPU."""
 

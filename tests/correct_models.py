@@ -38,8 +38,8 @@ class Correct:
 class NoPositions(GPT):
     """Positions come in elsewhere: in the attention, or by recurrence."""
 
-    def __init__(self, **parts):
-        super().__init__(**parts)
+    def __init__(self, mixer=Attention):
+        super().__init__(mixer=mixer)
         del self.wpe
 
     def embed(self, tokens):
@@ -49,8 +49,8 @@ class NoPositions(GPT):
 class Endless(NoPositions):
     """Declares no longest sequence."""
 
-    def __init__(self, **parts):
-        super().__init__(**parts)
+    def __init__(self, mixer=Attention):
+        super().__init__(mixer)
         del self.block_size
 
     def require_length(self, size):

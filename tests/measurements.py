@@ -55,17 +55,23 @@ def draw(case, batch, time, seed=0):
     return torch.randint(case.vocab_size, (batch, time), generator=generator)
 
 
-def read(answer, tokens, case):
-    """Find the scores in an answer, as (batch, time, vocab)."""
+def raw(answer):
+    """The tensor of scores in an answer, in whatever shape."""
     if isinstance(answer, dict):
         answer = answer["logits"]
     if isinstance(answer, tuple):
-        answer = next(part for part in answer if part.dim() > 1)
+        answer = next(part for part in answer if part.dim() > 0)
+    return answer
+
+
+def read(answer, tokens, case):
+    """Find the scores in an answer, as (batch, time, vocab)."""
+    answer = raw(answer)
     (batch, time), vocab = tokens.shape, case.vocab_size
     if answer.shape == (batch, vocab, time) and time != vocab:
         answer = answer.mT
-    # a squeezed answer is a fault of its own, measured as a shape
-    return answer.reshape(batch, time, -1)
+    # an axis that is lost is a fault of its own, measured as a shape
+    return answer.reshape(batch, -1, answer.size(-1))
 
 
 def scores(model, tokens, case):
@@ -107,19 +113,18 @@ def cross_entropy(scores, targets, **options):
 
 @measures("check_shape")
 def shape(case):
-    model = wide(case)
-    vocab = case.vocab_size
-    for batch, time in ((1, 1), (1, 5), (4, 1), (3, 6), (2, 8)):
-        answer = model(draw(case, batch, time))
-        if isinstance(answer, dict):
-            answer = answer["logits"]
-        if isinstance(answer, tuple):
-            answer = next(part for part in answer if part is not None)
-        if tuple(answer.shape) not in (
-            (batch, time, vocab),
-            (batch, vocab, time),
-        ):
-            return f"({batch}, {time}) tokens give {tuple(answer.shape)}"
+    model, vocab = wide(case), case.vocab_size
+    longest = min(case.block_size, 32)
+    sizes = (1, 1), (1, 5), (1, longest), (4, 1), (3, 6), (2, 8)
+    for training in (False, True):
+        train(model, training)
+        for batch, time in sizes:
+            answer = raw(model(draw(case, batch, time)))
+            if tuple(answer.shape) not in (
+                (batch, time, vocab),
+                (batch, vocab, time),
+            ):
+                return f"({batch}, {time}) ids give {tuple(answer.shape)}"
     return ""
 
 

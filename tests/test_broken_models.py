@@ -41,6 +41,7 @@ def test_broken_model_violates_its_property(case):
     assert MEASUREMENTS[case.check](case), case.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", by_name(c for c in BROKEN if c.only))
 def test_nothing_else_is_broken(case):
     others = CHECKS - {case.check, SLOW}

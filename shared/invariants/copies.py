@@ -17,7 +17,7 @@ from .subject import Model, Subject
 from .tokens import draw
 
 AWAKE = 1.5  # root mean square of what each matrix puts out
-AMPLIFIED = 300.0  # scores, products of two such, reach 1e5
+AMPLIFIED = (300.0, 100.0, 30.0, 10.0, 3.0)  # scores of two such: 1e5
 MOST = 3000.0  # times a weight
 
 
@@ -25,32 +25,25 @@ def awake(subject: Subject) -> nn.Module | None:
     """Return a copy as if it had been trained a little, or None.
 
     Zeros in trainable parameters are redrawn, and each matrix is scaled up
-    until its outputs are of size one.
+    until its outputs are of size one. None where that is not finite, or
+    there is no module to change.
     """
-    return _scaled(subject, AWAKE)[0]
+    return amplified(subject, AWAKE)
 
 
-def amplified(subject: Subject) -> tuple[nn.Module | None, float]:
-    """Return a copy with large weights, and how large its activations are.
+def amplified(
+    subject: Subject, size: float, precise: bool = True
+) -> nn.Module | None:
+    """Return a copy with larger weights, or None.
 
-    What is not finite is stepped down until it is; (None, 0) if it never
-    is, or there is no module to change.
+    Args:
+        subject: what is copied.
+        size: root mean square of what each matrix then puts out.
+        precise: whether in float64, where the model can.
     """
-    size = AMPLIFIED
-    while size > 2 * AWAKE:
-        model, finite = _scaled(subject, size)
-        if model is None:
-            break
-        if finite:
-            return model, size
-        size /= 3
-    return None, 0.0
-
-
-def _scaled(subject: Subject, size: float) -> tuple[nn.Module | None, bool]:
-    model = subject.precise()
+    model = subject.precise() if precise else subject.build()
     if not isinstance(model, nn.Module) or not subject.can_copy:
-        return None, False
+        return None
     generator = torch.Generator().manual_seed(subject.seed)
     with isolated(subject.seed):
         redraw_zeros(model, generator)
@@ -61,8 +54,8 @@ def _scaled(subject: Subject, size: float) -> tuple[nn.Module | None, bool]:
             scale_outputs(subject, model, tokens, size)
             scores = subject.scores(model, tokens)
         except ModelRaised:
-            return None, False
-    return model, bool(torch.isfinite(scores).all())
+            return None
+    return model if bool(torch.isfinite(scores).all()) else None
 
 
 @torch.no_grad()

@@ -8,7 +8,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .influence import influence_of
-from .measure import FLOOR, gaps, is_real, rounding, rows_at_once
+from .measure import (
+    FLOOR,
+    floor_of,
+    gaps,
+    is_real,
+    rounding,
+    rows_at_once,
+)
 from .pictures import text_map
 from .place import first_seen
 from .subject import Model, Subject
@@ -62,6 +69,14 @@ class Leak:
     dtype: str
 
 
+class _Suspicious(Exception):
+    """Two calls differ before the split, in a model's own precision."""
+
+
+class NotFinite(Exception):
+    """A copy with larger weights has scores that are NaN or infinite."""
+
+
 @dataclass
 class Search:
     """Looks for positions that see the future, in one copy of a model.
@@ -70,6 +85,11 @@ class Search:
         subject: the model's description.
         model: the copy, which no other check uses.
         weights: what a failure says about the copy's weights.
+        finite_only: whether to raise NotFinite for scores that are not: it
+            is no fault of a model to overflow under weights it never had.
+        lazy: whether the model is in its own precision until two calls
+            differ where they should not: equal shapes round alike, so that
+            any difference at all is reason to go on in float64.
         moved: whether any change has moved any score: if none does, nothing
             has been shown.
         mixed: whether rows were seen to depend on each other.
@@ -79,6 +99,8 @@ class Search:
     subject: Subject
     model: Model
     weights: str = ""
+    finite_only: bool = False
+    lazy: bool = False
     moved: bool = False
     mixed: bool = False
     unsteady: bool = False
@@ -101,7 +123,10 @@ class Search:
             seed=DROPOUT_SEED if mode.training else None,
             mask=mask,
         )
-        return scores.detach()
+        scores = scores.detach()
+        if self.finite_only and not bool(torch.isfinite(scores).all()):
+            raise NotFinite
+        return scores
 
     def _reset_buffers(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -115,6 +140,15 @@ class Search:
 
     def find(self, trial: Trial) -> Leak | None:
         """Return a leak that this trial shows, or None."""
+        try:
+            return self._find(trial)
+        except _Suspicious:
+            self.lazy = False
+            self._buffers.clear()
+            self.model = self.subject.doubled(self.model)
+            return self._find(trial)
+
+    def _find(self, trial: Trial) -> Leak | None:
         rows, time = trial.base.shape
         at_once = min(rows, rows_at_once(self.subject, time))
         same = bool((trial.base == trial.base[0]).all())
@@ -145,13 +179,15 @@ class Search:
         suspicious = moved.masked_fill(~before, 0.0).amax(1)
         if not self.moved:
             after = moved.masked_fill(before, 0.0).amax()
-            self.moved = bool(after > FLOOR * rounding(base_scores))
+            self.moved = bool(after > _least(base_scores))
         if not suspicious.any():
             return None
+        if self.lazy:
+            raise _Suspicious
         noise = rounding(base_scores)
         rows = suspicious.argsort(descending=True)[:3].tolist()
         for row in rows:
-            if suspicious[row] > FLOOR * noise:
+            if suspicious[row] > _least(base_scores):
                 leak = self._confirm(trial, row, noise)
                 if leak is not None:
                     return leak
@@ -172,7 +208,7 @@ class Search:
         moved = gaps(delta, torch.zeros_like(delta))
         position = int(moved.argmax())
         size = float(moved[position])
-        if size <= FLOOR * noise:
+        if size <= floor_of(delta.dtype) * noise:
             self.mixed = True  # other rows did it: another check's matter
             return None
         if trial.mode.training and not self.same_draws(
@@ -312,6 +348,11 @@ class Search:
             trial.mode,
         )
         return self.find(one) is not None
+
+
+def _least(scores: Tensor) -> float:
+    """Return the smallest difference that is looked at."""
+    return floor_of(scores.dtype) * rounding(scores)
 
 
 class _Draws(TorchDispatchMode):

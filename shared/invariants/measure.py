@@ -19,18 +19,20 @@ from .copies import nudge, restore
 from .subject import Model, Subject
 
 FLOOR = 64  # units of rounding of the largest score: never looked at
+COARSE = 2  # the same for 16 bits, where 64 units are half the scores
 NUDGE = 256  # units of rounding by which weights are nudged
 ALIKE = 0.2  # what a real difference may change by under the nudge
 
 # For functions, whose weights nobody can nudge: units of rounding.
 BLIND = {torch.float64: 2**20, torch.float32: 2**8}
 
-TOKENS_AT_ONCE = 4096
+TOKENS_AT_ONCE = 2048
 BYTES_AT_ONCE = 1 << 28
 
 
 def rows_at_once(subject: Subject, time: int) -> int:
     """Return how many sequences fit in one call, within the memory budget."""
+    # the scores, those they are compared with, and their difference
     by_scores = BYTES_AT_ONCE // (time * subject.vocab_size * 8)
     return max(1, min(TOKENS_AT_ONCE // time, by_scores))
 
@@ -56,6 +58,11 @@ def gaps(
 def epsilon(scores: Float[Tensor, "..."]) -> float:
     """Return the unit of rounding of a tensor's dtype."""
     return torch.finfo(scores.dtype).eps
+
+
+def floor_of(dtype: torch.dtype) -> int:
+    """Return how many units of rounding are never looked at."""
+    return FLOOR if torch.finfo(dtype).bits > 16 else COARSE
 
 
 def rounding(scores: Float[Tensor, "..."]) -> float:
@@ -96,7 +103,7 @@ def is_real(
     size = float(first.abs().max())
     if not math.isfinite(size):
         return True
-    if size <= FLOOR * noise:
+    if size <= floor_of(first.dtype) * noise:
         return False
     parameters = (
         [p for p in model.parameters() if p.is_floating_point()]
@@ -105,9 +112,10 @@ def is_real(
     )
     if not parameters:
         return size > BLIND.get(first.dtype, 16) * noise
-    eps = max(torch.finfo(parameters[0].dtype).eps, epsilon(first))
+    dtype = parameters[0].dtype
+    units = NUDGE if torch.finfo(dtype).bits > 16 else COARSE
     for seed in (1, 2):
-        with nudged(model, NUDGE * eps, seed):
+        with nudged(model, units * torch.finfo(dtype).eps, seed):
             change = float((difference() - first).abs().max())
         if not change <= ALIKE * size:
             return False

@@ -44,6 +44,13 @@ class Form:
             + ")"
         )
 
+    def shape(self, batch: int, time: int, vocab: int) -> tuple[int, ...]:
+        """Return the shape that an answer of this form has."""
+        if self.axes is None:
+            return (batch * time, vocab)
+        sizes = dict(zip(self.axes, (batch, time, vocab), strict=True))
+        return tuple(sizes.get(i, 1) for i in range(self.ndim))
+
     def read(
         self, answer: Shaped[Tensor, "..."], batch: int, time: int
     ) -> Float[Tensor, "batch time vocab"]:
@@ -140,6 +147,15 @@ def find_loss(answer: Any) -> Float[Tensor, ""] | None:
         if tensor.numel() == 1 and tensor.is_floating_point():
             return tensor.reshape(())
     return None
+
+
+def unsqueezed(
+    answer: Shaped[Tensor, "..."], shape: tuple[int, ...]
+) -> Shaped[Tensor, "..."]:
+    """Return a tensor in a shape from which axes of size 1 were dropped."""
+    if [n for n in answer.shape if n != 1] != [n for n in shape if n != 1]:
+        return answer
+    return answer.reshape(shape)
 
 
 def describe(answer: Any) -> str:

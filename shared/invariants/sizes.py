@@ -68,7 +68,9 @@ def all_declared(model: object, names: tuple[str, ...]) -> list[Declared]:
     return [size for size in found if size.value > 0]
 
 
-def promised_limit(model: object) -> tuple[Declared | None, str]:
+def promised_limit(
+    model: object, vocab_size: int
+) -> tuple[Declared | None, str]:
     """Return the length that a model promises to refuse to exceed.
 
     max_position_embeddings is also what models without a table of positions
@@ -81,8 +83,8 @@ def promised_limit(model: object) -> tuple[Declared | None, str]:
     limit = declared(model, LENGTH)
     if limit is None:
         return None, "no limit declared"
-    if limit.name == "max_position_embeddings" and not _has_rows(
-        model, limit.value
+    if limit.name == "max_position_embeddings" and not _has_table(
+        model, limit.value, vocab_size
     ):
         return None, (
             f"no limit declared: {limit}, but there is no table of as many "
@@ -91,21 +93,20 @@ def promised_limit(model: object) -> tuple[Declared | None, str]:
     return limit, ""
 
 
-def _has_rows(model: object, count: int) -> bool:
+def _has_table(model: object, count: int, vocab_size: int) -> bool:
+    """Whether a module holds a table of as many positions."""
     if not isinstance(model, nn.Module):
         return False
     tables = [
         module.weight
         for module in model.modules()
         if isinstance(module, nn.Embedding)
+        and module.num_embeddings != vocab_size
     ]
-    tables += [p for name, p in model.named_parameters() if "pos" in name]
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    tables += [t for name, t in tensors if "pos" in name or "wpe" in name]
     # some tables keep a few rows more, for padding
-    return any(
-        0 <= size - count <= 2
-        for table in [*tables, *model.buffers()]
-        for size in table.shape
-    )
+    return any(0 <= n - count <= 2 for table in tables for n in table.shape)
 
 
 def _get(place: object, name: str) -> Any:

@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from .errors import ModelRaised, UnusableModel, sentence
 from .randomness import isolated, seed_all
-from .reading import Form, Path, describe, find_scores, follow
+from .reading import (
+    Form,
+    Path,
+    describe,
+    find_scores,
+    follow,
+    tensors_in,
+    unsqueezed,
+)
 from .sizes import LENGTH, VOCABULARY, all_declared, declared, promised_limit
 
 Model = Callable[..., Any]
@@ -22,6 +30,7 @@ Model = Callable[..., Any]
 TOKENS = ("input_ids", "idx", "tokens", "x", "ids", "input", "inputs")
 TARGETS = ("targets", "target", "labels", "y")
 MASK = "attention_mask"
+HEAVY = 2_000_000  # parameters: from here on fewer long sequences are tried
 OUTPUTS = ("auto", "logits", "log_probs")
 
 
@@ -44,6 +53,7 @@ class Subject:
         block_size: longest sequence that is tried.
         form: where batch, time and vocabulary are in its answer.
         dtype: of its scores.
+        heavy: whether it has so many parameters that calls are spared.
         fresh: whether a factory builds it anew, with untrained weights.
         notes: what the reader of a report should know.
 
@@ -84,6 +94,10 @@ class Subject:
         )
         model = self.build()
         self.is_module = isinstance(model, nn.Module)
+        self.heavy = (
+            isinstance(model, nn.Module)
+            and sum(p.numel() for p in model.parameters()) > HEAVY
+        )
         self.name = _name(model_or_factory, model)
         if self.device is None:
             self.device = _device_of(model)
@@ -140,7 +154,10 @@ class Subject:
 
     def precise(self) -> Model:
         """Return the model anew, in float64 where it can be."""
-        model = self.build()
+        return self.doubled(self.build())
+
+    def doubled(self, model: Model) -> Model:
+        """Turn a model that was built into float64, where it can be."""
         if not isinstance(model, nn.Module) or not self.can_copy:
             return model
         if self._double is None:
@@ -166,6 +183,7 @@ class Subject:
         grad: bool = False,
         seed: int | None = None,
         mask: Int[Tensor, "batch time"] | None = None,
+        strict: bool = False,
     ) -> Float[Tensor, "batch time vocab"]:
         """Call a model and return its scores in the common form.
 
@@ -176,6 +194,7 @@ class Subject:
             grad: whether gradients are recorded.
             seed: of the global generators; None: they go on as they are.
             mask: the attention mask, where `takes_mask`.
+            strict: whether nothing is mended: see `read`.
 
         Raises:
             ModelRaised: with the model's own exception as its cause, or for
@@ -198,7 +217,7 @@ class Subject:
             raise ModelRaised(
                 f"the model raised {sentence(error)} on {_spoken(tokens)}"
             ) from error
-        return self.read(answer, tokens)
+        return self.read(answer, tokens, strict)
 
     def fixed_arguments(
         self, tokens: Int[Tensor, "batch time"]
@@ -229,25 +248,41 @@ class Subject:
         return function(**{self._token_name: tokens}, **extra)
 
     def read(
-        self, answer: Any, tokens: Int[Tensor, "batch time"]
+        self,
+        answer: Any,
+        tokens: Int[Tensor, "batch time"],
+        strict: bool = False,
     ) -> Float[Tensor, "batch time vocab"]:
         """Return the scores in an answer, in the common form.
+
+        Unless strict, axes of size 1 that the model drops are put back, and
+        scores of ids beyond its vocabulary are left out: they are the
+        matter of check_shape, and no other check should stumble over them.
 
         Raises:
             ModelRaised: where there are none of the right shape.
         """
         batch, time = tokens.shape
+        if strict and self._width != self.vocab_size:
+            raise ModelRaised(
+                f"the scores are {self._width} wide, the vocabulary has "
+                f"{self.vocab_size} ids"
+            )
         found = follow(answer, self._path)
         if isinstance(found, Tensor):
+            if not strict:
+                shape = self.form.shape(batch, time, self._width)
+                found = unsqueezed(found, shape)
             try:
                 scores = self.form.read(found, batch, time)
             except (ValueError, RuntimeError):
                 scores = None
-            if scores is not None and scores.size(2) == self.vocab_size:
-                return scores
-        for path, form in find_scores(answer, batch, time, self.vocab_size):
+            if scores is not None and scores.size(2) == self._width:
+                return scores[..., : self.vocab_size]
+        for path, form in find_scores(answer, batch, time, self._width):
             if form == self.form:
-                return form.read(follow(answer, path), batch, time)
+                scores = form.read(follow(answer, path), batch, time)
+                return scores[..., : self.vocab_size]
         raise ModelRaised(
             f"the scores for {_spoken(tokens)} should have shape "
             f"{(batch, time, self.vocab_size)}, got {describe(answer)}"
@@ -277,13 +312,14 @@ class Subject:
                 f"vocab_size={vocab_size} was given, but {self.name} has "
                 f"{known}"
             )
+        self._declared = known is not None
         if vocab_size < 2:
             raise UnusableModel(
                 f"vocab_size must be at least 2 for one token to differ from "
                 f"another, got {vocab_size}"
             )
         self.vocab_size = vocab_size
-        self.limit, self.no_limit = promised_limit(model)
+        self.limit, self.no_limit = promised_limit(model, vocab_size)
         longest = self.limit
         if longest is None:
             sizes = all_declared(model, LENGTH)
@@ -325,8 +361,13 @@ class Subject:
 
     def _probe(self, model: Model) -> None:
         """Find the scores in two answers of sizes that no axis shares."""
+        self._width = self.vocab_size
         found = self._find(model)
+        if not found and self._declared and self._wider > self.vocab_size:
+            self._width = self._wider
+            found = self._find(model)
         if not found and self.target_name and self.method is None:
+            self._width = self.vocab_size
             self._with_targets = True
             found = self._find(model)
         if not found:
@@ -368,7 +409,13 @@ class Subject:
                 finally:
                     if isinstance(model, nn.Module):
                         model.train(training)
-            found = find_scores(answer, batch, time, self.vocab_size)
+            found = find_scores(answer, batch, time, self._width)
+            widths = [
+                tensor.size(2)
+                for _, tensor in tensors_in(answer)
+                if tensor.ndim == 3 and tensor.shape[:2] == (batch, time)
+            ]
+            self._wider = widths[0] if widths else 0
             if candidates is None:
                 candidates = found
             candidates = [c for c in candidates if c in found]

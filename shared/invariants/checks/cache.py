@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelRaised, SkipCheck, sentence
-from ..measure import FLOOR, gaps, is_real, rounding
+from ..measure import floor_of, gaps, is_real, rounding
 from ..reading import find_scores, follow
 from ..subject import Model, Subject
 from ..tokens import draw
@@ -99,7 +99,7 @@ def _compare(
     full = subject.scores(model, tokens)
     moved = gaps(_whole(subject, model, tokens, pieces), full)
     size, noise = float(moved.max()), rounding(full)
-    if not size > FLOOR * noise:
+    if not size > floor_of(full.dtype) * noise:
         return
 
     def difference() -> Tensor:

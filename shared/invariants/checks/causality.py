@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..copies import amplified, awake
-from ..leaks import Mode, Search, Trial
+from ..copies import AMPLIFIED, AWAKE, amplified
+from ..leaks import Mode, NotFinite, Search, Trial
 from ..sizes import declared
 from ..subject import Subject
 from ..tokens import SMALL, SPLITS, draw, lengths_to_try, others, splits_to_try
@@ -48,25 +48,27 @@ class _Causality:
         subject = self.subject
         if self.longest < 2:
             return "one token has no future"
-        search = Search(subject, subject.precise())
+        search = self._search()
         long = lengths_to_try(search.model, self.longest)
         # some models change themselves after a short call
         for time in reversed(long):
-            count = SPLITS if time in (self.longest, 33) else SPLITS // 3
-            if time <= 2 * SMALL + 1:
-                count = time
-            self._try(search, Mode(), time, KINDS[:1], count)
+            self._try(search, Mode(), time, KINDS[:1], self._count(time))
+        if subject.heavy:
+            plain = Search(subject, subject.precise())
+            plain.moved = search.moved
+        else:
+            plain = search
+        kinds = ("suffix", "mixed") if subject.heavy else KINDS
         for time in self.small:
-            self._try(search, Mode(), time, KINDS)
-        plain = search
+            self._try(plain, Mode(), time, kinds)
 
         few = [t for t in (2, 3, 5, 8, SMALL) if t <= self.longest]
         near = [t for t in (33,) if t <= self.longest]
         end = [self.longest] if self.longest > SMALL else []
         grad = Mode("with gradients recorded", grad=True)
-        self._sweep(plain, grad, few, end, 4)
+        self._sweep(search, grad, few, end, 4)
 
-        trained = Search(subject, subject.precise())
+        trained = self._search()
         train = Mode("in train mode", training=True, grad=True)
         self._sweep(trained, train, self.small, near + end, SPLITS)
         quiet = Mode("in train mode without gradients", training=True)
@@ -75,9 +77,10 @@ class _Causality:
         if subject.takes_mask:
             ones = Mode("with an attention mask of ones", padded=0.0)
             left = Mode("with a left-padded attention mask", padded=0.3)
-            self._sweep(plain, ones, few, end, 4)
-            self._sweep(plain, left, few, end, 4)
+            self._sweep(search, ones, few, end, 4)
+            self._sweep(search, left, few, end, 4)
         self._finish(plain)
+        self._finish(search)
         self._finish(trained)
         self._large(near + end)
         if not self.moved:
@@ -87,22 +90,48 @@ class _Causality:
             )
         return self._summary(long)
 
+    def _search(self) -> Search:
+        """Return a search in a fresh model; a heavy one starts as it is."""
+        subject = self.subject
+        if subject.heavy:
+            return Search(subject, subject.build(), lazy=True)
+        return Search(subject, subject.precise())
+
+    def _count(self, time: int) -> int:
+        """Return how many splits of a length over SMALL are tried."""
+        if time == self.longest:
+            return SPLITS
+        if time <= 2 * SMALL + 1:
+            return time
+        return 4 if self.subject.heavy else SPLITS // 3
+
     def _large(self, long: list[int]) -> None:
-        copy = awake(self.subject)
-        if copy is not None:
-            words = "with zeros redrawn and larger weights"
-            search = Search(self.subject, copy, words)
-            self._sweep(search, Mode(), self.small, long, SPLITS // 3)
-            self._finish(search)
-            del search, copy
-        large, size = amplified(self.subject)
-        if large is not None:
-            words = f"with weights scaled up to activations of {size:.0f}"
-            search = Search(self.subject, large, words)
-            self._sweep(search, Mode(), self.small, long, SPLITS // 3)
-            self._finish(search)
-        elif self.subject.is_module:
+        if not self.subject.is_module or not self.subject.can_copy:
+            return
+        words = "with zeros redrawn and larger weights"
+        if not self._holds_at(AWAKE, words, long):
             self.notes.append("no larger weights give finite scores")
+        for size in AMPLIFIED:
+            words = f"with weights scaled up to activations of {size:.0f}"
+            if self._holds_at(size, words, long):
+                return
+        self.notes.append("no large weights give finite scores")
+
+    def _holds_at(self, size: float, words: str, long: list[int]) -> bool:
+        """Search a copy; whether its scores are finite all the way."""
+        heavy = self.subject.heavy
+        copy = amplified(self.subject, size, precise=not heavy)
+        if copy is None:
+            return False
+        search = Search(
+            self.subject, copy, words, finite_only=True, lazy=heavy
+        )
+        try:
+            self._sweep(search, Mode(), self.small, long, SPLITS // 3)
+        except NotFinite:
+            return False
+        self._finish(search)
+        return True
 
     def _finish(self, search: Search) -> None:
         self.moved |= search.moved
@@ -191,9 +220,6 @@ class _Causality:
         words = [f"every split of every length to {self.small[-1]}"]
         for time in long:
             generator = torch.Generator().manual_seed(0)
-            count = SPLITS if time in (self.longest, 33) else SPLITS // 3
-            if time <= 2 * SMALL + 1:
-                count = time
-            tried = len(splits_to_try(time, generator, count))
+            tried = len(splits_to_try(time, generator, self._count(time)))
             words.append(f"{tried} of {time - 1} at {time}")
         return "; ".join([", ".join(words), *dict.fromkeys(self.notes)])

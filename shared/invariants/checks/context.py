@@ -1,6 +1,7 @@
 """What came before counts, and counts the same however it is fed."""
 
 import math
+from collections.abc import Iterable, Iterator
 
 import torch
 from jaxtyping import Int
@@ -9,7 +10,7 @@ from torch import Tensor
 from ..copies import awake
 from ..errors import SkipCheck
 from ..leaks import Mode, Search
-from ..measure import FLOOR, gaps, is_real, rounding, rows_at_once
+from ..measure import floor_of, gaps, is_real, rounding, rows_at_once
 from ..sizes import LENGTH, WINDOW, all_declared
 from ..subject import Subject
 from ..tokens import SMALL, draw, others, splits_to_try
@@ -35,10 +36,11 @@ def check_prefix_consistency(subject: Subject) -> str:
         return "one token has no prefix"
     generator = torch.Generator().manual_seed(subject.seed)
     search = Search(subject, subject.precise())
-    for time in sorted({min(t, longest) for t in (2, 5, SMALL, 33)}):
+    some = (2, 5, SMALL) if subject.heavy else (2, 5, SMALL, 33)
+    for time in sorted({min(t, longest) for t in some}):
         _prefixes(search, time, range(1, time), generator)
     if longest > 33:
-        splits = splits_to_try(longest, generator, 6)
+        splits = splits_to_try(longest, generator, 4)
         _prefixes(search, longest, splits, generator)
     copy = awake(subject)
     if copy is not None:
@@ -62,7 +64,7 @@ def _prefixes(
         prefix = tokens[:, :split]
         moved = gaps(search.run(prefix, Mode()), whole[:, :split])
         size = float(moved.max())
-        if not size > FLOOR * noise:
+        if not size > floor_of(whole.dtype) * noise:
             continue
         row, position = divmod(int(moved.argmax()), split)
 
@@ -118,7 +120,7 @@ def check_order_sensitivity(subject: Subject) -> str:
             size = float(delta.abs().max())
             largest = max(largest, size)
             noise = rounding(search.run(batch, Mode()))
-            if size > FLOOR * noise and is_real(
+            if size > floor_of(delta.dtype) * noise and is_real(
                 search.model, difference, noise
             ):
                 return f"the last scores move by {size:.2g}"
@@ -134,12 +136,26 @@ def _swapped(tokens: Int[Tensor, "time"], at: int) -> Int[Tensor, "time"]:
     return tokens
 
 
-def _searches(subject: Subject) -> list[Search]:
-    searches = [Search(subject, subject.precise())]
+def _searches(subject: Subject) -> Iterator[Search]:
+    """Yield the fresh model, then, if that is not enough, a woken copy."""
+    yield Search(subject, subject.precise())
     copy = awake(subject)
     if copy is not None:
-        searches.append(Search(subject, copy, "with larger weights"))
-    return searches
+        yield Search(subject, copy, "with larger weights")
+
+
+class Once:
+    """An iterator that may be gone through again; each item is made once."""
+
+    def __init__(self, items: Iterator[Search]):
+        self._items = items
+        self._made: list[Search] = []
+
+    def __iter__(self) -> Iterator[Search]:
+        yield from self._made
+        for item in self._items:
+            self._made.append(item)
+            yield item
 
 
 def check_context_use(subject: Subject) -> str:
@@ -162,13 +178,13 @@ def check_context_use(subject: Subject) -> str:
     windows = [size for size in sizes if size.name not in LENGTH]
     window = min(windows, key=lambda w: w.value) if windows else None
     generator = torch.Generator().manual_seed(subject.seed)
-    searches = _searches(subject)
+    searches = Once(_searches(subject))
     reported = ""
     lengths = {2, 3, min(8, longest), min(SMALL, longest), longest}
     for time in sorted(t for t in lengths if t <= longest):
         columns = list(range(time - 1))
         if time > SMALL:
-            columns = [s - 1 for s in splits_to_try(time, generator, 12)]
+            columns = [s - 1 for s in splits_to_try(time, generator, 6)]
         used = _used(searches, time, columns, generator)
         unused = [s for s in columns if not used.get(s)]
         if not unused:
@@ -208,13 +224,12 @@ def _fades(
 
 
 def _used(
-    searches: list[Search],
+    searches: Iterable[Search],
     time: int,
     columns: list[int],
     generator: torch.Generator,
 ) -> dict[int, float]:
     """Return for each token how far it moves the last output; 0 is never."""
-    vocab = searches[0].subject.vocab_size
     used: dict[int, float] = {}
     for search in searches:
         rounds = 4 if time <= SMALL else 1
@@ -222,11 +237,12 @@ def _used(
             left = [s for s in columns if not used.get(s)]
             if not left:
                 return used
+            vocab = search.subject.vocab_size
             at_once = min(len(left), rows_at_once(search.subject, time))
             base = draw(vocab, 1, time, generator)
             replaced = others(base[0], vocab, generator)
             base_scores = search.run(base.repeat(at_once, 1), Mode())[:, -1]
-            noise = rounding(base_scores)
+            least = floor_of(base_scores.dtype) * rounding(base_scores)
             for first in range(0, len(left), at_once):
                 part = [
                     left[min(first + i, len(left) - 1)] for i in range(at_once)
@@ -235,7 +251,7 @@ def _used(
                 rows[range(at_once), part] = replaced[part]
                 moved = gaps(search.run(rows, Mode())[:, -1], base_scores)
                 for s, size in zip(part, moved.tolist(), strict=True):
-                    if size > FLOOR * noise or math.isnan(size):
+                    if size > least:
                         used[s] = max(used.get(s, 0.0), size)
         left = [s for s in columns if not used.get(s)]
         if left:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import SkipCheck, sentence
-from ..measure import FLOOR, gaps, rounding
+from ..measure import floor_of, gaps, rounding
 from ..randomness import random_states, seed_all
 from ..subject import Model, Subject
 from ..tokens import draw
@@ -33,7 +33,7 @@ def check_determinism(subject: Subject) -> str:
     def compare(after: str, grad: bool = False) -> None:
         scores = subject.scores(model, tokens, grad=grad).detach()
         moved = gaps(scores, first)
-        if float(moved.max()) > FLOOR * rounding(first):
+        if float(moved.max()) > floor_of(first.dtype) * rounding(first):
             position = int(moved.amax(0).argmax())
             raise AssertionError(
                 f"the same tokens give other scores {after}: position "
@@ -184,7 +184,7 @@ def check_state_dict(subject: Subject) -> str:
             f"a copy does not load the state: {sentence(error)}"
         ) from error
     moved = gaps(subject.scores(other, tokens), expected)
-    if float(moved.max()) > FLOOR * rounding(expected):
+    if float(moved.max()) > floor_of(expected.dtype) * rounding(expected):
         raise AssertionError(
             f"a reloaded copy computes something else: scores differ by "
             f"{float(moved.max()):.2g}, so some state is not saved"
