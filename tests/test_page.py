@@ -504,6 +504,7 @@ def test_very_many_heads_show_the_first_layers():
     assert 5 * cells * 4 / 3 <= BUDGET
 
 
+@pytest.mark.slow
 def test_the_default_is_made_in_time(tmp_path):
     path = tmp_path / "page.html"
     start = time.process_time()

@@ -114,7 +114,7 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["count"] = lambda n: f"{n:,}"
-    environment.filters["large"] = _large
+    environment.filters["large"] = lambda n: _large(float(n))
     environment.filters["tiny"] = lambda x: "0" if x == 0 else f"{x:.1e}"
     environment.filters["visible"] = visible
     return environment

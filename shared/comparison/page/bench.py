@@ -67,7 +67,9 @@ def read_bench(path: Path) -> Bench:
             )
     work = [content.get("batch"), content.get("time")]
     tokens = math.prod(work) if all(map(_good, work)) else None
-    bars = [_bar(name, times, tokens) for name, times in seconds.items()]
+    bars = [
+        _bar(name, [*map(float, t)], tokens) for name, t in seconds.items()
+    ]
     facts = [
         f"{name} {value}"
         for name, value in content.items()

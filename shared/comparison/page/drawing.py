@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from shared.protocol import Style
 
 # What the letters of the drawing need, in its own units.
-TITLE, LINE, LETTER = 22, 14, 5.5
-ARROW = 42
+TITLE, LINE, LETTER = 22.0, 14.0, 5.5
+ARROW = 42.0
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Drawing:
     """
 
     width: float
-    height: float = 0
+    height: float = 0.0
     heads: list[tuple[float, str]] = field(default_factory=list)
     ends: list[Apart] = field(default_factory=list)
     frames: list[Box] = field(default_factory=list)
@@ -109,7 +109,7 @@ def draw(
         concept: str,
         title: str,
         lines: Sequence[tuple[str, ...]],
-        inset: float = 0,
+        inset: float = 0.0,
     ) -> None:
         nonlocal y
         height = TITLE + LINE * max(map(len, lines)) + 8

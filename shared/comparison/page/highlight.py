@@ -4,10 +4,11 @@ import bisect
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from markupsafe import Markup
 from pygments.lexers import PythonLexer
-from pygments.token import STANDARD_TYPES, Token
+from pygments.token import STANDARD_TYPES
 
 Terms = Mapping[str, Sequence[str]]
 
@@ -79,7 +80,7 @@ def _cut(value: str, position: int, cuts: Sequence[int]) -> list[str]:
     return [value[a:b] for a, b in itertools.pairwise(edges) if a < b]
 
 
-def _css_class(kind: Token) -> str:
+def _css_class(kind: Any) -> str:
     while kind not in STANDARD_TYPES:
         kind = kind.parent
     return STANDARD_TYPES[kind]
