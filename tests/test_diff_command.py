@@ -212,6 +212,7 @@ def test_a_third_style(run, tmp_path, monkeypatch):
         "class DecoderLayer" in line and "class Layer" in line
         for line in lines
     )
+    assert f"{name}/__init__.py:" in out
     # a concept of its own is shown too, described by its docstring
     assert any(line.startswith("weights") for line in lines)
     status, out, _ = run("diff", "weights", "--right", name, "--width", 200)

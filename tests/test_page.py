@@ -364,6 +364,7 @@ def test_every_section_is_filled(page):
         "Not measured here",
     ):
         assert words in text, words
+    assert 'class="apart far"' not in text
     for concept in CONCEPTS:
         assert f'id="concept-{concept}"' in text
         assert f'href="#concept-{concept}"' in text
@@ -425,6 +426,8 @@ def test_two_functions_are_told_apart(tmp_path, monkeypatch):
     assert command("compare", "--text", "abc def", *SMALL, "--html", path) == 1
     text = path.read_text()
     assert "<strong>Two functions</strong>" in text
+    assert 'class="apart far"' in text
+    assert "In one function they would coincide." in text
     largest = np.array(data_of(path)["attention"]["largest"])
     assert largest[0].max() < 1e-6
     assert largest[1].min() > 1e-6

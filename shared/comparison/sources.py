@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from pathlib import PurePosixPath
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -139,11 +139,11 @@ def read_part(component: Any) -> Part:
         lines, line = inspect.getsourcelines(component)
     except (OSError, TypeError) as error:
         raise ValueError(f"no source of {name}: {error}") from None
-    file = PurePosixPath(component.__module__.replace(".", "/")).with_suffix(
-        ".py"
-    )
+    path = PurePath(inspect.getsourcefile(component) or "")
+    folders = component.__module__.count(".") + (path.stem == "__init__")
+    file = "/".join(path.parts[-1 - folders :])
     code = textwrap.dedent("".join(lines)).rstrip()
-    return Part(name, str(file), tuple(_segments(code, max(line, 1))))
+    return Part(name, file, tuple(_segments(code, max(line, 1))))
 
 
 def align(

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -77,6 +77,7 @@ def render_page(
         .get_template("page.html")
         .render(
             comparison=comparison,
+            too_far=_too_far(comparison),
             config=config,
             names=comparison.styles,
             text={name: _shown(value) for name, value in text.items()},
@@ -94,6 +95,7 @@ def render_page(
             data={
                 "styles": comparison.styles,
                 "tokens": pieces,
+                "bound": None if comparison.one_function else comparison.bound,
                 "attention": attention,
                 "influence": influenced,
             },
@@ -159,6 +161,13 @@ def _excerpt(tokenizer: Tokenizer, tokens: Tensor) -> str:
     text = tokenizer.decode(ids)
     shown = "\n".join(visible(line) for line in text[:EXCERPT].split("\n"))
     return shown + (" \u2026" if len(text) > EXCERPT else "")
+
+
+def _too_far(comparison: Comparison) -> Callable[[float], bool]:
+    """What to show in red: of two functions, what rounding cannot explain."""
+    if comparison.one_function:
+        return lambda difference: False
+    return lambda difference: not difference <= comparison.bound
 
 
 def _drawings(

@@ -46,6 +46,15 @@ class Apart:
 
     x: float
     y: float
+    value: float
+
+
+@dataclass(frozen=True)
+class End:
+    """What goes in or comes out."""
+
+    x: float
+    y: float
     text: str
 
 
@@ -67,7 +76,7 @@ class Drawing:
     width: float
     height: float = 0.0
     heads: list[tuple[float, str]] = field(default_factory=list)
-    ends: list[Apart] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
     frames: list[Box] = field(default_factory=list)
     boxes: list[Box] = field(default_factory=list)
     arrows: list[Arrow] = field(default_factory=list)
@@ -125,13 +134,13 @@ def draw(
                     height,
                 )
             )
-        apart(concept, y + height / 2)
+        measured(concept, y + height / 2)
         y += height
 
-    def apart(concept: str, height: float) -> None:
+    def measured(concept: str, height: float) -> None:
         if concept in differences:
-            text = f"{differences[concept]:.1e}"
-            sheet.aparts.append(Apart(width / 2, height, text))
+            apart = Apart(width / 2, height, differences[concept])
+            sheet.aparts.append(apart)
 
     def arrow(label: str, inside: bool = False) -> None:
         nonlocal y
@@ -141,14 +150,14 @@ def draw(
 
     for x, style in zip(middles, styles, strict=True):
         sheet.heads.append((x, short(style.__name__, column)))
-        sheet.ends.append(Apart(x, y - 4, "tokens"))
+        sheet.ends.append(End(x, y - 4, "tokens"))
     arrow(shapes[0])
     box("embedding", "embedding", names("embedding", column))
     arrow(shapes[1])
 
     top, frame = y, names("block", column)
     y += TITLE + LINE * max(map(len, frame)) + 6
-    apart("block", (top + y) / 2 - 6)
+    measured("block", (top + y) / 2 - 6)
     inner = column - 2 * inset
     title = "x + attention(norm(x))" if roomy else "attention"
     box("attention", title, names("attention", inner), inset)
@@ -165,7 +174,7 @@ def draw(
     box("head", "head", names("head", column))
     arrow(shapes[2])
     y += 14
-    sheet.ends += [Apart(x, y, "log-probabilities") for x in middles]
+    sheet.ends += [End(x, y, "log-probabilities") for x in middles]
     sheet.height = y + 10
     return sheet
 

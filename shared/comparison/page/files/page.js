@@ -102,6 +102,8 @@ if (data.attention) {
     }
     paint(byId("map-difference"), time,
       (i) => logarithmic(maps.difference[from + i], 12));
+    byId("largest").classList.toggle("far",
+      data.bound !== null && !(apart <= data.bound));
     byId("largest").textContent =
       `largest difference ${apart === 0 ? "0" : apart.toExponential(1)}`;
   };
