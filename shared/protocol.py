@@ -41,6 +41,7 @@ class LanguageModel(Protocol):
         """
 
 
+@runtime_checkable
 class Style(Protocol):
     """An importable package that writes the decoder in its own way.
 

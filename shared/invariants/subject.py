@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from .errors import ModelRaised, UnusableModel, sentence
 from .randomness import isolated, seed_all
@@ -103,7 +104,9 @@ class Subject:
             self.device = _device_of(model)
         self._set_sizes(model, vocab_size, block_size)
         self._set_call(model)
-        self._probe(model)
+        with _called_modules() as called:
+            self._probe(model)
+        self._require_own_modules(model, called)
 
     def build(self, seed: int | None = None) -> Model:
         """Return the model anew: from the factory, or a copy of the one given.
@@ -151,6 +154,29 @@ class Subject:
                 f"that change weights are left out; give a factory"
             )
             return model
+
+    def _require_own_modules(
+        self, model: Model, called: list[nn.Module]
+    ) -> None:
+        """Give up copying where a copy calls modules of its original."""
+        given = self._given
+        if not isinstance(given, nn.Module) or model is given:
+            return
+        assert isinstance(model, nn.Module)
+        own = set(map(id, model.modules()))
+        theirs = {id(m): name for name, m in given.named_modules()}
+        shared = {
+            theirs[id(m)]
+            for m in called
+            if id(m) in theirs and id(m) not in own
+        }
+        if shared:
+            self.can_copy = False
+            self.notes.append(
+                f"a copy still calls {', '.join(sorted(shared)[:3])} of the "
+                f"original (a lambda or closure as an attribute?): checks "
+                f"that change weights are left out; give a factory"
+            )
 
     def precise(self) -> Model:
         """Return the model anew, in float64 where it can be."""
@@ -428,6 +454,21 @@ class Subject:
             return None
         path, form = candidates[0]
         return path, form, follow(answer, path).dtype
+
+
+@contextmanager
+def _called_modules() -> Iterator[list[nn.Module]]:
+    """Collect the modules that are called inside."""
+    called: list[nn.Module] = []
+
+    def note(module: nn.Module, args: object) -> None:
+        called.append(module)
+
+    handle = register_module_forward_pre_hook(note)
+    try:
+        yield called
+    finally:
+        handle.remove()
 
 
 def _probe_sizes(vocab: int, block: int) -> list[tuple[int, int]]:
