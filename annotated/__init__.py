@@ -30,7 +30,7 @@ __all__ = [
 # What implements each concept, in reading order.
 COMPONENTS: dict[str, tuple[object, ...]] = {
     "embedding": (Embeddings, PositionalEncoding),
-    "attention": (attention, MultiHeadedAttention),
+    "attention": (MultiHeadedAttention, attention),
     "feed_forward": (PositionwiseFeedForward,),
     "block": (LayerNorm, SublayerConnection, DecoderLayer),
     "model": (clones, Decoder, DecoderModel, make_model),

@@ -8,42 +8,6 @@ from torch import Tensor, nn
 from .layers import clones
 
 
-def attention(
-    query: Float[Tensor, "*batch time d_k"],
-    key: Float[Tensor, "*batch key_time d_k"],
-    value: Float[Tensor, "*batch key_time d_v"],
-    mask: Shaped[Tensor, "*#batch #time key_time"] | None = None,
-    dropout: nn.Module | None = None,
-) -> tuple[
-    Float[Tensor, "*batch time d_v"], Float[Tensor, "*batch time key_time"]
-]:
-    """Compute softmax(Q K^T / sqrt(d_k)) V.
-
-    Differs from the original: a masked score is -inf, which every dtype has
-    and no learned score can reach, and p_attn is returned before dropout,
-    while it still sums to one.
-
-    Args:
-        query: what each position looks for.
-        key: what each position offers to be found by.
-        value: what each position gives when found.
-        mask: 0 or False where a query must not see a key; None hides nothing.
-        dropout: applied to the probabilities.
-
-    Returns:
-        The weighted values, and the probabilities p_attn.
-
-    Source: Vaswani et al. 2017 (Attention Is All You Need), equation 1.
-    """
-    d_k = query.size(-1)
-    scores = query @ key.transpose(-2, -1) / math.sqrt(d_k)
-    if mask is not None:
-        scores = scores.masked_fill(mask == 0, float("-inf"))
-    p_attn = scores.softmax(dim=-1)
-    weights = p_attn if dropout is None else dropout(p_attn)
-    return weights @ value, p_attn
-
-
 class MultiHeadedAttention(nn.Module):
     """Attend h times side by side, each time d_k = d_model / h wide.
 
@@ -95,3 +59,39 @@ class MultiHeadedAttention(nn.Module):
 
         x = x.transpose(1, 2).flatten(-2)
         return self.linears[-1](x)
+
+
+def attention(
+    query: Float[Tensor, "*batch time d_k"],
+    key: Float[Tensor, "*batch key_time d_k"],
+    value: Float[Tensor, "*batch key_time d_v"],
+    mask: Shaped[Tensor, "*#batch #time key_time"] | None = None,
+    dropout: nn.Module | None = None,
+) -> tuple[
+    Float[Tensor, "*batch time d_v"], Float[Tensor, "*batch time key_time"]
+]:
+    """Compute softmax(Q K^T / sqrt(d_k)) V.
+
+    Differs from the original: a masked score is -inf, which every dtype has
+    and no learned score can reach, and p_attn is returned before dropout,
+    while it still sums to one.
+
+    Args:
+        query: what each position looks for.
+        key: what each position offers to be found by.
+        value: what each position gives when found.
+        mask: 0 or False where a query must not see a key; None hides nothing.
+        dropout: applied to the probabilities.
+
+    Returns:
+        The weighted values, and the probabilities p_attn.
+
+    Source: Vaswani et al. 2017 (Attention Is All You Need), equation 1.
+    """
+    d_k = query.size(-1)
+    scores = query @ key.transpose(-2, -1) / math.sqrt(d_k)
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, float("-inf"))
+    p_attn = scores.softmax(dim=-1)
+    weights = p_attn if dropout is None else dropout(p_attn)
+    return weights @ value, p_attn

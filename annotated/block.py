@@ -5,7 +5,7 @@ from collections.abc import Callable
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from .layers import LayerNorm, clones
+from .layers import LayerNorm, Norm, clones
 
 
 class SublayerConnection(nn.Module):
@@ -22,12 +22,7 @@ class SublayerConnection(nn.Module):
     Source: Vaswani et al. 2017 (Attention Is All You Need), section 3.1.
     """
 
-    def __init__(
-        self,
-        size: int,
-        dropout: float,
-        norm: Callable[[int], nn.Module] = LayerNorm,
-    ):
+    def __init__(self, size: int, dropout: float, norm: Norm = LayerNorm):
         super().__init__()
         self.norm = norm(size)
         self.dropout = nn.Dropout(dropout)
@@ -61,7 +56,7 @@ class DecoderLayer(nn.Module):
         self_attn: nn.Module,
         feed_forward: nn.Module,
         dropout: float,
-        norm: Callable[[int], nn.Module] = LayerNorm,
+        norm: Norm = LayerNorm,
     ):
         super().__init__()
         self.size = size

@@ -1,10 +1,14 @@
 """The two small parts that every other part is made of."""
 
 import copy
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+# A class of norms, as the parts take it: called with the width.
+Norm = Callable[..., nn.Module]
 
 
 def clones(module: nn.Module, N: int) -> nn.ModuleList:
@@ -19,7 +23,7 @@ def clones(module: nn.Module, N: int) -> nn.ModuleList:
 
 
 class LayerNorm(nn.Module):
-    """Normalise the features, with eps added to the std, outside the root.
+    """Normalise the features; eps is added to the std, outside the root.
 
     The standard deviation divides by n - 1, where torch.nn.LayerNorm's
     divides by n: the same function for a_2 = weight * sqrt(n / (n - 1))

@@ -15,7 +15,7 @@ from .attention import MultiHeadedAttention
 from .block import DecoderLayer
 from .embedding import Embeddings, PositionalEncoding
 from .feed_forward import PositionwiseFeedForward
-from .layers import LayerNorm, clones
+from .layers import LayerNorm, Norm, clones
 
 
 class Decoder(nn.Module):
@@ -29,12 +29,7 @@ class Decoder(nn.Module):
     Source: The Annotated Transformer, "Decoder".
     """
 
-    def __init__(
-        self,
-        layer: DecoderLayer,
-        N: int,
-        norm: Callable[[int], nn.Module] = LayerNorm,
-    ):
+    def __init__(self, layer: DecoderLayer, N: int, norm: Norm = LayerNorm):
         super().__init__()
         self.layers = clones(layer, N)
         self.norm = norm(layer.size)
@@ -148,7 +143,7 @@ def make_model(
     d_ff: int = 2048,
     h: int = 8,
     dropout: float = 0.1,
-    norm: Callable[[int], nn.Module] = LayerNorm,
+    norm: Norm = LayerNorm,
     activation: Callable[[Tensor], Tensor] | str = F.relu,
     max_len: int = 5000,
 ) -> DecoderModel:
@@ -197,9 +192,7 @@ def make_model(
     return model
 
 
-def build_model(
-    config: GPTConfig, norm: Callable[..., nn.Module] = LayerNorm
-) -> DecoderModel:
+def build_model(config: GPTConfig, norm: Norm = LayerNorm) -> DecoderModel:
     """Build this style's model for a config, ready to be trained.
 
     After make_model's draws the biases are set to zero and the embedding to

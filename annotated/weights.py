@@ -5,7 +5,7 @@ three projections for one fused, and the n - 1 of the standard deviation.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shared.config import GPTConfig
 from shared.layouts import load_exactly, read_gpt2
 
-from .layers import LayerNorm
+from .layers import LayerNorm, Norm
 from .model import DecoderModel, build_model
 
 # Within one layer: GPT-2's name, and ours.
@@ -28,7 +28,7 @@ LINEARS = {
 def from_gpt2(
     state: Mapping[str, Tensor],
     config: GPTConfig,
-    norm: Callable[..., nn.Module] = nn.LayerNorm,
+    norm: Norm = nn.LayerNorm,
 ) -> DecoderModel:
     """Build the model that computes what a GPT-2 checkpoint computes.
 

@@ -1,0 +1,1 @@
+"""Forward-pass speed of both styles."""

@@ -1,7 +1,11 @@
-"""Where texts come from: Python's own documentation, or a file."""
+"""Where texts come from, and how their ids become batches."""
 
 import hashlib
 from pathlib import Path
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
 
 
 def default_text() -> str:
@@ -45,3 +49,66 @@ def read_text(path: str | Path) -> str:
 def text_stamp(text: str) -> str:
     """Return the first digits of the text's SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def split_ids(
+    ids: Int[Tensor, "tokens"], train_share: float = 0.9
+) -> tuple[Int[Tensor, "train"], Int[Tensor, "validation"]]:
+    """Cut a text in two: the first part to learn from, the rest to test on.
+
+    Args:
+        ids: of the whole text.
+        train_share: part of the ids that goes to training, rounded down.
+
+    Raises:
+        ValueError: for a share outside (0, 1), or a text so short that a
+            part would be empty.
+    """
+    if not 0 < train_share < 1:
+        raise ValueError(f"train_share must be in (0, 1), got {train_share}")
+    cut = int(train_share * len(ids))
+    if cut == 0 or cut == len(ids):
+        raise ValueError(
+            f"a text of {len(ids)} tokens is too short to split: "
+            f"{cut} for training, {len(ids) - cut} for validation"
+        )
+    return ids[:cut], ids[cut:]
+
+
+def random_batch(
+    ids: Int[Tensor, "tokens"],
+    batch_size: int,
+    block_size: int,
+    generator: torch.Generator | None = None,
+) -> tuple[Int[Tensor, "batch time"], Int[Tensor, "batch time"]]:
+    """Draw windows of a text, each start as likely as any other.
+
+    Args:
+        ids: of the text.
+        batch_size: number of windows.
+        block_size: length of a window, in tokens.
+        generator: what random numbers come from, on the CPU; None: torch's
+            own.
+
+    Returns:
+        The windows, and their targets: the windows one step on. Both on the
+        device of the ids.
+
+    Raises:
+        ValueError: for sizes below 1, and for a text that has not one
+            window and its target.
+
+    Source: the lecture "Let's build GPT".
+    """
+    for name, size in (("batch_size", batch_size), ("block_size", block_size)):
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
+    starts = len(ids) - block_size
+    if starts < 1:
+        raise ValueError(
+            f"a text of {len(ids)} tokens is too short: a window of "
+            f"{block_size} and its target need {block_size + 1}"
+        )
+    start = torch.randint(starts, (batch_size, 1), generator=generator)
+    places = (start + torch.arange(block_size)).to(ids.device)
+    return ids[places], ids[places + 1]

@@ -82,10 +82,11 @@ def read_gpt2(state: Mapping[str, Tensor], config: GPTConfig) -> State:
     state = strip(state, "transformer.")
     if "wte.weight" in state:
         state.setdefault("lm_head.weight", state["wte.weight"])
-    head = {"lm_head.weight": (config.vocab_size, config.n_embd)}
+    shapes = gpt2_shapes(config)
+    shapes["lm_head.weight"] = (config.vocab_size, config.n_embd)
     if "lm_head.bias" in state:
-        head["lm_head.bias"] = (config.vocab_size,)
-    require_shapes(state, gpt2_shapes(config) | head)
+        shapes["lm_head.bias"] = (config.vocab_size,)
+    require_shapes(state, shapes)
     return state
 
 
@@ -99,16 +100,16 @@ def require_shapes(
     """
     problems = []
     if missing := sorted(shapes.keys() - state.keys()):
-        problems.append(f"missing {_some(missing)}")
+        problems.append(f"missing {some(missing)}")
     if unknown := sorted(state.keys() - shapes.keys()):
-        problems.append(f"unknown {_some(unknown)}")
+        problems.append(f"unknown {some(unknown)}")
     wrong = [
         f"{name} {tuple(state[name].shape)} for {tuple(shape)}"
         for name, shape in shapes.items()
         if name in state and tuple(state[name].shape) != tuple(shape)
     ]
     if wrong:
-        problems.append(f"of another shape {_some(wrong)}")
+        problems.append(f"of another shape {some(wrong)}")
     if problems:
         raise ValueError("weights do not fit: " + "; ".join(problems))
 
@@ -131,6 +132,32 @@ def load_exactly(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     model.load_state_dict(copies, strict=True, assign=True)
 
 
+def require_tied(state: Mapping[str, Tensor]) -> None:
+    """Refuse to tie a head that computes something else than wte.
+
+    Four units in the last place are rounding: dividing a matrix by a root
+    and multiplying it again costs up to two.
+
+    Args:
+        state: in full form, as `read_gpt2` returns it.
+
+    Raises:
+        ValueError: with the size of the difference, or of the bias.
+    """
+    wte, head = state["wte.weight"], state["lm_head.weight"]
+    if not units_apart(wte, head) <= 4:
+        raise ValueError(
+            "tie_weights=True, but lm_head.weight differs from wte.weight "
+            f"by up to {(wte - head).abs().max():.3g}"
+        )
+    bias = state.get("lm_head.bias")
+    if bias is not None and bias.any():
+        raise ValueError(
+            f"tie_weights=True, but lm_head.bias is up to "
+            f"{bias.abs().max():.3g}"
+        )
+
+
 def units_apart(a: Tensor, b: Tensor) -> float:
     """Largest difference of two tensors, in units of a's last place."""
     _, exponent = torch.frexp(a.double())
@@ -138,6 +165,7 @@ def units_apart(a: Tensor, b: Tensor) -> float:
     return ((a.double() - b.double()).abs() / unit).max().item()
 
 
-def _some(names: list[str], most: int = 4) -> str:
+def some(names: list[str], most: int = 4) -> str:
+    """Return the first few names, and how many more there are."""
     rest = len(names) - most
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -80,6 +80,8 @@ def load_style(name: str) -> Style:
     Raises:
         ValueError: where there is no such package, or it is no style.
     """
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError(f"no style {name!r}: that is no package's name")
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -1,11 +1,13 @@
-"""Text to ids and back: bytes, characters, or any tiktoken encoding."""
+"""Text to ids and back: the kit's own tokens, bytes, characters, tiktoken."""
 
 import os
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-EMBEDDED = ("bytes", "char")
+DEFAULT = "duet-1k"
+EMBEDDED = (DEFAULT, "bytes", "char")
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """Turns text into ids in [0, n_vocab) and back."""
 
@@ -124,14 +126,18 @@ def load_tokenizer(name: str, text: str | None = None) -> Tokenizer:
     """Load a tokenizer by name.
 
     Args:
-        name: "bytes", "char", or a tiktoken encoding or model name
-            ("r50k_base", "davinci").
+        name: "duet-1k", "bytes", "char", or a tiktoken encoding or model
+            name ("r50k_base", "davinci").
         text: what "char" takes its characters from.
 
     Raises:
         ValueError: for an unknown name, for "char" without a text, and for
             an encoding that is neither cached nor can be fetched.
     """
+    if name == DEFAULT:
+        from .bpe import duet_1k
+
+        return TiktokenTokenizer(duet_1k())
     if name == "bytes":
         return ByteTokenizer()
     if name == "char":
@@ -160,7 +166,8 @@ def _load_tiktoken(name: str):
         raise ValueError(
             f"tokenizer {encoding} can be neither fetched "
             f"({type(error).__name__}) nor found in TIKTOKEN_CACHE_DIR "
-            f"({cache}); without a network use {' or '.join(EMBEDDED)}"
+            f"({cache}); without a network use {', '.join(EMBEDDED[:-1])} or "
+            f"{EMBEDDED[-1]}"
         ) from None
 
 

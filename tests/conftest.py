@@ -12,6 +12,10 @@ CACHE = SIBLING / "data" / "tiktoken_cache"
 if CACHE.is_dir():
     os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(CACHE))
 
+# Workers share the cores: one thread each, or they wait for one another.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 hypothesis.settings.register_profile(
     "kit", deadline=None, derandomize="CI" in os.environ, max_examples=50
 )
@@ -33,6 +37,14 @@ def pytest_configure(config):
         install_import_hook(
             ["annotated", "mingpt_style", "shared"], "beartype.beartype"
         )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out, in the pass with shape checks, what they would hide."""
+    if config.getoption("--check-shapes"):
+        hidden = [i for i in items if i.get_closest_marker("unhooked")]
+        items[:] = [item for item in items if item not in hidden]
+        config.hook.pytest_deselected(items=hidden)
 
 
 @pytest.fixture(autouse=True)

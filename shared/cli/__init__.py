@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import check, compare
+from . import check, compare, convert, generate, tokenizers
 
 app = typer.Typer(
     name="gpt-duet",
@@ -16,14 +16,15 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
+def _print_version(asked: bool) -> bool:
     if asked:
         typer.echo(f"gpt-duet {version('gpt-duet')}")
         raise typer.Exit
+    return asked
 
 
 @app.callback()
-def options(
+def gpt_duet(
     asked: Annotated[
         bool,
         typer.Option(
@@ -39,14 +40,22 @@ def options(
 
 app.command("check")(check.check)
 app.command("compare")(compare.compare)
+app.command("generate")(generate.generate)
+app.command("convert")(convert.convert)
+app.command("tokenizers")(tokenizers.tokenizers)
 
 
 def main() -> None:
-    """Run the command; a user's mistake ends in one line and status 2."""
+    """Run gpt-duet."""
+    run(app)
+
+
+def run(command: typer.Typer) -> None:
+    """Run a command; a user's mistake ends in one line and status 2."""
     try:
-        app()
+        command()
     except (ValueError, OSError, MemoryError) as error:
-        fail(str(error))
+        fail(str(error) or type(error).__name__)
     except RuntimeError as error:
         if "allocate" not in str(error) and "memory" not in str(error):
             raise

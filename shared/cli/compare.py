@@ -8,13 +8,13 @@ from rich.console import Console
 from rich.text import Text as RichText
 
 from shared.comparison import compare_styles
+from shared.comparison.styles import compare_weights
 from shared.comparison.terminal import show_comparison, show_tokens
 from shared.corpus import text_stamp
-from shared.tokenization import load_tokenizer
+from shared.protocol import load_style
+from shared.tokenization import DEFAULT, load_tokenizer
 
 from . import options
-
-DEFAULTS = {"n_layer": 3, "n_head": 4, "n_embd": 128, "block_size": 64}
 
 
 def compare(
@@ -27,12 +27,14 @@ def compare(
     ] = None,
     text: options.Text = None,
     file: options.File = None,
-    tokenizer_name: options.TokenizerName = "bytes",
+    tokenizer_name: options.TokenizerName = DEFAULT,
+    weights: options.Weights = None,
     preset: options.Preset = None,
     n_layer: options.NLayer = None,
     n_head: options.NHead = None,
     n_embd: options.NEmbd = None,
     block_size: options.BlockSize = None,
+    activation: options.Activation = None,
     dtype_name: options.Dtype = "float32",
     seed: options.Seed = 0,
     device_name: options.Device = "cpu",
@@ -45,24 +47,35 @@ def compare(
     names = tuple(styles or ("annotated", "mingpt_style"))
     if len(names) != 2:
         raise ValueError(f"compare takes two styles, got {len(names)}")
+    for name in names:
+        load_style(name)
     dtype = options.choose_dtype(dtype_name)
+    options.require_seed(seed)
     options.require_parent(json_file)
     content, source = options.choose_text(text, file)
     tokenizer = load_tokenizer(tokenizer_name, content)
-    config = options.choose_config(
-        preset,
-        tokenizer,
-        DEFAULTS,
-        n_layer=n_layer,
-        n_head=n_head,
-        n_embd=n_embd,
-        block_size=block_size,
-    )
+    sizes = {"n_layer": n_layer, "n_embd": n_embd, "block_size": block_size}
+    checkpoint = None
+    if weights is None:
+        config = options.choose_config(
+            preset, tokenizer, activation, n_head=n_head, **sizes
+        )
+    else:
+        checkpoint = options.choose_checkpoint(
+            weights,
+            tokenizer,
+            tokenizer_name,
+            n_head=n_head,
+            activation=activation,
+            preset=preset,
+            **sizes,
+        )
+        config = checkpoint.config
     device = options.choose_device(device_name)
     ids = tokenizer.encode(content)
     shown = ids[: config.block_size]
 
-    console = Console()
+    console = Console(highlight=False)
     console.print(
         RichText.assemble(
             ("text  ", "bold cyan"),
@@ -76,22 +89,28 @@ def compare(
         )
     show_tokens(console, shown, tokenizer)
 
-    comparison = compare_styles(
-        names,
-        config,
-        torch.tensor([shown], device=device),
-        dtype=dtype,
-        seed=seed,
-    )
+    tokens = torch.tensor([shown], device=device)
+    if checkpoint is None:
+        comparison = compare_styles(
+            names, config, tokens, dtype=dtype, seed=seed
+        )
+    else:
+        comparison = compare_weights(
+            names,
+            config,
+            checkpoint.to(device, dtype),
+            tokens,
+            weights="; ".join((str(weights), *checkpoint.told)),
+        )
     console.print(
         RichText.assemble(
             ("model ", "bold cyan"),
             f"{config.n_layer} layers, {config.n_head} heads, "
-            f"{config.n_embd} wide, {config.vocab_size:,} tokens; "
+            f"{config.n_embd} wide, vocabulary {config.vocab_size:,}; "
             f"{dtype_name} on {device}",
         )
     )
-    console.print(f"      weights: {comparison.weights}")
+    console.print(RichText(f"      weights: {comparison.weights}"))
     console.print()
     show_comparison(console, comparison, tokenizer)
     if json_file is not None:

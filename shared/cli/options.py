@@ -8,8 +8,15 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from shared.config import GPTConfig, preset_fields, preset_names
+from shared.checkpoint import Checkpoint, load_checkpoint
+from shared.config import (
+    ACTIVATIONS,
+    GPTConfig,
+    preset_fields,
+    preset_names,
+)
 from shared.corpus import default_text, read_text
+from shared.files import write_atomically
 from shared.tokenization import Tokenizer
 
 Text = Annotated[str | None, typer.Option("--text", help="The text itself.")]
@@ -25,8 +32,8 @@ TokenizerName = Annotated[
     str,
     typer.Option(
         "--tokenizer",
-        help='"bytes", "char", or a tiktoken encoding or model '
-        '("r50k_base", "davinci").',
+        help='"duet-1k", "bytes", "char", or a tiktoken encoding or model '
+        '("r50k_base", "davinci"); see gpt-duet tokenizers.',
     ),
 ]
 Preset = Annotated[
@@ -45,6 +52,23 @@ NEmbd = Annotated[
 BlockSize = Annotated[
     int | None, typer.Option("--block-size", help="Longest sequence.")
 ]
+Weights = Annotated[
+    Path | None,
+    typer.Option(
+        "--weights",
+        help="A folder with model.safetensors and config.json: of "
+        "transformers' GPT-2, nanoGPT, minGPT or the post GPT from Scratch. "
+        "Default: random weights.",
+    ),
+]
+Activation = Annotated[
+    str | None,
+    typer.Option(
+        "--activation",
+        help=f"One of {', '.join(ACTIVATIONS)}. Default: what comes with "
+        "--weights, else gelu_tanh.",
+    ),
+]
 Dtype = Annotated[str, typer.Option("--dtype", help='"float32" or "float64".')]
 Seed = Annotated[int, typer.Option("--seed", help="Of the random weights.")]
 Device = Annotated[
@@ -55,6 +79,7 @@ Json = Annotated[
     typer.Option("--json", help="Write everything to this file, too."),
 ]
 
+DEFAULTS = {"n_layer": 3, "n_head": 4, "n_embd": 128, "block_size": 64}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -82,7 +107,7 @@ def choose_text(text: str | None, file: Path | None) -> tuple[str, str]:
 def choose_config(
     preset: str | None,
     tokenizer: Tokenizer,
-    defaults: dict[str, Any],
+    activation: str | None = None,
     **sizes: int | None,
 ) -> GPTConfig:
     """Return the config that the options describe.
@@ -95,14 +120,18 @@ def choose_config(
         ValueError: for what GPTConfig refuses, and for a tokenizer with
             more tokens than the preset has room for.
     """
-    given = {name: size for name, size in sizes.items() if size is not None}
+    given: dict[str, Any] = {
+        name: size for name, size in sizes.items() if size is not None
+    }
+    if activation is not None:
+        given["activation"] = activation
     if preset is None:
         return GPTConfig(
-            **defaults | {"vocab_size": tokenizer.n_vocab} | given
+            **DEFAULTS | {"vocab_size": tokenizer.n_vocab} | given
         )
     if preset in preset_names():
         fixed = preset_fields(preset)
-        given.setdefault("block_size", defaults["block_size"])
+        given.setdefault("block_size", DEFAULTS["block_size"])
         if "block_size" in fixed and sizes.get("block_size") is None:
             del given["block_size"]
         if "vocab_size" not in fixed:
@@ -114,6 +143,39 @@ def choose_config(
             f"{config.vocab_size} of preset {preset}"
         )
     return config
+
+
+def choose_checkpoint(
+    folder: Path,
+    tokenizer: Tokenizer,
+    tokenizer_name: str,
+    *,
+    n_head: int | None,
+    activation: str | None,
+    **sizes: object,
+) -> Checkpoint:
+    """Return the checkpoint in a folder, if it speaks the tokenizer's ids.
+
+    Args:
+        folder: what --weights names.
+        tokenizer: whose vocabulary the checkpoint must have.
+        tokenizer_name: its name.
+        n_head: what weights do not show.
+        activation: what weights do not show.
+        **sizes: what they do show: options that must not be given.
+
+    Raises:
+        ValueError: for options beside --weights that say what weights show,
+            and as load_checkpoint and for_vocabulary.
+    """
+    for name, value in sizes.items():
+        if value is not None:
+            raise ValueError(
+                f"--weights brings its own sizes: leave "
+                f"--{name.replace('_', '-')} out"
+            )
+    checkpoint = load_checkpoint(folder, n_head=n_head, activation=activation)
+    return checkpoint.for_vocabulary(tokenizer.n_vocab, tokenizer_name)
 
 
 def choose_dtype(name: str) -> torch.dtype:
@@ -149,6 +211,16 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def require_seed(seed: int) -> None:
+    """Refuse a seed that torch's generators do not take.
+
+    Raises:
+        ValueError: for one below 0 or above 2**63 - 1.
+    """
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be from 0 to 2**63 - 1, got {seed}")
+
+
 def require_parent(path: Path | None) -> None:
     """Refuse a path that cannot be written, before any work is done.
 
@@ -168,13 +240,3 @@ def require_parent(path: Path | None) -> None:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file whole, or leave the old one as it is."""
     write_atomically(path, json.dumps(content, indent=2) + "\n")
-
-
-def write_atomically(path: Path, content: str) -> None:
-    """Write beside the file, then put it in its place."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(content, encoding="utf-8")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)

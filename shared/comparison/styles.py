@@ -110,16 +110,14 @@ def compare_styles(
     Raises:
         ValueError: for an unknown style or too many tokens.
     """
-    left, right = (load_style(name) for name in names)
-    state = shaken_weights(right, config, seed)
+    state = shaken_weights(load_style(names[1]), config, seed)
     return compare_weights(
         names,
         config,
         {k: v.to(tokens.device, dtype) for k, v in state.items()},
         tokens,
         weights=(
-            f"{right.__name__}.build_model, seed {seed}, "
-            "biases and norms shaken"
+            f"{names[1]}.build_model, seed {seed}, biases and norms shaken"
         ),
         top=top,
     )
@@ -161,6 +159,7 @@ def compare_weights(
     a = left.from_gpt2(state, config).eval()
     b = right.from_gpt2(state, config).eval()
     dtype = next(b.parameters()).dtype
+    ours, theirs = median_times([a, b], tokens)
     return Comparison(
         styles=names,
         config=config,
@@ -174,7 +173,7 @@ def compare_weights(
             count_parameters(b, right.STAGES),
         ),
         next_tokens=(_likeliest(a, tokens, top), _likeliest(b, tokens, top)),
-        seconds=tuple(median_times([a, b], tokens)),
+        seconds=(ours, theirs),
         schools_own=[
             _measure_own(style, state, config, other, tokens)
             for style, other in ((left, b), (right, a))

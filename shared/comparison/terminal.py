@@ -56,7 +56,7 @@ def show_comparison(
     console.print(Text(comparison.verdict, style=colour))
     for name, moved, why in comparison.schools_own:
         console.print(
-            Text(f"with {name} it moves by {moved:.2g}: {why}", style="dim")
+            Text(f"with {name}: {moved:.2g} apart. {why}", style="dim")
         )
 
 
@@ -123,5 +123,5 @@ def _table(first: str, *others: str, right: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold cyan")
     table.add_column(first, min_width=22)
     for name in others:
-        table.add_column(name, justify="right", min_width=12)
+        table.add_column(name, justify="right", min_width=20)
     return table

@@ -1,0 +1,34 @@
+"""gpt-duet tokenizers: what works here and now."""
+
+import tiktoken
+from rich.console import Console
+from rich.table import Table
+
+from shared.tiktoken_cache import Availability, look_up
+from shared.tokenization import DEFAULT, load_tokenizer
+
+
+def tokenizers() -> None:
+    """List the tokenizers, which of them work here, and why others do not.
+
+    The network is not asked. tiktoken fetches what is not in its cache when
+    it is first used; its model names ("davinci") work as their encodings do.
+    """
+    own = load_tokenizer(DEFAULT).n_vocab
+    rows = [
+        Availability(DEFAULT, own, "the kit's own, the default"),
+        Availability("bytes", 256, "the bytes of UTF-8"),
+        Availability("char", None, "the characters of the text given"),
+        *(look_up(name) for name in tiktoken.list_encoding_names()),
+    ]
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold cyan")
+    table.add_column("tokenizer", no_wrap=True)
+    table.add_column("works", no_wrap=True)
+    table.add_column("tokens", justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for row in rows:
+        style = None if row.works else "dim"
+        tokens = "" if row.n_vocab is None else f"{row.n_vocab:,}"
+        works = "yes" if row.works else "no"
+        table.add_row(row.name, works, tokens, row.note, style=style)
+    Console().print(table)

@@ -1,0 +1,66 @@
+"""Files that are written whole or not at all."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def write_atomically(path: Path, content: str) -> None:
+    """Write beside the file, then put it in its place.
+
+    Args:
+        path: the file; an old one is replaced.
+        content: its text, written in UTF-8.
+    """
+    beside = _beside(path)
+    try:
+        beside.write_text(content, encoding="utf-8", newline="\n")
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def require_new_folder(path: Path) -> None:
+    """Refuse a folder that cannot be made, before any work is done.
+
+    Raises:
+        ValueError: where something is in the way, or the folder above is
+            missing or cannot be written in.
+    """
+    if path.is_dir():
+        if any(path.iterdir()):
+            raise ValueError(f"the folder {path} exists and is not empty")
+    elif path.exists() or path.is_symlink():
+        raise ValueError(f"{path} exists and is no folder")
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        raise ValueError(f"there is no folder {parent}")
+    if not os.access(parent, os.W_OK):
+        raise ValueError(f"cannot write in the folder {parent}")
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Give a folder to fill, which gets its name once all is written.
+
+    Args:
+        path: the name; an empty folder may be there already.
+
+    Raises:
+        ValueError: as `require_new_folder`.
+    """
+    require_new_folder(path)
+    beside = _beside(path)
+    beside.mkdir()
+    try:
+        yield beside
+        os.replace(beside, path)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _beside(path: Path) -> Path:
+    path = path.absolute()
+    return path.with_name(f".{path.name}.{os.getpid()}")

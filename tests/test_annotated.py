@@ -1,0 +1,284 @@
+"""Faithful to its school: the listing of the text is the oracle."""
+
+import copy
+import math
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import annotated
+from annotated import LayerNorm, PositionalEncoding, build_model, make_model
+from shared.config import GPTConfig
+from shared.masks import subsequent_mask
+
+TINY = {"N": 2, "d_model": 12, "d_ff": 20, "h": 3}
+
+
+@pytest.fixture(scope="module")
+def listing(sibling):
+    """The names that the text's listings define, run as written.
+
+    The text forgets five imports, and gives no dropout to its attention.
+    """
+    text = (sibling / "texts" / "architecture-of-gpt-models.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names = {
+        "torch": torch,
+        "copy": copy,
+        "math": math,
+        "F": F,
+        "nn": nn,
+        "Variable": torch.autograd.Variable,
+    }
+    for block in blocks[1:]:  # the first calls what the others define
+        exec(block, names)
+    return names
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("sizes", [TINY, {"N": 1, "d_model": 8, "h": 2}, {}])
+def test_the_same_seed_gives_the_same_weights(listing, sizes, seed):
+    torch.manual_seed(seed)
+    original = listing["make_model"](31, **sizes)
+    torch.manual_seed(seed)
+    ours = make_model(31, **sizes)
+    expected = dict(original.named_parameters())
+    found = dict(ours.named_parameters())
+    assert list(found) == list(expected)
+    for name, parameter in expected.items():
+        assert found[name].equal(parameter), name
+
+
+def test_an_original_state_dict_loads_and_computes_the_same(listing):
+    original = listing["make_model"](31, **TINY).eval()
+    for parameter in original.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    ours = make_model(31, **TINY).eval()
+    ours.load_state_dict(original.state_dict(), strict=True)
+    tokens = torch.randint(31, (3, 9))
+    mask = subsequent_mask(9)
+    outputs = []
+    for model in (original, ours):
+        hidden = model(tokens, mask)
+        log_probs = model.generator(hidden)
+        log_probs[..., 1].sum().backward()
+        outputs.append((hidden, log_probs))
+    for theirs, mine in zip(*outputs, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    for theirs, mine in zip(
+        original.parameters(), ours.parameters(), strict=True
+    ):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+@given(st.integers(2, 9), st.integers(1, 12))
+def test_positions_are_sines_and_cosines(d_model, max_len):
+    table = PositionalEncoding(d_model, 0.0, max_len).pe
+    assert table.shape == (1, max_len, d_model)
+    for position in range(max_len):
+        for i in range(d_model):
+            angle = position / 10000 ** (2 * (i // 2) / d_model)
+            expected = math.cos(angle) if i % 2 else math.sin(angle)
+            assert table[0, position, i].item() == pytest.approx(
+                expected, abs=1e-6
+            )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "unit"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)]
+)
+def test_positions_are_right_when_built_in_half_precision(dtype, unit):
+    exact = PositionalEncoding(16, 0.0).pe
+    torch.set_default_dtype(dtype)
+    try:
+        half = PositionalEncoding(16, 0.0).pe
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert half.dtype == dtype
+    assert (half.float() - exact).abs().max() <= unit
+
+
+def test_an_odd_width_works():
+    model = make_model(11, N=1, d_model=7, d_ff=5, h=1)
+    assert model.log_probs(torch.tensor([[1, 2, 3]])).shape == (1, 3, 11)
+
+
+@given(st.integers(2, 20))
+def test_the_norm_divides_by_the_deviation_of_n_minus_1(features):
+    x = torch.randn(3, features, dtype=torch.float64)
+    norm = LayerNorm(features, eps=0.0).double()
+    same = nn.LayerNorm(features, eps=0.0).double()
+    factor = math.sqrt((features - 1) / features)
+    torch.testing.assert_close(norm(x), same(x) * factor)
+    with torch.no_grad():
+        norm.a_2.fill_(2.0)
+        norm.b_2.fill_(3.0)
+    torch.testing.assert_close(norm(x), same(x) * factor * 2 + 3)
+
+
+def test_the_norm_adds_its_eps_outside_the_root():
+    x = torch.tensor([[1.0, 3.0]])
+    norm = LayerNorm(2, eps=0.5)
+    expected = torch.tensor([[-1.0, 1.0]]) / (math.sqrt(2) + 0.5)
+    torch.testing.assert_close(norm(x), expected)
+
+
+@pytest.mark.parametrize("features", [1, 0])
+def test_one_feature_has_no_deviation(features):
+    with pytest.raises(ValueError, match=f"at least 2, got {features}"):
+        LayerNorm(features)
+
+
+def test_the_dropout_of_make_model_reaches_every_part():
+    model = make_model(11, **TINY, dropout=0.25)
+    rates = [m.p for m in model.modules() if isinstance(m, nn.Dropout)]
+    assert set(rates) == {0.25}
+    assert len(rates) == 1 + 2 * (1 + 1 + 2)
+
+
+def test_make_model_has_the_sizes_of_the_paper():
+    model = make_model(50257)
+    assert model.block_size == 5000
+    assert len(model.decoder.layers) == 6
+    layer = model.decoder.layers[0]
+    assert (layer.self_attn.h, layer.self_attn.d_k) == (8, 64)
+    assert layer.feed_forward.w_1.out_features == 2048
+    assert sum(p.numel() for p in model.parameters()) == 70_428_753
+    assert isinstance(layer.sublayer[0].norm, LayerNorm)
+    assert model.config == GPTConfig(
+        50257, 5000, 6, 8, 512, 2048, 0.1, "relu", False, None
+    )
+
+
+class TestKeptOnPurpose:
+    """Three habits of the original that make_model keeps."""
+
+    def test_clones_share_what_xavier_does_not_draw(self):
+        model = make_model(31, **TINY)
+        first, last = model.decoder.layers[0], model.decoder.layers[-1]
+        for a, b in zip(first.parameters(), last.parameters(), strict=True):
+            assert a.equal(b) == (a.dim() == 1)
+        biases = [linear.bias for linear in first.self_attn.linears]
+        assert all(bias.equal(biases[0]) for bias in biases)
+        assert biases[0].abs().max() > 0
+
+    def test_the_embedding_is_drawn_by_xavier(self):
+        model = make_model(5000, N=1, d_model=32, d_ff=8, h=2)
+        bound = math.sqrt(6 / (5000 + 32))
+        weight = model.embed[0].lut.weight
+        assert weight.abs().max() <= bound
+        assert weight.std().item() == pytest.approx(
+            bound / math.sqrt(3), rel=0.02
+        )
+
+    def test_forward_returns_hidden_states(self):
+        model = make_model(31, **TINY).eval()
+        tokens = torch.randint(31, (2, 5))
+        hidden = model(tokens, subsequent_mask(5))
+        assert hidden.shape == (2, 5, 12)
+        assert hidden.equal(model.decode(tokens, subsequent_mask(5)))
+        assert model.generator(hidden).equal(model.log_probs(tokens))
+
+    def test_build_model_mends_the_initialisation(self):
+        config = GPTConfig(5000, 16, n_layer=2, n_head=2, n_embd=64)
+        model = build_model(config)
+        weight = model.embed[0].lut.weight
+        assert weight.std().item() == pytest.approx(64**-0.5, rel=0.02)
+        assert weight.abs().max() > 3 * 64**-0.5  # normal, not uniform
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                assert not module.bias.any()
+        linears = model.decoder.layers[0].self_attn.linears
+        assert not linears[0].weight.equal(linears[1].weight)
+
+
+def test_without_a_mask_decode_is_causal():
+    model = make_model(31, **TINY).eval()
+    tokens = torch.randint(31, (2, 6))
+    expected = model.decode(tokens, subsequent_mask(6))
+    assert model.decode(tokens).equal(expected)
+    assert model(tokens).equal(expected)
+    everything = torch.ones(1, 6, 6, dtype=torch.bool)
+    assert not model.decode(tokens, everything).allclose(expected)
+
+
+def test_a_mask_may_be_of_numbers():
+    model = make_model(31, **TINY).eval()
+    tokens = torch.randint(31, (2, 6))
+    numbers = torch.ones(1, 6, 6).tril().to(torch.uint8)
+    assert model.decode(tokens, numbers).equal(model.decode(tokens))
+
+
+def test_the_generator_gives_log_probabilities():
+    model = make_model(31, **TINY)
+    log_probs = model.generator(torch.randn(2, 3, 12))
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("activation", "name"),
+    [
+        (F.relu, "relu"),
+        (nn.ReLU(), "relu"),
+        (F.gelu, "gelu"),
+        (nn.GELU(), "gelu"),
+        (nn.GELU(approximate="tanh"), "gelu_tanh"),
+        ("gelu_tanh", "gelu_tanh"),
+    ],
+)
+def test_parts_are_injected(activation, name):
+    model = make_model(
+        31, **TINY, norm=nn.LayerNorm, activation=activation, max_len=9
+    )
+    assert model.block_size == 9
+    assert model.config.activation == name
+    norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm)]
+    assert len(norms) == 2 * 2 + 1
+    x = torch.randn(1, 1, 12)
+    ff = model.decoder.layers[1].feed_forward.eval()
+    approximate = {"gelu": "none", "gelu_tanh": "tanh"}
+    bent = (
+        F.relu(ff.w_1(x))
+        if name == "relu"
+        else F.gelu(ff.w_1(x), approximate=approximate[name])
+    )
+    torch.testing.assert_close(ff(x), ff.w_2(bent))
+
+
+@pytest.mark.parametrize("activation", [torch.tanh, "tanh", nn.Tanh()])
+def test_an_activation_that_the_config_cannot_name_is_refused(activation):
+    with pytest.raises(ValueError, match="activation must be one of"):
+        make_model(31, **TINY, activation=activation)
+
+
+def test_clones_are_independent():
+    first, second = annotated.clones(nn.Linear(2, 2), 2)
+    assert first.weight.equal(second.weight)
+    with torch.no_grad():
+        first.weight.zero_()
+    assert second.weight.any()
+
+
+def test_the_embedding_is_scaled_by_the_root_of_the_width():
+    embed = annotated.Embeddings(16, 5)
+    tokens = torch.tensor([[3, 1]])
+    assert embed(tokens).equal(embed.lut(tokens) * 4)
+
+
+def test_the_norm_comes_before_the_sublayer_and_x_is_added_after():
+    connection = annotated.SublayerConnection(4, dropout=0.0)
+    x = torch.randn(2, 3, 4)
+    torch.testing.assert_close(
+        connection(x, torch.sin), x + torch.sin(connection.norm(x))
+    )
+
+
+def test_memory_of_attention_is_not_kept():
+    model = make_model(31, **TINY)
+    model.log_probs(torch.randint(31, (2, 6)))
+    assert all(layer.self_attn.attn is None for layer in model.decoder.layers)

@@ -1,0 +1,168 @@
+"""The attention mathematics of both styles against loops in NumPy."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import causal_attention, masked_attention
+from strategies import seeds
+
+from annotated import MultiHeadedAttention, attention
+from mingpt_style import CausalSelfAttention
+from shared.config import GPTConfig
+from shared.masks import subsequent_mask
+
+
+def randn(*shape, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+@given(
+    seed=seeds,
+    time=st.integers(1, 6),
+    key_time=st.integers(1, 6),
+    d_k=st.integers(1, 5),
+    d_v=st.integers(1, 5),
+    data=st.data(),
+)
+def test_the_formula_under_any_mask(seed, time, key_time, d_k, d_v, data):
+    row = st.lists(st.booleans(), min_size=key_time, max_size=key_time).filter(
+        any
+    )
+    visible = data.draw(st.lists(row, min_size=time, max_size=time))
+    query = randn(2, time, d_k, seed=seed)
+    key = randn(2, key_time, d_k, seed=seed + 1)
+    value = randn(2, key_time, d_v, seed=seed + 2)
+
+    output, p_attn = attention(query, key, value, torch.tensor(visible))
+
+    for b in range(2):
+        rows, weights = masked_attention(
+            query[b].numpy(), key[b].numpy(), value[b].numpy(), visible
+        )
+        np.testing.assert_allclose(output[b], rows, atol=1e-12)
+        np.testing.assert_allclose(p_attn[b], weights, atol=1e-12)
+
+
+def test_without_a_mask_everything_is_seen():
+    x = randn(1, 4, 3, seed=0)
+    _, p_attn = attention(x, x, x)
+    _, weights = masked_attention(
+        x[0].numpy(), x[0].numpy(), x[0].numpy(), np.ones((4, 4))
+    )
+    assert (p_attn > 0).all()
+    np.testing.assert_allclose(p_attn[0], weights, atol=1e-12)
+
+
+@given(
+    seed=seeds,
+    n_head=st.integers(1, 4),
+    head=st.integers(1, 5),
+    batch=st.integers(1, 3),
+    time=st.integers(1, 7),
+)
+def test_both_styles_and_the_loops_agree(seed, n_head, head, batch, time):
+    width = n_head * head
+    if width < 2:
+        width, n_head = 2, 1
+    x = randn(batch, time, width, seed=seed)
+    qkv_weight = randn(width, 3 * width, seed=seed + 1)
+    qkv_bias = randn(3 * width, seed=seed + 2)
+    out_weight = randn(width, width, seed=seed + 3)
+    out_bias = randn(width, seed=seed + 4)
+
+    ours = MultiHeadedAttention(n_head, width, dropout=0.5).double().eval()
+    config = GPTConfig(1, 1, 1, n_head, width, dropout=0.5)
+    fused = CausalSelfAttention(config).double().eval()
+    with torch.no_grad():
+        for linear, weight, bias in zip(
+            ours.linears,
+            [*qkv_weight.t().chunk(3), out_weight.t()],
+            [*qkv_bias.chunk(3), out_bias],
+            strict=True,
+        ):
+            linear.weight.copy_(weight)
+            linear.bias.copy_(bias)
+        fused.c_attn.weight.copy_(qkv_weight.t())
+        fused.c_attn.bias.copy_(qkv_bias)
+        fused.c_proj.weight.copy_(out_weight.t())
+        fused.c_proj.bias.copy_(out_bias)
+        a = ours(x, x, x, subsequent_mask(time))
+        b = fused(x)
+
+    for row in range(batch):
+        loops = causal_attention(
+            x[row].numpy(),
+            qkv_weight.numpy(),
+            qkv_bias.numpy(),
+            out_weight.numpy(),
+            out_bias.numpy(),
+            n_head,
+        )
+        np.testing.assert_allclose(a[row], loops, rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(b[row], loops, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+)
+def test_no_score_of_any_dtype_beats_the_mask(dtype):
+    largest = torch.finfo(dtype).max ** 0.5 / 2
+    query = torch.tensor([[[largest], [largest]]], dtype=dtype)
+    key = torch.tensor([[[-largest], [largest]]], dtype=dtype)
+    _, p_attn = attention(query, key, key, subsequent_mask(2))
+    assert p_attn[0, 0].tolist() == [1.0, 0.0]
+    assert p_attn.isfinite().all()
+
+
+def test_probabilities_are_returned_before_dropout():
+    x = randn(2, 5, 4, seed=1)
+    dropout = torch.nn.Dropout(0.5)
+    output, p_attn = attention(x, x, x, subsequent_mask(5), dropout)
+    torch.testing.assert_close(p_attn.sum(-1), torch.ones_like(p_attn[..., 0]))
+    assert not torch.allclose(output, p_attn @ x)
+
+
+def test_query_and_key_may_come_from_different_sequences():
+    layer = MultiHeadedAttention(2, 6).double().eval()
+    query, memory = randn(3, 2, 6, seed=2), randn(3, 5, 6, seed=3)
+    assert layer(query, memory, memory).shape == (3, 2, 6)
+
+
+def test_one_mask_a_row_of_the_batch():
+    layer = MultiHeadedAttention(2, 4, dropout=0.0).double()
+    x = randn(2, 3, 4, seed=4)
+    masks = torch.ones(2, 3, 3, dtype=torch.bool)
+    masks[1] = subsequent_mask(3)
+    both = layer(x, x, x, masks)
+    torch.testing.assert_close(both[:1], layer(x[:1], x[:1], x[:1]))
+    alone = layer(x[1:], x[1:], x[1:], subsequent_mask(3))
+    torch.testing.assert_close(both[1:], alone)
+
+
+def test_probabilities_are_kept_only_when_asked_for():
+    layer = MultiHeadedAttention(2, 4)
+    x = torch.randn(1, 3, 4)
+    layer(x, x, x)
+    assert layer.attn is None
+    layer.keep_attn = True
+    layer(x, x, x, subsequent_mask(3))
+    assert layer.attn.shape == (1, 2, 3, 3)
+    assert not layer.attn.requires_grad
+    torch.testing.assert_close(layer.attn.sum(-1), torch.ones(1, 2, 3))
+
+
+@pytest.mark.parametrize("h", [0, 3, -2])
+def test_heads_that_do_not_divide_the_width_are_refused(h):
+    with pytest.raises(ValueError, match=f"h={h} heads .* d_model=8"):
+        MultiHeadedAttention(h, 8)
+
+
+def test_score_variance_does_not_grow_with_the_width():
+    # the reason for 1 / sqrt(d_k): features 15 of the lecture
+    query, key = randn(200, 64, seed=5), randn(200, 64, seed=6)
+    logits = attention(query, key, torch.eye(200, dtype=torch.float64))[1]
+    scores = logits.log() - logits.log().mean(-1, keepdim=True)
+    assert 0.8 < scores.var().item() < 1.2

@@ -1,0 +1,257 @@
+"""gpt-duet compare as a user runs it, and the mistakes a user makes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from shared.cli import main
+
+SMALL = ["--n-layer", "1", "--n-head", "2", "--n-embd", "8"]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run the command in this process: its status, stdout and stderr."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["gpt-duet", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        out, err = capsys.readouterr()
+        return exit_.value.code or 0, out, err
+
+    return run
+
+
+def test_the_default_needs_nothing():
+    done = subprocess.run(
+        [sys.executable, "-m", "shared.cli", "compare"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "one function: largest difference" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_everything_is_printed(run):
+    status, out, err = run(
+        "compare", "--text", "A long time ago", *SMALL, "--block-size", 8,
+        "--tokenizer", "bytes",
+    )  # fmt: skip
+    assert status == 0
+    assert err == ""
+    for words in (
+        "15 characters",
+        "15 tokens (bytes)",
+        "cut to its first 8 tokens",
+        "block.0.attention",
+        "block.0.feed_forward",
+        "final_norm",
+        "log_probs",
+        "embedding",
+        "head",
+        "total",
+        "next token",
+        "median",
+        "one function: largest difference",
+        "annotated.LayerNorm",
+        "outside the root",
+    ):
+        assert words in out, words
+
+
+def test_a_text_that_fits_is_not_cut(run):
+    _, out, _ = run("compare", "--text", "short", *SMALL)
+    assert "cut" not in out
+    assert "115" in out  # "s", the first token
+
+
+def test_pieces_that_cannot_be_printed_are_spelt_out(run):
+    text = "\x1b[31m[bold]\n\té"
+    _, out, _ = run("compare", "--text", text, *SMALL)
+    assert "\x1b" not in out
+    for piece in (r"\x1b", r"\n", r"\t", "c3", "a9"):
+        assert piece in out.split()
+
+
+def test_markup_in_a_text_is_text(run):
+    status, out, _ = run(
+        "compare", "--text", "[/bold]", "--tokenizer", "char", *SMALL
+    )
+    assert status == 0
+    assert "[" in out
+
+
+def test_json_has_it_all(run, tmp_path):
+    file = tmp_path / "found.json"
+    status, _, _ = run(
+        "compare", "--text", "abc", *SMALL, "--json", file,
+        "--dtype", "float64", "--seed", 3, "--tokenizer", "bytes",
+    )  # fmt: skip
+    assert status == 0
+    found = json.loads(file.read_text())
+    assert found["one_function"] is True
+    assert found["styles"] == ["annotated", "mingpt_style"]
+    assert found["text"]["tokens"] == [97, 98, 99]
+    assert found["config"]["n_embd"] == 8
+    assert found["dtype"] == "float64"
+    assert found["differences"]["log_probs"] <= found["bound"] == 1e-12
+    assert len(found["next_tokens"][0]) == 5
+    assert [p.name for p in tmp_path.iterdir()] == ["found.json"]
+
+
+def test_a_file_is_read_as_utf8(run, tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_bytes("Grüße\r\n".encode())
+    status, out, _ = run("compare", "--file", file, *SMALL)
+    assert status == 0
+    assert "7 characters" in out
+    assert "9 tokens" in out
+
+
+def test_tokens_of_gpt2(run, r50k_base, sibling):
+    status, out, _ = run(
+        "compare", "--tokenizer", "davinci", "--text", "A long time ago",
+        *SMALL,
+    )  # fmt: skip
+    assert status == 0
+    assert ["32", "890", "640", "2084"] in [
+        line.split() for line in out.splitlines()
+    ]
+    status, out, _ = run(
+        "compare", "--tokenizer", "davinci", *SMALL, "--block-size", 16,
+        "--file", sibling / "data" / "tinyshakespeare.txt",
+    )  # fmt: skip
+    assert status == 0
+    assert "1,115,394 characters" in out
+    assert "cut to its first 16 tokens" in out
+
+
+def test_a_preset_and_what_it_leaves_open(run):
+    status, out, _ = run(
+        "compare", "--preset", "gpt-nano", "--text", "abc", "--n-layer", 1
+    )
+    assert status == 0
+    assert "1 layers, 3 heads, 48 wide, vocabulary 1,024" in out
+
+
+def test_seeds_make_a_difference_and_repeat(run, tmp_path):
+    tops = []
+    for seed in (1, 2, 1):
+        file = tmp_path / "found.json"
+        run("compare", "--text", "ab", *SMALL, "--seed", seed, "--json", file)
+        tops.append(json.loads(file.read_text())["next_tokens"][1])
+    assert tops[0] == tops[2] != tops[1]
+
+
+def test_two_functions_end_with_status_1(run, monkeypatch):
+    import annotated
+
+    whole = annotated.from_gpt2
+
+    def wrong(state, config, **parts):
+        state = dict(state) | {"ln_f.bias": state["ln_f.bias"] + 0.01}
+        return whole(state, config, **parts)
+
+    monkeypatch.setattr(annotated, "from_gpt2", wrong)
+    status, out, _ = run("compare", "--text", "abc", *SMALL)
+    assert status == 1
+    assert "two functions: largest difference" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--preset", "gpt5"], ["'gpt5'", "gpt2-medium"]),
+        (["--tokenizer", "none"], ["'none'", "bytes", "r50k_base"]),
+        (["--device", "toaster"], ["'toaster'", "cpu"]),
+        (["--device", "cuda:99"], ["'cuda:99'", "cpu"]),
+        (["--device", "meta"], ["'meta'", "cpu"]),
+        (["--dtype", "float8"], ["'float8'", "float32 or float64"]),
+        (["--file", "missing.txt"], ["missing.txt", "No such file"]),
+        (["--file", "empty.txt"], ["empty.txt is empty"]),
+        (["--file", "latin1.txt"], ["latin1.txt", "UTF-8", "0xe9"]),
+        (["--file", "binary.bin"], ["binary.bin", "not text"]),
+        (["--file", "."], [".", "directory"]),
+        (["--text", ""], ["--text is empty"]),
+        (["--text", "\udcff"], ["--text is not UTF-8"]),
+        (["--text", "a", "--file", "ok.txt"], ["--text or --file"]),
+        (["--n-layer", "0"], ["n_layer", "at least 1", "0"]),
+        (["--n-layer", "-2"], ["n_layer", "at least 1", "-2"]),
+        (["--n-head", "0"], ["n_head", "at least 1", "0"]),
+        (["--n-embd", "1"], ["n_embd", "at least 2", "1"]),
+        (["--n-embd", "10", "--n-head", "3"], ["n_embd=10 and n_head=3"]),
+        (["--block-size", "0"], ["block_size", "at least 1", "0"]),
+        (["--seed", "-1"], ["seed", "-1"]),
+        (["--json", "no/such/folder.json"], ["no folder", "no/such"]),
+        (["--json", "."], ["is a folder"]),
+        (["annotated"], ["two styles", "1"]),
+        (["annotated", "mingpt_style", "shared"], ["two styles", "3"]),
+        (["annotated", "nowhere"], ["no style 'nowhere'"]),
+        (["annotated", "shared.config"], ["is no style", "from_gpt2"]),
+        (["--preset", "gpt2", "--n-head", "5"], ["n_embd=768 and n_head=5"]),
+    ],
+)
+def test_a_mistake_ends_in_one_line(
+    run, tmp_path, monkeypatch, arguments, words
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ok.txt").write_text("fine")
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "latin1.txt").write_bytes("caf\u00e9".encode("latin-1"))
+    (tmp_path / "binary.bin").write_bytes(b"a\0b")
+    before = sorted(tmp_path.iterdir())
+    status, out, err = run("compare", *arguments)
+    assert status == 2
+    assert out == ""
+    assert err.count("\n") == 1, err
+    assert "Traceback" not in err
+    for word in words:
+        assert word in err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["compare", "--n-layer", "many"], "--n-layer"),
+        (["compare", "--nonsense"], "--nonsense"),
+        (["dance"], "dance"),
+    ],
+)
+def test_the_parsers_own_mistakes(run, arguments, word):
+    status, _, err = run(*arguments)
+    assert status == 2
+    assert "Traceback" not in err
+    assert word in err
+
+
+def test_a_tokenizer_too_large_for_a_preset(run, r50k_base):
+    status, _, err = run(
+        "compare", "--preset", "openai-gpt", "--tokenizer", "davinci",
+        "--text", "abc",
+    )  # fmt: skip
+    assert status == 2
+    assert "50257" in err
+    assert "40478" in err
+
+
+def test_an_old_file_is_replaced_whole(run, tmp_path):
+    file = tmp_path / "found.json"
+    file.write_text("old")
+    run("compare", "--text", "abc", *SMALL, "--json", file)
+    assert json.loads(file.read_text())["one_function"] is True
+
+
+def test_help_and_version(run):
+    status, out, _ = run("--help")
+    assert status == 0
+    assert "compare" in out
+    status, out, _ = run("--version")
+    assert status == 0
+    assert out.startswith("gpt-duet ")

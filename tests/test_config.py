@@ -1,0 +1,125 @@
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import configs
+
+from shared.config import GPTConfig, preset_names
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[
+            (field, value)
+            for field in ("vocab_size", "block_size", "n_layer", "n_head")
+            for value in (0, -1, 1.5, "8", None, True)
+        ],
+        ("n_embd", 1),
+        ("n_embd", 2.0),
+        ("n_inner", 0),
+        ("dropout", -0.1),
+        ("dropout", 1.0),
+        ("dropout", float("nan")),
+        ("dropout", "0.1"),
+        ("activation", "swish"),
+        ("activation", None),
+        ("tie_weights", "yes"),
+        ("norm_eps", -1e-5),
+        ("norm_eps", float("inf")),
+        ("norm_eps", "small"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_field(field, value):
+    fields = {"vocab_size": 10, "block_size": 8} | {field: value}
+    with pytest.raises(ValueError, match=field) as caught:
+        GPTConfig(**fields)
+    assert str(value) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_heads_must_divide_the_width():
+    with pytest.raises(ValueError, match=r"n_embd=10 and n_head=4"):
+        GPTConfig(10, 8, n_embd=10, n_head=4)
+
+
+@given(configs())
+def test_a_config_survives_a_round_trip(config):
+    assert GPTConfig(**dataclasses.asdict(config)) == config
+    assert config.inner_size == config.n_inner or config.n_inner is None
+    assert hash(config) == hash(dataclasses.replace(config))
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        GPTConfig(10, 8).n_layer = 3
+
+
+def test_the_default_inner_width_follows_a_change():
+    config = GPTConfig(10, 8, n_embd=16, n_head=2)
+    assert config.inner_size == 64
+    assert config.replace(n_embd=32).inner_size == 128
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("gpt2", (12, 12, 768, 3072, 50257, 1024, True)),
+        ("gpt2-medium", (24, 16, 1024, 4096, 50257, 1024, True)),
+        ("gpt2-large", (36, 20, 1280, 5120, 50257, 1024, True)),
+        ("gpt2-xl", (48, 25, 1600, 6400, 50257, 1024, True)),
+        ("openai-gpt", (12, 12, 768, 3072, 40478, 512, True)),
+        ("gpt-mini", (6, 6, 192, 768, 99, 33, False)),
+        ("gpt-micro", (4, 4, 128, 512, 99, 33, False)),
+        ("gpt-nano", (3, 3, 48, 192, 99, 33, False)),
+        ("annotated-base", (6, 8, 512, 2048, 99, 33, False)),
+    ],
+)
+def test_presets(name, sizes):
+    open_fields = {"vocab_size": 99, "block_size": 33}
+    given_fields = {} if sizes[-1] else open_fields
+    config = GPTConfig.preset(name, **given_fields)
+    assert sizes == (
+        config.n_layer,
+        config.n_head,
+        config.n_embd,
+        config.inner_size,
+        config.vocab_size,
+        config.block_size,
+        config.tie_weights,
+    )
+
+
+def test_every_preset_is_tested():
+    marks = test_presets.pytestmark
+    assert {row[0] for row in marks[0].args[1]} == set(preset_names())
+
+
+def test_a_preset_can_be_overridden():
+    config = GPTConfig.preset("gpt2", n_layer=2, tie_weights=False)
+    assert (config.n_layer, config.n_embd) == (2, 768)
+    assert not config.tie_weights
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("gpt3", {}, "unknown preset 'gpt3'; known: gpt2, "),
+        ("gpt-nano", {}, "leaves open: block_size, vocab_size"),
+        ("gpt-nano", {"vocab_size": 5}, "leaves open: block_size"),
+        ("gpt2", {"n_heads": 3}, "unknown fields: n_heads"),
+        ("gpt2", {"n_head": 5}, "n_embd=768 and n_head=5"),
+    ],
+)
+def test_a_preset_that_cannot_be(name, fields, message):
+    with pytest.raises(ValueError, match=message):
+        GPTConfig.preset(name, **fields)
+
+
+@given(st.text(max_size=8))
+def test_no_other_name_is_a_preset(name):
+    if name not in preset_names():
+        with pytest.raises(ValueError, match="unknown preset"):
+            GPTConfig.preset(name)

@@ -1,0 +1,261 @@
+"""Same weights in, same log-probabilities out."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from reference import log_probs as reference_log_probs
+from strategies import (
+    configs,
+    random_state,
+    random_tokens,
+    seeds,
+    token_batches,
+)
+from torch import nn
+
+import annotated
+import mingpt_style
+from shared.checkpoint import convert
+from shared.comparison import compare_models, compare_styles, stage_outputs
+from shared.comparison.styles import rounding_bound, shaken_weights
+from shared.config import GPTConfig
+from shared.protocol import load_style
+
+STYLES = ("annotated", "mingpt_style")
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+def test_the_whole_model_is_one_function(data):
+    config = data.draw(configs(norm_eps=0.0))
+    # with eps 0 a row of two equal features would be 0 / 0
+    state = random_state(config, data.draw(seeds))
+    tokens = data.draw(token_batches(config))
+    norm = data.draw(st.sampled_from([annotated.LayerNorm, nn.LayerNorm]))
+    a = annotated.from_gpt2(state, config, norm=norm).eval()
+    b = mingpt_style.from_gpt2(state, config).eval()
+    assume(smallest_deviation(b, tokens) > 1e-2)
+    assert (a.log_probs(tokens) - b.log_probs(tokens)).abs().max() <= 1e-12
+
+
+def smallest_deviation(model, tokens):
+    """The smallest deviation that a norm divides by, and so blows up noise."""
+    smallest = []
+    hooks = [
+        m.register_forward_hook(
+            lambda _m, inputs, _o: smallest.append(
+                inputs[0].std(-1).min().item()
+            )
+        )
+        for m in model.modules()
+        if isinstance(m, nn.LayerNorm)
+    ]
+    with torch.no_grad():
+        model.log_probs(tokens)
+    for hook in hooks:
+        hook.remove()
+    return min(smallest)
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_both_styles_compute_what_the_loops_compute(data):
+    config = data.draw(configs(min_embd=3, norm_eps=1e-5, n_layer=2))
+    state = random_state(config, data.draw(seeds))
+    tokens = data.draw(token_batches(config))
+    expected = np.stack(
+        [
+            reference_log_probs(state, config, row, eps=1e-5)
+            for row in tokens.tolist()
+        ]
+    )
+    for name in STYLES:
+        model = load_style(name).from_gpt2(state, config).eval()
+        with torch.no_grad():
+            ours = model.log_probs(tokens)
+        np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_gradients_of_the_token_embedding_agree(data):
+    # two features with eps 0: a norm's gradient is rounding noise
+    config = data.draw(
+        configs(min_embd=3, norm_eps=0.0, tie_weights=False, activation="gelu")
+    )
+    assume(config.vocab_size > 1)
+    state = random_state(config, data.draw(seeds))
+    tokens = data.draw(token_batches(config))
+    a = annotated.from_gpt2(state, config, norm=annotated.LayerNorm).eval()
+    b = mingpt_style.from_gpt2(state, config).eval()
+    assume(smallest_deviation(b, tokens) > 0.2)
+    for model in (a, b):
+        model.log_probs(tokens)[..., 0].mean().backward()
+    # lut = wte / sqrt(d), so a gradient with respect to lut is sqrt(d) longer
+    ours = a.embed[0].lut.weight.grad / config.n_embd**0.5
+    theirs = b.transformer.wte.weight.grad
+    assert (ours - theirs).abs().max() <= 1e-12 * theirs.abs().max().clamp(
+        min=1e-3
+    )
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_float32_with_the_schools_own_eps(data):
+    config = data.draw(configs(min_embd=8, norm_eps=None))
+    state = shaken_weights(mingpt_style, config, data.draw(seeds))
+    tokens = data.draw(token_batches(config))
+    own = annotated.from_gpt2(state, config, norm=annotated.LayerNorm).eval()
+    same = annotated.from_gpt2(state, config).eval()
+    other = mingpt_style.from_gpt2(state, config).eval()
+    expected = other.log_probs(tokens)
+    moved = (own.log_probs(tokens) - expected).abs().max().item()
+    print(f"the school's own eps moves log-probabilities by {moved:.1e}")
+    assert moved < 1e-3
+    difference = (same.log_probs(tokens) - expected).abs().max().item()
+    assert difference <= rounding_bound(other, tokens)
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_any_chain_of_styles_computes_the_same(data):
+    config = data.draw(configs(min_embd=3, norm_eps=1e-5))
+    state = random_state(config, data.draw(seeds))
+    tokens = data.draw(token_batches(config))
+    model = mingpt_style.from_gpt2(state, config).eval()
+    expected = model.log_probs(tokens)
+    chain = data.draw(st.lists(st.sampled_from(STYLES), max_size=5))
+    for name in chain:
+        model = convert(model, name)
+        assert type(model).__module__.startswith(name)
+        assert model.config == config
+        assert not model.training
+    assert (model.log_probs(tokens) - expected).abs().max() <= 1e-12
+
+
+def test_every_stage_agrees_and_a_wrong_one_is_found():
+    config = GPTConfig(11, 8, n_layer=2, n_head=2, n_embd=8)
+    state = random_state(config)
+    stages = (annotated.STAGES, mingpt_style.STAGES)
+    a = annotated.from_gpt2(state, config)
+    b = mingpt_style.from_gpt2(state, config)
+    tokens = random_tokens(config, 2, 8)
+    differences = compare_models(a, b, stages, tokens)
+    assert list(differences) == [
+        "embedding",
+        "block.0.attention",
+        "block.0.feed_forward",
+        "block.0",
+        "block.1.attention",
+        "block.1.feed_forward",
+        "block.1",
+        "final_norm",
+        "log_probs",
+    ]
+    assert max(differences.values()) < 1e-12
+    assert a.training  # the mode is put back
+    assert b.training
+
+    with torch.no_grad():
+        b.transformer.h[1].attn.c_proj.bias[3] += 1e-3
+    differences = compare_models(a, b, stages, tokens)
+    wrong = [s for s, d in differences.items() if d > 1e-12]
+    assert wrong[0] == "block.1.attention"
+    assert "block.0" not in wrong
+    assert differences["block.1.attention"] == pytest.approx(1e-3)
+
+
+def test_stage_outputs_are_those_of_the_submodules():
+    config = GPTConfig(11, 8, n_layer=2, n_head=2, n_embd=8)
+    model = mingpt_style.from_gpt2(random_state(config), config).eval()
+    tokens = random_tokens(config, 2, 8)
+    outputs = stage_outputs(model, mingpt_style.STAGES, tokens)
+    with torch.no_grad():
+        x = model.embed(tokens)
+        assert outputs["embedding"].equal(x)
+        x = model.transformer.h[0](x)
+        assert outputs["block.0"].equal(x)
+        assert outputs["log_probs"].equal(model.log_probs(tokens))
+    with pytest.raises(ValueError, match="no submodule 'nowhere'"):
+        stage_outputs(model, {"embedding": "nowhere"}, tokens)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("activation", "relu"),
+        ("n_head", 4),
+        ("norm_eps", 0.5),
+        ("n_inner", 31),
+        ("dropout", 0.2),
+    ],
+)
+def test_models_of_different_configs_are_not_compared(field, value):
+    config = GPTConfig(11, 8, n_layer=1, n_head=2, n_embd=8)
+    other = config.replace(**{field: value})
+    a = annotated.build_model(config)
+    b = mingpt_style.build_model(other)
+    first = getattr(config, field)
+    first = 32 if field == "n_inner" else first
+    stages = (annotated.STAGES, mingpt_style.STAGES)
+    with pytest.raises(ValueError, match=f"{field} differs: {first!r} and"):
+        compare_models(a, b, stages, random_tokens(config, 1, 2))
+
+
+def test_an_inner_width_may_be_spelt_out():
+    config = GPTConfig(11, 8, n_layer=1, n_head=2, n_embd=8)
+    a = annotated.build_model(config)
+    b = mingpt_style.build_model(config.replace(n_inner=32))
+    tokens = random_tokens(config, 1, 3)
+    assert compare_models(
+        a, b, (annotated.STAGES, mingpt_style.STAGES), tokens
+    )
+
+
+@settings(max_examples=20)
+@given(data=st.data())
+def test_the_verdict_is_one_function(data):
+    config = data.draw(configs(min_embd=4, norm_eps=None))
+    tokens = random_tokens(config, 1, config.block_size)
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float64]))
+    found = compare_styles(
+        STYLES, config, tokens, dtype=dtype, seed=data.draw(seeds)
+    )
+    assert found.one_function, found.verdict
+    assert found.verdict.startswith("one function: largest difference ")
+    if dtype == torch.float64:
+        assert found.bound == 1e-12
+    assert found.next_tokens[0][0][0] == found.next_tokens[1][0][0]
+    assert found.parameters[1]["total"] == sum(
+        p.numel() for p in mingpt_style.build_model(config).parameters()
+    )
+    assert found.parameters[0]["total"] == sum(
+        p.numel() for p in annotated.build_model(config).parameters()
+    )
+
+
+@pytest.mark.parametrize("wrong", [1e-5, float("nan")])
+def test_the_verdict_is_two_functions(wrong, monkeypatch):
+    config = GPTConfig(11, 8, n_layer=2, n_head=2, n_embd=8)
+    whole = annotated.from_gpt2
+
+    def slightly_wrong(state, config, **parts):
+        model = whole(state, config, **parts)
+        with torch.no_grad():
+            model.generator.proj.weight[0] += wrong
+        return model
+
+    monkeypatch.setattr(annotated, "from_gpt2", slightly_wrong)
+    tokens = random_tokens(config, 1, 8)
+    found = compare_styles(STYLES, config, tokens, dtype=torch.float64)
+    assert not found.one_function
+    assert found.verdict.startswith("two functions: ")
+
+
+def test_comparing_leaves_the_random_state_alone():
+    config = GPTConfig(11, 8, n_layer=1, n_head=2, n_embd=8)
+    before = torch.get_rng_state()
+    compare_styles(STYLES, config, random_tokens(config, 1, 8))
+    assert torch.get_rng_state().equal(before)
