@@ -16,12 +16,13 @@ from .measure import (
     rounding,
     rows_at_once,
 )
-from .pictures import text_map
+from .pictures import levels, text_map
 from .place import first_seen
 from .subject import Model, Subject
 from .tokens import SMALL, draw, others
 
 DROPOUT_SEED = 1234
+MAP = 8  # tokens in the map of a leak, where it is as short
 
 
 @dataclass(frozen=True)
@@ -195,9 +196,17 @@ class Search:
 
     def _confirm(self, trial: Trial, row: int, noise: float) -> Leak | None:
         """Change the one row alone, and ask whether it is more than noise."""
+        steady = not trial.mode.training or self.same_draws(
+            trial.base, trial.changed, trial.mode
+        )
         alone = trial.base.clone()
         alone[row] = trial.changed[row]
         trial = replace(trial, changed=alone)
+        if trial.mode.training and not self.same_draws(
+            trial.base, trial.changed, trial.mode
+        ):
+            self.unsteady = True
+            return None
         scope = slice(trial.start, trial.splits[row])
 
         def difference() -> Tensor:
@@ -209,12 +218,9 @@ class Search:
         position = int(moved.argmax())
         size = float(moved[position])
         if size <= floor_of(delta.dtype) * noise:
-            self.mixed = True  # other rows did it: another check's matter
-            return None
-        if trial.mode.training and not self.same_draws(
-            trial.base, trial.changed, trial.mode
-        ):
-            self.unsteady = True
+            # other rows did it, another check's matter, or their draws
+            self.mixed |= steady
+            self.unsteady |= not steady
             return None
         if not is_real(self.model, lambda: difference()[position], noise):
             return None
@@ -329,13 +335,25 @@ class Search:
             text += f"; tokens {' '.join(map(str, base.tolist()))}"
         error = AssertionError(text)
         if time <= 2 * SMALL:
-            matrix = influence_of(
-                lambda tokens: self.run(tokens, trial.mode),
-                base,
-                self.subject,
-            )
-            error.add_note(text_map(matrix))
+            error.add_note(text_map(self._map(base, trial.mode)))
         return error
+
+    def _map(self, ids: Int[Tensor, "time"], mode: Mode) -> Tensor:
+        """Return the influence matrix, of eight tokens if they leak, too."""
+        longer = min(MAP, self.subject.block_size) - ids.numel()
+        maps = []
+        for more in {max(0, longer), 0}:
+            generator = torch.Generator().manual_seed(self.subject.seed)
+            rest = draw(self.subject.vocab_size, 1, more, generator)[0]
+            maps.append(
+                influence_of(
+                    lambda tokens: self.run(tokens, mode),
+                    torch.cat([ids, rest]),
+                    self.subject,
+                )
+            )
+        maps.sort(key=len)
+        return maps[-1] if bool(levels(maps[-1]).triu(1).any()) else maps[0]
 
     def _alone(self, leak: Leak) -> bool:
         """Whether the row leaks as the only one, too."""

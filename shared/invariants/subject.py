@@ -1,10 +1,8 @@
 """The model under test: how it is built, called and read."""
 
 import copy
-import functools
-import inspect
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +10,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from .calling import (
+    Model,
+    called_modules,
+    device_of,
+    is_factory,
+    name_of_model,
+    probe_sizes,
+    shape_in_words,
+    token_argument,
+)
 from .errors import ModelRaised, UnusableModel, sentence
 from .randomness import isolated, seed_all
 from .reading import (
@@ -25,9 +33,6 @@ from .reading import (
 )
 from .sizes import LENGTH, VOCABULARY, all_declared, declared, promised_limit
 
-Model = Callable[..., Any]
-
-TOKENS = ("input_ids", "idx", "tokens", "x", "ids", "input", "inputs")
 TARGETS = ("targets", "target", "labels", "y")
 MASK = "attention_mask"
 HEAVY = 2_000_000  # parameters: from here on fewer long sequences are tried
@@ -64,7 +69,7 @@ class Subject:
 
     def __init__(
         self,
-        model_or_factory: Model,
+        model_or_factory: Any,
         *,
         vocab_size: int | None = None,
         block_size: int | None = None,
@@ -88,7 +93,7 @@ class Subject:
         self._first: weakref.ref[Any] | None = None
         self._double: bool | None = None
         self.can_copy = True
-        self.fresh = _is_factory(model_or_factory)
+        self.fresh = is_factory(model_or_factory)
         self.device: torch.device | None = (
             None if device is None else torch.device(device)
         )
@@ -98,12 +103,14 @@ class Subject:
             isinstance(model, nn.Module)
             and sum(p.numel() for p in model.parameters()) > HEAVY
         )
-        self.name = _name(model_or_factory, model)
+        self.name = name_of_model(model_or_factory, model)
         if self.device is None:
-            self.device = _device_of(model)
+            self.device = device_of(model)
         self._set_sizes(model, vocab_size, block_size)
         self._set_call(model)
-        self._probe(model)
+        with called_modules() as called:
+            self._probe(model)
+        self._require_own_modules(model, called)
 
     def build(self, seed: int | None = None) -> Model:
         """Return the model anew: from the factory, or a copy of the one given.
@@ -125,11 +132,11 @@ class Subject:
             model = self._given()
         except Exception as error:
             raise UnusableModel(
-                f"{_name(self._given)} raised {sentence(error)}"
+                f"{name_of_model(self._given)} raised {sentence(error)}"
             ) from error
         if not callable(model):
             raise UnusableModel(
-                f"{_name(self._given)} returned no model but "
+                f"{name_of_model(self._given)} returned no model but "
                 f"{type(model).__name__}"
             )
         if self._first is not None and self._first() is model:
@@ -151,6 +158,29 @@ class Subject:
                 f"that change weights are left out; give a factory"
             )
             return model
+
+    def _require_own_modules(
+        self, model: Model, called: list[nn.Module]
+    ) -> None:
+        """Give up copying where a copy calls modules of its original."""
+        given = self._given
+        if not isinstance(given, nn.Module) or model is given:
+            return
+        assert isinstance(model, nn.Module)
+        own = set(map(id, model.modules()))
+        theirs = {id(m): name for name, m in given.named_modules()}
+        shared = {
+            theirs[id(m)]
+            for m in called
+            if id(m) in theirs and id(m) not in own
+        }
+        if shared:
+            self.can_copy = False
+            self.notes.append(
+                f"a copy still calls {', '.join(sorted(shared)[:3])} of the "
+                f"original (a lambda or closure as an attribute?): checks "
+                f"that change weights are left out; give a factory"
+            )
 
     def precise(self) -> Model:
         """Return the model anew, in float64 where it can be."""
@@ -215,7 +245,8 @@ class Subject:
                 answer = self.call(model, given, **extra)
         except Exception as error:
             raise ModelRaised(
-                f"the model raised {sentence(error)} on {_spoken(tokens)}"
+                f"the model raised {sentence(error)} on "
+                f"{shape_in_words(tokens)}"
             ) from error
         return self.read(answer, tokens, strict)
 
@@ -284,7 +315,7 @@ class Subject:
                 scores = form.read(follow(answer, path), batch, time)
                 return scores[..., : self.vocab_size]
         raise ModelRaised(
-            f"the scores for {_spoken(tokens)} should have shape "
+            f"the scores for {shape_in_words(tokens)} should have shape "
             f"{(batch, time, self.vocab_size)}, got {describe(answer)}"
         )
 
@@ -345,9 +376,9 @@ class Subject:
         function = model
         if self.outputs != "logits" and callable(own):
             self.method, function = "log_probs", own
-        names, self._token_name = _arguments(function)
+        names, self._token_name = token_argument(function)
         self.takes_mask = MASK in names
-        native, self._native_token_name = _arguments(model)
+        native, self._native_token_name = token_argument(model)
         self.target_name = next((n for n in TARGETS if n in native), None)
         self._with_targets = False
 
@@ -390,7 +421,7 @@ class Subject:
     def _find(self, model: Model) -> tuple[Path, Form, torch.dtype] | None:
         """Return where the scores are, the same in both answers."""
         candidates = None
-        for batch, time in _probe_sizes(self.vocab_size, self.block_size):
+        for batch, time in probe_sizes(self.vocab_size, self.block_size):
             with isolated(self.seed):
                 tokens = torch.randint(self.vocab_size, (batch, time))
                 tokens = tokens.to(self.device)
@@ -404,7 +435,7 @@ class Subject:
                 except Exception as error:
                     raise UnusableModel(
                         f"{self.name} raised {sentence(error)} on "
-                        f"{_spoken(tokens)}"
+                        f"{shape_in_words(tokens)}"
                     ) from error
                 finally:
                     if isinstance(model, nn.Module):
@@ -420,98 +451,11 @@ class Subject:
                 candidates = found
             candidates = [c for c in candidates if c in found]
             self._unread = (
-                f"the scores of {self.name} for {_spoken(tokens)} should "
-                f"have shape {(batch, time, self.vocab_size)} (batch, time, "
-                f"vocab), got {describe(answer)}"
+                f"the scores of {self.name} for {shape_in_words(tokens)} "
+                f"should have shape {(batch, time, self.vocab_size)} "
+                f"(batch, time, vocab), got {describe(answer)}"
             )
         if not candidates:
             return None
         path, form = candidates[0]
         return path, form, follow(answer, path).dtype
-
-
-def _probe_sizes(vocab: int, block: int) -> list[tuple[int, int]]:
-    """Return two sizes of batch and time, told apart from the vocabulary."""
-
-    def shared(batch: int, time: int) -> int:
-        sizes = [batch, time, vocab, batch * time, 1]
-        return len(sizes) - len(set(sizes))
-
-    sizes = [(b, t) for t in range(min(7, block), 0, -1) for b in (3, 2, 5)]
-    sizes.sort(key=lambda size: shared(*size))  # stable: longest first
-    first = sizes[0]
-    others = [s for s in sizes if s[0] != first[0] and s[1] != first[1]]
-    return [first, (others or sizes[1:])[0]]
-
-
-def _is_factory(given: Model) -> bool:
-    """Whether a callable builds a model: it takes no arguments."""
-    if isinstance(given, nn.Module):
-        return False
-    try:
-        signature = inspect.signature(given)
-    except (TypeError, ValueError):
-        return False
-    try:
-        signature.bind()
-    except TypeError:
-        if isinstance(given, type):
-            raise UnusableModel(
-                f"{given.__name__} is a class that needs arguments: give a "
-                f"model, or a function without arguments that builds one"
-            ) from None
-        return False
-    # what takes any arguments at all takes tokens, unless it is a class
-    kinds = {p.kind for p in signature.parameters.values()}
-    built = given.func if isinstance(given, functools.partial) else given
-    return (
-        isinstance(built, type)
-        or inspect.Parameter.VAR_POSITIONAL not in kinds
-    )
-
-
-def _arguments(function: Model) -> tuple[set[str], str | None]:
-    """Return a model's argument names, and the one tokens go by, if any."""
-    if isinstance(function, nn.Module):
-        function = function.forward
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return set(), None
-    positional = [
-        name
-        for name, p in parameters.items()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    names = set(parameters)
-    rest = any(p.kind == p.VAR_POSITIONAL for p in parameters.values())
-    keyword = next((n for n in TOKENS if n in names), None)
-    if positional and (positional[0] in TOKENS or keyword is None):
-        return names, None
-    if keyword is None and not positional and not rest:
-        keyword = TOKENS[0] if parameters else None
-    return names, keyword
-
-
-def _device_of(model: Model) -> torch.device:
-    if isinstance(model, nn.Module):
-        for tensor in [*model.parameters(), *model.buffers()]:
-            return tensor.device
-    return torch.device("cpu")
-
-
-def _name(given: Model, model: Model | None = None) -> str:
-    """Return what to call a model: its class, or the function's name."""
-    if isinstance(given, functools.partial):
-        return _name(given.func, model)
-    name = getattr(given, "__name__", type(given).__name__)
-    if isinstance(given, nn.Module) or name == "<lambda>":
-        if model is not None and name == "<lambda>":
-            return _name(model) if isinstance(model, nn.Module) else "model"
-        return "the factory" if name == "<lambda>" else name
-    return name
-
-
-def _spoken(tokens: Int[Tensor, "batch time"]) -> str:
-    batch, time = tokens.shape
-    return f"tokens of shape ({batch}, {time})"

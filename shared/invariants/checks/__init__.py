@@ -16,10 +16,10 @@ from .context import (
 )
 from .gradients import check_causal_gradients, check_gradient_flow
 from .limits import check_dtype, check_length_limit, check_vocabulary
+from .loss import check_loss
 from .outputs import (
     check_finite,
     check_initial_loss,
-    check_loss,
     check_normalised,
     check_shape,
 )

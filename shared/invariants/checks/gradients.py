@@ -126,6 +126,8 @@ def check_gradient_flow(subject: Subject) -> str:
     model = subject.build()
     if not isinstance(model, nn.Module):
         raise SkipCheck("a function has no parameters to see")
+    if not subject.can_copy:
+        raise SkipCheck("the model cannot be copied")
     frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
     sizes = _gradient_sizes(subject, model)
     without = [name for name, size in sizes.items() if size == 0]
