@@ -741,7 +741,7 @@ def test_a_file_that_is_no_benchmark(tmp_path, capsys, content, words):
         (["--html", "no/such/page.html"], ["no folder", "no/such"]),
         (["--html", "."], ["is a folder"]),
         (["--html", "/dev/null"], ["/dev/null", "no ordinary file"]),
-        (["--html", "/proc/page.html"], ["/proc"]),
+        (["--html", "/proc/page.html"], ["cannot write /proc/page.html"]),
         (["--bench", "b.json"], ["--bench", "--html"]),
         (["--html", "x", "--json", "./x"], ["--json and --html", "one file"]),
         (["--file", "old.txt", "--html", "old.txt"], ["--file and --html"]),
