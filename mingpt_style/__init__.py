@@ -5,10 +5,14 @@ from .block import Block
 from .feed_forward import MLP
 from .model import GPT, build_model
 from .weights import from_gpt2, from_nanogpt, to_gpt2
+from .words import CARRIES, HABITS, NAMES
 
 __all__ = [
+    "CARRIES",
     "GPT",
+    "HABITS",
     "MLP",
+    "NAMES",
     "Block",
     "CausalSelfAttention",
     "build_model",

@@ -13,11 +13,16 @@ def write_atomically(path: Path, content: str) -> None:
     Args:
         path: the file; an old one is replaced.
         content: its text, written in UTF-8.
+
+    Raises:
+        ValueError: where it cannot be written; the old one is then as it was.
     """
     beside = _beside(path)
     try:
         beside.write_text(content, encoding="utf-8", newline="\n")
         os.replace(beside, path)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from None
     finally:
         beside.unlink(missing_ok=True)
 

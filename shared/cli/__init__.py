@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import compare, convert, generate, tokenizers
+from . import check, compare, convert, diff, generate, tokenizers
 
 app = typer.Typer(
     name="gpt-duet",
@@ -38,7 +38,9 @@ def gpt_duet(
     """One GPT, written twice, and the checks that prove it."""
 
 
+app.command("check")(check.check)
 app.command("compare")(compare.compare)
+app.command("diff")(diff.diff)
 app.command("generate")(generate.generate)
 app.command("convert")(convert.convert)
 app.command("tokenizers")(tokenizers.tokenizers)

@@ -74,6 +74,18 @@ Seed = Annotated[int, typer.Option("--seed", help="Of the random weights.")]
 Device = Annotated[
     str, typer.Option("--device", help='"cpu", "cuda", "cuda:1", "mps", ...')
 ]
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", help="Write the side-by-side page to this file."),
+]
+Bench = Annotated[
+    Path | None,
+    typer.Option(
+        "--bench",
+        help="Draw this benchmark in the page: a file that python -m "
+        "benchmarks forward --json wrote.",
+    ),
+]
 Json = Annotated[
     Path | None,
     typer.Option("--json", help="Write everything to this file, too."),
@@ -231,10 +243,31 @@ def require_parent(path: Path | None) -> None:
         return
     if path.is_dir():
         raise ValueError(f"{path} is a folder")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no ordinary file")
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):
         raise ValueError(f"cannot write in the folder {path.parent}")
+
+
+def require_different(outputs: dict[str, Path | None], **inputs: Any) -> None:
+    """Refuse to write a file over one that is read, or written too.
+
+    Raises:
+        ValueError: naming the two options.
+    """
+    seen: dict[Path, str] = {
+        Path(path).resolve(): f"--{name}"
+        for name, path in inputs.items()
+        if path is not None
+    }
+    for name, path in outputs.items():
+        if path is None:
+            continue
+        if other := seen.get(path.resolve()):
+            raise ValueError(f"{other} and --{name} are one file, {path}")
+        seen[path.resolve()] = f"--{name}"
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

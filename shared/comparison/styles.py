@@ -110,17 +110,23 @@ def compare_styles(
     Raises:
         ValueError: for an unknown style or too many tokens.
     """
-    state = shaken_weights(load_style(names[1]), config, seed)
+    state, told = random_weights(names[1], config, seed)
     return compare_weights(
         names,
         config,
         {k: v.to(tokens.device, dtype) for k, v in state.items()},
         tokens,
-        weights=(
-            f"{names[1]}.build_model, seed {seed}, biases and norms shaken"
-        ),
+        weights=told,
         top=top,
     )
+
+
+def random_weights(
+    name: str, config: GPTConfig, seed: int
+) -> tuple[dict[str, Tensor], str]:
+    """Draw a style's fresh weights, shaken, and say so in words."""
+    state = shaken_weights(load_style(name), config, seed)
+    return state, f"{name}.build_model, seed {seed}, biases and norms shaken"
 
 
 def shaken_weights(

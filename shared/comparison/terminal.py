@@ -72,10 +72,12 @@ def piece(tokenizer: Tokenizer, token: int) -> str:
         text = data.decode()
     except UnicodeDecodeError:
         return data.hex(" ")
-    return "".join(
-        "\u00b7" if c == " " else c if c.isprintable() else repr(c)[1:-1]
-        for c in text
-    )
+    return visible(text).replace(" ", "\u00b7")
+
+
+def visible(text: str) -> str:
+    """Spell out what cannot be printed; spaces stay."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _stage_table(comparison: Comparison) -> RenderableType:
