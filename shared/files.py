@@ -17,6 +17,7 @@ def write_atomically(path: Path, content: str) -> None:
     Raises:
         ValueError: where it cannot be written; the old one is then as it was.
     """
+    path = Path(os.path.realpath(path))  # a link stays, its file changes
     beside = _beside(path)
     try:
         beside.write_text(content, encoding="utf-8", newline="\n")

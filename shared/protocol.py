@@ -103,12 +103,13 @@ def style_of(model: nn.Module) -> Style:
     Raises:
         ValueError: where no package above the class is a style.
     """
-    name = type(model).__module__
-    while name:
-        module = importlib.import_module(name)
-        if all(hasattr(module, attribute) for attribute in STYLE_NAMES):
-            return _as_style(module)
-        name = name.rpartition(".")[0]
+    for cls in type(model).__mro__:
+        name = cls.__module__
+        while name:
+            module = importlib.import_module(name)
+            if all(hasattr(module, part) for part in STYLE_NAMES):
+                return _as_style(module)
+            name = name.rpartition(".")[0]
     raise ValueError(f"{type(model).__qualname__} belongs to no style")
 
 

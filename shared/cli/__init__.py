@@ -1,9 +1,12 @@
 """The command gpt-duet: one module for each of its subcommands."""
 
+import io
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated
 
+import torch
 import typer
 
 from . import check, compare, convert, diff, generate, tokenizers
@@ -47,7 +50,12 @@ app.command("tokenizers")(tokenizers.tokenizers)
 
 
 def main() -> None:
-    """Run gpt-duet."""
+    """Run gpt-duet; a user's style may lie in the current folder."""
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may be ASCII
+            stream.reconfigure(errors="backslashreplace")
     run(app)
 
 
@@ -58,7 +66,8 @@ def run(command: typer.Typer) -> None:
     except (ValueError, OSError, MemoryError) as error:
         fail(str(error) or type(error).__name__)
     except RuntimeError as error:
-        if "allocate" not in str(error) and "memory" not in str(error):
+        out = isinstance(error, torch.OutOfMemoryError)
+        if not out and "can't allocate memory" not in str(error):
             raise
         fail(f"not enough memory: {error}")
 

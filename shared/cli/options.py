@@ -1,6 +1,7 @@
 """What several subcommands ask for, and how their answers are checked."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -210,7 +211,12 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device).cpu()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (
+        RuntimeError,
+        AssertionError,
+        ImportError,
+        NotImplementedError,
+    ) as error:
         there = ["cpu"]
         if torch.accelerator.is_available():
             kind = torch.accelerator.current_accelerator()
@@ -272,4 +278,16 @@ def require_different(outputs: dict[str, Path | None], **inputs: Any) -> None:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file whole, or leave the old one as it is."""
-    write_atomically(path, json.dumps(content, indent=2) + "\n")
+    text = json.dumps(_finite(content), indent=2, allow_nan=False)
+    write_atomically(path, text + "\n")
+
+
+def _finite(content: Any) -> Any:
+    """JSON knows neither NaN nor infinity: they become null."""
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    return content

@@ -53,7 +53,7 @@ def show_comparison(
         console.print(Group(stages, "", facts))
     colour = "bold green" if comparison.one_function else "bold red"
     console.print()
-    console.print(Text(comparison.verdict, style=colour))
+    console.print(Text(comparison.verdict, style=colour), soft_wrap=True)
     for name, moved, why in comparison.schools_own:
         console.print(
             Text(f"with {name}: {moved:.2g} apart. {why}", style="dim")
