@@ -9,7 +9,7 @@ demo: .venv/installed
 	$(BIN)/gpt-duet compare
 
 test: .venv/installed
-	$(BIN)/pytest -n auto -m "not slow"
+	$(BIN)/pytest -n auto -m "not slow" $(FLAGS)
 
 test-slow: .venv/installed
 	$(BIN)/pytest -n auto -m slow
