@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import annotated
 import mingpt_style
 from shared import GPTConfig, load_tokenizer
+from shared.generation import generate
 from shared.masks import combine_masks, padding_mask, subsequent_mask
 from shared.tokenization import TiktokenTokenizer
 
@@ -356,7 +357,7 @@ def test_d3_18_a_loss_by_a_global_vocabulary():
         nn.Embedding(100, 100)(ids(2, 3)).view(-1, vocab_size)
 
     model = mingpt_style.build_model(TINY.replace(vocab_size=130))
-    with pytest.raises(ValueError, match="batch_size"):
+    with pytest.raises(ValueError, match="targets of shape"):
         model(ids(2, 4), ids(2, 8))
 
 
@@ -608,6 +609,122 @@ def test_d4_14_no_mask_is_no_causality():
 
 
 # --- The table, and the texts themselves -------------------------------------
+
+
+# --- generation: the loops of all three --------------------------------------
+
+
+class Watched(nn.Module):
+    """Notes how many tokens a model is shown, and in which mode."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        self.vocab_size, self.block_size = model.vocab_size, model.block_size
+        self.shown, self.modes = [], []
+
+    def log_probs(self, tokens):
+        self.shown.append(tokens.size(1))
+        self.modes.append((self.training, torch.is_grad_enabled()))
+        return self.model.log_probs(tokens)
+
+
+def append_greedily(model, tokens, count, crop=None):
+    """The tutorials' loop: no eval mode, and a crop they get wrong."""
+    for _ in range(count):
+        seen = tokens if crop is None else tokens[:, -crop:]
+        new = model.log_probs(seen)[:, -1].argmax(-1, keepdim=True)
+        tokens = torch.cat([tokens, new], dim=1)
+    return tokens
+
+
+@STYLES
+def test_d1_12_the_sequence_outgrows_the_model(style):
+    """Feeding everything back dies at the model's length; ours slides."""
+    model = Watched(style.build_model(TINY).eval())
+    with pytest.raises(ValueError, match=r"13 tokens .* 12 positions"):
+        append_greedily(model, ids(1, 1), 20)
+    assert generate(model, ids(1, 1), 20).shape == (1, 21)
+    assert max(model.shown[-20:]) == 12
+
+
+@STYLES
+def test_d3_01_the_crop_is_thrown_away(style):
+    """A crop of something else does not shorten what the model sees."""
+    model = Watched(style.build_model(TINY).eval())
+    context = ids(1, 12)
+    stale = ids(1, 4)
+
+    def listing(ctx):
+        cropped = stale[:, -12:]  # computed, and not used
+        assert cropped.size(1) == 4
+        return model.log_probs(ctx)
+
+    listing(context)
+    with pytest.raises(ValueError, match="13 tokens"):
+        listing(torch.cat([context, ids(1, 1)], dim=1))
+    rows = generate(model, context, 5)
+    assert rows[:, :12].equal(context)
+    expected = append_greedily(model, context, 5, crop=12)
+    assert rows.equal(expected)
+
+
+@STYLES
+def test_d3_07_the_crop_is_not_the_models_own(style):
+    """Cropped to a global 8 tokens, most positions are never used."""
+    model = Watched(style.build_model(TINY.replace(block_size=64)).eval())
+    prompt = ids(1, 30)
+    append_greedily(model, prompt, 3, crop=8)
+    assert model.shown == [8, 8, 8]
+    model.shown.clear()
+    generate(model, prompt, 3)
+    assert model.shown == [30, 31, 32]
+
+
+@STYLES
+def test_d3_08_sampling_in_train_mode(style):
+    """In train mode dropout moves the scores, and gradients are kept."""
+    model = Watched(style.build_model(TINY.replace(dropout=0.5))).train()
+    tokens = ids(1, 6)
+    wrong = model.log_probs(tokens)
+    assert wrong.requires_grad
+    assert not wrong.equal(model.log_probs(tokens))
+    model.modes.clear()
+    first = generate(model, tokens, 6)
+    assert set(model.modes) == {(False, False)}
+    assert model.training
+    assert generate(model, tokens, 6).equal(first)
+
+
+@STYLES
+def test_d4_02_no_seed(style):
+    """Without a seed no choice comes back; ours takes a generator."""
+    model = style.build_model(TINY)
+    tokens = ids(8, 2)
+    wrong = [generate(model, tokens, 8, temperature=1.0) for _ in range(2)]
+    assert not wrong[0].equal(wrong[1])
+    ours = [
+        generate(
+            model,
+            tokens,
+            8,
+            temperature=1.0,
+            generator=torch.Generator().manual_seed(5),
+        )
+        for _ in range(2)
+    ]
+    assert ours[0].equal(ours[1])
+
+
+@STYLES
+def test_d4_03_greedy_with_dropout(style):
+    """Four copies of one prompt give different rows; ours give one."""
+    model = style.build_model(TINY.replace(dropout=0.5)).train()
+    copies = ids(1, 4).repeat(4, 1)
+    wrong = append_greedily(model, copies, 8)
+    assert len({tuple(row) for row in wrong.tolist()}) > 1
+    ours = generate(model, copies, 8)
+    assert len({tuple(row) for row in ours.tolist()}) == 1
 
 
 def test_every_fault_of_the_table_is_pinned_by_a_test():
