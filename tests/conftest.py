@@ -12,6 +12,10 @@ CACHE = SIBLING / "data" / "tiktoken_cache"
 if CACHE.is_dir():
     os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(CACHE))
 
+# Workers share the cores: one thread each, or they wait for one another.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 hypothesis.settings.register_profile(
     "kit", deadline=None, derandomize="CI" in os.environ, max_examples=50
 )

@@ -182,6 +182,18 @@ class TestTying:
         with pytest.raises(ValueError, match=r"differs .* by up to 0\.25"):
             mingpt_style.from_gpt2(state, TIED)
 
+    @pytest.mark.parametrize("units", range(-6, 7))
+    def test_four_units_in_the_last_place_are_rounding(self, units):
+        state = random_state(TIED)
+        state["wte.weight"][3, 1] = 1.5  # from 1 to 2 a unit is eps
+        state["lm_head.weight"] = state["wte.weight"].clone()
+        state["lm_head.weight"][3, 1] += units * torch.finfo(float).eps
+        if abs(units) <= 4:
+            assert mingpt_style.from_gpt2(state, TIED).lm_head.bias is None
+        else:
+            with pytest.raises(ValueError, match="differs"):
+                mingpt_style.from_gpt2(state, TIED)
+
     @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
     def test_matrices_that_cannot_be_compared_are_not_tied(self, wrong):
         state = random_state(TIED)
