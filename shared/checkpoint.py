@@ -32,6 +32,8 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 TARGETS = ("gpt2", "nanogpt")
 
 _PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
+# Older programs saved their causal masks, some of them as booleans.
+_MASKS = (".attn.bias", ".attn.masked_bias", ".attn.mask")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -273,6 +275,7 @@ def _read_tensors(file: Path) -> State:
         raise ValueError(
             f"{file} is damaged, or not a safetensors file: {error}"
         ) from None
+    tensors = {k: v for k, v in tensors.items() if not k.endswith(_MASKS)}
     for name, tensor in tensors.items():
         if tensor.dtype not in _FLOATS:
             kind = str(tensor.dtype).removeprefix("torch.")

@@ -83,9 +83,12 @@ class Sampler:
         scores = log_probs
         if scores.dtype not in (torch.float32, torch.float64):
             scores = scores.float()
-        # with the largest score at 0 no temperature is too small
+        # With the largest score at 0 no temperature is too small, except
+        # that the dtype must be able to hold it.
+        limits = torch.finfo(scores.dtype)
+        temperature = min(max(self.temperature, limits.tiny), limits.max)
         scores = scores - scores.amax(dim=-1, keepdim=True)
-        scores = scores / self.temperature
+        scores = scores / temperature
         if self.top_k is not None and self.top_k < scores.size(-1):
             kept = scores.topk(self.top_k).indices
             dropped = torch.ones_like(scores, dtype=torch.bool)
@@ -136,6 +139,16 @@ def generate(
     Source: the three texts' loops, with eval mode and the crop they lack.
     """
     sampler = Sampler(temperature, top_k, top_p)
+    if not isinstance(tokens, Tensor):
+        raise ValueError(
+            f"tokens must be a tensor, got {type(tokens).__name__}; "
+            "generate_rows takes lists of ids"
+        )
+    if tokens.device != _device_of(model, tokens.device):
+        raise ValueError(
+            f"tokens are on {tokens.device}, the model is on "
+            f"{_device_of(model, tokens.device)}"
+        )
     _require_tokens(tokens, model.vocab_size)
     _require_count(new_token_count)
     batch, time = tokens.shape
@@ -230,7 +243,7 @@ def stream_tokens(
     rows = torch.zeros(
         (len(prompts), max(lengths) + new_token_count),
         dtype=torch.long,
-        device=_device_of(model),
+        device=_device_of(model, torch.device("cpu")),
     )
     for i, prompt in enumerate(prompts):
         ids = torch.tensor([[*prompt]], dtype=torch.long)
@@ -334,11 +347,11 @@ def _append(
         yield new
 
 
-def _device_of(model: object) -> torch.device:
+def _device_of(model: object, default: torch.device) -> torch.device:
     if isinstance(model, nn.Module):
         for tensor in model.parameters():
             return tensor.device
-    return torch.device("cpu")
+    return default
 
 
 def _require_tokens(

@@ -244,6 +244,8 @@ def test_what_compiled_and_older_models_leave_in_a_file(tmp_path, tokens):
     )
     odd = {f"_orig_mod.{name}": tensor for name, tensor in state.items()}
     odd["_orig_mod.transformer.h.0.attn.bias"] = torch.ones(1, 1, 6, 6)
+    odd["_orig_mod.transformer.h.1.attn.bias"] = torch.ones(6, 6).bool()
+    odd["_orig_mod.transformer.h.1.attn.masked_bias"] = torch.tensor(-1e4)
     found = load_checkpoint(write(tmp_path / "odd", odd, our_config(CONFIG)))
     assert run(found, "annotated", tokens).equal(
         run(plain, "annotated", tokens)
@@ -562,12 +564,12 @@ def test_our_configs_that_are_refused(tmp_path, content, message):
         read_config(tmp_path / "config.json")
 
 
+@pytest.mark.unhooked
 @pytest.mark.parametrize("value", [None, "2", 2.0, 0, True])
 def test_values_that_are_no_sizes(tmp_path, value):
     config = json.loads(our_config(CONFIG)) | {"n_layer": value}
     write(tmp_path, shaken(), config)
-    # the shape checks of the annotations may be quicker: a TypeError
-    with pytest.raises((ValueError, TypeError), match="n_layer"):
+    with pytest.raises(ValueError, match="n_layer must be"):
         load_checkpoint(tmp_path)
 
 

@@ -302,14 +302,16 @@ LOG_PROBS = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
         ({"top_k": 2, "top_p": 0.6}, [1, 0, 0, 0]),
         ({"temperature": 0.5}, [8 / 11, 2 / 11, 0.5 / 11, 0.5 / 11]),
         ({"temperature": 1e-300}, [1, 0, 0, 0]),
+        ({"temperature": 5e-324}, [1, 0, 0, 0]),
         ({"temperature": 1e300}, [0.25, 0.25, 0.25, 0.25]),
     ],
 )
-def test_what_is_drawn_from(settings, kept):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_drawn_from(settings, kept, dtype):
     sampler = Sampler(**{"temperature": 1.0} | settings)
-    got = sampler.probabilities(LOG_PROBS.double())
+    got = sampler.probabilities(LOG_PROBS.to(dtype))
     torch.testing.assert_close(
-        got, torch.tensor([kept]).double(), rtol=0, atol=1e-6
+        got, torch.tensor([kept]).to(dtype), rtol=0, atol=1e-6
     )
 
 
@@ -370,12 +372,32 @@ def test_empty_prompts():
         generate_rows(uniform(), [], 1)
 
 
+@pytest.mark.unhooked
 def test_what_is_no_batch_of_ids():
-    # the shape checks of the annotations may be quicker: a TypeError
-    with pytest.raises((ValueError, TypeError)):
+    with pytest.raises(ValueError, match=r"int64 of shape \(3,\)"):
         generate(uniform(), torch.zeros(3, dtype=torch.long), 1)
-    with pytest.raises((ValueError, TypeError)):
+    with pytest.raises(ValueError, match=r"float32 of shape \(1, 3\)"):
         generate(uniform(), torch.zeros(1, 3), 1)
+    with pytest.raises(ValueError, match=r"got list; generate_rows"):
+        generate(uniform(), [[1, 2], [3]], 1)
+
+
+def test_tokens_on_another_device_than_the_model(model):
+    tokens = torch.zeros(1, 3, dtype=torch.long, device="meta")
+    with pytest.raises(ValueError, match="on meta, the model is on cpu"):
+        generate(model, tokens, 1)
+
+
+def test_a_model_that_excludes_tokens_is_sampled():
+    excluded = torch.tensor([[0.5, 0.5, 0.0]]).log().expand(3, 3)
+    for temperature in (0.1, 1.0, 1e30):
+        rows = generate(
+            Table(excluded),
+            torch.zeros(500, 1).long(),
+            1,
+            temperature=temperature,
+        )
+        assert set(rows[:, -1].tolist()) == {0, 1}
 
 
 def test_a_model_of_nan_is_named():
