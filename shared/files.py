@@ -14,9 +14,20 @@ def write_atomically(path: Path, content: str) -> None:
         path: the file; an old one is replaced.
         content: its text, written in UTF-8.
     """
+    with take_place(path) as beside:
+        beside.write_text(content, encoding="utf-8", newline="\n")
+
+
+@contextmanager
+def take_place(path: Path) -> Iterator[Path]:
+    """Give a path to write to, which takes the file's place once written.
+
+    Args:
+        path: the file; an old one is replaced.
+    """
     beside = _beside(path)
     try:
-        beside.write_text(content, encoding="utf-8", newline="\n")
+        yield beside
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)

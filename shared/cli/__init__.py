@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import compare, convert, generate, tokenizers
+from . import compare, convert, generate, tokenizers, train
 
 app = typer.Typer(
     name="gpt-duet",
@@ -39,6 +39,7 @@ def gpt_duet(
 
 
 app.command("compare")(compare.compare)
+app.command("train")(train.train)
 app.command("generate")(generate.generate)
 app.command("convert")(convert.convert)
 app.command("tokenizers")(tokenizers.tokenizers)
