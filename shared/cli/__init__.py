@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import compare, convert, generate, tokenizers, train
+from . import compare, convert, generate, ladder, tokenizers, train
 
 app = typer.Typer(
     name="gpt-duet",
@@ -40,6 +40,7 @@ def gpt_duet(
 
 app.command("compare")(compare.compare)
 app.command("train")(train.train)
+app.command("ladder")(ladder.ladder)
 app.command("generate")(generate.generate)
 app.command("convert")(convert.convert)
 app.command("tokenizers")(tokenizers.tokenizers)
