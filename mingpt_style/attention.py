@@ -1,10 +1,38 @@
 """Attention in minGPT's words: one fused projection, one fused kernel."""
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from shared.config import GPTConfig
+
+
+class Past:
+    """Keys and values of the tokens one layer has seen, in one allocation.
+
+    Args:
+        like: says the dtype and the device.
+        size: (batch, n_head, block_size, head size), room for all to come.
+    """
+
+    def __init__(self, like: Tensor, size: tuple[int, int, int, int]):
+        self.k, self.v = like.new_empty(2, *size).unbind(0)
+        self.length = 0
+
+    def append(
+        self,
+        k: Float[Tensor, "batch nh time hs"],
+        v: Float[Tensor, "batch nh time hs"],
+    ) -> tuple[
+        Float[Tensor, "batch nh longer hs"],
+        Float[Tensor, "batch nh longer hs"],
+    ]:
+        """Write behind what is there, and return all there is."""
+        start, self.length = self.length, self.length + k.size(2)
+        self.k[:, :, start : self.length] = k
+        self.v[:, :, start : self.length] = v
+        return self.k[:, :, : self.length], self.v[:, :, : self.length]
 
 
 class CausalSelfAttention(nn.Module):
@@ -29,9 +57,12 @@ class CausalSelfAttention(nn.Module):
         self.dropout = config.dropout
 
     def forward(
-        self, x: Float[Tensor, "batch time n_embd"]
+        self, x: Float[Tensor, "batch time n_embd"], past: Past | None = None
     ) -> Float[Tensor, "batch time n_embd"]:
-        """Project, split into heads, attend, join the heads, project."""
+        """Project, split into heads, attend, join the heads, project.
+
+        With a past, x goes on where it ends, and is added to it.
+        """
         B, T, C = x.size()
         hs = C // self.n_head
 
@@ -40,10 +71,17 @@ class CausalSelfAttention(nn.Module):
         k = k.view(B, T, self.n_head, hs).transpose(1, 2)  # (B, nh, T, hs)
         v = v.view(B, T, self.n_head, hs).transpose(1, 2)  # (B, nh, T, hs)
 
+        mask = None
+        if past is not None:
+            k, v = past.append(k, v)  # (B, nh, S, hs), S >= T
+            # the kernel's own mask would align the first key, not the last
+            S = k.size(2)
+            mask = x.new_ones(T, S, dtype=torch.bool).tril(S - T)
+
         # the kernel does not know eval mode: dropout has to be told
         p = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(
-            q, k, v, dropout_p=p, is_causal=True
+            q, k, v, attn_mask=mask, dropout_p=p, is_causal=past is None
         )  # (B, nh, T, hs)
 
         y = y.transpose(1, 2).contiguous().view(B, T, C)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from shared.config import GPTConfig
 
-from .attention import CausalSelfAttention
+from .attention import CausalSelfAttention, Past
 from .feed_forward import MLP
 
 
@@ -35,9 +35,9 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self, x: Float[Tensor, "batch time n_embd"]
+        self, x: Float[Tensor, "batch time n_embd"], past: Past | None = None
     ) -> Float[Tensor, "batch time n_embd"]:
         """Add attention's answer to the stream, then the MLP's."""
-        x = x + self.attn(self.ln_1(x))
+        x = x + self.attn(self.ln_1(x), past)
         x = x + self.mlp(self.ln_2(x))
         return x

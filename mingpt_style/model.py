@@ -9,7 +9,10 @@ from torch import Tensor, nn
 
 from shared.config import GPTConfig
 
+from .attention import Past
 from .block import Block, layer_norm
+
+Cache = list[Past]  # one for each block
 
 
 class GPT(nn.Module):
@@ -84,26 +87,28 @@ class GPT(nn.Module):
         return logits, loss
 
     def embed(
-        self, idx: Int[Tensor, "batch time"]
+        self, idx: Int[Tensor, "batch time"], start: int = 0
     ) -> Float[Tensor, "batch time n_embd"]:
-        """Return wte[token] + wpe[position]."""
-        T = idx.size(1)
+        """Return wte[token] + wpe[position], positions from start on."""
+        T = start + idx.size(1)
         if T > self.block_size:
             raise ValueError(
                 f"a sequence of {T} tokens is longer than the "
                 f"{self.block_size} positions of the model"
             )
-        pos = torch.arange(T, device=idx.device)
+        pos = torch.arange(start, T, device=idx.device)
         x = self.transformer.wte(idx) + self.transformer.wpe(pos)
         return self.transformer.drop(x)
 
     def hidden(
-        self, idx: Int[Tensor, "batch time"]
+        self, idx: Int[Tensor, "batch time"], cache: Cache | None = None
     ) -> Float[Tensor, "batch time n_embd"]:
         """Return what the head reads: all of the model below it."""
-        x = self.embed(idx)
-        for block in self.transformer.h:
-            x = block(x)
+        blocks = self.transformer.h
+        x = self.embed(idx, 0 if cache is None else cache[0].length)
+        pasts: list = cache or [None] * len(blocks)
+        for block, past in zip(blocks, pasts, strict=True):
+            x = block(x, past)
         return self.transformer.ln_f(x)
 
     def log_probs(
@@ -122,6 +127,33 @@ class GPT(nn.Module):
         """Return log-probabilities at the last position only."""
         x = self.hidden(tokens)[:, -1]
         return F.log_softmax(self.lm_head(x), dim=-1)
+
+    def init_cache(self, batch: int) -> Cache:
+        """Return an empty cache with room for block_size tokens a row."""
+        config = self.config
+        hs = config.n_embd // config.n_head
+        size = (batch, config.n_head, config.block_size, hs)
+        return [Past(self.lm_head.weight, size) for _ in self.transformer.h]
+
+    @torch.no_grad()
+    def decode(
+        self, tokens: Int[Tensor, "batch time"], cache: Cache
+    ) -> Float[Tensor, "batch time vocab"]:
+        """Return log_probs of tokens that go on where the cache ends.
+
+        They are added to the cache: a text fed in any pieces gives what it
+        gives in one.
+
+        Raises:
+            ValueError: for more than block_size tokens in all, and for
+                another number of rows than the cache has.
+        """
+        rows = cache[0].k.size(0)
+        if tokens.size(0) != rows:
+            raise ValueError(
+                f"the cache is for {rows} rows, got {tokens.size(0)}"
+            )
+        return F.log_softmax(self.lm_head(self.hidden(tokens, cache)), dim=-1)
 
 
 def build_model(config: GPTConfig) -> GPT:

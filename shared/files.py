@@ -17,10 +17,24 @@ def write_atomically(path: Path, content: str) -> None:
     Raises:
         ValueError: where it cannot be written; the old one is then as it was.
     """
+    with take_place(path) as beside:
+        beside.write_text(content, encoding="utf-8", newline="\n")
+
+
+@contextmanager
+def take_place(path: Path) -> Iterator[Path]:
+    """Give a path to write to, which takes the file's place once written.
+
+    Args:
+        path: the file; an old one is replaced.
+
+    Raises:
+        ValueError: where it cannot be written; the old one is then as it was.
+    """
     path = Path(os.path.realpath(path))  # a link stays, its file changes
     beside = _beside(path)
     try:
-        beside.write_text(content, encoding="utf-8", newline="\n")
+        yield beside
         os.replace(beside, path)
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}") from None

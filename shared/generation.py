@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
+from .decoding import Reader
 from .protocol import LanguageModel
 from .tokenization import Tokenizer
 
@@ -252,33 +253,6 @@ def stream_tokens(
     return _append(model, rows, lengths, new_token_count, sampler, generator)
 
 
-def last_log_probs(
-    model: LanguageModel,
-    rows: Int[Tensor, "batch longest"],
-    lengths: Sequence[int],
-) -> Float[Tensor, "batch vocab"]:
-    """Return what follows the last token of each row.
-
-    Args:
-        model: a causal language model.
-        rows: ids, padded on the right by any ids of the vocabulary.
-        lengths: number of tokens of each row that are no padding.
-    """
-    width = min(model.block_size, max(lengths))
-    if min(lengths) == max(lengths):
-        window = rows[:, lengths[0] - width : lengths[0]]
-        next_log_probs = getattr(model, "next_log_probs", None)
-        if next_log_probs is not None:
-            return next_log_probs(window)
-        return model.log_probs(window)[:, -1]
-    starts = [max(0, n - model.block_size) for n in lengths]
-    windows = torch.stack(
-        [row[s : s + width] for row, s in zip(rows, starts, strict=True)]
-    )
-    last = [n - s - 1 for n, s in zip(lengths, starts, strict=True)]
-    return model.log_probs(windows)[range(len(last)), last]
-
-
 @contextmanager
 def eval_mode(model: object) -> Iterator[None]:
     """Put a model in eval mode, then every part back in its own mode."""
@@ -338,9 +312,10 @@ def _append(
     generator: torch.Generator | None,
 ) -> Iterator[Tensor]:
     """Fill rows in place, and yield each column of new tokens."""
+    reader = Reader(model)
     for _ in range(count):
         with eval_mode(model), torch.no_grad():
-            log_probs = last_log_probs(model, rows, lengths)
+            log_probs = reader.last_log_probs(rows, lengths)
             new = sampler.choose(log_probs, generator)
         rows[range(len(lengths)), lengths] = new
         lengths = [n + 1 for n in lengths]

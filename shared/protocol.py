@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -38,6 +38,25 @@ class LanguageModel(Protocol):
 
         Raises:
             ValueError: for more than block_size tokens.
+        """
+
+
+@runtime_checkable
+class CachedLanguageModel(LanguageModel, Protocol):
+    """A decoder that need not read a token twice."""
+
+    def init_cache(self, batch: int) -> Any:
+        """Return an empty cache for so many rows."""
+
+    def decode(
+        self, tokens: Int[Tensor, "batch time"], cache: Any
+    ) -> Float[Tensor, "batch time vocab"]:
+        """Return log_probs of tokens that go on where the cache ends.
+
+        The tokens are added to the cache.
+
+        Raises:
+            ValueError: for more than block_size tokens in all.
         """
 
 

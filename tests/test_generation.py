@@ -12,12 +12,12 @@ from torch import nn
 from shared import GPTConfig, generate, load_tokenizer
 from shared.checkpoint import convert
 from shared.comparison.styles import shaken_weights
+from shared.decoding import last_log_probs
 from shared.generation import (
     Sampler,
     TextStream,
     eval_mode,
     generate_rows,
-    last_log_probs,
     stream_tokens,
 )
 from shared.protocol import load_style

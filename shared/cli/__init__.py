@@ -9,7 +9,16 @@ from typing import Annotated
 import torch
 import typer
 
-from . import check, compare, convert, diff, generate, tokenizers
+from . import (
+    check,
+    compare,
+    convert,
+    diff,
+    generate,
+    ladder,
+    tokenizers,
+    train,
+)
 
 app = typer.Typer(
     name="gpt-duet",
@@ -44,6 +53,8 @@ def gpt_duet(
 app.command("check")(check.check)
 app.command("compare")(compare.compare)
 app.command("diff")(diff.diff)
+app.command("train")(train.train)
+app.command("ladder")(ladder.ladder)
 app.command("generate")(generate.generate)
 app.command("convert")(convert.convert)
 app.command("tokenizers")(tokenizers.tokenizers)

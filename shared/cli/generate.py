@@ -5,22 +5,25 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, cast
 
 import torch
 import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text as RichText
+from torch import nn
 
 from shared.checkpoint import cut_vocabulary
 from shared.comparison.styles import shaken_weights
 from shared.config import GPTConfig
 from shared.corpus import text_stamp
+from shared.decoding import store_by_columns
 from shared.generation import MOST, Sampler, TextStream, stream_tokens
 from shared.layouts import State
-from shared.protocol import LanguageModel, load_style
+from shared.protocol import CachedLanguageModel, LanguageModel, load_style
 from shared.tokenization import DEFAULT, Tokenizer, load_tokenizer
+from shared.trained import load_trained
 
 from . import options
 
@@ -34,11 +37,14 @@ Item = TypeVar("Item")
 
 def generate(
     style: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--style", help='Package: "annotated", "mingpt_style" or yours.'
+            "--style",
+            help='Package: "annotated", "mingpt_style" or yours. Default: '
+            f"that of --checkpoint, else {DRAWS}.",
+            show_default=False,
         ),
-    ] = DRAWS,
+    ] = None,
     prompts: Annotated[
         list[str] | None,
         typer.Option(
@@ -77,13 +83,27 @@ def generate(
     show_ids: Annotated[
         bool, typer.Option("--ids", help="Print each row's ids, too.")
     ] = False,
-    tokenizer_name: options.TokenizerName = DEFAULT,
+    tokenizer_name: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            help="See gpt-duet tokenizers. Default: that of --checkpoint, "
+            f"else {DEFAULT}.",
+            show_default=False,
+        ),
+    ] = None,
     file: Annotated[
         Path | None,
         typer.Option(
             "--file",
             help='Text whose characters are the tokens of "char". '
             "Default: Python's own documentation.",
+        ),
+    ] = None,
+    checkpoint_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--checkpoint", help="The folder of a run of gpt-duet train."
         ),
     ] = None,
     weights: options.Weights = None,
@@ -115,32 +135,52 @@ def generate(
     options.require_seed(seed)
     options.require_parent(json_file)
     device = options.choose_device(device_name)
-    school = load_style(style)
-    tokenizer, spoken = _choose_tokenizer(tokenizer_name, file)
-    rows = [tokenizer.encode(p) for p in prompts for _ in range(batch)]
-
     sizes = {"n_layer": n_layer, "n_embd": n_embd, "block_size": block_size}
-    if weights is None:
-        config = options.choose_config(
-            preset, tokenizer, activation, n_head=n_head, **sizes
-        )
-        config, state, told = _draw(config, tokenizer, seed)
-        state = {name: t.to(device, dtype) for name, t in state.items()}
-    else:
-        checkpoint = options.choose_checkpoint(
-            weights,
-            tokenizer,
-            tokenizer_name,
-            n_head=n_head,
-            activation=activation,
+    sizes_and_names = sizes | {"n_head": n_head, "activation": activation}
+    if checkpoint_folder is not None:
+        _require_nothing_beside(
             preset=preset,
-            **sizes,
+            tokenizer=tokenizer_name,
+            file=file,
+            weights=weights,
+            **sizes_and_names,
         )
-        config, state = checkpoint.config, checkpoint.to(device, dtype)
-        told = [str(weights), *checkpoint.told]
-    model = school.from_gpt2(state, config)
+        model, tokenizer, run = load_trained(checkpoint_folder, style)
+        tokenizer_name = run.facts["tokenizer"]["name"]
+        style = run.facts["style"] if style is None else style
+        spoken = f"{tokenizer_name}, {tokenizer.n_vocab:,} of them"
+        config = run.config
+        told = [f"{run.folder}, after {run.step} of {run.recipe.steps} steps"]
+        model = model.to(device, dtype)
+    else:
+        style = DRAWS if style is None else style
+        tokenizer_name = tokenizer_name or DEFAULT
+        school = load_style(style)
+        tokenizer, spoken = _choose_tokenizer(tokenizer_name, file)
+        if weights is None:
+            config = options.choose_config(
+                preset, tokenizer, activation, n_head=n_head, **sizes
+            )
+            config, state, told = _draw(config, tokenizer, seed)
+            state = {name: t.to(device, dtype) for name, t in state.items()}
+        else:
+            checkpoint = options.choose_checkpoint(
+                weights,
+                tokenizer,
+                tokenizer_name,
+                n_head=n_head,
+                activation=activation,
+                preset=preset,
+                **sizes,
+            )
+            config, state = checkpoint.config, checkpoint.to(device, dtype)
+            told = [str(weights), *checkpoint.told]
+        model = school.from_gpt2(state, config)
     if not isinstance(model, LanguageModel):
         raise ValueError(f"style {style!r} builds no language model")
+    if device.type == "cpu" and isinstance(model, CachedLanguageModel):
+        store_by_columns(cast(nn.Module, model))
+    rows = [tokenizer.encode(p) for p in prompts for _ in range(batch)]
     tokens = stream_tokens(
         model,
         rows,
@@ -233,6 +273,15 @@ def _require_prompts(
         raise ValueError(
             f"--stream writes one row, and there are {len(prompts) * batch}"
         )
+
+
+def _require_nothing_beside(**options_given: object) -> None:
+    for name, value in options_given.items():
+        if value is not None:
+            raise ValueError(
+                f"--checkpoint brings its own: leave "
+                f"--{name.replace('_', '-')} out"
+            )
 
 
 def _choose_tokenizer(name: str, file: Path | None) -> tuple[Tokenizer, str]:

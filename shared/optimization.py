@@ -1,0 +1,110 @@
+"""How weights move: the optimizer, its rate and its random numbers."""
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a training run does, but for the model and the text.
+
+    Attributes:
+        steps: number of updates.
+        batch_size: windows a step, over all processes.
+        lr: the highest learning rate.
+        warmup: steps until the rate is reached, and less in short runs.
+        weight_decay: of matrices; norms and biases keep their sizes.
+        betas: of AdamW.
+        clip: largest norm of all gradients together.
+        eval_interval: steps between two evaluations, each of which ends in
+            a checkpoint.
+        eval_batches: batches of each part of the text in an evaluation.
+        seed: of the weights, the batches and the dropout.
+
+    Raises:
+        ValueError: naming the field and the value.
+
+    Source: nanoGPT's defaults for a CPU.
+    """
+
+    steps: int = 2000
+    batch_size: int = 12
+    lr: float = 1e-3
+    warmup: int = 100
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.99)
+    clip: float = 1.0
+    eval_interval: int = 250
+    eval_batches: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be done."""
+        for name in ("steps", "batch_size", "eval_interval", "eval_batches"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(
+                    f"{name} must be a whole number from 1, got {value!r}"
+                )
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr must be a number above 0, got {self.lr!r}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(
+                f"seed must be from 0 to 2**63 - 1, got {self.seed}"
+            )
+
+    def lr_at(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 1.
+
+        It rises in a line and falls along half a cosine, to a tenth.
+
+        Source: Loshchilov and Hutter 2017 (SGDR); nanoGPT, train.py.
+        """
+        warmup = min(self.warmup, self.steps // 10)
+        if step <= warmup:
+            return self.lr * step / (warmup + 1)
+        progress = (step - warmup) / max(1, self.steps - warmup)
+        share = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        return self.lr * (0.1 + 0.9 * share)
+
+
+def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
+    """Return AdamW that decays matrices and embeddings only.
+
+    Source: Loshchilov and Hutter 2019 (Decoupled Weight Decay
+    Regularization); nanoGPT, model.py, for the two groups.
+    """
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    groups = [
+        {"params": matrices, "weight_decay": recipe.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    # one kernel for all tensors: on a CPU the loop over them is half a step
+    kinds = {p.device.type for p in model.parameters()}
+    return torch.optim.AdamW(
+        groups,
+        lr=recipe.lr,
+        betas=recipe.betas,
+        fused=kinds <= {"cpu", "cuda"},
+    )
+
+
+def seed_for(*purpose: object) -> int:
+    """Return the seed that belongs to a purpose, such as ("batch", 0, 17).
+
+    With a seed for each draw there is no state of generators to keep: step
+    17 draws the same whether 16 steps went before it or a checkpoint, and
+    in one process or in two.
+    """
+    digest = hashlib.sha256("/".join(map(str, purpose)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def generator_for(*purpose: object) -> torch.Generator:
+    """Return a generator on the CPU with the seed of a purpose."""
+    return torch.Generator().manual_seed(seed_for(*purpose))

@@ -1,0 +1,78 @@
+"""One process or several: who am I, and what do the others say."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those that train together.
+
+    Attributes:
+        rank: number of this process; 0 alone writes files.
+        count: how many there are.
+    """
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.rank == 0
+
+    def share(self, batch: Tensor) -> Tensor:
+        """Return this process's rows of a batch."""
+        return batch.chunk(self.count)[self.rank]
+
+    def mean(self, value: Tensor) -> Tensor:
+        """Return the mean of a value over the processes."""
+        if self.count > 1:
+            value = value.clone()
+            dist.all_reduce(value)
+            value /= self.count
+        return value
+
+    def any(self, said: bool, device: torch.device) -> bool:
+        """Return whether any process says so."""
+        if self.count == 1:
+            return said
+        return bool(self.mean(torch.tensor(float(said), device=device)) > 0)
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """Return a module whose gradients are means over the processes."""
+        return DistributedDataParallel(module) if self.count > 1 else module
+
+
+@contextmanager
+def join_processes(device: torch.device) -> Iterator[Processes]:
+    """Join the processes that torchrun started; alone, be alone.
+
+    Args:
+        device: where the model will be, which decides how they talk.
+    """
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1:
+        yield Processes()
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Processes(dist.get_rank(), count)
+    finally:
+        dist.destroy_process_group()
+
+
+def own_device(device: torch.device) -> torch.device:
+    """Return this process's device, where several share a machine."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return device

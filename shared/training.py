@@ -1,0 +1,207 @@
+"""Training: one step after another, evaluated now and then."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from .corpus import random_batch
+from .generation import eval_mode
+from .optimization import Recipe, build_optimizer, generator_for, seed_for
+from .processes import Processes
+from .protocol import LanguageModel
+
+
+class TrainingFailed(RuntimeError):
+    """The loss or its gradients are no numbers any more."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one step was like.
+
+    Attributes:
+        step: counted from 1.
+        train_loss: of the step's batch before its update, in nats a token.
+        tokens_per_second: of this step, over all processes.
+        seconds: since the start of the run, pauses apart.
+        train_estimate: mean loss over batches of the training text, after
+            the update; None between evaluations.
+        val_loss: the same for the validation text.
+    """
+
+    step: int
+    train_loss: float
+    tokens_per_second: float
+    seconds: float
+    train_estimate: float | None = None
+    val_loss: float | None = None
+
+
+class Trainer:
+    """A model, its text, and how far it has come.
+
+    All random numbers of a step come from seeds named after the step, so
+    that a run is a function of its recipe, however often it is resumed.
+    They are set in torch's global generator, which dropout draws from.
+
+    Args:
+        model: to be trained, in place.
+        train_ids: of the text to learn from.
+        val_ids: of the text to be tested on.
+        recipe: rates and numbers.
+        processes: those that train together.
+
+    Attributes:
+        step: number of updates so far.
+        seconds: spent so far.
+
+    Raises:
+        ValueError: for a text without one window, and for a batch that the
+            processes cannot share evenly.
+
+    Source: the loop of the lecture "Let's build GPT" and of nanoGPT.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train_ids: Int[Tensor, "tokens"],
+        val_ids: Int[Tensor, "val_tokens"],
+        recipe: Recipe,
+        processes: Processes | None = None,
+    ):
+        self.processes = processes or Processes()
+        if recipe.batch_size % self.processes.count != 0:
+            raise ValueError(
+                f"a batch of {recipe.batch_size} windows cannot be shared "
+                f"evenly by {self.processes.count} processes"
+            )
+        self.model = model
+        self.recipe = recipe
+        self.texts = {"train": train_ids, "val": val_ids}
+        self.optimizer = build_optimizer(model, recipe)
+        self.step = 0
+        self.seconds = 0.0
+        self._loss = self.processes.wrap(Loss(model))
+        for name in self.texts:
+            self._batch(name, "try")  # a text too short is refused now
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps were taken."""
+        return self.step >= self.recipe.steps
+
+    def take_step(self) -> Record:
+        """Update the weights once; evaluate if it is time.
+
+        Raises:
+            TrainingFailed: for a loss or a gradient that is not finite,
+                before it reaches the weights.
+        """
+        start = time.monotonic()
+        number = self.step + 1
+        seed = self.recipe.seed
+        torch.manual_seed(
+            seed_for("dropout", seed, number, self.processes.rank)
+        )
+        x, y = map(self.processes.share, self._batch("train", number))
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self._loss(x, y)
+        mean_loss = float(self.processes.mean(loss.detach()))
+        _require_finite("loss", mean_loss, number)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(
+            self.model.parameters(), self.recipe.clip
+        )
+        _require_finite("gradient's norm", float(norm), number)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.lr_at(number)
+        self.optimizer.step()
+        self.step = number
+        took = time.monotonic() - start
+        estimates: dict[str, float] = {}
+        if self.evaluates_at(number) and self.processes.first:
+            estimates = self.estimate_losses()
+            for name, value in estimates.items():
+                _require_finite(f"{name} loss", value, number)
+        self.seconds += time.monotonic() - start
+        tokens = self.recipe.batch_size * x.size(1)
+        return Record(
+            number,
+            mean_loss,
+            tokens / max(took, 1e-9),
+            self.seconds,
+            estimates.get("train"),
+            estimates.get("val"),
+        )
+
+    def evaluates_at(self, step: int) -> bool:
+        """Return whether a step ends in an evaluation; the last one does."""
+        return step % self.recipe.eval_interval == 0 or self.done
+
+    def estimate_losses(self) -> dict[str, float]:
+        """Return the mean loss over batches of each part of the text.
+
+        The batches are the same at every evaluation, so that what changes
+        is the model. It runs in eval mode and is left as it was.
+        """
+        losses = {}
+        with eval_mode(self.model), torch.no_grad():
+            for name in self.texts:
+                drawing = generator_for("eval", self.recipe.seed, name)
+                total = 0.0
+                for _ in range(self.recipe.eval_batches):
+                    x, y = self._draw(name, drawing)
+                    total += float(mean_loss(self.model, x, y))
+                losses[name] = total / self.recipe.eval_batches
+        return losses
+
+    def _batch(self, name: str, step: object) -> tuple[Tensor, Tensor]:
+        return self._draw(name, generator_for("batch", self.recipe.seed, step))
+
+    def _draw(
+        self, name: str, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        size, block = self.recipe.batch_size, self.model.block_size
+        assert isinstance(block, int)
+        return random_batch(self.texts[name], size, block, generator)
+
+
+class Loss(nn.Module):
+    """The loss of a model as a module of its own, for DDP to wrap."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, x: Int[Tensor, "batch time"], y: Int[Tensor, "batch time"]
+    ) -> Float[Tensor, ""]:
+        """Return the mean loss over all positions."""
+        return mean_loss(self.model, x, y)
+
+
+def mean_loss(
+    model: LanguageModel | nn.Module,
+    x: Int[Tensor, "batch time"],
+    y: Int[Tensor, "batch time"],
+) -> Float[Tensor, ""]:
+    """Return the mean negative log-probability of the next tokens.
+
+    Args:
+        model: any language model of the contract.
+        x: windows of a text.
+        y: the same windows, one token on.
+    """
+    log_probs = model.log_probs(x)  # type: ignore[operator]
+    return F.nll_loss(log_probs.flatten(0, 1), y.flatten())
+
+
+def _require_finite(what: str, value: float, step: int) -> None:
+    if value - value != 0:  # NaN and infinities alike
+        raise TrainingFailed(f"the {what} is {value} at step {step}")
