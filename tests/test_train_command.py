@@ -1,0 +1,414 @@
+"""gpt-duet train as a user runs it: stopped, killed, resumed, misused."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import shared.cli
+from shared.run_folder import last_checkpoint, open_run, read_log
+from shared.training import Trainer
+
+STYLES = ("annotated", "mingpt_style")
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = "The cat sat on the mat; the dog lay on the log.\n" * 30
+SMALL = (
+    "--n-layer=1", "--n-head=2", "--n-embd=16", "--block-size=8",
+    "--batch-size=4", "--eval-batches=2", "--dropout=0.1",
+)  # fmt: skip
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run the command in this process; its status, stdout and stderr."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["gpt-duet", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            shared.cli.main()
+        written = capsys.readouterr()
+        return exit_.value.code or 0, written.out, written.err
+
+    return run
+
+
+@pytest.fixture
+def text(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT)
+    return file
+
+
+def what_was_learnt(folder):
+    """Losses by step, and the weights: all that must not differ."""
+    losses = [
+        (r["step"], r["train_loss"], r.get("val_loss"))
+        for r in read_log(folder)
+    ]
+    weights = load_file(last_checkpoint(folder) / "model.safetensors")
+    return losses, {k: v.tolist() for k, v in weights.items()}
+
+
+def folder_content(folder):
+    return {
+        p.relative_to(folder): p.read_bytes()
+        for p in folder.rglob("*")
+        if p.is_file()
+    }
+
+
+# A run ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_run_from_start_to_text(run, text, tmp_path, style):
+    out = tmp_path / "run"
+    status, written, err = run(
+        "train", "--style", style, "--file", text, *SMALL, "--steps=12",
+        "--eval-interval=5", "--out", out,
+    )  # fmt: skip
+    assert status == 0, err
+    log = read_log(out)
+    assert [line["step"] for line in log] == list(range(1, 13))
+    fields = {"step", "train_loss", "tokens_per_second", "seconds"}
+    assert all(fields <= line.keys() for line in log)
+    evaluated = [line["step"] for line in log if "val_loss" in line]
+    assert evaluated == [5, 10, 12]
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    sample = (out / "sample.txt").read_text()
+    assert sample == written
+    assert len(sample) == 1 + 300 + 1
+    assert set(sample) <= set(TEXT)
+    assert "step    12" in err
+    status, written, err = run(
+        "generate", "--checkpoint", out, "--prompt=The cat",
+        "--new-tokens=9", "--temperature=1",
+    )  # fmt: skip
+    assert status == 0, err
+    assert written.startswith("The cat")
+    assert len(written) == 7 + 9 + 1
+    assert style in err
+    assert "after 12 of 12 steps" in err
+
+
+def test_the_same_seed_is_the_same_run(run, text, tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        run(
+            "train", "--file", text, *SMALL, "--steps=3", f"--seed={seed}",
+            "--out", tmp_path / name,
+        )  # fmt: skip
+    a, b, c = (what_was_learnt(tmp_path / name) for name in "abc")
+    assert a == b
+    assert a[0][0] != c[0][0]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_run_that_crashed_goes_on(run, text, tmp_path, monkeypatch, style):
+    common = (
+        "train", "--file", text, *SMALL, "--steps=14", "--eval-interval=4",
+        "--style", style,
+    )  # fmt: skip
+    assert run(*common, "--out", tmp_path / "whole")[0] == 0
+    take_step = Trainer.take_step
+
+    def crash(trainer):
+        if trainer.step == 10:
+            raise ValueError("the power went")
+        return take_step(trainer)
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "take_step", crash)
+        assert run(*common, "--out", out)[0] == 2
+    assert open_run(out).step == 8
+    assert len(read_log(out)) == 10
+    status, _, err = run("train", "--resume", out)
+    assert status == 0, err
+    assert "going on after step 8" in err
+    assert what_was_learnt(out) == what_was_learnt(tmp_path / "whole")
+    # a run that is done has nothing to do but to draw and write again
+    (out / "loss.png").unlink()
+    assert run("train", "--resume", out)[0] == 0
+    assert (out / "loss.png").is_file()
+    assert what_was_learnt(out) == what_was_learnt(tmp_path / "whole")
+
+
+def test_bytes_and_float64(run, text, tmp_path):
+    out = tmp_path / "run"
+    status, _, err = run(
+        "train", "--file", text, *SMALL, "--steps=2", "--tokenizer=bytes",
+        "--dtype=float64", "--out", out,
+    )  # fmt: skip
+    assert status == 0, err
+    weights = load_file(last_checkpoint(out) / "model.safetensors")
+    assert {t.dtype for t in weights.values()} == {torch.float64}
+    assert run("generate", "--checkpoint", out, "--prompt=é")[0] == 0
+
+
+# Stopped and killed --------------------------------------------------------
+
+
+def start(*arguments):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "shared.cli", *map(str, arguments)],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_steps(process, folder, steps):
+    """Wait until the log has so many lines, or the process is over."""
+    log, deadline = folder / "log.jsonl", time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if log.is_file() and log.read_bytes().count(b"\n") >= steps:
+            return
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_stop_it_saves(run, text, tmp_path, number):
+    common = (
+        "train", "--file", text, *SMALL, "--steps=300",
+        "--eval-interval=250",
+    )  # fmt: skip
+    out = tmp_path / "run"
+    process = start(*common, "--out", out)
+    wait_for_steps(process, out, 20)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert f"go on with: gpt-duet train --resume {out}" in err
+    step = open_run(out).step
+    assert 20 <= step < 250
+    assert len(read_log(out)) == step  # nothing was lost
+    assert run("train", "--resume", out)[0] == 0
+    assert run(*common, "--out", tmp_path / "whole")[0] == 0
+    # threads differ between the processes; sums of so few numbers do not
+    assert what_was_learnt(out) == what_was_learnt(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_it_gets_there(text, tmp_path):
+    common = (
+        "train", "--file", text, *SMALL, "--steps=3000", "--eval-interval=7",
+    )  # fmt: skip
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    assert start(*common, "--out", whole).wait(timeout=300) == 0
+    moments = random.Random(0)
+    killed = 0
+    while killed < 20:
+        # the folder appears together with its first checkpoint
+        go_on = ("train", "--resume", out) if out.is_dir() else ()
+        process = start(*(go_on or (*common, "--out", out)))
+        done = len(read_log(out)) if go_on else 0
+        wait_for_steps(process, out, done + moments.randrange(1, 100))
+        time.sleep(moments.random() * 0.02)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        killed += 1
+        saved = open_run(out)  # never the checkpoint
+        assert len(read_log(out)) - saved.step <= 7
+    assert saved.step > 0
+    assert start("train", "--resume", out).wait(timeout=300) == 0
+    assert what_was_learnt(out) == what_was_learnt(whole)
+
+
+@pytest.mark.slow
+def test_two_processes_are_as_one(text, tmp_path):
+    common = (
+        "train", "--file", text, *SMALL, "--dropout=0", "--steps=4",
+    )  # fmt: skip
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert start(*common, "--out", one).wait(timeout=120) == 0
+    torchrun = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone",
+        "--nproc-per-node=2", "-m", "shared.cli", *map(str, common),
+        "--out", str(two),
+    ]  # fmt: skip
+    done = subprocess.run(
+        torchrun, cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    logs = [read_log(folder) for folder in (one, two)]
+    assert [len(log) for log in logs] == [4, 4]  # one of the two wrote
+    for a, b in zip(*logs, strict=True):
+        assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-5)
+    first = [log[0]["train_loss"] for log in logs]
+    assert first[0] == pytest.approx(first[1], abs=1e-6)
+    states = [load_file(last_checkpoint(f) / "model.safetensors")
+              for f in (one, two)]  # fmt: skip
+    assert states[0].keys() == states[1].keys()
+    # and either goes on from the other's checkpoint
+    assert start("train", "--resume", two).wait(timeout=120) == 0
+
+
+GRADIENTS = """
+import sys
+import torch
+from safetensors.torch import save_file
+import mingpt_style
+from shared import GPTConfig
+from shared.optimization import Recipe
+from shared.processes import join_processes
+from shared.training import Trainer
+
+config = GPTConfig(11, 8, 2, 2, 16, dropout=0.0)
+ids = torch.arange(400) ** 2 % 11
+recipe = Recipe(batch_size=6, clip=1e9)
+with join_processes(torch.device("cpu")) as processes:
+    torch.manual_seed(processes.rank)  # DDP gives all the first one's
+    model = mingpt_style.build_model(config)
+    trainer = Trainer(model, ids[:300], ids[300:], recipe, processes)
+    trainer.take_step()
+    if processes.first:
+        grads = {n: p.grad for n, p in model.named_parameters()}
+        save_file(grads, sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_gradients_of_one(tmp_path):
+    script = tmp_path / "gradients.py"
+    script.write_text(GRADIENTS)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    files = [tmp_path / f"{n}.safetensors" for n in (1, 2)]
+    torchrun = ("-m", "torch.distributed.run", "--standalone",
+                "--nproc-per-node=2")  # fmt: skip
+    for file, launcher in zip(files, ((), torchrun), strict=True):
+        done = subprocess.run(
+            [sys.executable, *launcher, str(script), str(file)],
+            env=environment, capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    one, two = map(load_file, files)
+    assert one.keys() == two.keys()
+    for name, grad in one.items():
+        assert (grad - two[name]).abs().max() < 1e-5, name
+        assert grad.abs().max() > 0 or "bias" in name
+
+
+# Mistakes ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give --out for a new run, or --resume"),
+        (("--out", "{new}", "--resume", "{run}"), "give --out for a new run"),
+        (("--out", "{run}"), "exists and is not empty"),
+        (("--out", "{text}"), "exists and is no folder"),
+        (("--out", "{new}/deep/er"), "there is no folder"),
+        (("--out", "{new}", "--style=nobody"), "no style 'nobody'"),
+        (("--out", "{new}", "--file={empty}"), "empty is empty"),
+        (("--out", "{new}", "--file={short}"), "too short"),
+        (("--out", "{new}", "--file={absent}"), "cannot read"),
+        (("--out", "{new}", "--block-size=5000"), "a window of 5000"),
+        (("--out", "{new}", "--steps=0"), "steps must be a whole number"),
+        (("--out", "{new}", "--lr=-1"), "lr must be a number above 0"),
+        (("--out", "{new}", "--dropout=1"), r"dropout must be in [0, 1)"),
+        (("--out", "{new}", "--n-head=3"), "n_embd=16 and n_head=3"),
+        (("--out", "{new}", "--device=abacus"), "no device 'abacus'"),
+        (("--out", "{new}", "--dtype=int8"), "dtype must be float32 or"),
+        (("--resume", "{absent}"), "there is no folder"),
+        (("--resume", "{folder}"), "has no checkpoints"),
+        (("--resume", "{run}", "--n-embd=32"), "--n-embd is 32"),
+        (("--resume", "{run}", "--lr=0.5"), "--lr is 0.5, but the run"),
+        (("--resume", "{run}", "--style=annotated"), "--style is annotated"),
+        (("--resume", "{run}", "--preset=gpt-nano"), "leave --preset"),
+        (("--resume", "{run}", "--file={short}"), "is not the text of"),
+    ],
+)
+def test_a_mistake_is_one_line_and_changes_nothing(
+    run, text, tmp_path, arguments, message
+):
+    places = {
+        name: tmp_path / name
+        for name in ("run", "new", "empty", "short", "absent", "folder")
+    }
+    places["text"] = text
+    places["empty"].write_text("")
+    places["short"].write_text("abcdefgh")
+    places["folder"].mkdir()
+    common = ("--file", text, *SMALL, "--steps=2")
+    assert run("train", *common, "--out", places["run"])[0] == 0
+    before = folder_content(tmp_path)
+    arguments = [argument.format(**places) for argument in arguments]
+    if "--resume" not in arguments:
+        arguments = [*common, *arguments]
+    status, out, err = run("train", *arguments)
+    assert status == 2
+    assert out == ""
+    assert message in " ".join(err.split())
+    assert len(err.strip().splitlines()) == 1
+    assert "Traceback" not in err
+    assert folder_content(tmp_path) == before
+
+
+def test_a_damaged_checkpoint_is_not_resumed(run, text, tmp_path):
+    out = tmp_path / "run"
+    run(
+        "train", "--file", text, *SMALL, "--steps=4", "--eval-interval=2",
+        "--out", out,
+    )  # fmt: skip
+    model = last_checkpoint(out) / "model.safetensors"
+    whole = model.read_bytes()
+    for content in (whole[:-1], whole[:100], b"", b"\x80\x04pickle"):
+        model.write_bytes(content)
+        for command in (("train", "--resume"), ("generate", "--checkpoint")):
+            status, _, err = run(*command, out)
+            assert status == 2
+            assert "is damaged" in err
+            assert "remove it to go on from step-00000002" in err
+            assert len(err.strip().splitlines()) == 1
+
+
+def test_another_models_weights_are_not_resumed(run, text, tmp_path):
+    out = tmp_path / "run"
+    run("train", "--file", text, *SMALL, "--steps=2", "--out", out)
+    path = last_checkpoint(out)
+    save_file({"w": torch.zeros(3)}, path / "model.safetensors")
+    facts = json.loads((path / "run.json").read_text())
+    del facts["sha256"]["model.safetensors"]  # as if it had been written so
+    (path / "run.json").write_text(json.dumps(facts))
+    status, _, err = run("train", "--resume", out)
+    assert status == 2
+    assert "weights do not fit: missing" in err
+
+
+def test_a_loss_that_is_no_number_ends_with_status_1(run, text, tmp_path):
+    out = tmp_path / "run"
+    status, _, err = run(
+        "train", "--file", text, *SMALL, "--steps=200", "--lr=1e30",
+        "--eval-interval=1", "--out", out,
+    )  # fmt: skip
+    assert status == 1
+    assert "at step" in err
+    assert "the last good checkpoint is" in err
+    assert "Traceback" not in err
+    saved = open_run(out)
+    weights = load_file(saved.folder / "model.safetensors")
+    assert all(t.isfinite().all() for t in weights.values())
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--tokenizer=char", "--n-embd=8", "--weights=x", "--file=x",
+     "--preset=gpt-nano"],
+)  # fmt: skip
+def test_a_checkpoint_brings_its_own(run, text, tmp_path, option):
+    status, _, err = run("generate", "--checkpoint", tmp_path, option)
+    assert status == 2
+    assert f"leave {option.split('=')[0]} out" in err
