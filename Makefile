@@ -12,7 +12,7 @@ test: .venv/installed
 	$(BIN)/pytest -n auto -m "not slow" $(FLAGS)
 
 test-slow: .venv/installed
-	$(BIN)/pytest -n auto -m slow
+	$(BIN)/pytest -n auto -m slow $(FLAGS)
 
 # The shape annotations of every call, checked at run time.
 test-shapes: .venv/installed

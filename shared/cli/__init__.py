@@ -62,12 +62,15 @@ app.command("tokenizers")(tokenizers.tokenizers)
 
 def main() -> None:
     """Run gpt-duet; a user's style may lie in the current folder."""
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.append(os.getcwd())
+    here = os.getcwd()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may be ASCII
             stream.reconfigure(errors="backslashreplace")
-    run(app)
+    sys.path.append(here)
+    try:
+        run(app)
+    finally:
+        sys.path.remove(here)
 
 
 def run(command: typer.Typer) -> None:
