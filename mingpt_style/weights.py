@@ -6,12 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from shared.config import GPTConfig
+from shared.foreign_layouts import bring_to_gpt2
 from shared.layouts import (
     LINEAR_WEIGHTS,
     load_exactly,
     read_gpt2,
+    require_tied,
     strip,
-    units_apart,
 )
 
 from .model import GPT, build_model
@@ -32,9 +33,9 @@ def from_gpt2(state: Mapping[str, Tensor], config: GPTConfig) -> GPT:
             asks to tie two matrices that differ.
     """
     state = read_gpt2(state, config)
-    bias = state.pop("lm_head.bias", torch.zeros(1))
     if config.tie_weights:
-        _require_tied(state["wte.weight"], state["lm_head.weight"], bias)
+        require_tied(state)
+    bias = state.pop("lm_head.bias", torch.zeros(1))
     with torch.device("meta"):
         model = build_model(config)
     names = {
@@ -73,13 +74,7 @@ def from_nanogpt(state: Mapping[str, Tensor], config: GPTConfig) -> GPT:
     Raises:
         ValueError: where names or shapes do not fit.
     """
-    state = strip(state, "_orig_mod.", "transformer.")
-    for name in [n for n in state if n.endswith(".weight")]:
-        block_or_norm = name.startswith(("h.", "ln_f."))
-        bias = name.removesuffix("weight") + "bias"
-        if block_or_norm and bias not in state:
-            state[bias] = state[name].new_zeros(state[name].size(0))
-    return from_gpt2(_transpose_linears(state), config)
+    return from_gpt2(bring_to_gpt2(state, "nanogpt"), config)
 
 
 def _transpose_linears(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -89,17 +84,3 @@ def _transpose_linears(state: dict[str, Tensor]) -> dict[str, Tensor]:
         else tensor
         for name, tensor in state.items()
     }
-
-
-def _require_tied(wte: Tensor, lm_head: Tensor, bias: Tensor) -> None:
-    # Four units: dividing and multiplying by sqrt(d_model) costs up to two.
-    if not units_apart(wte, lm_head) <= 4:
-        raise ValueError(
-            "tie_weights=True, but lm_head.weight differs from wte.weight "
-            f"by up to {(wte - lm_head).abs().max():.3g}"
-        )
-    if bias.any():
-        raise ValueError(
-            "tie_weights=True, but lm_head.bias is up to "
-            f"{bias.abs().max():.3g}"
-        )

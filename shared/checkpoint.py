@@ -25,7 +25,7 @@ from .foreign_layouts import (
     recognise,
     with_prefix,
 )
-from .layouts import State, read_gpt2, units_apart
+from .layouts import State, read_gpt2, require_tied
 from .protocol import load_style, style_of
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -147,19 +147,20 @@ def load_checkpoint(
     if habit is not None and facts.get("activation") is None:
         facts["activation"], said_by["activation"] = habit, "its habit"
     _require_told(facts, folder)
-    facts = _sizes(state) | {"tie_weights": tied} | facts
+    sizes = _sizes(state)
+    facts = sizes | {"tie_weights": tied} | facts
     config = GPTConfig(**facts)
-    if config.tie_weights and head is not None:
-        _require_tied(state)
-    elif not config.tie_weights and head is None:
+    _require_sizes(sizes, config, folder)
+    if not config.tie_weights and head is None:
         raise ValueError(
             "weights do not fit: missing lm_head.weight, which is not tied "
             "to wte.weight"
         )
+    state = read_gpt2(state, config)
+    if config.tie_weights:
+        require_tied(state)
     facts_told = (f"{n} {facts[n]} ({said_by[n]})" for n in options)
-    return Checkpoint(
-        read_gpt2(state, config), config, (*told, ", ".join(facts_told))
-    )
+    return Checkpoint(state, config, (*told, ", ".join(facts_told)))
 
 
 def save_checkpoint(
@@ -193,7 +194,7 @@ def save_checkpoint(
             f"up to {bias.abs().max():.3g}: it cannot hold this function"
         )
     if config.tie_weights:
-        _require_tied(state)
+        require_tied(state)
         del state["lm_head.weight"]
     if layout == "gpt2":
         tensors, description = with_prefix(state), transformers_config(config)
@@ -309,8 +310,23 @@ def _require_told(facts: Mapping[str, Any], folder: Path) -> None:
         )
 
 
+def _require_sizes(
+    sizes: Mapping[str, Any], config: GPTConfig, folder: Path
+) -> None:
+    """Compare sizes before shapes: a slip in config.json is one number."""
+    shown = GPTConfig(**sizes, n_head=1)
+    for name in (*sizes, "inner_size"):
+        said, has = getattr(config, name), getattr(shown, name)
+        if said != has and name != "n_inner":
+            raise ValueError(
+                f"{folder / CONFIG} says "
+                f"{'n_inner' if name == 'inner_size' else name} is {said}, "
+                f"the weights have {has}"
+            )
+
+
 def _sizes(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What the shapes show; read_gpt2 then holds all shapes against it."""
+    """What three shapes show; read_gpt2 looks at all of them."""
     shapes = {}
     for name in ("wte.weight", "wpe.weight", "h.0.mlp.c_fc.weight"):
         if name not in state:
@@ -326,18 +342,6 @@ def _sizes(state: Mapping[str, Tensor]) -> dict[str, Any]:
         "n_embd": C,
         "n_inner": None if inner == 4 * C else inner,
     }
-
-
-def _require_tied(state: Mapping[str, Tensor]) -> None:
-    wte, head = state["wte.weight"], state["lm_head.weight"]
-    if wte.shape != head.shape:
-        return  # read_gpt2 says more about shapes
-    # Four units, as mingpt_style allows: what scaling there and back costs.
-    if not units_apart(wte, head) <= 4:
-        raise ValueError(
-            "lm_head.weight is tied to wte.weight, but they differ by up to "
-            f"{(wte - head).abs().max():.3g}"
-        )
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

@@ -89,7 +89,7 @@ class GPTConfig:
             )
         if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
-        if self.activation not in ACTIVATIONS:
+        if self.activation not in tuple(ACTIVATIONS):
             raise ValueError(
                 f"activation must be one of {', '.join(ACTIVATIONS)}, "
                 f"got {self.activation!r}"

@@ -132,6 +132,32 @@ def load_exactly(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     model.load_state_dict(copies, strict=True, assign=True)
 
 
+def require_tied(state: Mapping[str, Tensor]) -> None:
+    """Refuse to tie a head that computes something else than wte.
+
+    Four units in the last place are rounding: dividing a matrix by a root
+    and multiplying it again costs up to two.
+
+    Args:
+        state: in full form, as `read_gpt2` returns it.
+
+    Raises:
+        ValueError: with the size of the difference, or of the bias.
+    """
+    wte, head = state["wte.weight"], state["lm_head.weight"]
+    if not units_apart(wte, head) <= 4:
+        raise ValueError(
+            "tie_weights=True, but lm_head.weight differs from wte.weight "
+            f"by up to {(wte - head).abs().max():.3g}"
+        )
+    bias = state.get("lm_head.bias")
+    if bias is not None and bias.any():
+        raise ValueError(
+            f"tie_weights=True, but lm_head.bias is up to "
+            f"{bias.abs().max():.3g}"
+        )
+
+
 def units_apart(a: Tensor, b: Tensor) -> float:
     """Largest difference of two tensors, in units of a's last place."""
     _, exponent = torch.frexp(a.double())

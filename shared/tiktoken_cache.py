@@ -91,9 +91,7 @@ def _read_cached(blobpath: str, expected_hash: str | None = None) -> bytes:
         raise _NotCached("tiktoken's cache is switched off")
     file = folder / hashlib.sha1(blobpath.encode()).hexdigest()
     if not file.is_file():
-        raise _NotCached(
-            f"not cached in {folder}; fetched at first use, given a network"
-        )
+        raise _NotCached(f"not cached in {folder}")
     data = file.read_bytes()
     if expected_hash and hashlib.sha256(data).hexdigest() != expected_hash:
         raise _NotCached(f"damaged in tiktoken's cache: {file}")

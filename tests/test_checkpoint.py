@@ -386,7 +386,7 @@ def test_attention_of_neither_orientation(tmp_path, shape):
     [
         ({"h.0.ln_1.bias": None}, r"missing h\.0\.ln_1\.bias"),
         ({"extra": torch.ones(1)}, "unknown extra"),
-        ({"h.5.ln_1.bias": torch.ones(8)}, r"unknown h\.5\.ln_1\.bias"),
+        ({"h.5.ln_1.bias": torch.ones(8)}, "n_layer is 2, the weights have 3"),
         ({"ln_f.bias": torch.ones(9)}, r"ln_f\.bias \(9,\) for \(8,\)"),
         ({"wte.weight": None}, r"missing wte\.weight"),
         ({"wpe.weight": torch.ones(6)}, r"wpe\.weight has shape \(6,\)"),
@@ -500,7 +500,7 @@ def test_what_weights_do_not_show(tmp_path):
 def test_ties_that_are_none(tmp_path):
     config = json.loads(our_config(CONFIG)) | {"tie_weights": True}
     write(tmp_path, shaken(), config)
-    with pytest.raises(ValueError, match="they differ by up to 0"):
+    with pytest.raises(ValueError, match=r"wte\.weight by up to 0"):
         load_checkpoint(tmp_path)
     state = shaken()
     del state["lm_head.weight"]
@@ -510,6 +510,25 @@ def test_ties_that_are_none(tmp_path):
     wrong = shaken() | {"lm_head.weight": torch.ones(12, 8)}
     write(tmp_path, wrong, config)
     with pytest.raises(ValueError, match=r"\(12, 8\) for \(13, 8\)"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "has"),
+    [
+        ("vocab_size", 14, 13),
+        ("block_size", 7, 6),
+        ("n_layer", 3, 2),
+        ("n_layer", 10**30, 2),  # too many to look for
+        ("n_embd", 10, 8),
+        ("n_inner", 31, 32),
+    ],
+)
+def test_sizes_that_are_not_the_weights(tmp_path, field, value, has):
+    config = json.loads(our_config(CONFIG)) | {field: value}
+    write(tmp_path, shaken(), config)
+    message = rf"config\.json says {field} is {value}, the weights have {has}"
+    with pytest.raises(ValueError, match=message):
         load_checkpoint(tmp_path)
 
 
@@ -562,6 +581,15 @@ def test_our_configs_that_are_refused(tmp_path, content, message):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ValueError, match=message):
         read_config(tmp_path / "config.json")
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize("value", [None, 3, [], {}, "silu"])
+def test_values_that_are_no_activation(tmp_path, value):
+    config = json.loads(our_config(CONFIG)) | {"activation": value}
+    write(tmp_path, shaken(), config)
+    with pytest.raises(ValueError, match="activation"):
+        load_checkpoint(tmp_path)
 
 
 @pytest.mark.unhooked

@@ -16,6 +16,7 @@ from shared.checkpoint import load_checkpoint, save_checkpoint
 from shared.cli import generate as command
 from shared.comparison.styles import shaken_weights
 from shared.config_files import our_config
+from shared.corpus import text_stamp
 from shared.protocol import load_style
 
 STYLES = ("annotated", "mingpt_style")
@@ -158,13 +159,15 @@ def test_a_preset_keeps_to_the_tokens_there_are(run):
 
 def test_characters_of_a_file(run, tmp_path):
     (tmp_path / "text").write_text("abc ")
-    status, out, _ = run(
+    status, out, err = run(
         "generate", *SMALL, "--tokenizer=char", "--file", tmp_path / "text",
         "--prompt=a cab", "--new-tokens=20",
     )  # fmt: skip
     assert status == 0
     assert len(out) == 5 + 20 + 1
     assert set(out) <= set("abc \n")
+    stamp = text_stamp("abc ")
+    assert f"char, 4 of them in {tmp_path / 'text'}, sha256 {stamp}" in err
 
 
 def test_no_new_tokens_is_the_prompt(run):
@@ -355,7 +358,9 @@ def test_what_cannot_be_converted(run, weights, tmp_path):
         "--weights", weights, *into, "gpt2"
     )
     (weights / "config.json").write_text(our_config(BYTES.replace(n_embd=8)))
-    assert "of another shape" in refused("--weights", weights, *into, "gpt2")
+    assert "says n_embd is 8, the weights have 16" in refused(
+        "--weights", weights, *into, "gpt2"
+    )
     torch.save({}, weights / "model.safetensors")
     assert "is a pickle" in refused("--weights", weights, *into, "gpt2")
 
@@ -379,7 +384,8 @@ def test_tokenizers_are_listed_without_a_network(run, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     status, out, _ = run("tokenizers")
     assert status == 0
-    lines = {line.split()[0]: line for line in out.splitlines()}
+    lines = {line.split()[0]: line for line in out.splitlines() if line}
+    assert "The network was not asked" in out
     for name in ("duet-1k", "bytes", "char"):
         assert lines[name].split()[1] == "yes"
     assert "1,024" in lines["duet-1k"]
@@ -391,5 +397,5 @@ def test_tokenizers_are_listed_without_a_network(run, tmp_path, monkeypatch):
 def test_a_cached_tokenizer_is_listed(run, r50k_base, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     _, out, _ = run("tokenizers")
-    lines = {line.split()[0]: line.split() for line in out.splitlines()}
+    lines = {x.split()[0]: x.split() for x in out.splitlines() if x}
     assert lines["r50k_base"][1:3] == ["yes", "50,257"]

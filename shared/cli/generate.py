@@ -17,6 +17,7 @@ from torch import nn
 from shared.checkpoint import cut_vocabulary
 from shared.comparison.styles import shaken_weights
 from shared.config import GPTConfig
+from shared.corpus import text_stamp
 from shared.decoding import store_by_columns
 from shared.generation import MOST, Sampler, TextStream, stream_tokens
 from shared.layouts import State
@@ -146,6 +147,7 @@ def generate(
         )
         model, tokenizer, run = load_trained(checkpoint_folder, style)
         tokenizer_name = run.facts["tokenizer"]["name"]
+        spoken = f"{tokenizer_name}, {tokenizer.n_vocab:,} of them"
         style = run.facts["style"] if style is None else style
         config = run.config
         told = [f"{run.folder}, after {run.step} of {run.recipe.steps} steps"]
@@ -154,7 +156,7 @@ def generate(
         style = DRAWS if style is None else style
         tokenizer_name = tokenizer_name or DEFAULT
         school = load_style(style)
-        tokenizer = _choose_tokenizer(tokenizer_name, file)
+        tokenizer, spoken = _choose_tokenizer(tokenizer_name, file)
         if weights is None:
             config = options.choose_config(
                 preset, tokenizer, activation, n_head=n_head, **sizes
@@ -195,7 +197,7 @@ def generate(
             f"heads, {config.n_embd} wide, block of {config.block_size}; "
             f"{dtype_name} on {device}",
             "weights": "; ".join(told),
-            "tokens": f"{tokenizer_name}, {tokenizer.n_vocab:,} of them",
+            "tokens": spoken,
             "prompt": _describe_lengths(rows, config.block_size),
             "choice": _describe(sampler, seed),
         },
@@ -280,12 +282,17 @@ def _require_nothing_beside(**options_given: object) -> None:
             )
 
 
-def _choose_tokenizer(name: str, file: Path | None) -> Tokenizer:
+def _choose_tokenizer(name: str, file: Path | None) -> tuple[Tokenizer, str]:
+    """Return the tokenizer, and what it is, in words."""
     if name == "char":
-        return load_tokenizer(name, options.choose_text(None, file)[0])
-    if file is not None:
+        text, source = options.choose_text(None, file)
+        tokenizer = load_tokenizer(name, text)
+        origin = f" in {source}, sha256 {text_stamp(text)}"
+    elif file is not None:
         raise ValueError(f"--file is for --tokenizer char, not for {name}")
-    return load_tokenizer(name)
+    else:
+        tokenizer, origin = load_tokenizer(name), ""
+    return tokenizer, f"{name}, {tokenizer.n_vocab:,} of them{origin}"
 
 
 def _draw(

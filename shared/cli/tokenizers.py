@@ -31,4 +31,10 @@ def tokenizers() -> None:
         tokens = "" if row.n_vocab is None else f"{row.n_vocab:,}"
         works = "yes" if row.works else "no"
         table.add_row(row.name, works, tokens, row.note, style=style)
-    Console().print(table)
+    console = Console(highlight=False)
+    console.print(table)
+    if not all(row.works for row in rows):
+        console.print(
+            "\nThe network was not asked: tiktoken fetches what is not cached "
+            "at first use."
+        )
