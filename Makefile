@@ -9,10 +9,10 @@ demo: .venv/installed
 	$(BIN)/gpt-duet compare
 
 test: .venv/installed
-	$(BIN)/pytest -n auto -m "not slow"
+	$(BIN)/pytest -n auto -m "not slow" $(FLAGS)
 
 test-slow: .venv/installed
-	$(BIN)/pytest -n auto -m slow
+	$(BIN)/pytest -n auto -m slow $(FLAGS)
 
 # The shape annotations of every call, checked at run time.
 test-shapes: .venv/installed

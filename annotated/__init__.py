@@ -7,8 +7,12 @@ from .feed_forward import PositionwiseFeedForward
 from .layers import LayerNorm, clones
 from .model import Decoder, DecoderModel, Generator, build_model, make_model
 from .weights import from_gpt2, to_gpt2
+from .words import CARRIES, HABITS, NAMES
 
 __all__ = [
+    "CARRIES",
+    "HABITS",
+    "NAMES",
     "Decoder",
     "DecoderLayer",
     "DecoderModel",

@@ -43,10 +43,21 @@ class MultiHeadedAttention(nn.Module):
         value: Float[Tensor, "batch key_time d_model"],
         mask: Shaped[Tensor, "#batch #time key_time"] | None = None,
     ) -> Float[Tensor, "batch time d_model"]:
-        """Project, split into heads, attend, join the heads, project."""
+        """Project, split into heads, attend, join the heads, project.
+
+        Raises:
+            ValueError: for a mask that is not one a row, or one for all.
+        """
         if mask is not None:
+            # (time, key_time) would broadcast to a row a head, and leak
+            if mask.dim() != 3 or mask.size(0) not in (1, query.size(0)):
+                raise ValueError(
+                    "a mask is (1 or batch, time, key_time), "
+                    f"got {tuple(mask.shape)} for a batch of {query.size(0)}"
+                )
             mask = mask.unsqueeze(1)  # one mask serves every head
 
+        # three of the four: the last one joins the heads
         query, key, value = (
             linear(x).unflatten(-1, (self.h, self.d_k)).transpose(1, 2)
             for linear, x in zip(

@@ -175,6 +175,7 @@ def make_model(
     """
     c = copy.deepcopy
     name = activation_name(activation)
+    config = GPTConfig(vocab_size, max_len, N, h, d_model, d_ff, dropout, name)
     attn = MultiHeadedAttention(h, d_model, dropout)
     ff = PositionwiseFeedForward(d_model, d_ff, dropout, ACTIVATIONS[name]())
     position = PositionalEncoding(d_model, dropout, max_len)
@@ -183,9 +184,7 @@ def make_model(
         nn.Sequential(Embeddings(d_model, vocab_size), c(position)),
         Generator(d_model, vocab_size),
     )
-    model.config = GPTConfig(
-        vocab_size, max_len, N, h, d_model, d_ff, dropout, name
-    )
+    model.config = config
     for p in model.parameters():
         if p.dim() > 1:
             nn.init.xavier_uniform_(p)

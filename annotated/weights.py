@@ -123,8 +123,9 @@ def _norm_names(config: GPTConfig) -> list[tuple[str, str]]:
 def _norm_parts(model: DecoderModel) -> tuple[str, str, float]:
     """Names of gain and shift, and our gain over GPT-2's."""
     norm, n = model.decoder.norm, model.config.n_embd
-    if isinstance(norm, LayerNorm):
+    if type(norm) is LayerNorm:
         return "a_2", "b_2", math.sqrt(n / (n - 1))
-    if isinstance(norm, nn.LayerNorm):
+    whole = norm.state_dict().keys() == {"weight", "bias"}
+    if type(norm) is nn.LayerNorm and whole:
         return "weight", "bias", 1.0
     raise ValueError(f"GPT-2 has no norm like {type(norm).__name__}")

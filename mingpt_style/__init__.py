@@ -1,14 +1,18 @@
 """A GPT decoder in the style of minGPT."""
 
 from .attention import CausalSelfAttention
-from .block import Block
+from .block import Block, layer_norm
 from .feed_forward import MLP
 from .model import GPT, build_model
 from .weights import from_gpt2, from_nanogpt, to_gpt2
+from .words import CARRIES, HABITS, NAMES
 
 __all__ = [
+    "CARRIES",
     "GPT",
+    "HABITS",
     "MLP",
+    "NAMES",
     "Block",
     "CausalSelfAttention",
     "build_model",
@@ -22,9 +26,9 @@ COMPONENTS: dict[str, tuple[object, ...]] = {
     "embedding": (GPT.embed,),
     "attention": (CausalSelfAttention,),
     "feed_forward": (MLP,),
-    "block": (Block,),
+    "block": (layer_norm, Block),
     "model": (GPT,),
-    "head": (GPT.log_probs,),
+    "head": (GPT.log_probs, GPT.next_log_probs),
 }
 
 # The submodule whose output is each stage; {i} is the layer.

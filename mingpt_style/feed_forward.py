@@ -7,7 +7,7 @@ from shared.config import ACTIVATIONS, GPTConfig
 
 
 class MLP(nn.Module):
-    """Two linear layers around GPT-2's tanh-approximated GELU.
+    """Two linear layers around a nonlinearity: GPT-2's is GELU, by tanh.
 
     Args:
         config: n_embd, n_inner, activation and dropout are used.

@@ -70,11 +70,17 @@ class GPT(nn.Module):
                 logits do not depend on them.
 
         Raises:
-            ValueError: for more than block_size tokens.
+            ValueError: for more than block_size tokens, and for targets of
+                another shape than the tokens.
         """
         logits = self.lm_head(self.hidden(idx))
         loss = None
         if targets is not None:
+            if targets.shape != idx.shape:
+                raise ValueError(
+                    f"targets of shape {tuple(targets.shape)} for tokens "
+                    f"of shape {tuple(idx.shape)}"
+                )
             loss = F.cross_entropy(
                 logits.flatten(0, 1), targets.flatten(), ignore_index=-1
             )

@@ -162,11 +162,11 @@ def activation_name(activation: Callable[[Tensor], Tensor] | str) -> str:
     """
     if isinstance(activation, str) and activation in ACTIVATIONS:
         return activation
-    if activation is F.relu or isinstance(activation, nn.ReLU):
+    if activation is F.relu or type(activation) is nn.ReLU:
         return "relu"
     if activation is F.gelu:
         return "gelu"
-    if isinstance(activation, nn.GELU):
+    if type(activation) is nn.GELU:
         return "gelu" if activation.approximate == "none" else "gelu_tanh"
     raise ValueError(
         f"activation must be one of {', '.join(ACTIVATIONS)}, "
@@ -183,3 +183,5 @@ def _require_count(field: str, value: object, at_least: int) -> None:
         raise ValueError(f"{field} must be a whole number, got {value!r}")
     if value < at_least:
         raise ValueError(f"{field} must be at least {at_least}, got {value}")
+    if value >= 2**31:
+        raise ValueError(f"{field} must be below 2**31, got {value}")

@@ -35,7 +35,7 @@ def read_text(path: str | Path) -> str:
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path} is not UTF-8 text: byte {error.object[error.start]:#04x} "
-            f"at offset {error.start}"
+            f"at offset {error.start + len(data) - len(error.object)}"
         ) from None
     if not text:
         raise ValueError(f"{path} is empty")

@@ -13,6 +13,9 @@ def write_atomically(path: Path, content: str) -> None:
     Args:
         path: the file; an old one is replaced.
         content: its text, written in UTF-8.
+
+    Raises:
+        ValueError: where it cannot be written; the old one is then as it was.
     """
     with take_place(path) as beside:
         beside.write_text(content, encoding="utf-8", newline="\n")
@@ -24,11 +27,17 @@ def take_place(path: Path) -> Iterator[Path]:
 
     Args:
         path: the file; an old one is replaced.
+
+    Raises:
+        ValueError: where it cannot be written; the old one is then as it was.
     """
+    path = Path(os.path.realpath(path))  # a link stays, its file changes
     beside = _beside(path)
     try:
         yield beside
         os.replace(beside, path)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from None
     finally:
         beside.unlink(missing_ok=True)
 

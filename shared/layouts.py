@@ -59,6 +59,8 @@ def strip(state: Mapping[str, Tensor], *prefixes: str) -> State:
     for name, tensor in state.items():
         for prefix in prefixes:
             name = name.removeprefix(prefix)
+        if name in stripped:
+            raise ValueError(f"weights do not fit: {name} is there twice")
         if not name.endswith((".attn.bias", ".attn.masked_bias")):
             stripped[name] = tensor
     return stripped
@@ -126,7 +128,7 @@ def load_exactly(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     require_shapes(state, shapes)
     contiguous = torch.contiguous_format
     copies = {
-        name: tensor.clone(memory_format=contiguous)
+        name: tensor.detach().clone(memory_format=contiguous)
         for name, tensor in state.items()
     }
     model.load_state_dict(copies, strict=True, assign=True)
@@ -160,8 +162,10 @@ def require_tied(state: Mapping[str, Tensor]) -> None:
 
 def units_apart(a: Tensor, b: Tensor) -> float:
     """Largest difference of two tensors, in units of a's last place."""
-    _, exponent = torch.frexp(a.double())
-    unit = torch.finfo(a.dtype).eps * 2.0 ** (exponent - 1).double()
+    finfo = torch.finfo(a.dtype)
+    size = a.double().abs().clamp(min=finfo.smallest_normal)
+    _, exponent = torch.frexp(size)
+    unit = finfo.eps * 2.0 ** (exponent - 1).double()
     return ((a.double() - b.double()).abs() / unit).max().item()
 
 

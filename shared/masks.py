@@ -67,10 +67,25 @@ def combine_masks(*masks: Bool[Tensor, "..."]) -> Bool[Tensor, "..."]:
         *masks: one or more masks that broadcast against each other.
 
     Raises:
-        ValueError: where a row is left with nothing to see: its attention
-            would be 0 / 0. Padding on the left does this under a causal
-            mask; pad on the right.
+        ValueError: for no mask; for masks that are not boolean, or differ
+            in their number of axes; and where a row is left with nothing to
+            see: its attention would be 0 / 0. Padding on the left does this
+            under a causal mask; pad on the right.
     """
+    if not masks:
+        raise ValueError("combining needs at least one mask, got 0")
+    for mask in masks:
+        if mask.dtype != torch.bool or mask.dim() != masks[0].dim():
+            # the batch of one would meet the heads of the other
+            raise ValueError(
+                f"masks must be bool and of {masks[0].dim()} axes like the "
+                f"first, got {mask.dtype} of shape {tuple(mask.shape)}"
+            )
+    try:
+        torch.broadcast_shapes(*(mask.shape for mask in masks))
+    except RuntimeError:
+        shapes = " and ".join(str(tuple(mask.shape)) for mask in masks)
+        raise ValueError(f"masks do not fit each other: {shapes}") from None
     combined = masks[0]
     for mask in masks[1:]:
         combined = combined & mask

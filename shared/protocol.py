@@ -71,7 +71,12 @@ class Style(Protocol):
             it is, {i} standing for the layer.
 
     A style may also have SCHOOLS_OWN: arguments of from_gpt2 that keep a
-    part of the school which agrees with others only roughly.
+    part of the school which agrees with others only roughly. And words for
+    the views that put two styles side by side: NAMES (for each concept, and
+    for "everywhere", common terms with the names that stand for them in the
+    source), HABITS (for each concept the school's way, in a sentence) and
+    CARRIES (for each part how it is written, and how it takes over a GPT-2
+    checkpoint's weights).
     """
 
     __name__: str
@@ -117,12 +122,13 @@ def style_of(model: nn.Module) -> Style:
     Raises:
         ValueError: where no package above the class is a style.
     """
-    name = type(model).__module__
-    while name:
-        module = importlib.import_module(name)
-        if all(hasattr(module, attribute) for attribute in STYLE_NAMES):
-            return _as_style(module)
-        name = name.rpartition(".")[0]
+    for cls in type(model).__mro__:
+        name = cls.__module__
+        while name:
+            module = importlib.import_module(name)
+            if all(hasattr(module, part) for part in STYLE_NAMES):
+                return _as_style(module)
+            name = name.rpartition(".")[0]
     raise ValueError(f"{type(model).__qualname__} belongs to no style")
 
 

@@ -1,7 +1,9 @@
 """Text to ids and back: the kit's own tokens, bytes, characters, tiktoken."""
 
+import operator
 import os
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable
+from typing import Protocol, SupportsIndex, runtime_checkable
 
 DEFAULT = "duet-1k"
 EMBEDDED = (DEFAULT, "bytes", "char")
@@ -44,7 +46,7 @@ class ByteTokenizer:
 
     def decode_bytes(self, ids: list[int]) -> bytes:
         """Return the bytes themselves."""
-        _require_ids(ids, self.n_vocab)
+        ids = _require_ids(ids, self.n_vocab)
         return bytes(ids)
 
     def decode(self, ids: list[int]) -> str:
@@ -86,7 +88,7 @@ class CharTokenizer:
 
     def decode(self, ids: list[int]) -> str:
         """Return the characters of the ids."""
-        _require_ids(ids, self.n_vocab)
+        ids = _require_ids(ids, self.n_vocab)
         return "".join(self.characters[i] for i in ids)
 
     def decode_bytes(self, ids: list[int]) -> bytes:
@@ -111,11 +113,12 @@ class TiktokenTokenizer:
 
     def decode_bytes(self, ids: list[int]) -> bytes:
         """Return the bytes that the ids stand for."""
-        _require_ids(ids, self.n_vocab)
+        ids = _require_ids(ids, self.n_vocab)
         try:
             return self.encoding.decode_bytes(ids)
         except KeyError as error:  # some encodings leave ids unused
-            raise ValueError(f"no token has the id {error}") from None
+            unused = str(error).strip("'").rsplit(" ", 1)[-1]
+            raise ValueError(f"no token has the id {unused}") from None
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of the ids."""
@@ -171,7 +174,10 @@ def _load_tiktoken(name: str):
         ) from None
 
 
-def _require_ids(ids: list[int], n_vocab: int) -> None:
-    for i in ids:
+def _require_ids(ids: Iterable[SupportsIndex], n_vocab: int) -> list[int]:
+    """Return plain numbers, whatever list, array or tensor they came in."""
+    plain = [operator.index(i) for i in ids]
+    for i in plain:
         if not 0 <= i < n_vocab:
             raise ValueError(f"id {i} is outside the {n_vocab} of the tokens")
+    return plain

@@ -250,7 +250,10 @@ def test_parts_are_injected(activation, name):
     torch.testing.assert_close(ff(x), ff.w_2(bent))
 
 
-@pytest.mark.parametrize("activation", [torch.tanh, "tanh", nn.Tanh()])
+@pytest.mark.parametrize(
+    "activation",
+    [torch.tanh, "tanh", nn.Tanh(), type("MyGELU", (nn.GELU,), {})()],
+)
 def test_an_activation_that_the_config_cannot_name_is_refused(activation):
     with pytest.raises(ValueError, match="activation must be one of"):
         make_model(31, **TINY, activation=activation)
@@ -282,3 +285,18 @@ def test_memory_of_attention_is_not_kept():
     model = make_model(31, **TINY)
     model.log_probs(torch.randint(31, (2, 6)))
     assert all(layer.self_attn.attn is None for layer in model.decoder.layers)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "field"),
+    [
+        ({"d_model": 0}, "n_embd"),
+        ({"d_ff": -1}, "n_inner"),
+        ({"max_len": -1}, "block_size"),
+        ({"N": 0}, "n_layer"),
+        ({"dropout": 1.5}, "dropout"),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused(sizes, field):
+    with pytest.raises(ValueError, match=field):
+        make_model(31, **TINY | sizes)

@@ -166,3 +166,14 @@ def test_score_variance_does_not_grow_with_the_width():
     logits = attention(query, key, torch.eye(200, dtype=torch.float64))[1]
     scores = logits.log() - logits.log().mean(-1, keepdim=True)
     assert 0.8 < scores.var().item() < 1.2
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize("shape", [(4, 4), (1, 1, 4, 4), (4,), (3, 4, 4)])
+def test_a_mask_that_would_be_broadcast_over_heads_is_refused(shape):
+    layer = MultiHeadedAttention(4, 16)
+    x = torch.randn(1, 4, 16)
+    mask = torch.ones(shape).tril() if len(shape) > 1 else torch.ones(shape)
+    with pytest.raises(ValueError, match="a mask is") as caught:
+        layer(x, x, x, mask)
+    assert str(shape) in str(caught.value)

@@ -172,6 +172,8 @@ def test_two_functions_end_with_status_1(run, monkeypatch):
         (["--device", "toaster"], ["'toaster'", "cpu"]),
         (["--device", "cuda:99"], ["'cuda:99'", "cpu"]),
         (["--device", "meta"], ["'meta'", "cpu"]),
+        (["--device", "hpu"], ["'hpu'", "cpu"]),
+        (["--block-size", "9" * 20], ["block_size", "below 2**31"]),
         (["--dtype", "float8"], ["'float8'", "float32 or float64"]),
         (["--file", "missing.txt"], ["missing.txt", "No such file"]),
         (["--file", "empty.txt"], ["empty.txt is empty"]),
@@ -255,3 +257,33 @@ def test_help_and_version(run):
     status, out, _ = run("--version")
     assert status == 0
     assert out.startswith("gpt-duet ")
+
+
+def test_the_first_tokens_of_a_long_text_are_kept(run, tmp_path):
+    file = tmp_path / "found.json"
+    run("compare", "--text", "abcdef", "--tokenizer", "bytes", *SMALL,
+        "--block-size", 3, "--json", file)  # fmt: skip
+    assert json.loads(file.read_text())["text"]["tokens"] == [97, 98, 99]
+
+
+def test_of_a_deep_model_the_middle_is_left_out(run):
+    _, out, _ = run("compare", "--text", "abc", *SMALL, "--n-layer", "8")
+    for layer in range(8):
+        assert (f"block.{layer} " in out) == (layer in (0, 1, 6, 7))
+
+
+def test_what_is_no_number_is_null_in_json(tmp_path):
+    from shared.cli.options import write_json
+
+    write_json(tmp_path / "x.json", {"a": [float("nan"), 1.0], "b": (2,)})
+    text = (tmp_path / "x.json").read_text()
+    assert json.loads(text) == {"a": [None, 1.0], "b": [2]}
+
+
+def test_a_link_stays_a_link(run, tmp_path):
+    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    target.write_text("old")
+    link.symlink_to(target)
+    run("compare", "--text", "abc", *SMALL, "--json", link)
+    assert link.is_symlink()
+    assert json.loads(target.read_text())["one_function"] is True

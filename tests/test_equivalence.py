@@ -1,5 +1,7 @@
 """Same weights in, same log-probabilities out."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -21,7 +23,7 @@ from shared.checkpoint import convert
 from shared.comparison import compare_models, compare_styles, stage_outputs
 from shared.comparison.styles import rounding_bound, shaken_weights
 from shared.config import GPTConfig
-from shared.protocol import load_style
+from shared.protocol import load_style, style_of
 
 STYLES = ("annotated", "mingpt_style")
 
@@ -259,3 +261,79 @@ def test_comparing_leaves_the_random_state_alone():
     before = torch.get_rng_state()
     compare_styles(STYLES, config, random_tokens(config, 1, 8))
     assert torch.get_rng_state().equal(before)
+
+
+def test_the_bound_is_twice_the_models_own_rounding():
+    config = GPTConfig(11, 8, n_layer=2, n_head=2, n_embd=8)
+    state = shaken_weights(mingpt_style, config, 0)
+    tokens = random_tokens(config, 1, 8)
+    model = mingpt_style.from_gpt2(state, config)  # in train mode
+    exact = copy.deepcopy(model).eval().double().log_probs(tokens)
+    error = (model.eval().log_probs(tokens).double() - exact).abs().max()
+    assert error > 0
+    bound = rounding_bound(model.train(), tokens)
+    assert bound == pytest.approx(2 * error.item() + 1e-6)
+
+
+def test_another_nonlinearity_is_another_function(monkeypatch):
+    whole = annotated.from_gpt2
+    monkeypatch.setattr(
+        annotated,
+        "from_gpt2",
+        lambda state, config, **parts: whole(
+            state, config.replace(activation="gelu"), **parts
+        ),
+    )
+    monkeypatch.setattr(
+        "shared.comparison.models.require_same_config", lambda *_: None
+    )
+    config = GPTConfig.preset("gpt-nano", vocab_size=64, block_size=16)
+    tokens = random_tokens(config, 1, 2)
+    assert not compare_styles(STYLES, config, tokens).one_function
+
+
+def test_what_is_told_of_each_style_is_its_own():
+    config = GPTConfig(50, 8, n_layer=2, n_head=2, n_embd=8, n_inner=12)
+    tokens = random_tokens(config, 1, 8)
+    found = compare_styles(STYLES, config, tokens, dtype=torch.float64)
+    state = shaken_weights(mingpt_style, config, 0)
+    state = {name: tensor.double() for name, tensor in state.items()}
+    expected = mingpt_style.from_gpt2(state, config).eval().log_probs(tokens)
+    for ids in found.next_tokens:
+        best = expected[0, -1].argsort(descending=True)[:5]
+        assert [i for i, _ in ids] == best.tolist()
+    left, right = found.parameters
+    assert left["attention"] == right["attention"] == 2 * (4 * 64 + 4 * 8)
+    assert left["feed_forward"] == 2 * (2 * 8 * 12 + 8 + 12)
+    assert left["norms"] == right["norms"] == 5 * 16
+    assert (left["embedding"], right["embedding"]) == (400, 464)
+    assert (left["head"], right["head"]) == (450, 400)
+    assert (left["buffers"], right["buffers"]) == (64, 0)
+    assert min(found.seconds) > 0
+    (name, moved, why), *others = found.schools_own
+    assert (name, others) == ("annotated.LayerNorm", [])
+    assert found.bound < moved < 1e-3
+    assert "outside the root" in why
+
+
+def test_a_style_that_never_ties_may_draw_the_weights():
+    config = GPTConfig(11, 8, 1, 2, 8, tie_weights=True)
+    tokens = random_tokens(config, 1, 8)
+    assert compare_styles(STYLES[::-1], config, tokens).one_function
+
+
+def test_the_mode_is_carried_over():
+    config = GPTConfig(11, 8, n_layer=1, n_head=2, n_embd=8)
+    model = mingpt_style.build_model(config)
+    assert convert(model.train(), "annotated").training
+    assert not convert(model.eval(), "annotated").training
+
+
+def test_a_subclass_belongs_to_its_style():
+    class Mine(mingpt_style.GPT):
+        pass
+
+    model = Mine(GPTConfig(11, 8, n_layer=1, n_head=2, n_embd=8))
+    assert style_of(model) is mingpt_style
+    with pytest.raises(ValueError, match="Linear belongs to no style"):
+        style_of(nn.Linear(1, 1))

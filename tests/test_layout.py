@@ -101,7 +101,8 @@ def code(path):
 def test_a_style_stays_small(style):
     sizes = {p.stem: len(code(p).splitlines()) for p in files(style)}
     assert max(sizes.values()) <= 120, sizes
-    apart = {"weights", "ladder"}
+    # these are not the decoder: checkpoints, history, words for the views
+    apart = {"weights", "ladder", "words"}
     assert sum(n for f, n in sizes.items() if f not in apart) <= 350, sizes
 
 

@@ -69,3 +69,17 @@ def test_a_blind_row_is_refused_with_its_place():
 
 def test_one_mask_alone_is_its_own_combination():
     assert combine_masks(subsequent_mask(3)).equal(subsequent_mask(3))
+
+
+@pytest.mark.parametrize(
+    ("masks", "message"),
+    [
+        ((), "at least one mask, got 0"),
+        ((subsequent_mask(3).to(torch.uint8),), "must be bool"),
+        ((causal_mask(3), subsequent_mask(3)), "4 axes"),
+        ((subsequent_mask(3), subsequent_mask(4)), "do not fit"),
+    ],
+)
+def test_masks_that_cannot_be_combined_are_refused(masks, message):
+    with pytest.raises(ValueError, match=message):
+        combine_masks(*masks)

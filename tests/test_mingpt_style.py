@@ -155,3 +155,10 @@ def test_every_parameter_learns():
         assert p.grad is not None, name
         assert isinstance(p, nn.Parameter)
         assert p.grad.any(), name
+
+
+@pytest.mark.unhooked
+def test_targets_of_another_shape_are_refused():
+    idx = random_tokens(SMALL, 2, 4)
+    with pytest.raises(ValueError, match=r"\(4, 2\) for tokens .* \(2, 4\)"):
+        GPT(SMALL)(idx, idx.t())

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import (
@@ -15,6 +16,7 @@ from strategies import (
     seeds,
     token_batches,
 )
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.config import GPTConfig
@@ -80,14 +82,11 @@ def test_a_shorter_input_agrees_to_rounding(style, data):
 def test_no_gradient_flows_from_a_position_to_the_future(style):
     model = random_model(style, SMALL)
     tokens = torch.arange(12).unsqueeze(0)  # each id once
-    table = next(
-        m for m in model.modules() if isinstance(m, torch.nn.Embedding)
-    )
+    table = next(m for m in model.modules() if isinstance(m, nn.Embedding))
     for position in range(12):
         model.zero_grad()
         model.log_probs(tokens)[0, position].square().sum().backward()
         reached = table.weight.grad[:12].abs().sum(-1) > 0
-        # the last layers of a tied or untied head read no token table here
         assert reached.tolist() == [s <= position for s in range(12)]
 
 
@@ -146,14 +145,34 @@ def test_dropout_zero_reaches_every_part(style):
     assert model.log_probs(tokens).equal(model.log_probs(tokens))
 
 
-@pytest.mark.parametrize("part", ["self_attn", "attn"])
-def test_dropout_reaches_the_attention(style, part):
-    model = style.build_model(SMALL.replace(dropout=0.5)).train()
-    layers = [m for n, m in model.named_modules() if n.endswith(f".{part}")]
-    x = torch.randn(1, 8, 16)
-    for layer in layers:
-        arguments = (x,) * (3 if part == "self_attn" else 1)
-        assert not layer(*arguments).equal(layer(*arguments))
+def test_every_dropout_is_applied_and_its_output_used(style, monkeypatch):
+    model = style.build_model(SMALL.replace(dropout=0.25)).train()
+    tokens = random_tokens(SMALL, 2, 8)
+    calls, told = [], []
+    kernel = F.scaled_dot_product_attention
+
+    def watched(*arguments, **options):
+        told.append(options["dropout_p"])
+        return kernel(*arguments, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    dropouts = [m for m in model.modules() if isinstance(m, nn.Dropout)]
+    for m in dropouts:
+        m.register_forward_hook(lambda m, _inputs, _output: calls.append(m))
+    model.log_probs(tokens)
+    assert len(calls) == len(set(calls)) == len(dropouts)
+    # embedding; in every layer both residuals, and the annotated style's
+    # attention and feed-forward, where the other has the kernel's own
+    fused = style is STYLES["mingpt_style"]
+    assert len(dropouts) == 1 + 2 * (2 if fused else 4)
+    assert told == ([0.25, 0.25] if fused else [])
+
+    # what goes on is what the dropout returned, and nothing else
+    expected = model.eval().log_probs(tokens)
+    for m in dropouts:
+        hook = m.register_forward_hook(lambda _m, _inputs, x: x * 0)
+        assert (model.log_probs(tokens) - expected).abs().max() > 1e-4
+        hook.remove()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -249,5 +268,5 @@ def test_the_parameters_of_the_config_are_honoured(style):
     norms = [m for m in model.modules() if hasattr(m, "eps")]
     assert len(norms) == 7
     assert {m.eps for m in norms} == {0.25}
-    linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
     assert sum(m.out_features == 7 for m in linears) == 3

@@ -1,4 +1,6 @@
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -116,3 +118,13 @@ def test_an_encoding_that_cannot_be_fetched(monkeypatch, tmp_path):
     assert str(tmp_path) in message
     assert "bytes or char" in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), CharTokenizer("ab")])
+@pytest.mark.unhooked
+def test_ids_may_come_in_arrays_and_tensors(tokenizer):
+    expected = tokenizer.decode([1, 0])
+    assert tokenizer.decode(np.array([1, 0])) == expected
+    assert tokenizer.decode(torch.tensor([1, 0])) == expected
+    with pytest.raises(TypeError):
+        tokenizer.decode([0.5])

@@ -1,6 +1,8 @@
 """The GPT-2 layout in and out of both styles, and what does not fit."""
 
+import copy
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -289,3 +291,47 @@ def test_loading_exactly_means_every_key():
         model = nn.Linear(2, 3)
     with pytest.raises(ValueError, match="missing bias"):
         load_exactly(model, {"weight": torch.zeros(3, 2)})
+
+
+def test_a_small_unit_is_a_unit_too():
+    zero, tiny = torch.tensor([0.0]), torch.tensor([2e-7])
+    assert units_apart(zero, zero) == 0
+    assert units_apart(zero, tiny) > 4
+    assert units_apart(tiny, zero) > 4
+
+
+def test_a_bias_however_small_forbids_tying():
+    state = random_state(TIED)
+    state["lm_head.bias"] = torch.full((13,), 1e-6, dtype=torch.float64)
+    with pytest.raises(ValueError, match="is up to 1e-06"):
+        mingpt_style.from_gpt2(state, TIED)
+
+
+@both
+def test_a_name_given_twice_is_refused(style):
+    state = random_state(SMALL)
+    state["transformer.wte.weight"] = state["wte.weight"] + 1
+    with pytest.raises(ValueError, match=r"wte\.weight is there twice"):
+        style.from_gpt2(state, SMALL)
+
+
+@both
+def test_tensors_with_a_history_are_taken_without_it(style):
+    source = {k: v.requires_grad_() for k, v in random_state(SMALL).items()}
+    model = style.from_gpt2(source, SMALL)
+    assert not any(buffer.requires_grad for buffer in model.buffers())
+    copy.deepcopy(model)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        type("MyNorm", (annotated.LayerNorm,), {}),
+        partial(nn.LayerNorm, bias=False),
+        partial(nn.LayerNorm, elementwise_affine=False),
+    ],
+)
+def test_a_norm_that_only_looks_like_one_has_no_place(norm):
+    model = annotated.make_model(13, 1, 8, 8, 2, norm=norm)
+    with pytest.raises(ValueError, match="no norm like"):
+        annotated.to_gpt2(model)

@@ -1,12 +1,24 @@
 """The command gpt-duet: one module for each of its subcommands."""
 
+import io
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated
 
+import torch
 import typer
 
-from . import compare, convert, generate, ladder, tokenizers, train
+from . import (
+    check,
+    compare,
+    convert,
+    diff,
+    generate,
+    ladder,
+    tokenizers,
+    train,
+)
 
 app = typer.Typer(
     name="gpt-duet",
@@ -38,7 +50,9 @@ def gpt_duet(
     """One GPT, written twice, and the checks that prove it."""
 
 
+app.command("check")(check.check)
 app.command("compare")(compare.compare)
+app.command("diff")(diff.diff)
 app.command("train")(train.train)
 app.command("ladder")(ladder.ladder)
 app.command("generate")(generate.generate)
@@ -47,8 +61,16 @@ app.command("tokenizers")(tokenizers.tokenizers)
 
 
 def main() -> None:
-    """Run gpt-duet."""
-    run(app)
+    """Run gpt-duet; a user's style may lie in the current folder."""
+    here = os.getcwd()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may be ASCII
+            stream.reconfigure(errors="backslashreplace")
+    sys.path.append(here)
+    try:
+        run(app)
+    finally:
+        sys.path.remove(here)
 
 
 def run(command: typer.Typer) -> None:
@@ -58,7 +80,8 @@ def run(command: typer.Typer) -> None:
     except (ValueError, OSError, MemoryError) as error:
         fail(str(error) or type(error).__name__)
     except RuntimeError as error:
-        if "allocate" not in str(error) and "memory" not in str(error):
+        out = isinstance(error, torch.OutOfMemoryError)
+        if not out and "can't allocate memory" not in str(error):
             raise
         fail(f"not enough memory: {error}")
 

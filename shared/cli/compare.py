@@ -7,10 +7,12 @@ import typer
 from rich.console import Console
 from rich.text import Text as RichText
 
-from shared.comparison import compare_styles
-from shared.comparison.styles import compare_weights
+from shared.comparison.page import render_page
+from shared.comparison.page.bench import read_bench
+from shared.comparison.styles import compare_weights, random_weights
 from shared.comparison.terminal import show_comparison, show_tokens
 from shared.corpus import text_stamp
+from shared.files import write_atomically
 from shared.protocol import load_style
 from shared.tokenization import DEFAULT, load_tokenizer
 
@@ -39,6 +41,8 @@ def compare(
     seed: options.Seed = 0,
     device_name: options.Device = "cpu",
     json_file: options.Json = None,
+    html_file: options.Html = None,
+    bench_file: options.Bench = None,
 ) -> None:
     """Run both styles from one set of weights, and say how far apart they are.
 
@@ -51,7 +55,14 @@ def compare(
         load_style(name)
     dtype = options.choose_dtype(dtype_name)
     options.require_seed(seed)
-    options.require_parent(json_file)
+    if bench_file is not None and html_file is None:
+        raise ValueError("--bench is drawn in a page: give --html, too")
+    for path in (json_file, html_file):
+        options.require_parent(path)
+    options.require_different(
+        {"json": json_file, "html": html_file}, file=file, bench=bench_file
+    )
+    bench = None if bench_file is None else read_bench(bench_file)
     content, source = options.choose_text(text, file)
     tokenizer = load_tokenizer(tokenizer_name, content)
     sizes = {"n_layer": n_layer, "n_embd": n_embd, "block_size": block_size}
@@ -91,17 +102,12 @@ def compare(
 
     tokens = torch.tensor([shown], device=device)
     if checkpoint is None:
-        comparison = compare_styles(
-            names, config, tokens, dtype=dtype, seed=seed
-        )
+        drawn, told = random_weights(names[1], config, seed)
+        state = {k: v.to(device, dtype) for k, v in drawn.items()}
     else:
-        comparison = compare_weights(
-            names,
-            config,
-            checkpoint.to(device, dtype),
-            tokens,
-            weights="; ".join((str(weights), *checkpoint.told)),
-        )
+        state = checkpoint.to(device, dtype)
+        told = "; ".join((str(weights), *checkpoint.told))
+    comparison = compare_weights(names, config, state, tokens, weights=told)
     console.print(
         RichText.assemble(
             ("model ", "bold cyan"),
@@ -113,17 +119,19 @@ def compare(
     console.print(RichText(f"      weights: {comparison.weights}"))
     console.print()
     show_comparison(console, comparison, tokenizer)
+    facts = {
+        "source": source,
+        "characters": len(content),
+        "sha256": text_stamp(content),
+        "tokenizer": tokenizer_name,
+        "tokens": shown,
+        "tokens_in_text": len(ids),
+    }
     if json_file is not None:
-        text_facts = {
-            "source": source,
-            "characters": len(content),
-            "sha256": text_stamp(content),
-            "tokenizer": tokenizer_name,
-            "tokens": shown,
-            "tokens_in_text": len(ids),
-        }
-        options.write_json(
-            json_file, {"text": text_facts} | comparison.to_dict()
-        )
+        options.write_json(json_file, {"text": facts} | comparison.to_dict())
+    if html_file is not None:
+        page = render_page(comparison, state, tokens, tokenizer, facts, bench)
+        write_atomically(html_file, page)
+        console.print(RichText(f"page: {html_file}"))
     if not comparison.one_function:
         raise typer.Exit(1)

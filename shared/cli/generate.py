@@ -149,6 +149,7 @@ def generate(
         tokenizer_name = run.facts["tokenizer"]["name"]
         spoken = f"{tokenizer_name}, {tokenizer.n_vocab:,} of them"
         style = run.facts["style"] if style is None else style
+        spoken = f"{tokenizer_name}, {tokenizer.n_vocab:,} of them"
         config = run.config
         told = [f"{run.folder}, after {run.step} of {run.recipe.steps} steps"]
         model = model.to(device, dtype)
@@ -239,7 +240,9 @@ def with_progress(
         for done, item in enumerate(items, start=1):
             if bar is not None:
                 bar.update(bar.task_ids[0], completed=done)
-            elif console.is_terminal and time.monotonic() > start + PATIENCE:
+            elif (
+                console.is_interactive and time.monotonic() > start + PATIENCE
+            ):
                 bar = Progress(console=console, transient=True)
                 bar.start()
                 bar.add_task("new tokens", total=total, completed=done)

@@ -1,6 +1,7 @@
 """What several subcommands ask for, and how their answers are checked."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -73,6 +74,18 @@ Dtype = Annotated[str, typer.Option("--dtype", help='"float32" or "float64".')]
 Seed = Annotated[int, typer.Option("--seed", help="Of the random weights.")]
 Device = Annotated[
     str, typer.Option("--device", help='"cpu", "cuda", "cuda:1", "mps", ...')
+]
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", help="Write the side-by-side page to this file."),
+]
+Bench = Annotated[
+    Path | None,
+    typer.Option(
+        "--bench",
+        help="Draw this benchmark in the page: a file that python -m "
+        "benchmarks forward --json wrote.",
+    ),
 ]
 Json = Annotated[
     Path | None,
@@ -198,7 +211,12 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device).cpu()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (
+        RuntimeError,
+        AssertionError,
+        ImportError,
+        NotImplementedError,
+    ) as error:
         there = ["cpu"]
         if torch.accelerator.is_available():
             kind = torch.accelerator.current_accelerator()
@@ -231,12 +249,45 @@ def require_parent(path: Path | None) -> None:
         return
     if path.is_dir():
         raise ValueError(f"{path} is a folder")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no ordinary file")
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):
         raise ValueError(f"cannot write in the folder {path.parent}")
 
 
+def require_different(outputs: dict[str, Path | None], **inputs: Any) -> None:
+    """Refuse to write a file over one that is read, or written too.
+
+    Raises:
+        ValueError: naming the two options.
+    """
+    seen: dict[Path, str] = {
+        Path(path).resolve(): f"--{name}"
+        for name, path in inputs.items()
+        if path is not None
+    }
+    for name, path in outputs.items():
+        if path is None:
+            continue
+        if other := seen.get(path.resolve()):
+            raise ValueError(f"{other} and --{name} are one file, {path}")
+        seen[path.resolve()] = f"--{name}"
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file whole, or leave the old one as it is."""
-    write_atomically(path, json.dumps(content, indent=2) + "\n")
+    text = json.dumps(_finite(content), indent=2, allow_nan=False)
+    write_atomically(path, text + "\n")
+
+
+def _finite(content: Any) -> Any:
+    """JSON knows neither NaN nor infinity: they become null."""
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    return content

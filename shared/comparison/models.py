@@ -137,6 +137,7 @@ def rounding_error(model: Any, tokens: Int[Tensor, "batch time"]) -> float:
 
     The copy runs on the CPU, where float64 is always to be had.
     """
+    model = copy.deepcopy(model).eval()
     exact = copy.deepcopy(model).to("cpu", torch.float64)
     with torch.inference_mode():
         return largest_difference(

@@ -110,29 +110,45 @@ def compare_styles(
     Raises:
         ValueError: for an unknown style or too many tokens.
     """
-    state = shaken_weights(load_style(names[1]), config, seed)
+    state, told = random_weights(names[1], config, seed)
     return compare_weights(
         names,
         config,
         {k: v.to(tokens.device, dtype) for k, v in state.items()},
         tokens,
-        weights=(
-            f"{names[1]}.build_model, seed {seed}, biases and norms shaken"
-        ),
+        weights=told,
         top=top,
     )
+
+
+def random_weights(
+    name: str, config: GPTConfig, seed: int
+) -> tuple[dict[str, Tensor], str]:
+    """Draw a style's fresh weights, shaken, and say so in words."""
+    state = shaken_weights(load_style(name), config, seed)
+    return state, f"{name}.build_model, seed {seed}, shaken"
 
 
 def shaken_weights(
     style: Style, config: GPTConfig, seed: int
 ) -> dict[str, Tensor]:
-    """Draw a style's fresh weights, and move its vectors off zero and one."""
+    """Draw a style's fresh weights, then shake them.
+
+    Fresh biases are zero and fresh norms one, where a forgotten one would
+    not show; fresh matrices are so small that every nonlinearity is nearly
+    linear. So vectors are moved and matrices made four times as large.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         state = style.to_gpt2(style.build_model(config))
+        if config.tie_weights:  # a style that never ties drew two matrices
+            state.pop("lm_head.weight", None)
+            state.pop("lm_head.bias", None)
         for tensor in state.values():
             if tensor.dim() == 1:
                 tensor += 0.1 * torch.randn_like(tensor)
+            else:
+                tensor *= 4
     return state
 
 

@@ -53,7 +53,7 @@ def show_comparison(
         console.print(Group(stages, "", facts))
     colour = "bold green" if comparison.one_function else "bold red"
     console.print()
-    console.print(Text(comparison.verdict, style=colour))
+    console.print(Text(comparison.verdict, style=colour), soft_wrap=True)
     for name, moved, why in comparison.schools_own:
         console.print(
             Text(f"with {name}: {moved:.2g} apart. {why}", style="dim")
@@ -72,10 +72,12 @@ def piece(tokenizer: Tokenizer, token: int) -> str:
         text = data.decode()
     except UnicodeDecodeError:
         return data.hex(" ")
-    return "".join(
-        "\u00b7" if c == " " else c if c.isprintable() else repr(c)[1:-1]
-        for c in text
-    )
+    return visible(text).replace(" ", "\u00b7")
+
+
+def visible(text: str) -> str:
+    """Spell out what cannot be printed; spaces stay."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _stage_table(comparison: Comparison) -> RenderableType:
@@ -123,5 +125,5 @@ def _table(first: str, *others: str, right: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold cyan")
     table.add_column(first, min_width=22)
     for name in others:
-        table.add_column(name, justify="right", min_width=16)
+        table.add_column(name, justify="right", min_width=20)
     return table

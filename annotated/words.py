@@ -1,0 +1,74 @@
+"""What this style calls things, for views that put two styles together."""
+
+# A common term, and the names that stand for it in the source.
+NAMES = {
+    "everywhere": {
+        "width": ("d_model",),
+        "heads": ("h",),
+        "layers": ("N",),
+        "inner width": ("d_ff",),
+        "vocabulary": ("vocab_size", "vocab"),
+        "longest sequence": ("max_len",),
+    },
+    "embedding": {"token table": ("lut",), "position table": ("pe",)},
+    "attention": {
+        "query, key, value": ("linears[0..2]",),
+        "output projection": ("linears[-1]",),
+        "width of a head": ("d_k",),
+    },
+    "feed_forward": {
+        "widen": ("w_1",),
+        "bend": ("activation",),
+        "narrow": ("w_2",),
+    },
+    "block": {
+        "width": ("d_model", "size", "features"),
+        "norms": ("LayerNorm", "norm"),
+        "attention": ("self_attn",),
+        "feed-forward": ("feed_forward",),
+    },
+    "model": {"last norm": ("norm",), "head": ("generator",)},
+    "head": {"output matrix": ("proj",)},
+}
+
+# What is this school's way, where the mathematics leaves a choice.
+HABITS = {
+    "embedding": "One module for tokens, one for positions, in a chain. "
+    "Tokens are scaled; positions are sines and cosines, never trained.",
+    "attention": "Four equal projections, cloned. The formula is a function "
+    "of its own: it takes any mask and gives the probabilities back.",
+    "feed_forward": "The nonlinearity is a part to put in; ReLU unless told "
+    "otherwise. Dropout sits inside, after it.",
+    "block": "A residual connection is an object that wraps any sublayer. "
+    "The norm is written out, its eps outside the root.",
+    "model": "Parts are handed to parts: a function puts them together, and "
+    "no class builds what it holds. The mask travels as an argument.",
+    "head": "A module of its own, with a bias, that ends in log-softmax. "
+    "Never tied to the embedding.",
+}
+
+# How each part is written, and how it takes over a GPT-2 checkpoint's.
+CARRIES = {
+    "token table": ("lut(x) * sqrt(d_model)", "lut = wte / sqrt(d_model)"),
+    "position table": (
+        "sines and cosines in a buffer, pe",
+        "a table is a table: copied",
+    ),
+    "projections": (
+        "four cloned linears",
+        "c_attn is cut in three; all are transposed",
+    ),
+    "norm": (
+        "a_2 * (x - mean) / (std + eps) + b_2, std with n - 1",
+        "a_2 = weight * sqrt(n / (n - 1))",
+    ),
+    "head": (
+        "Generator: a linear map with bias, log-softmax",
+        "copied; an absent bias is zeros",
+    ),
+    "tied head": (
+        "never tied: two tensors",
+        "the second tensor is filled from wte",
+    ),
+    "activation": ("ReLU unless told otherwise", "takes the config's"),
+}

@@ -1,0 +1,64 @@
+"""What this style calls things, for views that put two styles together."""
+
+# A common term, and the names that stand for it in the source.
+NAMES = {
+    "everywhere": {
+        "width": ("n_embd", "C"),
+        "heads": ("n_head",),
+        "layers": ("n_layer",),
+        "inner width": ("inner_size",),
+        "vocabulary": ("vocab_size",),
+        "longest sequence": ("block_size",),
+    },
+    "embedding": {"token table": ("wte",), "position table": ("wpe",)},
+    "attention": {
+        "query, key, value": ("c_attn",),
+        "output projection": ("c_proj",),
+        "width of a head": ("hs",),
+    },
+    "feed_forward": {
+        "widen": ("c_fc",),
+        "bend": ("act",),
+        "narrow": ("c_proj",),
+    },
+    "block": {
+        "norms": ("ln_1", "ln_2", "layer_norm"),
+        "attention": ("attn",),
+        "feed-forward": ("mlp",),
+    },
+    "model": {"last norm": ("ln_f",), "head": ("lm_head",)},
+    "head": {"output matrix": ("lm_head",)},
+}
+
+# What is this school's way, where the mathematics leaves a choice.
+HABITS = {
+    "embedding": "Two tables, looked up and added in one line. Both are "
+    "learned, and nothing is scaled.",
+    "attention": "Query, key and value come from one matrix. A fused kernel "
+    "knows that it is causal, and never shows the probabilities.",
+    "feed_forward": "The nonlinearity comes from the config; GELU unless "
+    "told otherwise. Dropout comes last.",
+    "block": "Two residual lines in one forward, each with its norm in "
+    "front. The norm is PyTorch's, its eps inside the root.",
+    "model": "One class builds everything from one config, and draws the "
+    "weights. Nothing is handed in, not even a mask.",
+    "head": "A matrix without bias, tied to the token table where the "
+    "config says so. Logits; log-softmax only where it is asked for.",
+}
+
+# How each part is written, and how it takes over a GPT-2 checkpoint's.
+CARRIES = {
+    "token table": ("wte(x)", "copied"),
+    "position table": ("a learned table, wpe", "copied"),
+    "projections": ("one fused c_attn, and c_proj", "transposed"),
+    "norm": ("nn.LayerNorm, variance with n", "copied"),
+    "head": (
+        "lm_head: logits, log-softmax after it",
+        "copied; a bias only where it is not all zeros",
+    ),
+    "tied head": (
+        "lm_head may be wte itself",
+        "tied where the config says so",
+    ),
+    "activation": ("GELU unless told otherwise", "takes the config's"),
+}

@@ -1,0 +1,132 @@
+"""What a model's heads look at, watched from outside while it runs."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from .models import stage_paths, submodule
+
+Probabilities = Float[Tensor, "batch head time time"]
+
+
+def attention_maps(
+    model: Any,
+    stages: Mapping[str, str],
+    tokens: Int[Tensor, "batch time"],
+) -> Float[Tensor, "layer head time time"] | None:
+    """Run a model and keep the attention probabilities of its first row.
+
+    Nothing is asked of the model: its calls of torch's softmax are watched
+    while the stage "block.{i}.attention" runs. Where it calls the fused
+    kernel, which shows no probabilities, they are computed from the query,
+    the key and the mask that it was given, and kept only if they give the
+    kernel's own answer.
+
+    Args:
+        model: a language model with `config` and `log_probs`.
+        stages: its stages.
+        tokens: ids.
+
+    Returns:
+        Query position by key position, or None where a layer shows none.
+    """
+    paths = stage_paths(stages, model.config.n_layer)
+    layers = [
+        submodule(model, paths[stage])
+        for stage in (
+            f"block.{i}.attention" for i in range(model.config.n_layer)
+        )
+        if stage in paths
+    ]
+    watch = _Watch(tokens.size(1))
+    hooks = []
+    was_training = model.training
+    model.eval()
+    try:
+        for i, layer in enumerate(layers):
+            hooks.append(layer.register_forward_pre_hook(watch.enter(i)))
+            hooks.append(layer.register_forward_hook(watch.leave))
+        with torch.no_grad(), watch:
+            model.log_probs(tokens[:1])
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.train(was_training)
+    if not layers or sorted(watch.found) != list(range(len(layers))):
+        return None
+    maps = [torch.cat(watch.found[i], dim=1)[0] for i in range(len(layers))]
+    same_shape = len({m.shape for m in maps}) == 1
+    return torch.stack(maps) if same_shape else None
+
+
+class _Watch(TorchFunctionMode):
+    """Collects probabilities while some layer's attention runs."""
+
+    def __init__(self, time: int):
+        super().__init__()
+        self.time = time
+        self.layer: int | None = None
+        self.found: dict[int, list[Tensor]] = {}
+
+    def enter(self, layer: int) -> Any:
+        def hook(_module, _inputs):
+            self.layer = layer
+
+        return hook
+
+    def leave(self, *_: object) -> None:
+        self.layer = None
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if self.layer is None:
+            return result
+        name = getattr(func, "__name__", "")
+        seen = None
+        if name == "scaled_dot_product_attention":
+            seen = _kernel_probabilities(result, *args, **(kwargs or {}))
+        elif name == "softmax" and result.shape[-2:] == (self.time,) * 2:
+            seen = result
+        if seen is not None:
+            by_head = seen.unsqueeze(1) if seen.dim() == 3 else seen
+            self.found.setdefault(self.layer, []).append(by_head.detach())
+        return result
+
+
+def _kernel_probabilities(
+    result: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor | None:
+    """Compute what the kernel must have weighted the values with.
+
+    Source: the equivalent code in PyTorch's documentation of
+    scaled_dot_product_attention.
+    """
+    if enable_gqa:
+        groups = query.size(-3) // key.size(-3)
+        key = key.repeat_interleave(groups, dim=-3)
+        value = value.repeat_interleave(groups, dim=-3)
+    scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    scores = query @ key.transpose(-2, -1) * scale
+    if is_causal:
+        later = torch.ones_like(scores, dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(later, float("-inf"))
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, float("-inf"))
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    probabilities = scores.softmax(dim=-1)
+    close = torch.allclose(probabilities @ value, result, rtol=1e-3, atol=1e-4)
+    return probabilities if close else None

@@ -1,0 +1,169 @@
+"use strict";
+// Draws the maps from the numbers in the page, and lights up names that mean
+// the same. No framework; text is only ever set as text.
+const data = JSON.parse(document.getElementById("data").textContent);
+const [leftName, rightName] = data.styles;
+const byId = (id) => document.getElementById(id);
+
+const bytes = (base64) =>
+  Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
+
+function probabilities(base64) {
+  const b = bytes(base64);
+  const values = new Float32Array(b.length / 2);
+  for (let i = 0; i < values.length; i++)
+    values[i] = (b[2 * i] + 256 * b[2 * i + 1]) / 65535;
+  return values;
+}
+
+// One byte for the size of a number: 1e-20 is 1, 1e5 and NaN are 255.
+const size = (code) => (code ? 10 ** (-20 + ((code - 1) * 25) / 254) : 0);
+const sizes = (base64) => Float32Array.from(bytes(base64), size);
+
+const brief = (x) => (x === 0 ? "0" : x.toExponential(0));
+const token = (i) => `${i} \u201c${data.tokens[i]}\u201d`;
+
+// Colours are three numbers in the style sheet, so that themes can change
+// them.
+function colour(name) {
+  const style = getComputedStyle(document.documentElement);
+  return style.getPropertyValue(name).trim().split(" ").map(Number);
+}
+
+function paint(canvas, time, level, early) {
+  const low = colour("--map-none");
+  const full = colour(canvas.id === "map-difference" ? "--map-difference"
+    : canvas.id.endsWith("left") ? "--map-left" : "--map-right");
+  const leak = colour("--map-leak");
+  canvas.width = canvas.height = time;
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(time, time);
+  for (let i = 0; i < time; i++)
+    for (let j = 0; j < time; j++) {
+      const share = level(i * time + j);
+      const to = early && j > i ? leak : full;
+      const at = 4 * (i * time + j);
+      for (let k = 0; k < 3; k++)
+        image.data[at + k] = low[k] + (to[k] - low[k]) * share;
+      image.data[at + 3] = 255;
+    }
+  context.putImageData(image, 0, 0);
+}
+
+// From ten to the minus decades (pale) to one; nothing only for exactly 0.
+const logarithmic = (x, decades) =>
+  x === 0 ? 0 : Math.min(1, Math.max(0.08, 1 + Math.log10(x) / decades));
+
+// Point at a cell, or walk with the arrow keys: tell(row, column).
+function explore(canvas, time, tell) {
+  let at = [0, 0];
+  const go = (row, column) => {
+    at = [row, column].map((n) => Math.min(time - 1, Math.max(0, n)));
+    tell(...at);
+  };
+  canvas.addEventListener("pointermove", (event) => {
+    const box = canvas.getBoundingClientRect();
+    go(Math.floor(((event.clientY - box.top) / box.height) * time),
+      Math.floor(((event.clientX - box.left) / box.width) * time));
+  });
+  canvas.addEventListener("keydown", (event) => {
+    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1],
+      ArrowRight: [0, 1] }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    go(at[0] + step[0], at[1] + step[1]);
+  });
+}
+
+const redraw = [];
+
+if (data.attention) {
+  const { time, heads, largest } = data.attention;
+  const maps = {
+    left: probabilities(data.attention.left),
+    right: probabilities(data.attention.right),
+    difference: sizes(data.attention.difference),
+  };
+  const choice = () => [Number(byId("layer").value), Number(byId("head").value)];
+  const start = () => {
+    const [layer, head] = choice();
+    return (layer * heads + head) * time * time;
+  };
+  const draw = () => {
+    const from = start();
+    const [layer, head] = choice();
+    const apart = largest[layer][head];
+    for (const side of ["left", "right"]) {
+      paint(byId(`map-${side}`), time,
+        (i) => Math.sqrt(maps[side][from + i]));
+      byId(`map-${side}`).setAttribute("aria-label",
+        `Attention of layer ${layer}, head ${head}, in ` +
+        (side === "left" ? leftName : rightName));
+    }
+    paint(byId("map-difference"), time,
+      (i) => logarithmic(maps.difference[from + i], 12));
+    byId("largest").classList.toggle("far",
+      data.bound !== null && !(apart <= data.bound));
+    byId("largest").textContent =
+      `largest difference ${apart === 0 ? "0" : apart.toExponential(1)}`;
+  };
+  const tell = (row, column) => {
+    const cell = start() + row * time + column;
+    byId("map-readout").textContent =
+      `${token(row)} looks at ${token(column)}: ` +
+      `${maps.left[cell].toFixed(4)} in ${leftName}, ` +
+      `${maps.right[cell].toFixed(4)} in ${rightName}, ` +
+      `${brief(maps.difference[cell])} apart`;
+  };
+  byId("layer").addEventListener("change", draw);
+  byId("head").addEventListener("change", draw);
+  for (const side of ["left", "right", "difference"])
+    explore(byId(`map-${side}`), time, tell);
+  redraw.push(draw);
+}
+
+{
+  const { time, largest } = data.influence;
+  const sides = ["left", "right"];
+  const maps = sides.map((side) => sizes(data.influence[side]));
+  // Rounding is nothing; a position seen too early must not be overlooked.
+  const influence = (share, i) =>
+    share < 1e-12 ? 0
+      : Math.max(logarithmic(share, 4), i % time > i / time ? 0.5 : 0);
+  redraw.push(() => sides.forEach((side, n) =>
+    paint(byId(`influence-${side}`), time,
+      (i) => influence(maps[n][i] / (largest[n] || 1), i), true)));
+  sides.forEach((side, n) =>
+    explore(byId(`influence-${side}`), time, (row, column) => {
+      byId("influence-readout").textContent =
+        `replacing ${token(column)} moves the prediction after ` +
+        `${token(row)} by ${brief(maps[n][row * time + column])} in ` +
+        data.styles[n];
+    }));
+}
+
+const drawAll = () => redraw.forEach((draw) => draw());
+drawAll();
+for (const query of ["(prefers-color-scheme: dark)", "print"])
+  matchMedia(query).addEventListener("change", drawAll);
+
+// Names that mean the same: pointed at, or kept lit by their button.
+for (const concept of document.querySelectorAll(".concept")) {
+  const light = (term, on, kind) => {
+    for (const element of concept.querySelectorAll("[data-term]"))
+      if (element.dataset.term === term) element.classList.toggle(kind, on);
+  };
+  for (const [event, on] of [["pointerover", true], ["pointerout", false],
+    ["focusin", true], ["focusout", false]])
+    concept.addEventListener(event, (e) => {
+      const marked = e.target.closest("[data-term]");
+      if (marked) light(marked.dataset.term, on, "lit");
+    });
+  concept.addEventListener("click", (e) => {
+    const button = e.target.closest(".term-button");
+    if (!button) return;
+    const on = button.getAttribute("aria-pressed") !== "true";
+    button.setAttribute("aria-pressed", String(on));
+    light(button.dataset.term, on, "kept");
+  });
+}

@@ -1,0 +1,138 @@
+"""The page's sections, one for each concept."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from shared.comparison.concepts import CONCEPTS
+from shared.comparison.sources import (
+    Pair,
+    Part,
+    Segment,
+    describe,
+    pair_sources,
+)
+from shared.comparison.styles import Comparison
+from shared.protocol import Style
+
+from .highlight import highlight, spans, terms_of
+
+Costs = tuple[dict[str, int], dict[str, int]]
+
+
+def concept_sections(
+    styles: tuple[Style, Style],
+    comparison: Comparison,
+    differences: dict[str, float],
+    costs: Sequence[Costs],
+) -> list[dict[str, Any]]:
+    """Return what the template needs for each concept.
+
+    Args:
+        styles: the two.
+        comparison: what comparing them found.
+        differences: the largest by concept.
+        costs: parameters and operations by concept, for each style.
+    """
+    sections = []
+    for concept, pairs in pair_sources(*styles).items():
+        terms = [
+            terms_of(getattr(style, "NAMES", {}), concept) for style in styles
+        ]
+        rows = _rows(pairs, terms, comparison.styles)
+        known = CONCEPTS.get(concept)
+        sections.append(
+            {
+                "name": concept,
+                "does": describe(concept, pairs),
+                "mathematics": known.mathematics if known else "",
+                "habits": [
+                    getattr(style, "HABITS", {}).get(concept, "")
+                    for style in styles
+                ],
+                "terms": _correspondences(pairs, terms),
+                "parameters": [c[0].get(concept) for c in costs],
+                "flops": [c[1].get(concept) for c in costs],
+                "buffers": [p["buffers"] for p in comparison.parameters]
+                if concept == "model"
+                else [],
+                "difference": differences.get(concept),
+                "rows": rows,
+            }
+        )
+    return sections
+
+
+def _rows(
+    pairs: Sequence[Pair],
+    terms: Sequence[dict[str, list[str]]],
+    names: tuple[str, str],
+) -> list[list[dict[str, Any]]]:
+    """One row for each pair's heads, one for each pair of segments."""
+    rows: list[list[dict[str, Any]]] = []
+    for pair in pairs:
+        parts = (pair.left, pair.right)
+        heads = [_head(n, p) for n, p in zip(names, parts, strict=True)]
+        rows.append(heads)
+        for segments in pair.rows:
+            rows.append(
+                [
+                    _code(segment, own, f"{name}: {part.name}")
+                    if segment and part
+                    else {"filler": part is not None}
+                    for segment, own, name, part in zip(
+                        segments, terms, names, parts, strict=True
+                    )
+                ]
+            )
+    return rows
+
+
+def _head(style: str, part: Part | None) -> dict[str, Any]:
+    if part is None:
+        return {"head": True, "style": style, "name": "", "where": ""}
+    where = f"{part.file}:{part.segments[0].line}"
+    return {"head": True, "style": style, "name": part.name, "where": where}
+
+
+def _code(
+    segment: Segment, terms: dict[str, list[str]], label: str
+) -> dict[str, Any]:
+    lines = highlight(segment.code, terms)
+    what = f"{label}.{segment.key}" if segment.key else label
+    return {
+        "head": False,
+        "label": f"{what}, from line {segment.line}",
+        "lines": list(enumerate(lines, start=segment.line)),
+    }
+
+
+def _correspondences(
+    pairs: Sequence[Pair], terms: Sequence[dict[str, list[str]]]
+) -> list[dict[str, Any]]:
+    """The terms that stand in both styles' source, with their names."""
+    sources = [
+        [s.code for p in pairs if (part := side(p)) for s in part.segments]
+        for side in (lambda p: p.left, lambda p: p.right)
+    ]
+    found = []
+    for term in terms[0]:
+        names = [
+            _present(code, own, term)
+            for code, own in zip(sources, terms, strict=True)
+        ]
+        if all(names):
+            found.append({"term": term, "names": names})
+    return found
+
+
+def _present(
+    codes: Sequence[str], terms: dict[str, list[str]], term: str
+) -> list[str]:
+    """Those names of a term that are marked in the source."""
+    found = {
+        code[start:end]
+        for code in codes
+        for start, end, name in spans(code, terms)
+        if name == term
+    }
+    return [n for n in terms.get(term, []) if n.split("[0..")[0] in found]

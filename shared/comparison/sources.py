@@ -1,0 +1,222 @@
+"""The source of two styles, paired: by concept, component and method."""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import PurePath
+from typing import Any
+
+import torch
+from torch import nn
+
+from shared.config import GPTConfig
+from shared.protocol import Style
+
+from .concepts import CONCEPTS
+from .models import stage_paths, submodule
+
+# Large enough for any style to build, small enough to cost nothing.
+TINY = GPTConfig(vocab_size=16, block_size=8, n_layer=1, n_head=2, n_embd=8)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Some lines of source that belong together.
+
+    Attributes:
+        key: the method's name, "" for what stands before the first method.
+        line: number of the first line in its file.
+        code: the lines, without an end of line at the end.
+    """
+
+    key: str
+    line: int
+    code: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """A class, function or method that implements a concept.
+
+    Attributes:
+        name: its qualified name.
+        file: its file, from the folder of its top package on.
+        segments: its source; a class is cut at its methods.
+    """
+
+    name: str
+    file: str
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two parts that do the same, or one that stands alone.
+
+    Attributes:
+        left: of one style, or None.
+        right: of the other, or None.
+        rows: their segments beside each other.
+    """
+
+    left: Part | None
+    right: Part | None
+    rows: tuple[tuple[Segment | None, Segment | None], ...]
+
+
+def pair_sources(left: Style, right: Style) -> dict[str, list[Pair]]:
+    """Put the components of two styles beside each other, by concept.
+
+    Components are paired where both styles say that they are the same stage
+    of the model; what stands between those is paired in reading order.
+
+    Args:
+        left: a style.
+        right: another.
+
+    Raises:
+        ValueError: for a component whose source cannot be found.
+    """
+    roles = (_roles(left), _roles(right))
+    found = {}
+    for concept in concept_names(left, right):
+        ours = left.COMPONENTS.get(concept, ())
+        theirs = right.COMPONENTS.get(concept, ())
+        keys = [
+            [roles[side].get(c, (side, n)) for n, c in enumerate(components)]
+            for side, components in enumerate((ours, theirs))
+        ]
+        found[concept] = [
+            _pair(a and read_part(*a), b and read_part(*b))
+            for a, b in align(
+                [(c,) for c in ours], [(c,) for c in theirs], keys
+            )
+        ]
+    return found
+
+
+def concept_names(left: Style, right: Style) -> list[str]:
+    """Concepts of either style: those everyone knows first."""
+    both = dict.fromkeys([*left.COMPONENTS, *right.COMPONENTS])
+    return [c for c in CONCEPTS if c in both] + [
+        c for c in both if c not in CONCEPTS
+    ]
+
+
+def describe(concept: str, pairs: Sequence[Pair]) -> str:
+    """Say in one line what a concept does; of a strange one its docstring."""
+    if concept in CONCEPTS:
+        return CONCEPTS[concept].does
+    for part in (part for pair in pairs for part in (pair.left, pair.right)):
+        for node in ast.walk(ast.parse(whole(part))) if part else ():
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and (
+                doc := ast.get_docstring(node)
+            ):
+                return doc.split("\n")[0]
+    return ""
+
+
+def whole(part: Part) -> str:
+    """Return the source of a part, blank lines between its methods."""
+    lines: list[str] = []
+    for segment in part.segments:
+        gap = segment.line - part.segments[0].line - len(lines)
+        lines += [""] * gap + segment.code.split("\n")
+    return "\n".join(lines)
+
+
+def read_part(component: Any) -> Part:
+    """Read the source of a class, function or method.
+
+    Raises:
+        ValueError: where Python cannot find it.
+    """
+    name = getattr(component, "__qualname__", repr(component))
+    try:
+        lines, line = inspect.getsourcelines(component)
+    except (OSError, TypeError) as error:
+        raise ValueError(f"no source of {name}: {error}") from None
+    path = PurePath(inspect.getsourcefile(component) or "")
+    folders = component.__module__.count(".") + (path.stem == "__init__")
+    file = "/".join(path.parts[-1 - folders :])
+    code = textwrap.dedent("".join(lines)).rstrip()
+    return Part(name, file, tuple(_segments(code, max(line, 1))))
+
+
+def align(
+    left: Sequence[Any],
+    right: Sequence[Any],
+    keys: Sequence[Sequence[Hashable]],
+) -> list[tuple[Any, Any]]:
+    """Pair two sequences: equal keys together, the rest in order.
+
+    Args:
+        left: items.
+        right: items.
+        keys: of the left items, and of the right.
+
+    Returns:
+        Pairs in which each item stands once; None where one has none.
+    """
+    pairs: list[tuple[Any, Any]] = []
+    matcher = SequenceMatcher(None, keys[0], keys[1], autojunk=False)
+    for _, a, a_end, b, b_end in matcher.get_opcodes():
+        for n in range(max(a_end - a, b_end - b)):
+            pairs.append(
+                (
+                    left[a + n] if a + n < a_end else None,
+                    right[b + n] if b + n < b_end else None,
+                )
+            )
+    return pairs
+
+
+def _pair(left: Part | None, right: Part | None) -> Pair:
+    ours = left.segments if left else ()
+    theirs = right.segments if right else ()
+    keys = (_keys(ours), _keys(theirs))
+    return Pair(left, right, tuple(align(ours, theirs, keys)))
+
+
+def _keys(segments: Sequence[Segment]) -> list[str]:
+    # a function does by itself what a class does in its forward
+    alone = len(segments) == 1
+    return ["forward"] if alone else [segment.key for segment in segments]
+
+
+def _segments(code: str, line: int) -> list[Segment]:
+    """Cut a class at its methods; anything else stays whole."""
+    try:
+        (node,) = ast.parse(code).body
+    except (SyntaxError, ValueError):
+        return [Segment("", line, code)]
+    if not isinstance(node, ast.ClassDef):
+        return [Segment("", line, code)]
+    starts = {1: ""}
+    for child in node.body:
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            decorators = [d.lineno for d in child.decorator_list]
+            starts[min([child.lineno, *decorators])] = child.name
+    lines = code.split("\n")
+    ends = [*list(starts)[1:], len(lines) + 1]
+    return [
+        Segment(
+            key,
+            line + start - 1,
+            "\n".join(lines[start - 1 : end - 1]).rstrip(),
+        )
+        for (start, key), end in zip(starts.items(), ends, strict=True)
+    ]
+
+
+def _roles(style: Style) -> dict[object, str]:
+    """Which stage of the model each class of a style is."""
+    with torch.random.fork_rng(devices=[]):
+        model: nn.Module = style.build_model(TINY)
+    roles: dict[object, str] = {type(model): "model"}
+    for stage, path in stage_paths(style.STAGES, TINY.n_layer).items():
+        roles.setdefault(type(submodule(model, path)), stage)
+    return roles

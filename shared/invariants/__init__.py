@@ -1,0 +1,28 @@
+"""Checks that tell whether a decoder-only language model is one.
+
+from shared.invariants import check_model
+print(check_model(lambda: MyGPT(config), vocab_size=65, block_size=64))
+"""
+
+from .checks import CHECKS
+from .errors import SkipCheck, UnusableModel
+from .influence import influence
+from .pictures import save_map, text_map
+from .report import CheckResult, Report
+from .runner import check_model
+from .subject import Subject
+from .testing import parametrize_with_checks
+
+__all__ = [
+    "CHECKS",
+    "CheckResult",
+    "Report",
+    "SkipCheck",
+    "Subject",
+    "UnusableModel",
+    "check_model",
+    "influence",
+    "parametrize_with_checks",
+    "save_map",
+    "text_map",
+]

@@ -1,0 +1,225 @@
+"""No position sees what follows it."""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ..copies import AMPLIFIED, AWAKE, amplified
+from ..leaks import Mode, NotFinite, Search, Trial
+from ..sizes import declared
+from ..subject import Subject
+from ..tokens import SMALL, SPLITS, draw, lengths_to_try, others, splits_to_try
+
+KINDS = ("suffix", "token", "padding", "left")
+
+
+def check_causality(subject: Subject) -> str:
+    """Tokens from a split on never change an output before it.
+
+    Why: a model that sees the token it should predict trains to a loss that
+    means nothing, and generates noise.
+    How: pairs of sequences that are equal up to a split go through in
+    batches of equal shape, each row with its own split; before the split
+    the scores must be the same. In eval and train mode (the same dropout
+    in both), with and without gradients, with attention masks where the
+    model takes them, and on copies with larger weights, in which a mask of
+    -1e4 or a projection of zeros no longer hides a leak. What is found is
+    tried with one row changed alone, then with every weight nudged by a few
+    units of rounding: see `measure`.
+    Cost: some 30 short batches a mode, and 24 sequences of block_size in
+    four of them.
+    Reports: huggingface/transformers 48745; karpathy/nanochat 844.
+    """
+    return _Causality(subject).run()
+
+
+class _Causality:
+    """The modes, one after the other."""
+
+    def __init__(self, subject: Subject):
+        self.subject = subject
+        self.generator = torch.Generator().manual_seed(subject.seed)
+        self.longest = subject.block_size
+        self.small = list(range(2, min(SMALL, self.longest) + 1))
+        self.notes: list[str] = []
+        self.moved = False
+
+    def run(self) -> str:
+        subject = self.subject
+        if self.longest < 2:
+            return "one token has no future"
+        search = self._search()
+        long = lengths_to_try(search.model, self.longest)
+        # some models change themselves after a short call
+        for time in reversed(long):
+            self._try(search, Mode(), time, KINDS[:1], self._count(time))
+        if subject.heavy:
+            plain = Search(subject, subject.precise())
+            plain.moved = search.moved
+        else:
+            plain = search
+        kinds = ("suffix", "mixed") if subject.heavy else KINDS
+        for time in self.small:
+            self._try(plain, Mode(), time, kinds)
+
+        few = [t for t in (2, 3, 5, 8, SMALL) if t <= self.longest]
+        near = [t for t in (33,) if t <= self.longest]
+        end = [self.longest] if self.longest > SMALL else []
+        grad = Mode("with gradients recorded", grad=True)
+        self._sweep(search, grad, few, end, 4)
+
+        trained = self._search()
+        train = Mode("in train mode", training=True, grad=True)
+        self._sweep(trained, train, self.small, near + end, SPLITS)
+        quiet = Mode("in train mode without gradients", training=True)
+        self._sweep(trained, quiet, few, end, 4)
+
+        if subject.takes_mask:
+            ones = Mode("with an attention mask of ones", padded=0.0)
+            left = Mode("with a left-padded attention mask", padded=0.3)
+            self._sweep(search, ones, few, end, 4)
+            self._sweep(search, left, few, end, 4)
+        self._finish(plain)
+        self._finish(search)
+        self._finish(trained)
+        self._large(near + end)
+        if not self.moved:
+            raise AssertionError(
+                "no change of any token moves any score, so nothing can be "
+                "said about the future"
+            )
+        return self._summary(long)
+
+    def _search(self) -> Search:
+        """Return a search in a fresh model; a heavy one starts as it is."""
+        subject = self.subject
+        if subject.heavy:
+            return Search(subject, subject.build(), lazy=True)
+        return Search(subject, subject.precise())
+
+    def _count(self, time: int) -> int:
+        """Return how many splits of a length over SMALL are tried."""
+        if time == self.longest:
+            return SPLITS
+        if time <= 2 * SMALL + 1:
+            return time
+        return 4 if self.subject.heavy else SPLITS // 3
+
+    def _large(self, long: list[int]) -> None:
+        if not self.subject.is_module or not self.subject.can_copy:
+            return
+        words = "with zeros redrawn and larger weights"
+        if not self._holds_at(AWAKE, words, long):
+            self.notes.append("no larger weights give finite scores")
+        for size in AMPLIFIED:
+            words = f"with weights scaled up to activations of {size:.0f}"
+            if self._holds_at(size, words, long):
+                return
+        self.notes.append("no large weights give finite scores")
+
+    def _holds_at(self, size: float, words: str, long: list[int]) -> bool:
+        """Search a copy; whether its scores are finite all the way."""
+        heavy = self.subject.heavy
+        copy = amplified(self.subject, size, precise=not heavy)
+        if copy is None:
+            return False
+        search = Search(
+            self.subject, copy, words, finite_only=True, lazy=heavy
+        )
+        try:
+            self._sweep(search, Mode(), self.small, long, SPLITS // 3)
+        except NotFinite:
+            return False
+        self._finish(search)
+        return True
+
+    def _finish(self, search: Search) -> None:
+        self.moved |= search.moved
+        if search.mixed:
+            self.notes.append(
+                "rows depend on each other: see check_batch_independence"
+            )
+        if search.unsteady:
+            self.notes.append(
+                "in train mode the shape of random draws depends on the "
+                "tokens, so that no two calls can be compared there"
+            )
+
+    def _sweep(
+        self,
+        search: Search,
+        mode: Mode,
+        small: list[int],
+        long: list[int],
+        count: int,
+    ) -> None:
+        for time in reversed(long):
+            self._try(search, mode, time, ("suffix",), count)
+        for time in small:
+            self._try(search, mode, time, ("mixed",))
+
+    def _try(
+        self,
+        search: Search,
+        mode: Mode,
+        time: int,
+        kinds: tuple[str, ...],
+        count: int = SPLITS,
+    ) -> None:
+        splits = splits_to_try(time, self.generator, count)
+        if mode.padded:
+            start = int(mode.padded * time)
+            splits = [s for s in splits if s > start]
+        if not splits:
+            return
+        rows = [self._rows(search.model, time, splits, kind) for kind in kinds]
+        trial = Trial(
+            torch.cat([base for base, _ in rows]),
+            torch.cat([changed for _, changed in rows]),
+            splits * len(kinds),
+            mode,
+        )
+        leak = search.find(trial)
+        if leak is not None:
+            raise search.explain(leak)
+
+    def _rows(
+        self, model: object, time: int, splits: list[int], kind: str
+    ) -> tuple[Int[Tensor, "rows time"], Int[Tensor, "rows time"]]:
+        """Return sequences, and the same ones changed from a split on."""
+        vocab, generator = self.subject.vocab_size, self.generator
+        repeats = kind != "suffix" or bool(time % 2)
+        base = draw(vocab, 1, time, generator, repeats)
+        base = base.repeat(len(splits), 1)
+        changed = base.clone()
+        if kind == "left":
+            base[:, : time // 2] = changed[:, : time // 2] = 0
+        padding = self._padding(model)
+        for row, split in enumerate(splits):
+            how = kind if kind != "mixed" else KINDS[row % len(KINDS)]
+            fresh = others(base[row, split:], vocab, generator)
+            if how == "token":
+                changed[row, split] = fresh[0]
+            elif how == "padding":
+                changed[row, split:] = padding[row % len(padding)]
+                if (changed[row] == base[row]).all():
+                    changed[row, split] = fresh[0]
+            else:
+                changed[row, split:] = fresh
+        return base, changed
+
+    def _padding(self, model: object) -> list[int]:
+        """Return ids that a model may take for padding."""
+        names = ("pad_token_id", "padding_idx", "eos_token_id", "bos_token_id")
+        known = [declared(model, (name,)) for name in names]
+        ids = [size.value for size in known if size is not None]
+        last = self.subject.vocab_size - 1
+        return sorted({0, last, *(i for i in ids if 0 <= i <= last)})
+
+    def _summary(self, long: list[int]) -> str:
+        words = [f"every split of every length to {self.small[-1]}"]
+        for time in long:
+            generator = torch.Generator().manual_seed(0)
+            tried = len(splits_to_try(time, generator, self._count(time)))
+            words.append(f"{tried} of {time - 1} at {time}")
+        return "; ".join([", ".join(words), *dict.fromkeys(self.notes)])

@@ -1,0 +1,283 @@
+"""What came before counts, and counts the same however it is fed."""
+
+import math
+from collections.abc import Iterable, Iterator
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ..copies import awake
+from ..errors import SkipCheck
+from ..leaks import Mode, Search
+from ..measure import floor_of, gaps, is_real, rounding, rows_at_once
+from ..sizes import LENGTH, WINDOW, all_declared
+from ..subject import Subject
+from ..tokens import SMALL, draw, others, splits_to_try
+from .embedding import gradients_at
+
+FADED = 1e-10  # share of the largest influence below which memory fades
+
+
+def check_prefix_consistency(subject: Subject) -> str:
+    """model(x[:, :t]) equals model(x)[:, :t].
+
+    Why: generation feeds prefixes; a model that sees the length of its
+    input (positions counted from the end, statistics over time) was trained
+    on other scores than it generates from.
+    How: all prefixes at lengths to 16, some of the longest; shapes differ,
+    so that rounding does: only what stays when weights are nudged counts.
+    Cost: some 50 short forwards and eight longer ones.
+    Reports: ggml-org/llama.cpp 4479, tokens one at a time or all at once
+    give different logits.
+    """
+    longest = subject.block_size
+    if longest < 2:
+        return "one token has no prefix"
+    generator = torch.Generator().manual_seed(subject.seed)
+    search = Search(subject, subject.precise())
+    some = (2, 5, SMALL) if subject.heavy else (2, 5, SMALL, 33)
+    for time in sorted({min(t, longest) for t in some}):
+        _prefixes(search, time, range(1, time), generator)
+    if longest > 33:
+        splits = splits_to_try(longest, generator, 4)
+        _prefixes(search, longest, splits, generator)
+    copy = awake(subject)
+    if copy is not None:
+        larger = Search(subject, copy, ", with larger weights")
+        time = min(SMALL, longest)
+        _prefixes(larger, time, range(1, time), generator)
+    return f"prefixes of lengths 2 to {longest}"
+
+
+def _prefixes(
+    search: Search,
+    time: int,
+    splits: range | list[int],
+    generator: torch.Generator,
+) -> None:
+    rows = min(2, rows_at_once(search.subject, time))
+    tokens = draw(search.subject.vocab_size, rows, time, generator)
+    whole = search.run(tokens, Mode())
+    noise = rounding(whole)
+    for split in splits:
+        prefix = tokens[:, :split]
+        moved = gaps(search.run(prefix, Mode()), whole[:, :split])
+        size = float(moved.max())
+        if not size > floor_of(whole.dtype) * noise:
+            continue
+        row, position = divmod(int(moved.argmax()), split)
+
+        def difference(
+            prefix: Tensor = prefix, row: int = row, position: int = position
+        ) -> Tensor:
+            a = search.run(tokens, Mode())[row, position]
+            return search.run(prefix, Mode())[row, position] - a
+
+        if is_real(search.model, difference, noise):
+            raise AssertionError(
+                f"position {position} depends on the length: alone, the "
+                f"first {split} of {time} tokens give it scores that differ "
+                f"by {size:.2g} ({str(whole.dtype).removeprefix('torch.')}"
+                f"{search.weights}; rounding there is {noise:.1g})"
+            )
+
+
+def check_order_sensitivity(subject: Subject) -> str:
+    """Permuting earlier tokens changes the prediction.
+
+    Why: without positions a model reads a bag of words.
+    How: the tokens before the last are swapped and reversed; some
+    permutation must move the last scores by more than rounding, on the
+    fresh model or on a copy with larger weights.
+    Cost: one batch for each of the two.
+    Reports: Vaswani et al. 2017, section 3.5: without positions attention
+    cannot make use of the order.
+    """
+    longest = subject.block_size
+    if longest < 3:
+        raise SkipCheck(f"needs three tokens, the longest is {longest}")
+    generator = torch.Generator().manual_seed(subject.seed)
+    largest = 0.0
+    for search in _searches(subject):
+        for time in sorted({3, min(8, longest)}, reverse=True):
+            tokens = draw(subject.vocab_size, 1, time, generator, False)[0]
+            # two ids at least, however small the vocabulary
+            tokens[time - 2] = others(
+                tokens[time - 3], subject.vocab_size, generator
+            )
+            rows = [tokens, _swapped(tokens, time - 3), _swapped(tokens, 0)]
+            rows.append(torch.cat([tokens[:-1].flip(0), tokens[-1:]]))
+            batch = torch.stack(rows)
+
+            def difference(
+                batch: Tensor = batch, search: Search = search
+            ) -> Tensor:
+                last = search.run(batch, Mode())[:, -1]
+                return last[1:] - last[0]
+
+            delta = difference()
+            size = float(delta.abs().max())
+            largest = max(largest, size)
+            noise = rounding(search.run(batch, Mode()))
+            if size > floor_of(delta.dtype) * noise and is_real(
+                search.model, difference, noise
+            ):
+                return f"the last scores move by {size:.2g}"
+    raise AssertionError(
+        f"no permutation of the earlier tokens moves the last scores by "
+        f"more than rounding ({largest:.1g}): the model reads a bag of words"
+    )
+
+
+def _swapped(tokens: Int[Tensor, "time"], at: int) -> Int[Tensor, "time"]:
+    tokens = tokens.clone()
+    tokens[[at, at + 1]] = tokens[[at + 1, at]]
+    return tokens
+
+
+def _searches(subject: Subject) -> Iterator[Search]:
+    """Yield the fresh model, then, if that is not enough, a woken copy."""
+    yield Search(subject, subject.precise())
+    copy = awake(subject)
+    if copy is not None:
+        yield Search(subject, copy, "with larger weights")
+
+
+class Once:
+    """An iterator that may be gone through again; each item is made once."""
+
+    def __init__(self, items: Iterator[Search]):
+        self._items = items
+        self._made: list[Search] = []
+
+    def __iter__(self) -> Iterator[Search]:
+        yield from self._made
+        for item in self._items:
+            self._made.append(item)
+            yield item
+
+
+def check_context_use(subject: Subject) -> str:
+    """Every earlier token can change the last output.
+
+    Why: a window one too short, or a cache that drops the first token, costs
+    quality and shows nowhere else.
+    How: each token of short sequences is replaced, several times, on the
+    fresh model and on a copy with larger weights; of the longest sequence
+    sampled tokens, by value or by gradient, since an influence that fades
+    below rounding is still one. A model that declares a window may forget
+    what is outside it.
+    Cost: some ten batches.
+    Reports: huggingface/transformers 39408, a sliding window off by one.
+    """
+    longest = subject.block_size
+    if longest < 2:
+        return "one token has no past"
+    sizes = all_declared(subject.build(), WINDOW)
+    windows = [size for size in sizes if size.name not in LENGTH]
+    window = min(windows, key=lambda w: w.value) if windows else None
+    generator = torch.Generator().manual_seed(subject.seed)
+    searches = Once(_searches(subject))
+    reported = ""
+    lengths = {2, 3, min(8, longest), min(SMALL, longest), longest}
+    for time in sorted(t for t in lengths if t <= longest):
+        columns = list(range(time - 1))
+        if time > SMALL:
+            columns = [s - 1 for s in splits_to_try(time, generator, 6)]
+        used = _used(searches, time, columns, generator)
+        unused = [s for s in columns if not used.get(s)]
+        if not unused:
+            continue
+        if window is not None and max(unused) < time - window.value:
+            reported = (
+                f"; at length {time} tokens up to {max(unused)} are outside "
+                f"the declared {window}"
+            )
+            continue
+        nearest = [s for s in columns if s not in unused]
+        if nearest and _fades(used, unused, nearest):
+            reported = (
+                f"; at length {time} memory fades below rounding before "
+                f"token {min(nearest)}"
+            )
+            continue
+        shown = ", ".join(map(str, unused[:6]))
+        more = ", ..." if len(unused) > 6 else ""
+        declared = f" (declared: {window})" if window else ""
+        raise AssertionError(
+            f"at length {time} the last scores never change with "
+            f"{'token' if len(unused) == 1 else 'tokens'} {shown}{more}"
+            f"{declared}"
+        )
+    return f"every token tried, at lengths to {longest}{reported}"
+
+
+def _fades(
+    used: dict[int, float], unused: list[int], nearest: list[int]
+) -> bool:
+    """Whether influence falls off towards the tokens that show none."""
+    if max(unused) > min(nearest):
+        return False
+    largest = max(used[s] for s in nearest)
+    return used[min(nearest)] < FADED * largest
+
+
+def _used(
+    searches: Iterable[Search],
+    time: int,
+    columns: list[int],
+    generator: torch.Generator,
+) -> dict[int, float]:
+    """Return for each token how far it moves the last output; 0 is never."""
+    used: dict[int, float] = {}
+    for search in searches:
+        rounds = 4 if time <= SMALL else 1
+        for _ in range(rounds):
+            left = [s for s in columns if not used.get(s)]
+            if not left:
+                return used
+            vocab = search.subject.vocab_size
+            at_once = min(len(left), rows_at_once(search.subject, time))
+            base = draw(vocab, 1, time, generator)
+            replaced = others(base[0], vocab, generator)
+            base_scores = search.run(base.repeat(at_once, 1), Mode())[:, -1]
+            least = floor_of(base_scores.dtype) * rounding(base_scores)
+            for first in range(0, len(left), at_once):
+                part = [
+                    left[min(first + i, len(left) - 1)] for i in range(at_once)
+                ]
+                rows = base.repeat(at_once, 1)
+                rows[range(at_once), part] = replaced[part]
+                moved = gaps(search.run(rows, Mode())[:, -1], base_scores)
+                for s, size in zip(part, moved.tolist(), strict=True):
+                    if size > least:
+                        used[s] = max(used.get(s, 0.0), size)
+        left = [s for s in columns if not used.get(s)]
+        if left:
+            _add_gradients(search, time, columns, used, generator)
+    return used
+
+
+def _add_gradients(
+    search: Search,
+    time: int,
+    columns: list[int],
+    used: dict[int, float],
+    generator: torch.Generator,
+) -> None:
+    """Look for an influence below rounding in the gradients."""
+    tokens = draw(search.subject.vocab_size, 1, time, generator)
+    grads = gradients_at(search, tokens, [time - 1], generator)
+    if grads is None:
+        return
+    size = grads[0].cpu()
+    largest = float(size.max())
+    if not (largest > 0 and math.isfinite(largest)):
+        return
+    scale = max([used.get(s, 0.0) for s in columns], default=0.0) or 1.0
+    for s in columns:
+        # an influence that is rounding itself would be 1e-16 of the largest
+        share = float(size[s]) / largest
+        if not used.get(s) and share > 0:
+            used[s] = share * scale

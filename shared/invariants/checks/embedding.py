@@ -1,0 +1,93 @@
+"""Gradients of scores with respect to what tokens are looked up as."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ..leaks import DROPOUT_SEED, Mode, Search
+
+
+class Lookups(TorchFunctionMode):
+    """Makes what tokens are looked up as leaves of the graph.
+
+    Catches embeddings and the indexing of a table, wherever the index is
+    the tokens themselves.
+    """
+
+    NAMES = ("embedding", "__getitem__", "index_select")
+
+    def __init__(self, tokens: Int[Tensor, "batch time"]):
+        super().__init__()
+        self.tokens = tokens
+        self.leaves: list[Tensor] = []
+        self._inside = False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        answer = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if self._inside or name not in self.NAMES:
+            return answer
+        if not isinstance(answer, Tensor) or not answer.is_floating_point():
+            return answer
+        self._inside = True
+        try:
+            looked_up = any(map(self._is_tokens, (*args, *kwargs.values())))
+            if looked_up and answer.shape[:2] == self.tokens.shape:
+                answer = answer.detach().requires_grad_()
+                self.leaves.append(answer)
+            return answer
+        finally:
+            self._inside = False
+
+    def _is_tokens(self, value: Any) -> bool:
+        return (
+            isinstance(value, Tensor)
+            and not value.is_floating_point()
+            and value.shape == self.tokens.shape
+            and value.device == self.tokens.device
+            and bool((value == self.tokens).all())
+        )
+
+
+def gradients_at(
+    search: Search,
+    tokens: Int[Tensor, "1 time"],
+    positions: list[int],
+    generator: torch.Generator,
+    mode: Mode | None = None,
+) -> Float[Tensor, "positions time"] | None:
+    """Return how the scores of positions move with each embedding.
+
+    One backward for all: row i of a batch of equal rows has the gradient of
+    a random combination of the scores of position i.
+
+    Returns:
+        The largest entry of the gradient at each input position, or None
+        where no embedding of the tokens can be found.
+    """
+    subject, mode = search.subject, mode or Mode()
+    batch = tokens.repeat(len(positions), 1).to(subject.device)
+    with Lookups(batch) as seen:
+        scores = subject.scores(
+            search.model,
+            batch,
+            training=mode.training,
+            grad=True,
+            seed=DROPOUT_SEED if mode.training else None,
+        )
+    # a model may clone its tokens: equal values are what counts
+    if not seen.leaves or not scores.requires_grad:
+        return None
+    picked = scores[range(len(positions)), positions]
+    weights = torch.randn(scores.size(2), generator=generator)
+    total = (picked * weights.to(picked)).sum()
+    grads = torch.autograd.grad(total, seen.leaves, allow_unused=True)
+    found = [g.flatten(2).abs().amax(-1) for g in grads if g is not None]
+    if not found:
+        return None
+    # NaN is kept: amax returns it
+    return torch.stack(found).amax(0).double()

@@ -1,0 +1,252 @@
+"""The answer itself: its shape, its numbers, its losses."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ..copies import awake
+from ..errors import SkipCheck
+from ..leaks import Mode, Search
+from ..measure import FLOOR, epsilon, floor_of, is_real, rounding
+from ..subject import Subject
+from ..tokens import draw
+from .causality import check_causality
+from .rows import check_batch_independence
+
+RANDOM_ROWS = (
+    "random ids",
+    "id 0 first",
+    "only id 0",
+    "only the last id",
+    "one id repeated",
+)
+NORMALISED = 1e-3  # sums as close to 1 as that are meant to be 1
+
+
+def check_shape(subject: Subject) -> str:
+    """(batch, time) ids give (batch, time, vocab) scores, at every size.
+
+    Why: a squeezed batch of one, or a last position where all were asked
+    for, broadcasts into losses that look right.
+    How: one row, one token, and several sizes up to the longest, in eval
+    and train mode. Scores in which time comes first are accepted only if
+    they are causal and independent of the other rows in that reading.
+    Cost: a dozen small forwards.
+    Reports: karpathy/nanoGPT, whose forward answers for the last position
+    only unless it is given targets.
+    """
+    generator = torch.Generator().manual_seed(subject.seed)
+    model = subject.build()
+    longest = subject.block_size
+    sizes = {(1, 1), (4, 1), (1, 2), (3, 2), (5, 3), (2, 7), (1, longest)}
+    sizes = {(b, min(t, longest)) for b, t in sizes}
+    for training in (False, True):
+        for batch, time in sorted(sizes):
+            tokens = draw(subject.vocab_size, batch, time, generator)
+            scores = subject.scores(
+                model,
+                tokens.to(subject.device),
+                training=training,
+                strict=True,
+            )
+            if not scores.is_floating_point():
+                raise AssertionError(f"scores have dtype {scores.dtype}")
+    if subject.form.time_first:
+        try:
+            check_causality(subject)
+            check_batch_independence(subject)
+        except AssertionError as error:
+            raise AssertionError(
+                f"the scores have shape (time, batch, vocab), and read so "
+                f"they break another property: {error}"
+            ) from None
+        return "(time, batch, vocab), which holds in that reading"
+    return f"{len(sizes)} sizes, the longest of {longest}"
+
+
+def check_finite(subject: Subject) -> str:
+    """Neither scores nor gradients are ever NaN or infinite.
+
+    Why: one NaN, after one step of an optimiser, is in every weight.
+    How: random ids, id 0 first, all ids equal; one token and up to the
+    longest; eval mode and, with several dropout masks, train mode.
+    Cost: some 30 forwards, two thirds of them with a backward.
+    Reports: dropout applied to masked scores turns -inf into NaN in one of
+    ten train-mode passes ("GPT from Scratch", listing 5).
+    """
+    generator = torch.Generator().manual_seed(subject.seed)
+    vocab, longest = subject.vocab_size, subject.block_size
+    model = subject.build()
+    for time in sorted({min(t, longest) for t in (1, 2, 3, 16, longest)}):
+        tokens = draw(vocab, 5, time, generator)
+        tokens[1, 0] = 0
+        tokens[2], tokens[3], tokens[4] = 0, vocab - 1, tokens[4, 0]
+        if time > 16:
+            tokens = tokens[:2] if time * vocab < 1 << 22 else tokens[:1]
+        words = RANDOM_ROWS
+        scores = subject.scores(model, tokens.to(subject.device))
+        _require_finite(scores, words, time, "in eval mode")
+        grads = time <= 256 and subject.can_copy
+        seeds = range(4 if 3 < time <= 16 else 1)
+        for training, seed in [(False, 0)] + [(True, s) for s in seeds]:
+            mode = "in train mode" if training else "in eval mode"
+            if isinstance(model, nn.Module):
+                model.zero_grad(set_to_none=True)
+            scores = subject.scores(
+                model,
+                tokens.to(subject.device),
+                training=training,
+                grad=grads,
+                seed=seed,
+            )
+            _require_finite(scores.detach(), words, time, mode)
+            if grads and isinstance(model, nn.Module) and scores.requires_grad:
+                _likelihood(scores, tokens).backward()
+                _require_finite_gradients(model, time, mode)
+    return f"lengths 1 to {longest}, eval and train mode"
+
+
+def _likelihood(
+    scores: Float[Tensor, "batch time vocab"],
+    tokens: Int[Tensor, "batch time"],
+) -> Float[Tensor, ""]:
+    """Return the mean cross-entropy of some fixed targets."""
+    targets = tokens.roll(1, 0).to(scores.device)
+    return F.cross_entropy(scores.flatten(0, 1).float(), targets.flatten())
+
+
+def _require_finite(
+    scores: Float[Tensor, "batch time vocab"],
+    words: tuple[str, ...],
+    time: int,
+    mode: str,
+) -> None:
+    bad = ~torch.isfinite(scores).all(-1)
+    if bad.any():
+        row, position = bad.nonzero()[0].tolist()
+        share = float((~torch.isfinite(scores)).double().mean())
+        raise AssertionError(
+            f"{share:.2%} of the scores are NaN or infinite at length {time} "
+            f"{mode}, first at position {position} with {words[row]}"
+        )
+
+
+def _require_finite_gradients(model: nn.Module, time: int, mode: str) -> None:
+    for name, parameter in model.named_parameters():
+        grad = parameter.grad
+        if grad is not None and not bool(torch.isfinite(grad).all()):
+            raise AssertionError(
+                f"the gradient of {name} is NaN or infinite at length {time} "
+                f"{mode}, while the scores are finite"
+            )
+
+
+def check_normalised(subject: Subject) -> str:
+    """Log-probabilities sum to 1, where the model says it returns them.
+
+    Why: a sum of 0.99 is a loss that is 0.01 too high or too low, and no
+    plot shows it.
+    How: the logarithm of the sum of exponentials is 0 to rounding, on the
+    fresh model and with larger weights, in float64 where the model can.
+    Scores that are probabilities themselves fail: cross-entropy would take
+    a softmax of a softmax.
+    Cost: four forwards.
+    Reports: a softmax in front of nn.CrossEntropyLoss, which takes logits.
+    """
+    says = subject.says_log_probs
+    worst = 0.0
+    models = [
+        ("", subject.precise()),
+        (" with larger weights", awake(subject)),
+    ]
+    for words, model in models:
+        if model is None:
+            continue
+        search = Search(subject, model)
+        size = _check_sums(search, words)
+        if not says and size > NORMALISED:
+            return "logits, which need not be normalised"
+        worst = max(worst, size)
+    return f"sums are 1 to {worst:.1g}"
+
+
+def _check_sums(search: Search, words: str) -> float:
+    """Return how far logarithms of sums are from 0; raise where too far."""
+    subject = search.subject
+    generator = torch.Generator().manual_seed(subject.seed)
+    time = min(16, subject.block_size)
+    tokens = draw(subject.vocab_size, 3, time, generator)
+    scores = search.run(tokens, Mode())
+    ones = torch.ones(3, time, dtype=torch.float64, device=scores.device)
+    if bool((scores >= 0).all()) and torch.allclose(
+        scores.double().sum(-1), ones, atol=1e-4
+    ):
+        raise AssertionError(
+            "the scores are probabilities, not their logarithms: none is "
+            "negative, and those of a position sum to 1"
+        )
+    off = scores.double().logsumexp(-1)
+    size = float(off.abs().nan_to_num(nan=math.inf).max())
+    noise = max(rounding(scores), epsilon(scores))
+    # logits are no promise; what is nearly normalised was meant to be
+    if not subject.says_log_probs and size > NORMALISED:
+        return size
+
+    def sums() -> Tensor:
+        return search.run(tokens, Mode()).double().logsumexp(-1)
+
+    # what is computed in float32 inside keeps float32's rounding
+    inner = FLOOR * torch.finfo(torch.float32).eps
+    if size > floor_of(scores.dtype) * noise and (
+        size > inner or is_real(search.model, sums, noise)
+    ):
+        position = int(off.abs().amax(0).argmax())
+        total = float(off[:, position].exp().max())
+        raise AssertionError(
+            f"the probabilities of position {position} sum to {total:.9g}"
+            f"{words}: in logarithms {size:.2g} from 0 "
+            f"({str(scores.dtype).removeprefix('torch.')})"
+        )
+    return size
+
+
+def check_initial_loss(subject: Subject) -> str:
+    """A fresh model's loss is within 1.5 nats of ln(vocab).
+
+    Why: a model that starts out sure of itself spends its first steps
+    unlearning, and hides a wrong initialisation or head.
+    How: the mean cross-entropy of random targets given random tokens.
+    Cost: one forward of 512 tokens.
+    Reports: Karpathy's recipe for training neural networks, "verify loss @
+    init".
+    """
+    generator = torch.Generator().manual_seed(subject.seed)
+    time = min(32, subject.block_size)
+    batch = max(1, 512 // time)
+    if batch * time * subject.vocab_size > 1 << 25:
+        batch = max(1, (1 << 25) // (time * subject.vocab_size))
+    model = subject.build()
+    tokens = draw(subject.vocab_size, batch, time, generator)
+    targets = draw(subject.vocab_size, batch, time, generator)
+    scores = subject.scores(model, tokens.to(subject.device)).float()
+    loss = float(
+        F.cross_entropy(
+            scores.flatten(0, 1), targets.flatten().to(scores.device)
+        )
+    )
+    expected = math.log(subject.vocab_size)
+    text = f"loss {loss:.3f}, ln({subject.vocab_size}) = {expected:.3f}"
+    if abs(loss - expected) <= 1.5:
+        return text
+    if not subject.fresh and math.isfinite(loss):
+        raise SkipCheck(
+            f"{text}: the model may be trained; give a factory to have a "
+            f"fresh one judged"
+        )
+    raise AssertionError(
+        f"a fresh model's {text}: {abs(loss - expected):.2f} nats apart, "
+        f"more than 1.5"
+    )

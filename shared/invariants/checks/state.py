@@ -1,0 +1,205 @@
+"""State: calls leave no trace, and a saved model is the model."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from ..errors import SkipCheck, sentence
+from ..measure import floor_of, gaps, rounding
+from ..randomness import random_states, seed_all
+from ..subject import Model, Subject
+from ..tokens import draw
+
+
+def check_determinism(subject: Subject) -> str:
+    """In eval mode the same input gives the same output, whatever came before.
+
+    Why: dropout that never stops, and caches that outlive a sequence, make
+    every evaluation another model's.
+    How: one input again and again, with other seeds, after inputs of other
+    sizes, and with gradients recorded.
+    Cost: some 20 small forwards.
+    Reports: pytorch/pytorch 26338, F.dropout goes on in eval mode.
+    """
+    generator = torch.Generator().manual_seed(subject.seed)
+    model = subject.build()
+    longest = subject.block_size
+    time = min(8, longest)
+    tokens = draw(subject.vocab_size, 2, time, generator).to(subject.device)
+    first = subject.scores(model, tokens)
+
+    def compare(after: str, grad: bool = False) -> None:
+        scores = subject.scores(model, tokens, grad=grad).detach()
+        moved = gaps(scores, first)
+        if float(moved.max()) > floor_of(first.dtype) * rounding(first):
+            position = int(moved.amax(0).argmax())
+            raise AssertionError(
+                f"the same tokens give other scores {after}: position "
+                f"{position} moves by {float(moved.max()):.2g} at length "
+                f"{time}"
+            )
+
+    for call in range(2, 10):
+        seed_all(call)
+        compare(f"at call {call}")
+    compare("with gradients recorded", grad=True)
+    sizes = {(1, 1), (2, time), (3, min(5, longest)), (1, longest)}
+    for batch, other in sorted(sizes):
+        mixed = draw(subject.vocab_size, batch, other, generator)
+        subject.scores(model, mixed.to(subject.device))
+        compare(f"after an input of shape ({batch}, {other})")
+    return "13 calls, with inputs of other sizes between them"
+
+
+def check_purity(subject: Subject) -> str:
+    """A forward in eval mode changes nothing outside itself.
+
+    Why: an evaluation in the middle of training must not change the
+    training: neither its weights, nor its data, nor its random numbers.
+    How: the input, parameters, buffers, gradients, modes and the global
+    random states are compared before and after. A buffer that is not saved
+    may grow, as a table of positions does.
+    Cost: two forwards and a copy of the weights.
+    Reports: running statistics updated in eval mode; a manual_seed inside
+    forward.
+    """
+    generator = torch.Generator().manual_seed(subject.seed)
+    model = subject.build()
+    for time in sorted({min(5, subject.block_size), subject.block_size}):
+        tokens = draw(subject.vocab_size, 2, time, generator)
+        if time * subject.vocab_size > 1 << 24:
+            tokens = tokens[:1]
+        _require_pure(subject, model, tokens.to(subject.device))
+    return "input, weights, buffers, modes, random states"
+
+
+def _require_pure(subject: Subject, model: Model, tokens: Tensor) -> None:
+    if isinstance(model, nn.Module):
+        model.eval()
+    before, given = _snapshot(model), tokens.clone()
+    random = random_states()
+    dtype = torch.get_default_dtype()
+    with torch.no_grad():
+        subject.call(model, given, **subject.fixed_arguments(given))
+        grad = torch.is_grad_enabled()
+    if grad:
+        raise AssertionError("a forward switches gradients on")
+    if torch.get_default_dtype() != dtype:
+        raise AssertionError("a forward changes the default dtype")
+    if not torch.equal(given, tokens):
+        at = (given != tokens).nonzero()[0].tolist()
+        raise AssertionError(f"a forward changes its input, at {at}")
+    for name, state in random_states().items():
+        if state != random[name]:
+            raise AssertionError(
+                f"a forward in eval mode changes the random state of {name}"
+            )
+    after = _snapshot(model)
+    for name, (kind, old) in before.items():
+        new = after.get(name, (kind, None))[1]
+        if not _same(kind, old, new):
+            raise AssertionError(
+                f"a forward in eval mode changes {kind} {name}"
+            )
+    added = [n for n in after if n not in before]
+    if added:
+        kind = after[added[0]][0]
+        if kind != "buffer (not saved)":
+            raise AssertionError(
+                f"a forward in eval mode adds {kind} {added[0]}"
+            )
+
+
+def _snapshot(model: Model) -> dict[str, tuple[str, object]]:
+    if not isinstance(model, nn.Module):
+        return {}
+    seen: dict[str, tuple[str, object]] = {}
+    for name, parameter in model.named_parameters():
+        seen[name] = ("parameter", parameter.detach().clone())
+        grad = parameter.grad
+        seen[f"{name}.grad"] = (
+            "the gradient",
+            None if grad is None else grad.clone(),
+        )
+        seen[f"{name}.requires_grad"] = ("", parameter.requires_grad)
+    saved = model.state_dict().keys()
+    for name, buffer in model.named_buffers():
+        kind = "buffer" if name in saved else "buffer (not saved)"
+        seen[name] = (kind, buffer.clone())
+    for name, module in model.named_modules():
+        seen[f"{name}.training"] = ("the mode", module.training)
+    return seen
+
+
+def _same(kind: str, old: object, new: object) -> bool:
+    if not isinstance(old, Tensor) or not isinstance(new, Tensor):
+        return (
+            old is None
+            if kind == "the gradient" and new is None
+            else (type(old) is type(new) and old == new)
+        )
+    if kind == "buffer (not saved)" and old.ndim == new.ndim:
+        if old.numel() == 0:
+            return True
+        if old.shape != new.shape:
+            grown = [slice(0, size) for size in old.shape]
+            new = new[tuple(grown)]
+    if old.shape != new.shape or old.dtype != new.dtype:
+        return False
+    return bool(((old == new) | ((old != old) & (new != new))).all())
+
+
+def check_state_dict(subject: Subject) -> str:
+    """A reloaded copy computes the same function.
+
+    Why: what is no parameter and no saved buffer is lost in a checkpoint.
+    How: a copy of the state goes into a model built with another seed, whose
+    weights and saved buffers are scrambled first.
+    Cost: two builds, four forwards, one copy of the weights.
+    Reports: modules in a plain list, which PyTorch does not see.
+    """
+    model = subject.build()
+    if not isinstance(model, nn.Module):
+        raise SkipCheck("a function has no state to save")
+    if not subject.can_copy:
+        raise SkipCheck("the model cannot be copied")
+    generator = torch.Generator().manual_seed(subject.seed)
+    time = min(8, subject.block_size)
+    tokens = draw(subject.vocab_size, 2, time, generator).to(subject.device)
+    expected = subject.scores(model, tokens)
+    state = copy.deepcopy(model.state_dict())
+    del model
+    other = subject.build(seed=subject.seed + 1)
+    assert isinstance(other, nn.Module)
+    _scramble(other, generator)
+    try:
+        other.load_state_dict(state, strict=True)
+    except Exception as error:
+        raise AssertionError(
+            f"a copy does not load the state: {sentence(error)}"
+        ) from error
+    moved = gaps(subject.scores(other, tokens), expected)
+    if float(moved.max()) > floor_of(expected.dtype) * rounding(expected):
+        raise AssertionError(
+            f"a reloaded copy computes something else: scores differ by "
+            f"{float(moved.max()):.2g}, so some state is not saved"
+        )
+    return f"{len(state)} tensors"
+
+
+@torch.no_grad()
+def _scramble(model: nn.Module, generator: torch.Generator) -> None:
+    """Replace all that a state dict should bring back."""
+    saved = model.state_dict().keys()
+    tensors: list[Tensor] = list(model.parameters())
+    tensors += [b for n, b in model.named_buffers() if n in saved]
+    for tensor in tensors:
+        if is_lazy(tensor):
+            continue
+        if tensor.is_floating_point():
+            noise = torch.randn(tensor.shape, generator=generator)
+            tensor.copy_(noise.to(tensor))
+        else:
+            tensor.zero_()

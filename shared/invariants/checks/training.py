@@ -1,0 +1,85 @@
+"""What a little training shows: slow, and only when asked for."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..errors import SkipCheck
+from ..subject import Subject
+
+STEPS = 400
+BATCH = 16
+PERIOD = 3
+
+
+def check_entropy_bound(subject: Subject) -> str:
+    """Trained on unpredictable tokens, the loss stays above their entropy.
+
+    Why: the surest sign of a leak, and the one that needs no idea where it
+    is: nobody can predict a fair die. And the other way round: a model that
+    cannot learn to repeat has not been wired up.
+    How: some hundred steps of Adam on fresh random ids, each batch's loss
+    taken before its step; then on sequences that repeat three ids.
+    Cost: 800 training steps of 16 short sequences: slow.
+    Reports: karpathy/nanochat 844, a loss of 0.0018 from a leak.
+    """
+    if not isinstance(subject.build(), nn.Module):
+        raise SkipCheck("a function cannot be trained")
+    if subject.block_size < 2 * PERIOD:
+        raise SkipCheck(f"needs sequences of {2 * PERIOD} tokens")
+    ids = min(16, subject.vocab_size)
+    entropy = math.log(ids)
+    random = _train(subject, ids, repeat=False)
+    lowest = min(_means(random))
+    # a mean of 50 batches: its spread is far below a tenth of a nat
+    if lowest < entropy - 0.05:
+        raise AssertionError(
+            f"trained on uniform random ids the loss falls to {lowest:.3f}, "
+            f"below their entropy ln({ids}) = {entropy:.3f}: the model sees "
+            f"what it should predict"
+        )
+    repeated = _train(subject, ids, repeat=True)
+    last = _means(repeated)[-1]
+    if not last < 0.8 * entropy:
+        raise AssertionError(
+            f"trained on sequences that repeat {PERIOD} ids the loss stays "
+            f"at {last:.3f} of ln({ids}) = {entropy:.3f}: the model does "
+            f"not learn to copy"
+        )
+    return f"random {lowest:.3f} of {entropy:.3f}, repeated {last:.3f}"
+
+
+def _means(losses: list[float]) -> list[float]:
+    """Return means of 50 steps each."""
+    return [
+        sum(losses[i : i + 50]) / 50 for i in range(0, len(losses) - 49, 50)
+    ]
+
+
+def _train(subject: Subject, ids: int, repeat: bool) -> list[float]:
+    model = subject.build()
+    assert isinstance(model, nn.Module)
+    generator = torch.Generator().manual_seed(subject.seed)
+    time = min(18, subject.block_size)
+    optimiser = torch.optim.Adam(
+        [p for p in model.parameters() if p.requires_grad], lr=3e-3
+    )
+    losses = []
+    for _ in range(STEPS):
+        tokens = torch.randint(ids, (BATCH, time), generator=generator)
+        first = 0
+        if repeat:
+            tokens = tokens[:, :PERIOD].repeat(1, -(-time // PERIOD))
+            tokens, first = tokens[:, :time], PERIOD - 1
+        tokens = tokens.to(subject.device)
+        scores = subject.scores(model, tokens, training=True, grad=True)
+        loss = F.cross_entropy(
+            scores[:, first:-1].flatten(0, 1), tokens[:, first + 1 :].flatten()
+        )
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss))
+    return losses

@@ -1,0 +1,177 @@
+"""Copies of a model whose weights are no longer a fresh model's.
+
+Some faults sleep while weights are small or zero: a mask of -1e4 hides
+nothing once scores grow beyond it, and a leak behind a projection that
+starts at zero shows nothing at all.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import ModelRaised
+from .randomness import isolated
+from .reading import tensors_in
+from .subject import Model, Subject
+from .tokens import draw
+
+AWAKE = 1.5  # root mean square of what each matrix puts out
+AMPLIFIED = (300.0, 100.0, 30.0, 10.0, 3.0)  # scores of two such: 1e5
+MOST = 3000.0  # times a weight
+
+
+def awake(subject: Subject) -> nn.Module | None:
+    """Return a copy as if it had been trained a little, or None.
+
+    Zeros in trainable parameters are redrawn, and each matrix is scaled up
+    until its outputs are of size one. None where that is not finite, or
+    there is no module to change.
+    """
+    return amplified(subject, AWAKE)
+
+
+def amplified(
+    subject: Subject, size: float, precise: bool = True
+) -> nn.Module | None:
+    """Return a copy with larger weights, or None.
+
+    Args:
+        subject: what is copied.
+        size: root mean square of what each matrix then puts out.
+        precise: whether in float64, where the model can.
+    """
+    model = subject.precise() if precise else subject.build()
+    if not isinstance(model, nn.Module) or not subject.can_copy:
+        return None
+    generator = torch.Generator().manual_seed(subject.seed)
+    with isolated(subject.seed):
+        redraw_zeros(model, generator)
+        time = min(8, subject.block_size)
+        tokens = draw(subject.vocab_size, 2, time, generator)
+        tokens = tokens.to(subject.device)
+        try:
+            scale_outputs(subject, model, tokens, size)
+            scores = subject.scores(model, tokens)
+        except ModelRaised:
+            return None
+    return model if bool(torch.isfinite(scores).all()) else None
+
+
+@torch.no_grad()
+def redraw_zeros(model: nn.Module, generator: torch.Generator) -> None:
+    """Replace each 0 in trainable parameters by a random number.
+
+    Parameters with hooks on their gradients keep their zeros: those may be
+    how the model keeps a structure.
+    """
+    for parameter in model.parameters():
+        hooks = getattr(parameter, "_backward_hooks", None)
+        if not parameter.requires_grad or hooks:
+            continue
+        zeros = parameter == 0
+        if not zeros.any():
+            continue
+        fan_in = parameter[0].numel() if parameter.ndim > 1 else 4
+        noise = torch.randn(parameter.shape, generator=generator)
+        noise = noise.to(parameter) / max(fan_in, 1) ** 0.5
+        parameter.copy_(torch.where(zeros, noise, parameter))
+
+
+@torch.no_grad()
+def scale_outputs(
+    subject: Subject, model: nn.Module, tokens: Tensor, size: float
+) -> None:
+    """Scale each module's matrices up until its output has a size.
+
+    One forward pass, module after module in the order of their calls (the
+    idea of layer-sequential unit variance, Mishkin and Matas 2016). Tables
+    of embeddings stay as they are, and so does what is tied to them.
+    """
+    tables = {
+        id(p)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        for p in module.parameters(recurse=False)
+    }
+    busy: set[int] = set()
+
+    def scale(
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        answer: Any,
+    ) -> Any:
+        matrices = [
+            p
+            for p in _own_parameters(module)
+            if p.ndim > 1 and p.requires_grad and id(p) not in tables
+        ]
+        if not matrices or id(module) in busy:
+            return None
+        output = next((t for _, t in tensors_in(answer)), None)
+        if output is None or not output.is_floating_point():
+            return None
+        rms = output.double().square().mean().sqrt().item()
+        factor = min(size / rms, MOST) if rms > 0 else 1.0
+        if not factor > 1:  # NaN too
+            return None
+        for p in matrices:
+            p.mul_(factor)
+        busy.add(id(module))
+        try:
+            return module(*args, **kwargs)
+        finally:
+            busy.discard(id(module))
+
+    handles = [
+        module.register_forward_hook(scale, with_kwargs=True)
+        for module in model.modules()
+        if module is not model
+    ]
+    try:
+        subject.scores(model, tokens)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Return a module's parameters, those behind a weight norm included."""
+    own = list(module.parameters(recurse=False))
+    parametrized = getattr(module, "parametrizations", None)
+    if isinstance(parametrized, nn.Module):
+        own += list(parametrized.parameters())
+    return own
+
+
+def nudge(model: Model, size: float, seed: int) -> list[Tensor]:
+    """Change every weight by a relative rounding, and return what was.
+
+    Args:
+        model: changed in place; anything but an nn.Module stays.
+        size: of the change, relative to the weight.
+        seed: of the signs.
+    """
+    if not isinstance(model, nn.Module):
+        return []
+    saved = []
+    with torch.no_grad():
+        for parameter in model.parameters():
+            saved.append(parameter.detach().clone())
+            if parameter.is_floating_point():
+                generator = torch.Generator().manual_seed(seed)
+                noise = torch.rand(parameter.shape, generator=generator)
+                noise = noise.to(parameter) * 2 - 1
+                parameter.addcmul_(parameter, noise, value=size)
+    return saved
+
+
+def restore(model: Model, saved: list[Tensor]) -> None:
+    """Undo `nudge`."""
+    if isinstance(model, nn.Module):
+        with torch.no_grad():
+            for parameter, value in zip(
+                model.parameters(), saved, strict=True
+            ):
+                parameter.copy_(value)

@@ -1,0 +1,98 @@
+"""Which output position depends on which input position."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .measure import gaps, rows_at_once
+from .randomness import isolated
+from .subject import Model, Subject
+from .tokens import others
+
+Run = Callable[[Int[Tensor, "batch time"]], Float[Tensor, "batch time vocab"]]
+
+
+def influence(
+    model: Model,
+    tokens: Int[Tensor, "*batch time"] | Sequence[int],
+    *,
+    vocab_size: int | None = None,
+    rounds: int = 2,
+    seed: int = 0,
+) -> Float[Tensor, "time time"]:
+    """Return how far each input position moves each output position.
+
+    Entry [i, j] is the largest change of the scores of position i when token
+    j alone is replaced: in float64 where the model can, in eval mode. For a
+    causal model everything above the diagonal is 0.
+
+    Args:
+        model: a model, a function or a factory, as for check_model.
+        tokens: ids of one sequence.
+        vocab_size: where the model does not declare it.
+        rounds: how many replacements of each token are tried.
+        seed: of the replacements.
+
+    Returns:
+        The matrix, output position by input position; draw it with
+        `save_map` or print it with `text_map`.
+
+    Raises:
+        ValueError: for more than one sequence, or a model that cannot be
+            called.
+    """
+    ids = torch.as_tensor(tokens)
+    if ids.ndim == 2 and ids.size(0) == 1:
+        ids = ids[0]
+    if ids.ndim != 1 or ids.numel() == 0:
+        raise ValueError(
+            f"influence takes the ids of one sequence, got shape "
+            f"{tuple(ids.shape)}"
+        )
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise ValueError(f"tokens must be whole numbers, got {ids.dtype}")
+    subject = Subject(
+        model, vocab_size=vocab_size, block_size=ids.numel(), seed=seed
+    )
+    if ids.numel() > subject.block_size:
+        raise ValueError(
+            f"{ids.numel()} tokens are more than the {subject.block_size} "
+            f"that {subject.name} takes"
+        )
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= subject.vocab_size:
+        raise ValueError(
+            f"token {low if low < 0 else high} is outside the vocabulary of "
+            f"{subject.vocab_size}"
+        )
+    with isolated(seed):
+        built = subject.precise()
+        return influence_of(
+            lambda x: subject.scores(built, x.to(subject.device)),
+            ids.cpu().long(),
+            subject,
+            rounds,
+        )
+
+
+def influence_of(
+    run: Run, ids: Int[Tensor, "time"], subject: Subject, rounds: int = 2
+) -> Float[Tensor, "time time"]:
+    """Return the matrix of `influence` for one way to call a model."""
+    time = ids.numel()
+    generator = torch.Generator().manual_seed(subject.seed)
+    matrix = torch.zeros(time, time, dtype=torch.float64)
+    rows = min(rows_at_once(subject, time), time)
+    base = run(ids.expand(rows, time).clone()).detach()
+    for _ in range(rounds):
+        replaced = others(ids, subject.vocab_size, generator)
+        for start in range(0, time, rows):
+            columns = [min(start + i, time - 1) for i in range(rows)]
+            changed = ids.expand(rows, time).clone()
+            changed[range(rows), columns] = replaced[columns]
+            moved = gaps(run(changed).detach(), base).double().cpu()
+            for i, j in enumerate(columns):
+                matrix[:, j] = torch.maximum(matrix[:, j], moved[i])
+    return matrix

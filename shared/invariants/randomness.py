@@ -1,0 +1,42 @@
+"""Randomness that starts where we say, and leaves no trace."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def seed_all(seed: int) -> None:
+    """Seed each generator that a model may draw from."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+@contextmanager
+def isolated(seed: int) -> Iterator[None]:
+    """Seed everything inside, and put every state back afterwards."""
+    states = random.getstate(), np.random.get_state()
+    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
+    try:
+        devices = range(torch.cuda.device_count())
+        with torch.random.fork_rng(devices):
+            seed_all(seed)
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(grad)
+
+
+def random_states() -> dict[str, object]:
+    """Return the state of each global generator, to be compared."""
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "random": random.getstate(),
+        "numpy": (name, np.asarray(keys).tobytes(), *rest),
+    }

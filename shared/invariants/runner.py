@@ -1,0 +1,183 @@
+"""Runs the checks on a model, one after the other."""
+
+import io
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .checks import CHECKS, SLOW
+from .errors import SkipCheck, UnusableModel, sentence
+from .randomness import isolated
+from .report import CheckResult, Report
+from .subject import Subject
+
+PATIENCE = 1.0  # seconds until the progress bar appears
+
+
+def check_model(
+    model_or_factory: Any,
+    *,
+    vocab_size: int | None = None,
+    block_size: int | None = None,
+    outputs: str = "auto",
+    checks: Collection[str] | None = None,
+    expected_failures: Mapping[str, str] | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+) -> Report:
+    """Run the checks on a model and report what holds.
+
+    Args:
+        model_or_factory: an nn.Module, a callable from (batch, time) ids to
+            scores, or a function without arguments that builds one of these
+            (preferred: each check then has a fresh model).
+        vocab_size: number of tokens; None: as the model declares it.
+        block_size: longest sequence to try; None: as the model declares it.
+        outputs: "logits", "log_probs" or "auto".
+        checks: names of those to run; None: all but the slow one.
+        expected_failures: reasons by name of a check: such a failure has
+            the status "expected".
+        seed: of weights and tokens.
+        device: where to run; None: where the model is.
+
+    Returns:
+        The report: print it, or ask for .ok, .failed and .results.
+
+    Raises:
+        ValueError: for a model that cannot be built, called or read, an
+            unknown check, and sizes that contradict the model's own.
+    """
+    names = choose_checks(checks)
+    expected = dict(expected_failures or {})
+    choose_checks(expected)
+    printed = io.StringIO()
+    with redirect_stdout(printed), isolated(seed):
+        subject = Subject(
+            model_or_factory,
+            vocab_size=vocab_size,
+            block_size=block_size,
+            outputs=outputs,
+            seed=seed,
+            device=device,
+        )
+    report = Report(subject.name, subject.vocab_size, subject.block_size)
+    training = getattr(model_or_factory, "training", None)
+    try:
+        with _progress(subject.name, len(names)) as step:
+            for name in names:
+                step(name)
+                with redirect_stdout(printed):
+                    result = run_check(subject, name, expected, report)
+                report.results.append(result)
+    except KeyboardInterrupt:
+        report.interrupted = True
+        done = len(report.results)
+        report.results += [
+            CheckResult(name, "skipped", "interrupted", 0.0)
+            for name in names[done:]
+        ]
+    finally:
+        if training is not None and isinstance(
+            model_or_factory, torch.nn.Module
+        ):
+            model_or_factory.train(training)
+    report.notes = list(dict.fromkeys(subject.notes))
+    lines = printed.getvalue().splitlines()
+    if lines:
+        report.notes.append(
+            f"the model printed {len(lines)} lines, the first: "
+            f"{lines[0][:80]!r}"
+        )
+    return report
+
+
+def choose_checks(names: Collection[str] | None) -> list[str]:
+    """Return full names of checks, in the order of the list.
+
+    Args:
+        names: with or without "check_"; None: all but the slow one.
+
+    Raises:
+        ValueError: for an unknown name, with those known.
+    """
+    if names is None:
+        return [name for name in CHECKS if name not in SLOW]
+    if isinstance(names, str):
+        names = [names]
+    full = {n if n.startswith("check_") else f"check_{n}" for n in names}
+    unknown = sorted(full - CHECKS.keys())
+    if unknown:
+        raise ValueError(
+            f"unknown check {', '.join(unknown)}; known: {', '.join(CHECKS)}"
+        )
+    return [name for name in CHECKS if name in full]
+
+
+def run_check(
+    subject: Subject,
+    name: str,
+    expected: Mapping[str, str],
+    report: Report | None = None,
+) -> CheckResult:
+    """Run one check and return its outcome; only Ctrl-C gets through."""
+    start = time.perf_counter()
+    status, detail = "passed", ""
+    try:
+        with isolated(subject.seed):
+            message = CHECKS[name](subject)
+        if name in expected:
+            message = f"{message}; expected to fail: {expected[name]}"
+    except SkipCheck as skip:
+        status, message = "skipped", str(skip)
+    except AssertionError as error:
+        status, message = "failed", str(error)
+        detail = "\n".join(getattr(error, "__notes__", []))
+    except UnusableModel as error:
+        status, message = "failed", str(error)
+    except Exception as error:
+        status, message = "failed", f"the check ended with {sentence(error)}"
+    if status == "failed" and name in expected:
+        status, message = "expected", f"{expected[name]}: {message}"
+    if detail and report is not None and status == "failed":
+        report.details[name] = detail
+    return CheckResult(name, status, message, time.perf_counter() - start)
+
+
+@contextmanager
+def _progress(name: str, total: int) -> Iterator:
+    """Yield a function that says what runs now; a bar on a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal or not sys.stderr.isatty():
+        yield lambda check: None
+        return
+    bar = Progress(
+        TextColumn(name),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} {task.description}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    task = bar.add_task("", total=total)
+    started = time.perf_counter()
+    done = 0
+
+    def step(check: str) -> None:
+        nonlocal done
+        bar.update(task, description=check, completed=done)
+        done += 1
+        if time.perf_counter() - started > PATIENCE:
+            bar.start()
+
+    try:
+        yield step
+    finally:
+        bar.stop()

@@ -1,0 +1,118 @@
+"""The sizes that a model declares itself: vocabulary, length, window."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+VOCABULARY = ("vocab_size", "n_vocab", "vocabulary_size", "num_tokens")
+LENGTH = (
+    "block_size",
+    "n_positions",
+    "context_length",
+    "max_len",
+    "max_seq_len",
+    "max_seq_length",
+    "n_ctx",
+    "max_position_embeddings",
+)
+WINDOW = (
+    "window",
+    "window_size",
+    "sliding_window",
+    "attention_window",
+    "local_window",
+    "receptive_field",
+    "kernel_size",
+    "conv_kernel",
+    "chunk_size",
+    "attention_chunk_size",
+    "block_length",
+)
+CONFIGS = ("config", "cfg", "args", "hparams")
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A size as the model says it.
+
+    Attributes:
+        name: of the attribute.
+        value: the size.
+    """
+
+    name: str
+    value: int
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}"
+
+
+def declared(model: object, names: tuple[str, ...]) -> Declared | None:
+    """Return the first of these sizes that a model or its config has."""
+    sizes = all_declared(model, names)
+    return sizes[0] if sizes else None
+
+
+def all_declared(model: object, names: tuple[str, ...]) -> list[Declared]:
+    """Return all of these sizes that a model or its config has."""
+    places = [model] + [_get(model, config) for config in CONFIGS]
+    found = []
+    for name in names:
+        for place in places:
+            value = _get(place, name)
+            if isinstance(value, int) and not isinstance(value, bool):
+                found.append(Declared(name, value))
+                break
+    return [size for size in found if size.value > 0]
+
+
+def promised_limit(
+    model: object, vocab_size: int
+) -> tuple[Declared | None, str]:
+    """Return the length that a model promises to refuse to exceed.
+
+    max_position_embeddings is also what models without a table of positions
+    call the length they were trained at: it is a promise only where the
+    model holds such a table.
+
+    Returns:
+        The limit, or None and the reason.
+    """
+    limit = declared(model, LENGTH)
+    if limit is None:
+        return None, "no limit declared"
+    if limit.name == "max_position_embeddings" and not _has_table(
+        model, limit.value, vocab_size
+    ):
+        return None, (
+            f"no limit declared: {limit}, but there is no table of as many "
+            f"positions"
+        )
+    return limit, ""
+
+
+def _has_table(model: object, count: int, vocab_size: int) -> bool:
+    """Whether a module holds a table of as many positions."""
+    if not isinstance(model, nn.Module):
+        return False
+    tables = [
+        module.weight
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+        and module.num_embeddings != vocab_size
+    ]
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    tables += [t for name, t in tensors if "pos" in name or "wpe" in name]
+    # some tables keep a few rows more, for padding
+    return any(0 <= n - count <= 2 for table in tables for n in table.shape)
+
+
+def _get(place: object, name: str) -> Any:
+    if isinstance(place, Mapping):
+        return place.get(name)
+    try:
+        return getattr(place, name, None)
+    except Exception:  # a property of the user's may raise anything
+        return None

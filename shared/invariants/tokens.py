@@ -1,0 +1,70 @@
+"""Tokens, lengths and splits that the checks try."""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from .sizes import WINDOW, all_declared
+
+SMALL = 16  # every split of every length up to this one is tried
+SPLITS = 24  # of a longer sequence at least as many
+
+
+def draw(
+    vocab: int,
+    batch: int,
+    time: int,
+    generator: torch.Generator,
+    repeats: bool = True,
+) -> Int[Tensor, "batch time"]:
+    """Draw ids, in each row different ones where there are enough."""
+    if repeats or vocab < time:
+        return torch.randint(vocab, (batch, time), generator=generator)
+    if vocab > 1000:  # a permutation of a large vocabulary costs too much
+        start = torch.randint(vocab, (batch, 1), generator=generator)
+        step = torch.randint(1, vocab // time, (1,), generator=generator)
+        return (start + step * torch.arange(time)) % vocab
+    rows = [torch.randperm(vocab, generator=generator) for _ in range(batch)]
+    return torch.stack(rows)[:, :time]
+
+
+def others(
+    tokens: Int[Tensor, "*shape"], vocab: int, generator: torch.Generator
+) -> Int[Tensor, "*shape"]:
+    """Draw ids, each different from the one in its place."""
+    shift = torch.randint(1, vocab, tokens.shape, generator=generator)
+    return (tokens + shift) % vocab
+
+
+def lengths_to_try(model: object, longest: int) -> list[int]:
+    """Return lengths over SMALL: the longest, near 32, near edges.
+
+    Edges are powers of two, where kernels have their tiles, and each window
+    or chunk that the model declares.
+    """
+    power = 1 << (longest.bit_length() - 1)
+    lengths = {longest, longest - 1, power - 1, power, power + 1, 33}
+    for window in all_declared(model, WINDOW):
+        w = window.value
+        lengths |= {w - 1, w, w + 1, 2 * w + 1}
+    return sorted(t for t in lengths if SMALL < t <= longest)
+
+
+def splits_to_try(
+    time: int, generator: torch.Generator, count: int = SPLITS
+) -> list[int]:
+    """Return at least count splits, or all: ends, edges, and random ones."""
+    if time - 1 <= count:
+        return list(range(1, time))
+    chosen = {1, time - 1}
+    if count >= SPLITS:
+        edges = [1 << k for k in range(1, time.bit_length())]
+        near = {e + d for e in edges for d in (-1, 0, 1)}
+        chosen |= {s for s in near if 1 <= s < time}
+    drawn = torch.randperm(time - 1, generator=generator) + 1
+    least = len(chosen) + 2
+    for split in drawn.tolist():
+        if len(chosen) >= max(count, least):
+            break
+        chosen.add(split)
+    return sorted(chosen)

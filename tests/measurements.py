@@ -1,0 +1,578 @@
+"""Each property measured directly, in float64 where a model can be.
+
+`MEASUREMENTS[check](case)` returns what contradicts the property, in words,
+or "" where it holds. Nothing here knows shared.invariants: these are the
+second opinion on its checks.
+"""
+
+import copy
+import inspect
+import math
+import random
+import re
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+DTYPES = (torch.float64, torch.bfloat16)
+MEASUREMENTS = {}
+
+
+def measures(check):
+    def add(function):
+        MEASUREMENTS[check] = function
+        return function
+
+    return add
+
+
+# --- A case: how to build, call and read a model ----------------------------
+
+
+def build(case, seed=0):
+    """A fresh model in its own dtype and train mode."""
+    torch.manual_seed(seed)
+    return case.build()
+
+
+def wide(case, seed=0):
+    """A fresh model in float64 if it works there, in eval mode."""
+    model = build(case, seed)
+    if not isinstance(model, nn.Module):
+        return model
+    model = model.double().eval()
+    try:
+        scores(model, draw(case, 1, 4), case)
+    except RuntimeError:
+        model = build(case, seed).eval()
+    return model
+
+
+def draw(case, batch, time, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(case.vocab_size, (batch, time), generator=generator)
+
+
+def raw(answer):
+    """The tensor of scores in an answer, in whatever shape."""
+    if isinstance(answer, dict):
+        answer = answer["logits"]
+    if isinstance(answer, tuple):
+        answer = next(part for part in answer if part.dim() > 0)
+    return answer
+
+
+def read(answer, tokens, case):
+    """Find the scores in an answer, as (batch, time, vocab)."""
+    answer = raw(answer)
+    (batch, time), vocab = tokens.shape, case.vocab_size
+    if answer.shape == (batch, vocab, time) and time != vocab:
+        answer = answer.mT
+    # an axis that is lost is a fault of its own, measured as a shape
+    return answer.reshape(batch, -1, answer.size(-1))
+
+
+def scores(model, tokens, case):
+    return read(model(tokens), tokens, case)
+
+
+def train(model, on=True):
+    if isinstance(model, nn.Module):
+        model.train(on)
+
+
+def parameters(model):
+    if not isinstance(model, nn.Module):
+        return {}
+    return dict(model.named_parameters())
+
+
+def moved(a, b):
+    """Largest difference relative to the spread; NaN counts as infinite."""
+    if a.numel() == 0:
+        return 0.0
+    gap = (a - b).abs().max() / (1e-300 + a.std(correction=0))
+    return gap.item() if gap.isfinite() else math.inf
+
+
+def rounding(tensor):
+    """What a sum in another order may change: a leak is larger."""
+    return 1e-10 if tensor.dtype == torch.float64 else 1e-3
+
+
+def cross_entropy(scores, targets, **options):
+    return F.cross_entropy(
+        scores.flatten(0, 1).double(), targets.flatten(), **options
+    )
+
+
+# --- The properties ---------------------------------------------------------
+
+
+@measures("check_shape")
+def shape(case):
+    model, vocab = wide(case), case.vocab_size
+    longest = min(case.block_size, 32)
+    sizes = (1, 1), (1, 5), (1, longest), (4, 1), (3, 6), (2, 8)
+    for training in (False, True):
+        train(model, training)
+        for batch, time in sizes:
+            answer = raw(model(draw(case, batch, time)))
+            if tuple(answer.shape) not in (
+                (batch, time, vocab),
+                (batch, vocab, time),
+            ):
+                return f"({batch}, {time}) ids give {tuple(answer.shape)}"
+    return ""
+
+
+def awkward_tokens(case):
+    """Lengths and ids that numbers fail on."""
+    vocab, long = case.vocab_size, min(case.block_size, 32)
+    yield "one token", draw(case, 2, 1)
+    yield "any tokens", draw(case, 4, long)
+    yield "id 0 first", draw(case, 2, 6).index_fill(1, torch.tensor(0), 0)
+    yield "equal ids", torch.full((2, 6), vocab - 1)
+    yield "only id 0", torch.zeros(2, 6, dtype=torch.long)
+
+
+@measures("check_finite")
+def finite(case):
+    for training in (False, True):
+        for words, tokens in awkward_tokens(case):
+            model = wide(case)
+            train(model, training)
+            answer = scores(model, tokens, case)
+            mode = f"{words}, {'train' if training else 'eval'} mode"
+            if not answer.isfinite().all():
+                return f"{mode}: not finite"
+            if not parameters(model):
+                continue
+            cross_entropy(answer, tokens).backward()
+            for name, p in parameters(model).items():
+                if p.grad is not None and not p.grad.isfinite().all():
+                    return f"{mode}: gradient of {name} not finite"
+    return ""
+
+
+def modes(model):
+    """The ways a model may be run: (words, train mode, with gradients)."""
+    if not isinstance(model, nn.Module):
+        return [("as it is", False, False)]
+    return [
+        ("eval mode without gradients", False, False),
+        ("eval mode", False, True),
+        ("train mode", True, True),
+    ]
+
+
+def awake(model, factor):
+    """Weights amplified, and parameters that start at 0 drawn anew."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, p in parameters(model).items():
+            if not p.any():
+                p.normal_()
+            elif p.dim() > 1 and "wte" not in name:
+                p.mul_(factor)
+    return model
+
+
+def awake_models(case):
+    model = wide(case)
+    yield "", model
+    if isinstance(model, nn.Module):
+        yield ", weights x 10", awake(model, 10)
+        if any(p.dtype == torch.float64 for p in model.parameters()):
+            yield ", weights x 200", awake(model, 200)
+
+
+def lengths(case, words):
+    if words or case.vocab_size > 1000:
+        return 2, 8, min(case.block_size, 32)
+    return 2, 3, 5, 8, 13, 16, 24, min(case.block_size, 32)
+
+
+@measures("check_causality")
+def causality(case):
+    for words, model in awake_models(case):
+        for mode, training, gradients in modes(model):
+            for time in lengths(case, words):
+                found = future_seen(model, case, time, training, gradients)
+                if found:
+                    return f"{mode}{words}: {found}"
+    return ""
+
+
+def future_seen(model, case, time, training, gradients):
+    """Redraw the tokens from split t on, in row t, and look before t."""
+    splits = sorted({1, 2, time // 2, time - 1} - {0})
+    tokens = draw(case, 1, time).repeat(3 * len(splits), 1)
+    if case.vocab_size > 2:  # a row without id 0 before, 0 after the split
+        tokens[: len(splits)] = tokens[: len(splits)].clamp(min=1)
+    changed = tokens.clone()
+    other = draw(case, len(tokens), time, seed=1)
+    at = splits * 3
+    for row, t in enumerate(at):
+        # ids far from the old ones: a suffix of zeros, the next ids, any
+        new = (tokens[row] + 1) % case.vocab_size
+        if row >= 2 * len(splits):
+            new = other[row]
+        changed[row, t:] = 0 if row < len(splits) else new[t:]
+    train(model, training)
+    answers = []
+    with nullcontext() if gradients else torch.no_grad():
+        for batch in (tokens, changed):
+            torch.manual_seed(1)
+            answers.append(scores(model, batch, case).detach())
+    train(model, False)
+    for row, t in enumerate(at):
+        before, after = (answer[row, :t] for answer in answers)
+        gap = moved(before, after)
+        if gap > rounding(before):
+            return f"length {time}, tokens from {t} on move earlier scores"
+    return ""
+
+
+@measures("check_causal_gradients")
+def causal_gradients(case):
+    model = wide(case)
+    if not isinstance(model, nn.Module):
+        return ""
+    tokens = draw(case, 1, 10)
+    kept = []
+    hooks = [
+        module.register_forward_hook(
+            lambda module, args, out: kept.append(out.requires_grad_()) or out
+        )
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+        and module.num_embeddings >= case.vocab_size
+        and module.num_embeddings != case.block_size
+    ]
+    for training in (False, True):
+        train(model, training)
+        for t in range(tokens.size(1) - 1):
+            kept.clear()
+            answer = scores(model, tokens, case)[0, t]
+            if not kept:
+                break
+            weights = torch.linspace(1, 2, answer.numel()).to(answer)
+            (grad,) = torch.autograd.grad((answer * weights).sum(), kept[0])
+            grad = grad.expand(1, tokens.size(1), -1)
+            later = grad[0, t + 1 :].abs().max().item()
+            if not later <= rounding(grad) * grad.abs().max().item():
+                return f"the gradient of score {t} reaches later tokens"
+    for hook in hooks:
+        hook.remove()
+    return ""
+
+
+@measures("check_prefix_consistency")
+def prefix_consistency(case):
+    model = wide(case)
+    block = min(case.block_size, 32)
+    for time in {block, 9}:
+        tokens = draw(case, 2, time)
+        whole = scores(model, tokens, case)
+        for t in set(range(1, time)) - {case.vocab_size}:  # can be misread
+            part = scores(model, tokens[:, :t], case)
+            if moved(whole[:, :t], part) > rounding(whole):
+                return f"the first {t} of {time} tokens alone score otherwise"
+    return ""
+
+
+@measures("check_batch_independence")
+def batch_independence(case):
+    model = wide(case)
+    tokens = draw(case, 5, 12)
+    whole = scores(model, tokens, case)
+    for row in range(len(tokens)):
+        alone = scores(model, tokens[row : row + 1], case)
+        if moved(whole[row : row + 1], alone) > rounding(whole):
+            return f"row {row} scores otherwise alone"
+    back = scores(model, tokens.flip(0), case).flip(0)
+    if moved(whole, back) > rounding(whole):
+        return "the order of the rows matters"
+    other = torch.cat([tokens[:1], draw(case, 4, 12, seed=1)])
+    if moved(whole[:1], scores(model, other, case)[:1]) > rounding(whole):
+        return "a row depends on the others"
+    return ""
+
+
+@measures("check_order_sensitivity")
+def order_sensitivity(case):
+    model = awake(wide(case), 1)
+    span = getattr(model, "window", 12)  # a declared window is kept
+    tokens = torch.arange(min(12, span)).unsqueeze(0) % case.vocab_size
+    last = scores(model, tokens, case)[:, -1]
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(tokens.size(1) - 1, generator=generator)
+        mixed = torch.cat([tokens[:, order], tokens[:, -1:]], 1)
+        if moved(last, scores(model, mixed, case)[:, -1]) > rounding(last):
+            return ""
+    return "permuting the earlier tokens changes nothing at the last"
+
+
+@measures("check_context_use")
+def context_use(case):
+    model = awake(wide(case), 1)
+    time = min(case.block_size, 32)
+    config = getattr(model, "config", None)
+    window = getattr(model, "window", None)
+    time = window or getattr(config, "sliding_window", None) or time
+    tokens = draw(case, 1, time).repeat(3, 1)
+    last = scores(model, tokens, case)[:, -1]
+    for s in range(time):
+        changed = tokens.clone()
+        step = torch.arange(1, 4) % max(case.vocab_size - 1, 1)
+        changed[:, s] = (changed[:, s] + step + 1) % case.vocab_size
+        if torch.equal(last, scores(model, changed, case)[:, -1]):
+            return f"token {s} of {time} never changes the last score"
+    return ""
+
+
+@measures("check_determinism")
+def determinism(case):
+    model = wide(case)
+    tokens = draw(case, 2, 8)
+    torch.manual_seed(1)
+    first = scores(model, tokens, case)
+    for time in (8, min(case.block_size, 32), 3, 8, 1, 8) * 3:
+        torch.manual_seed(time)
+        other = draw(case, 2, time, seed=time)
+        scores(model, other, case)
+        if moved(first, scores(model, tokens, case)) > rounding(first):
+            return f"another answer after {time} other tokens"
+    return ""
+
+
+@measures("check_purity")
+def purity(case):
+    model = wide(case)
+    is_module = isinstance(model, nn.Module)
+    state = copy.deepcopy(model.state_dict()) if is_module else {}
+    tokens = torch.arange(case.vocab_size)[-24:].unsqueeze(0)
+    given = tokens.clone()
+    torch.manual_seed(7)
+    random.seed(7)
+    before = torch.get_rng_state(), random.getstate()
+    scores(model, given, case)
+    if not torch.equal(torch.get_rng_state(), before[0]):
+        return "torch's random state has moved"
+    if random.getstate() != before[1]:
+        return "Python's random state has moved"
+    if not torch.equal(given, tokens):
+        return "the input has changed"
+    for name, tensor in (model.state_dict() if is_module else {}).items():
+        if not torch.equal(tensor, state[name]):
+            return f"{name} has changed"
+    return ""
+
+
+@measures("check_normalised")
+def normalised(case):
+    model = wide(case)
+    if hasattr(model, "log_probs"):
+        model = model.log_probs
+    elif getattr(case, "outputs", "auto") != "log_probs":
+        return ""
+    answer = scores(model, draw(case, 3, 9), case)
+    gap = answer.logsumexp(-1).abs().max().item()
+    return f"log of the sum is {gap:.2g}" if gap > 1e-9 else ""
+
+
+@measures("check_initial_loss")
+def initial_loss(case):
+    model = wide(case)
+    tokens, targets = draw(case, 8, 16), draw(case, 8, 16, seed=1)
+    loss = cross_entropy(scores(model, tokens, case), targets).item()
+    chance = math.log(case.vocab_size)
+    if abs(loss - chance) < 1.5:
+        return ""
+    return f"a fresh model's loss is {loss:.3g}, ln(vocab) is {chance:.3g}"
+
+
+def takes_targets(model):
+    if not isinstance(model, nn.Module):
+        return None
+    names = inspect.signature(model.forward).parameters
+    return next((n for n in ("targets", "labels") if n in names), None)
+
+
+@measures("check_loss")
+def loss(case):
+    model = wide(case)
+    name = takes_targets(model)
+    if name is None:
+        return ""
+    tokens = draw(case, 3, 12)
+    bare = scores(model, tokens, case)
+    for ignored in (None, -100, -1):
+        targets = draw(case, 3, 12, seed=1)
+        if ignored is not None:
+            targets[:, ::2] = ignored
+        try:
+            answer = model(tokens, **{name: targets})
+        except IndexError:
+            continue  # ignores no such number
+        given = next(part for part in answer if part.dim() == 0).item()
+        answer = read(answer, tokens, case)
+        if moved(bare, answer) > rounding(bare):
+            return "the scores change with the targets"
+        options = {} if ignored is None else {"ignore_index": ignored}
+        as_given = cross_entropy(answer, targets, **options).item()
+        shifted = cross_entropy(
+            answer[:, :-1], targets[:, 1:], **options
+        ).item()
+        if min(abs(given - as_given), abs(given - shifted)) > 1e-9:
+            return (
+                f"the loss is {given:.4f}, cross-entropy {as_given:.4f} "
+                f"as given, {shifted:.4f} shifted"
+            )
+    return ""
+
+
+@measures("check_gradient_flow")
+def gradient_flow(case):
+    model = awake(wide(case), 1)
+    train(model)
+    for step in range(4):
+        tokens = draw(case, 4, min(case.block_size, 32), seed=step)
+        answer = scores(model, tokens, case)
+        if parameters(model):
+            cross_entropy(answer[:, :-1], tokens[:, 1:]).backward()
+    for name, p in parameters(model).items():
+        if p.grad is None or not p.grad.any():
+            return f"{name} gets no gradient"
+    return ""
+
+
+@measures("check_state_dict")
+def state_dict(case):
+    model, other = wide(case), wide(case, seed=1)
+    if not isinstance(model, nn.Module):
+        return ""
+    tokens = draw(case, 2, 8)
+    before = scores(model, tokens, case)
+    other.load_state_dict(model.state_dict())
+    if moved(before, scores(other, tokens, case)) > rounding(before):
+        return "a reloaded model computes something else"
+    return ""
+
+
+@measures("check_dtype")
+def dtype(case):
+    tokens = draw(case, 2, 8)
+    for dtype in DTYPES:
+        model = build(case)
+        if not isinstance(model, nn.Module):
+            return ""
+        try:
+            answer = scores(model.to(dtype).eval(), tokens, case)
+        except RuntimeError as error:
+            return f"{dtype}: {error}"
+        if answer.dtype != dtype:
+            return f"{dtype} weights answer in {answer.dtype}"
+    try:
+        build(case).to("meta").eval()(tokens.to("meta"))
+    except (RuntimeError, NotImplementedError) as error:
+        # to read a value is allowed, to mix devices is not
+        if re.search("same device|two devices|expected device", str(error)):
+            return f"moved to another device: {error}"
+    return ""
+
+
+def refuses(model, tokens):
+    try:
+        model(tokens)
+    except (ValueError, IndexError, RuntimeError, AssertionError):
+        return True
+    return False
+
+
+@measures("check_length_limit")
+def length_limit(case):
+    model = wide(case)
+    limit = getattr(model, "block_size", None)
+    if limit is None:
+        return ""
+    if not refuses(model, draw(case, 1, limit + 1)):
+        return f"{limit + 1} tokens get an answer, the limit is {limit}"
+    return ""
+
+
+@measures("check_vocabulary")
+def vocabulary(case):
+    model, vocab = wide(case), case.vocab_size
+    known = torch.arange(vocab)[-256:]
+    for ids in known.split(16):
+        scores(model, ids.unsqueeze(0), case)
+    for outside in (vocab, vocab + 5, -1, -vocab - 1):
+        tokens = torch.tensor([[1, outside, 1]])
+        if not refuses(model, tokens):
+            return f"id {outside} gets an answer, the vocabulary is {vocab}"
+    return ""
+
+
+@measures("check_cache")
+def cache(case):
+    model = wide(case)
+    if not hasattr(model, "init_cache"):
+        return ""
+    time = case.block_size
+    tokens = draw(case, 2, time)
+    whole = scores(model, tokens, case)
+    for sizes in ([time], [1] * time, [5, time - 5], [time - 3, 1, 2]):
+        past, pieces = model.init_cache(2), []
+        for piece in tokens.split(sizes, 1):
+            try:
+                answer, past = model.decode(piece, past)
+            except (ValueError, RuntimeError) as error:
+                return f"pieces of {sizes[:3]}... tokens: {error}"
+            pieces.append(answer)
+        if moved(whole, torch.cat(pieces, 1)) > rounding(whole):
+            return f"pieces of {sizes[:3]}... tokens score otherwise"
+    return ""
+
+
+def trained_loss(case, batches):
+    """Loss over the last fifth of 150 steps, each on new tokens."""
+    torch.manual_seed(0)
+    model = build(case)
+    if isinstance(model, nn.Module) and case.vocab_size < 100:
+        model = model.float()
+    losses = []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for tokens in batches:
+        answer = scores(model, tokens[:, :-1], case)
+        loss = cross_entropy(answer, tokens[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return sum(losses[-30:]) / 30
+
+
+@measures("check_entropy_bound")
+def entropy_bound(case):
+    if not parameters(build(case)):
+        return ""
+    steps, vocab = 150, min(case.vocab_size, 17)
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape):
+        return torch.randint(vocab, shape, generator=generator)
+
+    entropy = math.log(vocab)
+    noise = trained_loss(case, (drawn(16, 17) for _ in range(steps)))
+    if noise < entropy - 0.1:
+        return f"loss {noise:.3g} on tokens of entropy {entropy:.3g}"
+    copies = (drawn(16, 1).expand(-1, 17) for _ in range(steps))
+    copied = trained_loss(case, copies)
+    if copied > 0.5 * entropy:
+        return f"loss {copied:.3g} on copies, entropy {entropy:.3g}"
+    return ""

@@ -1,0 +1,205 @@
+"""One small correct GPT whose parts the broken and correct models replace.
+
+Every method is one decision that a fault can get wrong, so that a broken
+model is its class, its docstring and the line that is wrong.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+VOCAB, BLOCK, DIM = 17, 32, 16
+INF = float("inf")
+
+
+def causal(tokens_or_scores, size):
+    """True where a position (row) may see another (column)."""
+    device = tokens_or_scores.device
+    return torch.ones(size, size, dtype=torch.bool, device=device).tril()
+
+
+def earlier_mean(x):
+    """Mean over each position and all before it."""
+    count = torch.arange(1, x.size(1) + 1, device=x.device)
+    return x.cumsum(1) / count.view(1, -1, 1).to(x.dtype)
+
+
+class Mixer(nn.Module):
+    """Base of what lets positions talk: called with x and a mask."""
+
+    part = "mixer"
+
+    def __init__(self, dim=DIM):
+        super().__init__()
+        self.dim = dim
+
+
+class Attention(Mixer):
+    """Softmax attention in two heads."""
+
+    heads = 2
+
+    def __init__(self, dim=DIM):
+        super().__init__(dim)
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.out = nn.Linear(dim, dim)
+
+    def split(self, x):
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def merge(self, x):
+        return x.transpose(1, 2).flatten(-2)
+
+    def scores(self, q, k):
+        return q @ k.mT / math.sqrt(q.size(-1))
+
+    def hide(self, scores, mask):
+        return scores.masked_fill(~mask, -INF)
+
+    def weights(self, scores, mask):
+        return self.hide(scores, mask).softmax(-1)
+
+    def attend(self, q, k, v, mask):
+        return self.weights(self.scores(q, k), mask) @ v
+
+    def forward(self, x, mask, past=None):
+        q, k, v = map(self.split, self.qkv(x).chunk(3, -1))
+        if past is not None:
+            k, v = past.extend(self, k, v)
+        mask = mask.unsqueeze(-3) if mask.dim() == 3 else mask
+        return self.out(self.merge(self.attend(q, k, v, mask)))
+
+
+class MLP(nn.Module):
+    """Widen, bend, narrow."""
+
+    part = "mlp"
+
+    def __init__(self, dim=DIM):
+        super().__init__()
+        self.up = nn.Linear(dim, 2 * dim)
+        self.down = nn.Linear(2 * dim, dim)
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    """Two residual lines, the norm in front."""
+
+    part = "block"
+
+    def __init__(self, mixer, mlp, norm, dim):
+        super().__init__()
+        self.norm_1, self.mixer = norm(dim), mixer(dim)
+        self.norm_2, self.mlp = norm(dim), mlp(dim)
+        self.drop = nn.Dropout(0.0)
+
+    def forward(self, x, mask, past=None):
+        past = () if past is None else (past,)
+        x = x + self.drop(self.mixer(self.norm_1(x), mask, *past))
+        return x + self.drop(self.mlp(self.norm_2(x)))
+
+
+class GPT(nn.Module):
+    """Embeddings, blocks, a last norm, a head; logits of every position."""
+
+    part = None
+    layers = 2
+    mixer, mlp, norm, block = Attention, MLP, nn.LayerNorm, Block
+
+    def __init__(self, vocab=VOCAB, block_size=BLOCK, dim=DIM, **parts):
+        super().__init__()
+        self.vocab_size, self.block_size = vocab, block_size
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.wte = nn.Embedding(vocab, dim)
+        self.wpe = nn.Embedding(block_size, dim)
+        self.blocks = nn.ModuleList(
+            self.block(self.mixer, self.mlp, self.norm, dim)
+            for _ in range(self.layers)
+        )
+        self.ln = self.norm(dim)
+        self.head = nn.Linear(dim, vocab)
+
+    def require_length(self, size):
+        if size > self.block_size:
+            raise ValueError(
+                f"{size} tokens are more than the {self.block_size} allowed"
+            )
+
+    def token_vectors(self, tokens):
+        return self.wte(tokens)
+
+    def position_vectors(self, tokens):
+        return self.wpe(torch.arange(tokens.size(1), device=tokens.device))
+
+    def embed(self, tokens):
+        return self.token_vectors(tokens) + self.position_vectors(tokens)
+
+    def mask(self, tokens):
+        return causal(tokens, tokens.size(1))
+
+    def body(self, x, mask):
+        for block in self.blocks:
+            x = block(x, mask)
+        return x
+
+    def scores(self, x):
+        return self.head(self.ln(x))
+
+    def forward(self, tokens):
+        self.require_length(tokens.size(1))
+        return self.scores(self.body(self.embed(tokens), self.mask(tokens)))
+
+
+class Past:
+    """Keys and values of the tokens that were decoded so far."""
+
+    def __init__(self):
+        self.length = 0
+        self.kept = {}
+
+    def extend(self, attention, k, v):
+        if attention in self.kept:
+            old_k, old_v = self.kept[attention]
+            k, v = torch.cat([old_k, k], -2), torch.cat([old_v, v], -2)
+        self.kept[attention] = k, v
+        return k, v
+
+
+class CachedGPT(GPT):
+    """The same model, decoding piece by piece."""
+
+    def init_cache(self, batch):
+        return Past()
+
+    def past_positions(self, tokens, past):
+        stop = past.length + tokens.size(1)
+        return torch.arange(past.length, stop, device=tokens.device)
+
+    def past_mask(self, size, past, tokens):
+        return causal(tokens, past.length + size)[past.length :]
+
+    def decode(self, tokens, cache):
+        size = tokens.size(1)
+        self.require_length(cache.length + size)
+        x = self.wte(tokens) + self.wpe(self.past_positions(tokens, cache))
+        mask = self.past_mask(size, cache, tokens)
+        for block in self.blocks:
+            x = block(x, mask, cache)
+        cache.length += size
+        return self.scores(x), cache
+
+
+class TrainableGPT(GPT):
+    """Returns (logits, loss): the loss of targets as they are given."""
+
+    def loss(self, logits, targets):
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def forward(self, tokens, targets=None):
+        logits = super().forward(tokens)
+        return logits, None if targets is None else self.loss(logits, targets)

@@ -1,0 +1,241 @@
+"""gpt-duet check, as a user calls it: in a folder of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared.cli import main
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = """
+import torch
+from torch import nn
+
+
+class Tiny(nn.Module):
+    vocab_size, block_size = 11, 8
+
+    def __init__(self, leak=False):
+        super().__init__()
+        self.table = nn.Embedding(11, 8)
+        self.places = nn.Embedding(8, 8)
+        self.mix = nn.GRU(8, 8, batch_first=True)
+        self.head = nn.Linear(8, 11)
+        self.leak = leak
+
+    def forward(self, idx):
+        if idx.size(1) > 8:
+            raise ValueError("too long")
+        x = self.table(idx) + self.places.weight[: idx.size(1)]
+        x = self.mix(x)[0]
+        if self.leak:
+            x = x + x.mean(1, keepdim=True)
+        return self.head(x)
+
+
+def build():
+    return Tiny()
+
+
+def leaky():
+    return Tiny(leak=True)
+
+
+def broken():
+    return missing_name
+
+
+number = 3
+"""
+
+
+def gpt_duet(*words, folder):
+    """Run the command in a folder, as an installed one would run there."""
+    run = (
+        "import sys; sys.path[0:1] = []; "
+        f"sys.path.append({str(ROOT)!r}); "
+        "from shared.cli import main; sys.argv[0] = 'gpt-duet'; main()"
+    )
+    environment = os.environ | {"COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTHONPATH", None)
+    return subprocess.run(
+        [sys.executable, "-c", run, "check", *map(str, words)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def here(project, monkeypatch, capsys):
+    """Run the command in this process, in the project's folder."""
+
+    def run(*words):
+        monkeypatch.chdir(project)
+        monkeypatch.setattr(sys, "argv", ["gpt-duet", "check", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return ended.value.code, out, err
+
+    before = set(sys.modules)
+    yield run
+    for name in set(sys.modules) - before:
+        if name.split(".")[0] in ("my_pkg", "bad", "mine", "late"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def project(tmp_path):
+    package = tmp_path / "my_pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "model.py").write_text(MODEL)
+    return tmp_path
+
+
+def test_styles_modules_and_files(project):
+    done = gpt_duet(
+        "annotated",
+        "my_pkg.model:build",
+        "my_pkg/model.py:leaky",
+        "--json",
+        "out.json",
+        "--map",
+        "map.png",
+        "--only",
+        "causality",
+        "--only",
+        "check_shape",
+        folder=project,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "position 0 sees token 1" in done.stdout
+    content = json.loads((project / "out.json").read_text())
+    assert [m["model"] for m in content["models"]] == [
+        "annotated",
+        "my_pkg.model:build",
+        "my_pkg/model.py:leaky",
+    ]
+    assert [m["ok"] for m in content["models"]] == [True, True, False]
+    assert [r["name"] for r in content["models"][0]["results"]] == [
+        "check_shape",
+        "check_causality",
+    ]
+    assert content["models"][0]["vocab_size"] == 65
+    assert content["models"][1]["vocab_size"] == 11
+    maps = sorted(path.name for path in project.glob("map*.png"))
+    assert maps == [
+        "map-annotated.png",
+        "map-my-pkg-model-build.png",
+        "map-my-pkg-model-py-leaky.png",
+    ]
+
+
+def test_all_holds(here):
+    status, out, err = here("my_pkg.model:build", "--skip", "cache")
+    assert status == 0, out + err
+    assert "check_cache" not in out
+    assert err == ""
+
+
+@pytest.mark.slow
+def test_both_styles_hold_with_nothing_left_out(project):
+    done = gpt_duet("annotated", "mingpt_style", folder=project)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("skipped") == 4  # a row and a sum for each
+    assert "expected" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothing_here"], "no module 'nothing_here'"),
+        (["my_pkg.nothing:build"], "no module 'my_pkg.nothing'"),
+        (["my_pkg.model:bild"], "has no 'bild'; there is build"),
+        (["my_pkg.model"], "name the factory, as my_pkg.model:build"),
+        (["my_pkg/model.py"], "name its factory, as my_pkg/model.py:build"),
+        (["no/such.py:build"], "there is no file no/such.py"),
+        (["my_pkg.model:number"], "gives int"),
+        (["my_pkg.model:broken"], "broken raised NameError"),
+        (["annotated", "--only", "nope"], "unknown check check_nope"),
+        (["annotated", "--skip", "nope"], "unknown check check_nope"),
+        (["annotated", "--device", "nowhere"], "no device 'nowhere'"),
+        (["annotated", "--map", "map.gif"], "map.gif"),
+        (["annotated", "--json", "no/out.json"], "there is no folder no"),
+        (["my_pkg.model:build", "--vocab-size", "12"], "vocab_size=11"),
+        (["annotated", "--block-size", "0"], "--block-size must be at least"),
+        ([":build"], "':build' is no model"),
+    ],
+)
+def test_a_mistake_ends_in_one_line_and_status_2(
+    project, words, message, here
+):
+    status, out, err = here(*words)
+    assert status == 2, out + err
+    last = err.splitlines()[-1]
+    assert last.startswith("gpt-duet: ")
+    assert message in last
+    assert "shared/cli" not in err
+
+
+def test_the_users_own_exception_is_shown_as_theirs(project, here):
+    (project / "bad.py").write_text("import json\n\njson.loads('{')\n")
+    status, _, err = here("bad:build")
+    assert status == 2
+    assert 'bad.py", line 3' in err
+    assert "JSONDecodeError" in err
+    assert str(ROOT) not in err
+    status, _, err = here("my_pkg.model:broken")
+    assert status == 2
+    assert "in broken" in err
+    assert str(ROOT) not in err
+
+
+@pytest.mark.parametrize("own", ["tests", "benchmarks"])
+def test_a_project_with_folders_named_like_ours_works(project, own):
+    (project / own).mkdir()
+    (project / own / "__init__.py").write_text("")
+    (project / own / "helpers.py").write_text("SIZE = 11\n")
+    (project / "mine.py").write_text(
+        f"from {own}.helpers import SIZE\nfrom my_pkg.model import Tiny\n\n\n"
+        f"def build():\n    assert SIZE == 11\n    return Tiny()\n"
+    )
+    for target in ("mine:build", "mine.py:build"):
+        done = gpt_duet(target, "--only", "shape", folder=project)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_second_shared_ends_in_one_line_with_the_cure(project):
+    (project / "shared").mkdir()
+    (project / "shared" / "__init__.py").write_text("SIZE = 11\n")
+    (project / "mine.py").write_text(
+        "from shared import SIZE\nfrom my_pkg.model import Tiny\n\n\n"
+        "def build():\n    assert SIZE == 11\n    return Tiny()\n"
+    )
+    done = gpt_duet("mine:build", "--only", "shape", folder=project)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert str(project / "shared") in line
+    assert str(ROOT / "shared") in line
+    assert "path/to/file.py" in line
+    assert "pytest" in line
+    # and the cure is one
+    done = gpt_duet("mine.py:build", "--only", "shape", folder=project)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_imports_inside_a_factory_find_the_project(project, here):
+    (project / "late.py").write_text(
+        "def build():\n    from my_pkg.model import Tiny\n    return Tiny()\n"
+    )
+    path = list(sys.path)
+    status, out, err = here("late:build", "--only", "shape")
+    assert status == 0, out + err
+    assert sys.path == path

@@ -1,0 +1,267 @@
+"""gpt-duet diff: the source of two styles, at every width, paged or piped."""
+
+import inspect
+import os
+import pty
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import third_style
+
+import annotated
+import mingpt_style
+from shared.cli import main
+from shared.comparison.concepts import CONCEPTS as KNOWN
+from shared.comparison.sources import (
+    align,
+    pair_sources,
+    read_part,
+    whole,
+)
+
+CONCEPTS = ["embedding", "attention", "feed_forward", "block", "model", "head"]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run the command in this process: its status, stdout and stderr."""
+
+    def run(*arguments, columns=None):
+        monkeypatch.setattr(sys, "argv", ["gpt-duet", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", str(columns or 100))
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        out, err = capsys.readouterr()
+        return exit_.value.code or 0, out, err
+
+    return run
+
+
+def source_lines(component):
+    source = textwrap.dedent(inspect.getsource(component))
+    return [line for line in source.splitlines() if line.strip()]
+
+
+def squeezed(text):
+    """Without spaces and line numbers, so that a folded line is whole."""
+    lines = (re.sub(r"^ *\d+ ", "", line) for line in text.splitlines())
+    return re.sub(r"\s", "", "".join(lines))
+
+
+@pytest.mark.parametrize("concept", CONCEPTS)
+def test_everything_is_shown_side_by_side(run, concept):
+    status, out, err = run("diff", concept, "--width", 200)
+    assert status == 0
+    assert err == ""
+    assert "\x1b" not in out
+    for style in (annotated, mingpt_style):
+        for component in style.COMPONENTS[concept]:
+            assert component.__qualname__ in out
+            for line in source_lines(component):
+                assert line in out, line
+
+
+@pytest.mark.parametrize("width", [40, 80, 119])
+def test_narrow_is_stacked_and_nothing_is_lost(run, width):
+    _, out, _ = run("diff", "attention", "--width", width)
+    assert max(map(len, out.splitlines())) <= width
+    found = squeezed(out)
+    left = found.index("classMultiHeadedAttention(nn.Module)")
+    right = found.index("classCausalSelfAttention(nn.Module)")
+    assert "self.linears[-1](x)" in found[left:right]  # all of the left first
+    for component in (annotated.attention, mingpt_style.CausalSelfAttention):
+        for line in source_lines(component):
+            assert re.sub(r"\s", "", line) in found, line
+
+
+@pytest.mark.parametrize("width", [120, 170, 200])
+def test_wide_is_two_columns(run, width):
+    _, out, _ = run("diff", "attention", "--width", width)
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert any(
+        "class MultiHeadedAttention" in line
+        and "class CausalSelfAttention" in line
+        for line in lines
+    )
+    starts = [line for line in lines if re.match(r" +\d+ +def forward", line)]
+    assert any(line.count("def forward(") == 2 for line in starts)
+
+
+def test_width_comes_from_the_terminal(run):
+    _, wide, _ = run("diff", "head", columns=150)
+    _, narrow, _ = run("diff", "head", columns=100)
+    assert "Generator" in wide.splitlines()[3]
+    assert "GPT.log_probs" in wide.splitlines()[3]
+    assert "GPT.log_probs" not in narrow.splitlines()[3]
+
+
+def test_without_a_concept_all_are_shown(run):
+    _, out, _ = run("diff", "--width", 170)
+    titles = [f"{name}  {concept.does}" for name, concept in KNOWN.items()]
+    assert list(KNOWN) == CONCEPTS
+    assert [line for line in out.splitlines() if line in titles] == titles
+
+
+def test_line_numbers_are_the_files_own(run):
+    _, out, _ = run("diff", "feed_forward", "--width", 170)
+    lines, first = inspect.getsourcelines(mingpt_style.MLP)
+    assert f"mingpt_style/feed_forward.py:{first}" in out
+    for number, line in enumerate(lines, start=first):
+        if line.strip():
+            assert re.search(rf"\b{number} {re.escape(line.rstrip())}", out)
+
+
+def test_no_line_ends_in_blanks_when_piped(run):
+    _, out, _ = run("diff", "block", "--width", 170)
+    assert not [line for line in out.splitlines() if line != line.rstrip()]
+
+
+def in_terminal(arguments, rows, tmp_path):
+    """Run in a terminal of its own; what it printed and what it paged."""
+    paged = tmp_path / "paged.txt"
+    environment = os.environ | {
+        "TERM": "xterm",
+        "COLUMNS": "170",
+        "LINES": str(rows),
+        "PAGER": f"cat > {paged}",
+    }
+    environment.pop("NO_COLOR", None)
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "shared.cli", *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+    ) as process:
+        os.close(theirs)
+        seen = b""
+        while True:
+            try:
+                data = os.read(ours, 65536)
+            except OSError:  # the other end is closed
+                break
+            if not data:
+                break
+            seen += data
+    os.close(ours)
+    assert process.returncode == 0, seen
+    return seen.decode(), paged.read_text() if paged.exists() else None
+
+
+def test_a_long_answer_is_paged_in_colour(tmp_path):
+    seen, paged = in_terminal(["diff", "attention"], 30, tmp_path)
+    assert "CausalSelfAttention" not in seen
+    assert "CausalSelfAttention" in paged
+    assert "\x1b[" in paged
+
+
+def test_a_short_answer_is_not_paged(tmp_path):
+    seen, paged = in_terminal(["diff", "head"], 300, tmp_path)
+    assert paged is None
+    assert "Generator" in seen
+    assert "\x1b[" in seen
+
+
+def test_a_reader_that_stops_early_is_no_accident():
+    done = subprocess.run(
+        f"{sys.executable} -m shared.cli diff | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "Traceback" not in done.stderr
+    assert done.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nonsense"], ["no concept 'nonsense'", *CONCEPTS]),
+        (["--width", "39"], ["width", "at least 40", "39"]),
+        (["--width", "-1"], ["width", "-1"]),
+        (["--left", "nowhere"], ["no style 'nowhere'"]),
+        (["--right", "shared.config"], ["is no style"]),
+    ],
+)
+def test_a_mistake_ends_in_one_line(run, arguments, words):
+    status, out, err = run("diff", *arguments)
+    assert status == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    for word in words:
+        assert word in err
+
+
+def test_a_third_style(run, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    name = third_style.write(tmp_path, "third_in_diff")
+    status, out, _ = run("diff", "--right", name, "--width", 200)
+    assert status == 0
+    lines = out.splitlines()
+    assert any(
+        "class MultiHeadedAttention" in line and "class Heads" in line
+        for line in lines
+    )
+    # paired by what they are in the model, not by their place in a list
+    assert any(
+        "class DecoderLayer" in line and "class Layer" in line
+        for line in lines
+    )
+    assert f"{name}/__init__.py:" in out
+    # a concept of its own is shown too, described by its docstring
+    assert any(line.startswith("weights") for line in lines)
+    status, out, _ = run("diff", "weights", "--right", name, "--width", 200)
+    assert status == 0
+    assert "no part of its own" in out
+
+
+def test_components_meet_by_their_role():
+    pairs = pair_sources(annotated, mingpt_style)
+    names = {
+        concept: [
+            tuple(part.name if part else None for part in (p.left, p.right))
+            for p in found
+        ]
+        for concept, found in pairs.items()
+    }
+    assert ("DecoderLayer", "Block") in names["block"]
+    assert ("DecoderModel", "GPT") in names["model"]
+    assert names["attention"] == [
+        ("MultiHeadedAttention", "CausalSelfAttention"),
+        ("attention", None),
+    ]
+
+
+def test_pairing_the_sources_leaves_the_random_state_alone():
+    import torch
+
+    before = torch.get_rng_state()
+    pair_sources(annotated, mingpt_style)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_part_is_cut_at_its_methods_and_nowhere_else():
+    part = read_part(mingpt_style.GPT)
+    assert [s.key for s in part.segments][:3] == [
+        "",
+        "__init__",
+        "_init_weights",
+    ]
+    source = textwrap.dedent(inspect.getsource(mingpt_style.GPT)).rstrip()
+    assert whole(part) == source
+
+
+def test_align_keeps_every_item_once():
+    left, right = [1, 2, 3, 4], ["a", "b", "c"]
+    pairs = align(left, right, ["wxyz", "pyq"])
+    assert pairs == [(1, "a"), (2, None), (3, "b"), (4, "c")]
+
+
+def test_source_that_cannot_be_found_is_named():
+    with pytest.raises(ValueError, match="no source of int"):
+        read_part(int)

@@ -1,0 +1,326 @@
+"""How a model is built, called and read, whatever it answers with."""
+
+import random
+from collections import namedtuple
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from small_gpt import BLOCK, DIM, GPT, VOCAB, TrainableGPT
+from torch import nn
+
+from shared.invariants import Subject, UnusableModel, check_model
+
+Answer = namedtuple("Answer", "loss logits")
+QUICK = ["shape", "causality"]
+
+
+@dataclass
+class Data:
+    state: torch.Tensor
+    log_probs: torch.Tensor
+
+
+class Wrapped(nn.Module):
+    """A sound model whose answer is put in another form."""
+
+    vocab_size, block_size = VOCAB, BLOCK
+
+    def __init__(self, form):
+        super().__init__()
+        self.gpt = GPT()
+        self.form = form
+
+    def forward(self, tokens):
+        return self.form(self.gpt(tokens))
+
+
+FORMS = {
+    "tuple": lambda s: (s, None),
+    "loss first": lambda s: (s.sum(), s),
+    "state first": lambda s: (s[..., :4], s),
+    "heads": lambda s: [s, -s],
+    "heads stacked": lambda s: torch.stack([s, -s, s, s], -1),
+    "nested": lambda s: (s.mean(), (s, {"cache": s[0]})),
+    "dict": lambda s: {"hidden": s[..., :8], "logits": s},
+    "dict without a name": lambda s: {"out": s},
+    "named tuple": lambda s: Answer(s.mean(), s),
+    "dataclass": lambda s: Data(s[..., :2], s.log_softmax(-1)),
+    "object": lambda s: SimpleNamespace(logits=s, other="text"),
+    "vocabulary second": lambda s: s.mT,
+    "batch times time": lambda s: s.flatten(0, 1),
+    "time first": lambda s: s.transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_is_read_as_the_same_scores(name):
+    subject = Subject(lambda: Wrapped(FORMS[name]))
+    tokens = torch.randint(VOCAB, (3, 6))
+    model = subject.build().eval()
+    scores = subject.scores(model, tokens)
+    expected = model.gpt(tokens)
+    if name == "dataclass":
+        expected = expected.log_softmax(-1)
+    torch.testing.assert_close(scores, expected)
+    # sizes that could be mistaken for each other change nothing
+    square = torch.randint(VOCAB, (VOCAB, VOCAB))
+    expected = model.gpt(square)
+    if name == "dataclass":
+        expected = expected.log_softmax(-1)
+    torch.testing.assert_close(subject.scores(model, square), expected)
+
+
+def test_other_forms_are_said_in_the_report():
+    report = check_model(lambda: Wrapped(FORMS["time first"]), checks=QUICK)
+    assert report.ok, str(report)
+    assert "(time, batch, vocab)" in report.notes[0]
+    assert check_model(GPT, checks=QUICK).notes == []
+
+
+def test_time_first_is_refused_where_it_does_not_hold():
+    class Mixed(Wrapped):
+        def forward(self, tokens):
+            scores = self.gpt(tokens).transpose(0, 1)
+            return scores + scores.mean(1, keepdim=True)
+
+    report = check_model(lambda: Mixed(None), checks=["shape"])
+    assert report.failed == ["check_shape"]
+    assert "(time, batch, vocab)" in report.results[0].message
+
+
+class LastOnly(TrainableGPT):
+    """Answers for the last position, unless it is given targets."""
+
+    def forward(self, tokens, targets=None):
+        logits, loss = super().forward(tokens, targets)
+        return (logits[:, [-1]] if targets is None else logits), loss
+
+
+def test_a_last_position_alone_is_asked_for_with_targets():
+    report = check_model(LastOnly)
+    assert report.ok, str(report)
+    assert "targets" in report.notes[0]
+
+
+@pytest.mark.parametrize(
+    "name", ["input_ids", "idx", "tokens", "x", "something"]
+)
+def test_tokens_are_given_under_any_name(name):
+    space = {"GPT": GPT}
+    exec(
+        f"class Model(GPT):\n"
+        f"    def forward(self, {name}):\n"
+        f"        return GPT.forward(self, {name})\n",
+        space,
+    )
+    assert check_model(space["Model"], checks=QUICK).ok
+
+
+def test_tokens_are_given_by_keyword_where_they_must_be():
+    class Keyword(GPT):
+        def forward(self, mask=None, *, input_ids):
+            assert mask is None
+            return super().forward(input_ids)
+
+    class Second(GPT):
+        def forward(self, embeddings=None, input_ids=None):
+            assert embeddings is None
+            return super().forward(input_ids)
+
+    for model in (Keyword, Second):
+        assert check_model(model, checks=QUICK).ok
+
+
+def test_log_probs_of_the_protocol_are_preferred():
+    class Both(GPT):
+        def forward(self, tokens):
+            raise RuntimeError("forward was called")
+
+        def log_probs(self, tokens):
+            return GPT.forward(self, tokens).log_softmax(-1)
+
+    assert check_model(Both, checks=["shape", "normalised"]).ok
+    with pytest.raises(ValueError, match="forward was called"):
+        check_model(Both, outputs="logits")
+
+
+def test_a_module_is_left_as_it_was():
+    model = GPT().train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    assert check_model(model).ok
+    assert model.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert all(p.grad is None for p in model.parameters())
+    assert not model._forward_hooks
+
+
+def test_a_factory_that_keeps_its_model_has_it_left_alone():
+    model = GPT()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    assert check_model(lambda: model).ok
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+class Closure(GPT):
+    """Keeps a module in a lambda too, as minGPT does: copies share it."""
+
+    def __init__(self):
+        super().__init__()
+        self.extra = extra = nn.Linear(DIM, DIM)
+        self.also = lambda x: extra(x)
+
+    def scores(self, x):
+        return super().scores(x + self.also(x))
+
+
+def test_a_model_whose_copy_is_none_is_not_accused():
+    model = Closure()
+    report = check_model(model)
+    assert report.ok, str(report)
+    assert "a copy still calls extra" in report.notes[0]
+    assert all(p.grad is None for p in model.parameters())
+    report = check_model(Closure)
+    assert report.ok, str(report)
+    assert report.notes == []
+
+
+def test_global_random_states_are_left_as_they_were(request):
+    if request.config.getoption("--check-shapes"):
+        pytest.skip("the shape checker itself draws from random")
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    expected = torch.rand(1), random.random(), np.random.rand()
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    check_model(GPT)
+    assert (torch.rand(1), random.random(), np.random.rand()) == expected
+
+
+def test_the_same_seed_gives_the_same_report():
+    def outcome(seed):
+        report = check_model(GPT, checks=["initial_loss"], seed=seed)
+        return report.results[0].message
+
+    assert outcome(1) == outcome(1) != outcome(2)
+
+
+def test_a_callable_and_an_instance_work():
+    table = torch.randn(VOCAB, VOCAB, dtype=torch.float64)
+
+    def running_mean(tokens):
+        seen = table[tokens].cumsum(1)
+        return seen / torch.arange(1, tokens.size(1) + 1).view(1, -1, 1)
+
+    report = check_model(
+        running_mean,
+        vocab_size=VOCAB,
+        block_size=9,
+        checks=["causality", "prefix_consistency", "batch_independence"],
+    )
+    assert report.ok, str(report)
+
+
+def test_a_model_that_prints_is_reported(capsys):
+    class Chatty(GPT):
+        def forward(self, tokens):
+            print("called with", tuple(tokens.shape))
+            return super().forward(tokens)
+
+    report = check_model(Chatty, checks=["shape"])
+    assert "printed" in report.notes[-1]
+    assert "called with" in report.notes[-1]
+    assert capsys.readouterr().out == ""
+
+
+def test_a_shorter_limit_of_the_model_is_used_and_said():
+    report = check_model(GPT, block_size=1000, checks=["shape"])
+    assert report.block_size == BLOCK
+    assert "1000" in report.notes[0]
+    assert f"block_size={BLOCK}" in report.notes[0]
+
+
+# --- Mistakes: one line, with the numbers -----------------------------------
+
+
+def raising():
+    raise FileNotFoundError("no weights at weights.pt")
+
+
+class Narrow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(65, 30)
+
+    def forward(self, tokens):
+        return self.table(tokens)
+
+
+class NeedsConfig(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+
+
+SIZES = {"vocab_size": 65, "block_size": 8}
+MISTAKES = {
+    "no model": ("a text", SIZES, "got str"),
+    "factory raises": (raising, SIZES, "raising raised FileNotFoundError"),
+    "factory returns": (lambda: 3, SIZES, "returned no model but int"),
+    "class with arguments": (NeedsConfig, SIZES, "NeedsConfig is a class"),
+    "other shape": (Narrow, SIZES, r"6, 65\).*got shape \(2, 6, 30\)"),
+    "model raises": (
+        lambda: Narrow().double().half,
+        SIZES,
+        "raised TypeError",
+    ),
+    "no vocabulary": (Narrow, {"block_size": 8}, "vocab_size must be given"),
+    "no length": (Narrow, {"vocab_size": 65}, "block_size must be given"),
+    "contradiction": (GPT, {"vocab_size": 99}, f"99.*vocab_size={VOCAB}"),
+    "not a number": (GPT, {"block_size": -3}, "block_size.*-3"),
+    "too few tokens": (
+        lambda: lambda x: x.unsqueeze(-1).float(),
+        {"vocab_size": 1, "block_size": 4},
+        "at least 2.*got 1",
+    ),
+    "outputs": (GPT, {"outputs": "probabilities"}, "'probabilities'"),
+    "unknown check": (GPT, {"checks": ["caution"]}, "check_caution"),
+    "unknown expected": (
+        GPT,
+        {"expected_failures": {"check_x": ""}},
+        "check_x",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line(name):
+    model, settings, words = MISTAKES[name]
+    with pytest.raises(ValueError, match=words) as caught:
+        check_model(model, **settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_users_own_exception_is_the_cause():
+    with pytest.raises(UnusableModel) as caught:
+        check_model(raising, **SIZES)
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+def test_a_model_that_raises_later_fails_the_checks_that_met_it():
+    class Fragile(GPT):
+        def forward(self, tokens):
+            if tokens.size(0) == 1:
+                raise RuntimeError("one row is too few")
+            return super().forward(tokens)
+
+    report = check_model(Fragile)
+    assert "check_shape" in report.failed
+    message = report.results[0].message
+    assert "RuntimeError: one row is too few" in message
+    assert "check_loss" not in report.failed
