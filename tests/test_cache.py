@@ -166,6 +166,12 @@ def test_no_graph_is_kept():
     assert not cache[0].k.requires_grad
 
 
+def test_short_floats_stay_as_they_are():
+    model = mingpt_style.build_model(CONFIG).bfloat16()
+    store_by_columns(model)
+    assert model.lm_head.weight.is_contiguous()
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_storing_by_columns_changes_nothing_but_the_order(tied):
     config = CONFIG.replace(tie_weights=tied)

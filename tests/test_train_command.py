@@ -47,6 +47,22 @@ def text(tmp_path):
     return file
 
 
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """A folder with a finished run and with what is no good as a text."""
+    folder = tmp_path_factory.mktemp("places")
+    (folder / "text").write_text(TEXT)
+    (folder / "empty").write_text("")
+    (folder / "short").write_text("abcdefgh")
+    (folder / "folder").mkdir()
+    done = start(
+        "train", "--file", folder / "text", *SMALL, "--steps=2",
+        "--out", folder / "run",
+    )  # fmt: skip
+    assert done.wait(timeout=120) == 0
+    return folder
+
+
 def what_was_learnt(folder):
     """Losses by step, and the weights: all that must not differ."""
     losses = [
@@ -180,8 +196,8 @@ def wait_for_steps(process, folder, steps):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_told_to_stop_it_saves(run, text, tmp_path, number):
     common = (
-        "train", "--file", text, *SMALL, "--steps=300",
-        "--eval-interval=250",
+        "train", "--file", text, *SMALL, "--steps=150",
+        "--eval-interval=120",
     )  # fmt: skip
     out = tmp_path / "run"
     process = start(*common, "--out", out)
@@ -191,7 +207,7 @@ def test_told_to_stop_it_saves(run, text, tmp_path, number):
     assert process.returncode == 0, err
     assert f"go on with: gpt-duet train --resume {out}" in err
     step = open_run(out).step
-    assert 20 <= step < 250
+    assert 20 <= step < 120
     assert len(read_log(out)) == step  # nothing was lost
     assert run("train", "--resume", out)[0] == 0
     assert run(*common, "--out", tmp_path / "whole")[0] == 0
@@ -332,29 +348,21 @@ def test_two_processes_have_the_gradients_of_one(tmp_path):
     ],
 )
 def test_a_mistake_is_one_line_and_changes_nothing(
-    run, text, tmp_path, arguments, message
+    run, places, arguments, message
 ):
-    places = {
-        name: tmp_path / name
-        for name in ("run", "new", "empty", "short", "absent", "folder")
-    }
-    places["text"] = text
-    places["empty"].write_text("")
-    places["short"].write_text("abcdefgh")
-    places["folder"].mkdir()
-    common = ("--file", text, *SMALL, "--steps=2")
-    assert run("train", *common, "--out", places["run"])[0] == 0
-    before = folder_content(tmp_path)
-    arguments = [argument.format(**places) for argument in arguments]
+    names = ("text", "run", "new", "empty", "short", "absent", "folder")
+    paths = {name: places / name for name in names}
+    before = folder_content(places)
+    arguments = [argument.format(**paths) for argument in arguments]
     if "--resume" not in arguments:
-        arguments = [*common, *arguments]
+        arguments = ["--file", paths["text"], *SMALL, *arguments]
     status, out, err = run("train", *arguments)
     assert status == 2
     assert out == ""
     assert message in " ".join(err.split())
     assert len(err.strip().splitlines()) == 1
     assert "Traceback" not in err
-    assert folder_content(tmp_path) == before
+    assert folder_content(places) == before
 
 
 def test_a_damaged_checkpoint_is_not_resumed(run, text, tmp_path):
