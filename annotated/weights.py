@@ -37,7 +37,7 @@ def from_gpt2(
         config: the sizes, and what weights do not show.
         norm: torch's LayerNorm, which is GPT-2's; with this style's own,
             whose eps stands outside the root, the results move by 1e-5 to
-            1e-3.
+            2e-3.
 
     Raises:
         ValueError: where names or shapes do not fit.

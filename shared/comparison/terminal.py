@@ -45,7 +45,7 @@ def show_comparison(
         "",
         _time_table(comparison),
     )
-    if console.width >= 110:
+    if console.width >= 120:
         grid = Table.grid(padding=(0, 3))
         grid.add_row(stages, facts)
         console.print(grid)

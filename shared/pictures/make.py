@@ -47,7 +47,7 @@ CHROMIUM = (
 )
 
 
-def picture(arguments: list[str], width: int = 112) -> str:
+def picture(arguments: list[str], width: int = 120) -> str:
     """Run gpt-duet and return its output as SVG."""
     environment = os.environ | {
         "COLUMNS": str(width),
@@ -112,7 +112,7 @@ def photograph() -> list[Path]:
 if __name__ == "__main__":
     made = []
     for name, arguments in PICTURES.items():
-        columns = 168 if "--width" in arguments else 112
+        columns = 168 if "--width" in arguments else 120
         made.append(HERE / f"{name}.svg")
         made[-1].write_text(picture(arguments, columns), encoding="utf-8")
     if shutil.which("chromium") and shutil.which("chromedriver"):
