@@ -121,7 +121,7 @@ def choose_config(
     preset: str | None,
     tokenizer: Tokenizer,
     activation: str | None = None,
-    **sizes: int | None,
+    **sizes: float | None,
 ) -> GPTConfig:
     """Return the config that the options describe.
 
