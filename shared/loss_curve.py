@@ -5,7 +5,7 @@ from pathlib import Path
 
 from .files import take_place
 
-Points = Sequence[tuple[float, float]]
+Points = Sequence[Sequence[int | float]]
 
 
 def draw_losses(path: Path, curves: Mapping[str, Points], title: str) -> None:
