@@ -5,7 +5,7 @@ from pathlib import Path
 
 from .files import take_place
 
-Points = Sequence[Sequence[int | float]]
+Points = Sequence[Sequence[float]]
 
 
 def draw_losses(path: Path, curves: Mapping[str, Points], title: str) -> None:

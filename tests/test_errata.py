@@ -346,6 +346,7 @@ def test_d3_16_an_unknown_character():
         tokenizer.decode([65])
 
 
+@pytest.mark.unhooked
 def test_d3_18_a_loss_by_a_global_vocabulary():
     """130 scores read as twice 65 give a loss; ours is refused."""
     vocab_size = 65  # the notebook's global
@@ -401,6 +402,7 @@ def undefined_names(module):
     return missing
 
 
+@pytest.mark.unhooked
 @STYLES
 def test_d4_01_names_that_nothing_imports(style):
     """math and the others are not there; ours defines all it uses."""
@@ -620,6 +622,7 @@ class Watched(nn.Module):
     def __init__(self, model):
         super().__init__()
         self.model = model
+        self.config = model.config
         self.vocab_size, self.block_size = model.vocab_size, model.block_size
         self.shown, self.modes = [], []
 

@@ -71,6 +71,7 @@ def test_one_mask_alone_is_its_own_combination():
     assert combine_masks(subsequent_mask(3)).equal(subsequent_mask(3))
 
 
+@pytest.mark.unhooked
 @pytest.mark.parametrize(
     ("masks", "message"),
     [

@@ -88,6 +88,7 @@ def test_matrices_decay_and_the_rest_does_not(style):
     assert count == len(list(model.parameters()))
 
 
+@pytest.mark.unhooked
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
