@@ -100,9 +100,10 @@ def attention(
     Source: Vaswani et al. 2017 (Attention Is All You Need), equation 1.
     """
     d_k = query.size(-1)
-    scores = query @ key.transpose(-2, -1) / math.sqrt(d_k)
+    # the scores are the largest tensor here: scale before, mask in place
+    scores = query / math.sqrt(d_k) @ key.transpose(-2, -1)
     if mask is not None:
-        scores = scores.masked_fill(mask == 0, float("-inf"))
+        scores.masked_fill_(mask == 0, float("-inf"))
     p_attn = scores.softmax(dim=-1)
     weights = p_attn if dropout is None else dropout(p_attn)
     return weights @ value, p_attn
