@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.config import GPTConfig
-from shared.layouts import load_exactly, read_gpt2
+from shared.layouts import load_exactly, read_gpt2, strip
 
 from .layers import LayerNorm, Norm
 from .model import DecoderModel, build_model
@@ -83,7 +83,7 @@ def to_gpt2(model: DecoderModel) -> dict[str, Tensor]:
     Raises:
         ValueError: for a norm that is neither torch's nor this style's.
     """
-    config, ours = model.config, model.state_dict()
+    config, ours = model.config, strip(model.state_dict(), "_orig_mod.")
 
     state = {
         "wte.weight": ours["embed.0.lut.weight"] * math.sqrt(config.n_embd),

@@ -52,10 +52,8 @@ def from_gpt2(state: Mapping[str, Tensor], config: GPTConfig) -> GPT:
 
 def to_gpt2(model: GPT) -> dict[str, Tensor]:
     """Return the weights in the GPT-2 layout, copied, without a prefix."""
-    state = {
-        name: tensor.detach().clone()
-        for name, tensor in strip(model.state_dict(), "transformer.").items()
-    }
+    ours = strip(model.state_dict(), "_orig_mod.", "transformer.")
+    state = {name: tensor.detach().clone() for name, tensor in ours.items()}
     if model.lm_head.weight is model.transformer.wte.weight:
         del state["lm_head.weight"]
     return _transpose_linears(state)

@@ -57,6 +57,15 @@ def test_a_style_writes_the_shapes_of_the_layout(style):
 
 
 @both
+def test_a_compiled_model_gives_the_same_weights(style):
+    model = style.build_model(SMALL)
+    expected = style.to_gpt2(model)
+    found = style.to_gpt2(torch.compile(model))
+    assert found.keys() == expected.keys()
+    assert all(found[name].equal(expected[name]) for name in found)
+
+
+@both
 def test_a_prefix_and_mask_buffers_are_dropped(style):
     state = random_state(SMALL)
     model = style.from_gpt2(state, SMALL).eval()
