@@ -147,7 +147,6 @@ def generate(
         )
         model, tokenizer, run = load_trained(checkpoint_folder, style)
         tokenizer_name = run.facts["tokenizer"]["name"]
-        spoken = f"{tokenizer_name}, {tokenizer.n_vocab:,} of them"
         style = run.facts["style"] if style is None else style
         spoken = f"{tokenizer_name}, {tokenizer.n_vocab:,} of them"
         config = run.config

@@ -19,6 +19,7 @@ from shared.config import (
 from shared.corpus import default_text, read_text
 from shared.files import write_atomically
 from shared.tokenization import Tokenizer
+from shared.trained import DTYPES
 
 Text = Annotated[str | None, typer.Option("--text", help="The text itself.")]
 File = Annotated[
@@ -93,7 +94,6 @@ Json = Annotated[
 ]
 
 DEFAULTS = {"n_layer": 3, "n_head": 4, "n_embd": 128, "block_size": 64}
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def choose_text(text: str | None, file: Path | None) -> tuple[str, str]:
