@@ -13,6 +13,7 @@ the recipe, so they need no state. Nothing is a pickle.
 
 import hashlib
 import json
+import operator
 import os
 import shutil
 from collections.abc import Mapping
@@ -206,7 +207,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(whole, start=1):
         try:
             log.append(json.loads(line))
-            int.__index__(log[-1]["step"])
+            operator.index(log[-1]["step"])
         except (ValueError, TypeError, KeyError):
             raise ValueError(
                 f"{path} is damaged: line {number} is no step; move the log "

@@ -262,6 +262,8 @@ def test_two_processes_are_as_one(text, tmp_path):
     assert [len(log) for log in logs] == [4, 4]  # one of the two wrote
     for a, b in zip(*logs, strict=True):
         assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-5)
+    last = [log[-1]["val_loss"] for log in logs]
+    assert last[0] == pytest.approx(last[1], abs=1e-5)
     first = [log[0]["train_loss"] for log in logs]
     assert first[0] == pytest.approx(first[1], abs=1e-6)
     states = [load_file(last_checkpoint(f) / "model.safetensors")
