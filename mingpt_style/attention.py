@@ -71,17 +71,17 @@ class CausalSelfAttention(nn.Module):
         k = k.view(B, T, self.n_head, hs).transpose(1, 2)  # (B, nh, T, hs)
         v = v.view(B, T, self.n_head, hs).transpose(1, 2)  # (B, nh, T, hs)
 
-        mask = None
         if past is not None:
             k, v = past.append(k, v)  # (B, nh, S, hs), S >= T
+        S, mask = k.size(2), None
+        if 1 < T < S:  # one token alone may see all of the past
             # the kernel's own mask would align the first key, not the last
-            S = k.size(2)
             mask = x.new_ones(T, S, dtype=torch.bool).tril(S - T)
 
         # the kernel does not know eval mode: dropout has to be told
         p = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=p, is_causal=past is None
+            q, k, v, attn_mask=mask, dropout_p=p, is_causal=S == T
         )  # (B, nh, T, hs)
 
         y = y.transpose(1, 2).contiguous().view(B, T, C)

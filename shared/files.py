@@ -69,14 +69,20 @@ def new_folder(path: Path) -> Iterator[Path]:
         path: the name; an empty folder may be there already.
 
     Raises:
-        ValueError: as `require_new_folder`.
+        ValueError: as `require_new_folder`, and where the name cannot be
+            given.
     """
     require_new_folder(path)
     beside = _beside(path)
     beside.mkdir()
     try:
         yield beside
-        os.replace(beside, path)
+        try:
+            os.replace(beside, path)
+        except OSError as error:  # a mount point, or the current folder
+            raise ValueError(
+                f"cannot write the folder {path}: {error.strerror}"
+            ) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 

@@ -65,7 +65,7 @@ class Sampler:
         Raises:
             ValueError: where a row holds NaN, or nothing but -inf.
         """
-        best = log_probs.amax(dim=-1)
+        best, likeliest = log_probs.max(dim=-1)
         if not best.isfinite().all():
             row = int((~best.isfinite()).nonzero()[0])
             raise ValueError(
@@ -73,7 +73,7 @@ class Sampler:
                 f"log-probability is {best[row].item()}"
             )
         if self.temperature == 0:
-            return log_probs.argmax(dim=-1)
+            return likeliest
         probs = self.probabilities(log_probs)
         return torch.multinomial(probs, 1, generator=generator).squeeze(-1)
 

@@ -13,6 +13,7 @@ the recipe, so they need no state. Nothing is a pickle.
 
 import hashlib
 import json
+import operator
 import os
 import shutil
 from collections.abc import Mapping
@@ -193,11 +194,26 @@ def append_log(folder: Path, record: Record) -> None:
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """Return the log's lines, without one that a killed process cut off."""
-    if not (folder / LOG).is_file():
+    """Return the log's lines, without one that a killed process cut off.
+
+    Raises:
+        ValueError: for a line that is no step's.
+    """
+    path = folder / LOG
+    if not path.is_file():
         return []
-    lines = (folder / LOG).read_text(encoding="utf-8").splitlines(True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    *whole, _cut_off = path.read_bytes().split(b"\n")
+    log = []
+    for number, line in enumerate(whole, start=1):
+        try:
+            log.append(json.loads(line))
+            operator.index(log[-1]["step"])
+        except (ValueError, TypeError, KeyError):
+            raise ValueError(
+                f"{path} is damaged: line {number} is no step; move the log "
+                "away to go on without it"
+            ) from None
+    return log
 
 
 def cut_log(folder: Path, step: int) -> None:

@@ -60,8 +60,8 @@ class Trainer:
         seconds: spent so far.
 
     Raises:
-        ValueError: for a text without one window, and for a batch that the
-            processes cannot share evenly.
+        ValueError: for a text with a part that has not one window, and for
+            a batch that the processes cannot share evenly.
 
     Source: the loop of the lecture "Let's build GPT" and of nanoGPT.
     """
@@ -86,9 +86,8 @@ class Trainer:
         self.optimizer = build_optimizer(model, recipe)
         self.step = 0
         self.seconds = 0.0
+        self._require_windows()
         self._loss = self.processes.wrap(Loss(model))
-        for name in self.texts:
-            self._batch(name, "try")  # a text too short is refused now
 
     @property
     def done(self) -> bool:
@@ -108,7 +107,7 @@ class Trainer:
         torch.manual_seed(
             seed_for("dropout", seed, number, self.processes.rank)
         )
-        x, y = map(self.processes.share, self._batch("train", number))
+        x, y = self._batch("train", number)
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._loss(x, y)
@@ -125,7 +124,7 @@ class Trainer:
         self.step = number
         took = time.monotonic() - start
         estimates: dict[str, float] = {}
-        if self.evaluates_at(number) and self.processes.first:
+        if self.evaluates_at(number):
             estimates = self.estimate_losses()
             for name, value in estimates.items():
                 _require_finite(f"{name} loss", value, number)
@@ -148,7 +147,8 @@ class Trainer:
         """Return the mean loss over batches of each part of the text.
 
         The batches are the same at every evaluation, so that what changes
-        is the model. It runs in eval mode and is left as it was.
+        is the model. It runs in eval mode and is left as it was. Of several
+        processes each takes its rows, and all get the same answer.
         """
         losses = {}
         with eval_mode(self.model), torch.no_grad():
@@ -157,7 +157,8 @@ class Trainer:
                 total = 0.0
                 for _ in range(self.recipe.eval_batches):
                     x, y = self._draw(name, drawing)
-                    total += float(mean_loss(self.model, x, y))
+                    loss = mean_loss(self.model, x, y)
+                    total += float(self.processes.mean(loss))
                 losses[name] = total / self.recipe.eval_batches
         return losses
 
@@ -167,9 +168,22 @@ class Trainer:
     def _draw(
         self, name: str, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
+        """Draw a batch, and take this process's rows of it."""
         size, block = self.recipe.batch_size, self.model.block_size
         assert isinstance(block, int)
-        return random_batch(self.texts[name], size, block, generator)
+        x, y = random_batch(self.texts[name], size, block, generator)
+        return self.processes.share(x), self.processes.share(y)
+
+    def _require_windows(self) -> None:
+        train, val = map(len, self.texts.values())
+        block = self.model.block_size
+        assert isinstance(block, int)
+        if min(train, val) <= block:
+            raise ValueError(
+                f"a text of {train + val} tokens, {train} to learn from and "
+                f"{val} to be tested on, is too short: a window of {block} "
+                f"and its target need {block + 1} in each part"
+            )
 
 
 class Loss(nn.Module):

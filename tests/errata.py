@@ -115,6 +115,26 @@ FAULTS = (
         "back.",
     ),
     Fault(
+        "D3-09",
+        "The loop calls get_batch(split), and get_batch takes no argument: "
+        "it crashes, and leaves the model in eval mode.",
+        "The trainer draws batches of either part, and puts the mode back "
+        "after an error, too.",
+    ),
+    Fault(
+        "D3-10",
+        "estimate_loss returns a float that the loop indexes as a dict; "
+        "a model that came in eval mode leaves in train mode.",
+        "A loss for each part, by its name; every mode as it was.",
+    ),
+    Fault(
+        "D3-11",
+        "Training draws windows of a global 8 tokens for a context of 256, "
+        "from a text without a split: 248 positions stay random.",
+        "Windows are as long as the model's context, from the part of the "
+        "text to learn from alone.",
+    ),
+    Fault(
         "D3-14",
         "Each head of each layer keeps a mask of its own: a fifth of the "
         "checkpoint.",
@@ -213,10 +233,3 @@ FAULTS = (
         "Without a mask the causal one is used.",
     ),
 )
-
-# Faults of code that has its test elsewhere, and why not here.
-WAITING = {
-    "D3-09": "get_batch takes no argument: with the training loop",
-    "D3-10": "a loss used as a dict: with the training loop",
-    "D3-11": "short windows, no split: with the training loop",
-}

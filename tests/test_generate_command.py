@@ -226,7 +226,10 @@ def test_no_bar_when_it_is_quick():
         (["--tokenizer=nope"], "unknown tokenizer 'nope'; known: duet-1k"),
         (["--tokenizer=char", "--prompt=\u65e5"], "1 characters are not"),
         (["--file=x"], "--file is for --tokenizer char, not for duet-1k"),
-        (["--dtype=int8"], "dtype must be float32 or float64, got 'int8'"),
+        (
+            ["--dtype=int8"],
+            "dtype must be float32 or float64 or bfloat16, got 'int8'",
+        ),
         (["--device=nowhere"], "no device 'nowhere' here"),
         (["--n-head=3"], "n_embd=128 and n_head=3"),
         (["--activation=silu"], "activation must be one of relu"),
@@ -242,6 +245,25 @@ def test_bad_input_is_one_line(run, tmp_path, arguments, message):
     assert err.count("\n") == 1
     assert re.search(message, err)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16"])
+def test_it_writes_in_the_precision_asked_for(run, monkeypatch, style, name):
+    stream_tokens, dtypes = command.stream_tokens, set()
+
+    def watched(model, *arguments, **settings):
+        dtypes.update(p.dtype for p in model.parameters())
+        return stream_tokens(model, *arguments, **settings)
+
+    monkeypatch.setattr(command, "stream_tokens", watched)
+    status, out, err = run(
+        "generate", *SMALL, "--prompt=she", "--style", style, "--dtype", name
+    )
+    assert status == 0, err
+    assert out.startswith("she")
+    assert f"{name} on cpu" in err
+    assert dtypes == {getattr(torch, name)}
 
 
 def test_a_tokenizer_of_another_vocabulary(run, weights):

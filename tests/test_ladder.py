@@ -1,6 +1,7 @@
 """The rungs: each a model of the contract, each with one idea more."""
 
 import math
+import re
 import sys
 
 import pytest
@@ -128,6 +129,23 @@ def test_every_rung_learns(rung):
         optimizer.step()
     assert abs(first - math.log(11)) < 1.5
     assert float(loss.detach()) < first / 2
+
+
+def test_a_rung_that_falls(tmp_path, monkeypatch, capsys):
+    text = tmp_path / "text"
+    text.write_text("the cat sat on the mat. " * 40)
+    out = tmp_path / "ladder.png"
+    arguments = ["--steps=20", "--eval-batches=2", "--lr=1e30"]
+    monkeypatch.setattr(
+        sys, "argv",
+        ["gpt-duet", "ladder", f"--file={text}", f"--out={out}", *arguments],
+    )  # fmt: skip
+    with pytest.raises(SystemExit) as exit_:
+        shared.cli.main()
+    assert exit_.value.code == 1
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert re.match(r"gpt-duet: bigram table: the .* is nan at step \d", last)
+    assert not out.exists()
 
 
 def test_the_command_climbs(tmp_path, monkeypatch, capsys):

@@ -7,6 +7,7 @@ right behaviour; the comment names the fault.
 
 import math
 import re
+import sys
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 
 import annotated
 import mingpt_style
+import shared.cli
 from mingpt_style.heads import (
     Head,
     MultiHead,
@@ -35,8 +37,8 @@ from mingpt_style.ladder import (
 from shared import GPTConfig, generate, load_tokenizer
 from shared.corpus import random_batch, read_text, split_ids
 from shared.masks import causal_mask
-from shared.optimization import Recipe
-from shared.training import Trainer
+from shared.optimization import Recipe, generator_for
+from shared.training import Trainer, mean_loss
 
 FEATURES = {5, 6, *range(10, 18), 20, *range(50, 54)}
 FIGURES = {*range(5, 11), *range(19, 26)}
@@ -260,9 +262,16 @@ def small_trainer(style, **settings):
 def test_feature_50_the_mean_of_many_batches(style):
     trainer = small_trainer(style, eval_batches=200)
     trainer.model.eval()
+    drawing = generator_for("eval", 0, "val")
+    with torch.no_grad():
+        each = [
+            mean_loss(trainer.model, *random_batch(val, 8, 8, drawing))
+            for val in [trainer.texts["val"]] * 200
+        ]
     losses = trainer.estimate_losses()
     assert losses.keys() == {"train", "val"}  # D3-10: a float, then indexed
     assert not trainer.model.training  # D3-10: and left in train mode
+    assert losses["val"] == pytest.approx(float(torch.stack(each).mean()))
     assert all(abs(loss - math.log(65)) < 1 for loss in losses.values())
 
 
@@ -296,8 +305,23 @@ def test_feature_52_every_position_is_taught_by_the_true_past(style):
         assert (rows > 0).all()
 
 
-def test_feature_53_a_count_with_its_commas():
-    assert f"{count(Bigram(SMALL)):,}" == "4,225"
+def test_feature_53_a_count_with_its_commas(tmp_path, monkeypatch, capsys):
+    text = tmp_path / "text"
+    text.write_text("".join(map(chr, range(48, 48 + 65))) * 3)
+    out = tmp_path / "run"
+    monkeypatch.setattr(sys, "argv", [
+        "gpt-duet", "train", f"--file={text}", "--n-layer=3", "--n-head=8",
+        "--n-embd=32", "--block-size=8", "--steps=1", "--eval-batches=1",
+        f"--out={out}",
+    ])  # fmt: skip
+    with pytest.raises(SystemExit) as exit_:
+        shared.cli.main()
+    assert not exit_.value.code
+    config = SMALL.replace(n_layer=3, n_head=8)
+    parameters = count(mingpt_style.build_model(config))
+    assert parameters > 1000
+    assert f" {parameters:,} parameters, " in capsys.readouterr().err
+    # the small models of the notebook, by their sizes
     assert [count(RUNGS[name](SMALL)) for name in list(RUNGS)[:2]] == [
         4225, 4481,
     ]  # fmt: skip
@@ -313,7 +337,7 @@ def test_figure_05_the_logits_of_the_bigram():
     assert Bigram(SMALL)(x)[0].shape == (4, 8, 65)
 
 
-def test_figure_06_averages_as_a_matrix():
+def test_figure_06_averages_as_a_matrix(notebook):
     x = torch.randn(4, 8, 2)
     assert x.shape == average_by_matrix(x).shape == (4, 8, 2)
     matrix = average_by_matrix(torch.eye(8)[None])[0]
@@ -321,6 +345,10 @@ def test_figure_06_averages_as_a_matrix():
         row = [1 / (t + 1)] * (t + 1) + [0] * (7 - t)
         torch.testing.assert_close(matrix[t], torch.tensor(row))
     assert average_by_softmax(torch.eye(8)[None])[0].allclose(matrix)
+    # the scores that are shown: 0 for the past, -inf for the future
+    shown = printed(notebook, "[[0., -inf,", 8, 8)
+    assert shown.isneginf().equal(~causal_mask(8)[0, 0])
+    torch.testing.assert_close(shown.softmax(-1), matrix)
 
 
 def test_figure_07_weights_and_values_of_one_head():
@@ -440,11 +468,11 @@ def test_figure_24_four_windows_of_the_text(notebook, shakespeare):
     for here, there in zip(x, y, strict=True):
         assert there[:-1] == here[1:]
         assert tokenizer.decode([*here, there[-1]]) in shakespeare
-    places = {tokenizer.decode([*x[0], y[0][-1]]): 486268,
-              tokenizer.decode([*x[2], y[2][-1]]): 322729}  # fmt: skip
-    for window, place in places.items():
-        assert shakespeare.count(window) == 1
-        assert shakespeare.index(window) == place
+    shown = [tokenizer.decode([*x[i], y[i][-1]]) for i in range(4)]
+    assert [
+        (shakespeare.count(w), shakespeare.index(w)) for w in shown[:3]
+    ] == [(1, 486268), (1, 404717), (1, 322729)]
+    assert (shown[3], shakespeare.count(shown[3])) == ("thousand ", 71)
 
 
 def test_figure_25_greedy_repeats_itself_in_eval_mode():

@@ -3,9 +3,9 @@
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 
 import torch
 import typer
@@ -30,9 +30,23 @@ from . import options
 # Draws the random weights, whatever style they are then loaded into.
 DRAWS = "mingpt_style"
 PROMPT = "A long time ago"
+# The shortest is fastest, and rounds so much that styles may part ways.
+DTYPES = options.DTYPES | {"bfloat16": torch.bfloat16}
 PATIENCE = 1.0  # seconds without a sign of life before a progress bar comes
 
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A model with its tokenizer, and where both are from, in words."""
+
+    style: str
+    model: nn.Module
+    tokenizer: Tokenizer
+    tokenizer_name: str
+    spoken: str
+    told: list[str]
 
 
 def generate(
@@ -113,7 +127,9 @@ def generate(
     n_embd: options.NEmbd = None,
     block_size: options.BlockSize = None,
     activation: options.Activation = None,
-    dtype_name: options.Dtype = "float32",
+    dtype_name: Annotated[
+        str, typer.Option("--dtype", help=f"One of {', '.join(DTYPES)}.")
+    ] = "float32",
     seed: Annotated[
         int,
         typer.Option("--seed", help="Of random weights and random choices."),
@@ -131,56 +147,36 @@ def generate(
     sampler = Sampler(temperature, top_k, top_p)
     prompts = prompts or [PROMPT]
     _require_prompts(prompts, new_tokens, batch, stream)
-    dtype = options.choose_dtype(dtype_name)
+    dtype = options.choose_dtype(dtype_name, DTYPES)
     options.require_seed(seed)
     options.require_parent(json_file)
     device = options.choose_device(device_name)
-    sizes = {"n_layer": n_layer, "n_embd": n_embd, "block_size": block_size}
-    sizes_and_names = sizes | {"n_head": n_head, "activation": activation}
+    sizes: dict[str, Any] = {
+        "preset": preset, "n_layer": n_layer, "n_head": n_head,
+        "n_embd": n_embd, "block_size": block_size, "activation": activation,
+    }  # fmt: skip
     if checkpoint_folder is not None:
         _require_nothing_beside(
-            preset=preset,
-            tokenizer=tokenizer_name,
-            file=file,
-            weights=weights,
-            **sizes_and_names,
+            tokenizer=tokenizer_name, file=file, weights=weights, **sizes
         )
-        model, tokenizer, run = load_trained(checkpoint_folder, style)
-        tokenizer_name = run.facts["tokenizer"]["name"]
-        spoken = f"{tokenizer_name}, {tokenizer.n_vocab:,} of them"
-        style = run.facts["style"] if style is None else style
-        spoken = f"{tokenizer_name}, {tokenizer.n_vocab:,} of them"
-        config = run.config
-        told = [f"{run.folder}, after {run.step} of {run.recipe.steps} steps"]
-        model = model.to(device, dtype)
+        writer = _recall(checkpoint_folder, style)
+        writer.model.to(device, dtype)
     else:
+        name = tokenizer_name or DEFAULT
+        tokenizer, spoken = _choose_tokenizer(name, file)
+        config, state, told = _choose_weights(
+            weights, tokenizer, name, seed, **sizes
+        )
+        state = {key: t.to(device, dtype) for key, t in state.items()}
         style = DRAWS if style is None else style
-        tokenizer_name = tokenizer_name or DEFAULT
-        school = load_style(style)
-        tokenizer, spoken = _choose_tokenizer(tokenizer_name, file)
-        if weights is None:
-            config = options.choose_config(
-                preset, tokenizer, activation, n_head=n_head, **sizes
-            )
-            config, state, told = _draw(config, tokenizer, seed)
-            state = {name: t.to(device, dtype) for name, t in state.items()}
-        else:
-            checkpoint = options.choose_checkpoint(
-                weights,
-                tokenizer,
-                tokenizer_name,
-                n_head=n_head,
-                activation=activation,
-                preset=preset,
-                **sizes,
-            )
-            config, state = checkpoint.config, checkpoint.to(device, dtype)
-            told = [str(weights), *checkpoint.told]
-        model = school.from_gpt2(state, config)
+        model = load_style(style).from_gpt2(state, config)
+        writer = Writer(style, model, tokenizer, name, spoken, told)
+    model, tokenizer = writer.model, writer.tokenizer
     if not isinstance(model, LanguageModel):
-        raise ValueError(f"style {style!r} builds no language model")
+        raise ValueError(f"style {writer.style!r} builds no language model")
+    config = model.config
     if device.type == "cpu" and isinstance(model, CachedLanguageModel):
-        store_by_columns(cast(nn.Module, model))
+        store_by_columns(model)
     rows = [tokenizer.encode(p) for p in prompts for _ in range(batch)]
     tokens = stream_tokens(
         model,
@@ -194,11 +190,11 @@ def generate(
     _show_facts(
         facts,
         {
-            "model": f"{style}: {config.n_layer} layers, {config.n_head} "
-            f"heads, {config.n_embd} wide, block of {config.block_size}; "
-            f"{dtype_name} on {device}",
-            "weights": "; ".join(told),
-            "tokens": spoken,
+            "model": f"{writer.style}: {config.n_layer} layers, "
+            f"{config.n_head} heads, {config.n_embd} wide, block of "
+            f"{config.block_size}; {dtype_name} on {device}",
+            "weights": "; ".join(writer.told),
+            "tokens": writer.spoken,
             "prompt": _describe_lengths(rows, config.block_size),
             "choice": _describe(sampler, seed),
         },
@@ -218,10 +214,10 @@ def generate(
             typer.echo(" ".join(map(str, row)))
     if json_file is not None:
         content = {
-            "style": style,
-            "weights": "; ".join(told),
+            "style": writer.style,
+            "weights": "; ".join(writer.told),
             "config": asdict(config),
-            "tokenizer": tokenizer_name,
+            "tokenizer": writer.tokenizer_name,
             "seed": seed,
             **asdict(sampler),
             "prompts": [p for p in prompts for _ in range(batch)],
@@ -283,6 +279,35 @@ def _require_nothing_beside(**options_given: object) -> None:
                 f"--checkpoint brings its own: leave "
                 f"--{name.replace('_', '-')} out"
             )
+
+
+def _recall(folder: Path, style: str | None) -> Writer:
+    """Return what a training run has learnt, in its style or another."""
+    model, tokenizer, run = load_trained(folder, style)
+    name = run.facts["tokenizer"]["name"]
+    spoken = f"{name}, {tokenizer.n_vocab:,} of them"
+    told = [f"{run.folder}, after {run.step} of {run.recipe.steps} steps"]
+    style = run.facts["style"] if style is None else style
+    return Writer(style, model, tokenizer, name, spoken, told)
+
+
+def _choose_weights(
+    folder: Path | None,
+    tokenizer: Tokenizer,
+    tokenizer_name: str,
+    seed: int,
+    preset: str | None,
+    **sizes: Any,
+) -> tuple[GPTConfig, State, list[str]]:
+    """Return a config, weights for it, and in words where they are from."""
+    if folder is None:
+        config = options.choose_config(preset, tokenizer, **sizes)
+        return _draw(config, tokenizer, seed)
+    checkpoint = options.choose_checkpoint(
+        folder, tokenizer, tokenizer_name, preset=preset, **sizes
+    )
+    told = [str(folder), *checkpoint.told]
+    return checkpoint.config, checkpoint.state, told
 
 
 def _choose_tokenizer(name: str, file: Path | None) -> tuple[Tokenizer, str]:

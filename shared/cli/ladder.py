@@ -1,6 +1,7 @@
 """gpt-duet ladder: the lecture's rungs, trained one after another."""
 
 import importlib
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -129,7 +130,10 @@ def _climb(
         try:
             record = trainer.take_step()
         except TrainingFailed as error:
-            raise ValueError(f"{name}: {error}; try a smaller --lr") from None
+            bar.stop()
+            message = f"{name}: {error}; try a smaller --lr"
+            print(f"gpt-duet: {message}", file=sys.stderr)
+            raise typer.Exit(1) from None
         bar.advance(task)
         if record.val_loss is not None:
             curve.append((float(record.step), record.val_loss))

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from shared.config import (
 from shared.corpus import default_text, read_text
 from shared.files import write_atomically
 from shared.tokenization import Tokenizer
+from shared.trained import DTYPES
 
 Text = Annotated[str | None, typer.Option("--text", help="The text itself.")]
 File = Annotated[
@@ -93,7 +95,6 @@ Json = Annotated[
 ]
 
 DEFAULTS = {"n_layer": 3, "n_head": 4, "n_embd": 128, "block_size": 64}
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def choose_text(text: str | None, file: Path | None) -> tuple[str, str]:
@@ -191,15 +192,17 @@ def choose_checkpoint(
     return checkpoint.for_vocabulary(tokenizer.n_vocab, tokenizer_name)
 
 
-def choose_dtype(name: str) -> torch.dtype:
+def choose_dtype(
+    name: str, known: Mapping[str, torch.dtype] = DTYPES
+) -> torch.dtype:
     """Return the dtype of that name.
 
     Raises:
-        ValueError: for any but float32 and float64.
+        ValueError: for a name that is not among the known ones.
     """
-    if name not in DTYPES:
-        raise ValueError(f"dtype must be {' or '.join(DTYPES)}, got {name!r}")
-    return DTYPES[name]
+    if name not in known:
+        raise ValueError(f"dtype must be {' or '.join(known)}, got {name!r}")
+    return known[name]
 
 
 def choose_device(name: str) -> torch.device:

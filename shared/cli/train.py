@@ -163,6 +163,8 @@ def _start(
     if preset is None:
         model = SIZES | {k: v for k, v in model.items() if v is not None}
     config = options.choose_config(preset, tokenizer, **model)
+    # a preset may have room for more tokens than can be written
+    config = config.replace(vocab_size=tokenizer.n_vocab)
     facts = {
         "style": style,
         "dtype": dtype_name,

@@ -135,15 +135,15 @@ def _say(console: Console, run: Run) -> None:
     if not trainer.processes.first:
         return
     count = sum(p.numel() for p in trainer.model.parameters())
-    lengths = [len(text) for text in trainer.texts.values()]
-    text = run.facts["text"]
+    train, val = map(len, trainer.texts.values())
+    file = run.facts["text"]["file"] or "Python documentation"
+    tokenizer = run.facts["tokenizer"]["name"]
     console.print(
         f"model {run.facts['style']}: {config.n_layer} layers, "
         f"{config.n_head} heads, {config.n_embd} wide, block of "
         f"{config.block_size}; {count:,} parameters, {run.facts['dtype']}\n"
-        f"text  {text['file'] or 'Python documentation'}: "
-        f"{lengths[0]:,} tokens to learn from, {lengths[1]:,} to be tested "
-        f"on ({run.facts['tokenizer']['name']}, {config.vocab_size} of them)",
+        f"text  {file}: {train:,} tokens to learn from, {val:,} to be "
+        f"tested on ({tokenizer}, {config.vocab_size:,} of them)",
         soft_wrap=True,
     )
     if not run.new:
