@@ -146,7 +146,9 @@ def _color(name: str) -> str:
 def _title(run: Run) -> str:
     s = run.setting
     shape = f"{run.what} {s.get('shape', '')}".strip()
-    parts = [f"{k} {s[k]}" for k in ("batch", "time", "new") if k in s]
+    parts = [
+        f"{k} {s[k]}" for k in ("batch", "time", "prompt", "new") if k in s
+    ]
     parts += [str(s[k]) for k in ("dtype", "device") if k in s]
     compiled = ["eager and compiled"] if s.get("compile") else []
     return ", ".join([shape, *parts, *compiled]) if s else describe(run)
@@ -159,6 +161,6 @@ def _machine(results: Results) -> str:
     if facts.get("accelerator", "none") != "none":
         told.append(str(facts["accelerator"]))
     threads = {run.setting.get("threads") for run in results.runs} - {None}
-    told += [f"{n} threads" for n in sorted(threads, key=str)]
+    told += [f"threads {n}" for n in sorted(threads, key=str)]
     told += [f"{name} {facts[name]}" for name in names[2:] if name in facts]
     return ", ".join(told)

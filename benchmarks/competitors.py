@@ -17,7 +17,7 @@ from .limits import parameter_count
 from .peers import PEERS, build_peer
 
 STYLES = ("annotated", "mingpt_style")
-OWN = " (own norm)"
+OWN = "-own"  # after the name of a style with its school's own parts
 
 Scores = Callable[[Tensor], Tensor]
 
@@ -284,8 +284,16 @@ def parameter_note(
     extra = count - ours
     if abs(extra) <= 0.01 * ours:
         return ""
-    told = f"{extra / ours:+.1%} parameters"
-    head = config.vocab_size * config.n_embd
-    if config.tie_weights and abs(extra - head) <= 0.01 * ours:
-        return f"{told}: its head is not tied to its embedding"
-    return told
+    head = config.vocab_size * config.n_embd if config.tie_weights else 0
+    table = config.block_size * config.n_embd
+    reasons = {
+        "its head is not tied to its embedding": head,
+        "its position table is not trained": -table,
+        "its head is not tied, its position table not trained": head - table,
+    }
+    # a bias at the head is too small to be named
+    near = 0.002 * ours + config.vocab_size
+    told = [why for why, n in reasons.items() if n and abs(extra - n) <= near]
+    return f"{extra / ours:+.1%} parameters" + "".join(
+        f": {why}" for why in told[:1]
+    )

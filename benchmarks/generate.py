@@ -105,7 +105,7 @@ def measure_generate(
                 for place in places if cached else ():
                     one = OneToken(model, batch, place, device)
                     add(
-                        f"{name}, token {place}",
+                        f"{name} @{place}",
                         one.read,
                         one.prepare,
                         tokens=batch,
@@ -141,7 +141,10 @@ def measure_generate(
             tokens.draw(number)
 
         timings = interleave(runs, rounds, before=before)
+    if any("@" in name for name in rows):
+        notes.append("@100: one token, after 100 that are in the cache")
     setting = shape.facts(batch, prompt, dtypes[0], device)
+    setting["prompt"] = setting.pop("time")
     return Run(
         "generate",
         setting | {"new": new, "rounds": rounds},

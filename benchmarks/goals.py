@@ -304,8 +304,8 @@ def _decoding(runs: list[Run]) -> list[Goal]:
         ("decoding, transformers' generate", OURS, "transformers", 1.0),
         (
             "a token at 900, one at 100",
-            f"{OURS}, token 900",
-            f"{OURS}, token 100",
+            f"{OURS} @900",
+            f"{OURS} @100",
             None,
         ),
         (

@@ -120,7 +120,10 @@ class Results:
 
 
 def machine_facts(device: torch.device) -> dict[str, Value]:
-    """Return what a number depends on: processor, cores, versions."""
+    """Return what a number depends on: processor, versions, other work.
+
+    "load" is the mean number of busy processes in the minute before.
+    """
     facts: dict[str, Value] = {
         "processor": _processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
@@ -129,6 +132,9 @@ def machine_facts(device: torch.device) -> dict[str, Value]:
         else os.cpu_count() or 1,
         "accelerator": _accelerator(device),
         "system": f"{platform.system()} {platform.machine()}",
+        "load": round(os.getloadavg()[0], 1)
+        if hasattr(os, "getloadavg")
+        else 0.0,
         "python": platform.python_version(),
     }
     for library in LIBRARIES:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -10,7 +11,7 @@ from shared.config import GPTConfig, preset_fields, preset_names
 from .results import Value
 
 # The shapes of this project's goals: a preset or sizes, batch and time.
-GOALS: dict[str, tuple[dict[str, int], int, int]] = {
+GOALS: dict[str, tuple[dict[str, Any], int, int]] = {
     "S1": (
         {"vocab_size": 65, "block_size": 256}
         | {"n_layer": 6, "n_head": 6, "n_embd": 384},
@@ -61,6 +62,20 @@ class Shape:
         }
 
 
+def preset_sizes(preset: str) -> dict[str, Any]:
+    """Return the fields of GPTConfig that a preset fixes.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    if preset in GOALS:
+        return GOALS[preset][0]
+    if preset not in preset_names():
+        known = ", ".join([*GOALS, *preset_names()])
+        raise ValueError(f"unknown preset {preset!r}; known: {known}")
+    return preset_fields(preset)
+
+
 def choose_shape(
     preset: str,
     batches: Sequence[int] = (),
@@ -81,15 +96,9 @@ def choose_shape(
         ValueError: for an unknown name, what GPTConfig refuses, or a time
             above the block size.
     """
-    if preset not in GOALS and preset not in preset_names():
-        known = ", ".join([*GOALS, *preset_names()])
-        raise ValueError(f"unknown preset {preset!r}; known: {known}")
     given = {k: v for k, v in (sizes or {}).items() if v is not None}
-    if preset in GOALS:
-        fields, batch, time = GOALS[preset]
-    else:
-        fields, batch, time = preset_fields(preset), 8, 128
-    fields = {"vocab_size": 50257} | fields | given
+    fields = {"vocab_size": 50257} | preset_sizes(preset) | given
+    _, batch, time = GOALS.get(preset, ({}, 8, 128))
     block = fields.get("block_size")
     times = tuple(times) or (min(time, block or time),)
     fields.setdefault("block_size", max(times))

@@ -42,7 +42,7 @@ def _show_run(run: Run) -> list[RenderableType]:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=None, header_style="bold cyan", padding=(0, 2, 0, 0))
+    table = Table(box=None, header_style="bold cyan", padding=(0, 1, 0, 0))
     for number, column in enumerate(columns):
         table.add_column(
             column, justify="right" if number else "left", no_wrap=True
@@ -53,24 +53,35 @@ def _table(*columns: str) -> Table:
 def _speeds(run: Run) -> Table:
     """Times with their quartiles, ratios, and parts of the limit."""
     ours = run.row(run.reference)
-    table = _table(
-        "", "median", "quartiles", "ratio", "of limit", "of own", "tokens/s"
-    )
-    for row in run.rows:
-        first, median, third = row.timing.quartiles
-        ratio = ""
-        if ours is not None and not row.limit:
-            ratio = f"{ours.timing.ratio(row.timing)[1]:.2f}"
-        table.add_row(
-            row.name,
-            seconds(median),
-            f"{_short(first)}-{_short(third)}",
-            ratio,
-            _percent(part_of_limit(run, row)),
-            _percent(part_of_own(run, row)),
-            f"{row.tokens / median:,.0f}" if row.tokens else "",
-            style="dim" if row.limit else None,
-        )
+    columns = {"": [row.name for row in run.rows]}
+    columns["median"] = [seconds(row.timing.median) for row in run.rows]
+    columns["quartiles"] = [_spread(row) for row in run.rows]
+    columns["ratio"] = [
+        f"{ours.timing.ratio(row.timing)[1]:.2f}"
+        if ours and not row.limit
+        else ""
+        for row in run.rows
+    ]
+    columns["of limit"] = [
+        _percent(part_of_limit(run, row)) for row in run.rows
+    ]
+    columns["of own"] = [_percent(part_of_own(run, row)) for row in run.rows]
+    columns["tokens/s"] = [
+        f"{row.tokens / row.timing.median:,.0f}" if row.tokens else ""
+        for row in run.rows
+    ]
+    table = _filled_table(columns)
+    for row, shown in zip(run.rows, table.rows, strict=True):
+        shown.style = "dim" if row.limit else None
+    return table
+
+
+def _filled_table(columns: dict[str, list[str]]) -> Table:
+    """Return a table of those columns that are not empty."""
+    kept = {name: cells for name, cells in columns.items() if any(cells)}
+    table = _table(*kept)
+    for cells in zip(*kept.values(), strict=True):
+        table.add_row(*cells)
     return table
 
 
@@ -90,17 +101,24 @@ def _picture(run: Run) -> Table:
 
 def _particulars(run: Run) -> Table:
     """What each row gives, holds and needed at first."""
-    table = _table("", "gives", "parameters", "peak memory", "first run")
-    for row in run.models:
-        peak = row.peak_bytes
-        table.add_row(
-            row.name,
-            row.gives,
-            "" if row.parameters is None else f"{row.parameters:,}",
-            "" if peak is None else f"{peak / 1e6:,.1f} MB",
-            "" if row.first_seconds is None else seconds(row.first_seconds),
-        )
-    return table
+    rows = run.models
+    return _filled_table(
+        {
+            "": [row.name for row in rows],
+            "gives": [row.gives for row in rows],
+            "parameters": [
+                f"{row.parameters:,}" if row.parameters else "" for row in rows
+            ],
+            "peak memory": [
+                "" if row.peak_bytes is None else _bytes(row.peak_bytes)
+                for row in rows
+            ],
+            "first run": [
+                seconds(row.first_seconds) if row.first_seconds else ""
+                for row in rows
+            ],
+        }
+    )
 
 
 def _operations(row: Row) -> str:
@@ -155,7 +173,7 @@ def _show_growth(runs: Sequence[Run]) -> list[RenderableType]:
     return [
         "",
         table,
-        "- exponent: of operations, by least squares; 1 grows as they do",
+        "- time ~ operations^exponent, by least squares of logarithms",
     ]
 
 
@@ -226,6 +244,17 @@ def _short(value: float) -> str:
     """Milliseconds in three digits or more."""
     ms = value * 1e3
     return f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}"
+
+
+def _spread(row: Row) -> str:
+    first, _, third = row.timing.quartiles
+    return f"{_short(first)}-{_short(third)}"
+
+
+def _bytes(count: int) -> str:
+    return (
+        f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
+    )
 
 
 def _percent(part: float | None) -> str:

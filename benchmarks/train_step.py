@@ -128,11 +128,12 @@ def training_step(
     )  # fmt: skip
 
     def step() -> float:
-        optimizer.zero_grad(set_to_none=True)
         scores = competitor.scores(tokens.now[:, :-1])
         loss = loss_of(scores.flatten(0, 1), tokens.now[:, 1:].flatten())
         loss.backward()
         optimizer.step()
+        # at the end: a step then frees all that it allocated itself
+        optimizer.zero_grad(set_to_none=True)
         return loss.item()
 
     return step

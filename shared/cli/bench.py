@@ -1,0 +1,20 @@
+"""gpt-duet bench: python -m benchmarks under this command's name."""
+
+import runpy
+import sys
+from importlib.util import find_spec
+
+import typer
+
+
+def bench(context: typer.Context) -> None:
+    """Measure speed: both styles, their peers, and the machine's limit."""
+    if find_spec("benchmarks") is None:
+        raise ValueError("the package benchmarks is not installed")
+    before = sys.argv
+    sys.argv = ["gpt-duet bench", *context.args]
+    try:
+        # by name: nothing of this package depends on the benchmarks
+        runpy.run_module("benchmarks", run_name="__main__")
+    finally:
+        sys.argv = before
