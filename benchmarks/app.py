@@ -12,7 +12,7 @@ from rich.console import Console
 
 from shared.cli import options
 
-from .chart import draw, require_picture
+from .chart import draw, eager_forward, require_picture
 from .competitors import STYLES
 from .forward import Plan, Tell, measure_forward
 from .generate import measure_generate
@@ -555,7 +555,8 @@ def report(
 ) -> None:
     """Print the table of goals from files, and draw the first of them.
 
-    Nothing is measured: the README's picture is made so.
+    Nothing is measured. The picture has the eager forward passes; the
+    README's is made so.
     """
     options.require_parent(plot)
     require_picture(plot)
@@ -564,7 +565,7 @@ def report(
     shown = show_goals([judge(results) for results in kept], names, markdown)
     Console(highlight=False, soft_wrap=markdown).print(shown)
     if plot is not None:
-        draw(kept[0], plot)
+        draw(eager_forward(kept[0]), plot)
 
 
 def _prepare(device_name: str, threads: int | None) -> torch.device:

@@ -25,6 +25,16 @@ def require_picture(path: Path | None) -> None:
         raise ValueError(f"a plot ends in .svg or .png, got {path.name}")
 
 
+def eager_forward(results: Results) -> Results:
+    """Leave all out but the forward passes that were not compiled."""
+    kept = [
+        run
+        for run in results.runs
+        if run.what == "forward" and not run.setting.get("compile")
+    ]
+    return Results(results.machine, kept)
+
+
 def draw(results: Results, path: Path) -> None:
     """Draw every run as bars, and sweeps of time as lines.
 

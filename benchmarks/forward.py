@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from .competitors import (
-    OWN,
     STYLES,
     Competitor,
     answer,
@@ -226,8 +225,6 @@ def _work_note(competitor: Competitor, tokens: Tensor, work: int) -> str:
     # rows are alike, and one is counted sooner
     counted = count_flops(lambda: competitor.scores(tokens[:1]))
     counted *= len(tokens)
-    if counted == work or competitor.name.endswith(OWN):
+    if counted == work:
         return ""
-    if counted == 0:
-        return "operations not counted"
-    return f"{counted / work - 1:+.1%} operations"
+    return f"torch's counter sees {counted / work:.0%} of these operations"

@@ -102,7 +102,7 @@ def choose_shape(
     block = fields.get("block_size")
     times = tuple(times) or (min(time, block or time),)
     fields.setdefault("block_size", max(times))
-    config = GPTConfig(**fields, dropout=0.0)  # type: ignore[arg-type]
+    config = GPTConfig(**fields, dropout=0.0)
     if max(times) > config.block_size:
         raise ValueError(
             f"time {max(times)} is longer than the {config.block_size} "
