@@ -26,6 +26,7 @@ from .results import (
     changes,
     machine_facts,
     read_results,
+    renewed,
     require_same_machine,
 )
 from .shapes import choose_shape, preset_sizes
@@ -207,8 +208,11 @@ class Outlet:
         if self.plot is not None:
             draw(results, self.plot)
         if self.compare is not None:
-            found = changes(read_results(self.compare), results)
+            old = read_results(self.compare)
+            found = changes(old, results)
             console.print(show_changes(found, self.tolerance))
+            for told in renewed(old.machine, self.machine):
+                console.print(f"- {told}")
             if any(change.slower(self.tolerance) for change in found):
                 raise typer.Exit(1)
 

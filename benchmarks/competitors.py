@@ -252,9 +252,7 @@ def require_sound(
         ValueError: naming the competitor, and both numbers.
     """
     name = competitor.name
-    changed = tokens.clone()
-    changed[:, -1] = (changed[:, -1] + 1) % vocab_size
-    scores, moved = (answer(competitor, t) for t in (tokens, changed))
+    scores = answer(competitor, tokens)
     expected = (*tokens.shape, vocab_size)
     found = getattr(scores, "shape", None)
     if found is None or tuple(found) != expected:
@@ -264,6 +262,9 @@ def require_sound(
         )
     if scores.device.type == "meta" or tokens.size(1) < 2:
         return
+    changed = tokens[:1].clone()  # one row leaks as all do, and is quick
+    changed[:, -1] = (changed[:, -1] + 1) % vocab_size
+    scores, moved = (answer(competitor, t) for t in (tokens[:1], changed))
     leak = (moved - scores)[:, :-1].abs().max().item()
     spread = scores.float().std().item()
     tolerance = 16 * torch.finfo(scores.dtype).eps * spread

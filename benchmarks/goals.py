@@ -23,7 +23,7 @@ from .forward import (
     with_seconds,
 )
 from .generate import measure_generate
-from .growth import growth
+from .growth import Growth, growth
 from .peers import PEERS
 from .results import Results, Row, Run
 from .shapes import GOALS, choose_shape
@@ -193,7 +193,8 @@ def judge(results: Results) -> list[Goal]:
         for shape in GOALS
         for name in (*STYLES, STYLES[0] + OWN)
     ]
-    goals += _growth(runs)
+    grown = {g.name: g for g in growth(runs)}
+    goals += [_growth(grown, name) for name in STYLES]
     goals += [_quick(runs, "construction", name, 3.0) for name in STYLES]
     goals += [_quick(runs, "import", name, 0.3) for name in STYLES]
     goals += _decoding(runs)
@@ -272,20 +273,13 @@ def _compiled(runs: list[Run], shape: str, name: str) -> Goal:
     return _missing(what, goal)
 
 
-def _growth(runs: list[Run]) -> list[Goal]:
-    goal = "at most the formula's"
-    found = [g for g in growth(runs) if g.name in STYLES]
-    if not found:
-        return [_missing("growth with the text", goal)]
-    return [
-        Goal(
-            f"{g.name}, growth, {g.times[0]} to {g.times[-1]} tokens",
-            goal,
-            f"x {g.measured:.2f}, formula x {g.expected:.2f}",
-            g.measured <= g.expected,
-        )
-        for g in found
-    ]
+def _growth(grown: dict[str, Growth], name: str) -> Goal:
+    what, goal = f"{name}, growth with the text", "at most the formula's"
+    if name not in grown:
+        return _missing(what, goal)
+    g = grown[name]
+    told = f"x {g.measured:.1f}, formula x {g.expected:.1f}"
+    return Goal(what, goal, told, g.measured <= g.expected)
 
 
 def _quick(runs: list[Run], what: str, name: str, limit: float) -> Goal:

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from shared.config import GPTConfig
 
 SQUARE = 1536  # large enough for any machine's best rate, quick enough here
-COPIED = 2**27  # bytes: no cache holds them
+COPIED = 2**27  # bytes: more than most caches hold
 
 
 def forward_flops(config: GPTConfig, batch: int, time: int) -> int:

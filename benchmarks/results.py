@@ -294,6 +294,15 @@ def require_same_machine(
             )
 
 
+def renewed(old: Mapping[str, Value], new: Mapping[str, Value]) -> list[str]:
+    """Say which versions are not those of the old results."""
+    return [
+        f"{name} was {old.get(name)}, is {new.get(name)}"
+        for name in ("python", *LIBRARIES)
+        if old.get(name) != new.get(name)
+    ]
+
+
 def _key(run: Run) -> tuple[Any, ...]:
     setting = {k: v for k, v in run.setting.items() if k != "rounds"}
     return run.what, *sorted(setting.items())

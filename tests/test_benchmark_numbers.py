@@ -13,6 +13,7 @@ from benchmarks import limits, profiling, timing
 from benchmarks.chart import draw
 from benchmarks.competitors import (
     Competitor,
+    answer,
     build_peers,
     build_styles,
     compiled,
@@ -32,6 +33,7 @@ from benchmarks.results import (
     changes,
     machine_facts,
     read_results,
+    renewed,
 )
 from benchmarks.shapes import GOALS, choose_shape
 from benchmarks.tables import (
@@ -421,6 +423,17 @@ def test_a_style_is_compiled_in_one_graph(monkeypatch):
     assert asked == [True, False]
 
 
+def test_a_break_in_a_styles_graph_is_an_error():
+    def scores(tokens):
+        torch._dynamo.graph_break()
+        return tokens
+
+    style = compiled(Competitor("a", None, scores, "logits"))
+    with pytest.raises(ValueError, match="a compiled cannot be run") as error:
+        answer(style, torch.zeros(1, 1))
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("extra", "tie", "told"),
     [
@@ -624,9 +637,11 @@ def test_what_cannot_be_compared_is_refused(new, words):
         changes(results(), new)
 
 
-def test_another_torch_on_the_same_machine_is_compared():
+def test_another_torch_on_the_same_machine_is_compared_and_named():
     new = results(facts=FACTS | {"torch": "3"})
     assert len(changes(results(), new)) == 2
+    assert renewed(results().machine, new.machine) == ["torch was 2, is 3"]
+    assert renewed(new.machine, new.machine) == []
 
 
 # Goals
@@ -685,8 +700,9 @@ def test_the_goals_are_judged():
     eager = "annotated compiled, its eager self, S1"
     assert found[eager] == ("0.91", False)
     assert found["annotated compiled, its eager self, S2"] == ("not run", None)
-    growth_ = "annotated, growth, 1 to 4 tokens"
-    assert found[growth_] == ("x 4.00, formula x 16.00", True)
+    growth_ = "annotated, growth with the text"
+    assert found[growth_] == ("x 4.0, formula x 16.0", True)
+    assert found["mingpt_style, growth with the text"][1] is None
     assert found["construction of mingpt_style"] == ("2.90 s", True)
     assert found["import of annotated"] == ("0.31 s", False)
     assert found["decoding, transformers' generate"] == ("1.20", True)
