@@ -275,6 +275,26 @@ def require_sound(
         )
 
 
+def require_as_eager(
+    compiled: Competitor, eager: Competitor, tokens: Tensor
+) -> None:
+    """Refuse a compiled competitor that computes something else.
+
+    Raises:
+        ValueError: with the difference and what rounding explains.
+    """
+    found, expected = (answer(c, tokens) for c in (compiled, eager))
+    difference = (found - expected).abs().max().item()
+    spread = expected.float().std().item()
+    # the order of sums changes: some roundings, none of them systematic
+    tolerance = 4 * torch.finfo(expected.dtype).eps ** 0.5 * spread
+    if not difference <= tolerance:
+        raise ValueError(
+            f"{compiled.name} differs from its eager self by {difference:.2g} "
+            f"(bound {tolerance:.2g}); it is not timed"
+        )
+
+
 def parameter_note(
     competitor: Competitor, config: GPTConfig, ours: int
 ) -> str:

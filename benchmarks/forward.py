@@ -16,6 +16,7 @@ from .competitors import (
     build_styles,
     compiled,
     parameter_note,
+    require_as_eager,
     require_sound,
     with_log_probs,
 )
@@ -159,18 +160,22 @@ def _measure_one(
     work = forward_flops(config, batch, time)
     moved = least_bytes(config, batch, time, dtype.itemsize)
     with torch.inference_mode():
-        for competitor in everyone:
+        for number, competitor in enumerate(everyone):
             tell(f"trying {competitor.name}")
             first = time_first(partial(answer, competitor, tokens.now), device)
-            require_sound(competitor, tokens.now, config.vocab_size)
+            told = [competitor.note]
+            if competitor.compiled:
+                eager = everyone[number - 1]
+                require_as_eager(competitor, eager, tokens.now)
+            else:
+                require_sound(competitor, tokens.now, config.vocab_size)
+                told.append(parameter_note(competitor, config, ours))
+                told.append(_work_note(competitor, tokens.now, work))
 
             def run(competitor: Competitor = competitor) -> Tensor:
                 return competitor.scores(tokens.now)
 
             runs[competitor.name] = stopwatch(run, device)
-            told = [competitor.note, parameter_note(competitor, config, ours)]
-            if not competitor.compiled:
-                told.append(_work_note(competitor, tokens.now, work))
             operations = {}
             if plan.operations:
                 operations = time_by_operation(run, device)

@@ -130,11 +130,12 @@ def _operations(row: Row) -> str:
 
 
 def part_of_limit(run: Run, row: Row) -> float | None:
-    """Return what part of the machine's limit a row reaches, at most 1.
+    """Return what part of the machine's limit a row reaches.
 
     The limit is the longer of two times: the row's operations at the rate
     of a large square product, and its least bytes at that of a large copy.
-    Both rates were measured in the same rounds.
+    Both rates were measured in the same rounds. Above 1 is noise, or a dtype
+    that the machine has no large products for, such as float16 on a CPU.
 
     Source: Williams et al. 2009 (Roofline).
     """

@@ -18,6 +18,7 @@ from benchmarks.competitors import (
     build_styles,
     compiled,
     parameter_note,
+    require_as_eager,
     require_sound,
     scores_of,
     with_log_probs,
@@ -421,6 +422,15 @@ def test_a_style_is_compiled_in_one_graph(monkeypatch):
     assert compiled(style).name == "a compiled"
     assert compiled(peer).compiled
     assert asked == [True, False]
+
+
+def test_what_compiling_changes_is_refused():
+    tokens = torch.randint(11, (2, 8))
+    eager = Competitor("a", None, one_hot, "logits")
+    wrong = Competitor("b", None, lambda t: one_hot(t) * 1.01, "logits")
+    require_as_eager(eager, eager, tokens)
+    with pytest.raises(ValueError, match="b differs from its eager self"):
+        require_as_eager(wrong, eager, tokens)
 
 
 def test_a_break_in_a_styles_graph_is_an_error():
