@@ -8,6 +8,7 @@ from shared.files import take_place
 
 from .growth import Growth, growth
 from .results import Results, Run, describe
+from .tables import seconds
 
 SUFFIXES = (".svg", ".png")
 # one colour for each style, one for all peers, one for the machine
@@ -107,7 +108,7 @@ def _draw_bars(run: Run, ax: Any) -> None:
             error_kw={"elinewidth": 1, "capsize": 2},
         )
         ax.annotate(
-            f"{median:.3g} ms",
+            seconds(row.timing.median),
             (third, place),
             textcoords="offset points",
             xytext=(5, 0),

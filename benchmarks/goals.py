@@ -227,7 +227,7 @@ def _missing(what: str, goal: str) -> Goal:
 
 
 def _against_fastest(run: Run | None, shape: str) -> Goal:
-    what, goal = f"{OURS}, fastest peer, {shape}", "at least 1.00"
+    what, goal = f"{OURS}, fastest peer, {shape}", ">= 1.00"
     if run is None or run.row(OURS) is None:
         return _missing(what, goal)
     ratios = {
@@ -241,7 +241,7 @@ def _against_fastest(run: Run | None, shape: str) -> Goal:
 
 
 def _against_transformers(runs: list[Run]) -> Goal:
-    what, goal = f"{OURS}, transformers sdpa, mean", "at least 1.05"
+    what, goal = f"{OURS}, transformers sdpa, mean", ">= 1.05"
     found = [_ratio(_bars(runs, n), OURS, "transformers") for n in GOALS]
     known = [ratio for ratio in found if ratio is not None]
     if len(known) < len(GOALS):
@@ -251,19 +251,20 @@ def _against_transformers(runs: list[Run]) -> Goal:
     return Goal(what, goal, f"{mean:.2f} ({each})", mean >= 1.05)
 
 
-def _part_of_matmul(run: Run | None, shape: str, least: float) -> Goal:
+def _part_of_matmul(run: Run | None, shape: str, least: float | None) -> Goal:
     what = f"{OURS}, part of the matmul rate, {shape}"
-    goal = f"at least {least:.0%}"
+    goal = "none set" if least is None else f">= {least:.0%}"
     row = run.row(OURS) if run is not None else None
     limit = run.row(MATMUL) if run is not None else None
     if row is None or limit is None or not row.rate or not limit.rate:
         return _missing(what, goal)
     part = row.rate / limit.rate
-    return Goal(what, goal, f"{part:.0%}", part >= least)
+    reached = None if least is None else part >= least
+    return Goal(what, goal, f"{part:.0%}", reached)
 
 
 def _compiled(runs: list[Run], shape: str, name: str) -> Goal:
-    what, goal = f"{name} compiled, its eager self, {shape}", "at least 0.97"
+    what, goal = f"{name} compiled, its eager self, {shape}", ">= 0.97"
     for run in runs:
         s = run.setting
         if s.get("shape") == shape and s.get("device") == "cpu":
@@ -274,7 +275,7 @@ def _compiled(runs: list[Run], shape: str, name: str) -> Goal:
 
 
 def _growth(grown: dict[str, Growth], name: str) -> Goal:
-    what, goal = f"{name}, growth with the text", "at most the formula's"
+    what, goal = f"{name}, growth with the text", "<= formula"
     if name not in grown:
         return _missing(what, goal)
     g = grown[name]
@@ -283,7 +284,7 @@ def _growth(grown: dict[str, Growth], name: str) -> Goal:
 
 
 def _quick(runs: list[Run], what: str, name: str, limit: float) -> Goal:
-    told, goal = f"{what} of {name}", f"under {limit:g} s"
+    told, goal = f"{what} of {name}", f"< {limit:g} s"
     for run in runs:
         row = run.row(name)
         if run.what == what and row is not None:
@@ -312,7 +313,7 @@ def _decoding(runs: list[Run]) -> list[Goal]:
     goals = []
     for what, ours, theirs, least in pairs:
         found = _ratio(run, ours, theirs)
-        goal = "none set" if least is None else f"at least {least:.2f}"
+        goal = "none set" if least is None else f">= {least:.2f}"
         if found is None:
             goals.append(_missing(what, goal))
         else:
@@ -322,13 +323,14 @@ def _decoding(runs: list[Run]) -> list[Goal]:
 
 
 def _gpu(runs: list[Run]) -> list[Goal]:
+    """Rows of the run on an accelerator, missing where there was none."""
     run = next(
         (r for r in runs if r.rows and r.setting.get("dtype") == "bfloat16"
          and r.setting.get("device") != "cpu" and r.what == "forward"), None
     )  # fmt: skip
-    goals = []
+    goals = [_part_of_matmul(run, "GPU", None)]
     for kind, least in (("", 1.0), (" compiled", 1.1)):
-        what, goal = f"GPU, transformers{kind}", f"at least {least:.2f}"
+        what, goal = f"GPU, transformers{kind}", f">= {least:.2f}"
         found = _ratio(run, OURS + kind, f"transformers{kind}")
         goals.append(
             _missing(what, goal)

@@ -221,7 +221,7 @@ def show_goals(
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
     table = _table(*head)
     for column in table.columns[1:]:
-        column.justify = "left"
+        column.justify, column.no_wrap = "left", False
     for row in rows:
         missed = any("missed" in cell for cell in row[2:])
         table.add_row(*row, style="red" if missed else None)

@@ -720,6 +720,22 @@ def test_the_goals_are_judged():
     assert found["GPU, transformers compiled"] == ("not run", None)
 
 
+def test_the_gpus_goals_are_judged():
+    rows = [
+        Row("mingpt_style", [2.0], flops=80),
+        Row("mingpt_style compiled", [1.0]),
+        Row("transformers", [2.2]),
+        Row("transformers compiled", [1.05]),
+        Row(MATMUL, [1.0], limit=True, flops=80),
+    ]
+    run = make_run(rows=rows, device="cuda", dtype="bfloat16")
+    goals = judge(Results({}, [run]))
+    assert [(g.measured, g.reached) for g in goals[-3:]] == [
+        ("50%", None), ("1.10", True), ("1.05", False)
+    ]  # fmt: skip
+    assert {g.measured for g in goals[:-3]} == {"not run"}
+
+
 def test_a_goal_that_is_missed_is_said_so():
     found = {g.what: g for g in judge(goal_results(ours=1.25))}
     assert not found["mingpt_style, fastest peer, S1"].reached

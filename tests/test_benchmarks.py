@@ -146,6 +146,7 @@ def test_train_step_at_toy_size(bench, tmp_path):
     )
 
 
+@pytest.mark.unhooked
 def test_invariants_at_toy_size(bench, tmp_path):
     file = tmp_path / "found.json"
     status, out, err = bench(
@@ -245,14 +246,22 @@ def test_both_names_are_one_program(command, tmp_path):
     assert {*rows_of(tmp_path / "found.json")} >= {"annotated", "copy"}
 
 
-def test_gpt_duet_bench_hands_its_words_on(bench, monkeypatch):
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["forward", "--json", "x", "--help"],
+        ["-h"],
+        ["all", "--time", "-3"],
+    ],
+)
+def test_gpt_duet_bench_hands_its_words_on(bench, monkeypatch, words):
     seen = []
     monkeypatch.setattr(
         runpy,
         "run_module",
         lambda name, run_name: seen.append((name, run_name, sys.argv)),
     )
-    words = ["forward", "--json", "x", "--help"]
     status, _, err = bench("bench", *words, command=gpt_duet)
     assert (status, err) == (0, "")
     assert seen == [("benchmarks", "__main__", ["gpt-duet bench", *words])]

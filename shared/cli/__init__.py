@@ -62,7 +62,6 @@ app.command(
     "bench",
     add_help_option=False,  # the benchmarks have a manual of their own
     context_settings={
-        "allow_extra_args": True,
         "ignore_unknown_options": True,
         "help_option_names": [],
     },
