@@ -58,7 +58,7 @@ def _speeds(run: Run) -> Table:
     columns["quartiles"] = [_spread(row) for row in run.rows]
     columns["ratio"] = [
         f"{ours.timing.ratio(row.timing)[1]:.2f}"
-        if ours and not row.limit
+        if ours and not row.limit and row.tokens == ours.tokens
         else ""
         for row in run.rows
     ]

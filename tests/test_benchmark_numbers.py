@@ -780,6 +780,20 @@ def test_a_run_that_was_not_run_says_why():
     )
 
 
+def test_only_what_does_the_same_work_has_a_ratio():
+    rows = [
+        Row("mingpt_style", [1.0], tokens=4),
+        Row("theirs", [1.5], tokens=4),
+        Row("one token", [0.25], tokens=1),
+        Row(MATMUL, [7.0], limit=True),
+    ]
+    lines = printed(show_results(Results({}, [make_run(rows=rows)])))
+    shown = {line[:12].strip(): line for line in lines.splitlines()}
+    assert "1.50" in shown["theirs"]
+    assert "0.25" not in lines
+    assert "7.00" not in lines.replace("7.00 s", "")
+
+
 @pytest.mark.parametrize("kind", ["svg", "png"])
 def test_a_picture_is_the_same_every_time(tmp_path, kind):
     paths = [tmp_path / f"{n}.{kind}" for n in "ab"]
