@@ -1,1 +1,1 @@
-"""Forward-pass speed of both styles."""
+"""How fast a GPT is: both styles, their peers, and the machine's limit."""

@@ -2,6 +2,6 @@
 
 from shared.cli import run
 
-from .forward import app
+from .app import app
 
 run(app)

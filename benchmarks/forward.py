@@ -1,169 +1,235 @@
-"""How long a forward pass of each style takes, from the same weights."""
+"""How long a forward pass takes: both styles, their peers, the limit."""
 
-import random
-import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from functools import partial
+from itertools import product
 
 import torch
-import typer
-from rich.console import Console
-from rich.table import Table
-from torch.utils.benchmark import Timer
+from torch import Tensor
 
-from shared.cli import options
-from shared.comparison.models import largest_difference
-from shared.comparison.styles import rounding_bound, shaken_weights
-from shared.config import GPTConfig
-from shared.protocol import load_style
-
-STYLES = ("annotated", "mingpt_style")
-
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Measure the speed of both styles.",
+from .competitors import (
+    STYLES,
+    Competitor,
+    answer,
+    build_peers,
+    build_styles,
+    compiled,
+    parameter_note,
+    require_as_eager,
+    require_sound,
+    with_log_probs,
 )
+from .limits import (
+    COPIED,
+    SQUARE,
+    big_copy,
+    count_flops,
+    forward_flops,
+    least_bytes,
+    own_products,
+    square_product,
+)
+from .peers import PEERS
+from .profiling import peak_bytes, time_by_operation
+from .results import Row, Run
+from .shapes import Shape
+from .timing import CPU, Timing, interleave, stopwatch, time_first
+
+MATMUL = f"matmul {SQUARE}"
+OWN_MATMULS = "own matmuls"
+COPY = "copy"
+
+Tell = Callable[[str], None]
 
 
-@app.callback()
-def benchmarks() -> None:
-    """Measure the speed of both styles."""
+def quiet(_text: str) -> None:
+    """Tell nobody what is going on."""
 
 
 @dataclass(frozen=True)
-class Timing:
-    """Seconds of one forward pass, over all rounds.
+class Plan:
+    """What a forward pass is measured with.
 
     Attributes:
-        name: what ran.
-        seconds: one number a round, in the order of the rounds.
+        shape: sizes, batches and times.
+        dtype: of the weights, once the styles were found to agree.
+        device: where.
+        rounds: how often everything runs.
+        styles: packages; the last is the reference.
+        peers: of PEERS, or MODULE:FACTORY.
+        installed: leave out peers in the box that are not installed.
+        own: add each style with its school's own parts.
+        log_probs: let all end in log-softmax.
+        compile: run everything through torch.compile, too.
+        operations: say where the time of each goes.
     """
 
-    name: str
-    seconds: list[float]
-
-    @property
-    def quartiles(self) -> tuple[float, float, float]:
-        """First quartile, median and third quartile of the seconds."""
-        if len(self.seconds) == 1:
-            return (self.seconds[0],) * 3
-        first, median, third = statistics.quantiles(
-            self.seconds, n=4, method="inclusive"
-        )
-        return first, median, third
-
-    def ratio(self, other: "Timing") -> float:
-        """Median over the rounds of the other's time over this one's."""
-        pairs = zip(self.seconds, other.seconds, strict=True)
-        return statistics.median(theirs / ours for ours, theirs in pairs)
+    shape: Shape
+    dtype: torch.dtype = torch.float32
+    device: torch.device = CPU
+    rounds: int = 10
+    styles: Sequence[str] = STYLES
+    peers: Sequence[str] = tuple(PEERS)
+    installed: bool = True
+    own: bool = False
+    log_probs: bool = False
+    compile: bool = False
+    operations: bool = False
 
 
-def interleave(
-    runs: dict[str, Any], rounds: int, seed: int = 0
-) -> list[Timing]:
-    """Time each run once a round, in a shuffled order.
-
-    A slow moment of the machine then hits all of them alike, and a ratio
-    taken within each round is fair.
+class Tokens:
+    """Random ids that are drawn anew before each round.
 
     Args:
-        runs: for each name a callable that returns the seconds it took.
-        rounds: how many.
-        seed: of the order.
+        vocab_size: ids are below it.
+        batch: rows.
+        time: ids in a row.
+        device: where they are.
     """
-    order = random.Random(seed)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name in order.sample(list(runs), len(runs)):
-            seconds[name].append(runs[name]())
-    return [Timing(name, times) for name, times in seconds.items()]
+
+    def __init__(
+        self, vocab_size: int, batch: int, time: int, device: torch.device
+    ):
+        self._size = (vocab_size, (batch, time))
+        self._device = device
+        self.draw(-1)
+
+    def draw(self, number: int) -> None:
+        """Draw the ids of a round; the same number, the same ids."""
+        generator = torch.Generator().manual_seed(number + 1)
+        drawn = torch.randint(*self._size, generator=generator)
+        self.now: Tensor = drawn.to(self._device)
 
 
-@app.command()
-def forward(
-    preset: options.Preset = "gpt-mini",
-    batch: Annotated[int, typer.Option(help="Sequences at once.")] = 8,
-    time: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 128,
-    rounds: Annotated[int, typer.Option(help="Times each style runs.")] = 20,
-    device_name: options.Device = "cpu",
-    dtype_name: options.Dtype = "float32",
-    json_file: options.Json = None,
-) -> None:
-    """Time log_probs of both styles, after checking that they agree."""
-    for name, count in (("batch", batch), ("time", time), ("rounds", rounds)):
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}")
-    options.require_parent(json_file)
-    dtype = options.choose_dtype(dtype_name)
-    device = options.choose_device(device_name)
-    config = GPTConfig.preset(
-        preset or "gpt-mini", vocab_size=50257, block_size=time
+def measure_forward(plan: Plan, tell: Tell = quiet) -> list[Run]:
+    """Measure a forward pass at each batch and time of a plan.
+
+    Args:
+        plan: what to measure.
+        tell: called with a few words on what is going on.
+
+    Raises:
+        ValueError: for styles that differ, or a peer that is refused.
+    """
+    config, device = plan.shape.config, plan.device
+    tell("building")
+    longest = Tokens(config.vocab_size, 1, max(plan.shape.times), device)
+    styles, difference = build_styles(
+        plan.styles, config, longest.now, plan.dtype, own=plan.own
     )
-    tokens = torch.randint(config.vocab_size, (batch, time), device=device)
+    peers, left_out = build_peers(
+        plan.peers, config, plan.dtype, device, installed=plan.installed
+    )
+    everyone = [*styles, *peers]
+    if plan.log_probs:
+        everyone = list(map(with_log_probs, everyone))
+    notes = [*left_out]
+    if len(plan.styles) > 1:
+        agree = f"in float32 the styles agree to {difference:.1e}"
+        notes.insert(0, agree)
+    return [
+        _measure_one(plan, everyone, batch, time, notes, tell)
+        for batch, time in product(plan.shape.batches, plan.shape.times)
+    ]
 
-    state = shaken_weights(load_style(STYLES[-1]), config, seed=0)
-    state = {k: v.to(device, dtype) for k, v in state.items()}
-    models = {
-        name: load_style(name).from_gpt2(state, config).eval()
-        for name in STYLES
+
+def _measure_one(
+    plan: Plan,
+    everyone: list[Competitor],
+    batch: int,
+    time: int,
+    notes: list[str],
+    tell: Tell,
+) -> Run:
+    config, dtype, device = plan.shape.config, plan.dtype, plan.device
+    tokens = Tokens(config.vocab_size, batch, time, device)
+    if plan.compile:
+        torch.compiler.reset()  # one graph for each size, none kept
+        everyone = [c for e in everyone for c in (e, compiled(e))]
+    ours = next(
+        c.parameters or 0 for c in everyone if c.name == plan.styles[-1]
+    )
+    limits = {
+        MATMUL: square_product(dtype, device),
+        OWN_MATMULS: own_products(config, batch, time, dtype, device),
+        COPY: big_copy(device),
     }
+    rows: dict[str, Row] = {}
+    runs: dict[str, Callable[[], float]] = {}
+    work = forward_flops(config, batch, time)
+    moved = least_bytes(config, batch, time, dtype.itemsize)
     with torch.inference_mode():
-        outputs = [model.log_probs(tokens) for model in models.values()]
-        difference = largest_difference(*outputs)
-        bound = rounding_bound(models[STYLES[-1]], tokens)
-        if not difference <= bound:
-            raise ValueError(
-                f"the styles differ by {difference:.2g} (bound {bound:.2g}); "
-                "what computes something else is not timed"
+        for number, competitor in enumerate(everyone):
+            tell(f"trying {competitor.name}")
+            first = time_first(partial(answer, competitor, tokens.now), device)
+            told = [competitor.note]
+            if competitor.compiled:
+                eager = everyone[number - 1]
+                require_as_eager(competitor, eager, tokens.now)
+            else:
+                require_sound(competitor, tokens.now, config.vocab_size)
+                told.append(parameter_note(competitor, config, ours))
+                told.append(_work_note(competitor, tokens.now, work))
+
+            def run(competitor: Competitor = competitor) -> Tensor:
+                return competitor.scores(tokens.now)
+
+            runs[competitor.name] = stopwatch(run, device)
+            operations = {}
+            if plan.operations:
+                operations = time_by_operation(run, device)
+            rows[competitor.name] = Row(
+                competitor.name,
+                [],
+                flops=work,
+                moved=moved,
+                tokens=batch * time,
+                gives=competitor.gives,
+                parameters=competitor.parameters,
+                first_seconds=first,
+                peak_bytes=peak_bytes(run, device),
+                note="; ".join(filter(None, told)),
+                operations=operations,
             )
-        timings = interleave(
-            {name: _timer(model, tokens) for name, model in models.items()},
-            rounds,
-        )
-    console = Console(highlight=False)
-    console.print(
-        f"{preset}, batch {batch}, time {time}, {dtype_name} on {device}, "
-        f"{torch.get_num_threads()} threads, {rounds} rounds; "
-        f"outputs agree to {difference:.1e}"
+        for name, limit in limits.items():
+            runs[name] = stopwatch(limit, device)
+        rows[MATMUL] = Row(MATMUL, [], limit=True, flops=2 * SQUARE**3)
+        rows[OWN_MATMULS] = Row(OWN_MATMULS, [], limit=True, flops=work)
+        rows[COPY] = Row(COPY, [], limit=True, moved=2 * COPIED)
+
+        def before(number: int) -> None:
+            tell(f"time {time}: round {number + 1} of {plan.rounds}")
+            tokens.draw(number)
+
+        timings = interleave(runs, plan.rounds, before=before)
+    return Run(
+        "forward",
+        plan.shape.facts(batch, time, dtype, device)
+        | {
+            "rounds": plan.rounds,
+            "compile": plan.compile,
+            "log_probs": plan.log_probs,
+        },
+        with_seconds(rows, timings),
+        reference=plan.styles[-1],
+        notes=notes,
     )
-    console.print(_table(timings, batch * time))
-    if json_file is not None:
-        content = {
-            "preset": preset,
-            "batch": batch,
-            "time": time,
-            "dtype": dtype_name,
-            "device": str(device),
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-            "seconds": {t.name: t.seconds for t in timings},
-        }
-        options.write_json(json_file, content)
 
 
-def _timer(model: Any, tokens: torch.Tensor) -> Any:
-    timer = Timer(
-        "model.log_probs(tokens)",
-        globals={"model": model, "tokens": tokens},
-        num_threads=torch.get_num_threads(),
-    )
-    timer.timeit(2)  # warm-up; Timer waits for the device by itself
-    return lambda: timer.timeit(1).median
+def with_seconds(rows: dict[str, Row], timings: Sequence[Timing]) -> list[Row]:
+    """Return the rows with the times that were measured for them."""
+    return [
+        Row(**vars(rows[timing.name]) | {"seconds": timing.seconds})
+        for timing in timings
+    ]
 
 
-def _table(timings: list[Timing], tokens: int) -> Table:
-    table = Table(box=None, header_style="bold cyan", padding=(0, 2, 0, 0))
-    table.add_column("forward")
-    for column in ("median", "quartiles", "tokens/s", "ratio"):
-        table.add_column(column, justify="right")
-    for timing in timings:
-        first, median, third = timing.quartiles
-        table.add_row(
-            timing.name,
-            f"{median * 1e3:.2f} ms",
-            f"{first * 1e3:.2f} to {third * 1e3:.2f}",
-            f"{tokens / median:,.0f}",
-            f"{timing.ratio(timings[0]):.2f}",
-        )
-    return table
+def _work_note(competitor: Competitor, tokens: Tensor, work: int) -> str:
+    """Say where a competitor's products are not those of the formula."""
+    # rows are alike, and one is counted sooner
+    counted = count_flops(lambda: competitor.scores(tokens[:1]))
+    counted *= len(tokens)
+    if counted == work:
+        return ""
+    return f"torch's counter sees {counted / work:.0%} of these operations"

@@ -662,9 +662,24 @@ def test_sizes_of_numbers_travel():
 
 
 def write_bench(path, **changes):
-    content = {"preset": "gpt-nano", "batch": 2, "time": 8, "threads": 1}
-    content |= {"seconds": {"annotated": [2e-3, 1e-3, 3e-3], "<b>x": [4e-3]}}
-    path.write_text(json.dumps(content | changes))
+    def row(name, *seconds, limit=False):
+        return {
+            "name": name,
+            "seconds": list(seconds),
+            "limit": limit,
+            "tokens": None if limit else 16,
+        }
+
+    run = {
+        "what": "forward",
+        "setting": {"preset": "gpt-nano", "batch": 2, "time": 8},
+        "rows": [
+            row("annotated", 2e-3, 1e-3, 3e-3),
+            row("<b>x", 4e-3),
+            row("matmul", 9.0, limit=True),
+        ],
+    }
+    path.write_text(json.dumps({"version": 1, "runs": [run | changes]}))
     return path
 
 
@@ -689,13 +704,13 @@ def test_a_benchmark_is_drawn(browser, tmp_path):
 def test_what_the_benchmark_writes_can_be_read(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
-    from benchmarks.forward import app
+    from benchmarks.app import app
 
     path = tmp_path / "bench.json"
     done = CliRunner().invoke(
         app,
         ["forward", "--preset", "gpt-nano", "--batch", "1", "--time", "4",
-         "--rounds", "2", "--json", str(path)],
+         "--rounds", "2", "--peers", "none", "--json", str(path)],
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     bench = read_bench(path)
@@ -704,19 +719,27 @@ def test_what_the_benchmark_writes_can_be_read(tmp_path, monkeypatch):
     assert all(bar.speed == 4 / bar.median for bar in bench.bars)
 
 
+def one_row(seconds):
+    row = f'{{"name": "a", "seconds": {seconds}, "limit": false, "tokens": 1}}'
+    return f'{{"runs": [{{"what": "x", "setting": {{}}, "rows": [{row}]}}]}}'
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (None, "No such file"),
         ("{", "is no JSON"),
-        ("[1]", "is no benchmark: it has no 'seconds'"),
-        ("{}", "is no benchmark: it has no 'seconds'"),
-        ('{"seconds": {}}', "is no benchmark"),
-        ('{"seconds": {"a": []}}', "seconds of 'a'"),
-        ('{"seconds": {"a": [0]}}', "seconds of 'a'"),
-        ('{"seconds": {"a": [NaN]}}', "seconds of 'a'"),
-        ('{"seconds": {"a": ["1"]}}', "seconds of 'a'"),
-        ('{"seconds": {"a": [true]}}', "seconds of 'a'"),
+        ("[1]", "is no benchmark: it has no rows of times"),
+        ("{}", "is no benchmark: it has no rows of times"),
+        ('{"runs": []}', "is no benchmark"),
+        ('{"runs": [{}]}', "is no benchmark"),
+        ('{"runs": [{"rows": [], "setting": {}}]}', "is no benchmark"),
+        (one_row("[]"), "seconds of 'a'"),
+        (one_row("[0]"), "seconds of 'a'"),
+        (one_row("[NaN]"), "seconds of 'a'"),
+        (one_row('["1"]'), "seconds of 'a'"),
+        (one_row("[true]"), "seconds of 'a'"),
+        (one_row("3"), "seconds of 'a'"),
     ],
 )
 def test_a_file_that_is_no_benchmark(tmp_path, capsys, content, words):

@@ -7,7 +7,7 @@ import pytest
 import typer
 from readme import README, filled
 
-from benchmarks.forward import app as benchmarks
+from benchmarks.app import app as benchmarks
 from shared.cli import app as gpt_duet
 
 TEXT = README.read_text("utf-8")
@@ -27,11 +27,13 @@ def test_every_file_it_names_is_there():
             assert folder.is_dir(), name
         else:
             assert (folder / name).exists(), name
-    for picture in re.findall(r"\]\((shared/\S+)\)", TEXT):
+    for picture in re.findall(r"\]\(((?:shared|benchmarks)/\S+)\)", TEXT):
         assert (README.parent / picture).is_file(), picture
 
 
-@pytest.mark.parametrize("package", ["annotated", "mingpt_style", "shared"])
+@pytest.mark.parametrize(
+    "package", ["annotated", "mingpt_style", "shared", "benchmarks"]
+)
 def test_every_module_is_in_the_tree(package):
     part = re.split(r"\n(?=\S)", TREE.split(f"\n{package}/")[1])[0]
     named = {line.split()[0].rstrip("/") for line in part.splitlines()[1:]}
@@ -39,19 +41,21 @@ def test_every_module_is_in_the_tree(package):
         path.name
         for path in (README.parent / package).iterdir()
         if path.suffix == ".py" or path.is_dir()
-    } - {"__init__.py", "__pycache__"}
+    } - {"__init__.py", "__main__.py", "__pycache__"}
     assert named >= there, there - named
 
 
 @pytest.mark.parametrize(
     "line",
-    re.findall(r"^(?:gpt-duet|python -m benchmarks) .*$", TEXT, re.MULTILINE),
+    re.findall(r"^(?:gpt-duet|python -m benchmarks)\b.*$", TEXT, re.MULTILINE),
 )
 def test_every_command_knows_the_options_it_is_shown_with(line):
     program, *words = shlex.split(line, comments=True)
     app = gpt_duet
     if program == "python":
-        app, words = benchmarks, words[2:]
+        app, words = benchmarks, [*words[2:], "forward"]
+    elif words[0] == "bench":
+        app, words = benchmarks, [*words[1:], "forward"]
     command = typer.main.get_command(app).commands[words[0]]
     known = {name for parameter in command.params for name in parameter.opts}
     assert {word for word in words if word.startswith("--")} <= known

@@ -10,6 +10,7 @@ import torch
 import typer
 
 from . import (
+    bench,
     check,
     compare,
     convert,
@@ -57,6 +58,14 @@ app.command("train")(train.train)
 app.command("ladder")(ladder.ladder)
 app.command("generate")(generate.generate)
 app.command("convert")(convert.convert)
+app.command(
+    "bench",
+    add_help_option=False,  # the benchmarks have a manual of their own
+    context_settings={
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    },
+)(bench.bench)
 app.command("tokenizers")(tokenizers.tokenizers)
 
 

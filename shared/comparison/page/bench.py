@@ -5,7 +5,7 @@ import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class Bench:
 def read_bench(path: Path) -> Bench:
     """Read what `python -m benchmarks forward --json FILE` wrote.
 
+    Its first run is taken, without the rows of the machine's limit.
+
     Raises:
         ValueError: for a file that cannot be read, or holds no times.
     """
@@ -56,38 +58,41 @@ def read_bench(path: Path) -> Bench:
         raise ValueError(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
         raise ValueError(f"{path} is no JSON") from None
-    seconds = content.get("seconds") if isinstance(content, dict) else None
-    if not isinstance(seconds, dict) or not seconds:
-        raise ValueError(f"{path} is no benchmark: it has no 'seconds'")
-    for name, times in seconds.items():
-        if not (isinstance(times, list) and times and all(map(_good, times))):
-            raise ValueError(
-                f"{path} is no benchmark: the seconds of {name!r} are not "
-                "a list of numbers above 0"
-            )
-    work = [content.get("batch"), content.get("time")]
-    tokens = math.prod(work) if all(map(_good, work)) else None
-    bars = [
-        _bar(name, [*map(float, t)], tokens) for name, t in seconds.items()
-    ]
-    facts = [
+    try:
+        run = content["runs"][0]
+        rows = [row for row in run["rows"] if not row["limit"]]
+        facts = {"what": run["what"], **run["setting"]}
+        bars = [
+            _bar(row["name"], row["seconds"], row["tokens"]) for row in rows
+        ]
+    except (KeyError, TypeError, IndexError):
+        bars = []
+    except ValueError as error:
+        raise ValueError(f"{path} is no benchmark: {error}") from None
+    if not bars:
+        raise ValueError(f"{path} is no benchmark: it has no rows of times")
+    told = ", ".join(
         f"{name} {value}"
-        for name, value in content.items()
-        if isinstance(value, str | int | float)
-    ]
-    return Bench(path.name, ", ".join(facts), tuple(bars))
+        for name, value in facts.items()
+        if isinstance(value, str | int | float) and value is not False
+    )
+    return Bench(path.name, told, tuple(bars))
 
 
-def _good(value: Any) -> bool:
+def _good(value: Any) -> TypeGuard[float]:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and 0 < value < math.inf
 
 
 def _bar(name: str, times: list[float], tokens: int | None) -> Bar:
+    if not (isinstance(times, list) and times and all(map(_good, times))):
+        raise ValueError(
+            f"the seconds of {name!r} are not a list of numbers above 0"
+        )
     first = median = third = times[0]
     if len(times) > 1:
         first, median, third = statistics.quantiles(
             times, n=4, method="inclusive"
         )
-    speed = None if tokens is None else tokens / median
+    speed = tokens / median if _good(tokens) else None
     return Bar(name, first, median, third, len(times), speed)

@@ -1,0 +1,91 @@
+"""What a run holds in memory at most, and where its time goes."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+# Kineto announces each of its starts on stderr
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+
+def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
+    """Return the most bytes that a run holds beyond what was there before.
+
+    The result is part of it, the weights are not. On the CPU torch's
+    allocator is followed by the profiler; an accelerator keeps count itself.
+
+    Returns:
+        Bytes; None on an accelerator that keeps no count.
+    """
+    if device.type == "cpu":
+        return _peak_on_cpu(run)
+    module = torch.get_device_module(device)
+    if not hasattr(module, "reset_peak_memory_stats"):
+        return None
+    module.synchronize(device)
+    module.reset_peak_memory_stats(device)
+    before = module.memory_allocated(device)
+    result = run()  # noqa: F841  held, as a caller would
+    module.synchronize(device)
+    return module.max_memory_allocated(device) - before
+
+
+def _peak_on_cpu(run: Callable[[], object]) -> int:
+    run()  # what is allocated once, and kept, is no part of a run
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as p:
+        result = run()  # noqa: F841  held, as a caller would
+    # the trace is the profiler's only public record of every allocation
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        p.export_chrome_trace(str(path))
+        events = json.loads(path.read_text("utf-8"))["traceEvents"]
+    changes = [
+        (event["ts"], event["args"]["Bytes"])
+        for event in events
+        if event.get("name") == "[memory]"
+        and event["args"]["Device Type"] == 0
+    ]
+    held = most = 0
+    for _, change in sorted(changes, key=lambda change: change[0]):
+        held += change
+        most = max(most, held)
+    return most
+
+
+def time_by_operation(
+    run: Callable[[], object],
+    device: torch.device,
+    top: int = 8,
+    runs: int = 5,
+) -> dict[str, float]:
+    """Return the operations that take most of a run's time.
+
+    Args:
+        run: is run once more, first, which does not count.
+        device: where it runs.
+        top: how many operations to return; the rest is "others".
+        runs: how many are added up.
+
+    Returns:
+        For each operation its own part of the time, all parts adding to 1.
+    """
+    run()
+    activities = [ProfilerActivity.CPU]
+    if device.type in ("cuda", "xpu"):
+        activities.append(getattr(ProfilerActivity, device.type.upper()))
+    with profile(activities=activities) as p:
+        for _ in range(runs):
+            run()
+    own = "self_cpu_time_total"
+    if len(activities) > 1:
+        own = "self_device_time_total"
+    times = {e.key: float(getattr(e, own)) for e in p.key_averages()}
+    total = sum(times.values()) or 1.0
+    ranked = sorted(times.items(), key=lambda pair: -pair[1])
+    parts = {name: seconds / total for name, seconds in ranked[:top]}
+    return parts | {"others": 1 - sum(parts.values())}

@@ -1,0 +1,169 @@
+"""Times of things that run in turn, and what they say about one another."""
+
+import random
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.utils.benchmark import Timer
+from torch.utils.benchmark.utils.timer import timer as wall_clock
+
+CPU = torch.device("cpu")
+
+Quartiles = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds that one thing took, over all rounds.
+
+    Attributes:
+        name: what ran.
+        seconds: one number a round, in the order of the rounds.
+    """
+
+    name: str
+    seconds: list[float]
+
+    @property
+    def quartiles(self) -> Quartiles:
+        """First quartile, median and third quartile of the seconds."""
+        return quartiles(self.seconds)
+
+    @property
+    def median(self) -> float:
+        """Median of the seconds."""
+        return statistics.median(self.seconds)
+
+    def ratio(self, other: "Timing") -> Quartiles:
+        """Quartiles, over the rounds, of the other's time over this one's.
+
+        Above 1 this one is faster. Both were measured in every round, so a
+        slow moment of the machine is in both and leaves the ratio alone.
+
+        Raises:
+            ValueError: where the two have not the same number of rounds.
+        """
+        if len(self.seconds) != len(other.seconds):
+            raise ValueError(
+                f"{self.name} has {len(self.seconds)} rounds, {other.name} "
+                f"has {len(other.seconds)}"
+            )
+        pairs = zip(self.seconds, other.seconds, strict=True)
+        return quartiles([theirs / ours for ours, theirs in pairs])
+
+
+def quartiles(values: list[float]) -> Quartiles:
+    """Return first quartile, median and third quartile of some numbers."""
+    if len(values) == 1:
+        return (values[0],) * 3
+    first, median, third = statistics.quantiles(
+        values, n=4, method="inclusive"
+    )
+    return first, median, third
+
+
+def interleave(
+    runs: Mapping[str, Callable[[], float]],
+    rounds: int,
+    seed: int = 0,
+    before: Callable[[int], None] = lambda number: None,
+) -> list[Timing]:
+    """Time each run once a round, in a shuffled order.
+
+    A slow moment of the machine then hits all of them alike, and a ratio
+    taken within each round is fair.
+
+    Args:
+        runs: for each name a callable that returns the seconds it took.
+        rounds: how many.
+        seed: of the order.
+        before: called with the round's number, from 0, before each round.
+    """
+    order = random.Random(seed)
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds):
+        before(number)
+        for name in order.sample(list(runs), len(runs)):
+            seconds[name].append(runs[name]())
+    return [Timing(name, times) for name, times in seconds.items()]
+
+
+class EventClock:
+    """Seconds on an accelerator's own clock, by its events.
+
+    Two readings around some work are as far apart as the accelerator was
+    busy with it, whatever the host did meanwhile.
+
+    Args:
+        device: one whose events know the time: CUDA's and XPU's do.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._last = self._event()
+        self._seconds = 0.0
+
+    def __call__(self) -> float:
+        """Wait for the accelerator; return the seconds since the start."""
+        event = self._event()
+        # summed here: an event's float32 milliseconds lose digits in time
+        self._seconds += self._last.elapsed_time(event) / 1e3
+        self._last = event
+        return self._seconds
+
+    def _event(self) -> torch.Event:
+        event = torch.Event(self._device, enable_timing=True)
+        event.record()
+        event.synchronize()
+        return event
+
+
+def clock_for(device: torch.device) -> Callable[[], float]:
+    """Return a clock that has waited for the device when it is read.
+
+    Events where the device has them; elsewhere torch's own wall clock,
+    which synchronises any accelerator first.
+    """
+    if device.type in ("cuda", "xpu"):
+        return EventClock(device)
+    return wall_clock
+
+
+def stopwatch(
+    run: Callable[[], object],
+    device: torch.device,
+    setup: Callable[[], object] | None = None,
+) -> Callable[[], float]:
+    """Return a callable that runs something and returns its seconds.
+
+    What is quick runs many times, and the median counts; every time is
+    preceded by a run that does not count, because in a round another thing
+    has just filled the caches.
+
+    Args:
+        run: what is timed, with torch's present number of threads.
+        device: where it runs.
+        setup: run before each time, not timed. Then the thing runs twice
+            uncounted and once counted, never more, because setup prepares
+            for no more.
+    """
+    timer = Timer(
+        "run()",
+        setup="pass" if setup is None else "setup()",
+        timer=clock_for(device),
+        globals={"run": run, "setup": setup},
+        num_threads=torch.get_num_threads(),
+    )
+    if setup is not None:
+        return lambda: timer.timeit(1).median
+    return lambda: timer.blocked_autorange(min_run_time=0.02).median
+
+
+def time_first(run: Callable[[], object], device: torch.device) -> float:
+    """Run once and return the seconds: warming up and compiling included."""
+    clock = clock_for(device)
+    start = clock()
+    run()
+    return clock() - start

@@ -1,0 +1,28 @@
+"""gpt-duet bench: python -m benchmarks under this command's name."""
+
+import runpy
+import sys
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+
+def bench(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="...", help="What follows is python -m benchmarks's own."
+        ),
+    ] = None,
+) -> None:
+    """Measure speed: both styles, their peers, and the machine's limit."""
+    if find_spec("benchmarks") is None:
+        raise ValueError("the package benchmarks is not installed")
+    before = sys.argv
+    sys.argv = ["gpt-duet bench", *(words or [])]
+    try:
+        # by name: nothing of this package depends on the benchmarks
+        runpy.run_module("benchmarks", run_name="__main__")
+    finally:
+        sys.argv = before
