@@ -3,6 +3,7 @@
 import json
 import runpy
 import sys
+import threading
 
 import pytest
 import torch
@@ -265,6 +266,16 @@ def test_gpt_duet_bench_hands_its_words_on(bench, monkeypatch, words):
     status, _, err = bench("bench", *words, command=gpt_duet)
     assert (status, err) == (0, "")
     assert seen == [("benchmarks", "__main__", ["gpt-duet bench", *words])]
+
+
+def test_what_is_told_meanwhile_takes_no_thread(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_INTERACTIVE", "1")
+    before = threading.active_count()
+    with commands._telling() as tell:
+        tell("round 1 of 2")
+        assert threading.active_count() == before
+    assert "round 1 of 2" in capsys.readouterr().err
 
 
 def test_the_manual(bench):
