@@ -205,6 +205,24 @@ def test_goals_are_measured_and_judged(
     assert again.startswith("| what | goal | found | found |")
 
 
+def test_what_does_not_compile_is_told_among_the_goals(
+    bench, monkeypatch, toy_goals
+):
+    def compile_(run, **_):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(
+        torch, "compile", lambda run, **_: lambda tokens: compile_(run)
+    )
+    nothing = [NOTHING]
+    monkeypatch.setattr(goals, "measure_gpu", lambda *_: nothing)
+    for long in ("construction", "imports", "generate"):
+        monkeypatch.setattr(goals, f"measure_{long}", lambda *_, **__: NOTHING)
+    status, out, err = bench("goals", "--rounds", 1)
+    assert (status, err) == (0, "")
+    assert "annotated compiled cannot be run" in " ".join(out.split())
+
+
 @pytest.mark.slow
 def test_construction_and_imports_are_measured():
     built = goals.measure_construction(1, preset="openai-gpt")
