@@ -1,6 +1,6 @@
 """The command: python -m benchmarks, or gpt-duet bench."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from rich.live import Live
 
 from shared.cli import options
 
@@ -644,8 +645,10 @@ def _peers(chosen: str, own: list[str] | None) -> dict[str, Any]:
 
 @contextmanager
 def _telling() -> Iterator[Tell]:
-    """Show on a terminal what is going on, in one line that goes away."""
-    console = Console(stderr=True)
-    with console.status("starting") as status:
-        tell: Callable[[str], None] = status.update
-        yield tell
+    """Show on a terminal what is going on, in one line that goes away.
+
+    Without an animation: its thread would take time from what is measured.
+    """
+    console = Console(stderr=True, highlight=False)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield lambda text: live.update(text, refresh=console.is_terminal)

@@ -5,7 +5,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -50,12 +50,10 @@ def measure_goals(
     for name in GOALS:
         plan = Plan(choose_shape(name), rounds=rounds, own=True)
         say = partial(_tell, tell, name)
-        runs += measure_forward(Plan(**vars(plan) | {"operations": True}), say)
-        runs += measure_forward(
-            Plan(**vars(plan) | {"compile": True, "peers": ()}), say
-        )
+        runs += _attempt(replace(plan, operations=True), say)
+        runs += _attempt(replace(plan, compile=True, peers=()), say)
     grown = Plan(choose_shape("S3", times=TIMES), rounds=rounds, peers=())
-    runs += measure_forward(grown, partial(_tell, tell, "growth"))
+    runs += _attempt(grown, partial(_tell, tell, "growth"))
     runs.append(measure_construction(max(1, rounds // 3), tell))
     runs.append(measure_imports(rounds, tell))
     runs.append(
@@ -145,7 +143,20 @@ def measure_gpu(
         peers=("transformers", "transformers-eager"),
         compile=True,
     )
-    return measure_forward(plan, partial(_tell, tell, "GPU"))
+    return _attempt(plan, partial(_tell, tell, "GPU"))
+
+
+def _attempt(plan: Plan, tell: Tell) -> list[Run]:
+    """Measure a forward pass; what cannot be run is told, not the end."""
+    try:
+        return measure_forward(plan, tell)
+    except ValueError as error:
+        shape, device = plan.shape, plan.device
+        setting = shape.facts(
+            shape.batches[0], shape.times[0], plan.dtype, device
+        )
+        setting["compile"] = plan.compile
+        return [Run("forward", setting, not_run=str(error))]
 
 
 def _tell(tell: Tell, what: str, text: str) -> None:

@@ -3,6 +3,7 @@
 import json
 import runpy
 import sys
+import threading
 
 import pytest
 import torch
@@ -204,6 +205,24 @@ def test_goals_are_measured_and_judged(
     assert again.startswith("| what | goal | found | found |")
 
 
+def test_what_does_not_compile_is_told_among_the_goals(
+    bench, monkeypatch, toy_goals
+):
+    def compile_(run, **_):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(
+        torch, "compile", lambda run, **_: lambda tokens: compile_(run)
+    )
+    nothing = [NOTHING]
+    monkeypatch.setattr(goals, "measure_gpu", lambda *_: nothing)
+    for long in ("construction", "imports", "generate"):
+        monkeypatch.setattr(goals, f"measure_{long}", lambda *_, **__: NOTHING)
+    status, out, err = bench("goals", "--rounds", 1)
+    assert (status, err) == (0, "")
+    assert "annotated compiled cannot be run" in " ".join(out.split())
+
+
 @pytest.mark.slow
 def test_construction_and_imports_are_measured():
     built = goals.measure_construction(1, preset="openai-gpt")
@@ -265,6 +284,16 @@ def test_gpt_duet_bench_hands_its_words_on(bench, monkeypatch, words):
     status, _, err = bench("bench", *words, command=gpt_duet)
     assert (status, err) == (0, "")
     assert seen == [("benchmarks", "__main__", ["gpt-duet bench", *words])]
+
+
+def test_what_is_told_meanwhile_takes_no_thread(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_INTERACTIVE", "1")
+    before = threading.active_count()
+    with commands._telling() as tell:
+        tell("round 1 of 2")
+        assert threading.active_count() == before
+    assert "round 1 of 2" in capsys.readouterr().err
 
 
 def test_the_manual(bench):
