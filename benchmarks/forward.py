@@ -1,5 +1,6 @@
 """How long a forward pass takes: both styles, their peers, the limit."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -63,6 +64,7 @@ class Plan:
         log_probs: let all end in log-softmax.
         compile: run everything through torch.compile, too.
         operations: say where the time of each goes.
+        budget: seconds after which no further round starts.
     """
 
     shape: Shape
@@ -76,6 +78,7 @@ class Plan:
     log_probs: bool = False
     compile: bool = False
     operations: bool = False
+    budget: float = math.inf
 
 
 class Tokens:
@@ -202,7 +205,9 @@ def _measure_one(
             tell(f"time {time}: round {number + 1} of {plan.rounds}")
             tokens.draw(number)
 
-        timings = interleave(runs, plan.rounds, before=before)
+        timings = interleave(
+            runs, plan.rounds, before=before, budget=plan.budget
+        )
     return Run(
         "forward",
         plan.shape.facts(batch, time, dtype, device)

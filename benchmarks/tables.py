@@ -38,6 +38,10 @@ def _show_run(run: Run) -> list[RenderableType]:
         shown += ["", _particulars(run)]
     shown += [f"- {row.name}: {row.note}" for row in run.models if row.note]
     shown += [_operations(row) for row in run.models if row.operations]
+    asked = run.setting.get("rounds")
+    rounds = max(len(row.seconds) for row in run.rows)
+    if asked is not None and rounds != asked:
+        shown.append(f"- {rounds} rounds: there was no time for more")
     return shown + [f"- {note}" for note in run.notes]
 
 

@@ -1,7 +1,9 @@
 """Times of things that run in turn, and what they say about one another."""
 
+import math
 import random
 import statistics
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -69,6 +71,7 @@ def interleave(
     rounds: int,
     seed: int = 0,
     before: Callable[[int], None] = lambda number: None,
+    budget: float = math.inf,
 ) -> list[Timing]:
     """Time each run once a round, in a shuffled order.
 
@@ -80,10 +83,14 @@ def interleave(
         rounds: how many.
         seed: of the order.
         before: called with the round's number, from 0, before each round.
+        budget: seconds after which no further round starts.
     """
+    end = time.monotonic() + budget
     order = random.Random(seed)
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds):
+        if number > 0 and time.monotonic() > end:
+            break
         before(number)
         for name in order.sample(list(runs), len(runs)):
             seconds[name].append(runs[name]())

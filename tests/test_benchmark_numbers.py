@@ -79,6 +79,15 @@ def test_one_slow_round_moves_neither_median_nor_ratio():
     assert Timing("once", [3.0]).quartiles == (3.0, 3.0, 3.0)
 
 
+def test_no_round_starts_after_the_budget(monkeypatch):
+    now = itertools.count()
+    monkeypatch.setattr(timing.time, "monotonic", lambda: next(now))
+    (made,) = interleave({"a": lambda: 1.0}, rounds=9, budget=2.5)
+    assert made.seconds == [1.0] * 3
+    (made,) = interleave({"a": lambda: 1.0}, rounds=9, budget=0)
+    assert made.seconds == [1.0]
+
+
 def test_quartiles_by_hand():
     assert Timing("a", [5.0, 1.0, 3.0, 2.0, 4.0]).quartiles == (2, 3, 4)
     assert Timing("a", [1.0, 2.0]).quartiles == (1.25, 1.5, 1.75)

@@ -108,6 +108,7 @@ def test_without_a_subcommand_forward_is_run(bench, monkeypatch):
     assert plan.shape == choose_shape("S1")
     assert plan.styles == ("annotated", "mingpt_style")
     assert (plan.dtype, plan.device.type) == (torch.float32, "cpu")
+    assert plan.budget == 50
 
 
 def test_generate_at_toy_size(bench, tmp_path):
@@ -401,7 +402,7 @@ def by_the_clock(monkeypatch):
     """Times as told: what was found does not depend on the machine."""
     seconds = [1.0]
 
-    def interleave(runs, rounds, before):
+    def interleave(runs, rounds, before, budget):
         return [Timing(name, seconds * rounds) for name in runs]
 
     monkeypatch.setattr(forwarding, "interleave", interleave)
