@@ -60,7 +60,7 @@ def measure_goals(
         measure_generate(
             choose_shape("gpt2", batches=(1,)),
             dtypes=(torch.float32, torch.bfloat16),
-            rounds=max(1, rounds // 3),
+            rounds=rounds,
             styles=(OURS,),
             tell=partial(_tell, tell, "generate"),
         )
