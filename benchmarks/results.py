@@ -1,10 +1,11 @@
 """What was measured, as it is kept in files, read again and compared."""
 
 import json
-import math
 import os
 import platform
-from collections.abc import Iterator, Mapping
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,6 +21,12 @@ VERSION = 1
 LIBRARIES = ("torch", "transformers", "x-transformers")
 # two machines are one where these agree; libraries may have been renewed
 IDENTITY = ("processor", "cores", "accelerator", "system")
+
+# what a row may leave out, and is else a number from 0
+COUNTS = (
+    *("flops", "moved", "tokens", "parameters"),
+    *("first_seconds", "peak_bytes"),
+)
 
 Value = str | int | float | bool
 
@@ -173,7 +180,7 @@ def read_results(path: Path) -> Results:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # or a number of 5000 digits
         raise ValueError(f"{path} is no JSON") from None
     found = content.get("version") if isinstance(content, dict) else None
     if found is None:
@@ -183,7 +190,7 @@ def read_results(path: Path) -> Results:
             f"{path} has version {found!r}, this reads version {VERSION}"
         )
     try:
-        machine = _mapping(content["machine"])
+        machine = _facts("machine", content["machine"])
         runs = [_run(run) for run in _list(content["runs"])]
     except (KeyError, TypeError, ValueError) as error:
         told = f"no {error}" if isinstance(error, KeyError) else str(error)
@@ -195,25 +202,53 @@ def _run(content: Any) -> Run:
     content = dict(_mapping(content))
     rows = [_row(row) for row in _list(content.pop("rows"))]
     run = Run(**content, rows=rows)
-    _mapping(run.setting)
-    if not isinstance(run.what, str):
-        raise ValueError(f"'what' is {run.what!r}")
+    for name in ("what", "reference", "not_run"):
+        _require(name, getattr(run, name), str)
+    for note in _list(run.notes):
+        _require("a note", note, str)
+    _facts("setting", run.setting)
+    for name in {"batch", "time"} & {*run.setting}:
+        value = run.setting[name]
+        if type(value) is not int or not _positive(value):
+            raise ValueError(f"{name} is {_shown(value)}")
+    rounds = {len(row.seconds) for row in rows}
+    if len(rounds) > 1:
+        raise ValueError(f"rows have {min(rounds)} and {max(rounds)} rounds")
     return run
 
 
 def _row(content: Any) -> Row:
     row = Row(**_mapping(content))
-    if not isinstance(row.name, str):
-        raise ValueError(f"the name of a row is {row.name!r}")
+    _require("the name of a row", row.name, str)
+    for name, kind in (("limit", bool), ("gives", str), ("note", str)):
+        _require(f"{name} of {row.name!r}", getattr(row, name), kind)
     if not _list(row.seconds) or not all(map(_positive, row.seconds)):
         raise ValueError(
             f"the seconds of {row.name!r} are not a list of numbers above 0"
         )
-    for name in ("flops", "moved", "tokens", "parameters", "peak_bytes"):
+    for name in COUNTS:
         value = getattr(row, name)
-        if value is not None and not (_positive(value) or value == 0):
-            raise ValueError(f"{name} of {row.name!r} is {value!r}")
+        if value is not None and not (_number(value) and value >= 0):
+            raise ValueError(f"{name} of {row.name!r} is {_shown(value)}")
+    for name, part in _mapping(row.operations).items():
+        if not _number(part):
+            raise ValueError(
+                f"operation {name!r} of {row.name!r} is {_shown(part)}"
+            )
     return row
+
+
+def _require(name: str, value: Any, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} is {_shown(value)}")
+
+
+def _facts(name: str, content: Any) -> dict[str, Any]:
+    """Check a mapping of plain values: they are compared and printed."""
+    for key, value in _mapping(content).items():
+        if not (isinstance(value, str | bool) or _number(value)):
+            raise ValueError(f"{key!r} of a {name} is {_shown(value)}")
+    return content
 
 
 def _mapping(content: Any) -> dict[str, Any]:
@@ -228,9 +263,23 @@ def _list(content: Any) -> list[Any]:
     return content
 
 
-def _positive(value: Any) -> bool:
+def _number(value: Any) -> bool:
+    """Whether it is a finite number that a float can hold."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 < value < math.inf
+    return number and abs(value) <= sys.float_info.max
+
+
+def _positive(value: Any) -> bool:
+    return _number(value) and value > 0
+
+
+def _shown(value: Any) -> str:
+    """Return a value in words, a very long one cut."""
+    try:
+        shown = repr(value)
+    except ValueError:  # Python writes no number of 5000 digits
+        return "a very long number"
+    return shown if len(shown) <= 60 else f"{shown[:60]}..."
 
 
 @dataclass(frozen=True)
@@ -264,18 +313,83 @@ def changes(old: Results, new: Results) -> list[Change]:
             measured now.
     """
     require_same_machine(old.machine, new.machine)
-    before = {_key(run): run for run in old.runs}
     found = [
         _change(run, row, same)
-        for run in new.runs
+        for run, before in _pairs(old, new)
         for row in run.rows
-        for same in _same(before, run, row)
+        if before is not None and (same := before.row(row.name)) is not None
     ]
     if not found:
-        raise ValueError(
-            "nothing to compare: the old file has no run of this setting"
-        )
+        require_counterpart(old, new.runs)
+        raise ValueError("nothing to compare: no row is in both files")
     return found
+
+
+def unmatched(old: Results, new: Results) -> list[str]:
+    """Say what is in one of two results only, and was not compared.
+
+    Runs that were measured before alone are passed over: another
+    subcommand's are no news.
+    """
+    told = []
+    for run, before in _pairs(old, new):
+        if before is None:
+            why = _nearest(old.runs, [run])
+            told.append(f"not in the old file: {describe(run)} ({why})")
+            continue
+        names, then = ([row.name for row in r.rows] for r in (run, before))
+        for where, alone in (
+            ("not in the old file", [n for n in names if n not in then]),
+            ("only in the old file", [n for n in then if n not in names]),
+        ):
+            if alone:
+                told.append(f"{where}: {', '.join(alone)} of {describe(run)}")
+    return told
+
+
+def require_counterpart(old: Results, planned: Sequence[Run]) -> None:
+    """Refuse old results that nothing planned can be compared to.
+
+    Args:
+        old: results.
+        planned: runs of which a part of the setting may be known.
+
+    Raises:
+        ValueError: naming the first fact of the setting that differs from
+            the old run that is nearest, and both values.
+    """
+    for run in planned:
+        for before in old.runs:
+            if run.what == before.what and not _differing(run, before):
+                return
+    raise ValueError(f"nothing to compare: {_nearest(old.runs, planned)}")
+
+
+def _nearest(old: Iterable[Run], planned: Sequence[Run]) -> str:
+    """Say what keeps the nearest pair of runs apart."""
+    apart = [
+        differing
+        for run in planned
+        for before in old
+        if run.what == before.what and (differing := _differing(run, before))
+    ]
+    if not apart:
+        names = dict.fromkeys(run.what for run in planned)
+        return f"the old file has no run of {' or '.join(names)}"
+    name, was, here = min(apart, key=len)[0]
+    return (
+        "the old file has no run of this setting: "
+        f"{name} was {was}, here {here}"
+    )
+
+
+def _differing(run: Run, before: Run) -> list[tuple[str, Any, Any]]:
+    """The facts of a run's setting that were not so before."""
+    return [
+        (name, before.setting.get(name, "absent"), value)
+        for name, value in run.setting.items()
+        if name != "rounds" and before.setting.get(name) != value
+    ]
 
 
 def require_same_machine(
@@ -303,16 +417,25 @@ def renewed(old: Mapping[str, Value], new: Mapping[str, Value]) -> list[str]:
     ]
 
 
-def _key(run: Run) -> tuple[Any, ...]:
-    setting = {k: v for k, v in run.setting.items() if k != "rounds"}
-    return run.what, *sorted(setting.items())
+def _pairs(old: Results, new: Results) -> Iterator[tuple[Run, Run | None]]:
+    """Each new run, and the old run of the same setting if there is one."""
+    before = dict(_keyed(old.runs))
+    for key, run in _keyed(new.runs):
+        yield run, before.get(key)
 
 
-def _same(before: Mapping[Any, Run], run: Run, row: Row) -> Iterator[Row]:
-    old = before.get(_key(run))
-    same = old.row(row.name) if old is not None else None
-    if same is not None:
-        yield same
+def _keyed(runs: Sequence[Run]) -> Iterator[tuple[Any, Run]]:
+    """Each run with what identifies it.
+
+    A setting may come again, as that of S3 among the goals, first with
+    peers, then as a point of the growth: the first then is the first.
+    """
+    seen: Counter[Any] = Counter()
+    for run in runs:
+        facts = {k: v for k, v in run.setting.items() if k != "rounds"}
+        key = run.what, *sorted(facts.items())
+        seen[key] += 1
+        yield (key, seen[key]), run
 
 
 def _change(run: Run, row: Row, old: Row) -> Change:
