@@ -25,7 +25,7 @@ from .forward import (
 from .generate import measure_generate
 from .growth import Growth, growth
 from .peers import PEERS
-from .results import Results, Row, Run
+from .results import Results, Row, Run, Value
 from .shapes import GOALS, choose_shape
 from .timing import CPU, interleave, stopwatch, time_first
 
@@ -38,7 +38,11 @@ def measure_goals(
     device: torch.device = CPU,
     tell: Tell = quiet,
 ) -> list[Run]:
-    """Measure all that the goals are about; some 20 minutes on 2 cores.
+    """Measure all that the goals are about, whatever part of it fails.
+
+    Some 20 minutes on 2 cores at 10 rounds; compiling, which takes most of
+    it, is the same at fewer. A part that fails becomes a run that was not
+    run, with the reason, and the others go on.
 
     Args:
         rounds: of each measurement; those of long runs have fewer.
@@ -50,21 +54,24 @@ def measure_goals(
     for name in GOALS:
         plan = Plan(choose_shape(name), rounds=rounds, own=True)
         say = partial(_tell, tell, name)
-        runs += _attempt(replace(plan, operations=True), say)
-        runs += _attempt(replace(plan, compile=True, peers=()), say)
+        runs += _forward(replace(plan, operations=True), say)
+        runs += _forward(replace(plan, compile=True, peers=()), say)
     grown = Plan(choose_shape("S3", times=TIMES), rounds=rounds, peers=())
-    runs += _attempt(grown, partial(_tell, tell, "growth"))
-    runs.append(measure_construction(max(1, rounds // 3), tell))
-    runs.append(measure_imports(rounds, tell))
-    runs.append(
-        measure_generate(
-            choose_shape("gpt2", batches=(1,)),
-            dtypes=(torch.float32, torch.bfloat16),
-            rounds=rounds,
-            styles=(OURS,),
-            tell=partial(_tell, tell, "generate"),
-        )
+    runs += _forward(grown, partial(_tell, tell, "growth"))
+    few = max(1, rounds // 3)
+    construct = partial(measure_construction, few, tell)
+    runs.append(_attempt("construction", {"rounds": few}, construct))
+    import_ = partial(measure_imports, rounds, tell)
+    runs.append(_attempt("import", {"rounds": rounds}, import_))
+    decode = partial(
+        measure_generate,
+        choose_shape("gpt2", batches=(1,)),
+        dtypes=(torch.float32, torch.bfloat16),
+        rounds=rounds,
+        styles=(OURS,),
+        tell=partial(_tell, tell, "generate"),
     )
+    runs.append(_attempt("generate", {"rounds": rounds}, decode))
     runs += measure_gpu(device, rounds, tell)
     return runs
 
@@ -143,20 +150,42 @@ def measure_gpu(
         peers=("transformers", "transformers-eager"),
         compile=True,
     )
-    return _attempt(plan, partial(_tell, tell, "GPU"))
+    return _forward(plan, partial(_tell, tell, "GPU"))
 
 
-def _attempt(plan: Plan, tell: Tell) -> list[Run]:
+def _forward(plan: Plan, tell: Tell) -> list[Run]:
     """Measure a forward pass; what cannot be run is told, not the end."""
     try:
         return measure_forward(plan, tell)
-    except ValueError as error:
+    except Exception as error:  # the other parts took minutes
         shape, device = plan.shape, plan.device
         setting = shape.facts(
             shape.batches[0], shape.times[0], plan.dtype, device
         )
         setting["compile"] = plan.compile
-        return [Run("forward", setting, not_run=str(error))]
+        return [Run("forward", setting, not_run=_reason(error))]
+
+
+def _attempt(
+    what: str, setting: dict[str, Value], measure: Callable[[], Run]
+) -> Run:
+    """Measure something; what cannot be run is told, not the end."""
+    try:
+        return measure()
+    except Exception as error:  # the other parts took minutes
+        return Run(what, setting, not_run=_reason(error))
+
+
+def _reason(error: Exception) -> str:
+    """Say in one line why something failed."""
+    told = str(error)
+    if isinstance(error, subprocess.CalledProcessError):
+        # what Python says last is the error itself
+        last = (error.stderr or "").strip().splitlines()[-1:]
+        told = f"status {error.returncode}: {''.join(last)}"
+    elif not isinstance(error, ValueError):
+        told = f"{type(error).__name__}: {told}"
+    return " ".join(told.split())[:300]
 
 
 def _tell(tell: Tell, what: str, text: str) -> None:
@@ -206,6 +235,7 @@ def judge(results: Results) -> list[Goal]:
     ]
     grown = {g.name: g for g in growth(runs)}
     goals += [_growth(grown, name) for name in STYLES]
+    goals += [_own_norm(_bars(runs, name), name) for name in GOALS]
     goals += [_quick(runs, "construction", name, 3.0) for name in STYLES]
     goals += [_quick(runs, "import", name, 0.3) for name in STYLES]
     goals += _decoding(runs)
@@ -233,11 +263,33 @@ def _ratio(run: Run | None, ours: str, theirs: str) -> float | None:
     return a.timing.ratio(b.timing)[1] if a and b else None
 
 
+def school_cost(run: Run | None, style: str) -> float | None:
+    """Return what a school's own parts add to a style's pass, as a part.
+
+    Of the pass with them, by the median over the rounds: 0.25 where they
+    make a pass of 3 seconds one of 4. None where only one of the two was
+    measured.
+    """
+    ratio = _ratio(run, style, style + OWN)
+    return None if ratio is None else 1 - 1 / ratio
+
+
 def _missing(what: str, goal: str) -> Goal:
     return Goal(what, goal, "not run", None)
 
 
+def _least(
+    what: str, least: float, found: float | None, told: str = ""
+) -> Goal:
+    """A ratio that shall be so much; three digits, or a miss looks level."""
+    goal = f">= {least:.2f}"
+    if found is None:
+        return _missing(what, goal)
+    return Goal(what, goal, f"{found:.3f}{told}", found >= least)
+
+
 def _against_fastest(run: Run | None, shape: str) -> Goal:
+    """Judge against all peers: where some are absent, only a miss is sure."""
     what, goal = f"{OURS}, fastest peer, {shape}", ">= 1.00"
     if run is None or run.row(OURS) is None:
         return _missing(what, goal)
@@ -247,19 +299,22 @@ def _against_fastest(run: Run | None, shape: str) -> Goal:
         if row.name in PEERS
     }
     fastest = min(ratios, key=ratios.__getitem__)
-    found = ratios[fastest]
-    return Goal(what, goal, f"{found:.2f} ({fastest})", found >= 1)
+    absent = [name for name in PEERS if name not in ratios]
+    if not absent:
+        return _least(what, 1.0, ratios[fastest], f" ({fastest})")
+    told = f" ({fastest}; without {', '.join(absent)})"
+    judged = _least(what, 1.0, ratios[fastest], told)
+    return replace(judged, reached=None) if judged.reached else judged
 
 
 def _against_transformers(runs: list[Run]) -> Goal:
-    what, goal = f"{OURS}, transformers sdpa, mean", ">= 1.05"
+    what = f"{OURS}, transformers sdpa, mean"
     found = [_ratio(_bars(runs, n), OURS, "transformers") for n in GOALS]
     known = [ratio for ratio in found if ratio is not None]
     if len(known) < len(GOALS):
-        return _missing(what, goal)
-    mean = statistics.geometric_mean(known)
-    each = ", ".join(f"{ratio:.2f}" for ratio in known)
-    return Goal(what, goal, f"{mean:.2f} ({each})", mean >= 1.05)
+        return _least(what, 1.05, None)
+    each = ", ".join(f"{ratio:.3f}" for ratio in known)
+    return _least(what, 1.05, statistics.geometric_mean(known), f" ({each})")
 
 
 def _part_of_matmul(run: Run | None, shape: str, least: float | None) -> Goal:
@@ -271,18 +326,18 @@ def _part_of_matmul(run: Run | None, shape: str, least: float | None) -> Goal:
         return _missing(what, goal)
     part = row.rate / limit.rate
     reached = None if least is None else part >= least
-    return Goal(what, goal, f"{part:.0%}", reached)
+    return Goal(what, goal, f"{part:.1%}", reached)
 
 
 def _compiled(runs: list[Run], shape: str, name: str) -> Goal:
-    what, goal = f"{name} compiled, its eager self, {shape}", ">= 0.97"
+    what, found = f"{name} compiled, its eager self, {shape}", None
     for run in runs:
         s = run.setting
         if s.get("shape") == shape and s.get("device") == "cpu":
             found = _ratio(run, f"{name} compiled", name)
             if found is not None:
-                return Goal(what, goal, f"{found:.2f}", found >= 0.97)
-    return _missing(what, goal)
+                break
+    return _least(what, 0.97, found)
 
 
 def _growth(grown: dict[str, Growth], name: str) -> Goal:
@@ -290,8 +345,20 @@ def _growth(grown: dict[str, Growth], name: str) -> Goal:
     if name not in grown:
         return _missing(what, goal)
     g = grown[name]
-    told = f"x {g.measured:.1f}, formula x {g.expected:.1f}"
-    return Goal(what, goal, told, g.measured <= g.expected)
+    told = (
+        f"operations^{g.exponent:.3f} (x {g.measured:.1f}, "
+        f"formula x {g.expected:.1f})"
+    )
+    return Goal(what, goal, told, g.exponent <= 1)
+
+
+def _own_norm(run: Run | None, shape: str) -> Goal:
+    """What LayerNorm written out adds to torch's: told, no goal."""
+    what = f"{STYLES[0]}, its school's LayerNorm, {shape}"
+    cost = school_cost(run, STYLES[0])
+    if cost is None:
+        return _missing(what, "none set")
+    return Goal(what, "none set", f"{cost:.1%} of the pass", None)
 
 
 def _quick(runs: list[Run], what: str, name: str, limit: float) -> Goal:
@@ -300,7 +367,7 @@ def _quick(runs: list[Run], what: str, name: str, limit: float) -> Goal:
         row = run.row(name)
         if run.what == what and row is not None:
             median = row.timing.median
-            return Goal(told, goal, f"{median:.2f} s", median < limit)
+            return Goal(told, goal, f"{median:.3f} s", median < limit)
     return _missing(told, goal)
 
 
@@ -316,15 +383,10 @@ def _decoding(runs: list[Run]) -> list[Goal]:
         ),
         ("decoding, bfloat16 and float32", f"{OURS} bfloat16", OURS, 1.6),
     ]
-    goals = []
-    for what, ours, theirs, least in pairs:
-        found, goal = _ratio(run, ours, theirs), f">= {least:.2f}"
-        goals.append(
-            _missing(what, goal)
-            if found is None
-            else Goal(what, goal, f"{found:.2f}", found >= least)
-        )
-    return goals
+    return [
+        _least(what, least, _ratio(run, ours, theirs))
+        for what, ours, theirs, least in pairs
+    ]
 
 
 def _gpu(runs: list[Run]) -> list[Goal]:
@@ -335,11 +397,8 @@ def _gpu(runs: list[Run]) -> list[Goal]:
     )  # fmt: skip
     goals = [_part_of_matmul(run, "GPU", None)]
     for kind, least in (("", 1.0), (" compiled", 1.1)):
-        what, goal = f"GPU, transformers{kind}", f">= {least:.2f}"
-        found = _ratio(run, OURS + kind, f"transformers{kind}")
-        goals.append(
-            _missing(what, goal)
-            if found is None
-            else Goal(what, goal, f"{found:.2f}", found >= least)
-        )
+        for name in STYLES:
+            found = _ratio(run, name + kind, f"transformers{kind}")
+            what = f"{name}{kind} on the GPU, transformers{kind}"
+            goals.append(_least(what, least, found))
     return goals

@@ -1,9 +1,9 @@
 """How time grows with the length of the text, against the formula."""
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from .results import Run
 
@@ -40,13 +40,18 @@ class Growth:
     def exponent(self) -> float:
         """How time follows the operations: seconds ~ operations^exponent.
 
-        By least squares of the logarithms: 1 grows as the formula does,
-        less grows slower.
+        1 grows as the formula does, less grows slower. By least squares of
+        the logarithms over all times, each weighted by its operations: a
+        short text is mostly overhead, which flattens an unweighted line
+        and so hides what grows too fast at the other end. A line of
+        seconds over operations would call that overhead's slope, too.
         """
-        slope, _ = statistics.linear_regression(
-            list(map(math.log, self.flops)), list(map(math.log, self.seconds))
-        )
-        return slope
+        x, y = (list(map(math.log, v)) for v in (self.flops, self.seconds))
+        mean_x, mean_y = (fmean(v, self.flops) for v in (x, y))
+        pulls = [f * (v - mean_x) for f, v in zip(self.flops, x, strict=True)]
+        rise = sum(p * (v - mean_y) for p, v in zip(pulls, y, strict=True))
+        run = sum(p * (v - mean_x) for p, v in zip(pulls, x, strict=True))
+        return rise / run
 
 
 def growth(runs: Sequence[Run], least: int = 3) -> list[Growth]:
