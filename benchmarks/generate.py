@@ -22,12 +22,14 @@ from .limits import (
     parameter_count,
 )
 from .peers import transformers_gpt2
+from .profiling import peak_bytes
 from .results import Row, Run
 from .shapes import Shape
 from .timing import CPU, interleave, stopwatch, time_first
 
 MATVEC = "matrix x vector"
 PLACES = (100, 900)  # early and late in GPT-2's block
+READ = 8  # tokens in a sample: one alone is quick, and noisy
 
 
 def measure_generate(
@@ -40,13 +42,14 @@ def measure_generate(
     rounds: int = 3,
     styles: Sequence[str] = STYLES,
     transformers: bool = True,
+    installed: bool = True,
     tell: Tell = quiet,
 ) -> Run:
     """Measure greedy decoding, and one token early and late in a text.
 
     A style with a cache reads each token once, one without reads the whole
-    text for each new token. Weights of float32 are stored by columns, as
-    `gpt-duet generate` stores them.
+    text for each new token. On the CPU the weights of a style with a cache
+    are stored by columns, as `gpt-duet generate` stores them.
 
     Args:
         shape: sizes and the number of rows, its first.
@@ -56,12 +59,13 @@ def measure_generate(
         new: number of tokens to append.
         rounds: how often everything runs.
         styles: packages; the last is the reference.
-        transformers: let transformers' generate run, too, if installed.
+        transformers: let transformers' generate run, too.
+        installed: leave it out where it is not installed.
         tell: called with a few words on what is going on.
 
     Raises:
-        ValueError: for styles that differ, and a text that does not fit
-            into the block.
+        ValueError: for styles that differ, a text that does not fit into
+            the block, and transformers that was asked for and is not there.
     """
     config, batch = shape.config, shape.batches[0]
     if prompt + new > config.block_size:
@@ -73,14 +77,21 @@ def measure_generate(
     trial = Tokens(config.vocab_size, 1, prompt, device).now
     rows: dict[str, Row] = {}
     runs: dict[str, Callable[[], float]] = {}
+    theirs: Any = None
     notes: list[str] = []
+    if transformers:
+        theirs, notes = _their_model(config, installed)
 
     def add(name: str, run: Any, setup: Any = None, **facts: Any) -> None:
         tell(f"trying {name}")
-        if setup is not None:
-            setup()
+        prepare = setup or (lambda: None)
+        prepare()
         first = time_first(run, device)
-        rows[name] = Row(name, [], first_seconds=first, **facts)
+        prepare()
+        peak = peak_bytes(run, device)
+        rows[name] = Row(
+            name, [], first_seconds=first, peak_bytes=peak, **facts
+        )
         runs[name] = stopwatch(run, device, setup)
 
     with torch.inference_mode():
@@ -89,8 +100,9 @@ def measure_generate(
             for style in built:
                 name = _named(style.name, dtype, dtypes)
                 model = style.model
-                store_by_columns(model)
                 cached = isinstance(model, CachedLanguageModel)
+                if cached and device.type == "cpu":
+                    store_by_columns(model)
                 add(
                     name,
                     lambda model=model: generate(model, tokens.now, new),
@@ -101,36 +113,28 @@ def measure_generate(
                     else None,
                     note="with a cache" if cached else "without a cache",
                 )
-                places = [p for p in PLACES if p + 2 <= config.block_size]
-                for place in places if cached else ():
-                    one = OneToken(model, batch, place, device)
+                for place in _places(config.block_size) if cached else ():
+                    some = SomeTokens(model, batch, place, device)
                     add(
                         f"{name} @{place}",
-                        one.read,
-                        one.prepare,
+                        some.read,
+                        some.prepare,
                         tokens=batch,
                         moved=decoding_bytes(
                             config, batch, place, dtype.itemsize
                         ),
                     )
-        if transformers:
-            try:
-                theirs: Any = transformers_gpt2(config)
-            except ModuleNotFoundError as error:
-                notes.append(
-                    f"transformers was not run: there is no module "
-                    f"{error.name!r}"
-                )
-            else:
-                theirs = theirs.to(device, dtypes[0]).eval()
-                add(
-                    "transformers",
-                    partial(_their_generate, theirs, tokens, new),
-                    tokens=batch * new,
-                    parameters=parameter_count(theirs),
-                    moved=_moved(config, batch, prompt, new, dtypes[0]),
-                    note="generate, with its cache",
-                )
+                    runs[f"{name} @{place}"] = _each(runs[f"{name} @{place}"])
+        if theirs is not None:
+            theirs = theirs.to(device, dtypes[0]).eval()
+            add(
+                "transformers",
+                partial(_their_generate, theirs, tokens, new),
+                tokens=batch * new,
+                parameters=parameter_count(theirs),
+                moved=_moved(config, batch, prompt, new, dtypes[0]),
+                note="generate, with its cache",
+            )
         runs[COPY] = stopwatch(big_copy(device), device)
         rows[COPY] = Row(COPY, [], limit=True, moved=2 * COPIED)
         runs[MATVEC] = stopwatch(big_matvec(dtypes[0], device), device)
@@ -142,7 +146,10 @@ def measure_generate(
 
         timings = interleave(runs, rounds, before=before)
     if any("@" in name for name in rows):
-        notes.append("@100: one token, after 100 that are in the cache")
+        notes.append(
+            f"@100: one token, the mean of {READ}, after 100 that are in the "
+            "cache"
+        )
     setting = shape.facts(batch, prompt, dtypes[0], device)
     setting["prompt"] = setting.pop("time")
     return Run(
@@ -154,8 +161,18 @@ def measure_generate(
     )
 
 
-class OneToken:
-    """Reads one token after so many that are in the cache already.
+def _places(block_size: int) -> list[int]:
+    """Where there is room for three readings, which a sample takes."""
+    return [p for p in PLACES if p + 3 * READ <= block_size]
+
+
+def _each(sample: Callable[[], float]) -> Callable[[], float]:
+    """Seconds of one token, from those of so many."""
+    return lambda: sample() / READ
+
+
+class SomeTokens:
+    """Reads READ tokens, one by one, after those that are in the cache.
 
     Args:
         model: one with a cache.
@@ -172,8 +189,9 @@ class OneToken:
         device: torch.device,
     ):
         self._model, self._batch = model, batch
-        before = Tokens(model.vocab_size, batch, place + 1, device).now
-        self._before, self._token = before[:, :-1], before[:, -1:]
+        drawn = Tokens(model.vocab_size, batch, place + READ, device).now
+        self._before, new = drawn[:, :place], drawn[:, place:]
+        self._new = new.split(1, dim=1)
         self._cache: Any = None
 
     def prepare(self) -> None:
@@ -182,8 +200,21 @@ class OneToken:
         self._model.decode(self._before, self._cache)
 
     def read(self) -> Tensor:
-        """Read the token."""
-        return self._model.decode(self._token, self._cache)
+        """Read the tokens; what follows the last one is returned."""
+        for token in self._new:
+            found = self._model.decode(token, self._cache)
+        return found
+
+
+def _their_model(config: GPTConfig, installed: bool) -> tuple[Any, list[str]]:
+    """Return transformers' model, or None and why there is none."""
+    try:
+        return transformers_gpt2(config), []
+    except ModuleNotFoundError as error:
+        told = f"transformers was not run: there is no module {error.name!r}"
+        if not installed:
+            raise ValueError(told) from None
+        return None, [told]
 
 
 def _their_generate(model: Any, tokens: Tokens, new: int) -> Tensor:

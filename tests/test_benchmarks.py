@@ -116,7 +116,7 @@ def test_generate_at_toy_size(bench, tmp_path):
     file = tmp_path / "found.json"
     status, out, err = bench(
         "generate", *TOY, "--prompt", 3, "--new", 2, "--rounds", 1,
-        "--block-size", 104, "--dtype", "float32,bfloat16", "--json", file,
+        "--block-size", 124, "--dtype", "float32,bfloat16", "--json", file,
     )  # fmt: skip
     assert (status, err) == (0, "")
     rows = rows_of(file)
@@ -131,6 +131,8 @@ def test_generate_at_toy_size(bench, tmp_path):
         rows["mingpt_style"].moved == 2 * rows["mingpt_style bfloat16"].moved
     )
     assert "with a cache" in out
+    for name in ("annotated", "mingpt_style @100", "transformers"):
+        assert rows[name].peak_bytes > 4 * 11  # the scores at least
 
 
 def test_train_step_at_toy_size(bench, tmp_path):
