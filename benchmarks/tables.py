@@ -1,13 +1,20 @@
-"""Results as text in a terminal."""
+"""Results as text in a terminal.
 
-from collections.abc import Sequence
+Names and notes may hold brackets, which rich would read as its markup:
+everything is handed over as Text, which it prints as it stands.
+"""
+
+from collections.abc import Iterable, Sequence
 
 from rich.bar import Bar
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
+from .competitors import OWN
 from .forward import COPY, MATMUL, OWN_MATMULS
-from .goals import Goal
+from .generate import MATVEC
+from .goals import Goal, school_cost
 from .growth import growth
 from .results import Change, Results, Row, Run
 
@@ -17,11 +24,15 @@ def show_results(results: Results) -> Group:
     facts = ", ".join(
         f"{name} {value}" for name, value in results.machine.items()
     )
-    parts: list[RenderableType] = [facts]
+    parts: list[RenderableType] = [Text(facts)]
     for run in results.runs:
         parts += ["", *_show_run(run)]
     parts += _show_growth(results.runs)
     return Group(*parts)
+
+
+def _lines(texts: Iterable[str]) -> list[RenderableType]:
+    return [Text(f"- {text}") for text in texts]
 
 
 def _show_run(run: Run) -> list[RenderableType]:
@@ -30,28 +41,43 @@ def _show_run(run: Run) -> list[RenderableType]:
         for name, value in run.setting.items()
         if value is not False
     )
-    title = f"[bold]{run.what}[/bold]  {setting}"
+    title = Text.assemble((run.what, "bold"), f"  {setting}")
     if run.not_run:
-        return [title, f"not run: {run.not_run}"]
+        return [title, Text(f"not run: {run.not_run}")]
     shown: list[RenderableType] = [title, _speeds(run), "", _picture(run)]
     if any(row.parameters or row.first_seconds for row in run.models):
         shown += ["", _particulars(run)]
-    shown += [f"- {row.name}: {row.note}" for row in run.models if row.note]
-    shown += [_operations(row) for row in run.models if row.operations]
+    shown += _lines(
+        f"{row.name}: {row.note}" for row in run.models if row.note
+    )
+    shown += _lines(_school_costs(run))
+    shown += _lines(_operations(row) for row in run.models if row.operations)
     asked = run.setting.get("rounds")
     rounds = max(len(row.seconds) for row in run.rows)
     if asked is not None and rounds != asked:
-        shown.append(f"- {rounds} rounds: there was no time for more")
-    return shown + [f"- {note}" for note in run.notes]
+        shown += _lines([f"{rounds} rounds: there was no time for more"])
+    return shown + _lines(run.notes)
 
 
 def _table(*columns: str) -> Table:
     table = Table(box=None, header_style="bold cyan", padding=(0, 1, 0, 0))
     for number, column in enumerate(columns):
         table.add_column(
-            column, justify="right" if number else "left", no_wrap=True
+            Text(column), justify="right" if number else "left", no_wrap=True
         )
     return table
+
+
+def _school_costs(run: Run) -> list[str]:
+    """Say what the parts cost that a school writes out itself."""
+    names = [row.name.removesuffix(OWN) for row in run.models]
+    costs = {name: school_cost(run, name) for name in dict.fromkeys(names)}
+    return [
+        f"{name}{OWN}: its school's own parts take {cost:.1%} of the pass "
+        "more than torch's"
+        for name, cost in costs.items()
+        if cost is not None
+    ]
 
 
 def _speeds(run: Run) -> Table:
@@ -85,7 +111,7 @@ def _filled_table(columns: dict[str, list[str]]) -> Table:
     kept = {name: cells for name, cells in columns.items() if any(cells)}
     table = _table(*kept)
     for cells in zip(*kept.values(), strict=True):
-        table.add_row(*cells)
+        table.add_row(*map(Text, cells))
     return table
 
 
@@ -99,7 +125,7 @@ def _picture(run: Run) -> Table:
         median = row.timing.median
         color = "cyan" if row.name == run.reference else "blue"
         bar = Bar(longest, 0, median, color=color)
-        table.add_row(row.name, seconds(median), bar)
+        table.add_row(Text(row.name), seconds(median), bar)
     return table
 
 
@@ -130,20 +156,22 @@ def _operations(row: Row) -> str:
         f"{name.removeprefix('aten::')} {part:.0%}"
         for name, part in row.operations.items()
     )
-    return f"- {row.name}: {parts}"
+    return f"{row.name}: {parts}"
 
 
 def part_of_limit(run: Run, row: Row) -> float | None:
     """Return what part of the machine's limit a row reaches.
 
     The limit is the longer of two times: the row's operations at the rate
-    of a large square product, and its least bytes at that of a large copy.
-    Both rates were measured in the same rounds. Above 1 is noise, or a dtype
-    that the machine has no large products for, such as float16 on a CPU.
+    of a large square product, and its least bytes at that of a large copy,
+    or of a matrix times a vector where that was measured: decoding reads
+    and hardly writes. The rates were measured in the same rounds. Above 1
+    is noise, or a dtype that the machine has no large products for, such as
+    float16 on a CPU.
 
     Source: Williams et al. 2009 (Roofline).
     """
-    matmul, copy = run.row(MATMUL), run.row(COPY)
+    matmul, copy = run.row(MATMUL), run.row(MATVEC) or run.row(COPY)
     times = []
     if row.flops and matmul is not None and matmul.rate:
         times.append(row.flops / matmul.rate)
@@ -170,7 +198,10 @@ def _show_growth(runs: Sequence[Run]) -> list[RenderableType]:
     table = _table("growth with time", "time", "formula", "exponent")
     for g in found:
         table.add_row(
-            f"{g.name}, batch {g.batch}, {g.times[0]} to {g.times[-1]} tokens",
+            Text(
+                f"{g.name}, batch {g.batch}, {g.times[0]} to {g.times[-1]} "
+                "tokens"
+            ),
             f"x {g.measured:.2f}",
             f"x {g.expected:.2f}",
             f"{g.exponent:.3f}",
@@ -178,17 +209,26 @@ def _show_growth(runs: Sequence[Run]) -> list[RenderableType]:
     return [
         "",
         table,
-        "- time ~ operations^exponent, by least squares of logarithms",
+        "- time ~ operations^exponent, by least squares of logarithms, "
+        "each weighted by its operations",
     ]
 
 
-def show_changes(changes: Sequence[Change], tolerance: float) -> Group:
-    """Return new times over old ones, and the verdict."""
+def show_changes(
+    changes: Sequence[Change], tolerance: float, told: Sequence[str] = ()
+) -> Group:
+    """Return new times over old ones, and the verdict.
+
+    Args:
+        changes: of rows that are in both results.
+        tolerance: how much slower is allowed.
+        told: what was not compared, and what else a reader has to know.
+    """
     table = _table("", "new / old", "spread", "")
     for change in changes:
         slower = change.slower(tolerance)
         table.add_row(
-            f"{change.run.split(',')[0]}: {change.row.name}",
+            Text(f"{change.run.split(',')[0]}: {change.row.name}"),
             f"{change.ratio:.3f}",
             f"{change.low:.3f} to {change.high:.3f}",
             "slower" if slower else "",
@@ -196,7 +236,7 @@ def show_changes(changes: Sequence[Change], tolerance: float) -> Group:
         )
     count = sum(change.slower(tolerance) for change in changes)
     verdict = f"{count} of {len(changes)} slower by more than {tolerance:.0%}"
-    return Group("", table, verdict)
+    return Group("", table, *_lines(told), verdict)
 
 
 def show_goals(
@@ -228,7 +268,7 @@ def show_goals(
         column.justify, column.no_wrap = "left", False
     for row in rows:
         missed = any("missed" in cell for cell in row[2:])
-        table.add_row(*row, style="red" if missed else None)
+        table.add_row(*map(Text, row), style="red" if missed else None)
     return table
 
 
