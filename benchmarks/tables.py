@@ -264,8 +264,9 @@ def show_goals(
         lines = [head, ["---"] * len(head), *rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
     table = _table(*head)
-    for column in table.columns[1:]:
+    for column in table.columns:
         column.justify, column.no_wrap = "left", False
+        column.overflow = "fold"  # the name of a peer is one long word
     for row in rows:
         missed = any("missed" in cell for cell in row[2:])
         table.add_row(*map(Text, row), style="red" if missed else None)

@@ -191,6 +191,14 @@ def test_the_fastest_peer_is_that_of_all():
     assert against(absent=["x-transformers"], theirs=0.9).reached is False
 
 
+def test_every_peers_name_is_printed_whole():
+    run = forward({"mingpt_style": 1, "torch-encoder": 2})
+    judged = judge(Results({}, [run]))
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(show_goals([judged], ["measured"]))
+    assert "…" not in console.export_text()
+
+
 def test_a_narrow_miss_does_not_look_level():
     narrow = against(theirs=0.997)
     assert (narrow.measured, narrow.reached) == ("0.997 (transformers)", False)
