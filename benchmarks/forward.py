@@ -22,6 +22,7 @@ from .competitors import (
     with_log_probs,
 )
 from .limits import (
+    BIG_SQUARE,
     COPIED,
     SQUARE,
     big_copy,
@@ -30,6 +31,7 @@ from .limits import (
     least_bytes,
     own_products,
     square_product,
+    square_size,
 )
 from .peers import PEERS
 from .profiling import peak_bytes, time_by_operation
@@ -37,9 +39,11 @@ from .results import Row, Run
 from .shapes import Shape
 from .timing import CPU, Timing, interleave, stopwatch, time_first
 
-MATMUL = f"matmul {SQUARE}"
+MATMUL = f"matmul {SQUARE}"  # on a CPU; see `matmul_row`
 OWN_MATMULS = "own matmuls"
 COPY = "copy"
+MOST_TOKENS = 2**31 - 1
+STYLES_RAN = "first run: the styles were run before, to compare them"
 
 Tell = Callable[[str], None]
 
@@ -89,11 +93,19 @@ class Tokens:
         batch: rows.
         time: ids in a row.
         device: where they are.
+
+    Raises:
+        ValueError: for more ids than any machine could work on.
     """
 
     def __init__(
         self, vocab_size: int, batch: int, time: int, device: torch.device
     ):
+        if batch * time > MOST_TOKENS:  # torch would end in a TypeError
+            raise ValueError(
+                f"{batch} rows of {time} tokens are too many: at most "
+                f"{MOST_TOKENS} tokens"
+            )
         self._size = (vocab_size, (batch, time))
         self._device = device
         self.draw(-1)
@@ -107,6 +119,10 @@ class Tokens:
 
 def measure_forward(plan: Plan, tell: Tell = quiet) -> list[Run]:
     """Measure a forward pass at each batch and time of a plan.
+
+    Each row's first run is its first at that batch and time. The styles
+    were run on one row before, to compare them, so that the library has
+    warmed up for theirs.
 
     Args:
         plan: what to measure.
@@ -127,7 +143,7 @@ def measure_forward(plan: Plan, tell: Tell = quiet) -> list[Run]:
     everyone = [*styles, *peers]
     if plan.log_probs:
         everyone = list(map(with_log_probs, everyone))
-    notes = [*left_out]
+    notes = [*left_out, STYLES_RAN]
     if len(plan.styles) > 1:
         agree = f"in float32 the styles agree to {difference:.1e}"
         notes.insert(0, agree)
@@ -153,8 +169,9 @@ def _measure_one(
     ours = next(
         c.parameters or 0 for c in everyone if c.name == plan.styles[-1]
     )
+    matmul, square = matmul_limit(dtype, device)
     limits = {
-        MATMUL: square_product(dtype, device),
+        matmul.name: square,
         OWN_MATMULS: own_products(config, batch, time, dtype, device),
         COPY: big_copy(device),
     }
@@ -197,7 +214,7 @@ def _measure_one(
             )
         for name, limit in limits.items():
             runs[name] = stopwatch(limit, device)
-        rows[MATMUL] = Row(MATMUL, [], limit=True, flops=2 * SQUARE**3)
+        rows[matmul.name] = matmul
         rows[OWN_MATMULS] = Row(OWN_MATMULS, [], limit=True, flops=work)
         rows[COPY] = Row(COPY, [], limit=True, moved=2 * COPIED)
 
@@ -220,6 +237,21 @@ def _measure_one(
         reference=plan.styles[-1],
         notes=notes,
     )
+
+
+def matmul_limit(
+    dtype: torch.dtype, device: torch.device
+) -> tuple[Row, Callable[[], Tensor]]:
+    """Return the row of the square product, without times, and its run."""
+    size = square_size(device)
+    row = Row(f"matmul {size}", [], limit=True, flops=2 * size**3)
+    return row, square_product(dtype, device)
+
+
+def matmul_row(run: Run) -> Row | None:
+    """Return a run's square product, whose size depends on the device."""
+    found = (run.row(f"matmul {size}") for size in (SQUARE, BIG_SQUARE))
+    return next((row for row in found if row is not None), None)
 
 
 def with_seconds(rows: dict[str, Row], timings: Sequence[Timing]) -> list[Row]:

@@ -1,6 +1,7 @@
 """How long the checks of a model take."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -11,6 +12,8 @@ from .competitors import STYLES
 from .forward import Tell, quiet, with_seconds
 from .results import Row, Run, Value
 from .timing import CPU, clock_for, interleave
+
+QUICK = "check_shape"  # the warm-up
 
 
 def measure_invariants(
@@ -23,6 +26,9 @@ def measure_invariants(
     tell: Tell = quiet,
 ) -> Run:
     """Measure check_model on small models: all of the checks.
+
+    Each model is checked a little before, uncounted: the first run of
+    anything is slower than all others.
 
     Args:
         models: styles, or MODULE:FACTORY, as gpt-duet check takes them.
@@ -39,18 +45,20 @@ def measure_invariants(
     reports: dict[str, Report] = {}
 
     def checked(name: str) -> Callable[[], float]:
-        factory = load_target(name, vocab_size, block_size)
+        check = partial(
+            check_model,
+            load_target(name, vocab_size, block_size),
+            vocab_size=vocab_size,
+            block_size=block_size,
+            device=device,
+        )
         clock = clock_for(device)
+        check(checks=[QUICK])
 
         def run() -> float:
             tell(f"checking {name}")
             start = clock()
-            report = check_model(
-                factory,
-                vocab_size=vocab_size,
-                block_size=block_size,
-                device=device,
-            )
+            report = check()
             if not report.ok:
                 failed = ", ".join(report.failed)
                 raise ValueError(f"{name} fails {failed}: not timed")

@@ -10,7 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shared.config import GPTConfig
 
-SQUARE = 1536  # large enough for any machine's best rate, quick enough here
+SQUARE = 1536  # large enough for any processor's best rate, and quick
+BIG_SQUARE = 8192  # for an accelerator, which starts slowly and then is fast
 COPIED = 2**27  # bytes: more than most caches hold
 
 
@@ -93,10 +94,26 @@ def count_flops(run: Callable[[], object]) -> int:
     return counter.get_total_flops()
 
 
+def square_size(device: torch.device) -> int:
+    """Return the size of a square whose product shows a device's best rate.
+
+    1536 on an accelerator would be over in 10 microseconds, which is mostly
+    its start.
+    """
+    return SQUARE if device.type == "cpu" else BIG_SQUARE
+
+
 def square_product(
-    dtype: torch.dtype, device: torch.device, size: int = SQUARE
+    dtype: torch.dtype, device: torch.device, size: int | None = None
 ) -> Callable[[], Tensor]:
-    """Return a product of two square matrices: 2 size^3 operations."""
+    """Return a product of two square matrices: 2 size^3 operations.
+
+    Args:
+        dtype: of the matrices.
+        device: where they are.
+        size: rows, and columns; None: the device's `square_size`.
+    """
+    size = square_size(device) if size is None else size
     a, b = (torch.randn(2, size, size, device=device)).to(dtype).unbind(0)
     out = torch.empty_like(a)
     return lambda: torch.mm(a, b, out=out)
@@ -136,6 +153,10 @@ def own_products(
     The same shapes in the same order with weights of each layer's own, the
     results written where there is room already: what is left of a model
     without norms, sums, softmax and the search for memory.
+
+    All T x T scores are written to memory, and read again. A processor's
+    caches hold much of them; on an accelerator, where a fused kernel never
+    writes them, a model may well be quicker than these products.
     """
     D, F, T = config.n_embd, config.inner_size, time
     heads, N = batch * config.n_head, batch * time

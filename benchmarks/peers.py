@@ -149,7 +149,7 @@ def build_peer(name: str, config: GPTConfig) -> Any:
         ValueError: in one line, for one that cannot be had.
     """
     if name in PEERS:
-        return PEERS[name](config)
+        return _build(name, PEERS[name], config)
     if ":" not in name:
         raise ValueError(
             f"no peer {name!r}; there is {', '.join(PEERS)}, or name your "
@@ -158,9 +158,17 @@ def build_peer(name: str, config: GPTConfig) -> Any:
     factory = load_target(name, None, None)
     if isinstance(factory, nn.Module):
         return factory
+    return _build(name, factory, config)
+
+
+def _build(name: str, factory: Callable[..., Any], config: GPTConfig) -> Any:
     try:
         return factory(config) if _takes_config(factory) else factory()
     except Exception as error:
+        # transformers says so, too, of what is there and broken: without name
+        absent = isinstance(error, ModuleNotFoundError) and error.name
+        if absent and name in PEERS:
+            raise
         told = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"{name} cannot be built: {told[:200]}") from None
 

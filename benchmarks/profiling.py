@@ -3,10 +3,12 @@
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 # Kineto announces each of its starts on stderr
@@ -81,11 +83,27 @@ def time_by_operation(
     with profile(activities=activities) as p:
         for _ in range(runs):
             run()
-    own = "self_cpu_time_total"
-    if len(activities) > 1:
-        own = "self_device_time_total"
-    times = {e.key: float(getattr(e, own)) for e in p.key_averages()}
+    times = own_times(p.key_averages(), accelerator=len(activities) > 1)
     total = sum(times.values()) or 1.0
     ranked = sorted(times.items(), key=lambda pair: -pair[1])
     parts = {name: seconds / total for name, seconds in ranked[:top]}
     return parts | {"others": 1 - sum(parts.values())}
+
+
+def own_times(events: Iterable[Any], accelerator: bool) -> dict[str, float]:
+    """Return the time of each operation itself, without those it calls.
+
+    Args:
+        events: the profiler's averages.
+        accelerator: whether the accelerator's time is asked for. It is then
+            that of its kernels and copies alone: the operation on the host
+            that launched a kernel has the kernel's time once more, and so
+            has a range that someone annotated around it.
+    """
+    if not accelerator:
+        return {e.key: float(e.self_cpu_time_total) for e in events}
+    return {
+        e.key: float(e.self_device_time_total)
+        for e in events
+        if e.device_type != DeviceType.CPU and not e.is_user_annotation
+    }

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 from torch.utils.benchmark import Timer
-from torch.utils.benchmark.utils.timer import timer as wall_clock
 
 CPU = torch.device("cpu")
 
@@ -100,8 +99,9 @@ def interleave(
 class EventClock:
     """Seconds on an accelerator's own clock, by its events.
 
-    Two readings around some work are as far apart as the accelerator was
-    busy with it, whatever the host did meanwhile.
+    A reading is the moment at which the accelerator has done all that was
+    asked of it. Between two of them is also the time that it waits for a
+    host which is slower to ask than it is to work.
 
     Args:
         device: one whose events know the time: CUDA's and XPU's do.
@@ -122,7 +122,8 @@ class EventClock:
 
     def _event(self) -> torch.Event:
         event = torch.Event(self._device, enable_timing=True)
-        event.record()
+        # the default is the stream of torch's current device, maybe another
+        event.record(torch.accelerator.current_stream(self._device))
         event.synchronize()
         return event
 
@@ -130,12 +131,26 @@ class EventClock:
 def clock_for(device: torch.device) -> Callable[[], float]:
     """Return a clock that has waited for the device when it is read.
 
-    Events where the device has them; elsewhere torch's own wall clock,
-    which synchronises any accelerator first.
+    Events where the device has them; elsewhere the host's clock.
     """
     if device.type in ("cuda", "xpu"):
         return EventClock(device)
-    return wall_clock
+    if device.type == "cpu":
+        return time.perf_counter
+
+    def clock() -> float:
+        wait_for(device)
+        return time.perf_counter()
+
+    return clock
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until an accelerator has done all that was asked of it."""
+    if device.type == "mps":
+        torch.mps.synchronize()  # the other does not wait in torch 2.6
+    else:
+        torch.accelerator.synchronize(device)
 
 
 def stopwatch(

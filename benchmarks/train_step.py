@@ -15,17 +15,18 @@ from .competitors import (
     build_styles,
     compiled,
     parameter_note,
+    require_as_eager,
     require_sound,
 )
 from .forward import (
-    MATMUL,
     Plan,
     Tell,
     Tokens,
+    matmul_limit,
     quiet,
     with_seconds,
 )
-from .limits import SQUARE, forward_flops, square_product
+from .limits import forward_flops
 from .profiling import peak_bytes, time_by_operation
 from .results import Row, Run
 from .timing import interleave, stopwatch, time_first
@@ -36,6 +37,9 @@ def measure_train_step(plan: Plan, tell: Tell = quiet) -> Run:
 
     The operations are three times those of the forward pass: the backward
     pass has two products for each of its own.
+
+    A row's first run is its first step. What is not compiled was run
+    forwards before, to see that it is sound.
 
     Args:
         plan: its first batch and time are used.
@@ -54,7 +58,7 @@ def measure_train_step(plan: Plan, tell: Tell = quiet) -> Run:
     peers, notes = build_peers(
         plan.peers, config, dtype, device, installed=plan.installed
     )
-    everyone = [c for c in (*styles, *peers)]
+    everyone = [*styles, *peers]
     for competitor in everyone:
         require_sound(competitor, tokens.now[:, :-1], config.vocab_size)
     if plan.compile:
@@ -63,9 +67,13 @@ def measure_train_step(plan: Plan, tell: Tell = quiet) -> Run:
     ours = styles[-1].parameters or 0
     rows: dict[str, Row] = {}
     runs: dict[str, Callable[[], float]] = {}
-    for competitor in everyone:
+    for number, competitor in enumerate(everyone):
         tell(f"trying {competitor.name}")
         run = training_step(competitor, tokens)
+        first = time_first(run, device)
+        if competitor.compiled:
+            eager, ids = everyone[number - 1], tokens.now[:, :-1]
+            require_as_eager(competitor, eager, ids, grad=True)
         told = [competitor.note, parameter_note(competitor, config, ours)]
         rows[competitor.name] = Row(
             competitor.name,
@@ -74,7 +82,7 @@ def measure_train_step(plan: Plan, tell: Tell = quiet) -> Run:
             tokens=batch * time,
             gives=competitor.gives,
             parameters=competitor.parameters,
-            first_seconds=time_first(run, device),
+            first_seconds=first,
             peak_bytes=peak_bytes(run, device),
             note="; ".join(filter(None, told)),
             operations=time_by_operation(run, device)
@@ -82,14 +90,16 @@ def measure_train_step(plan: Plan, tell: Tell = quiet) -> Run:
             else {},
         )
         runs[competitor.name] = stopwatch(run, device)
-    runs[MATMUL] = stopwatch(square_product(dtype, device), device)
-    rows[MATMUL] = Row(MATMUL, [], limit=True, flops=2 * SQUARE**3)
+    matmul, square = matmul_limit(dtype, device)
+    runs[matmul.name] = stopwatch(square, device)
+    rows[matmul.name] = matmul
 
     def before(number: int) -> None:
         tell(f"round {number + 1} of {plan.rounds}")
         tokens.draw(number)
 
     timings = interleave(runs, plan.rounds, before=before)
+    notes.append("first run: forwards, all but the compiled were run before")
     if len(plan.styles) > 1:
         agree = f"in float32 the styles agree to {difference:.1e}"
         notes.insert(0, agree)

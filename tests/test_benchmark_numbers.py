@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import annotated
 from benchmarks import limits, profiling, timing
 from benchmarks.chart import draw
 from benchmarks.competitors import (
@@ -156,7 +157,7 @@ def test_an_event_clock_adds_up_what_the_events_say(monkeypatch):
             self.log = []
             made.append(self)
 
-        def record(self):
+        def record(self, stream):
             self.log.append("record")
 
         def synchronize(self):
@@ -167,6 +168,7 @@ def test_an_event_clock_adds_up_what_the_events_say(monkeypatch):
             return 250.0  # milliseconds
 
     monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(torch.accelerator, "current_stream", str)
     device = torch.device("cuda")
     assert isinstance(timing.clock_for(device), EventClock)
     clock = EventClock(device)
@@ -344,9 +346,13 @@ def test_the_gpus_row_is_sound_and_counted_without_a_gpu():
     # transformers' masks read values, which "meta" has not
     peers, _ = build_peers(["torch-encoder"], config, torch.bfloat16, meta)
     with meta:
+        theirs = annotated.build_model(config).to(torch.bfloat16).eval()
         model = build_model(config).to(torch.bfloat16).eval()
-    ours = Competitor("ours", model, lambda t: model(t)[0], "logits")
-    for competitor in (ours, *peers):
+    styles = (
+        Competitor("annotated", theirs, theirs.log_probs, "log-probs"),
+        Competitor("ours", model, lambda t: model(t)[0], "logits"),
+    )
+    for competitor in (*styles, *peers):
         require_sound(competitor, tokens, config.vocab_size)
         counted = limits.count_flops(lambda c=competitor: c.scores(tokens))
         assert counted == limits.forward_flops(config, 16, 1024)
@@ -476,8 +482,6 @@ def test_an_untied_head_and_a_fixed_table_are_named():
     with torch.device("meta"):
         ours = limits.parameter_count(build_model(config))
         untied = build_model(config.replace(tie_weights=False))
-        import annotated
-
         theirs = annotated.build_model(config)
     note = parameter_note(Competitor("x", untied, abs, ""), config, ours)
     assert note == "+31.0% parameters: its head is not tied to its embedding"

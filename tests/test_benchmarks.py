@@ -1,7 +1,6 @@
 """The benchmarks as a user calls them; no real time decides a test."""
 
 import json
-import runpy
 import sys
 import threading
 
@@ -200,7 +199,9 @@ def test_goals_are_measured_and_judged(
     for long in ("measure_construction", "measure_imports"):
         monkeypatch.setattr(goals, long, lambda rounds, tell: NOTHING)
     file = tmp_path / "found.json"
-    status, out, err = bench("goals", "--rounds", 1, "--json", file)
+    status, out, err = bench(
+        "goals", "--rounds", 1, "--device", "cpu", "--json", file
+    )
     assert (status, err) == (0, "")
     for word in ("fastest peer, S1", "GPU", "not run: there is no accel"):
         assert word in out
@@ -222,7 +223,7 @@ def test_what_does_not_compile_is_told_among_the_goals(
     monkeypatch.setattr(goals, "measure_gpu", lambda *_: nothing)
     for long in ("construction", "imports", "generate"):
         monkeypatch.setattr(goals, f"measure_{long}", lambda *_, **__: NOTHING)
-    status, out, err = bench("goals", "--rounds", 1)
+    status, out, err = bench("goals", "--rounds", 1, "--device", "cpu")
     assert (status, err) == (0, "")
     assert "annotated compiled cannot be run" in " ".join(out.split())
 
@@ -281,13 +282,11 @@ def test_both_names_are_one_program(command, tmp_path):
 def test_gpt_duet_bench_hands_its_words_on(bench, monkeypatch, words):
     seen = []
     monkeypatch.setattr(
-        runpy,
-        "run_module",
-        lambda name, run_name: seen.append((name, run_name, sys.argv)),
+        commands, "app", lambda args, prog_name: seen.append(args)
     )
     status, _, err = bench("bench", *words, command=gpt_duet)
     assert (status, err) == (0, "")
-    assert seen == [("benchmarks", "__main__", ["gpt-duet bench", *words])]
+    assert seen == [words]
 
 
 def test_what_is_told_meanwhile_takes_no_thread(monkeypatch, capsys):

@@ -1,7 +1,6 @@
 """gpt-duet bench: python -m benchmarks under this command's name."""
 
-import runpy
-import sys
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -9,6 +8,7 @@ import typer
 
 
 def bench(
+    context: typer.Context,
     words: Annotated[
         list[str] | None,
         typer.Argument(
@@ -19,10 +19,6 @@ def bench(
     """Measure speed: both styles, their peers, and the machine's limit."""
     if find_spec("benchmarks") is None:
         raise ValueError("the package benchmarks is not installed")
-    before = sys.argv
-    sys.argv = ["gpt-duet bench", *(words or [])]
-    try:
-        # by name: nothing of this package depends on the benchmarks
-        runpy.run_module("benchmarks", run_name="__main__")
-    finally:
-        sys.argv = before
+    # by name: nothing of this package depends on the benchmarks
+    benchmarks = import_module("benchmarks.app").app
+    benchmarks(args=words or [], prog_name=context.command_path)
