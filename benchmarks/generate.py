@@ -21,7 +21,7 @@ from .limits import (
     decoding_bytes,
     parameter_count,
 )
-from .peers import transformers_gpt2
+from .peers import build_peer
 from .profiling import peak_bytes
 from .results import Row, Run
 from .shapes import Shape
@@ -209,7 +209,7 @@ class SomeTokens:
 def _their_model(config: GPTConfig, installed: bool) -> tuple[Any, list[str]]:
     """Return transformers' model, or None and why there is none."""
     try:
-        return transformers_gpt2(config), []
+        return build_peer("transformers", config), []
     except ModuleNotFoundError as error:
         told = f"transformers was not run: there is no module {error.name!r}"
         if not installed:

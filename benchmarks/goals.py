@@ -15,9 +15,9 @@ from shared.protocol import load_style
 
 from .competitors import OWN, STYLES
 from .forward import (
-    MATMUL,
     Plan,
     Tell,
+    matmul_row,
     measure_forward,
     quiet,
     with_seconds,
@@ -321,7 +321,7 @@ def _part_of_matmul(run: Run | None, shape: str, least: float | None) -> Goal:
     what = f"{OURS}, part of the matmul rate, {shape}"
     goal = "none set" if least is None else f">= {least:.0%}"
     row = run.row(OURS) if run is not None else None
-    limit = run.row(MATMUL) if run is not None else None
+    limit = matmul_row(run) if run is not None else None
     if row is None or limit is None or not row.rate or not limit.rate:
         return _missing(what, goal)
     part = row.rate / limit.rate

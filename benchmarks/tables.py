@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .competitors import OWN
-from .forward import COPY, MATMUL, OWN_MATMULS
+from .forward import COPY, OWN_MATMULS, matmul_row
 from .generate import MATVEC
 from .goals import Goal, school_cost
 from .growth import growth
@@ -171,7 +171,7 @@ def part_of_limit(run: Run, row: Row) -> float | None:
 
     Source: Williams et al. 2009 (Roofline).
     """
-    matmul, copy = run.row(MATMUL), run.row(MATVEC) or run.row(COPY)
+    matmul, copy = matmul_row(run), run.row(MATVEC) or run.row(COPY)
     times = []
     if row.flops and matmul is not None and matmul.rate:
         times.append(row.flops / matmul.rate)
@@ -279,22 +279,30 @@ def _mark(goal: Goal) -> str:
     return ", reached" if goal.reached else ", missed"
 
 
+UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+
+
 def seconds(value: float) -> str:
     """Return seconds as people say them."""
-    if value >= 1:
-        return f"{value:.2f} s"
-    return f"{_short(value)} ms"
+    unit, size = _unit(value)
+    return f"{_short(value / size)} {unit}"
 
 
-def _short(value: float) -> str:
-    """Milliseconds in three digits or more."""
-    ms = value * 1e3
-    return f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}"
+def _unit(value: float) -> tuple[str, float]:
+    """The largest unit of which there is a whole one, or the smallest."""
+    return next((u for u in UNITS if value >= u[1]), UNITS[-1])
+
+
+def _short(number: float) -> str:
+    """Three digits or more."""
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _spread(row: Row) -> str:
-    first, _, third = row.timing.quartiles
-    return f"{_short(first)}-{_short(third)}"
+    """The quartiles, in the median's unit."""
+    first, median, third = row.timing.quartiles
+    _, size = _unit(median)
+    return f"{_short(first / size)}-{_short(third / size)}"
 
 
 def _bytes(count: int) -> str:
