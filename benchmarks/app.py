@@ -270,8 +270,10 @@ def benchmarks(context: typer.Context) -> None:
     take at the rate of the first, or its least bytes (every weight read
     once, all scores written once) at that of the second, whichever is
     longer, over its own time. "of own" is the same against "own matmuls":
-    the model's own products alone, one after another. Operations are 2BT(12LD^2 + VD) + 4LBT^2D, checked against
-    torch's counter. Peak memory is beyond the weights.
+    the model's own products alone, one after another.
+
+    Operations are 2BT(12LD^2 + VD) + 4LBT^2D, checked against torch's
+    counter. Peak memory is beyond the weights.
 
     Ends with status 0; 1 if --compare found something slower; 2 if the call
     was wrong. Other programs on the machine disturb: end them first.
