@@ -33,7 +33,12 @@ SLOW = "check_entropy_bound"  # it trains; the other checks only ask
 
 
 def by_name(cases):
-    return [pytest.param(case, id=case.name) for case in cases]
+    """Each as a parameter of a test; a large vocabulary takes long."""
+    large = {True: pytest.mark.slow, False: ()}
+    return [
+        pytest.param(case, id=case.name, marks=large[case.vocab_size > 10_000])
+        for case in cases
+    ]
 
 
 @pytest.mark.parametrize("case", by_name(BROKEN))

@@ -193,7 +193,10 @@ def wait_for_steps(process, folder, steps):
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)],
+)
 def test_told_to_stop_it_saves(text, tmp_path, number):
     common = (
         "train", "--file", text, *SMALL, "--steps=150",
