@@ -56,6 +56,7 @@ def test_a_style_writes_the_shapes_of_the_layout(style):
     assert {k: tuple(v.shape) for k, v in state.items()} == expected
 
 
+@pytest.mark.unhooked  # what torch.compile returns is of another class
 @both
 def test_a_compiled_model_gives_the_same_weights(style):
     model = style.build_model(SMALL)

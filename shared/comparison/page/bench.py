@@ -84,7 +84,7 @@ def _good(value: Any) -> TypeGuard[float]:
     return number and 0 < value < math.inf
 
 
-def _bar(name: str, times: list[float], tokens: int | None) -> Bar:
+def _bar(name: Any, times: Any, tokens: Any) -> Bar:
     if not (isinstance(times, list) and times and all(map(_good, times))):
         raise ValueError(
             f"the seconds of {name!r} are not a list of numbers above 0"
