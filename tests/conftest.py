@@ -1,6 +1,7 @@
 """Set-up for the whole suite: fixtures' folders, hypothesis, shape checks."""
 
 import os
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -70,3 +71,17 @@ def r50k_base():
     from shared import load_tokenizer
 
     return load_tokenizer("r50k_base")
+
+
+@pytest.fixture
+def run_command(monkeypatch, capsys):
+    """Run a command in this process: its status, stdout and stderr."""
+
+    def run_command(main, *words):
+        monkeypatch.setattr(sys, "argv", [*map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return run_command

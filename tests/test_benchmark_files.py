@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -51,15 +52,8 @@ def _threads():
 
 
 @pytest.fixture
-def bench(monkeypatch, capsys):
-    def bench(*arguments):
-        monkeypatch.setattr(sys, "argv", ["benchmarks", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            run(app)
-        out, err = capsys.readouterr()
-        return exit_.value.code or 0, out, err
-
-    return bench
+def bench(run_command):
+    return partial(run_command, partial(run, app), "benchmarks")
 
 
 def printed(shown):

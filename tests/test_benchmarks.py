@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -35,13 +36,9 @@ def _small_limits(monkeypatch):
 
 
 @pytest.fixture
-def bench(monkeypatch, capsys):
+def bench(run_command):
     def bench(*arguments, command=app):
-        monkeypatch.setattr(sys, "argv", ["benchmarks", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            run(command)
-        out, err = capsys.readouterr()
-        return exit_.value.code or 0, out, err
+        return run_command(partial(run, command), "benchmarks", *arguments)
 
     return bench
 

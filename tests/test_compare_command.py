@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -12,18 +13,9 @@ SMALL = ["--n-layer", "1", "--n-head", "2", "--n-embd", "8"]
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Run the command in this process: its status, stdout and stderr."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["gpt-duet", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        out, err = capsys.readouterr()
-        return exit_.value.code or 0, out, err
-
-    return run
+def run(run_command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    return partial(run_command, main, "gpt-duet")
 
 
 def test_the_default_needs_nothing():

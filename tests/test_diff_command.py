@@ -26,16 +26,10 @@ CONCEPTS = ["embedding", "attention", "feed_forward", "block", "model", "head"]
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Run the command in this process: its status, stdout and stderr."""
-
+def run(run_command, monkeypatch):
     def run(*arguments, columns=None):
-        monkeypatch.setattr(sys, "argv", ["gpt-duet", *map(str, arguments)])
         monkeypatch.setenv("COLUMNS", str(columns or 100))
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        out, err = capsys.readouterr()
-        return exit_.value.code or 0, out, err
+        return run_command(main, "gpt-duet", *arguments)
 
     return run
 

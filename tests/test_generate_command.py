@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -25,17 +26,8 @@ BYTES = GPTConfig(vocab_size=256, block_size=8, n_layer=1, n_head=2, n_embd=16)
 
 
 @pytest.fixture
-def run(capsys, monkeypatch):
-    """Run the command; return its status, stdout and stderr."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["gpt-duet", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit:
-            shared.cli.main()
-        written = capsys.readouterr()
-        return exit.value.code or 0, written.out, written.err
-
-    return run
+def run(run_command):
+    return partial(run_command, shared.cli.main, "gpt-duet")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,17 +28,8 @@ SMALL = (
 
 
 @pytest.fixture
-def run(capsys, monkeypatch):
-    """Run the command in this process; its status, stdout and stderr."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["gpt-duet", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            shared.cli.main()
-        written = capsys.readouterr()
-        return exit_.value.code or 0, written.out, written.err
-
-    return run
+def run(run_command):
+    return partial(run_command, shared.cli.main, "gpt-duet")
 
 
 @pytest.fixture
