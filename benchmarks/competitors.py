@@ -138,10 +138,16 @@ def _native(style: Competitor, tokens: Tensor) -> Competitor:
     if not same:
         return style
 
+    return replace(style, scores=_called(model), gives="logits")
+
+
+def _called(model: Any) -> Scores:
+    """Return what a model answers when it is called, as scores alone."""
+
     def scores(tokens: Tensor) -> Tensor:
         return scores_of(model(tokens))
 
-    return replace(style, scores=scores, gives="logits")
+    return scores
 
 
 def build_peers(
@@ -185,15 +191,9 @@ def build_peers(
             raise ValueError(
                 f"{name} builds {type(model).__name__}, which cannot be called"
             )
-        peers.append(_peer(name, model))
+        scores = _called(model)
+        peers.append(Competitor(name, model, scores, "logits", style=False))
     return peers, left_out
-
-
-def _peer(name: str, model: Any) -> Competitor:
-    def scores(tokens: Tensor) -> Tensor:
-        return scores_of(model(tokens))
-
-    return Competitor(name, model, scores, "logits", style=False)
 
 
 def with_log_probs(competitor: Competitor) -> Competitor:

@@ -12,16 +12,9 @@ from shared.decoding import store_by_columns
 from shared.generation import generate
 from shared.protocol import CachedLanguageModel
 
-from .competitors import STYLES, build_styles
+from .competitors import STYLES, build_peers, build_styles
 from .forward import COPY, Tell, Tokens, quiet, with_seconds
-from .limits import (
-    COPIED,
-    big_copy,
-    big_matvec,
-    decoding_bytes,
-    parameter_count,
-)
-from .peers import build_peer
+from .limits import COPIED, big_copy, big_matvec, decoding_bytes
 from .profiling import peak_bytes
 from .results import Row, Run
 from .shapes import Shape
@@ -77,10 +70,13 @@ def measure_generate(
     trial = Tokens(config.vocab_size, 1, prompt, device).now
     rows: dict[str, Row] = {}
     runs: dict[str, Callable[[], float]] = {}
-    theirs: Any = None
-    notes: list[str] = []
-    if transformers:
-        theirs, notes = _their_model(config, installed)
+    peers, notes = build_peers(
+        ("transformers",) if transformers else (),
+        config,
+        dtypes[0],
+        device,
+        installed=installed,
+    )
 
     def add(name: str, run: Any, setup: Any = None, **facts: Any) -> None:
         tell(f"trying {name}")
@@ -125,13 +121,12 @@ def measure_generate(
                         ),
                     )
                     runs[f"{name} @{place}"] = _each(runs[f"{name} @{place}"])
-        if theirs is not None:
-            theirs = theirs.to(device, dtypes[0]).eval()
+        for peer in peers:
             add(
-                "transformers",
-                partial(_their_generate, theirs, tokens, new),
+                peer.name,
+                partial(_their_generate, peer.model, tokens, new),
                 tokens=batch * new,
-                parameters=parameter_count(theirs),
+                parameters=peer.parameters,
                 moved=_moved(config, batch, prompt, new, dtypes[0]),
                 note="generate, with its cache",
             )
@@ -204,17 +199,6 @@ class SomeTokens:
         for token in self._new:
             found = self._model.decode(token, self._cache)
         return found
-
-
-def _their_model(config: GPTConfig, installed: bool) -> tuple[Any, list[str]]:
-    """Return transformers' model, or None and why there is none."""
-    try:
-        return build_peer("transformers", config), []
-    except ModuleNotFoundError as error:
-        told = f"transformers was not run: there is no module {error.name!r}"
-        if not installed:
-            raise ValueError(told) from None
-        return None, [told]
 
 
 def _their_generate(model: Any, tokens: Tokens, new: int) -> Tensor:

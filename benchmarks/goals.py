@@ -59,10 +59,14 @@ def measure_goals(
     grown = Plan(choose_shape("S3", times=TIMES), rounds=rounds, peers=())
     runs += _forward(grown, partial(_tell, tell, "growth"))
     few = max(1, rounds // 3)
-    construct = partial(measure_construction, few, tell)
-    runs.append(_attempt("construction", {"rounds": few}, construct))
-    import_ = partial(measure_imports, rounds, tell)
-    runs.append(_attempt("import", {"rounds": rounds}, import_))
+    runs += _attempt(
+        "construction",
+        {"rounds": few},
+        lambda: [measure_construction(few, tell)],
+    )
+    runs += _attempt(
+        "import", {"rounds": rounds}, lambda: [measure_imports(rounds, tell)]
+    )
     decode = partial(
         measure_generate,
         choose_shape("gpt2", batches=(1,)),
@@ -71,7 +75,7 @@ def measure_goals(
         styles=(OURS,),
         tell=partial(_tell, tell, "generate"),
     )
-    runs.append(_attempt("generate", {"rounds": rounds}, decode))
+    runs += _attempt("generate", {"rounds": rounds}, lambda: [decode()])
     runs += measure_gpu(device, rounds, tell)
     return runs
 
@@ -155,25 +159,25 @@ def measure_gpu(
 
 def _forward(plan: Plan, tell: Tell) -> list[Run]:
     """Measure a forward pass; what cannot be run is told, not the end."""
-    try:
-        return measure_forward(plan, tell)
-    except Exception as error:  # the other parts took minutes
-        shape, device = plan.shape, plan.device
-        setting = shape.facts(
-            shape.batches[0], shape.times[0], plan.dtype, device
-        )
-        setting["compile"] = plan.compile
-        return [Run("forward", setting, not_run=_reason(error))]
+    shape = plan.shape
+    setting = shape.facts(
+        shape.batches[0], shape.times[0], plan.dtype, plan.device
+    )
+    return _attempt(
+        "forward",
+        setting | {"compile": plan.compile},
+        partial(measure_forward, plan, tell),
+    )
 
 
 def _attempt(
-    what: str, setting: dict[str, Value], measure: Callable[[], Run]
-) -> Run:
+    what: str, setting: dict[str, Value], measure: Callable[[], list[Run]]
+) -> list[Run]:
     """Measure something; what cannot be run is told, not the end."""
     try:
         return measure()
     except Exception as error:  # the other parts took minutes
-        return Run(what, setting, not_run=_reason(error))
+        return [Run(what, setting, not_run=_reason(error))]
 
 
 def _reason(error: Exception) -> str:

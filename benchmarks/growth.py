@@ -1,9 +1,9 @@
 """How time grows with the length of the text, against the formula."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+
+import numpy as np
 
 from .results import Run
 
@@ -46,12 +46,10 @@ class Growth:
         and so hides what grows too fast at the other end. A line of
         seconds over operations would call that overhead's slope, too.
         """
-        x, y = (list(map(math.log, v)) for v in (self.flops, self.seconds))
-        mean_x, mean_y = (fmean(v, self.flops) for v in (x, y))
-        pulls = [f * (v - mean_x) for f, v in zip(self.flops, x, strict=True)]
-        rise = sum(p * (v - mean_y) for p, v in zip(pulls, y, strict=True))
-        run = sum(p * (v - mean_x) for p, v in zip(pulls, x, strict=True))
-        return rise / run
+        x, y = np.log(self.flops), np.log(self.seconds)
+        # polyfit weighs what is then squared
+        slope, _ = np.polyfit(x, y, 1, w=np.sqrt(self.flops))
+        return float(slope)
 
 
 def growth(runs: Sequence[Run], least: int = 3) -> list[Growth]:
