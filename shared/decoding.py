@@ -25,6 +25,9 @@ class Reader:
 
     def __init__(self, model: LanguageModel):
         self._model = model
+        self._cached = None
+        if isinstance(model, CachedLanguageModel):
+            self._cached = model
         self._cache: Any = None
         self._seen = 0
 
@@ -38,11 +41,11 @@ class Reader:
                 was read before must be as it was.
             lengths: number of tokens of each row that are no padding.
         """
-        model, longest = self._model, max(lengths)
-        fits = min(lengths) == longest <= model.block_size
-        if not fits or not isinstance(model, CachedLanguageModel):
+        model, longest = self._cached, max(lengths)
+        fits = min(lengths) == longest <= self._model.block_size
+        if not fits or model is None:
             self._cache = None  # the memory is of no more use
-            return last_log_probs(model, rows, lengths)
+            return last_log_probs(self._model, rows, lengths)
         if self._cache is None:
             self._cache = model.init_cache(len(lengths))
         new = rows[:, self._seen : longest]

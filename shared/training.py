@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from .corpus import random_batch
-from .generation import eval_mode
+from .generation import eval_mode, generate
 from .optimization import Recipe, build_optimizer, generator_for, seed_for
 from .processes import Processes
 from .protocol import LanguageModel
@@ -184,6 +184,26 @@ class Trainer:
                 f"{val} to be tested on, is too short: a window of {block} "
                 f"and its target need {block + 1} in each part"
             )
+
+
+def write_sample(trainer: Trainer, count: int) -> list[int]:
+    """Let a trained model go on from the text to be tested on.
+
+    Args:
+        trainer: of a model that can be generated from.
+        count: number of tokens to draw.
+
+    Returns:
+        The first token of that text, and those that were drawn; the same
+        for the same model and seed.
+    """
+    assert isinstance(trainer.model, LanguageModel)
+    start = trainer.texts["val"][:1].reshape(1, 1)
+    drawing = torch.Generator(start.device).manual_seed(trainer.recipe.seed)
+    row = generate(
+        trainer.model, start, count, temperature=1.0, generator=drawing
+    )
+    return row[0].tolist()
 
 
 class Loss(nn.Module):

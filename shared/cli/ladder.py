@@ -15,12 +15,10 @@ from rich.text import Text as RichText
 
 from shared.config import GPTConfig
 from shared.corpus import split_ids
-from shared.generation import generate
 from shared.loss_curve import Points, draw_losses
 from shared.optimization import Recipe
-from shared.protocol import LanguageModel
 from shared.tokenization import Tokenizer, load_tokenizer
-from shared.training import Trainer, TrainingFailed
+from shared.training import Trainer, TrainingFailed, write_sample
 
 from . import options
 
@@ -138,17 +136,7 @@ def _climb(
         if record.val_loss is not None:
             curve.append((float(record.step), record.val_loss))
     parameters = sum(p.numel() for p in trainer.model.parameters())
-    start = trainer.texts["val"][:1].reshape(1, 1)
-    drawing = torch.Generator().manual_seed(trainer.recipe.seed)
-    assert isinstance(trainer.model, LanguageModel)
-    row = generate(
-        trainer.model,
-        start,
-        SAMPLE,
-        temperature=1.0,
-        generator=drawing,
-    )
-    sample = tokenizer.decode(row[0, 1:].tolist())
+    sample = tokenizer.decode(write_sample(trainer, SAMPLE)[1:])
     return Climbed(
         name, parameters, curve[-1][1], trainer.seconds, sample, curve
     )

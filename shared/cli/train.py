@@ -14,10 +14,7 @@ from shared.files import require_new_folder
 from shared.optimization import Recipe
 from shared.processes import Processes, join_processes, own_device
 from shared.protocol import LanguageModel, load_style
-from shared.run_folder import (
-    cut_log,
-    open_run,
-)
+from shared.run_folder import cut_log, open_run
 from shared.tokenization import Tokenizer, load_tokenizer
 from shared.trained import build_saved, describe_tokenizer, recall_tokenizer
 from shared.training import Trainer
@@ -153,7 +150,7 @@ def _start(
     style = STYLE if names["style"] is None else names["style"]
     school = load_style(style)
     dtype_name = names["dtype"] or "float32"
-    options.choose_dtype(dtype_name)
+    dtype = options.choose_dtype(dtype_name)
     chosen = Recipe(**{k: v for k, v in recipe.items() if v is not None})
     text, _ = options.choose_text(None, file)
     name = names["tokenizer"] or "char"
@@ -178,7 +175,7 @@ def _start(
     built = school.build_model(config)
     if not isinstance(built, LanguageModel):
         raise ValueError(f"style {style!r} builds no language model")
-    built.to(device, options.choose_dtype(dtype_name))
+    built.to(device, dtype)
     train_ids, val_ids = _split(tokenizer, text, device)
     trainer = Trainer(built, train_ids, val_ids, chosen, processes)
     return Run(out, trainer, config, facts, tokenizer, new=True)

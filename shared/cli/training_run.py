@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import (
@@ -22,12 +21,15 @@ from rich.progress import (
 
 from shared.config import GPTConfig
 from shared.files import new_folder, write_atomically
-from shared.generation import generate
 from shared.loss_curve import draw_losses
-from shared.protocol import LanguageModel
 from shared.run_folder import append_log, last_checkpoint, read_log, save
 from shared.tokenization import Tokenizer
-from shared.training import Record, Trainer, TrainingFailed
+from shared.training import (
+    Record,
+    Trainer,
+    TrainingFailed,
+    write_sample,
+)
 
 SAMPLE = 300  # tokens written at the end
 
@@ -110,16 +112,7 @@ def _finish(run: Run, console: Console) -> None:
     }
     title = f"{run.facts['style']}, {run.folder.name}"
     draw_losses(run.folder / "loss.png", curves, title)
-    trainer = run.trainer
-    device = next(trainer.model.parameters()).device
-    # what the text to be tested on begins with
-    start = trainer.texts["val"][:1].reshape(1, 1)
-    drawing = torch.Generator(device).manual_seed(trainer.recipe.seed)
-    assert isinstance(trainer.model, LanguageModel)
-    row = generate(
-        trainer.model, start, SAMPLE, temperature=1.0, generator=drawing
-    )
-    text = run.tokenizer.decode(row[0].tolist())
+    text = run.tokenizer.decode(write_sample(run.trainer, SAMPLE))
     write_atomically(run.folder / "sample.txt", text + "\n")
     typer.echo(text)
     folder = shlex.quote(str(run.folder))
