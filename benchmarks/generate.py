@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shared.config import GPTConfig
-from shared.decoding import store_by_columns
+from shared.decoding import optimize_for_decoding
 from shared.generation import generate
 from shared.protocol import CachedLanguageModel
 
@@ -41,8 +41,8 @@ def measure_generate(
     """Measure greedy decoding, and one token early and late in a text.
 
     A style with a cache reads each token once, one without reads the whole
-    text for each new token. On the CPU the weights of a style with a cache
-    are stored by columns, as `gpt-duet generate` stores them.
+    text for each new token. On the CPU a style with a cache is optimized
+    for it first, as `gpt-duet generate` does.
 
     Args:
         shape: sizes and the number of rows, its first.
@@ -98,7 +98,7 @@ def measure_generate(
                 model = style.model
                 cached = isinstance(model, CachedLanguageModel)
                 if cached and device.type == "cpu":
-                    store_by_columns(model)
+                    optimize_for_decoding(model)
                 add(
                     name,
                     lambda model=model: generate(model, tokens.now, new),

@@ -1,6 +1,8 @@
 """What follows a text, with each token read once where a model can."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -80,20 +82,68 @@ def last_log_probs(
     return model.log_probs(windows)[range(len(last)), last]
 
 
-def store_by_columns(model: nn.Module) -> None:
-    """Store the weights of linear layers column by column, in place.
+class TokenLinear(nn.Linear):
+    """A linear layer that all threads read together for a single token.
 
-    Names, shapes and values stay; only the order in memory changes. One
-    token at a time is a matrix-vector product, which waits for memory: on
-    two cores in float32 it read 15 GB/s of rows and 20 to 25 GB/s of
-    columns. Shorter floats go through other kernels, which want rows, and
-    are left alone. For training it is no help: an embedding that is tied
-    to the head then gathers its rows from all over.
+    One token at a time is the product of a matrix and a vector, and waits
+    for memory. BLAS gives that product to one thread, and so does oneDNN
+    for short floats, or nearly; one thread does not fill the memory's
+    bandwidth. A batch of products is shared out among the threads, and so
+    are PyTorch's own kernels for short floats.
+
+    Source: PyTorch's repository, issue 96643.
+    """
+
+    def forward(
+        self, input: Float[Tensor, "*rows inputs"]
+    ) -> Float[Tensor, "*rows outputs"]:
+        """Return x W^T + b."""
+        if input.numel() != self.in_features:
+            return super().forward(input)  # not one token
+        if self.weight.itemsize < 4:
+            with _without_onednn():
+                return super().forward(input)
+        # each thread takes some of the inputs: the products are then summed
+        parts = math.gcd(self.in_features, torch.get_num_threads())
+        columns = self.weight.t().unflatten(0, (parts, -1))
+        y = torch.bmm(input.reshape(parts, 1, -1), columns).sum(0)
+        if self.bias is not None:
+            y = y + self.bias
+        return y.view(*input.shape[:-1], self.out_features)
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    onednn: Any = torch.backends.mkldnn  # its annotations hide the setter
+    before = onednn.enabled
+    onednn.enabled = False
+    try:
+        yield
+    finally:
+        onednn.enabled = before
+
+
+def optimize_for_decoding(model: nn.Module) -> None:
+    """Let a model on the CPU read one token at a time faster, in place.
+
+    Its linear layers become TokenLinear, and their weights are stored
+    column by column, which one token wants; short floats go through other
+    kernels, which want rows, and stay. Names, shapes and values do, too.
+    For training it is no help: an embedding that is tied to the head then
+    gathers its rows from all over.
+
+    On two cores, in GB/s of weights: float32 16 by rows, 23 by columns, 36
+    by columns with both threads; bfloat16 19, and 39 with both threads.
 
     Args:
-        model: any module with nn.Linear in it.
+        model: any module with nn.Linear in it; their subclasses are left
+            alone.
     """
     for module in model.modules():
-        if isinstance(module, nn.Linear) and module.weight.itemsize >= 4:
+        if type(module) is not nn.Linear:
+            continue
+        # its parameters, hooks and place in the model are kept that way
+        module.__class__ = TokenLinear
+        if module.weight.itemsize >= 4:
             weight = module.weight.data
             module.weight.data = weight.t().contiguous().t()

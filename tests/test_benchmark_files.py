@@ -392,10 +392,10 @@ def test_transformers_that_was_asked_for_must_be_there(bench, monkeypatch):
     assert "transformers was not run: there is no module" in err
 
 
-def test_only_models_with_a_cache_are_stored_by_columns(monkeypatch):
-    stored = []
+def test_only_models_with_a_cache_are_optimized_for_decoding(monkeypatch):
+    optimized = []
     monkeypatch.setattr(
-        generate, "store_by_columns", lambda m: stored.append(type(m))
+        generate, "optimize_for_decoding", lambda m: optimized.append(type(m))
     )
     for limit in ("big_copy", "big_matvec"):
         small = (2**13,)
@@ -404,7 +404,7 @@ def test_only_models_with_a_cache_are_stored_by_columns(monkeypatch):
     found = measure_generate(
         shape, prompt=2, new=2, rounds=1, transformers=False
     )
-    names = [kind.__module__.split(".")[0] for kind in stored]
+    names = [kind.__module__.split(".")[0] for kind in optimized]
     assert names == ["mingpt_style"]
     # two tokens' scores, and what is between
     assert all(row.peak_bytes > 4 * 2 * 11 for row in found.models)

@@ -18,7 +18,7 @@ from shared.checkpoint import cut_vocabulary
 from shared.comparison.styles import shaken_weights
 from shared.config import GPTConfig
 from shared.corpus import text_stamp
-from shared.decoding import store_by_columns
+from shared.decoding import optimize_for_decoding
 from shared.generation import MOST, Sampler, TextStream, stream_tokens
 from shared.layouts import State
 from shared.protocol import CachedLanguageModel, LanguageModel, load_style
@@ -176,7 +176,7 @@ def generate(
         raise ValueError(f"style {writer.style!r} builds no language model")
     config = model.config
     if device.type == "cpu" and isinstance(model, CachedLanguageModel):
-        store_by_columns(model)
+        optimize_for_decoding(model)
     rows = [tokenizer.encode(p) for p in prompts for _ in range(batch)]
     tokens = stream_tokens(
         model,
