@@ -391,7 +391,7 @@ def generate(
     """Time greedy decoding, and one token early and late in a text.
 
     "of limit" is the time that a row's least bytes take at the rate of
-    "matrix x vector", 128 MiB that are read once, over its own time.
+    "read", a sum of 128 MiB, over its own time.
     """
     device = _prepare(device_name, threads)
     outlet = Outlet(json_file, plot, compare, tolerance, device)

@@ -14,13 +14,13 @@ from shared.protocol import CachedLanguageModel
 
 from .competitors import STYLES, build_peers, build_styles
 from .forward import COPY, Tell, Tokens, quiet, with_seconds
-from .limits import COPIED, big_copy, big_matvec, decoding_bytes
+from .limits import COPIED, big_copy, big_read, decoding_bytes
 from .profiling import peak_bytes
 from .results import Row, Run
 from .shapes import Shape
 from .timing import CPU, interleave, stopwatch, time_first
 
-MATVEC = "matrix x vector"
+READ_ONCE = "read"
 PLACES = (100, 900)  # early and late in GPT-2's block
 READ = 8  # tokens in a sample: one alone is quick, and noisy
 
@@ -132,8 +132,8 @@ def measure_generate(
             )
         runs[COPY] = stopwatch(big_copy(device), device)
         rows[COPY] = Row(COPY, [], limit=True, moved=2 * COPIED)
-        runs[MATVEC] = stopwatch(big_matvec(dtypes[0], device), device)
-        rows[MATVEC] = Row(MATVEC, [], limit=True, moved=COPIED)
+        runs[READ_ONCE] = stopwatch(big_read(device), device)
+        rows[READ_ONCE] = Row(READ_ONCE, [], limit=True, moved=COPIED)
 
         def before(number: int) -> None:
             tell(f"round {number + 1} of {rounds}")

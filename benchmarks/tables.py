@@ -13,7 +13,7 @@ from rich.text import Text
 
 from .competitors import OWN
 from .forward import COPY, OWN_MATMULS, matmul_row
-from .generate import MATVEC
+from .generate import READ_ONCE
 from .goals import Goal, school_cost
 from .growth import growth
 from .results import Change, Results, Row, Run
@@ -164,14 +164,14 @@ def part_of_limit(run: Run, row: Row) -> float | None:
 
     The limit is the longer of two times: the row's operations at the rate
     of a large square product, and its least bytes at that of a large copy,
-    or of a matrix times a vector where that was measured: decoding reads
-    and hardly writes. The rates were measured in the same rounds. Above 1
-    is noise, or a dtype that the machine has no large products for, such as
-    float16 on a CPU.
+    or of a large sum where that was measured: decoding reads and hardly
+    writes. The rates were measured in the same rounds. Above 1 is noise, or
+    a dtype that the machine has no large products for, such as float16 on a
+    CPU.
 
     Source: Williams et al. 2009 (Roofline).
     """
-    matmul, copy = matmul_row(run), run.row(MATVEC) or run.row(COPY)
+    matmul, copy = matmul_row(run), run.row(READ_ONCE) or run.row(COPY)
     times = []
     if row.flops and matmul is not None and matmul.rate:
         times.append(row.flops / matmul.rate)

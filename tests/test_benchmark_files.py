@@ -14,7 +14,7 @@ from benchmarks import app as commands
 from benchmarks import generate, goals
 from benchmarks.app import Outlet, app
 from benchmarks.forward import COPY
-from benchmarks.generate import MATVEC, READ, SomeTokens, measure_generate
+from benchmarks.generate import READ, READ_ONCE, SomeTokens, measure_generate
 from benchmarks.goals import judge, school_cost
 from benchmarks.growth import Growth
 from benchmarks.peers import PEERS
@@ -397,7 +397,7 @@ def test_only_models_with_a_cache_are_optimized_for_decoding(monkeypatch):
     monkeypatch.setattr(
         generate, "optimize_for_decoding", lambda m: optimized.append(type(m))
     )
-    for limit in ("big_copy", "big_matvec"):
+    for limit in ("big_copy", "big_read"):
         small = (2**13,)
         monkeypatch.setattr(f"benchmarks.limits.{limit}.__defaults__", small)
     shape = choose_shape("gpt-nano", (1,), (4,), TOY)
@@ -432,7 +432,7 @@ def test_several_tokens_are_read_and_told_as_one():
 
 def test_decoding_is_held_against_the_rate_of_reading():
     copy = Row(COPY, [4.0], limit=True, moved=40)  # 10 a second
-    read = Row(MATVEC, [2.0], limit=True, moved=40)  # 20 a second
+    read = Row(READ_ONCE, [2.0], limit=True, moved=40)  # 20 a second
     row = Row("a", [4.0], moved=40)
     assert part_of_limit(Run("generate", {}, [copy, read, row]), row) == 0.5
     assert part_of_limit(Run("forward", {}, [copy, row]), row) == 1

@@ -268,8 +268,7 @@ def test_what_the_machine_is_measured_with():
     copied = limits.big_copy(CPU, 64)()
     assert copied.nbytes == 64
     assert copied.all()
-    product = limits.big_matvec(torch.bfloat16, CPU, 2**13)()
-    assert product.tolist() == [1024.0] * 4
+    assert limits.big_read(CPU, 64)() == 16
 
 
 def test_peak_memory_is_what_was_held_at_once():

@@ -29,7 +29,7 @@ def _small_limits(monkeypatch):
     """A machine that is measured in no time, and threads put back."""
     monkeypatch.setattr("benchmarks.limits.square_product.__defaults__", (16,))
     monkeypatch.setattr("benchmarks.limits.big_copy.__defaults__", (2**12,))
-    monkeypatch.setattr("benchmarks.limits.big_matvec.__defaults__", (2**13,))
+    monkeypatch.setattr("benchmarks.limits.big_read.__defaults__", (2**13,))
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -120,7 +120,7 @@ def test_generate_at_toy_size(bench, tmp_path):
         "annotated", "mingpt_style", "mingpt_style @100",
         "annotated bfloat16", "mingpt_style bfloat16",
         "mingpt_style bfloat16 @100", "transformers",
-        "copy", "matrix x vector",
+        "copy", "read",
     ]  # fmt: skip
     assert rows["mingpt_style"].tokens == 2
     assert (
