@@ -4,7 +4,7 @@ import math
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -24,13 +24,14 @@ from .forward import (
 )
 from .generate import measure_generate
 from .growth import Growth, growth
-from .peers import PEERS
+from .peers import ONE_GELU, PEERS
 from .results import Results, Row, Run, Value
 from .shapes import GOALS, choose_shape
 from .timing import CPU, interleave, stopwatch, time_first
 
 OURS = STYLES[-1]
 TIMES = (64, 128, 256, 512, 1024)
+AS_THEY_COME = tuple(name for name in PEERS if name != ONE_GELU)
 
 
 def measure_goals(
@@ -226,7 +227,14 @@ def judge(results: Results) -> list[Goal]:
         results: of `measure_goals`; what is missing was "not run".
     """
     runs = results.runs
-    goals = [_against_fastest(_bars(runs, name), name) for name in GOALS]
+    goals = [
+        _against_fastest(_bars(runs, name), f"{whom}, {name}", peers)
+        for whom, peers in (
+            ("fastest peer as it comes", AS_THEY_COME),
+            ("fastest peer", tuple(PEERS)),
+        )
+        for name in GOALS
+    ]
     goals.append(_against_transformers(runs))
     goals += [
         _part_of_matmul(_bars(runs, name), name, least)
@@ -292,18 +300,20 @@ def _least(
     return Goal(what, goal, f"{found:.3f}{told}", found >= least)
 
 
-def _against_fastest(run: Run | None, shape: str) -> Goal:
-    """Judge against all peers: where some are absent, only a miss is sure."""
-    what, goal = f"{OURS}, fastest peer, {shape}", ">= 1.00"
+def _against_fastest(run: Run | None, whom: str, peers: Sequence[str]) -> Goal:
+    """Judge against peers: where some are absent, only a miss is sure."""
+    what, goal = f"{OURS}, {whom}", ">= 1.00"
     if run is None or run.row(OURS) is None:
         return _missing(what, goal)
     ratios = {
         row.name: _ratio(run, OURS, row.name) or math.inf
         for row in run.models
-        if row.name in PEERS
+        if row.name in peers
     }
+    if not ratios:
+        return _missing(what, goal)
     fastest = min(ratios, key=ratios.__getitem__)
-    absent = [name for name in PEERS if name not in ratios]
+    absent = [name for name in peers if name not in ratios]
     if not absent:
         return _least(what, 1.0, ratios[fastest], f" ({fastest})")
     told = f" ({fastest}; without {', '.join(absent)})"

@@ -123,13 +123,13 @@ def x_transformers(config: GPTConfig) -> nn.Module:
     )
 
 
+ONE_GELU = "transformers-one-gelu"
+
 Factory = Callable[[GPTConfig], Any]
 PEERS: dict[str, Factory] = {
     "transformers": transformers_gpt2,
     "transformers-eager": partial(transformers_gpt2, attention="eager"),
-    "transformers-one-gelu": partial(
-        transformers_gpt2, gelu_tanh="gelu_pytorch_tanh"
-    ),
+    ONE_GELU: partial(transformers_gpt2, gelu_tanh="gelu_pytorch_tanh"),
     "torch-encoder": TorchDecoder,
     "x-transformers": x_transformers,
 }

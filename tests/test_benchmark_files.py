@@ -17,7 +17,7 @@ from benchmarks.forward import COPY
 from benchmarks.generate import READ, READ_ONCE, SomeTokens, measure_generate
 from benchmarks.goals import judge, school_cost
 from benchmarks.growth import Growth
-from benchmarks.peers import PEERS
+from benchmarks.peers import ONE_GELU, PEERS
 from benchmarks.results import (
     Results,
     Row,
@@ -183,6 +183,22 @@ def test_the_fastest_peer_is_that_of_all():
     assert some.reached is None
     # who is slower than one of them is slower than the fastest of all
     assert against(absent=["x-transformers"], theirs=0.9).reached is False
+
+
+def test_a_peer_with_another_gelu_is_judged_apart():
+    rows = dict.fromkeys(PEERS, 1.2) | {"mingpt_style": 1.0, ONE_GELU: 0.9}
+    found = {
+        g.what: (g.measured, g.reached)
+        for g in judge(Results({}, [forward(rows)]))
+    }
+    as_it_comes = found["mingpt_style, fastest peer as it comes, S1"]
+    assert as_it_comes == ("1.200 (transformers)", True)
+    fastest = found["mingpt_style, fastest peer, S1"]
+    assert fastest == (f"0.900 ({ONE_GELU})", False)
+    alone = forward({"mingpt_style": 1.0, ONE_GELU: 0.9})
+    for goal in judge(Results({}, [alone])):
+        if "as it comes" in goal.what:
+            assert (goal.measured, goal.reached) == ("not run", None)
 
 
 def test_every_peers_name_is_printed_whole():
