@@ -21,6 +21,7 @@ from .forward import Plan, Tell, measure_forward
 from .generate import measure_generate
 from .goals import judge, measure_goals
 from .invariants import measure_invariants
+from .memory import keep_freed_memory
 from .peers import PEERS
 from .results import (
     Results,
@@ -269,7 +270,9 @@ def benchmarks(context: typer.Context) -> None:
     the model's own products alone, one after another.
 
     Operations are 2BT(12LD^2 + VD) + 4LBT^2D, checked against torch's
-    counter. Peak memory is beyond the weights.
+    counter. Peak memory is beyond the weights. The process keeps what memory
+    it frees (with glibc): else some passes pay for fresh pages, up to a third
+    of their time, for no reason but who ran before.
 
     Ends with status 0; 1 if --compare found something slower; 2 if the call
     was wrong. Other programs on the machine disturb: end them first.
@@ -628,7 +631,8 @@ def report(
 
 
 def _prepare(device_name: str, threads: int | None) -> torch.device:
-    """Set the number of threads; return the device, if it is there."""
+    """Set threads and memory up; return the device, if it is there."""
+    keep_freed_memory()
     if threads is not None:
         torch.set_num_threads(_at_least_one("threads", threads))
     if device_name != "auto":

@@ -17,7 +17,7 @@ from shared.cli.options import write_json
 
 from .timing import Timing
 
-VERSION = 1
+VERSION = 2
 LIBRARIES = ("torch", "transformers", "x-transformers")
 # two machines are one where these agree; libraries may have been renewed
 IDENTITY = ("processor", "cores", "accelerator", "system")

@@ -1,6 +1,5 @@
 """What follows a text, with each token read once where a model can."""
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -27,9 +26,9 @@ class Reader:
 
     def __init__(self, model: LanguageModel):
         self._model = model
-        self._cached = None
+        self._decoder = None
         if isinstance(model, CachedLanguageModel):
-            self._cached = model
+            self._decoder = model
         self._cache: Any = None
         self._seen = 0
 
@@ -43,7 +42,7 @@ class Reader:
                 was read before must be as it was.
             lengths: number of tokens of each row that are no padding.
         """
-        model, longest = self._cached, max(lengths)
+        model, longest = self._decoder, max(lengths)
         fits = min(lengths) == longest <= self._model.block_size
         if not fits or model is None:
             self._cache = None  # the memory is of no more use
@@ -83,13 +82,13 @@ def last_log_probs(
 
 
 class TokenLinear(nn.Linear):
-    """A linear layer that all threads read together for a single token.
+    """A linear layer that the threads read together for a single token.
 
     One token at a time is the product of a matrix and a vector, and waits
-    for memory. BLAS gives that product to one thread, and so does oneDNN
-    for short floats, or nearly; one thread does not fill the memory's
-    bandwidth. A batch of products is shared out among the threads, and so
-    are PyTorch's own kernels for short floats.
+    for memory. On AMD's processors BLAS gives that product to one thread,
+    which does not fill the memory's bandwidth, and oneDNN hardly does with
+    bfloat16. A batch of products is shared out among the threads, and so is
+    a short float's product in PyTorch's own kernel.
 
     Source: PyTorch's repository, issue 96643.
     """
@@ -104,12 +103,18 @@ class TokenLinear(nn.Linear):
             with _without_onednn():
                 return super().forward(input)
         # each thread takes some of the inputs: the products are then summed
-        parts = math.gcd(self.in_features, torch.get_num_threads())
+        parts = _parts(self.in_features)
         columns = self.weight.t().unflatten(0, (parts, -1))
         y = torch.bmm(input.reshape(parts, 1, -1), columns).sum(0)
         if self.bias is not None:
             y = y + self.bias
         return y.view(*input.shape[:-1], self.out_features)
+
+
+def _parts(size: int) -> int:
+    """Return the most equal parts that the threads can take, one each."""
+    threads = torch.get_num_threads()
+    return next(n for n in range(threads, 0, -1) if size % n == 0)
 
 
 @contextmanager
@@ -128,12 +133,15 @@ def optimize_for_decoding(model: nn.Module) -> None:
 
     Its linear layers become TokenLinear, and their weights are stored
     column by column, which one token wants; short floats go through other
-    kernels, which want rows, and stay. Names, shapes and values do, too.
+    kernels, which want rows, and stay. Names, shapes and values stay, too.
     For training it is no help: an embedding that is tied to the head then
-    gathers its rows from all over.
+    gathers its rows from all over. Where several threads of one process
+    decode at once, leave models of short floats as they are: how they are
+    read is a switch of the whole process.
 
-    On two cores, in GB/s of weights: float32 16 by rows, 23 by columns, 36
-    by columns with both threads; bfloat16 19, and 39 with both threads.
+    On two cores of an AMD EPYC, in GB/s of weights: float32 16 by rows, 23
+    by columns, 36 by columns with both threads; bfloat16 19, and 39 with
+    both threads.
 
     Args:
         model: any module with nn.Linear in it; their subclasses are left

@@ -186,7 +186,7 @@ class Trainer:
             )
 
 
-def write_sample(trainer: Trainer, count: int) -> list[int]:
+def draw_sample(trainer: Trainer, count: int) -> list[int]:
     """Let a trained model go on from the text to be tested on.
 
     Args:

@@ -340,7 +340,7 @@ def damaged(setting=None, run=None, **row):
     row = {"name": "a", "seconds": [1.0]} | row
     runs = [{"what": "x", "setting": setting or {}, "rows": [row]}]
     runs[0] |= run or {}
-    return {"version": 1, "machine": {}, "runs": runs}
+    return {"version": 2, "machine": {}, "runs": runs}
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def damaged(setting=None, run=None, **row):
                                   for n in ("a", "bb")]}),
             "rows have 1 and 2 rounds",
         ),
-        ({"version": 1, "machine": {"cores": []}, "runs": []}, "'cores' of"),
+        ({"version": 2, "machine": {"cores": []}, "runs": []}, "'cores' of"),
     ],
 )  # fmt: skip
 def test_a_damaged_file_ends_in_one_line(bench, tmp_path, content, words):
@@ -389,7 +389,7 @@ def test_a_damaged_file_ends_in_one_line(bench, tmp_path, content, words):
 
 def test_a_number_that_no_reader_takes(tmp_path):
     path = tmp_path / "a.json"
-    path.write_text('{"version": 1' + "0" * 5000 + "}")
+    path.write_text('{"version": 2' + "0" * 5000 + "}")
     with pytest.raises(ValueError, match="is no JSON") as error:
         read_results(path)
     assert str(path) in str(error.value)

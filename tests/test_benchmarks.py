@@ -427,7 +427,7 @@ def test_old_results_are_compared(bench, tmp_path, by_the_clock):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 0}, ["version 0", "version 1"]),
+        ({"version": 0}, ["version 0", "version 2"]),
         ({"machine": {"processor": "Z80"}}, ["another machine", "'Z80'"]),
         ({"runs": []}, ["nothing to compare"]),
     ],

@@ -205,7 +205,7 @@ def few_threads(count):
 def test_one_token_is_a_batch_of_products_one_for_each_thread():
     layer = nn.Linear(12, 5)
     optimize_for_decoding(layer)
-    for threads, parts in ((1, 1), (2, 2), (3, 3), (5, 1), (8, 4)):
+    for threads, parts in ((1, 1), (2, 2), (3, 3), (5, 4), (8, 6)):
         with few_threads(threads), Products() as products:
             layer(torch.randn(1, 1, 12))
         assert products.shapes == [(parts, 1, 12 // parts)]
@@ -235,11 +235,11 @@ def test_short_floats_leave_onednn_for_one_token_alone():
             layer(torch.randn(1, tokens, 12, dtype=torch.bfloat16))
         assert products.onednn == [expected]
     with pytest.raises(RuntimeError):
-        layer(torch.randn(3, dtype=torch.bfloat16))
+        layer(torch.randn(3, 4, dtype=torch.bfloat16))  # 12, but no token
     assert torch.backends.mkldnn.enabled
 
 
-def test_layers_that_have_their_own_forward_keep_it():
+def test_layers_of_a_class_of_their_own_stay():
     class Own(nn.Linear):
         pass
 

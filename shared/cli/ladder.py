@@ -18,7 +18,7 @@ from shared.corpus import split_ids
 from shared.loss_curve import Points, draw_losses
 from shared.optimization import Recipe
 from shared.tokenization import Tokenizer, load_tokenizer
-from shared.training import Trainer, TrainingFailed, write_sample
+from shared.training import Trainer, TrainingFailed, draw_sample
 
 from . import options
 
@@ -136,7 +136,7 @@ def _climb(
         if record.val_loss is not None:
             curve.append((float(record.step), record.val_loss))
     parameters = sum(p.numel() for p in trainer.model.parameters())
-    sample = tokenizer.decode(write_sample(trainer, SAMPLE)[1:])
+    sample = tokenizer.decode(draw_sample(trainer, SAMPLE)[1:])
     return Climbed(
         name, parameters, curve[-1][1], trainer.seconds, sample, curve
     )

@@ -28,7 +28,7 @@ from shared.training import (
     Record,
     Trainer,
     TrainingFailed,
-    write_sample,
+    draw_sample,
 )
 
 SAMPLE = 300  # tokens written at the end
@@ -112,7 +112,7 @@ def _finish(run: Run, console: Console) -> None:
     }
     title = f"{run.facts['style']}, {run.folder.name}"
     draw_losses(run.folder / "loss.png", curves, title)
-    text = run.tokenizer.decode(write_sample(run.trainer, SAMPLE))
+    text = run.tokenizer.decode(draw_sample(run.trainer, SAMPLE))
     write_atomically(run.folder / "sample.txt", text + "\n")
     typer.echo(text)
     folder = shlex.quote(str(run.folder))
