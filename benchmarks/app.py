@@ -18,7 +18,7 @@ from shared.cli import options
 from .chart import draw, eager_forward, require_picture
 from .competitors import STYLES
 from .forward import Plan, Tell, measure_forward
-from .generate import measure_generate
+from .generate import generate_setting, measure_generate
 from .goals import judge, measure_goals
 from .invariants import measure_invariants
 from .memory import keep_freed_memory
@@ -411,9 +411,8 @@ def generate(
     times = () if "block_size" in preset_sizes(preset) else (prompt + new,)
     shape = choose_shape(preset, (batch,), times, sizes)
     dtypes = [_dtype(n, device) for n in _names("dtype", dtype_name)]
-    setting = shape.facts(batch, prompt, dtypes[0], device)
-    setting["prompt"] = setting.pop("time")
-    outlet.expect(Run("generate", setting | {"new": new}))
+    setting = generate_setting(shape, prompt, new, dtypes[0], device)
+    outlet.expect(Run("generate", setting))
     with _telling() as tell:
         run = measure_generate(
             shape,
@@ -660,12 +659,8 @@ def _where(device: torch.device) -> dict[str, Value]:
 
 def _forwards(plan: Plan) -> list[Run]:
     """What is known of a plan's runs before they are measured."""
-    further = {"compile": plan.compile, "log_probs": plan.log_probs}
     return [
-        Run(
-            "forward",
-            plan.shape.facts(batch, time, plan.dtype, plan.device) | further,
-        )
+        Run("forward", plan.setting(batch, time))
         for batch, time in product(plan.shape.batches, plan.shape.times)
     ]
 

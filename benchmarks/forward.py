@@ -35,7 +35,7 @@ from .limits import (
 )
 from .peers import PEERS
 from .profiling import peak_bytes, time_by_operation
-from .results import Row, Run
+from .results import Row, Run, Value
 from .shapes import Shape
 from .timing import CPU, Timing, interleave, stopwatch, time_first
 
@@ -83,6 +83,14 @@ class Plan:
     compile: bool = False
     operations: bool = False
     budget: float = math.inf
+
+    def setting(self, batch: int, time: int) -> dict[str, Value]:
+        """Return what a run is kept with, and found again by."""
+        return self.shape.facts(batch, time, self.dtype, self.device) | {
+            "rounds": self.rounds,
+            "compile": self.compile,
+            "log_probs": self.log_probs,
+        }
 
 
 class Tokens:
@@ -227,12 +235,7 @@ def _measure_one(
         )
     return Run(
         "forward",
-        plan.shape.facts(batch, time, dtype, device)
-        | {
-            "rounds": plan.rounds,
-            "compile": plan.compile,
-            "log_probs": plan.log_probs,
-        },
+        plan.setting(batch, time),
         with_seconds(rows, timings),
         reference=plan.styles[-1],
         notes=notes,

@@ -16,7 +16,7 @@ from .competitors import STYLES, build_peers, build_styles
 from .forward import COPY, Tell, Tokens, quiet, with_seconds
 from .limits import COPIED, big_copy, big_read, decoding_bytes
 from .profiling import peak_bytes
-from .results import Row, Run
+from .results import Row, Run, Value
 from .shapes import Shape
 from .timing import CPU, interleave, stopwatch, time_first
 
@@ -145,15 +145,27 @@ def measure_generate(
             f"@100: one token, the mean of {READ}, after 100 that are in the "
             "cache"
         )
-    setting = shape.facts(batch, prompt, dtypes[0], device)
-    setting["prompt"] = setting.pop("time")
     return Run(
         "generate",
-        setting | {"new": new, "rounds": rounds},
+        generate_setting(shape, prompt, new, dtypes[0], device)
+        | {"rounds": rounds},
         with_seconds(rows, timings),
         reference=styles[-1],
         notes=notes,
     )
+
+
+def generate_setting(
+    shape: Shape,
+    prompt: int,
+    new: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[str, Value]:
+    """Return what a run is kept with, and found again by."""
+    setting = shape.facts(shape.batches[0], prompt, dtype, device)
+    setting["prompt"] = setting.pop("time")
+    return setting | {"new": new}
 
 
 def _places(block_size: int) -> list[int]:

@@ -42,8 +42,8 @@ def measure_goals(
 ) -> list[Run]:
     """Measure all that the goals are about, whatever part of it fails.
 
-    Some 20 minutes on 2 cores at 10 rounds; compiling, which takes most of
-    it, is the same at fewer. A part that fails becomes a run that was not
+    Some 20 minutes on 2 cores at 10 rounds; compiling, a good part of them,
+    takes the same at fewer. A part that fails becomes a run that was not
     run, with the reason, and the others go on.
 
     Args:
