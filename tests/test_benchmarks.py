@@ -129,6 +129,9 @@ def test_generate_at_toy_size(bench, tmp_path):
     assert "with a cache" in out
     for name in ("annotated", "mingpt_style @100", "transformers"):
         assert rows[name].peak_bytes > 4 * 11  # the scores at least
+    (found,) = read_results(file).runs
+    assert (found.setting["prompt"], found.setting["new"]) == (3, 2)
+    assert "time" not in found.setting
 
 
 def test_train_step_at_toy_size(bench, tmp_path):
