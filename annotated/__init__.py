@@ -4,15 +4,15 @@ from .attention import MultiHeadedAttention, attention
 from .block import DecoderLayer, SublayerConnection
 from .embedding import Embeddings, PositionalEncoding
 from .feed_forward import PositionwiseFeedForward
+from .glossary import CHOICES, NAMES, WEIGHT_TRANSFER
 from .layers import LayerNorm, clones
 from .model import Decoder, DecoderModel, Generator, build_model, make_model
 from .weights import from_gpt2, to_gpt2
-from .words import CARRIES, HABITS, NAMES
 
 __all__ = [
-    "CARRIES",
-    "HABITS",
+    "CHOICES",
     "NAMES",
+    "WEIGHT_TRANSFER",
     "Decoder",
     "DecoderLayer",
     "DecoderModel",
@@ -51,4 +51,4 @@ STAGES = {
 }
 
 # What from_gpt2 leaves out to agree with others to rounding.
-SCHOOLS_OWN = {"norm": LayerNorm}
+ORIGINAL_PARTS = {"norm": LayerNorm}

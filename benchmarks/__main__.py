@@ -1,6 +1,6 @@
 """Runs the benchmarks as `python -m benchmarks`."""
 
-from shared.cli import run
+from shared.console import run
 
 from .app import app
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from shared.cli import options
+from shared.validation import choose_device, require_parent
 
 from .chart import draw, eager_forward, require_picture
 from .competitors import STYLES
@@ -183,7 +184,7 @@ class Outlet:
         """Refuse early."""
         self.machine.update(machine_facts(self.device))
         for path in (self.json, self.plot):
-            options.require_parent(path)
+            require_parent(path)
         options.require_different(
             {"json": self.json, "plot": self.plot}, compare=self.compare
         )
@@ -619,7 +620,7 @@ def report(
     Nothing is measured. The picture has the eager forward passes; the
     README's is made so.
     """
-    options.require_parent(plot)
+    require_parent(plot)
     require_picture(plot)
     kept = [read_results(path) for path in files]
     names = [path.stem for path in files]
@@ -635,10 +636,10 @@ def _prepare(device_name: str, threads: int | None) -> torch.device:
     if threads is not None:
         torch.set_num_threads(_at_least_one("threads", threads))
     if device_name != "auto":
-        return options.choose_device(device_name)
+        return choose_device(device_name)
     if torch.accelerator.is_available():
         found = torch.accelerator.current_accelerator()
-        return options.choose_device(str(found))
+        return choose_device(str(found))
     return torch.device("cpu")
 
 

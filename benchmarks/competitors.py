@@ -111,7 +111,7 @@ def build_styles(
                 worst = max(worst, difference)
     for name in names if own else ():
         style = load_style(name)
-        parts = getattr(style, "SCHOOLS_OWN", None)
+        parts = getattr(style, "ORIGINAL_PARTS", None)
         if parts:
             model = style.from_gpt2(state, config, **parts).eval()
             words = ", ".join(part.__name__ for part in parts.values())

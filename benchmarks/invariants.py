@@ -5,8 +5,8 @@ from functools import partial
 
 import torch
 
-from shared.cli.targets import load_target
 from shared.invariants import Report, check_model
+from shared.targets import load_target
 
 from .competitors import STYLES
 from .forward import Tell, quiet, with_seconds

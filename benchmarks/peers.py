@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared.cli.targets import load_target
 from shared.config import ACTIVATIONS, GPTConfig
+from shared.targets import load_target
 
 
 def transformers_gpt2(

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shared.optimization import Recipe, build_optimizer
+from shared.training.recipe import Recipe, build_optimizer
 
 from .competitors import (
     Competitor,

@@ -3,16 +3,16 @@
 from .attention import CausalSelfAttention
 from .block import Block, layer_norm
 from .feed_forward import MLP
+from .glossary import CHOICES, NAMES, WEIGHT_TRANSFER
 from .model import GPT, build_model
 from .weights import from_gpt2, from_nanogpt, to_gpt2
-from .words import CARRIES, HABITS, NAMES
 
 __all__ = [
-    "CARRIES",
+    "CHOICES",
     "GPT",
-    "HABITS",
     "MLP",
     "NAMES",
+    "WEIGHT_TRANSFER",
     "Block",
     "CausalSelfAttention",
     "build_model",

@@ -70,13 +70,13 @@ class Style(Protocol):
         STAGES: for each stage the dotted path of the submodule whose output
             it is, {i} standing for the layer.
 
-    A style may also have SCHOOLS_OWN: arguments of from_gpt2 that keep a
+    A style may also have ORIGINAL_PARTS: arguments of from_gpt2 that keep a
     part of the school which agrees with others only roughly. And words for
     the views that put two styles side by side: NAMES (for each concept, and
     for "everywhere", common terms with the names that stand for them in the
-    source), HABITS (for each concept the school's way, in a sentence) and
-    CARRIES (for each part how it is written, and how it takes over a GPT-2
-    checkpoint's weights).
+    source), CHOICES (for each concept the school's way, in a sentence) and
+    WEIGHT_TRANSFER (for each part how it is written, and how it takes over
+    a GPT-2 checkpoint's weights).
     """
 
     __name__: str

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 import annotated
 import mingpt_style
+from shared.checkpoint.gpt2_layout import State
 from shared.config import ACTIVATIONS, GPTConfig
-from shared.layouts import State
 
 STYLES = {"annotated": annotated, "mingpt_style": mingpt_style}
 
@@ -66,7 +66,7 @@ def random_state(
 
 
 def shapes(config: GPTConfig):
-    from shared.layouts import gpt2_shapes
+    from shared.checkpoint.gpt2_layout import gpt2_shapes
 
     head = {
         "lm_head.weight": (config.vocab_size, config.n_embd),

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import annotated
 import mingpt_style
 from shared import GPTConfig, generate
-from shared.decoding import TokenLinear, optimize_for_decoding
 from shared.generation import generate_rows, stream_tokens
+from shared.generation.reading import TokenLinear, optimize_for_decoding
 from shared.protocol import CachedLanguageModel
 
 CONFIG = GPTConfig(

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file, save_model
 
 from shared import GPTConfig
 from shared.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from shared.checkpoint.config_json import our_config, read_config
 from shared.comparison.styles import shaken_weights
-from shared.config_files import our_config, read_config
 from shared.files import new_folder, write_atomically
 from shared.protocol import load_style
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.corpus import (
+from shared.tokenization.texts import (
     default_text,
     random_batch,
     read_text,

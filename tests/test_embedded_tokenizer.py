@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiktoken._educational import SimpleBytePairEncoding, bpe_train
 
-from shared import bpe, load_tokenizer, tiktoken_cache
-from shared.corpus import default_text, text_stamp
+from shared import load_tokenizer
+from shared.tokenization import bpe, tiktoken_cache
+from shared.tokenization.texts import default_text, text_stamp
 
 SMALL_TEXT = (
     "A long time ago, in a galaxy far, far away: 1977, 1980, 1983!\n\n"

@@ -20,12 +20,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import annotated
 import mingpt_style
 from shared import GPTConfig, load_tokenizer
-from shared.corpus import random_batch, split_ids
 from shared.generation import generate
 from shared.masks import combine_masks, padding_mask, subsequent_mask
-from shared.optimization import Recipe
 from shared.tokenization import TiktokenTokenizer
-from shared.training import Trainer, mean_loss
+from shared.tokenization.texts import random_batch, split_ids
+from shared.training.recipe import Recipe
+from shared.training.trainer import Trainer, mean_loss
 
 STYLES = pytest.mark.parametrize(
     "style", [annotated, mingpt_style], ids=lambda style: style.__name__
@@ -773,7 +773,7 @@ def test_d3_09_a_batch_without_a_split(style, monkeypatch):
             raise ValueError("the seventh is the last")
         return random_batch(ids, size, length, generator)
 
-    monkeypatch.setattr("shared.training.random_batch", draw)
+    monkeypatch.setattr("shared.training.trainer.random_batch", draw)
     with pytest.raises(ValueError, match="the seventh is the last"):
         trainer.estimate_losses()
     train, val = split_ids(TEXT)

@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 import shared.cli
 from shared import GPTConfig, generate, load_tokenizer
 from shared.checkpoint import load_checkpoint, save_checkpoint
+from shared.checkpoint.config_json import our_config
 from shared.cli import generate as command
 from shared.comparison.styles import shaken_weights
-from shared.config_files import our_config
-from shared.corpus import text_stamp
 from shared.protocol import load_style
+from shared.tokenization.texts import text_stamp
 
 STYLES = ("annotated", "mingpt_style")
 SMALL = ("--n-layer=1", "--n-head=2", "--n-embd=16", "--block-size=8")

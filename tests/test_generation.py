@@ -12,7 +12,6 @@ from torch import nn
 from shared import GPTConfig, generate, load_tokenizer
 from shared.checkpoint import convert
 from shared.comparison.styles import shaken_weights
-from shared.decoding import last_log_probs
 from shared.generation import (
     Sampler,
     TextStream,
@@ -20,6 +19,7 @@ from shared.generation import (
     generate_rows,
     stream_tokens,
 )
+from shared.generation.reading import last_log_probs
 from shared.protocol import load_style
 
 STYLES = ("annotated", "mingpt_style")

@@ -22,10 +22,10 @@ import annotated
 import mingpt_style
 import shared.cli
 from shared import GPTConfig, generate, load_tokenizer
-from shared.corpus import random_batch, read_text, split_ids
 from shared.generation import Sampler, generate_rows
 from shared.masks import causal_mask, slice_mask, subsequent_mask
 from shared.protocol import load_style
+from shared.tokenization.texts import random_batch, read_text, split_ids
 
 FEATURES = {*range(1, 5), *range(7, 10), 18, 19, *range(21, 50)}
 FIGURES = {*range(1, 5), *range(11, 19)}

@@ -35,10 +35,10 @@ from mingpt_style.ladder import (
     Thinking,
 )
 from shared import GPTConfig, generate, load_tokenizer
-from shared.corpus import random_batch, read_text, split_ids
 from shared.masks import causal_mask
-from shared.optimization import Recipe, generator_for
-from shared.training import Trainer, mean_loss
+from shared.tokenization.texts import random_batch, read_text, split_ids
+from shared.training.recipe import Recipe, generator_for
+from shared.training.trainer import Trainer, mean_loss
 
 FEATURES = {5, 6, *range(10, 18), 20, *range(50, 54)}
 FIGURES = {*range(5, 11), *range(19, 26)}

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import shared.cli
-from shared.run_folder import last_checkpoint, open_run, read_log
 from shared.training import Trainer
+from shared.training.run_folder import last_checkpoint, open_run, read_log
 
 STYLES = ("annotated", "mingpt_style")
 ROOT = Path(__file__).resolve().parents[1]
@@ -292,8 +292,8 @@ import torch
 from safetensors.torch import save_file
 import mingpt_style
 from shared import GPTConfig
-from shared.optimization import Recipe
-from shared.processes import join_processes
+from shared.training.recipe import Recipe
+from shared.training.processes import join_processes
 from shared.training import Trainer
 
 config = GPTConfig(11, 8, 2, 2, 16, dropout=0.0)

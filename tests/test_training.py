@@ -13,15 +13,16 @@ from strategies import STYLES
 from torch import nn
 
 from shared import GPTConfig
-from shared.corpus import random_batch
-from shared.optimization import (
+from shared.tokenization.texts import random_batch
+from shared.training import Record, Trainer, TrainingFailed
+from shared.training.processes import Processes
+from shared.training.recipe import (
     Recipe,
     build_optimizer,
     generator_for,
     seed_for,
 )
-from shared.processes import Processes
-from shared.run_folder import (
+from shared.training.run_folder import (
     append_log,
     cut_log,
     last_checkpoint,
@@ -29,8 +30,7 @@ from shared.run_folder import (
     read_log,
     save,
 )
-from shared.trained import build_saved, load_trained
-from shared.training import Record, Trainer, TrainingFailed
+from shared.training.saved_model import build_saved, load_trained
 
 CONFIG = GPTConfig(
     vocab_size=7, block_size=6, n_layer=2, n_head=2, n_embd=8, dropout=0.2

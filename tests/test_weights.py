@@ -20,8 +20,8 @@ from torch import nn
 
 import annotated
 import mingpt_style
+from shared.checkpoint.gpt2_layout import load_exactly, units_apart
 from shared.config import GPTConfig
-from shared.layouts import load_exactly, units_apart
 
 SMALL = GPTConfig(13, 8, n_layer=2, n_head=2, n_embd=8)
 TIED = SMALL.replace(tie_weights=True)

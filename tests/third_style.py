@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shared.layouts import read_gpt2
+from shared.checkpoint.gpt2_layout import read_gpt2
 
 CAUSAL = {causal}
 BY_HAND = {by_hand}

@@ -6,9 +6,9 @@ import sys
 from importlib.metadata import version
 from typing import Annotated
 
-import torch
 import typer
 
+from ..console import run
 from . import (
     bench,
     check,
@@ -80,23 +80,3 @@ def main() -> None:
         run(app)
     finally:
         sys.path.remove(here)
-
-
-def run(command: typer.Typer) -> None:
-    """Run a command; a user's mistake ends in one line and status 2."""
-    try:
-        command()
-    except (ValueError, OSError, MemoryError) as error:
-        fail(str(error) or type(error).__name__)
-    except RuntimeError as error:
-        out = isinstance(error, torch.OutOfMemoryError)
-        if not out and "can't allocate memory" not in str(error):
-            raise
-        fail(f"not enough memory: {error}")
-
-
-def fail(message: str) -> None:
-    """Print one line on stderr and end with status 2."""
-    line = " ".join(message.split())
-    print(f"gpt-duet: {line}", file=sys.stderr)
-    sys.exit(2)

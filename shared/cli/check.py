@@ -10,17 +10,17 @@ import torch
 import typer
 from rich.console import Console
 
-from shared.invariants import (
+from ..invariants import (
     Report,
     UnusableModel,
     check_model,
     influence,
     save_map,
 )
-from shared.invariants.runner import choose_checks
-
+from ..invariants.runner import choose_checks
+from ..targets import first_on_path, load_target, show_theirs
+from ..validation import choose_device, require_parent
 from . import options
-from .targets import first_on_path, load_target, show_theirs
 
 MAP_LENGTH = 32
 
@@ -78,11 +78,11 @@ def check(
     for name, size in (("vocab-size", vocab_size), ("block-size", block_size)):
         if size is not None and size < 1:
             raise ValueError(f"--{name} must be at least 1, got {size}")
-    options.require_parent(json_file)
-    options.require_parent(map_file)
+    require_parent(json_file)
+    require_parent(map_file)
     if map_file is not None and map_file.suffix not in (".png", ".html"):
         raise ValueError(f"a map ends in .png or .html, got {map_file.name}")
-    device = options.choose_device(device_name)
+    device = choose_device(device_name)
 
     console = Console()
     reports: list[Report] = []

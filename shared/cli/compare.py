@@ -7,15 +7,20 @@ import typer
 from rich.console import Console
 from rich.text import Text as RichText
 
-from shared.comparison.page import render_page
-from shared.comparison.page.bench import read_bench
-from shared.comparison.styles import compare_weights, random_weights
-from shared.comparison.terminal import show_comparison, show_tokens
-from shared.corpus import text_stamp
-from shared.files import write_atomically
-from shared.protocol import load_style
-from shared.tokenization import DEFAULT, load_tokenizer
-
+from ..comparison.page import render_page
+from ..comparison.page.bench import read_bench
+from ..comparison.styles import compare_weights, random_weights
+from ..comparison.terminal import show_comparison, show_tokens
+from ..files import write_atomically
+from ..protocol import load_style
+from ..tokenization.texts import text_stamp
+from ..tokenization.tokenizers import DEFAULT, load_tokenizer
+from ..validation import (
+    choose_device,
+    choose_dtype,
+    require_parent,
+    require_seed,
+)
 from . import options
 
 
@@ -53,12 +58,12 @@ def compare(
         raise ValueError(f"compare takes two styles, got {len(names)}")
     for name in names:
         load_style(name)
-    dtype = options.choose_dtype(dtype_name)
-    options.require_seed(seed)
+    dtype = choose_dtype(dtype_name)
+    require_seed(seed)
     if bench_file is not None and html_file is None:
         raise ValueError("--bench is drawn in a page: give --html, too")
     for path in (json_file, html_file):
-        options.require_parent(path)
+        require_parent(path)
     options.require_different(
         {"json": json_file, "html": html_file}, file=file, bench=bench_file
     )
@@ -82,7 +87,7 @@ def compare(
             **sizes,
         )
         config = checkpoint.config
-    device = options.choose_device(device_name)
+    device = choose_device(device_name)
     ids = tokenizer.encode(content)
     shown = ids[: config.block_size]
 

@@ -7,10 +7,9 @@ import typer
 from rich.console import Console
 from rich.text import Text as RichText
 
-from shared.checkpoint import TARGETS, load_checkpoint, save_checkpoint
-from shared.config import GPTConfig
-from shared.files import require_new_folder
-
+from ..checkpoint.folder import TARGETS, load_checkpoint, save_checkpoint
+from ..config import GPTConfig
+from ..files import require_new_folder
 from . import options
 
 

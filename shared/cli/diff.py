@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from shared.comparison.columns import show_sources
-from shared.comparison.concepts import choose_concepts
-from shared.comparison.sources import concept_names, pair_sources
-from shared.protocol import load_style
+from ..comparison.columns import show_sources
+from ..comparison.concepts import choose_concepts
+from ..comparison.sources import concept_names, pair_sources
+from ..protocol import load_style
 
 NARROWEST = 40
 

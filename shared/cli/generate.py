@@ -14,24 +14,30 @@ from rich.progress import Progress
 from rich.text import Text as RichText
 from torch import nn
 
-from shared.checkpoint import cut_vocabulary
-from shared.comparison.styles import shaken_weights
-from shared.config import GPTConfig
-from shared.corpus import text_stamp
-from shared.decoding import optimize_for_decoding
-from shared.generation import MOST, Sampler, TextStream, stream_tokens
-from shared.layouts import State
-from shared.protocol import CachedLanguageModel, LanguageModel, load_style
-from shared.tokenization import DEFAULT, Tokenizer, load_tokenizer
-from shared.trained import load_trained
-
+from ..checkpoint.folder import cut_vocabulary
+from ..checkpoint.gpt2_layout import State
+from ..comparison.styles import shaken_weights
+from ..config import GPTConfig
+from ..generation.reading import optimize_for_decoding
+from ..generation.streaming import MOST, Sampler, TextStream, stream_tokens
+from ..protocol import CachedLanguageModel, LanguageModel, load_style
+from ..tokenization.texts import text_stamp
+from ..tokenization.tokenizers import DEFAULT, Tokenizer, load_tokenizer
+from ..training.saved_model import load_trained
+from ..validation import (
+    EXACT_DTYPES,
+    choose_device,
+    choose_dtype,
+    require_parent,
+    require_seed,
+)
 from . import options
 
 # Draws the random weights, whatever style they are then loaded into.
 DRAWS = "mingpt_style"
 PROMPT = "A long time ago"
 # The shortest is fastest, and rounds so much that styles may part ways.
-DTYPES = options.DTYPES | {"bfloat16": torch.bfloat16}
+DTYPES = (*EXACT_DTYPES, "bfloat16")
 PATIENCE = 1.0  # seconds without a sign of life before a progress bar comes
 
 Item = TypeVar("Item")
@@ -147,10 +153,10 @@ def generate(
     sampler = Sampler(temperature, top_k, top_p)
     prompts = prompts or [PROMPT]
     _require_prompts(prompts, new_tokens, batch, stream)
-    dtype = options.choose_dtype(dtype_name, DTYPES)
-    options.require_seed(seed)
-    options.require_parent(json_file)
-    device = options.choose_device(device_name)
+    dtype = choose_dtype(dtype_name, DTYPES)
+    require_seed(seed)
+    require_parent(json_file)
+    device = choose_device(device_name)
     sizes: dict[str, Any] = {
         "preset": preset, "n_layer": n_layer, "n_head": n_head,
         "n_embd": n_embd, "block_size": block_size, "activation": activation,

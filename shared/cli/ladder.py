@@ -13,13 +13,13 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 from rich.text import Text as RichText
 
-from shared.config import GPTConfig
-from shared.corpus import split_ids
-from shared.loss_curve import Points, draw_losses
-from shared.optimization import Recipe
-from shared.tokenization import Tokenizer, load_tokenizer
-from shared.training import Trainer, TrainingFailed, draw_sample
-
+from ..config import GPTConfig
+from ..tokenization.texts import split_ids
+from ..tokenization.tokenizers import Tokenizer, load_tokenizer
+from ..training.loss_curve import Points, draw_losses
+from ..training.recipe import Recipe
+from ..training.trainer import Trainer, TrainingFailed, draw_sample
+from ..validation import require_parent
 from . import options
 
 LADDER = "mingpt_style.ladder"
@@ -78,7 +78,7 @@ def ladder(
     """
     if out.suffix != ".png":
         raise ValueError(f"--out must end in .png, got {out}")
-    options.require_parent(out)
+    require_parent(out)
     recipe = Recipe(
         steps=steps,
         batch_size=batch_size,

@@ -2,25 +2,16 @@
 
 import json
 import math
-import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
-from shared.checkpoint import Checkpoint, load_checkpoint
-from shared.config import (
-    ACTIVATIONS,
-    GPTConfig,
-    preset_fields,
-    preset_names,
-)
-from shared.corpus import default_text, read_text
-from shared.files import write_atomically
-from shared.tokenization import Tokenizer
-from shared.trained import DTYPES
+from ..checkpoint.folder import Checkpoint, load_checkpoint
+from ..config import ACTIVATIONS, GPTConfig, preset_fields, preset_names
+from ..files import write_atomically
+from ..tokenization.texts import default_text, read_text
+from ..tokenization.tokenizers import Tokenizer
 
 Text = Annotated[str | None, typer.Option("--text", help="The text itself.")]
 File = Annotated[
@@ -190,74 +181,6 @@ def choose_checkpoint(
             )
     checkpoint = load_checkpoint(folder, n_head=n_head, activation=activation)
     return checkpoint.for_vocabulary(tokenizer.n_vocab, tokenizer_name)
-
-
-def choose_dtype(
-    name: str, known: Mapping[str, torch.dtype] = DTYPES
-) -> torch.dtype:
-    """Return the dtype of that name.
-
-    Raises:
-        ValueError: for a name that is not among the known ones.
-    """
-    if name not in known:
-        raise ValueError(f"dtype must be {' or '.join(known)}, got {name!r}")
-    return known[name]
-
-
-def choose_device(name: str) -> torch.device:
-    """Return the device of that name, if it is there.
-
-    Raises:
-        ValueError: for a name torch does not know, or a device not present.
-    """
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device).cpu()
-    except (
-        RuntimeError,
-        AssertionError,
-        ImportError,
-        NotImplementedError,
-    ) as error:
-        there = ["cpu"]
-        if torch.accelerator.is_available():
-            kind = torch.accelerator.current_accelerator()
-            there.append(str(kind))
-        reason = str(error).split("\n")[0].split(". ")[0]
-        raise ValueError(
-            f"no device {name!r} here ({reason}); there is "
-            f"{' and '.join(there)}"
-        ) from None
-    return device
-
-
-def require_seed(seed: int) -> None:
-    """Refuse a seed that torch's generators do not take.
-
-    Raises:
-        ValueError: for one below 0 or above 2**63 - 1.
-    """
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"seed must be from 0 to 2**63 - 1, got {seed}")
-
-
-def require_parent(path: Path | None) -> None:
-    """Refuse a path that cannot be written, before any work is done.
-
-    Raises:
-        ValueError: for a folder, or a file in a folder that is not there.
-    """
-    if path is None:
-        return
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder")
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no ordinary file")
-    if not path.parent.is_dir():
-        raise ValueError(f"there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK):
-        raise ValueError(f"cannot write in the folder {path.parent}")
 
 
 def require_different(outputs: dict[str, Path | None], **inputs: Any) -> None:

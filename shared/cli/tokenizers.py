@@ -4,8 +4,8 @@ import tiktoken
 from rich.console import Console
 from rich.table import Table
 
-from shared.tiktoken_cache import Availability, look_up
-from shared.tokenization import DEFAULT, load_tokenizer
+from ..tokenization.tiktoken_cache import Availability, look_up
+from ..tokenization.tokenizers import DEFAULT, load_tokenizer
 
 
 def tokenizers() -> None:

@@ -9,16 +9,20 @@ import torch
 import typer
 from rich.console import Console
 
-from shared.corpus import split_ids, text_stamp
-from shared.files import require_new_folder
-from shared.optimization import Recipe
-from shared.processes import Processes, join_processes, own_device
-from shared.protocol import LanguageModel, load_style
-from shared.run_folder import cut_log, open_run
-from shared.tokenization import Tokenizer, load_tokenizer
-from shared.trained import build_saved, describe_tokenizer, recall_tokenizer
-from shared.training import Trainer
-
+from ..files import require_new_folder
+from ..protocol import LanguageModel, load_style
+from ..tokenization.texts import split_ids, text_stamp
+from ..tokenization.tokenizers import Tokenizer, load_tokenizer
+from ..training.processes import Processes, join_processes, own_device
+from ..training.recipe import Recipe
+from ..training.run_folder import cut_log, open_run
+from ..training.saved_model import (
+    build_saved,
+    describe_tokenizer,
+    recall_tokenizer,
+)
+from ..training.trainer import Trainer
+from ..validation import choose_device, choose_dtype
 from . import options
 from .training_run import Run, work
 
@@ -120,7 +124,7 @@ def train(
         raise ValueError(
             "give --out for a new run, or --resume for one to go on with"
         )
-    device = own_device(options.choose_device(device_name))
+    device = own_device(choose_device(device_name))
     with join_processes(device) as processes:
         if out is not None:
             run = _start(
@@ -150,7 +154,7 @@ def _start(
     style = STYLE if names["style"] is None else names["style"]
     school = load_style(style)
     dtype_name = names["dtype"] or "float32"
-    dtype = options.choose_dtype(dtype_name)
+    dtype = choose_dtype(dtype_name)
     chosen = Recipe(**{k: v for k, v in recipe.items() if v is not None})
     text, _ = options.choose_text(None, file)
     name = names["tokenizer"] or "char"

@@ -19,17 +19,12 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from shared.config import GPTConfig
-from shared.files import new_folder, write_atomically
-from shared.loss_curve import draw_losses
-from shared.run_folder import append_log, last_checkpoint, read_log, save
-from shared.tokenization import Tokenizer
-from shared.training import (
-    Record,
-    Trainer,
-    TrainingFailed,
-    draw_sample,
-)
+from ..config import GPTConfig
+from ..files import new_folder, write_atomically
+from ..tokenization.tokenizers import Tokenizer
+from ..training.loss_curve import draw_losses
+from ..training.run_folder import append_log, last_checkpoint, read_log, save
+from ..training.trainer import Record, Trainer, TrainingFailed, draw_sample
 
 SAMPLE = 300  # tokens written at the end
 

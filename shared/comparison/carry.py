@@ -12,10 +12,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from shared.config import GPTConfig
-from shared.layouts import State, read_gpt2
-from shared.protocol import Style
-
+from ..checkpoint.gpt2_layout import State, read_gpt2
+from ..config import GPTConfig
+from ..protocol import Style
 from .models import largest_difference, stage_outputs
 
 # What a row's weights leave out, so that no other row is in the difference:
@@ -108,7 +107,7 @@ def measure_carries(
             f"{bent} on the right",
         ),
     }  # fmt: skip
-    words = [getattr(style, "CARRIES", {}) for style in styles]
+    words = [getattr(style, "WEIGHT_TRANSFER", {}) for style in styles]
     rows = []
     for name, (error, where) in errors.items():
         left, right = (w.get(name, ("", "")) for w in words)
@@ -152,7 +151,7 @@ def _apart(
     outputs = []
     for style, state, config in zip(styles, states, configs, strict=True):
         build: Callable = style.from_gpt2
-        parts = getattr(style, "SCHOOLS_OWN", {}) if own else {}
+        parts = getattr(style, "ORIGINAL_PARTS", {}) if own else {}
         model = build(state, config, **parts)
         found = stage_outputs(model, style.STAGES, tokens)
         if stage not in found:

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 
-from shared.config import GPTConfig
+from ..config import GPTConfig
 
 
 def stage_outputs(

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared.config import GPTConfig
-from shared.protocol import Style
-
+from ..config import GPTConfig
+from ..protocol import Style
 from .concepts import CONCEPTS
 from .models import stage_paths, submodule
 

@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from shared.config import GPTConfig
-from shared.protocol import Style, load_style
-
+from ..config import GPTConfig
+from ..protocol import Style, load_style
 from .models import (
     compare_models,
     count_parameters,
@@ -193,7 +192,7 @@ def compare_weights(
         schools_own=[
             _measure_own(style, state, config, other, tokens)
             for style, other in ((left, b), (right, a))
-            if getattr(style, "SCHOOLS_OWN", None)
+            if getattr(style, "ORIGINAL_PARTS", None)
         ],
     )
 
@@ -226,12 +225,12 @@ def _measure_own(
     tokens: Int[Tensor, "batch time"],
 ) -> tuple[str, float, str]:
     """How far the school's own parts move a style from the other."""
-    own = style.from_gpt2(state, config, **style.SCHOOLS_OWN).eval()
+    own = style.from_gpt2(state, config, **style.ORIGINAL_PARTS).eval()
     with torch.inference_mode():
         moved = largest_difference(
             own.log_probs(tokens), other.log_probs(tokens)
         )
-    parts = style.SCHOOLS_OWN.values()
+    parts = style.ORIGINAL_PARTS.values()
     names = " and ".join(f"{style.__name__}.{p.__name__}" for p in parts)
     why = " ".join((inspect.getdoc(p) or "").split("\n")[0] for p in parts)
     return names, moved, why

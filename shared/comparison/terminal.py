@@ -7,8 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from shared.tokenization import Tokenizer
-
+from ..tokenization.tokenizers import Tokenizer
 from .styles import Comparison
 
 

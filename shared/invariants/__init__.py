@@ -6,12 +6,12 @@ print(check_model(lambda: MyGPT(config), vocab_size=65, block_size=64))
 
 from .checks import CHECKS
 from .errors import SkipCheck, UnusableModel
-from .influence import influence
+from .model.subject import Subject
+from .parametrize import parametrize_with_checks
 from .pictures import save_map, text_map
 from .report import CheckResult, Report
 from .runner import check_model
-from .subject import Subject
-from .testing import parametrize_with_checks
+from .search.influence import influence
 
 __all__ = [
     "CHECKS",

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .checks import CHECKS, SLOW
 from .errors import SkipCheck, UnusableModel, sentence
-from .randomness import isolated
+from .model.randomness import isolated
+from .model.subject import Subject
 from .report import CheckResult, Report
-from .subject import Subject
 
 PATIENCE = 1.0  # seconds until the progress bar appears
 

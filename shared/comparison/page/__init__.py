@@ -13,19 +13,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from torch import Tensor
 
-from shared.comparison.carry import measure_carries
-from shared.comparison.concepts import CONCEPTS
-from shared.comparison.costs import (
-    count_flops,
-    difference_by_concept,
-    parameters_by_concept,
-)
-from shared.comparison.models import stage_outputs, submodule
-from shared.comparison.styles import Comparison
-from shared.comparison.terminal import piece, visible
-from shared.protocol import Style, load_style
-from shared.tokenization import Tokenizer
-
+from ...protocol import Style, load_style
+from ...tokenization.tokenizers import Tokenizer
+from ..carry import measure_carries
+from ..concepts import CONCEPTS
+from ..costs import count_flops, difference_by_concept, parameters_by_concept
+from ..models import stage_outputs, submodule
+from ..styles import Comparison
+from ..terminal import piece, visible
 from .bench import Bench
 from .drawing import Drawing, draw
 from .numbers import attention_data, influence_data

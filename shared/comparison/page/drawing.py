@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shared.protocol import Style
+from ...protocol import Style
 
 # What the letters of the drawing need, in its own units.
 TITLE, LINE, LETTER = 22.0, 14.0, 5.5

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from shared.comparison.attention_maps import attention_maps
-from shared.comparison.models import largest_difference
-from shared.invariants import influence
-from shared.protocol import Style
+from ...invariants import influence
+from ...protocol import Style
+from ..attention_maps import attention_maps
+from ..models import largest_difference
 
 SMALLEST, LARGEST = -20.0, 5.0
 # Bytes of all attention maps together; the page stays under 2 MB with them.

@@ -3,17 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from shared.comparison.concepts import CONCEPTS
-from shared.comparison.sources import (
-    Pair,
-    Part,
-    Segment,
-    describe,
-    pair_sources,
-)
-from shared.comparison.styles import Comparison
-from shared.protocol import Style
-
+from ...protocol import Style
+from ..concepts import CONCEPTS
+from ..sources import Pair, Part, Segment, describe, pair_sources
+from ..styles import Comparison
 from .highlight import highlight, spans, terms_of
 
 Costs = tuple[dict[str, int], dict[str, int]]
@@ -46,7 +39,7 @@ def concept_sections(
                 "does": describe(concept, pairs),
                 "mathematics": known.mathematics if known else "",
                 "habits": [
-                    getattr(style, "HABITS", {}).get(concept, "")
+                    getattr(style, "CHOICES", {}).get(concept, "")
                     for style in styles
                 ],
                 "terms": _correspondences(pairs, terms),

@@ -6,7 +6,7 @@ one that names the property and the case that breaks it, or SkipCheck.
 
 from collections.abc import Callable
 
-from ..subject import Subject
+from ..model.subject import Subject
 from .cache import check_cache
 from .causality import check_causality
 from .context import (

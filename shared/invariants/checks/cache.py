@@ -4,10 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelRaised, SkipCheck, sentence
-from ..measure import floor_of, gaps, is_real, rounding
-from ..reading import find_scores, follow
-from ..subject import Model, Subject
-from ..tokens import draw
+from ..model.reading import find_scores, follow
+from ..model.subject import Model, Subject
+from ..model.tokens import draw
+from ..search.rounding import floor_of, gaps, is_real, rounding
 
 
 def check_cache(subject: Subject) -> str:

@@ -4,11 +4,18 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..copies import AMPLIFIED, AWAKE, amplified
-from ..leaks import Mode, NotFinite, Search, Trial
-from ..sizes import declared
-from ..subject import Subject
-from ..tokens import SMALL, SPLITS, draw, lengths_to_try, others, splits_to_try
+from ..model.sizes import declared
+from ..model.subject import Subject
+from ..model.tokens import (
+    SMALL,
+    SPLITS,
+    draw,
+    lengths_to_try,
+    others,
+    splits_to_try,
+)
+from ..search.copies import AMPLIFIED, AWAKE, amplified
+from ..search.leaks import Mode, NotFinite, Search, Trial
 
 KINDS = ("suffix", "token", "padding", "left")
 

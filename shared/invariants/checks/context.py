@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..copies import awake
 from ..errors import SkipCheck
-from ..leaks import Mode, Search
-from ..measure import floor_of, gaps, is_real, rounding, rows_at_once
-from ..sizes import LENGTH, WINDOW, all_declared
-from ..subject import Subject
-from ..tokens import SMALL, draw, others, splits_to_try
+from ..model.sizes import LENGTH, WINDOW, all_declared
+from ..model.subject import Subject
+from ..model.tokens import SMALL, draw, others, splits_to_try
+from ..search.copies import awake
+from ..search.leaks import Mode, Search
+from ..search.rounding import floor_of, gaps, is_real, rounding, rows_at_once
 from .embedding import gradients_at
 
 FADED = 1e-10  # share of the largest influence below which memory fades

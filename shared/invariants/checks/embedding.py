@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..leaks import DROPOUT_SEED, Mode, Search
+from ..search.leaks import DROPOUT_SEED, Mode, Search
 
 
 class Lookups(TorchFunctionMode):

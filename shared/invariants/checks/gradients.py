@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..copies import awake
 from ..errors import SkipCheck
-from ..leaks import Mode, Search
-from ..measure import FLOOR, epsilon, is_real, rows_at_once
-from ..subject import Subject
-from ..tokens import SMALL, draw, splits_to_try
+from ..model.subject import Subject
+from ..model.tokens import SMALL, draw, splits_to_try
+from ..search.copies import awake
+from ..search.leaks import Mode, Search
+from ..search.rounding import FLOOR, epsilon, is_real, rows_at_once
 from .embedding import gradients_at
 
 ROUNDING_SHARE = 1e-6  # of the largest gradient: in float32, rounding

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from ..errors import ModelRaised, SkipCheck, sentence
-from ..subject import Model, Subject
-from ..tokens import draw
+from ..model.subject import Model, Subject
+from ..model.tokens import draw
 
 # An operation that lacks a dtype altogether; mixed dtypes read otherwise.
 NO_KERNEL = re.compile(

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..copies import awake
 from ..errors import ModelRaised, SkipCheck, sentence
-from ..measure import floor_of, gaps, rounding
-from ..reading import find_loss, find_scores, follow
-from ..subject import Model, Subject
-from ..tokens import draw, others
+from ..model.reading import find_loss, find_scores, follow
+from ..model.subject import Model, Subject
+from ..model.tokens import draw, others
+from ..search.copies import awake
+from ..search.rounding import floor_of, gaps, rounding
 
 IGNORED = (-100, -1)  # PyTorch's own mark for no target, and minGPT's
 

@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..copies import awake
 from ..errors import SkipCheck
-from ..leaks import Mode, Search
-from ..measure import FLOOR, epsilon, floor_of, is_real, rounding
-from ..subject import Subject
-from ..tokens import draw
+from ..model.subject import Subject
+from ..model.tokens import draw
+from ..search.copies import awake
+from ..search.leaks import Mode, Search
+from ..search.rounding import FLOOR, epsilon, floor_of, is_real, rounding
 from .causality import check_causality
 from .rows import check_batch_independence
 

@@ -4,11 +4,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..copies import awake
-from ..leaks import Mode, Search
-from ..measure import floor_of, gaps, is_real, rounding
-from ..subject import Subject
-from ..tokens import draw, others
+from ..model.subject import Subject
+from ..model.tokens import draw, others
+from ..search.copies import awake
+from ..search.leaks import Mode, Search
+from ..search.rounding import floor_of, gaps, is_real, rounding
 
 
 def check_batch_independence(subject: Subject) -> str:

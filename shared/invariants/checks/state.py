@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import SkipCheck, sentence
-from ..measure import floor_of, gaps, rounding
-from ..randomness import random_states, seed_all
-from ..subject import Model, Subject
-from ..tokens import draw
+from ..model.randomness import random_states, seed_all
+from ..model.subject import Model, Subject
+from ..model.tokens import draw
+from ..search.rounding import floor_of, gaps, rounding
 
 
 def check_determinism(subject: Subject) -> str:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..errors import SkipCheck
-from ..subject import Subject
+from ..model.subject import Subject
 
 STEPS = 400
 BATCH = 16

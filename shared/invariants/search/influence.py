@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .measure import gaps, rows_at_once
-from .randomness import isolated
-from .subject import Model, Subject
-from .tokens import others
+from ..model.randomness import isolated
+from ..model.subject import Model, Subject
+from ..model.tokens import others
+from .rounding import gaps, rows_at_once
 
 Run = Callable[[Int[Tensor, "batch time"]], Float[Tensor, "batch time vocab"]]
 

@@ -31,7 +31,7 @@ NAMES = {
 }
 
 # What is this school's way, where the mathematics leaves a choice.
-HABITS = {
+CHOICES = {
     "embedding": "Two tables, looked up and added in one line. Both are "
     "learned, and nothing is scaled.",
     "attention": "Query, key and value come from one matrix. A fused kernel "
@@ -47,7 +47,7 @@ HABITS = {
 }
 
 # How each part is written, and how it takes over a GPT-2 checkpoint's.
-CARRIES = {
+WEIGHT_TRANSFER = {
     "token table": ("wte(x)", "copied"),
     "position table": ("a learned table, wpe", "copied"),
     "projections": ("one fused c_attn, and c_proj", "transposed"),

@@ -32,7 +32,7 @@ NAMES = {
 }
 
 # What is this school's way, where the mathematics leaves a choice.
-HABITS = {
+CHOICES = {
     "embedding": "One module for tokens, one for positions, in a chain. "
     "Tokens are scaled; positions are sines and cosines, never trained.",
     "attention": "Four equal projections, cloned. The formula is a function "
@@ -48,7 +48,7 @@ HABITS = {
 }
 
 # How each part is written, and how it takes over a GPT-2 checkpoint's.
-CARRIES = {
+WEIGHT_TRANSFER = {
     "token table": ("lut(x) * sqrt(d_model)", "lut = wte / sqrt(d_model)"),
     "position table": (
         "sines and cosines in a buffer, pe",

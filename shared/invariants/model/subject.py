@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..errors import ModelRaised, UnusableModel, sentence
 from .calling import (
     Model,
     called_modules,
@@ -20,7 +21,6 @@ from .calling import (
     shape_in_words,
     token_argument,
 )
-from .errors import ModelRaised, UnusableModel, sentence
 from .randomness import isolated, seed_all
 from .reading import (
     Form,

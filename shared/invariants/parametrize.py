@@ -8,9 +8,9 @@ import torch
 
 from .checks import CHECKS
 from .errors import SkipCheck
-from .randomness import isolated
+from .model.randomness import isolated
+from .model.subject import Model, Subject
 from .runner import choose_checks
-from .subject import Model, Subject
 
 
 class BoundCheck:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .files import take_place
+from ..files import take_place
 
 Points = Sequence[Sequence[float]]
 

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from .errors import UnusableModel
+from ..errors import UnusableModel
 
 Model = Callable[..., Any]
 

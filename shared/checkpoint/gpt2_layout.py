@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from .config import GPTConfig
+from ..config import GPTConfig
 
 State = dict[str, Tensor]
 

@@ -11,10 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import shared
-from shared.config import GPTConfig
+from .config import GPTConfig
 
-OURS = Path(shared.__file__).resolve().parent
+OURS = Path(__file__).resolve().parent
 SMALL = {"n_layer": 2, "n_head": 4, "n_embd": 32}
 STYLE_SIZES = {"vocab_size": 65, "block_size": 64}
 

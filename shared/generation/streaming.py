@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
-from .decoding import Reader
-from .protocol import LanguageModel
-from .tokenization import Tokenizer
+from ..protocol import LanguageModel
+from ..tokenization.tokenizers import Tokenizer
+from .reading import Reader
 
 MOST = 2**31  # new tokens at once: beyond that a number is a slip
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import ModelRaised
-from .randomness import isolated
-from .reading import tensors_in
-from .subject import Model, Subject
-from .tokens import draw
+from ..errors import ModelRaised
+from ..model.randomness import isolated
+from ..model.reading import tensors_in
+from ..model.subject import Model, Subject
+from ..model.tokens import draw
 
 AWAKE = 1.5  # root mean square of what each matrix puts out
 AMPLIFIED = (300.0, 100.0, 30.0, 10.0, 3.0)  # scores of two such: 1e5

@@ -5,7 +5,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from .config import GPTConfig
+from ..config import GPTConfig
 
 # transformers' names, and ours.
 _SIZES = {

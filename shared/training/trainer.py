@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from .corpus import random_batch
-from .generation import eval_mode, generate
-from .optimization import Recipe, build_optimizer, generator_for, seed_for
+from ..generation.streaming import eval_mode, generate
+from ..protocol import LanguageModel
+from ..tokenization.texts import random_batch
 from .processes import Processes
-from .protocol import LanguageModel
+from .recipe import Recipe, build_optimizer, generator_for, seed_for
 
 
 class TrainingFailed(RuntimeError):

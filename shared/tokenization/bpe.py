@@ -1,6 +1,6 @@
 """The kit's own tokenizer: byte-pair merges, trained on a text.
 
-`python -m shared.bpe` trains it anew, `python -m shared.bpe --help` says how.
+`python -m shared.tokenization.bpe` trains it anew; its --help says how.
 """
 
 import argparse
@@ -14,8 +14,8 @@ from pathlib import Path
 import regex
 import tiktoken
 
-from .corpus import default_text, read_text, text_stamp
-from .files import write_atomically
+from ..files import write_atomically
+from .texts import default_text, read_text, text_stamp
 
 NAME = "duet-1k"
 N_VOCAB = 1024
@@ -170,7 +170,8 @@ def duet_1k() -> tiktoken.Encoding:
 def main(arguments: list[str] | None = None) -> None:
     """Train on a text and write the rank file."""
     parser = argparse.ArgumentParser(
-        prog="python -m shared.bpe", description="Train the kit's tokenizer."
+        prog="python -m shared.tokenization.bpe",
+        description="Train the kit's tokenizer.",
     )
     parser.add_argument(
         "--file", type=Path, help="text; default: Python's documentation"

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from .protocol import CachedLanguageModel, LanguageModel
+from ..protocol import CachedLanguageModel, LanguageModel
 
 
 class Reader:

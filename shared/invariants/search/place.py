@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from .reading import tensors_in
+from ..model.reading import tensors_in
 
 Seen = dict[tuple[str, int], tuple[list[Tensor], list[Tensor]]]
 

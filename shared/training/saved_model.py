@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from .checkpoint import convert
-from .protocol import load_style
+from ..checkpoint.folder import convert
+from ..protocol import load_style
+from ..tokenization.tokenizers import CharTokenizer, Tokenizer, load_tokenizer
+from ..validation import DTYPES
 from .run_folder import SavedRun, open_run
-from .tokenization import CharTokenizer, Tokenizer, load_tokenizer
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def load_trained(

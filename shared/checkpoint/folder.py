@@ -15,18 +15,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from .config import GPTConfig
-from .config_files import our_config, read_config, transformers_config
-from .files import new_folder
-from .foreign_layouts import (
+from ..config import GPTConfig
+from ..files import new_folder
+from ..protocol import load_style, style_of
+from .config_json import our_config, read_config, transformers_config
+from .gpt2_layout import State, read_gpt2, require_tied
+from .other_layouts import (
     bring_to_gpt2,
     count_layers,
     nanogpt_from_gpt2,
     recognise,
     with_prefix,
 )
-from .layouts import State, read_gpt2, require_tied
-from .protocol import load_style, style_of
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 TARGETS = ("gpt2", "nanogpt")

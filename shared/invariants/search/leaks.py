@@ -7,19 +7,12 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..model.subject import Model, Subject
+from ..model.tokens import SMALL, draw, others
+from ..pictures import levels, text_map
 from .influence import influence_of
-from .measure import (
-    FLOOR,
-    floor_of,
-    gaps,
-    is_real,
-    rounding,
-    rows_at_once,
-)
-from .pictures import levels, text_map
 from .place import first_seen
-from .subject import Model, Subject
-from .tokens import SMALL, draw, others
+from .rounding import FLOOR, floor_of, gaps, is_real, rounding, rows_at_once
 
 DROPOUT_SEED = 1234
 MAP = 8  # tokens in the map of a leak, where it is as short

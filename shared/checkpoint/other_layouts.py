@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from .layouts import LINEAR_WEIGHTS, State, require_shapes, some, strip
+from .gpt2_layout import LINEAR_WEIGHTS, State, require_shapes, some, strip
 
 # In the post's block: GPT-2's name, and the post's.
 _SCRATCH_PARTS = {

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..model.subject import Model, Subject
 from .copies import nudge, restore
-from .subject import Model, Subject
 
 FLOOR = 64  # units of rounding of the largest score: never looked at
 COARSE = 2  # the same for 16 bits, where 64 units are half the scores

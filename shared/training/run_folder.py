@@ -25,12 +25,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from .config import GPTConfig
-from .config_files import our_config, read_config
-from .files import new_folder, write_atomically
-from .layouts import require_shapes
-from .optimization import Recipe
-from .training import Record, Trainer
+from ..checkpoint.config_json import our_config, read_config
+from ..checkpoint.gpt2_layout import require_shapes
+from ..config import GPTConfig
+from ..files import new_folder, write_atomically
+from .recipe import Recipe
+from .trainer import Record, Trainer
 
 KEPT = 2
 FORMAT = "gpt-duet training run 1"

@@ -1,0 +1,1 @@
+"""The model under test: how it is built, called, read and sized."""

@@ -1,0 +1,1 @@
+"""How leaks are looked for, told from rounding, and traced."""

@@ -1,0 +1,122 @@
+"""What is validated everywhere: numbers, dtypes, devices, paths."""
+
+import math
+import operator
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import SupportsIndex
+
+import torch
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+EXACT_DTYPES = ("float32", "float64")  # two styles agree to rounding in these
+
+
+def whole_number(
+    name: str,
+    value: object,
+    at_least: int = 0,
+    at_most: int = 2**63 - 1,
+) -> int:
+    """Return a whole number as an int; NumPy's integers are whole, too.
+
+    Args:
+        name: what the message calls it.
+        value: what the user gave.
+        at_least: smallest that is right.
+        at_most: largest that is right.
+
+    Raises:
+        ValueError: naming the number, its bound, and the value.
+    """
+    number = None
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        number = operator.index(value)
+    if number is None:
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
+    if number < at_least:
+        raise ValueError(f"{name} must be at least {at_least}, got {number}")
+    if number > at_most:
+        raise ValueError(f"{name} must be at most {at_most:,}, got {number}")
+    return number
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a finite number; NumPy's scalars are, too."""
+    if isinstance(value, bool | str) or not hasattr(value, "__float__"):
+        return False
+    return math.isfinite(float(value))
+
+
+def choose_dtype(
+    name: str, known: Iterable[str] = EXACT_DTYPES
+) -> torch.dtype:
+    """Return the dtype of that name.
+
+    Raises:
+        ValueError: for a name that is not among the known ones.
+    """
+    if name not in known:
+        raise ValueError(f"dtype must be {' or '.join(known)}, got {name!r}")
+    return DTYPES[name]
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of that name, if it is there.
+
+    Raises:
+        ValueError: for a name torch does not know, or a device not present.
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device).cpu()
+    except (
+        RuntimeError,
+        AssertionError,
+        ImportError,
+        NotImplementedError,
+    ) as error:
+        there = ["cpu"]
+        if torch.accelerator.is_available():
+            kind = torch.accelerator.current_accelerator()
+            there.append(str(kind))
+        reason = str(error).split("\n")[0].split(". ")[0]
+        raise ValueError(
+            f"no device {name!r} here ({reason}); there is "
+            f"{' and '.join(there)}"
+        ) from None
+    return device
+
+
+def require_seed(seed: int) -> None:
+    """Refuse a seed that torch's generators do not take.
+
+    Raises:
+        ValueError: for one below 0 or above 2**63 - 1.
+    """
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be from 0 to 2**63 - 1, got {seed}")
+
+
+def require_parent(path: Path | None) -> None:
+    """Refuse a path that cannot be written, before any work is done.
+
+    Raises:
+        ValueError: for a folder, or a file in a folder that is not there.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no ordinary file")
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"cannot write in the folder {path.parent}")
