@@ -1,7 +1,9 @@
 """Set-up for the whole suite: fixtures' folders, hypothesis, shape checks."""
 
 import os
+import socket
 import sys
+from functools import partial
 from pathlib import Path
 
 import hypothesis
@@ -63,7 +65,7 @@ def sibling():
     return SIBLING
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def r50k_base():
     """GPT-2's tokenizer, where tiktoken has it in its cache."""
     if "TIKTOKEN_CACHE_DIR" not in os.environ:
@@ -85,3 +87,48 @@ def run_command(monkeypatch, capsys):
         return ended.value.code or 0, out, err
 
     return run_command
+
+
+@pytest.fixture
+def duet(run_command):
+    """Run gpt-duet in this process: its status, stdout and stderr."""
+    from shared.cli import main
+
+    return partial(run_command, main, "gpt-duet")
+
+
+@pytest.fixture
+def refused(duet):
+    """Run gpt-duet on a mistake; return the one line it answers."""
+
+    def refused(*words):
+        status, out, err = duet(*words)
+        assert (status, out, err.count("\n")) == (2, "", 1), err
+        assert err.startswith("gpt-duet: ")
+        return err
+
+    return refused
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Whoever asks the network fails."""
+
+    def refuse(*_arguments, **_named):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.fixture
+def empty_cache(monkeypatch, tmp_path):
+    """An empty folder in place of tiktoken's cache, and nothing loaded."""
+    import tiktoken
+
+    tiktoken.list_encoding_names()
+    monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
+    folder = tmp_path / "tiktoken"
+    folder.mkdir()
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
+    return folder

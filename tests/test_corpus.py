@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.tokenization.texts import (
@@ -41,22 +41,17 @@ def test_a_file_is_read_as_it_is(tmp_path):
         (b"ab\xff", "not UTF-8 text: byte 0xff at offset 2"),
         (b"ab\0", "zero byte at offset 2"),
         (None, "cannot read .*No such file"),
+        ("a folder", "cannot read"),
     ],
 )
 def test_files_that_are_no_text(tmp_path, content, message):
     file = tmp_path / "text"
-    if content is not None:
+    if isinstance(content, bytes):
         file.write_bytes(content)
+    elif content:
+        file.mkdir()
     with pytest.raises(ValueError, match=message):
         read_text(file)
-
-
-def test_a_folder_is_no_text(tmp_path):
-    with pytest.raises(ValueError, match="cannot read"):
-        read_text(tmp_path)
-
-
-# Splits --------------------------------------------------------------------
 
 
 @given(st.integers(2, 300), st.floats(0.01, 0.99))
@@ -77,21 +72,20 @@ def test_nine_tenths_and_one_tenth():
     assert (len(train), len(validation)) == (1_003_854, 111_540)
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0, -1.0, math.nan])
-def test_shares_that_split_nothing(share):
-    with pytest.raises(ValueError, match=f"got {share}"):
-        split_ids(torch.arange(10), share)
-
-
-def test_too_short_to_split():
-    with pytest.raises(ValueError, match=r"1 tokens .* 0 for training, 1 for"):
-        split_ids(torch.arange(1))
-
-
-# Batches -------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("count", "share", "message"),
+    [
+        *[(10, share, f"got {share}") for share in (0.0, 1.0, -1.0, math.nan)],
+        (1, 0.9, r"1 tokens .* 0 for training, 1 for"),
+    ],
+)
+def test_what_cannot_be_split(count, share, message):
+    with pytest.raises(ValueError, match=message):
+        split_ids(torch.arange(count), share)
 
 
 @given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 20))
+@example(2, 8, 1)  # the shortest text has one window
 def test_windows_are_places_of_the_text(batch_size, block_size, extra):
     ids = 3 * torch.arange(block_size + extra)
     x, y = random_batch(ids, batch_size, block_size)
@@ -102,12 +96,11 @@ def test_windows_are_places_of_the_text(batch_size, block_size, extra):
 
 
 def test_every_start_is_drawn_and_no_other():
-    ids = torch.arange(20)
-    x, y = random_batch(ids, 2000, 8)
+    x, y = random_batch(torch.arange(20), 2000, 8)
     assert sorted(set(x[:, 0].tolist())) == list(range(12))
     assert y.max() == 19  # the last token is a target, never an input
-    counts = torch.bincount(x[:, 0]).double()
     expected = 2000 / 12
+    counts = torch.bincount(x[:, 0]).double()
     statistic = ((counts - expected) ** 2 / expected).sum()
     assert statistic < 11 + 5 * math.sqrt(22)
 
@@ -119,12 +112,6 @@ def test_a_seed_makes_batches_reproducible():
 
     assert draw(0) == draw(0)
     assert draw(0) != draw(1)
-
-
-def test_the_shortest_text_has_one_window():
-    x, y = random_batch(torch.arange(9), 2, 8)
-    assert x.tolist() == 2 * [list(range(8))]
-    assert y.tolist() == 2 * [list(range(1, 9))]
 
 
 @pytest.mark.parametrize(

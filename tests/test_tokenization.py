@@ -1,26 +1,51 @@
+"""Text to ids and back: bytes, characters, the kit's own, tiktoken's."""
+
+import hashlib
+
 import numpy as np
 import pytest
+import tiktoken
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tiktoken.load import load_tiktoken_bpe
 
 from shared import load_tokenizer
-from shared.tokenization import ByteTokenizer, CharTokenizer
+from shared.tokenization import CharTokenizer, bpe, tiktoken_cache
+from shared.tokenization.texts import default_text
 
-texts = st.text(st.characters(exclude_categories=["Cs"]))
-special = "<|endoftext|>"
+NOTES = "\U0001f3b5"  # more than one token in every vocabulary
 
 
-@given(texts)
-def test_bytes_round_trip(text):
-    tokenizer = load_tokenizer("bytes")
+@pytest.fixture(scope="module", params=["bytes", "duet-1k", "r50k_base"])
+def tokenizer(request):
+    if request.param == "r50k_base":
+        return request.getfixturevalue("r50k_base")
+    return load_tokenizer(request.param)
+
+
+@given(text=st.text())
+@example(text=NOTES)
+def test_any_text_round_trips(tokenizer, text):
     ids = tokenizer.encode(text)
+    assert all(0 <= i < tokenizer.n_vocab for i in ids)
     assert tokenizer.decode(ids) == text
-    assert bytes(ids) == text.encode()
+    # a token may be part of a character
+    parts = [tokenizer.decode_bytes([i]) for i in ids]
+    assert b"".join(parts) == text.encode()
+    assert text != NOTES or len(parts) > 1
 
 
-@given(texts.filter(bool))
-def test_char_round_trip(text):
+@given(before=st.text(max_size=5), after=st.text(max_size=5))
+def test_special_text_is_ordinary_text(tokenizer, before, after):
+    text = f"{before}<|endoftext|>{after}"
+    ids = tokenizer.encode(text)
+    assert tokenizer.n_vocab - 1 not in ids  # nor is a byte 255 in UTF-8
+    assert tokenizer.decode(ids) == text
+
+
+@given(st.text(min_size=1))
+def test_characters_round_trip(text):
     tokenizer = load_tokenizer("char", text)
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
@@ -29,102 +54,169 @@ def test_char_round_trip(text):
     assert sorted(text) == [tokenizer.characters[i] for i in sorted(ids)]
 
 
-def test_char_ids_are_in_sorted_order():
+def test_each_numbers_its_tokens_in_its_way():
     assert load_tokenizer("char", "hello").encode("ehlo") == [0, 1, 2, 3]
+    assert load_tokenizer("bytes").encode("é") == [0xC3, 0xA9]
+    assert load_tokenizer("bytes").decode([0xC3]) == "\ufffd"
 
 
-def test_char_names_what_it_does_not_know():
+def test_the_ids_of_the_article(r50k_base):
+    tokenizer = load_tokenizer("davinci")
+    assert tokenizer.n_vocab == r50k_base.n_vocab == 50257
+    assert tokenizer.encode("A long time ago") == [32, 890, 640, 2084]
+    assert tokenizer.encode("she") == [7091]
+    assert tokenizer.encode(" she") == [673]
+
+
+@pytest.mark.unhooked
+def test_ids_of_any_kind_but_none_outside_the_vocabulary(tokenizer):
+    for each in (tokenizer, CharTokenizer("ab")):
+        expected = each.decode([1, 0])
+        assert each.decode(np.array([1, 0])) == expected
+        assert each.decode(torch.tensor([1, 0])) == expected
+        with pytest.raises(TypeError):
+            each.decode([0.5])
+        for wrong in (-1, each.n_vocab):
+            message = f"id {wrong} .* {each.n_vocab}"
+            with pytest.raises(ValueError, match=message):
+                each.decode([0, wrong])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("char", None, "needs a text"),
+        ("char", "", "needs a text"),
+        ("nope", None, "'nope'; known: duet-1k, bytes, char,"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_loaded(name, text, message):
+    with pytest.raises(ValueError, match=message):
+        load_tokenizer(name, text)
+
+
+def test_characters_that_are_not_known_are_named():
     tokenizer = load_tokenizer("char", "abc")
-    with pytest.raises(
-        ValueError, match=r"2 characters .* 3 known .* 'd' 'é'"
-    ):
+    message = r"2 characters .* 3 known .* 'd' 'é'"
+    with pytest.raises(ValueError, match=message):
         tokenizer.encode("badé")
 
 
-@pytest.mark.parametrize("text", [None, ""])
-def test_char_needs_a_text(text):
-    with pytest.raises(ValueError, match="needs a text"):
-        load_tokenizer("char", text)
+def test_the_kits_own_is_a_tiktoken_encoding_of_1024_tokens():
+    encoding = bpe.duet_1k()
+    assert isinstance(encoding, tiktoken.Encoding)
+    assert encoding.name == "duet-1k"
+    assert encoding.n_vocab == load_tokenizer("duet-1k").n_vocab == 1024
+    assert encoding.encode_single_token("<|endoftext|>") == 1023
+    every = [encoding.decode_single_token_bytes(i) for i in range(1024)]
+    assert len(set(every)) == 1024
+    assert every[:256] == [bytes([b]) for b in range(256)]
 
 
-@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), CharTokenizer("ab")])
-def test_ids_outside_the_vocabulary_are_refused(tokenizer):
-    n_vocab = tokenizer.n_vocab
-    for wrong in (-1, n_vocab):
-        with pytest.raises(ValueError, match=f"id {wrong} .* {n_vocab}"):
-            tokenizer.decode([0, wrong])
+def test_the_kits_own_shortens_the_text_it_was_trained_on():
+    text = default_text()
+    ids = load_tokenizer("duet-1k").encode(text)
+    assert len(ids) < len(text.encode()) / 2
+    assert load_tokenizer("duet-1k").decode(ids) == text
 
 
-def test_half_a_character_is_shown_as_replacement():
-    tokenizer = load_tokenizer("bytes")
-    assert tokenizer.decode(tokenizer.encode("é")[:1]) == "\ufffd"
+# What works here and now ---------------------------------------------------
+
+URL = "https://example.invalid/tiny.tiktoken"
+RANKS = b"YQ== 0\nYg== 1\n"
 
 
-def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(
-        ValueError, match=r"'nope'; known: duet-1k, bytes, char,"
-    ):
-        load_tokenizer("nope")
+@pytest.fixture
+def add_encoding(monkeypatch, empty_cache, no_network):
+    """Add a plugin's encoding of two tokens, and a special one, the 7."""
+
+    def add_encoding(source, data=None):
+        def constructor():
+            if source is None:
+                raise KeyError("no such thing")
+            sha256 = data and hashlib.sha256(data).hexdigest()
+            ranks = load_tiktoken_bpe(source, expected_hash=sha256)
+            return {
+                "name": "tiny",
+                "pat_str": ".",
+                "mergeable_ranks": ranks,
+                "special_tokens": {"<|end|>": 7},
+            }
+
+        known = tiktoken.registry.ENCODING_CONSTRUCTORS
+        monkeypatch.setattr(
+            tiktoken.registry,
+            "ENCODING_CONSTRUCTORS",
+            {**known, "tiny": constructor},
+        )
+        return empty_cache / hashlib.sha1(URL.encode()).hexdigest()
+
+    return add_encoding
 
 
-class TestTiktoken:
-    @given(text=texts)
-    def test_round_trip(self, text):
-        tokenizer = TestTiktoken.tokenizer
-        assert tokenizer.decode(tokenizer.encode(text)) == text
-
-    @pytest.fixture(autouse=True)
-    def _load(self, r50k_base):
-        TestTiktoken.tokenizer = r50k_base
-
-    def test_the_text_of_the_article(self):
-        tokenizer = load_tokenizer("davinci")
-        ids = tokenizer.encode("A long time ago")
-        assert ids == [32, 890, 640, 2084]
-        assert tokenizer.n_vocab == 50257
-        assert tokenizer.encode("she") == [7091]
-        assert tokenizer.encode(" she") == [673]
-
-    def test_special_tokens_are_ordinary_text(self):
-        ids = self.tokenizer.encode(special)
-        assert len(ids) > 1
-        assert self.tokenizer.decode(ids) == special
-
-    def test_a_token_may_be_part_of_a_character(self):
-        ids = self.tokenizer.encode("\U0001f3b5")
-        parts = [self.tokenizer.decode_bytes([i]) for i in ids]
-        assert len(parts) > 1
-        assert b"".join(parts).decode() == "\U0001f3b5"
-
-    def test_ids_outside_the_vocabulary_are_refused(self):
-        with pytest.raises(ValueError, match=r"id 50257 .* 50257"):
-            self.tokenizer.decode([50257])
+def test_nothing_is_cached_in_an_empty_folder(empty_cache, no_network):
+    reader = tiktoken.load.read_file_cached
+    for name in tiktoken.list_encoding_names():
+        found = tiktoken_cache.look_up(name)
+        assert (found.works, found.n_vocab) == (False, None)
+        assert str(empty_cache) in found.note
+    assert list(empty_cache.iterdir()) == []
+    assert tiktoken.load.read_file_cached is reader  # it was put back
 
 
-def test_an_encoding_that_cannot_be_fetched(monkeypatch, tmp_path):
-    import tiktoken.load
-    import tiktoken.registry
+def test_a_cached_file_is_found_by_tiktokens_own_name(add_encoding):
+    file = add_encoding(URL, RANKS)
+    assert not tiktoken_cache.look_up("tiny").works
+    file.write_bytes(RANKS)
+    found = tiktoken_cache.look_up("tiny")
+    assert (found.works, found.n_vocab) == (True, 8)
+    # tiktoken agrees: it loads from the same file, without the network
+    assert tiktoken.get_encoding("tiny").n_vocab == 8
+    assert tiktoken_cache.look_up("tiny").note == "tiktoken, loaded"
 
+
+def test_a_damaged_file_is_named_and_left_alone(add_encoding):
+    file = add_encoding(URL, RANKS)
+    file.write_bytes(RANKS[:7])
+    found = tiktoken_cache.look_up("tiny")
+    assert not found.works
+    assert "damaged" in found.note
+    assert file.exists()
+
+
+def test_a_plugins_own_file_needs_no_cache(add_encoding, tmp_path):
+    (tmp_path / "ranks").write_bytes(RANKS)
+    add_encoding(str(tmp_path / "ranks"))
+    assert tiktoken_cache.look_up("tiny").works
+
+
+def test_a_plugin_that_fails_is_named(add_encoding):
+    add_encoding(None)
+    found = tiktoken_cache.look_up("tiny")
+    assert not found.works
+    assert "no such thing" in found.note
+
+
+def test_an_encoding_that_cannot_be_fetched(monkeypatch, empty_cache):
     def no_network(_path):
         raise ConnectionError("a long story\nover two lines")
 
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(tiktoken.load, "read_file", no_network)
-    monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
     with pytest.raises(ValueError, match="p50k_base") as caught:
         load_tokenizer("p50k_base")
     message = str(caught.value)
-    assert "TIKTOKEN_CACHE_DIR" in message
-    assert str(tmp_path) in message
-    assert "bytes or char" in message
+    for part in ("TIKTOKEN_CACHE_DIR", str(empty_cache), "bytes or char"):
+        assert part in message
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), CharTokenizer("ab")])
-@pytest.mark.unhooked
-def test_ids_may_come_in_arrays_and_tensors(tokenizer):
-    expected = tokenizer.decode([1, 0])
-    assert tokenizer.decode(np.array([1, 0])) == expected
-    assert tokenizer.decode(torch.tensor([1, 0])) == expected
-    with pytest.raises(TypeError):
-        tokenizer.decode([0.5])
+def test_where_the_cache_is(monkeypatch, empty_cache, no_network):
+    assert tiktoken_cache.cache_folder() == empty_cache
+    monkeypatch.delenv("TIKTOKEN_CACHE_DIR")
+    monkeypatch.setenv("DATA_GYM_CACHE_DIR", "/somewhere")
+    assert str(tiktoken_cache.cache_folder()) == "/somewhere"
+    monkeypatch.delenv("DATA_GYM_CACHE_DIR")
+    assert tiktoken_cache.cache_folder().name == "data-gym-cache"
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
+    assert tiktoken_cache.cache_folder() is None
+    assert "switched off" in tiktoken_cache.look_up("r50k_base").note
