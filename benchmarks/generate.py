@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from shared.config import GPTConfig
-from shared.generation import generate
-from shared.generation.reading import optimize_for_decoding
+from shared.generation import generate, optimize_for_decoding
 from shared.protocol import CachedLanguageModel
 
 from .competitors import STYLES, build_peers, build_styles

@@ -4,8 +4,8 @@ import math
 import operator
 import os
 from collections.abc import Iterable
+from numbers import Real
 from pathlib import Path
-from typing import SupportsIndex
 
 import torch
 
@@ -35,11 +35,14 @@ def whole_number(
     Raises:
         ValueError: naming the number, its bound, and the value.
     """
-    number = None
-    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
-        number = operator.index(value)
-    if number is None:
-        raise ValueError(f"{name} must be a whole number, got {value!r}")
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(
+            f"{name} must be a whole number, got {value!r}"
+        ) from None
     if number < at_least:
         raise ValueError(f"{name} must be at least {at_least}, got {number}")
     if number > at_most:
@@ -49,9 +52,9 @@ def whole_number(
 
 def is_number(value: object) -> bool:
     """Whether a value is a finite number; NumPy's scalars are, too."""
-    if isinstance(value, bool | str) or not hasattr(value, "__float__"):
+    if isinstance(value, bool) or not isinstance(value, Real):
         return False
-    return math.isfinite(float(value))
+    return bool(abs(value) < math.inf)  # NaN is below nothing
 
 
 def choose_dtype(

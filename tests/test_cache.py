@@ -15,8 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import annotated
 import mingpt_style
 from shared import GPTConfig, generate
-from shared.generation import generate_rows, stream_tokens
-from shared.generation.reading import TokenLinear, optimize_for_decoding
+from shared.generation import (
+    generate_rows,
+    optimize_for_decoding,
+    stream_tokens,
+)
+from shared.generation.cpu_decoding import TokenLinear
 from shared.protocol import CachedLanguageModel
 
 CONFIG = GPTConfig(

@@ -211,7 +211,7 @@ def test_no_bar_when_it_is_quick():
         (["--temperature=nan"], "temperature must be .* got nan"),
         (["--top-p=0"], r"top_p must be in \(0, 1\], got 0.0"),
         (["--top-p=1.1"], r"top_p must be in \(0, 1\], got 1.1"),
-        (["--top-k=0"], "top_k must be .* from 1, got 0"),
+        (["--top-k=0"], "top_k must be at least 1, got 0"),
         (["--batch=0"], "--batch must be at least 1, got 0"),
         (["--batch=2", "--stream"], "one row, and there are 2"),
         ([f"--seed={2**63}"], f"seed must be from 0 .* got {2**63}"),

@@ -18,8 +18,13 @@ from ..checkpoint.folder import cut_vocabulary
 from ..checkpoint.gpt2_layout import State
 from ..comparison.styles import shaken_weights
 from ..config import GPTConfig
-from ..generation.reading import optimize_for_decoding
-from ..generation.streaming import MOST, Sampler, TextStream, stream_tokens
+from ..generation import (
+    MAX_NEW_TOKENS,
+    Sampler,
+    TextStream,
+    optimize_for_decoding,
+    stream_tokens,
+)
 from ..protocol import CachedLanguageModel, LanguageModel, load_style
 from ..tokenization.texts import text_stamp
 from ..tokenization.tokenizers import DEFAULT, Tokenizer, load_tokenizer
@@ -266,9 +271,10 @@ def _require_prompts(
             raise ValueError(
                 f"--prompt is not UTF-8: {error.reason}"
             ) from None
-    if not 0 <= new_tokens <= MOST:
+    if not 0 <= new_tokens <= MAX_NEW_TOKENS:
         raise ValueError(
-            f"--new-tokens must be from 0 to {MOST:,}, got {new_tokens}"
+            f"--new-tokens must be from 0 to {MAX_NEW_TOKENS:,}, got "
+            f"{new_tokens}"
         )
     if batch < 1:
         raise ValueError(f"--batch must be at least 1, got {batch}")

@@ -1,19 +1,30 @@
-"""From ids to more ids: sampled, streamed, read with a cache."""
+"""Generation: from ids to more ids.
 
-from .streaming import (
-    Sampler,
-    TextStream,
+sampling.py      the choice of a token: greedy, temperature, top-k, top-p
+loop.py          tokens appended to a batch, to rows, or as a stream
+reading.py       log-probabilities of the next token, from a cache
+streaming.py     ids to text as they come
+cpu_decoding.py  linear layers for a CPU that decodes token by token
+"""
+
+from .cpu_decoding import optimize_for_decoding
+from .loop import (
+    MAX_NEW_TOKENS,
     eval_mode,
     generate,
     generate_rows,
     stream_tokens,
 )
+from .sampling import Sampler
+from .streaming import TextStream
 
 __all__ = [
+    "MAX_NEW_TOKENS",
     "Sampler",
     "TextStream",
     "eval_mode",
     "generate",
     "generate_rows",
+    "optimize_for_decoding",
     "stream_tokens",
 ]

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..generation.streaming import eval_mode, generate
+from ..generation import eval_mode, generate
 from ..protocol import LanguageModel
 from ..tokenization.texts import random_batch
 from .processes import Processes

@@ -1,0 +1,215 @@
+"""The loop that appends tokens: to a batch, to rows, or as a stream."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Int, Integer
+from torch import Tensor, nn
+
+from ..protocol import LanguageModel
+from ..validation import whole_number
+from .reading import Reader
+from .sampling import Sampler
+
+MAX_NEW_TOKENS = 2**31  # beyond that a number is a slip
+
+
+def generate(
+    model: LanguageModel,
+    tokens: Integer[Tensor, "batch time"],
+    new_token_count: int,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Int[Tensor, "batch longer"]:
+    """Append new tokens to prompts of one length.
+
+    The model sees the last block_size tokens: once its window is full it
+    slides, and positions count from the window's first token. It runs in
+    eval mode and without gradients, and is left in the mode it came in.
+
+    Args:
+        model: a language model.
+        tokens: the prompts, at least one token each.
+        new_token_count: how many tokens to append to each.
+        temperature: 0 is greedy; above 0 tokens are drawn.
+        top_k: draw from the k likeliest tokens only.
+        top_p: draw from the fewest tokens that reach this probability.
+        generator: what random numbers come from, on the model's device;
+            None: torch's own.
+
+    Returns:
+        Prompts and new tokens, (batch, time + new_token_count).
+
+    Raises:
+        ValueError: for an empty prompt, an id outside the vocabulary, or a
+            number out of its range.
+
+    Source: the three texts' loops, with eval mode and the crop they lack.
+    """
+    sampler = Sampler(temperature, top_k, top_p)
+    if not isinstance(tokens, Tensor):
+        raise ValueError(
+            f"tokens must be a tensor, got {type(tokens).__name__}; "
+            "generate_rows takes lists of ids"
+        )
+    if tokens.device != _device_of(model, tokens.device):
+        raise ValueError(
+            f"tokens are on {tokens.device}, the model is on "
+            f"{_device_of(model, tokens.device)}"
+        )
+    _require_tokens(tokens, model.vocab_size)
+    count = _require_count(new_token_count)
+    batch, time = tokens.shape
+    rows = tokens.new_zeros((batch, time + count), dtype=torch.long)
+    rows[:, :time] = tokens
+    for _ in _append(model, rows, [time] * batch, count, sampler, generator):
+        pass
+    return rows
+
+
+def generate_rows(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    new_token_count: int,
+    **settings: Any,
+) -> list[list[int]]:
+    """Append new tokens to prompts of any lengths, all in one batch.
+
+    Shorter rows are padded on the right, and each is read at its own last
+    token: a causal model cannot see the padding, so every row is what its
+    prompt alone would give.
+
+    Args:
+        model: a causal language model.
+        prompts: ids, at least one each.
+        new_token_count: how many tokens to append to each.
+        **settings: temperature, top_k, top_p, generator: as in `generate`.
+
+    Returns:
+        Each prompt with its new tokens.
+
+    Raises:
+        ValueError: as `generate`, and for no prompts at all.
+    """
+    rows = [list(map(int, prompt)) for prompt in prompts]
+    for new in stream_tokens(model, rows, new_token_count, **settings):
+        for row, token in zip(rows, new.tolist(), strict=True):
+            row.append(token)
+    return rows
+
+
+def stream_tokens(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    new_token_count: int,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Iterator[Int[Tensor, "batch"]]:
+    """Yield the next token of every prompt as soon as it is chosen.
+
+    Between two tokens the model is in the mode it came in. Wrong arguments
+    are refused at the call, not at the first token.
+
+    Args:
+        model: a causal language model.
+        prompts: ids, at least one each, of any lengths.
+        new_token_count: how many tokens to yield for each.
+        temperature: as in `generate`.
+        top_k: as in `generate`.
+        top_p: as in `generate`.
+        generator: as in `generate`.
+
+    Raises:
+        ValueError: as `generate`, and for no prompts at all.
+    """
+    sampler = Sampler(temperature, top_k, top_p)
+    count = _require_count(new_token_count)
+    if len(prompts) == 0:
+        raise ValueError("generating needs at least one prompt, got 0")
+    lengths = [len(prompt) for prompt in prompts]
+    rows = torch.zeros(
+        (len(prompts), max(lengths) + count),
+        dtype=torch.long,
+        device=_device_of(model, torch.device("cpu")),
+    )
+    for i, prompt in enumerate(prompts):
+        ids = torch.tensor([[*prompt]], dtype=torch.long)
+        _require_tokens(ids, model.vocab_size, row=i)
+        rows[i, : len(prompt)] = ids[0]
+    return _append(model, rows, lengths, count, sampler, generator)
+
+
+@contextmanager
+def eval_mode(model: object) -> Iterator[None]:
+    """Put a model in eval mode, then every part back in its own mode."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    training = [module for module in modules if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _append(
+    model: LanguageModel,
+    rows: Tensor,
+    lengths: list[int],
+    count: int,
+    sampler: Sampler,
+    generator: torch.Generator | None,
+) -> Iterator[Tensor]:
+    """Fill rows in place, and yield each column of new tokens."""
+    reader = Reader(model)
+    for _ in range(count):
+        with eval_mode(model), torch.no_grad():
+            log_probs = reader.last_log_probs(rows, lengths)
+            new = sampler.choose(log_probs, generator)
+        rows[range(len(lengths)), lengths] = new
+        lengths = [n + 1 for n in lengths]
+        yield new
+
+
+def _device_of(model: object, default: torch.device) -> torch.device:
+    if isinstance(model, nn.Module):
+        for tensor in model.parameters():
+            return tensor.device
+    return default
+
+
+def _require_tokens(
+    tokens: Tensor, vocab_size: int, row: int | None = None
+) -> None:
+    if tokens.dim() != 2 or tokens.is_floating_point():
+        raise ValueError(
+            "tokens must be whole numbers of shape (batch, time), got "
+            f"{tokens.dtype} of shape {tuple(tokens.shape)}"
+        )
+    where = "" if row is None else f" of prompt {row}"
+    if tokens.numel() == 0:
+        raise ValueError(
+            f"the prompt{'' if row is None else f' {row}'} is empty: tokens "
+            f"of shape {tuple(tokens.shape)}"
+        )
+    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if len(outside) > 0:
+        raise ValueError(
+            f"id {outside[0].item()}{where} is outside the vocabulary of "
+            f"{vocab_size} ids"
+        )
+
+
+def _require_count(new_token_count: object) -> int:
+    return whole_number(
+        "new_token_count", new_token_count, at_most=MAX_NEW_TOKENS
+    )
