@@ -52,9 +52,9 @@ def whole_number(
 
 def is_number(value: object) -> bool:
     """Whether a value is a finite number; NumPy's scalars are, too."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return False
-    return bool(abs(value) < math.inf)  # NaN is below nothing
+    if isinstance(value, int):  # too large for a float, it is finite still
+        return not isinstance(value, bool)
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 def choose_dtype(
