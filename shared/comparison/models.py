@@ -2,17 +2,17 @@
 
 import copy
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.utils.benchmark import Timer
 
 from ..config import GPTConfig
+from .timing import interleave, stopwatch
 
 
 def stage_outputs(
@@ -192,25 +192,13 @@ def median_times(
         rounds: how often at most.
         budget: seconds after which no further round starts.
     """
-    timers = [
-        Timer(
-            "model.log_probs(tokens)",
-            globals={"model": model, "tokens": tokens},
-            num_threads=torch.get_num_threads(),
-        )
-        for model in models
-    ]
-    times: list[list[float]] = [[] for _ in models]
+    runs = {
+        str(number): stopwatch(partial(model.log_probs, tokens), tokens.device)
+        for number, model in enumerate(models)
+    }
     with torch.inference_mode():
-        for timer in timers:
-            timer.timeit(1)  # the first run allocates: not counted
-        end = time.monotonic() + budget
-        for done in range(rounds):
-            if done > 0 and time.monotonic() > end:
-                break
-            for timer, seconds in zip(timers, times, strict=True):
-                seconds.append(timer.timeit(1).median)
-    return [statistics.median(seconds) for seconds in times]
+        seconds = interleave(runs, rounds, budget=budget)
+    return [statistics.median(times) for times in seconds.values()]
 
 
 def _float64(x: Tensor) -> Tensor:

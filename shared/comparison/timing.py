@@ -1,0 +1,146 @@
+"""Times of things that run in turn, on any device."""
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch.utils.benchmark import Timer
+
+Quartiles = tuple[float, float, float]
+
+
+def quartiles(values: Sequence[float]) -> Quartiles:
+    """Return first quartile, median and third quartile of some numbers."""
+    if len(values) == 1:
+        return (values[0],) * 3
+    first, median, third = statistics.quantiles(
+        values, n=4, method="inclusive"
+    )
+    return first, median, third
+
+
+def interleave(
+    runs: Mapping[str, Callable[[], float]],
+    rounds: int,
+    before: Callable[[int], None] = lambda number: None,
+    budget: float = math.inf,
+    seed: int = 0,
+) -> dict[str, list[float]]:
+    """Time each run once a round, in a shuffled order.
+
+    A slow moment of the machine then hits all of them alike, and a ratio
+    taken within each round is fair.
+
+    Args:
+        runs: for each name a callable that returns the seconds it took.
+        rounds: how many.
+        before: called with the round's number, from 0, before each round.
+        budget: seconds after which no further round starts.
+        seed: of the order.
+
+    Returns:
+        For each name its seconds, in the order of the rounds.
+    """
+    end = time.monotonic() + budget
+    order = random.Random(seed)
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds):
+        if number > 0 and time.monotonic() > end:
+            break
+        before(number)
+        for name in order.sample(list(runs), len(runs)):
+            seconds[name].append(runs[name]())
+    return seconds
+
+
+def stopwatch(
+    run: Callable[[], object],
+    device: torch.device,
+    setup: Callable[[], object] | None = None,
+) -> Callable[[], float]:
+    """Return a callable that runs something and returns its seconds.
+
+    What is quick runs many times, and the median counts; every time is
+    preceded by a run that does not count, because in a round another thing
+    has just filled the caches.
+
+    Args:
+        run: what is timed, with torch's present number of threads.
+        device: where it runs.
+        setup: run before each time, not timed. Then the thing runs twice
+            uncounted and once counted, never more, because setup prepares
+            for no more.
+    """
+    timer = Timer(
+        "run()",
+        setup="pass" if setup is None else "setup()",
+        timer=clock_for(device),
+        globals={"run": run, "setup": setup},
+        num_threads=torch.get_num_threads(),
+    )
+    if setup is not None:
+        return lambda: timer.timeit(1).median
+    return lambda: timer.blocked_autorange(min_run_time=0.02).median
+
+
+def time_first(run: Callable[[], object], device: torch.device) -> float:
+    """Run once and return the seconds: warming up and compiling included."""
+    clock = clock_for(device)
+    start = clock()
+    run()
+    return clock() - start
+
+
+def clock_for(device: torch.device) -> Callable[[], float]:
+    """Return a clock that has waited for the device when it is read.
+
+    Events where the device has them; elsewhere the host's clock.
+    """
+    if device.type in ("cuda", "xpu"):
+        return EventClock(device)
+    if device.type == "cpu":
+        return time.perf_counter
+
+    def clock() -> float:
+        if device.type == "mps":
+            torch.mps.synchronize()  # the other does not wait in torch 2.6
+        else:
+            torch.accelerator.synchronize(device)
+        return time.perf_counter()
+
+    return clock
+
+
+class EventClock:
+    """Seconds on an accelerator's own clock, by its events.
+
+    A reading is the moment at which the accelerator has done all that was
+    asked of it. Between two of them is also the time that it waits for a
+    host which is slower to ask than it is to work.
+
+    Args:
+        device: one whose events know the time: CUDA's and XPU's do.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._last = self._event()
+        self._seconds = 0.0
+
+    def __call__(self) -> float:
+        """Wait for the accelerator; return the seconds since the start."""
+        event = self._event()
+        # summed here: an event's float32 milliseconds lose digits in time
+        self._seconds += self._last.elapsed_time(event) / 1e3
+        self._last = event
+        return self._seconds
+
+    def _event(self) -> torch.Event:
+        event = torch.Event(self._device, enable_timing=True)
+        # the default is the stream of torch's current device, maybe another
+        event.record(torch.accelerator.current_stream(self._device))
+        event.synchronize()
+        return event
