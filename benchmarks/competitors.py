@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared.comparison.models import largest_difference
-from shared.comparison.styles import rounding_bound, shaken_weights
+from shared.comparison.styles import enlarged_random_weights, rounding_bound
 from shared.config import GPTConfig
 from shared.protocol import load_style
 
@@ -89,7 +89,7 @@ def build_styles(
     Raises:
         ValueError: for two styles that differ by more than rounding.
     """
-    state = shaken_weights(load_style(names[-1]), config, seed=0)
+    state = enlarged_random_weights(load_style(names[-1]), config, seed=0)
     state = {k: v.to(tokens.device) for k, v in state.items()}
     built: list[tuple[str, Any, str]] = []
     for name in names:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file, save_model
 from shared import GPTConfig
 from shared.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from shared.checkpoint.config_json import our_config, read_config
-from shared.comparison.styles import shaken_weights
+from shared.comparison.styles import enlarged_random_weights
 from shared.files import new_folder, write_atomically
 from shared.protocol import load_style
 
@@ -23,7 +23,7 @@ CONFIG = GPTConfig(
 
 
 def shaken(config=CONFIG):
-    return shaken_weights(load_style("mingpt_style"), config, seed=0)
+    return enlarged_random_weights(load_style("mingpt_style"), config, seed=0)
 
 
 def scratch_state(config=CONFIG):

@@ -21,7 +21,7 @@ import annotated
 import mingpt_style
 from shared.checkpoint import convert
 from shared.comparison import compare_models, compare_styles, stage_outputs
-from shared.comparison.styles import rounding_bound, shaken_weights
+from shared.comparison.styles import enlarged_random_weights, rounding_bound
 from shared.config import GPTConfig
 from shared.protocol import load_style, style_of
 
@@ -107,7 +107,7 @@ def test_gradients_of_the_token_embedding_agree(data):
 @given(data=st.data())
 def test_float32_with_the_schools_own_eps(data):
     config = data.draw(configs(min_embd=8, norm_eps=None))
-    state = shaken_weights(mingpt_style, config, data.draw(seeds))
+    state = enlarged_random_weights(mingpt_style, config, data.draw(seeds))
     tokens = data.draw(token_batches(config))
     own = annotated.from_gpt2(state, config, norm=annotated.LayerNorm).eval()
     same = annotated.from_gpt2(state, config).eval()
@@ -265,7 +265,7 @@ def test_comparing_leaves_the_random_state_alone():
 
 def test_the_bound_is_twice_the_models_own_rounding():
     config = GPTConfig(11, 8, n_layer=2, n_head=2, n_embd=8)
-    state = shaken_weights(mingpt_style, config, 0)
+    state = enlarged_random_weights(mingpt_style, config, 0)
     tokens = random_tokens(config, 1, 8)
     model = mingpt_style.from_gpt2(state, config)  # in train mode
     exact = copy.deepcopy(model).eval().double().log_probs(tokens)
@@ -296,7 +296,7 @@ def test_what_is_told_of_each_style_is_its_own():
     config = GPTConfig(50, 8, n_layer=2, n_head=2, n_embd=8, n_inner=12)
     tokens = random_tokens(config, 1, 8)
     found = compare_styles(STYLES, config, tokens, dtype=torch.float64)
-    state = shaken_weights(mingpt_style, config, 0)
+    state = enlarged_random_weights(mingpt_style, config, 0)
     state = {name: tensor.double() for name, tensor in state.items()}
     expected = mingpt_style.from_gpt2(state, config).eval().log_probs(tokens)
     for ids in found.next_tokens:

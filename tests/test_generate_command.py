@@ -16,7 +16,7 @@ from shared import GPTConfig, generate, load_tokenizer
 from shared.checkpoint import load_checkpoint, save_checkpoint
 from shared.checkpoint.config_json import our_config
 from shared.cli import generate as command
-from shared.comparison.styles import shaken_weights
+from shared.comparison.styles import enlarged_random_weights
 from shared.protocol import load_style
 from shared.tokenization.texts import text_stamp
 
@@ -33,7 +33,7 @@ def run(run_command):
 @pytest.fixture
 def weights(tmp_path):
     """A checkpoint over bytes, as transformers would save it."""
-    state = shaken_weights(load_style("mingpt_style"), BYTES, seed=1)
+    state = enlarged_random_weights(load_style("mingpt_style"), BYTES, seed=1)
     state = {name: 4 * tensor for name, tensor in state.items()}
     save_checkpoint(tmp_path / "weights", state, BYTES)
     return tmp_path / "weights"
@@ -340,7 +340,7 @@ def test_there_and_back(run, weights, tmp_path):
 )
 def test_whose_state_dict_it_is(run, tmp_path, changes, whose):
     config = BYTES.replace(**changes)
-    state = shaken_weights(load_style("mingpt_style"), config, seed=1)
+    state = enlarged_random_weights(load_style("mingpt_style"), config, seed=1)
     save_checkpoint(tmp_path / "a", state, config)
     status, out, _ = run(
         "convert", "--weights", tmp_path / "a", "--to=nanogpt", "--out",

@@ -11,7 +11,7 @@ from torch import nn
 
 from shared import GPTConfig, generate, load_tokenizer
 from shared.checkpoint import convert
-from shared.comparison.styles import shaken_weights
+from shared.comparison.styles import enlarged_random_weights
 from shared.generation import (
     Sampler,
     TextStream,
@@ -30,7 +30,7 @@ CONFIG = GPTConfig(
 
 def build(style: str, seed: int = 0, scale: float = 8.0):
     """Both styles from one set of weights, large enough to have opinions."""
-    state = shaken_weights(load_style("mingpt_style"), CONFIG, seed)
+    state = enlarged_random_weights(load_style("mingpt_style"), CONFIG, seed)
     state = {name: (scale * t).double() for name, t in state.items()}
     return load_style(style).from_gpt2(state, CONFIG)
 

@@ -19,13 +19,13 @@ import mingpt_style
 from shared import GPTConfig
 from shared.cli import main
 from shared.comparison.attention_maps import attention_maps
-from shared.comparison.carry import measure_carries
 from shared.comparison.costs import count_flops, difference_by_concept
 from shared.comparison.page.bench import read_bench
 from shared.comparison.page.highlight import highlight, spans
 from shared.comparison.page.numbers import BUDGET, attention_data, sizes
 from shared.comparison.sources import read_part, whole
-from shared.comparison.styles import shaken_weights
+from shared.comparison.styles import enlarged_random_weights
+from shared.comparison.weight_transfer import measure_weight_transfer
 
 HOSTILE = (
     "</script><img src=x onerror=alert(1)>\n<script>alert(2)</script>"
@@ -394,7 +394,7 @@ def test_the_maps_are_the_models_own(tmp_path):
     command("compare", "--text", "so it goes", "--tokenizer", "bytes", *SMALL,
             "--seed", 7, "--html", path, "--json", found)  # fmt: skip
     config = GPTConfig(**json.loads(found.read_text())["config"])
-    state = shaken_weights(mingpt_style, config, 7)
+    state = enlarged_random_weights(mingpt_style, config, 7)
     model = annotated.from_gpt2(state, config).eval()
     for layer in model.decoder.layers:
         layer.self_attn.keep_attn = True
@@ -520,7 +520,7 @@ def test_the_default_is_made_in_time(tmp_path):
 
 def small_models(dtype=torch.float64):
     config = GPTConfig(20, 16, n_layer=3, n_head=2, n_embd=8, n_inner=20)
-    state = shaken_weights(mingpt_style, config, 1)
+    state = enlarged_random_weights(mingpt_style, config, 1)
     state = {name: tensor.to(dtype) for name, tensor in state.items()}
     models = [s.from_gpt2(state, config) for s in (annotated, mingpt_style)]
     return config, state, models
@@ -590,7 +590,8 @@ def carries():
     tokens = torch.arange(12)[None]
     styles = (annotated, mingpt_style)
     return {
-        row.name: row for row in measure_carries(styles, state, config, tokens)
+        row.name: row
+        for row in measure_weight_transfer(styles, state, config, tokens)
     }
 
 

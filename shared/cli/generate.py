@@ -16,7 +16,7 @@ from torch import nn
 
 from ..checkpoint.folder import cut_vocabulary
 from ..checkpoint.gpt2_layout import State
-from ..comparison.styles import shaken_weights
+from ..comparison.styles import enlarged_random_weights
 from ..config import GPTConfig
 from ..generation import (
     MAX_NEW_TOKENS,
@@ -339,7 +339,7 @@ def _draw(
     config: GPTConfig, tokenizer: Tokenizer, seed: int
 ) -> tuple[GPTConfig, State, list[str]]:
     """Random weights, and no rows for tokens that the tokenizer lacks."""
-    state = shaken_weights(load_style(DRAWS), config, seed)
+    state = enlarged_random_weights(load_style(DRAWS), config, seed)
     told = [f"random, seed {seed}: expect nonsense"]
     if config.vocab_size > tokenizer.n_vocab:
         told.append(

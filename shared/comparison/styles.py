@@ -124,11 +124,11 @@ def random_weights(
     name: str, config: GPTConfig, seed: int
 ) -> tuple[dict[str, Tensor], str]:
     """Draw a style's fresh weights, shaken, and say so in words."""
-    state = shaken_weights(load_style(name), config, seed)
+    state = enlarged_random_weights(load_style(name), config, seed)
     return state, f"{name}.build_model, seed {seed}, shaken"
 
 
-def shaken_weights(
+def enlarged_random_weights(
     style: Style, config: GPTConfig, seed: int
 ) -> dict[str, Tensor]:
     """Draw a style's fresh weights, then shake them.

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ...protocol import Style, load_style
 from ...tokenization.tokenizers import Tokenizer
-from ..carry import measure_carries
 from ..concepts import CONCEPTS
 from ..costs import count_flops, difference_by_concept, parameters_by_concept
 from ..models import stage_outputs, submodule
 from ..styles import Comparison
 from ..terminal import piece, visible
+from ..weight_transfer import measure_weight_transfer
 from .bench import Bench
 from .drawing import Drawing, draw
 from .numbers import attention_data, influence_data
@@ -95,7 +95,9 @@ def render_page(
                 "influence": influenced,
             },
             next_tokens=_next_tokens(comparison, tokenizer),
-            carries=measure_carries(styles, state, config, tokens),
+            weight_transfer=measure_weight_transfer(
+                styles, state, config, tokens
+            ),
             bench=bench,
         )
     )

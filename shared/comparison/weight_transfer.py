@@ -29,7 +29,7 @@ BLOCKS = (
 
 
 @dataclass(frozen=True)
-class CarryRow:
+class TransferRow:
     """One difference between the styles, and what carrying it over costs.
 
     Attributes:
@@ -49,12 +49,12 @@ class CarryRow:
     absorbed: bool = True
 
 
-def measure_carries(
+def measure_weight_transfer(
     styles: tuple[Style, Style],
     state: Mapping[str, Tensor],
     config: GPTConfig,
     tokens: Int[Tensor, "batch time"],
-) -> list[CarryRow]:
+) -> list[TransferRow]:
     """Measure every row on the first block of a model.
 
     Args:
@@ -67,7 +67,9 @@ def measure_carries(
     config = replace(config, n_layer=1, tie_weights=False)
 
     def apart(stage: str, weights: State, cfg: GPTConfig = config) -> float:
-        return _apart(styles, (weights, weights), (cfg, cfg), tokens, stage)
+        return _difference_at(
+            styles, (weights, weights), (cfg, cfg), tokens, stage
+        )
 
     alone = _zero(state, *TOKENS, *BLOCKS)
     exact = replace(config, norm_eps=0.0)
@@ -86,7 +88,7 @@ def measure_carries(
             "the first attention, on equal input",
         ),
         "norm": (
-            _apart(
+            _difference_at(
                 styles, (alone, alone), (exact, exact), tokens, "final_norm",
                 own=True,
             ),
@@ -98,7 +100,7 @@ def measure_carries(
         ),
         "tied head": (_tied(styles, state, config), "the matrices, as read"),
         "activation": (
-            _apart(
+            _difference_at(
                 styles, (state, state),
                 (config, replace(config, activation=bent)),
                 tokens, "log_probs",
@@ -112,7 +114,7 @@ def measure_carries(
     for name, (error, where) in errors.items():
         left, right = (w.get(name, ("", "")) for w in words)
         rows.append(
-            CarryRow(
+            TransferRow(
                 name,
                 (left[0], right[0]),
                 (left[1], right[1]),
@@ -139,7 +141,7 @@ def _zero(state: State, *endings: str) -> State:
     }
 
 
-def _apart(
+def _difference_at(
     styles: tuple[Style, Style],
     states: tuple[State, State],
     configs: tuple[GPTConfig, GPTConfig],
