@@ -63,6 +63,15 @@ def train(
     dropout: Annotated[
         float | None, typer.Option("--dropout", help="Probability. [0]")
     ] = None,
+    tie_weights: Annotated[
+        bool | None,
+        typer.Option(
+            "--tie-weights/--no-tie-weights",
+            help="Whether head and token embedding are one matrix, in a "
+            "style that can tie. Default: as --preset, else not.",
+            show_default=False,
+        ),
+    ] = None,
     steps: Annotated[
         int | None,
         typer.Option("--steps", help=f"Updates. [{RECIPE.steps}]"),
@@ -117,7 +126,7 @@ def train(
     model = {
         "n_layer": n_layer, "n_head": n_head, "n_embd": n_embd,
         "block_size": block_size, "activation": activation,
-        "dropout": dropout,
+        "dropout": dropout, "tie_weights": tie_weights,
     }  # fmt: skip
     names = {"style": style, "dtype": dtype_name, "tokenizer": tokenizer_name}
     if (out is None) == (resume is None):
