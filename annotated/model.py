@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from shared.config import ACTIVATIONS, GPTConfig, activation_name
-from shared.masks import subsequent_mask
+from gpt_duet.config import ACTIVATIONS, GPTConfig, activation_name
+from gpt_duet.masks import subsequent_mask
 
 from .attention import MultiHeadedAttention
 from .block import DecoderLayer

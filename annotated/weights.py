@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from shared.checkpoint.gpt2_layout import load_exactly, read_gpt2, strip
-from shared.config import GPTConfig
+from gpt_duet.checkpoint.gpt2_layout import load_exactly, read_gpt2, strip
+from gpt_duet.config import GPTConfig
 
 from .layers import LayerNorm, Norm
 from .model import DecoderModel, build_model

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from shared.config import GPTConfig
+from gpt_duet.config import GPTConfig
 
 
 class Past:

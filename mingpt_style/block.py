@@ -5,7 +5,7 @@ from functools import partial
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from shared.config import GPTConfig
+from gpt_duet.config import GPTConfig
 
 from .attention import CausalSelfAttention, Past
 from .feed_forward import MLP

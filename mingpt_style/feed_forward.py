@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from shared.config import ACTIVATIONS, GPTConfig
+from gpt_duet.config import ACTIVATIONS, GPTConfig
 
 
 class MLP(nn.Module):

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from shared.config import GPTConfig
-from shared.masks import subsequent_mask
+from gpt_duet.config import GPTConfig
+from gpt_duet.masks import subsequent_mask
 
 Stream = Float[Tensor, "batch time n_embd"]
 

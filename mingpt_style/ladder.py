@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from shared.config import GPTConfig
+from gpt_duet.config import GPTConfig
 
 from .block import layer_norm
 from .heads import Head, MultiHead

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from shared.config import GPTConfig
+from gpt_duet.config import GPTConfig
 
 from .attention import Past
 from .block import Block, layer_norm

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from shared.checkpoint.gpt2_layout import (
+from gpt_duet.checkpoint.gpt2_layout import (
     LINEAR_WEIGHTS,
     load_exactly,
     read_gpt2,
     require_tied,
     strip,
 )
-from shared.checkpoint.other_layouts import bring_to_gpt2
-from shared.config import GPTConfig
+from gpt_duet.checkpoint.other_layouts import bring_to_gpt2
+from gpt_duet.config import GPTConfig
 
 from .model import GPT, build_model
 

@@ -1,24 +1,73 @@
-"""What is neither style: configuration, masks, tokens, checks, commands."""
+"""What is neither style: configuration, masks, tokens, checks, commands.
 
+This folder has two names, and each of its modules is loaded once:
+`shared.config` is `gpt_duet.config`. The styles import `gpt_duet`, so that
+they work beside any other package that is called shared.
+"""
+
+import sys
+from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import CodeType, ModuleType
+from typing import Any
 
-if TYPE_CHECKING:
-    from .config import GPTConfig
-    from .generation import generate
-    from .tokenization import load_tokenizer
+import gpt_duet
 
-__all__ = ["GPTConfig", "generate", "load_tokenizer"]
-
-_ROOMS = {
-    "GPTConfig": "config",
-    "generate": "generation",
-    "load_tokenizer": "tokenization",
-}
+_FOLDER = __path__[0]
 
 
-def __getattr__(name: str) -> object:
-    """Import a name's room when it is asked for: checks need none of them."""
-    if name not in _ROOMS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_ROOMS[name]}", __name__), name)
+class _SameModule(InspectLoader):
+    """Gives a module of gpt_duet a second name."""
+
+    def __init__(self, spec: ModuleSpec):
+        self._spec = spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the one module there is."""
+        return import_module(self._spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Leave it as it is: it has run under its first name."""
+        module.__spec__ = self._spec  # an import has just replaced it
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Return its code, for python -m shared.cli."""
+        assert isinstance(self._spec.loader, InspectLoader)
+        return self._spec.loader.get_code(self._spec.name)
+
+    def get_source(self, fullname: str) -> str | None:
+        """Return its source."""
+        assert isinstance(self._spec.loader, InspectLoader)
+        return self._spec.loader.get_source(self._spec.name)
+
+
+class _Finder(MetaPathFinder):
+    """Finds shared.x as gpt_duet.x, in this folder and in no other."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        """Return gpt_duet.x for shared.x, and nothing for a stranger's."""
+        top, _, rest = fullname.partition(".")
+        if top != __name__ or not path or not path[0].startswith(_FOLDER):
+            return None
+        found = find_spec(f"{gpt_duet.__name__}.{rest}")
+        if found is None:
+            return None
+        spec = ModuleSpec(fullname, _SameModule(found), origin=found.origin)
+        spec.submodule_search_locations = found.submodule_search_locations
+        return spec
+
+
+sys.meta_path.insert(0, _Finder())
+
+
+def __getattr__(name: str) -> Any:
+    """Return the names that gpt_duet itself has."""
+    return getattr(gpt_duet, name)

@@ -38,7 +38,7 @@ def pytest_configure(config):
         from jaxtyping import install_import_hook
 
         install_import_hook(
-            ["annotated", "mingpt_style", "shared"], "shape_checker.check"
+            ["annotated", "mingpt_style", "gpt_duet"], "shape_checker.check"
         )
 
 
