@@ -1,5 +1,6 @@
 """Set-up for the whole suite: fixtures' folders, hypothesis, shape checks."""
 
+import json
 import os
 import socket
 import sys
@@ -63,6 +64,24 @@ def sibling():
     if not SIBLING.is_dir():
         pytest.skip("no folder of golden numbers beside the kit")
     return SIBLING
+
+
+@pytest.fixture
+def golden(sibling):
+    """Read what a public original answered: weights, answers, sizes."""
+    from safetensors import safe_open
+
+    def golden(name):
+        path = sibling / "golden" / f"{name}.safetensors"
+        weights, answers = {}, {}
+        with safe_open(path, "pt") as file:
+            for key in file.keys():  # noqa: SIM118
+                into = weights if key.startswith("weights.") else answers
+                into[key.removeprefix("weights.")] = file.get_tensor(key)
+            sizes = {k: json.loads(v) for k, v in file.metadata().items()}
+        return weights, answers, sizes
+
+    return golden
 
 
 @pytest.fixture(scope="session")

@@ -73,3 +73,13 @@ def shapes(config: GPTConfig):
         "lm_head.bias": (config.vocab_size,),
     }
     return gpt2_shapes(config) | ({} if config.tie_weights else head)
+
+
+def random_model(style, config, seed=0, dtype=torch.float64):
+    """A style's model in eval mode, with the weights of `random_state`."""
+    return style.from_gpt2(random_state(config, seed, dtype), config).eval()
+
+
+def changed(state, change):
+    """Replace entries of a dict; those that become None are left out."""
+    return {k: v for k, v in (state | change).items() if v is not None}

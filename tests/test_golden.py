@@ -1,95 +1,59 @@
 """What the public originals answered, once, with their own code."""
 
-import json
-
 import pytest
-from safetensors import safe_open
 
 import annotated
 import mingpt_style
 from shared.config import GPTConfig
 from shared.masks import subsequent_mask
 
-TOLERANCE = 1e-5
-
-
-@pytest.fixture
-def golden(sibling):
-    def read(name):
-        path = sibling / "golden" / f"{name}.safetensors"
-        with safe_open(path, "pt") as file:
-            names = file.keys()
-            tensors = {name: file.get_tensor(name) for name in names}
-            sizes = {k: json.loads(v) for k, v in file.metadata().items()}
-        weights = {
-            key.removeprefix("weights."): tensors.pop(key)
-            for key in list(tensors)
-            if key.startswith("weights.")
-        }
-        return weights, tensors, sizes
-
-    return read
-
 
 def assert_golden(found, expected):
-    assert (found - expected).abs().max().item() < TOLERANCE
+    assert (found - expected).abs().max().item() < 1e-5
+
+
+def annotated_original(weights, pe, sizes, **parts):
+    names = ("vocab_size", "N", "d_model", "d_ff", "h")
+    model = annotated.make_model(*(sizes[name] for name in names), **parts)
+    assert_golden(model.embed[1].pe[:, :24], pe)
+    model.load_state_dict(weights | {"embed.1.pe": model.embed[1].pe})
+    return model.eval()
 
 
 def gpt_config(sizes, **others):
-    return GPTConfig(
-        sizes["vocab_size"],
-        sizes.get("block_size", sizes.get("n_positions")),
-        sizes["n_layer"],
-        sizes["n_head"],
-        sizes["n_embd"],
-        **others,
-    )
+    block_size = sizes.get("block_size", sizes.get("n_positions"))
+    names = ("n_layer", "n_head", "n_embd")
+    numbers = (sizes[name] for name in names)
+    return GPTConfig(sizes["vocab_size"], block_size, *numbers, **others)
 
 
 @pytest.mark.parametrize("keep_attn", [False, True])
 def test_annotated_transformer(golden, keep_attn):
     weights, expected, sizes = golden("annotated")
-    model = annotated.make_model(
-        sizes["vocab_size"],
-        sizes["N"],
-        sizes["d_model"],
-        sizes["d_ff"],
-        sizes["h"],
-    ).eval()
-    assert_golden(model.embed[1].pe[:, :24], expected["pe"])
-    model.load_state_dict(weights | {"embed.1.pe": model.embed[1].pe})
+    model = annotated_original(weights, expected["pe"], sizes)
     tokens = expected["tokens"]
-    model.decoder.layers[0].self_attn.keep_attn = keep_attn
+    attention = model.decoder.layers[0].self_attn
+    attention.keep_attn = keep_attn
 
     hidden = model.decode(tokens, subsequent_mask(tokens.size(1)))
     assert_golden(hidden, expected["decode"])
     assert_golden(model.log_probs(tokens), expected["log_probs"])
     if keep_attn:
-        found = model.decoder.layers[0].self_attn.attn
-        assert_golden(found, expected["attention.0"])
+        assert_golden(attention.attn, expected["attention.0"])
 
     log_probs = model.log_probs(tokens[:, :-1])
     loss = -log_probs.gather(-1, tokens[:, 1:, None]).mean()
     loss.backward()
-    gradients = {n: p.grad for n, p in model.named_parameters()}
     names = [k for k in expected if k.startswith("grad.")]
     assert len(names) == 2
     for name in names:
-        assert_golden(gradients[name.removeprefix("grad.")], expected[name])
+        parameter = model.get_parameter(name.removeprefix("grad."))
+        assert_golden(parameter.grad, expected[name])
 
 
 def test_annotated_transformer_in_the_other_style(golden):
     weights, expected, sizes = golden("annotated")
-    model = annotated.make_model(
-        sizes["vocab_size"],
-        sizes["N"],
-        sizes["d_model"],
-        sizes["d_ff"],
-        sizes["h"],
-        max_len=24,
-    )
-    pe = expected["pe"]
-    model.load_state_dict(weights | {"embed.1.pe": pe})
+    model = annotated_original(weights, expected["pe"], sizes, max_len=24)
     state = annotated.to_gpt2(model)
     other = mingpt_style.from_gpt2(state, model.config).eval()
     found = other.log_probs(expected["tokens"])
@@ -110,29 +74,23 @@ def test_annotated_transformer_in_the_other_style(golden):
 def test_mingpt_and_nanogpt(golden, name, others):
     weights, expected, sizes = golden(name)
     config = gpt_config(sizes, **others)
+    # the names of the originals are ours
+    mingpt_style.GPT(config).load_state_dict(weights, strict=True)
     model = mingpt_style.from_nanogpt(weights, config).eval()
     tokens = expected["tokens"]
-    logits, _ = model(tokens)
-    assert_golden(logits, expected["logits"])
-    if "loss" in expected:
+    assert_golden(model(tokens)[0], expected["logits"])
+    if name == "mingpt":
         _, loss = model(tokens[:, :-1], tokens[:, 1:])
         assert_golden(loss, expected["loss"])
     other = annotated.from_gpt2(mingpt_style.to_gpt2(model), config).eval()
     assert_golden(other.log_probs(tokens), expected["logits"].log_softmax(-1))
 
 
-def test_the_names_of_the_originals_are_ours(golden):
-    weights, _, sizes = golden("mingpt")
-    model = mingpt_style.GPT(gpt_config(sizes))
-    model.load_state_dict(weights, strict=True)
-
-
 @pytest.mark.parametrize("tie_weights", [True, False])
 def test_transformers(golden, tie_weights):
     weights, expected, sizes = golden("hf_gpt2")
     config = gpt_config(sizes, tie_weights=tie_weights)
-    expected_log_probs = expected["logits"].log_softmax(-1)
     for style in (annotated, mingpt_style):
         model = style.from_gpt2(weights, config).eval()
         found = model.log_probs(expected["tokens"])
-        assert_golden(found, expected_log_probs)
+        assert_golden(found, expected["logits"].log_softmax(-1))

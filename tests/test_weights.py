@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import (
     STYLES,
+    changed,
     configs,
+    random_model,
     random_state,
     random_tokens,
     seeds,
@@ -20,13 +22,19 @@ from torch import nn
 
 import annotated
 import mingpt_style
+from mingpt_style import from_gpt2, from_nanogpt
 from shared.checkpoint.gpt2_layout import load_exactly, units_apart
 from shared.config import GPTConfig
 
 SMALL = GPTConfig(13, 8, n_layer=2, n_head=2, n_embd=8)
 TIED = SMALL.replace(tie_weights=True)
+TOKENS = random_tokens(SMALL, 2, 8)
 
 both = pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
+
+
+def log_probs(model):
+    return model.eval().log_probs(TOKENS)
 
 
 @both
@@ -48,38 +56,30 @@ def test_weights_come_back_as_they_went_in(style, data):
 
 
 @both
-def test_a_style_writes_the_shapes_of_the_layout(style):
-    state = style.to_gpt2(style.build_model(SMALL))
+@pytest.mark.unhooked  # what torch.compile returns is of another class
+def test_what_a_fresh_model_writes_compiled_or_not(style):
+    model = style.build_model(SMALL)
+    state = style.to_gpt2(model)
     expected = shapes(SMALL)
     if style is mingpt_style:
         del expected["lm_head.bias"]
     assert {k: tuple(v.shape) for k, v in state.items()} == expected
-
-
-@pytest.mark.unhooked  # what torch.compile returns is of another class
-@both
-def test_a_compiled_model_gives_the_same_weights(style):
-    model = style.build_model(SMALL)
-    expected = style.to_gpt2(model)
-    found = style.to_gpt2(torch.compile(model))
-    assert found.keys() == expected.keys()
-    assert all(found[name].equal(expected[name]) for name in found)
+    compiled = style.to_gpt2(torch.compile(model))
+    assert compiled.keys() == state.keys()
+    assert all(compiled[name].equal(state[name]) for name in state)
 
 
 @both
 def test_a_prefix_and_mask_buffers_are_dropped(style):
-    state = random_state(SMALL)
-    model = style.from_gpt2(state, SMALL).eval()
     noisy = {
         name if name.startswith("lm_head") else f"transformer.{name}": tensor
-        for name, tensor in state.items()
+        for name, tensor in random_state(SMALL).items()
     }
     for i in range(2):
         noisy[f"transformer.h.{i}.attn.bias"] = torch.ones(1, 1, 8, 8)
         noisy[f"transformer.h.{i}.attn.masked_bias"] = torch.tensor(-1e4)
-    tokens = random_tokens(SMALL, 2, 8)
-    other = style.from_gpt2(noisy, SMALL).eval()
-    assert other.log_probs(tokens).equal(model.log_probs(tokens))
+    found = log_probs(style.from_gpt2(noisy, SMALL))
+    assert found.equal(log_probs(random_model(style, SMALL)))
 
 
 @both
@@ -97,203 +97,50 @@ def test_the_weights_are_copies(style):
 
 
 @both
-def test_loading_draws_no_random_numbers(style):
+@pytest.mark.parametrize("history", [False, True])
+def test_loaded_parameters_are_the_models_own_to_train(style, history):
+    state = random_state(SMALL)
+    state = {k: v.requires_grad_(history) for k, v in state.items()}
     before = torch.get_rng_state()
-    style.from_gpt2(random_state(SMALL), SMALL)
+    model = style.from_gpt2(state, SMALL)
     assert torch.get_rng_state().equal(before)
-
-
-@both
-def test_loaded_parameters_are_trained(style):
-    model = style.from_gpt2(random_state(SMALL), SMALL)
     assert all(p.requires_grad and p.is_leaf for p in model.parameters())
     assert not any(p.is_meta for p in model.parameters())
+    assert not any(buffer.requires_grad for buffer in model.buffers())
+    copy.deepcopy(model)  # refused where a tensor has a history
 
 
 @both
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s.pop("h.1.ln_2.bias"), r"missing h\.1\.ln_2\.bias"),
-        (lambda s: s.pop("wte.weight"), r"missing wte\.weight"),
-        (lambda s: s.update(wqe=torch.zeros(1)), "unknown wqe"),
+        ({"h.1.ln_2.bias": None}, r"missing h\.1\.ln_2\.bias"),
+        ({"wte.weight": None}, r"missing wte\.weight"),
+        ({"wqe": torch.zeros(1)}, "unknown wqe"),
+        ({"h.2.ln_1.bias": torch.zeros(8)}, r"unknown h\.2\.ln_1\.bias"),
         (
-            lambda s: s.update({"h.2.ln_1.bias": torch.zeros(8)}),
-            r"unknown h\.2\.ln_1\.bias",
-        ),
-        (
-            lambda s: s.update({"h.0.mlp.c_fc.weight": torch.zeros(32, 8)}),
+            {"h.0.mlp.c_fc.weight": torch.zeros(32, 8)},
             r"another shape h\.0\.mlp\.c_fc\.weight \(32, 8\) for \(8, 32\)",
         ),
         (
-            lambda s: s.update({"wpe.weight": torch.zeros(9, 8)}),
+            {"wpe.weight": torch.zeros(9, 8)},
             r"wpe\.weight \(9, 8\) for \(8, 8\)",
         ),
+        ({"lm_head.bias": torch.zeros(3)}, r"lm_head\.bias \(3,\) for \(13,"),
         (
-            lambda s: s.update({"lm_head.bias": torch.zeros(3)}),
-            r"lm_head\.bias \(3,\) for \(13,\)",
+            {"transformer.wte.weight": torch.zeros(13, 8)},
+            r"wte\.weight is there twice",
         ),
     ],
 )
 def test_what_does_not_fit_is_named(style, change, message):
-    state = random_state(SMALL)
-    change(state)
     with pytest.raises(ValueError, match=message):
-        style.from_gpt2(state, SMALL)
+        style.from_gpt2(changed(random_state(SMALL), change), SMALL)
 
 
 def test_a_long_list_is_cut_and_counted():
     with pytest.raises(ValueError, match=r"missing .* and 25 more"):
-        mingpt_style.from_gpt2({}, SMALL)
-
-
-def test_an_absent_head_is_the_token_table():
-    state = random_state(TIED)
-    tokens = random_tokens(SMALL, 2, 8)
-    expected = mingpt_style.from_gpt2(state, TIED).eval().log_probs(tokens)
-    for model in (
-        annotated.from_gpt2(state, TIED),
-        annotated.from_gpt2(state, SMALL),
-        mingpt_style.from_gpt2(state, SMALL),
-    ):
-        found = model.eval().log_probs(tokens)
-        torch.testing.assert_close(found, expected)
-
-
-class TestTying:
-    def test_a_tied_head_is_one_parameter(self):
-        model = mingpt_style.from_gpt2(random_state(TIED), TIED)
-        assert model.lm_head.weight is model.transformer.wte.weight
-        assert "lm_head.weight" not in mingpt_style.to_gpt2(model)
-        fresh = mingpt_style.build_model(TIED)
-        assert fresh.lm_head.weight is fresh.transformer.wte.weight
-
-    def test_an_untied_head_is_its_own(self):
-        model = mingpt_style.from_gpt2(random_state(SMALL), SMALL)
-        assert model.lm_head.weight is not model.transformer.wte.weight
-
-    @settings(max_examples=30)
-    @given(
-        seed=seeds,
-        n_embd=st.integers(2, 40),
-        dtype=st.sampled_from([torch.float32, torch.float64]),
-    )
-    def test_a_detour_through_annotated_stays_tied(self, seed, n_embd, dtype):
-        config = GPTConfig(13, 8, 1, 1, n_embd, tie_weights=True)
-        state = random_state(config, seed, dtype)
-        detour = annotated.to_gpt2(annotated.from_gpt2(state, config))
-        assert "lm_head.weight" in detour
-        model = mingpt_style.from_gpt2(detour, config)
-        assert model.lm_head.weight is model.transformer.wte.weight
-        assert model.lm_head.bias is None
-
-    def test_matrices_that_differ_are_not_tied(self):
-        state = random_state(TIED)
-        state["lm_head.weight"] = state["wte.weight"].clone()
-        state["lm_head.weight"][3, 1] += 0.25
-        with pytest.raises(ValueError, match=r"differs .* by up to 0\.25"):
-            mingpt_style.from_gpt2(state, TIED)
-
-    @pytest.mark.parametrize("units", range(-6, 7))
-    def test_four_units_in_the_last_place_are_rounding(self, units):
-        state = random_state(TIED)
-        state["wte.weight"][3, 1] = 1.5  # from 1 to 2 a unit is eps
-        state["lm_head.weight"] = state["wte.weight"].clone()
-        state["lm_head.weight"][3, 1] += units * torch.finfo(float).eps
-        if abs(units) <= 4:
-            assert mingpt_style.from_gpt2(state, TIED).lm_head.bias is None
-        else:
-            with pytest.raises(ValueError, match="differs"):
-                mingpt_style.from_gpt2(state, TIED)
-
-    @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-    def test_matrices_that_cannot_be_compared_are_not_tied(self, wrong):
-        state = random_state(TIED)
-        state["lm_head.weight"] = state["wte.weight"].clone()
-        state["lm_head.weight"][3, 1] = wrong
-        with pytest.raises(ValueError, match="differs"):
-            mingpt_style.from_gpt2(state, TIED)
-
-    def test_a_bias_forbids_tying(self):
-        state = random_state(TIED)
-        state["lm_head.bias"] = torch.zeros(13, dtype=torch.float64)
-        mingpt_style.from_gpt2(state, TIED)
-        state["lm_head.bias"][5] = -0.5
-        with pytest.raises(ValueError, match=r"lm_head\.bias is up to 0\.5"):
-            mingpt_style.from_gpt2(state, TIED)
-
-    @pytest.mark.parametrize(
-        "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-    )
-    def test_units_in_the_last_place(self, dtype):
-        eps = torch.finfo(dtype).eps
-        a = torch.tensor([1.0, 1.5, 0.0, -4.0], dtype=dtype)
-        b = torch.tensor([1 + 3 * eps, 1.5, 0.0, -4.0 - 8 * eps], dtype=dtype)
-        assert units_apart(a, a) == 0
-        assert units_apart(a, b) == 3
-
-
-def test_a_bias_of_the_head_appears_only_where_it_is_not_zero():
-    state = random_state(SMALL)
-    assert mingpt_style.from_gpt2(state, SMALL).lm_head.bias is not None
-    state["lm_head.bias"].zero_()
-    assert mingpt_style.from_gpt2(state, SMALL).lm_head.bias is None
-    del state["lm_head.bias"]
-    assert mingpt_style.from_gpt2(state, SMALL).lm_head.bias is None
-
-
-def test_a_norm_of_another_kind_has_no_place_in_the_layout():
-    model = annotated.make_model(
-        13, N=1, d_model=8, d_ff=8, h=2, norm=nn.RMSNorm
-    )
-    with pytest.raises(ValueError, match="no norm like RMSNorm"):
-        annotated.to_gpt2(model)
-
-
-class TestNanogpt:
-    def state(self, config=SMALL):
-        """What nanoGPT would save of the same function."""
-        return mingpt_style.from_gpt2(
-            random_state(config), config
-        ).state_dict()
-
-    def test_its_own_state_dict_is_read(self):
-        model = mingpt_style.from_nanogpt(self.state(), SMALL).eval()
-        expected = mingpt_style.from_gpt2(random_state(SMALL), SMALL).eval()
-        tokens = random_tokens(SMALL, 2, 8)
-        assert model.log_probs(tokens).equal(expected.log_probs(tokens))
-
-    def test_a_compiled_model_and_its_mask_buffers(self):
-        state = {f"_orig_mod.{k}": v for k, v in self.state().items()}
-        mask = torch.ones(1, 1, 8, 8)
-        state["_orig_mod.transformer.h.0.attn.bias"] = mask
-        model = mingpt_style.from_nanogpt(state, SMALL).eval()
-        expected = mingpt_style.from_nanogpt(self.state(), SMALL).eval()
-        tokens = random_tokens(SMALL, 2, 8)
-        assert model.log_probs(tokens).equal(expected.log_probs(tokens))
-
-    def test_absent_biases_are_zeros(self):
-        zeros = {
-            name: torch.zeros_like(tensor) if name.endswith("bias") else tensor
-            for name, tensor in self.state().items()
-        }
-        absent = {
-            name: tensor
-            for name, tensor in self.state().items()
-            if not name.endswith("bias")
-        }
-        tokens = random_tokens(SMALL, 2, 8)
-        model = mingpt_style.from_nanogpt(absent, SMALL).eval()
-        expected = mingpt_style.from_nanogpt(zeros, SMALL).eval()
-        assert model.log_probs(tokens).equal(expected.log_probs(tokens))
-        assert model.lm_head.bias is None
-
-    def test_a_linear_of_gpt2_orientation_is_refused(self):
-        state = self.state()
-        name = "transformer.h.0.mlp.c_fc.weight"
-        state[name] = state[name].t()
-        with pytest.raises(ValueError, match=re.escape("(32, 8) for (8, 32)")):
-            mingpt_style.from_nanogpt(state, SMALL)
+        from_gpt2({}, SMALL)
 
 
 def test_loading_exactly_means_every_key():
@@ -303,45 +150,152 @@ def test_loading_exactly_means_every_key():
         load_exactly(model, {"weight": torch.zeros(3, 2)})
 
 
-def test_a_small_unit_is_a_unit_too():
-    zero, tiny = torch.tensor([0.0]), torch.tensor([2e-7])
-    assert units_apart(zero, zero) == 0
-    assert units_apart(zero, tiny) > 4
-    assert units_apart(tiny, zero) > 4
-
-
-def test_a_bias_however_small_forbids_tying():
+def test_an_absent_head_is_the_token_table():
     state = random_state(TIED)
-    state["lm_head.bias"] = torch.full((13,), 1e-6, dtype=torch.float64)
-    with pytest.raises(ValueError, match="is up to 1e-06"):
-        mingpt_style.from_gpt2(state, TIED)
+    expected = log_probs(from_gpt2(state, TIED))
+    for style, config in (
+        (annotated, TIED),
+        (annotated, SMALL),
+        (mingpt_style, SMALL),
+    ):
+        found = log_probs(style.from_gpt2(state, config))
+        torch.testing.assert_close(found, expected)
 
 
-@both
-def test_a_name_given_twice_is_refused(style):
+def test_a_bias_of_the_head_appears_only_where_it_is_not_zero():
     state = random_state(SMALL)
-    state["transformer.wte.weight"] = state["wte.weight"] + 1
-    with pytest.raises(ValueError, match=r"wte\.weight is there twice"):
-        style.from_gpt2(state, SMALL)
-
-
-@both
-def test_tensors_with_a_history_are_taken_without_it(style):
-    source = {k: v.requires_grad_() for k, v in random_state(SMALL).items()}
-    model = style.from_gpt2(source, SMALL)
-    assert not any(buffer.requires_grad for buffer in model.buffers())
-    copy.deepcopy(model)
+    assert from_gpt2(state, SMALL).lm_head.bias is not None
+    state["lm_head.bias"].zero_()
+    assert from_gpt2(state, SMALL).lm_head.bias is None
+    del state["lm_head.bias"]
+    assert from_gpt2(state, SMALL).lm_head.bias is None
 
 
 @pytest.mark.parametrize(
     "norm",
     [
+        nn.RMSNorm,
         type("MyNorm", (annotated.LayerNorm,), {}),
         partial(nn.LayerNorm, bias=False),
         partial(nn.LayerNorm, elementwise_affine=False),
     ],
 )
-def test_a_norm_that_only_looks_like_one_has_no_place(norm):
-    model = annotated.make_model(13, 1, 8, 8, 2, norm=norm)
-    with pytest.raises(ValueError, match="no norm like"):
+def test_a_norm_of_another_kind_has_no_place_in_the_layout(norm):
+    model = annotated.make_model(13, N=1, d_model=8, d_ff=8, h=2, norm=norm)
+    name = type(model.decoder.norm).__name__
+    with pytest.raises(ValueError, match=f"no norm like {name}"):
         annotated.to_gpt2(model)
+
+
+# A head that is tied to the token table ------------------------------------
+
+
+def test_a_tied_head_is_one_parameter_and_an_untied_one_its_own():
+    tied = from_gpt2(random_state(TIED), TIED)
+    assert "lm_head.weight" not in mingpt_style.to_gpt2(tied)
+    untied = from_gpt2(random_state(SMALL), SMALL)
+    for model in (tied, untied, mingpt_style.build_model(TIED)):
+        one = model.lm_head.weight is model.transformer.wte.weight
+        assert one == (model is not untied)
+
+
+@settings(max_examples=30)
+@given(
+    seed=seeds,
+    n_embd=st.integers(2, 40),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_a_detour_through_annotated_stays_tied(seed, n_embd, dtype):
+    config = GPTConfig(13, 8, 1, 1, n_embd, tie_weights=True)
+    state = random_state(config, seed, dtype)
+    detour = annotated.to_gpt2(annotated.from_gpt2(state, config))
+    assert "lm_head.weight" in detour
+    model = from_gpt2(detour, config)
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert model.lm_head.bias is None
+
+
+@pytest.mark.parametrize(
+    ("moved", "message"),
+    [
+        # from 1 to 2 a unit in the last place is eps: 4 are rounding
+        *[(n * torch.finfo(float).eps, None) for n in range(-4, 5)],
+        *[(n * torch.finfo(float).eps, "differs") for n in (-6, -5, 5, 6)],
+        (0.25, r"differs .* by up to 0\.25"),
+        (float("nan"), "differs"),
+        (float("inf"), "differs"),
+    ],
+)
+def test_matrices_that_differ_are_not_tied(moved, message):
+    state = random_state(TIED)
+    state["wte.weight"][3, 1] = 1.5
+    state["lm_head.weight"] = state["wte.weight"].clone()
+    state["lm_head.weight"][3, 1] += moved
+    if message is None:
+        assert from_gpt2(state, TIED).lm_head.bias is None
+    else:
+        with pytest.raises(ValueError, match=message):
+            from_gpt2(state, TIED)
+
+
+@pytest.mark.parametrize("size", [0.0, 0.5, 1e-6])
+def test_a_bias_however_small_forbids_tying(size):
+    state = random_state(TIED)
+    state["lm_head.bias"] = torch.zeros(13, dtype=torch.float64)
+    state["lm_head.bias"][5] = -size
+    if not size:
+        from_gpt2(state, TIED)
+    else:
+        with pytest.raises(ValueError, match=rf"bias is up to {size:g}"):
+            from_gpt2(state, TIED)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+)
+def test_units_in_the_last_place(dtype):
+    eps = torch.finfo(dtype).eps
+    a = torch.tensor([1.0, 1.5, 0.0, -4.0], dtype=dtype)
+    b = torch.tensor([1 + 3 * eps, 1.5, 0.0, -4.0 - 8 * eps], dtype=dtype)
+    assert units_apart(a, a) == 0
+    assert units_apart(a, b) == 3
+    zero, tiny = torch.tensor([0.0]), torch.tensor([2e-7])
+    assert units_apart(zero, tiny) > 4  # a small unit is a unit too
+    assert units_apart(tiny, zero) > 4
+
+
+# minGPT's and nanoGPT's own files ------------------------------------------
+
+
+def nanogpt_state():
+    """What nanoGPT would save of the same function."""
+    return from_gpt2(random_state(SMALL), SMALL).state_dict()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_state_dict_of_nanogpt_is_read(compiled):
+    state = nanogpt_state()
+    if compiled:
+        state = {f"_orig_mod.{k}": v for k, v in state.items()}
+        mask = torch.ones(1, 1, 8, 8)
+        state["_orig_mod.transformer.h.0.attn.bias"] = mask
+    expected = log_probs(random_model(mingpt_style, SMALL))
+    assert log_probs(from_nanogpt(state, SMALL)).equal(expected)
+
+
+def test_absent_biases_are_zeros():
+    state = nanogpt_state()
+    biases = [name for name in state if name.endswith("bias")]
+    absent = {k: v for k, v in state.items() if k not in biases}
+    zeros = absent | {name: state[name] * 0 for name in biases}
+    model = from_nanogpt(absent, SMALL)
+    assert log_probs(model).equal(log_probs(from_nanogpt(zeros, SMALL)))
+    assert model.lm_head.bias is None
+
+
+def test_a_linear_of_gpt2_orientation_is_refused():
+    state = nanogpt_state()
+    name = "transformer.h.0.mlp.c_fc.weight"
+    state[name] = state[name].t()
+    with pytest.raises(ValueError, match=re.escape("(32, 8) for (8, 32)")):
+        from_nanogpt(state, SMALL)
