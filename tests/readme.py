@@ -1,16 +1,32 @@
-"""Writes the README's tables from the data of the tests.
+"""Writes the tables of tests/README.md from the tests themselves.
 
 python tests/readme.py
 """
 
+import ast
 import re
 from pathlib import Path
 
 from broken_models import BROKEN
 from correct_models import CORRECT
-from errata import FAULTS
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+TESTS = Path(__file__).resolve().parent
+
+
+def faults():
+    """Number, fault and remedy of every test of a tutorial's fault.
+
+    The first paragraph of its docstring is the fault, the second what this
+    kit does instead.
+    """
+    tree = ast.parse((TESTS / "test_errata.py").read_text("utf-8"))
+    rows = []
+    for node in tree.body:
+        name = getattr(node, "name", "")
+        if found := re.match(r"test_(d\d)_(\d\db?)_", name):
+            number = "-".join(found.groups()).replace("d", "D", 1)
+            rows.append((number, *ast.get_docstring(node).split("\n\n")))
+    return sorted(rows)
 
 
 def table(head, rows):
@@ -34,26 +50,26 @@ def tables():
         for b in BROKEN
     ]
     correct = [(c.name.replace("_", " "), c.note) for c in CORRECT]
-    faults = [(f.number, f.sentence, f.ours) for f in FAULTS]
     return {
         "broken": table(("fault", "caught by", "what it does"), broken),
         "correct": table(("model", "what is unusual about it"), correct),
-        "faults": table(("", "the tutorial", "here"), faults),
+        "faults": table(("", "the tutorial", "here"), faults()),
     }
 
 
 def filled(text):
-    """The README's text with every table made anew."""
+    """The text with every table that it has a place for made anew."""
     for name, content in tables().items():
         start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-        pattern = re.escape(start) + ".*?" + re.escape(end)
-        new = f"{start}\n\n{content}\n\n{end}"
-        text, count = re.subn(
-            pattern, lambda _, new=new: new, text, flags=re.DOTALL
+        text = re.sub(
+            f"{start}.*?{end}",
+            lambda _, new=f"{start}\n\n{content}\n\n{end}": new,
+            text,
+            flags=re.DOTALL,
         )
-        assert count == 1, f"the README has {count} places for {name}"
     return text
 
 
 if __name__ == "__main__":
-    README.write_text(filled(README.read_text("utf-8")), "utf-8")
+    readme = TESTS / "README.md"
+    readme.write_text(filled(readme.read_text("utf-8")), "utf-8")

@@ -1,8 +1,6 @@
 """Faithful to its school: the listing of the text is the oracle."""
 
-import copy
 import math
-import re
 
 import pytest
 import torch
@@ -20,24 +18,9 @@ TINY = {"N": 2, "d_model": 12, "d_ff": 20, "h": 3}
 
 
 @pytest.fixture(scope="module")
-def listing(sibling):
-    """The names that the text's listings define, run as written.
-
-    The text forgets five imports, and gives no dropout to its attention.
-    """
-    text = (sibling / "texts" / "architecture-of-gpt-models.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    names = {
-        "torch": torch,
-        "copy": copy,
-        "math": math,
-        "F": F,
-        "nn": nn,
-        "Variable": torch.autograd.Variable,
-    }
-    for block in blocks[1:]:  # the first calls what the others define
-        exec(block, names)
-    return names
+def listing(listings):
+    """The names that the text's listings define, run as written."""
+    return listings("architecture-of-gpt-models.md", slice(1, None))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
