@@ -1,3 +1,5 @@
+"""Masks: who is seen, how they are cut, joined and refused."""
+
 import pytest
 import torch
 from hypothesis import given
@@ -12,25 +14,20 @@ from shared.masks import (
 )
 
 
-@given(st.integers(0, 30))
-def test_subsequent_mask_shows_the_past_and_the_present(size):
+@given(st.integers(0, 30), st.integers(0, 30))
+def test_a_causal_mask_shows_the_past_and_the_present(size, longest):
     mask = subsequent_mask(size)
-    assert mask.shape == (1, size, size)
     assert mask.dtype == torch.bool
-    for row in range(size):
-        for column in range(size):
-            assert mask[0, row, column].item() == (column <= row)
-
-
-@given(st.integers(0, 20), st.integers(0, 20))
-def test_a_slice_of_the_causal_mask_is_the_shorter_mask(longest, size):
-    mask = causal_mask(longest)
-    assert mask.shape == (1, 1, longest, longest)
-    if size > longest:
-        with pytest.raises(ValueError, match=rf"{longest} .* {size}"):
-            slice_mask(mask, size)
-    else:
-        assert slice_mask(mask, size).equal(causal_mask(size))
+    shown = [[s <= t for s in range(size)] for t in range(size)]
+    assert mask.equal(torch.tensor(shown, dtype=bool).view(1, size, size))
+    assert causal_mask(size).equal(mask[None])
+    if size <= longest:
+        assert slice_mask(causal_mask(longest), size).equal(causal_mask(size))
+        return
+    with pytest.raises(
+        ValueError, match=f"{longest} positions has no slice for {size}"
+    ):
+        slice_mask(causal_mask(longest), size)
 
 
 def test_masks_are_made_on_the_device_asked_for():
@@ -46,29 +43,20 @@ def test_padding_is_hidden_from_every_position():
 
 @given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1))
 def test_a_combination_shows_what_all_masks_show(rows):
-    padding = torch.tensor(rows).unsqueeze(1)
-    if not padding[:, 0, 0].all():  # position 0 sees itself or nothing
-        with pytest.raises(ValueError, match="position 0 of row"):
-            combine_masks(subsequent_mask(4), padding)
+    causal, padding = subsequent_mask(4), torch.tensor(rows).unsqueeze(1)
+    assert combine_masks(causal).equal(causal)
+    blind = [b for b, row in enumerate(rows) if not row[0]]
+    if blind:  # position 0 sees itself or nothing
+        message = f"position 0 of row {blind[0]} has nothing to see"
+        with pytest.raises(ValueError, match=message):
+            combine_masks(causal, padding)
         return
-    mask = combine_masks(subsequent_mask(4), padding)
+    mask = combine_masks(causal, padding)
     assert mask.shape == (len(rows), 4, 4)
     for b, row in enumerate(rows):
         for t in range(4):
             for s in range(4):
                 assert mask[b, t, s].item() == (s <= t and row[s])
-
-
-def test_a_blind_row_is_refused_with_its_place():
-    left_padded = padding_mask(torch.tensor([[4, 4], [0, 4]]), pad=0)
-    with pytest.raises(
-        ValueError, match="position 0 of row 1 has nothing to see"
-    ):
-        combine_masks(subsequent_mask(2), left_padded)
-
-
-def test_one_mask_alone_is_its_own_combination():
-    assert combine_masks(subsequent_mask(3)).equal(subsequent_mask(3))
 
 
 @pytest.mark.unhooked
