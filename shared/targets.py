@@ -1,32 +1,127 @@
-"""Models that a command is given by name: a style, a module, a file."""
+"""Models that are named by text: a style, a module, a file, an expression.
+
+Each is loaded alone: the modules that one target brings from its folder are
+gone before the next one, so that two folders may both have an attention.py.
+"""
 
 import difflib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torch import nn
+
 from .config import GPTConfig
 
 OURS = Path(__file__).resolve().parent
-SMALL = {"n_layer": 2, "n_head": 4, "n_embd": 32}
-STYLE_SIZES = {"vocab_size": 65, "block_size": 64}
+OUR_PACKAGES = ("annotated", "benchmarks", "mingpt_style", "shared", "tests")
+STYLE_SIZES = {
+    "n_layer": 2,
+    "n_head": 4,
+    "n_embd": 32,
+    "vocab_size": 65,
+    "block_size": 64,
+}
+
+
+class Alone:
+    """A place to import from that leaves no module behind.
+
+    Args:
+        *folders: searched before all others inside `entered`.
+    """
+
+    def __init__(self, *folders: Path):
+        self._folders = folders
+        self._modules: dict[str, ModuleType] = {}
+        self._depth = 0
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Import from the folders first; afterwards what came is put away.
+
+        Entered again, the same modules are there again.
+        """
+        if self._depth:
+            yield
+            return
+        hidden = {n: m for n, m in sys.modules.items() if self._hides(n, m)}
+        for name in hidden:
+            del sys.modules[name]
+        sys.modules.update(self._modules)
+        before = dict(sys.modules)
+        self._depth += 1
+        try:
+            with first_on_path(*self._folders):
+                yield
+        finally:
+            self._depth -= 1
+            for name, module in list(sys.modules.items()):
+                if before.get(name) is not module and self._has(module):
+                    self._modules[name] = module
+            for name in self._modules:
+                sys.modules.pop(name, None)
+            sys.modules.update(hidden)
+
+    def _has(self, module: ModuleType) -> bool:
+        """Whether a module lies in the folders, and is not installed."""
+        return any(
+            _lies_in(path, folder) and not _is_installed(path)
+            for path in _paths(module)
+            for folder in self._folders
+        )
+
+    def _hides(self, name: str, module: ModuleType) -> bool:
+        """Whether a folder has a package of its own that is called as ours."""
+        top = name.partition(".")[0]
+        return top in OUR_PACKAGES and any(
+            (folder / top / "__init__.py").is_file()
+            or (folder / f"{top}.py").is_file()
+            for folder in self._folders
+            if not any(_lies_in(path, folder) for path in _paths(module))
+        )
+
+
+class Target:
+    """A factory from a named place: each call builds a model, alone.
+
+    Args:
+        name: what reports call it.
+        build: returns the model.
+        place: where its imports come from.
+    """
+
+    def __init__(self, name: str, build: Callable[[], Any], place: Alone):
+        self.__name__ = name
+        self._build = build
+        self._place = place
+
+    def __call__(self) -> Any:
+        """Build the model; imports inside the factory find their folder."""
+        with self._place.entered():
+            return self._build()
 
 
 def load_target(
-    target: str, vocab_size: int | None, block_size: int | None
+    target: str,
+    vocab_size: int | None = None,
+    block_size: int | None = None,
 ) -> Callable[..., Any]:
-    """Return what a name on the command line stands for.
+    """Return what a name stands for: a factory, a model or a function.
 
     Args:
-        target: "package" with a build_model(config), "package.module:name",
-            or "path/to/file.py:name", the name being a factory, a model or
-            a function.
+        target: "package" with a build_model(config); or "package.module:X"
+            or "path/to/file.py:X", where X names a factory, a class, a model
+            or a function, or is an expression that builds a model from the
+            names of that module.
         vocab_size: of a package's model; None: 65.
         block_size: of a package's model; None: 64.
 
@@ -34,27 +129,54 @@ def load_target(
         ValueError: in one line, where there is no such thing. An exception
             of the user's own code is printed first, as theirs.
     """
-    path, separator, name = target.rpartition(":")
+    path, separator, what = _cut(target)
     if not separator:
         if target.endswith(".py"):
             raise ValueError(
                 f"{target} is a file: name its factory, as {target}:build"
             )
         return _style(target, vocab_size, block_size)
-    if not path or not name:
+    if not path or not what.strip():
         raise ValueError(
             f"{target!r} is no model: write package.module:factory or "
             f"path/to/file.py:factory"
         )
-    is_file = path.endswith(".py")
-    module = _load_file(Path(path)) if is_file else _import(path)
-    return _bound(_attribute(module, name, path), path)
+    if path.endswith(".py"):
+        place = Alone(*dict.fromkeys((*_roots(Path(path)), Path.cwd())))
+        with place.entered():
+            module = _load_file(Path(path))
+    else:
+        place = Alone(Path.cwd())
+        with place.entered():
+            module = _import(path)
+    what = what.strip()
+    if not all(part.isidentifier() for part in what.split(".")):
+        return Target(what, _expression(module, what, target), place)
+    found = _attribute(module, what, path)
+    if not callable(found):
+        raise ValueError(
+            f"{path} gives {type(found).__name__}, which is no model and no "
+            f"factory"
+        )
+    if isinstance(found, type):
+        return Target(what, _from_class(found, module, target), place)
+    if isinstance(found, nn.Module) or not _without_arguments(found):
+        return found
+    return Target(what, found, place)
+
+
+def _cut(target: str) -> tuple[str, str, str]:
+    """Split at the first colon, but for the one of a Windows drive."""
+    drive = target[1:3] in (":\\", ":/") and target[:1].isalpha()
+    path, separator, what = target[2 * drive :].partition(":")
+    return target[: 2 * drive] + path, separator, what
 
 
 def _style(
     name: str, vocab_size: int | None, block_size: int | None
 ) -> Callable[..., Any]:
-    module = _import(name)
+    with first_on_path(Path.cwd()):
+        module = _import(name)
     build = getattr(module, "build_model", None)
     if not callable(build):
         raise ValueError(
@@ -63,7 +185,7 @@ def _style(
         )
     given = {"vocab_size": vocab_size, "block_size": block_size}
     sizes = STYLE_SIZES | {k: v for k, v in given.items() if v is not None}
-    config = GPTConfig(**SMALL, **sizes)  # type: ignore[arg-type]
+    config = GPTConfig(**sizes)  # type: ignore[arg-type]
 
     def factory() -> Any:
         return build(config)
@@ -72,14 +194,81 @@ def _style(
     return factory
 
 
-def _bound(found: Any, path: str) -> Callable[..., Any]:
-    """Return a factory that finds its own folder again when it is called."""
-    if not callable(found):
+def _expression(
+    module: ModuleType, text: str, target: str
+) -> Callable[[], Any]:
+    try:
+        code = compile(text, target, "eval")
+    except SyntaxError as error:
         raise ValueError(
-            f"{path} gives {type(found).__name__}, which is no model and no "
-            f"factory"
-        )
-    return found
+            f"{text!r} is no name and no expression: {error.msg}"
+        ) from None
+
+    def build() -> Any:
+        return eval(code, dict(vars(module)))
+
+    build.__name__ = text
+    return build
+
+
+def _from_class(
+    cls: type, module: ModuleType, target: str
+) -> Callable[[], Any]:
+    """Return what builds a class, from a config with defaults if need be.
+
+    Raises:
+        ValueError: for one that needs other arguments, with the expression
+            to write instead.
+    """
+    if _without_arguments(cls):
+        return cls
+    needed = [
+        p
+        for p in inspect.signature(cls).parameters.values()
+        if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
+    configs = {
+        name: found
+        for name, found in vars(module).items()
+        if isinstance(found, type) and is_dataclass(found) and found is not cls
+    }
+    if len(needed) == 1:
+        wanted = needed[0].annotation
+        asked = {
+            n: c for n, c in configs.items() if wanted in (c, n)
+        } or configs
+        ready = [c for c in asked.values() if not _open_fields(c)]
+        if len(ready) == 1:
+            return lambda: cls(ready[0]())
+        configs = asked
+    arguments = ", ".join(f"{p.name}=..." for p in needed)
+    if len(needed) == 1 and len(configs) == 1:
+        ((name, config),) = configs.items()
+        inner = ", ".join(f"{field}=..." for field in _open_fields(config))
+        arguments = f"{name}({inner})"
+    raise ValueError(
+        f"{cls.__name__} needs arguments: write an expression, as "
+        f"'{target}({arguments})'"
+    )
+
+
+def _open_fields(config: type) -> list[str]:
+    """Return the fields of a dataclass that have no default."""
+    return [
+        field.name
+        for field in fields(config)
+        if field.init
+        and field.default is MISSING
+        and field.default_factory is MISSING
+    ]
+
+
+def _without_arguments(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _attribute(module: ModuleType, name: str, path: str) -> Any:
@@ -95,47 +284,60 @@ def _attribute(module: ModuleType, name: str, path: str) -> Any:
 
 
 def _import(name: str) -> ModuleType:
-    """Import a module, the current folder before all others.
+    """Import a module by its dotted name.
 
     Raises:
-        ValueError: where it is not there, or where a package of the user's
-            own is called as one that this command is made of.
+        ValueError: where it is not there, or raises.
     """
-    here = Path.cwd()
-    if name.split(".")[0] not in sys.modules:
-        _refuse_second_shared(here)
-    with first_on_path(here):
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            missing = error.name or ""
-            if f"{name}.".startswith(f"{missing}.") and missing:
-                raise ValueError(
-                    f"no module {name!r}: there is no {missing!r} in {here} "
-                    f"or among the installed packages"
-                ) from None
-            raise _theirs(name, error) from None
-        except (Exception, SystemExit) as error:
-            raise _theirs(name, error) from None
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if f"{name}.".startswith(f"{missing}.") and missing:
+            raise ValueError(
+                f"no module {name!r}: there is no {missing!r} in "
+                f"{Path.cwd()} or among the installed packages"
+            ) from None
+        raise _theirs(name, error) from None
+    except (Exception, SystemExit) as error:
+        raise _theirs(name, error) from None
 
 
 def _load_file(path: Path) -> ModuleType:
-    """Run a file as a module; its own `shared`, if any, is found first."""
+    """Run a file as a module; inside a package, as that package's."""
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     path = path.resolve()
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = ".".join((*_packages(path), path.stem))
+    if "." in name:
+        return _import(name)
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    folders = dict.fromkeys((path.parent, Path.cwd()))
-    with first_on_path(*folders), _their_shared(*folders):
-        sys.modules.setdefault(path.stem, module)
-        try:
-            spec.loader.exec_module(module)
-        except (Exception, SystemExit) as error:
-            raise _theirs(str(path), error) from None
+    sys.modules.setdefault(name, module)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise _theirs(str(path), error) from None
     return module
+
+
+def _packages(path: Path) -> list[str]:
+    """Return the packages that a file lies in, from the outermost."""
+    names: list[str] = []
+    folder = path.parent
+    while (folder / "__init__.py").is_file() and folder.name.isidentifier():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return names
+
+
+def _roots(path: Path) -> tuple[Path, ...]:
+    """Return where a file's imports start: its package's folder, its own."""
+    path = path.resolve()
+    above = path.parents[len(_packages(path))]
+    return tuple(dict.fromkeys((above, path.parent)))
 
 
 @contextmanager
@@ -152,43 +354,23 @@ def first_on_path(*folders: Path) -> Iterator[None]:
                 sys.path.remove(folder)
 
 
-def _second_shared(folder: Path) -> Path | None:
-    """Return a `shared` in a folder that is not ours."""
-    for other in (folder / "shared", folder / "shared.py"):
-        if other.exists() and other.resolve() != OURS:
-            return other
-    return None
+def _paths(module: ModuleType) -> list[Path]:
+    file = getattr(module, "__file__", None)
+    if file:
+        return [Path(file)]
+    return [Path(path) for path in getattr(module, "__path__", [])]
 
 
-def _refuse_second_shared(folder: Path) -> None:
-    other = _second_shared(folder)
-    if other is not None:
-        raise ValueError(
-            f"there are two packages called 'shared', {other} and {OURS}: "
-            f"name the file by its path (path/to/file.py:factory), or run "
-            f"the check from pytest"
-        )
+def _is_installed(path: Path) -> bool:
+    """Whether a module is nobody's own folder's: installed, or the kit's."""
+    ours = [OURS.parent / name for name in OUR_PACKAGES]
+    return not {"site-packages", "dist-packages"}.isdisjoint(
+        path.parts
+    ) or any(_lies_in(path, folder) for folder in ours)
 
 
-@contextmanager
-def _their_shared(*folders: Path) -> Iterator[None]:
-    """Let a `shared` of the user's be imported inside instead of ours."""
-    if not any(map(_second_shared, folders)):
-        yield
-        return
-    ours = {n: m for n, m in sys.modules.items() if _is_shared(n)}
-    for name in ours:
-        del sys.modules[name]
-    try:
-        yield
-    finally:
-        for name in [n for n in sys.modules if _is_shared(n)]:
-            del sys.modules[name]
-        sys.modules.update(ours)
-
-
-def _is_shared(name: str) -> bool:
-    return name == "shared" or name.startswith("shared.")
+def _lies_in(path: Path, folder: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve())
 
 
 def _theirs(name: str, error: BaseException) -> ValueError:
@@ -211,4 +393,4 @@ def show_theirs(error: BaseException) -> None:
     lines = ["Traceback (most recent call last):\n"]
     lines += traceback.format_list(traceback.StackSummary.from_list(theirs))
     lines += traceback.format_exception_only(error)
-    print("".join(lines), end="", file=sys.stderr)
+    print("".join(lines), file=sys.stderr, end="")

@@ -198,7 +198,7 @@ def test_the_users_own_exception_is_shown_as_theirs(project, here):
     assert str(ROOT) not in err
 
 
-@pytest.mark.parametrize("own", ["tests", "benchmarks"])
+@pytest.mark.parametrize("own", ["tests", "benchmarks", "shared"])
 def test_a_project_with_folders_named_like_ours_works(project, own):
     (project / own).mkdir()
     (project / own / "__init__.py").write_text("")
@@ -210,25 +210,6 @@ def test_a_project_with_folders_named_like_ours_works(project, own):
     for target in ("mine:build", "mine.py:build"):
         done = gpt_duet(target, "--only", "shape", folder=project)
         assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_a_second_shared_ends_in_one_line_with_the_cure(project):
-    (project / "shared").mkdir()
-    (project / "shared" / "__init__.py").write_text("SIZE = 11\n")
-    (project / "mine.py").write_text(
-        "from shared import SIZE\nfrom my_pkg.model import Tiny\n\n\n"
-        "def build():\n    assert SIZE == 11\n    return Tiny()\n"
-    )
-    done = gpt_duet("mine:build", "--only", "shape", folder=project)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert str(project / "shared") in line
-    assert str(ROOT / "shared") in line
-    assert "path/to/file.py" in line
-    assert "pytest" in line
-    # and the cure is one
-    done = gpt_duet("mine.py:build", "--only", "shape", folder=project)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_imports_inside_a_factory_find_the_project(project, here):

@@ -4,6 +4,7 @@ import io
 import os
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -75,8 +76,11 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may be ASCII
             stream.reconfigure(errors="backslashreplace")
-    sys.path.append(here)
+    # the kit's own packages, too: an empty folder of their name hides none
+    added = [str(Path(__file__).resolve().parents[2]), here]
+    sys.path += added
     try:
         run(app)
     finally:
-        sys.path.remove(here)
+        for folder in added:
+            sys.path.remove(folder)

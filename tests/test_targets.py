@@ -1,0 +1,176 @@
+"""Models named by text: files, modules, expressions, each loaded alone."""
+
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from gpt_duet.targets import load_target
+
+MODEL = """
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass
+class GPTConfig:
+    vocab_size: int = 11
+    block_size: int = 8
+    width: int = 8
+
+
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.vocab_size, self.block_size = config.vocab_size, config.block_size
+        self.table = nn.Embedding(config.vocab_size, config.width)
+        self.head = nn.Linear(config.width, config.vocab_size)
+
+    def forward(self, idx):
+        return self.head(self.table(idx).cumsum(1))
+
+
+class Open(nn.Module):
+    def __init__(self, depth, config):
+        super().__init__()
+
+
+def late():
+    from helper import SIZE
+    return GPT(GPTConfig(vocab_size=SIZE))
+"""
+
+
+def write(folder, **files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(textwrap.dedent(text))
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "mine", model=MODEL, helper="SIZE = 5\n")
+    return tmp_path / "mine" / "model.py"
+
+
+@pytest.mark.parametrize(
+    ("what", "vocab_size"),
+    [
+        ("GPT(GPTConfig(vocab_size=7, block_size=4))", 7),
+        ("(lambda size: GPT(GPTConfig(vocab_size=size)))(3)", 3),
+        ("GPT", 11),  # the one dataclass whose fields all have defaults
+        ("late", 5),  # an import inside the factory finds its folder
+    ],
+)
+def test_what_a_target_builds(model, what, vocab_size):
+    before, path = set(sys.modules), list(sys.path)
+    factory = load_target(f"{model}:{what}")
+    first, second = factory(), factory()
+    assert first is not second
+    assert first.vocab_size == vocab_size
+    assert first(torch.zeros(1, 2, dtype=torch.long)).shape[-1] == vocab_size
+    assert not {"model", "helper"} & (set(sys.modules) - before)
+    assert sys.path == path
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("Open", r"write an expression, as '.*:Open\(depth=..., config=...\)"),
+        ("GPT(", "is no name and no expression"),
+        ("lates", "has no 'lates'; there is late"),
+        ("", "is no model"),
+    ],
+)
+def test_a_mistake_is_one_sentence(model, what, message):
+    with pytest.raises(ValueError, match=message):
+        load_target(f"{model}:{what}")
+
+
+def test_a_config_that_needs_values_is_spelled_out(model):
+    text = model.read_text().replace("vocab_size: int = 11", "vocab_size: int")
+    model.write_text(text)
+    with pytest.raises(ValueError, match=r"GPT\(GPTConfig\(vocab_size=...\)"):
+        load_target(f"{model}:GPT")
+
+
+def test_two_folders_with_a_module_of_one_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("left", "right"):
+        write(
+            tmp_path / name,
+            attn=f"WHO = {name!r}\n",
+            model="""
+            import attn
+
+            class Model:
+                who = attn.WHO
+
+                def __init__(self):
+                    import attn
+                    self.later = attn.WHO
+
+                def __call__(self, tokens): ...
+            """,
+        )
+    left = load_target("left/model.py:Model")
+    right = load_target("right/model.py:Model")
+    for _ in range(2):
+        assert (left().who, left().later) == ("left", "left")
+        assert (right().who, right().later) == ("right", "right")
+
+
+def test_a_file_in_a_package_imports_from_its_package(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(
+        tmp_path / "repo" / "pkg",
+        __init__="",
+        layers="WHO = 'pkg'\n",
+        model="""
+        from .layers import WHO
+        from pkg.layers import WHO as AGAIN
+
+        def build():
+            return lambda tokens: (WHO, AGAIN)
+        """,
+    )
+    model = load_target("repo/pkg/model.py:build")()
+    assert model(None) == ("pkg", "pkg")
+
+
+@pytest.mark.parametrize("name", ["shared", "annotated", "tests"])
+def test_a_package_called_as_ours_is_the_users_own(
+    tmp_path, monkeypatch, name
+):
+    import annotated
+    import shared
+
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / name, __init__="WHO = 'user'\n")
+    write(
+        tmp_path,
+        mine=f"""
+        import {name}
+
+        def build():
+            return lambda tokens: {name}.WHO
+        """,
+    )
+    assert load_target("mine:build")()(None) == "user"
+    assert load_target("mine.py:build")()(None) == "user"
+    assert sys.modules["shared"] is shared
+    assert sys.modules["annotated"] is annotated
+
+
+def test_a_model_and_a_function_come_as_they_are(model):
+    model.write_text(
+        MODEL + "\n\nready = GPT(GPTConfig())\n\n\ndef scores(idx):\n"
+        "    return ready(idx)\n"
+    )
+    assert isinstance(load_target(f"{model}:ready"), torch.nn.Module)
+    assert load_target(f"{model}:scores").__name__ == "scores"
