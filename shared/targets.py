@@ -4,6 +4,7 @@ Each is loaded alone: the modules that one target brings from its folder are
 gone before the next one, so that two folders may both have an attention.py.
 """
 
+import ast
 import difflib
 import importlib
 import importlib.util
@@ -151,7 +152,7 @@ def load_target(
             module = _import(path)
     what = what.strip()
     if not all(part.isidentifier() for part in what.split(".")):
-        return Target(what, _expression(module, what, target), place)
+        return Target(what, _expression(module, what), place)
     found = _attribute(module, what, path)
     if not callable(found):
         raise ValueError(
@@ -194,18 +195,22 @@ def _style(
     return factory
 
 
-def _expression(
-    module: ModuleType, text: str, target: str
-) -> Callable[[], Any]:
+def _expression(module: ModuleType, text: str) -> Callable[[], Any]:
     try:
-        code = compile(text, target, "eval")
+        tree = ast.parse(text, mode="eval")
     except SyntaxError as error:
         raise ValueError(
             f"{text!r} is no name and no expression: {error.msg}"
         ) from None
+    code = compile(tree, f"<{text}>", "eval")
 
     def build() -> Any:
-        return eval(code, dict(vars(module)))
+        names = dict(vars(module))
+        for node in ast.walk(tree):
+            # a package may import its names when they are asked for
+            if isinstance(node, ast.Name) and hasattr(module, node.id):
+                names[node.id] = getattr(module, node.id)
+        return eval(code, names)
 
     build.__name__ = text
     return build

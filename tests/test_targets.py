@@ -167,6 +167,22 @@ def test_a_package_called_as_ours_is_the_users_own(
     assert sys.modules["annotated"] is annotated
 
 
+def test_names_that_a_package_imports_when_asked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(
+        tmp_path,
+        lazy="""
+        def __getattr__(name):
+            if name == "build":
+                return lambda size: lambda tokens: size
+            raise AttributeError(name)
+        """,
+    )
+    assert load_target("lazy:(lambda: build(3))()")()(None) == 3
+    with pytest.raises(NameError, match="missing"):
+        load_target("lazy:missing()")()
+
+
 def test_a_model_and_a_function_come_as_they_are(model):
     model.write_text(
         MODEL + "\n\nready = GPT(GPTConfig())\n\n\ndef scores(idx):\n"

@@ -40,9 +40,9 @@ RECIPE = (
 README = """\
 # The small trained model
 
-{layers} layers of {width}, {heads} heads, a block of {block}, a tied head
-and the {vocab:,} tokens of {tokenizer}: {parameters:,} parameters, in half
-precision, in the GPT-2 layout that both styles and transformers read.
+{layers} layers of {width}, {heads} heads, a block of {block}, a tied head and the
+{vocab:,} tokens of {tokenizer}: {parameters:,} parameters, in half precision,
+in the GPT-2 layout that both styles and transformers read.
 
 | text | tokens | nats a token | bits a byte |
 | --- | --- | --- | --- |
@@ -50,9 +50,9 @@ precision, in the GPT-2 layout that both styles and transformers read.
 
 Half precision costs {cost:.6f} nats a token on the held-out tenth.
 
-Trained on the documentation that comes with Python {python}
-(pydoc_data.topics; sha256 of the text begins with {stamp}), nine tenths of
-it, by `python -m gpt_duet.training.make_small_model`:
+Trained on nine tenths of the documentation that comes with Python {python}
+(pydoc_data.topics; sha256 of the text begins with {stamp}) by
+`python -m gpt_duet.training.make_small_model`:
 
     gpt-duet train {recipe}
 

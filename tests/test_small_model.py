@@ -1,0 +1,59 @@
+"""The small trained model in the box: what it is, and what it reaches."""
+
+import re
+
+import pytest
+import torch
+
+from gpt_duet import load_tokenizer
+from gpt_duet.checkpoint import small_model
+from gpt_duet.protocol import load_style
+from gpt_duet.training.make_small_model import bits_a_byte, mean_loss_of
+
+# Written for this test: no text that the model was trained on.
+TEXT = """\
+The "retry" statement
+*********************
+
+The "retry" statement is used to run a block of statements again when an
+exception is raised in it.  The optional expression is evaluated first; if it
+is false, the exception is raised again.
+
+   retry_stmt ::= "retry" [expression] ":" suite
+
+If the suite is executed without an exception, the "else" clause is executed.
+A "return" statement in the suite ends the function, as in a "try" statement.
+
+Note: names that are bound in the suite are local to the function.
+"""
+NATS, BITS = 2.971605, 1.272739
+
+
+@pytest.mark.parametrize("style", ["annotated", "mingpt_style"])
+def test_both_styles_reach_the_loss_that_is_written_down(style):
+    found = small_model.load_small_model()
+    weights = found.to(torch.device("cpu"), torch.float32)
+    model = load_style(style).from_gpt2(weights, found.config).eval()
+    tokenizer = load_tokenizer("duet-1k")
+    ids = tokenizer.encode(TEXT)
+    nats = mean_loss_of(model, torch.tensor(ids))
+    assert nats == pytest.approx(NATS, abs=1e-6)
+    assert bits_a_byte(nats, ids, tokenizer) == pytest.approx(BITS, abs=1e-6)
+
+
+def test_what_its_folder_says():
+    folder = small_model.SMALL_MODEL
+    assert (folder / "model.safetensors").stat().st_size < 2 * 2**20
+    note = (folder / "README.md").read_text(encoding="utf-8")
+    cost = float(re.search(r"precision costs ([\d.]+) nats", note)[1])
+    assert cost < 0.005
+    held_out = re.search(r"held out \| [\d,]+ \| ([\d.]+) \|", note)
+    assert 3 < float(held_out[1]) < 4
+    found = small_model.load_small_model()
+    assert found.config.vocab_size == load_tokenizer("duet-1k").n_vocab
+    assert found.config.tie_weights
+
+
+def test_without_its_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(small_model, "SMALL_MODEL", tmp_path)
+    assert small_model.load_small_model() is None
