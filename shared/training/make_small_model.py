@@ -40,9 +40,9 @@ RECIPE = (
 README = """\
 # The small trained model
 
-{layers} layers of {width}, {heads} heads, a block of {block}, a tied head and the
-{vocab:,} tokens of {tokenizer}: {parameters:,} parameters, in half precision,
-in the GPT-2 layout that both styles and transformers read.
+{layers} layers of {width}, {heads} heads, a block of {block}, a tied head and
+the {vocab:,} tokens of {tokenizer}: {parameters:,} parameters, in half
+precision, in the GPT-2 layout that both styles and transformers read.
 
 | text | tokens | nats a token | bits a byte |
 | --- | --- | --- | --- |
