@@ -1,6 +1,5 @@
-"""The sizes of a GPT, in GPT-2's words."""
+"""The sizes of a GPT, under GPT-2's names."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,36 +8,45 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .validation import is_number, whole_number
+
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "gelu": nn.GELU,
     "gelu_tanh": partial(nn.GELU, approximate="tanh"),
 }
 
-# n_layer, n_head, n_embd; then vocabulary and block, where the name fixes
-# them. Sources: GPT-2 and GPT papers; minGPT's table; the paper's base model.
-_PRESETS: dict[str, dict[str, Any]] = {
-    "gpt2": {"n_layer": 12, "n_head": 12, "n_embd": 768},
-    "gpt2-medium": {"n_layer": 24, "n_head": 16, "n_embd": 1024},
-    "gpt2-large": {"n_layer": 36, "n_head": 20, "n_embd": 1280},
-    "gpt2-xl": {"n_layer": 48, "n_head": 25, "n_embd": 1600},
-    "openai-gpt": {"n_layer": 12, "n_head": 12, "n_embd": 768},
-    "gpt-mini": {"n_layer": 6, "n_head": 6, "n_embd": 192},
-    "gpt-micro": {"n_layer": 4, "n_head": 4, "n_embd": 128},
-    "gpt-nano": {"n_layer": 3, "n_head": 3, "n_embd": 48},
-    "annotated-base": {
-        "n_layer": 6,
-        "n_head": 8,
-        "n_embd": 512,
-        "n_inner": 2048,
-    },
+
+def _preset(
+    n_layer: int, n_head: int, n_embd: int, **others: int
+) -> dict[str, Any]:
+    sizes = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd}
+    return sizes | others
+
+
+_GPT2 = {"vocab_size": 50257, "block_size": 1024, "tie_weights": True}
+_GPT1 = {"vocab_size": 40478, "block_size": 512, "tie_weights": True}
+# Sources: the GPT-2 and GPT papers; minGPT's table; the paper's base model.
+_PRESETS = {
+    "gpt2": _preset(12, 12, 768, **_GPT2),
+    "gpt2-medium": _preset(24, 16, 1024, **_GPT2),
+    "gpt2-large": _preset(36, 20, 1280, **_GPT2),
+    "gpt2-xl": _preset(48, 25, 1600, **_GPT2),
+    "openai-gpt": _preset(12, 12, 768, **_GPT1),
+    "gpt-mini": _preset(6, 6, 192),
+    "gpt-micro": _preset(4, 4, 128),
+    "gpt-nano": _preset(3, 3, 48),
+    "annotated-base": _preset(6, 8, 512, n_inner=2048),
 }
-for _name, _sizes in _PRESETS.items():
-    if _name.startswith("gpt2"):
-        _sizes |= {"vocab_size": 50257, "block_size": 1024}
-        _sizes |= {"tie_weights": True}
-_PRESETS["openai-gpt"] |= {"vocab_size": 40478, "block_size": 512}
-_PRESETS["openai-gpt"] |= {"tie_weights": True}
+# The smallest value of each whole number.
+_LEAST = {
+    "vocab_size": 1,
+    "block_size": 1,
+    "n_layer": 1,
+    "n_head": 1,
+    "n_embd": 2,  # the paper's LayerNorm divides by n - 1
+    "n_inner": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -76,19 +84,21 @@ class GPTConfig:
     norm_eps: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no model can be built from."""
-        for field in ("vocab_size", "block_size", "n_layer", "n_head"):
-            _require_count(field, getattr(self, field), at_least=1)
-        _require_count("n_embd", self.n_embd, at_least=2)
-        if self.n_inner is not None:
-            _require_count("n_inner", self.n_inner, at_least=1)
+        """Refuse what no model can be built from; NumPy's numbers are fine."""
+        for field, least in _LEAST.items():
+            value = getattr(self, field)
+            if field == "n_inner" and value is None:
+                continue
+            number = whole_number(field, value, least, at_most=2**31 - 1)
+            object.__setattr__(self, field, number)
         if self.n_embd % self.n_head != 0:
             raise ValueError(
                 f"n_embd must be a multiple of n_head, "
                 f"got n_embd={self.n_embd} and n_head={self.n_head}"
             )
-        if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
+        if not is_number(self.dropout) or not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        object.__setattr__(self, "dropout", float(self.dropout))
         if self.activation not in tuple(ACTIVATIONS):
             raise ValueError(
                 f"activation must be one of {', '.join(ACTIVATIONS)}, "
@@ -98,12 +108,12 @@ class GPTConfig:
             raise ValueError(
                 f"tie_weights must be True or False, got {self.tie_weights!r}"
             )
-        if self.norm_eps is not None and (
-            not _is_number(self.norm_eps) or not 0 <= self.norm_eps < math.inf
-        ):
-            raise ValueError(
-                f"norm_eps must be a number from 0, got {self.norm_eps!r}"
-            )
+        if self.norm_eps is not None:
+            if not is_number(self.norm_eps) or self.norm_eps < 0:
+                raise ValueError(
+                    f"norm_eps must be a number from 0, got {self.norm_eps!r}"
+                )
+            object.__setattr__(self, "norm_eps", float(self.norm_eps))
 
     @property
     def inner_size(self) -> int:
@@ -172,16 +182,3 @@ def activation_name(activation: Callable[[Tensor], Tensor] | str) -> str:
         f"activation must be one of {', '.join(ACTIVATIONS)}, "
         f"or its function or module, got {activation!r}"
     )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _require_count(field: str, value: object, at_least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{field} must be a whole number, got {value!r}")
-    if value < at_least:
-        raise ValueError(f"{field} must be at least {at_least}, got {value}")
-    if value >= 2**31:
-        raise ValueError(f"{field} must be below 2**31, got {value}")

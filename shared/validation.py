@@ -101,10 +101,9 @@ def require_seed(seed: int) -> None:
     """Refuse a seed that torch's generators do not take.
 
     Raises:
-        ValueError: for one below 0 or above 2**63 - 1.
+        ValueError: for one that is not from 0 to 2**63 - 1.
     """
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"seed must be from 0 to 2**63 - 1, got {seed}")
+    whole_number("seed", seed)
 
 
 def require_parent(path: Path | None) -> None:

@@ -165,7 +165,7 @@ def test_two_functions_end_with_status_1(run, monkeypatch):
         (["--device", "cuda:99"], ["'cuda:99'", "cpu"]),
         (["--device", "meta"], ["'meta'", "cpu"]),
         (["--device", "hpu"], ["'hpu'", "cpu"]),
-        (["--block-size", "9" * 20], ["block_size", "below 2**31"]),
+        (["--block-size", "9" * 20], ["block_size", "at most 2,147,483,647"]),
         (["--dtype", "float8"], ["'float8'", "float32 or float64"]),
         (["--file", "missing.txt"], ["missing.txt", "No such file"]),
         (["--file", "empty.txt"], ["empty.txt is empty"]),

@@ -351,7 +351,7 @@ def test_two_processes_have_the_gradients_of_one(tmp_path):
         ),
         (("--out", "{new}", "--file={absent}"), "cannot read"),
         (("--out", "{new}", "--block-size=5000"), "a window of 5000 and"),
-        (("--out", "{new}", "--steps=0"), "steps must be a whole number"),
+        (("--out", "{new}", "--steps=0"), "steps must be at least 1, got 0"),
         (("--out", "{new}", "--lr=-1"), "lr must be a number above 0"),
         (("--out", "{new}", "--dropout=1"), r"dropout must be in [0, 1)"),
         (("--out", "{new}", "--n-head=3"), "n_embd=16 and n_head=3"),

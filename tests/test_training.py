@@ -93,12 +93,12 @@ def test_matrices_decay_and_the_rest_does_not(style):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"steps": 0}, "steps must be a whole number from 1, got 0"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"batch_size": -2}, "batch_size .* got -2"),
         ({"eval_batches": 1.5}, r"eval_batches .* got 1\.5"),
         ({"lr": 0.0}, r"lr must be a number above 0, got 0\.0"),
         ({"lr": float("nan")}, "lr .* got nan"),
-        ({"seed": -1}, "seed must be from 0 .* got -1"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
     ],
 )
 def test_a_recipe_that_cannot_be_done_is_refused(setting, message):

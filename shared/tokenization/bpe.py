@@ -15,6 +15,7 @@ import regex
 import tiktoken
 
 from ..files import write_atomically
+from ..validation import whole_number
 from .texts import default_text, read_text, text_stamp
 
 NAME = "duet-1k"
@@ -53,8 +54,7 @@ def train_bpe(
     Source: Sennrich et al. 2016 (Neural Machine Translation of Rare Words
     with Subword Units), on bytes as GPT-2 does it.
     """
-    if n_ranks < 256:
-        raise ValueError(f"n_ranks must be at least 256, got {n_ranks}")
+    whole_number("n_ranks", n_ranks, at_least=256)
     ranks = {bytes([b]): b for b in range(256)}
     merger = _Merger(regex.findall(pattern, text))
     while len(ranks) < n_ranks:

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ..validation import is_number, whole_number
+
 
 def default_text() -> str:
     """Return Python's language reference, which comes with Python.
@@ -64,7 +66,7 @@ def split_ids(
         ValueError: for a share outside (0, 1), or a text so short that a
             part would be empty.
     """
-    if not 0 < train_share < 1:
+    if not is_number(train_share) or not 0 < train_share < 1:
         raise ValueError(f"train_share must be in (0, 1), got {train_share}")
     cut = int(train_share * len(ids))
     if cut == 0 or cut == len(ids):
@@ -100,9 +102,8 @@ def random_batch(
 
     Source: the lecture "Let's build GPT".
     """
-    for name, size in (("batch_size", batch_size), ("block_size", block_size)):
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
+    whole_number("batch_size", batch_size, at_least=1)
+    whole_number("block_size", block_size, at_least=1)
     starts = len(ids) - block_size
     if starts < 1:
         raise ValueError(

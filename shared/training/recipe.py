@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ..validation import is_number, require_seed, whole_number
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -45,17 +47,11 @@ class Recipe:
     def __post_init__(self) -> None:
         """Refuse what cannot be done."""
         for name in ("steps", "batch_size", "eval_interval", "eval_batches"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(
-                    f"{name} must be a whole number from 1, got {value!r}"
-                )
-        if not 0 < self.lr < math.inf:
+            count = whole_number(name, getattr(self, name), at_least=1)
+            object.__setattr__(self, name, count)
+        if not is_number(self.lr) or self.lr <= 0:
             raise ValueError(f"lr must be a number above 0, got {self.lr!r}")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(
-                f"seed must be from 0 to 2**63 - 1, got {self.seed}"
-            )
+        require_seed(self.seed)
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of a step, counted from 1.
