@@ -101,14 +101,14 @@ def test_golden_numbers(golden, tmp_path, name, habit, title):
     weights, answers, _ = golden(name)
     given = {} if habit else {"activation": "gelu_tanh"}
     found = load_checkpoint(write(tmp_path, weights), n_head=4, **given)
-    assert title in found.told[0]
-    assert "n_head 4 (--n-head)" in found.told[-1]
+    assert title in found.notes[0]
+    assert "n_head 4 (--n-head)" in found.notes[-1]
     for style in STYLES:
         got = run(found, style, answers["tokens"])
         assert_near(got, answers["logits"].log_softmax(-1), 1e-5)
     if habit:
         assert found.config.activation == habit
-        assert f"activation {habit} (its habit)" in found.told[-1]
+        assert f"activation {habit} (the layout's default)" in found.notes[-1]
         other = load_checkpoint(tmp_path, n_head=4, activation="relu")
         assert other.config.activation == "relu"
 
@@ -202,7 +202,7 @@ def test_a_model_without_head_is_tied_and_three_dropouts_are_told(tmp_path):
     found = load_checkpoint(tmp_path / "body")
     want = their_logits(theirs).log_softmax(-1)
     assert_near(run(found, "annotated"), want, 2e-5)
-    assert any("attn_pdrop 0.2" in line for line in found.told)
+    assert any("attn_pdrop 0.2" in line for line in found.notes)
 
 
 # Others' habits ------------------------------------------------------------
@@ -290,7 +290,7 @@ def test_padding_of_the_vocabulary_is_left_out():
     assert found.for_vocabulary(1024, "t") is found
     cut = found.for_vocabulary(1001, "t")
     assert cut.config.vocab_size == 1001
-    assert "23 rows" in cut.told[-1]
+    assert "23 rows" in cut.notes[-1]
     # the same function over the tokens that are there
     tokens = torch.tensor([[1, 1000]])
     want = run(found, "mingpt_style", tokens)[..., :1001].log_softmax(-1)

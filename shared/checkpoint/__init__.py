@@ -1,15 +1,28 @@
-"""Weights on disk: layouts, config.json, and from style to style."""
+"""Checkpoints: weights on disk, and from one style to another.
 
+gpt2_layout.py    GPT-2's names and shapes, in which the styles exchange
+weights
+other_layouts.py  nanoGPT's, minGPT's and the post's, to and from GPT-2's
+config_json.py    config.json, transformers' and the kit's own
+weights_file.py   model.safetensors; pickles are refused
+folder.py         a checkpoint's folder, read and written
+convert.py        a model of one style, rebuilt in another
+"""
+
+from .convert import convert
 from .folder import (
+    TARGETS,
     Checkpoint,
-    convert,
     cut_vocabulary,
     load_checkpoint,
     save_checkpoint,
 )
+from .gpt2_layout import State
 
 __all__ = [
+    "TARGETS",
     "Checkpoint",
+    "State",
     "convert",
     "cut_vocabulary",
     "load_checkpoint",

@@ -40,7 +40,7 @@ def read_config(path: Path) -> tuple[dict[str, Any], list[str]]:
             own: the fields of GPTConfig; nanoGPT's model_args will do.
 
     Returns:
-        The fields, and what about them should be said aloud.
+        The fields, and notes about what was simplified.
 
     Raises:
         ValueError: for what is no JSON object, a field that is missing or

@@ -1,8 +1,4 @@
-"""Checkpoints on disk, and models from one style to another.
-
-Tensors are read from safetensors and sizes from JSON, never from a pickle,
-which is a program and runs when it is read.
-"""
+"""A checkpoint's folder: model.safetensors and config.json, read, written."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors.torch import save_file
+from torch import Tensor
 
 from ..config import GPTConfig
 from ..files import new_folder
-from ..protocol import load_style, style_of
+from ..validation import DTYPES
 from .config_json import our_config, read_config, transformers_config
-from .gpt2_layout import State, read_gpt2, require_tied
+from .gpt2_layout import State, axes, read_gpt2, require_tied, strip
 from .other_layouts import (
     bring_to_gpt2,
     count_layers,
@@ -27,14 +22,10 @@ from .other_layouts import (
     recognise,
     with_prefix,
 )
+from .weights_file import WEIGHTS, find_weights, read_tensors
 
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
+CONFIG = "config.json"
 TARGETS = ("gpt2", "nanogpt")
-
-_PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
-# Older programs saved their causal masks, some of them as booleans.
-_MASKS = (".attn.bias", ".attn.masked_bias", ".attn.mask")
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -44,12 +35,13 @@ class Checkpoint:
     Attributes:
         state: names without a prefix, always with lm_head.weight.
         config: sizes, number of heads, activation.
-        told: what was recognised and where each fact comes from, in words.
+        notes: the layout that was recognised, and where each fact that
+            weights do not show comes from.
     """
 
     state: State
     config: GPTConfig
-    told: tuple[str, ...]
+    notes: tuple[str, ...]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> State:
         """Return the tensors on a device, in a dtype."""
@@ -81,7 +73,7 @@ class Checkpoint:
             self,
             state=cut_vocabulary(self.state, n_vocab),
             config=self.config.replace(vocab_size=n_vocab),
-            told=(*self.told, note),
+            notes=(*self.notes, note),
         )
 
 
@@ -111,7 +103,8 @@ def load_checkpoint(
         folder: with model.safetensors, or one other .safetensors, and
             config.json of transformers or of the kit.
         n_head: number of heads, where no config.json says it.
-        activation: where no config.json says it and the layout has no habit.
+        activation: where no config.json says it; that of nanoGPT, minGPT
+            and the post is known.
 
     Raises:
         ValueError: for a pickle, a damaged file, an unknown layout, shapes
@@ -119,37 +112,33 @@ def load_checkpoint(
             differently.
     """
     folder = Path(folder)
-    tensors = _read_tensors(_find_weights(folder))
+    tensors = _widest(strip(read_tensors(find_weights(folder))))
     layout = recognise(tensors)
     state = bring_to_gpt2(tensors, layout)
     wte, head = state.get("wte.weight"), state.get("lm_head.weight")
     tied = wte is not None and (head is None or _equal(wte, head))
-    title, habit = _habits(layout, tied)
+    title, default_activation = _describe_layout(layout, tied)
 
     facts: dict[str, Any] = {}
-    said_by: dict[str, str] = {}
-    told = [title]
+    notes: list[str] = []
     if (folder / CONFIG).is_file():
         facts, notes = read_config(folder / CONFIG)
-        told += notes
-        said_by = dict.fromkeys(facts, CONFIG)
+    sources = dict.fromkeys(facts, CONFIG)
     options = {"n_head": n_head, "activation": activation}
     for name, value in options.items():
-        option = f"--{name.replace('_', '-')}"
-        if value is None:
-            continue
-        if facts.setdefault(name, value) != value:
-            raise ValueError(
-                f"{folder / CONFIG} says {name} is {facts[name]}, {option} "
-                f"says {value}"
-            )
-        said_by.setdefault(name, option)
-    if habit is not None and facts.get("activation") is None:
-        facts["activation"], said_by["activation"] = habit, "its habit"
-    _require_told(facts, folder)
+        if value is not None:
+            if facts.setdefault(name, value) != value:
+                raise ValueError(
+                    f"{folder / CONFIG} says {name} is {facts[name]}, "
+                    f"{_option(name)} says {value}"
+                )
+            sources.setdefault(name, _option(name))
+    if default_activation and facts.get("activation") is None:
+        facts["activation"] = default_activation
+        sources["activation"] = "the layout's default"
+    _require_facts(facts, tuple(options), folder)
     sizes = _sizes(state)
-    facts = sizes | {"tie_weights": tied} | facts
-    config = GPTConfig(**facts)
+    config = GPTConfig(**sizes | {"tie_weights": tied} | facts)
     _require_sizes(sizes, config, folder)
     if not config.tie_weights and head is None:
         raise ValueError(
@@ -159,8 +148,8 @@ def load_checkpoint(
     state = read_gpt2(state, config)
     if config.tie_weights:
         require_tied(state)
-    facts_told = (f"{n} {facts[n]} ({said_by[n]})" for n in options)
-    return Checkpoint(state, config, (*told, ", ".join(facts_told)))
+    origins = ", ".join(f"{n} {facts[n]} ({sources[n]})" for n in options)
+    return Checkpoint(state, config, (title, *notes, origins))
 
 
 def save_checkpoint(
@@ -210,75 +199,10 @@ def save_checkpoint(
         (beside / CONFIG).write_text(description, encoding="utf-8")
 
 
-def convert(model: nn.Module, style: str) -> nn.Module:
-    """Rebuild a model in another style, through the GPT-2 layout.
-
-    Args:
-        model: of any style.
-        style: name of the style's package.
-
-    Returns:
-        A model with copies of the weights and the same config, in the same
-        train or eval mode.
-
-    Raises:
-        ValueError: where the model is of no style, or does not fit.
-    """
-    state = style_of(model).to_gpt2(model)
-    config = model.config
-    assert isinstance(config, GPTConfig)
-    return load_style(style).from_gpt2(state, config).train(model.training)
-
-
-def _find_weights(folder: Path) -> Path:
-    if folder.is_file():
-        _refuse_pickle(folder)
-        raise ValueError(f"{folder} is a file: give its folder")
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}")
-    if (folder / WEIGHTS).is_file():
-        return folder / WEIGHTS
-    files = sorted(file for file in folder.iterdir() if file.is_file())
-    found = [file for file in files if file.suffix == ".safetensors"]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ValueError(
-            f"{folder} has {len(found)} .safetensors files and none is named "
-            f"{WEIGHTS}: join them, for instance with save_pretrained("
-            "max_shard_size=...)"
-        )
-    for file in files:
-        _refuse_pickle(file)
-    raise ValueError(f"{folder} has no {WEIGHTS}")
-
-
-def _refuse_pickle(file: Path) -> None:
-    with file.open("rb") as stream:
-        start = stream.read(9)
-    # Safetensors begins with the length of its header, which can look like
-    # a pickle's first bytes; the header itself begins with a brace.
-    safe = start[4:] == b"\0\0\0\0{"
-    zipped = start.startswith(b"PK\3\4")
-    raw = start[:1] == b"\x80" and start[1:2] in (b"\2", b"\3", b"\4", b"\5")
-    if not safe and (zipped or raw or file.suffix in _PICKLE_SUFFIXES):
-        raise ValueError(
-            f"{file} is a pickle, a program that runs when it is read: save "
-            "the state dict with safetensors.torch.save_file instead"
-        )
-
-
-def _read_tensors(file: Path) -> State:
-    _refuse_pickle(file)
-    try:
-        tensors = load_file(file)
-    except SafetensorError as error:
-        raise ValueError(
-            f"{file} is damaged, or not a safetensors file: {error}"
-        ) from None
-    tensors = {k: v for k, v in tensors.items() if not k.endswith(_MASKS)}
+def _widest(tensors: State) -> State:
+    """Bring all tensors to the widest of their dtypes."""
     for name, tensor in tensors.items():
-        if tensor.dtype not in _FLOATS:
+        if tensor.dtype not in DTYPES.values():
             kind = str(tensor.dtype).removeprefix("torch.")
             raise ValueError(f"{name} is {kind}: weights must be float")
     dtypes = (tensor.dtype for tensor in tensors.values())
@@ -286,8 +210,8 @@ def _read_tensors(file: Path) -> State:
     return {name: tensor.to(widest) for name, tensor in tensors.items()}
 
 
-def _habits(layout: str, tied: bool) -> tuple[str, str | None]:
-    """What a layout is called, and its author's activation."""
+def _describe_layout(layout: str, tied: bool) -> tuple[str, str | None]:
+    """Return what a layout is called, and its authors' activation."""
     if layout == "gpt2":
         return "the GPT-2 layout, as transformers saves it", None
     if layout == "scratch":
@@ -297,16 +221,20 @@ def _habits(layout: str, tied: bool) -> tuple[str, str | None]:
     return "a state dict of minGPT", "gelu_tanh"
 
 
-def _require_told(facts: Mapping[str, Any], folder: Path) -> None:
-    wanted = ("n_head", "activation")
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _require_facts(
+    facts: Mapping[str, Any], wanted: tuple[str, ...], folder: Path
+) -> None:
     missing = [name for name in wanted if facts.get(name) is None]
     if missing:
-        options = " and ".join(f"--{n.replace('_', '-')}" for n in missing)
         there = (folder / CONFIG).is_file()
         raise ValueError(
             f"weights do not show {' and '.join(missing)}, and {folder} has "
             f"{'nothing about it in its' if there else 'no'} {CONFIG}: give "
-            f"{options}"
+            f"{' and '.join(map(_option, missing))}"
         )
 
 
@@ -326,15 +254,10 @@ def _require_sizes(
 
 
 def _sizes(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What three shapes show; read_gpt2 looks at all of them."""
-    shapes = {}
-    for name in ("wte.weight", "wpe.weight", "h.0.mlp.c_fc.weight"):
-        if name not in state:
-            raise ValueError(f"weights do not fit: missing {name}")
-        shapes[name] = tuple(state[name].shape)
-        if len(shapes[name]) != 2:
-            raise ValueError(f"{name} has shape {shapes[name]}, not 2 axes")
-    (V, C), (T, _), (_, inner) = shapes.values()
+    """Return the sizes that three shapes show; read_gpt2 checks them all."""
+    V, C = axes(state, "wte.weight", 2)
+    T, _ = axes(state, "wpe.weight", 2)
+    _, inner = axes(state, "h.0.mlp.c_fc.weight", 2)
     return {
         "vocab_size": V,
         "block_size": T,

@@ -21,6 +21,8 @@ LINEAR_WEIGHTS = (
     "mlp.c_fc.weight",
     "mlp.c_proj.weight",
 )
+# The causal masks that older programs saved, some of them as booleans.
+MASK_BUFFERS = (".attn.bias", ".attn.masked_bias", ".attn.mask")
 
 
 def gpt2_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
@@ -54,14 +56,14 @@ def gpt2_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
 
 
 def strip(state: Mapping[str, Tensor], *prefixes: str) -> State:
-    """Take prefixes off the names, and leave GPT-2's mask buffers out."""
+    """Take prefixes off the names, and leave mask buffers out."""
     stripped = {}
     for name, tensor in state.items():
         for prefix in prefixes:
             name = name.removeprefix(prefix)
         if name in stripped:
             raise ValueError(f"weights do not fit: {name} is there twice")
-        if not name.endswith((".attn.bias", ".attn.masked_bias")):
+        if not name.endswith(MASK_BUFFERS):
             stripped[name] = tensor
     return stripped
 
@@ -90,6 +92,22 @@ def read_gpt2(state: Mapping[str, Tensor], config: GPTConfig) -> State:
         shapes["lm_head.bias"] = (config.vocab_size,)
     require_shapes(state, shapes)
     return state
+
+
+def axes(
+    state: Mapping[str, Tensor], name: str, count: int
+) -> tuple[int, ...]:
+    """Return the shape of a tensor that must have so many axes.
+
+    Raises:
+        ValueError: where it is missing, or has other axes.
+    """
+    if name not in state:
+        raise ValueError(f"weights do not fit: missing {name}")
+    shape = tuple(state[name].shape)
+    if len(shape) != count:
+        raise ValueError(f"{name} has shape {shape}, not {count} axes")
+    return shape
 
 
 def require_shapes(

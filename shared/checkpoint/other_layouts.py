@@ -11,7 +11,14 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from .gpt2_layout import LINEAR_WEIGHTS, State, require_shapes, some, strip
+from .gpt2_layout import (
+    LINEAR_WEIGHTS,
+    State,
+    axes,
+    require_shapes,
+    some,
+    strip,
+)
 
 # In the post's block: GPT-2's name, and the post's.
 _SCRATCH_PARTS = {
@@ -76,11 +83,7 @@ def nanogpt_from_gpt2(state: Mapping[str, Tensor]) -> State:
     Args:
         state: in GPT-2's layout, without a prefix, with lm_head.weight.
     """
-    turned = {
-        name: tensor.t() if name.endswith(LINEAR_WEIGHTS) else tensor
-        for name, tensor in state.items()
-    }
-    return with_prefix(turned)
+    return with_prefix(_transpose_linears(state))
 
 
 def with_prefix(state: Mapping[str, Tensor]) -> State:
@@ -111,6 +114,10 @@ def _nanogpt(state: Mapping[str, Tensor]) -> State:
     if not any(bias in state for bias in biases):  # nanoGPT's bias=False
         for weight, bias in zip(weights, biases, strict=True):
             state[bias] = state[weight].new_zeros(state[weight].size(0))
+    return _transpose_linears(state)
+
+
+def _transpose_linears(state: Mapping[str, Tensor]) -> State:
     return {
         name: tensor.t() if name.endswith(LINEAR_WEIGHTS) else tensor
         for name, tensor in state.items()
@@ -118,7 +125,7 @@ def _nanogpt(state: Mapping[str, Tensor]) -> State:
 
 
 def _scratch(state: Mapping[str, Tensor]) -> State:
-    state = {k: v for k, v in state.items() if not k.endswith(".attn.mask")}
+    state = strip(state)
     n_layer = count_layers(state, "blocks")
     require_shapes(state, _scratch_shapes(state, n_layer))
     gpt2 = {
@@ -143,9 +150,9 @@ def _scratch_shapes(
     state: Mapping[str, Tensor], n_layer: int
 ) -> dict[str, tuple[int, ...]]:
     """Shapes of the post's tensors, for the sizes that three of them show."""
-    V, C = _axes(state, "tok_embed.weight", 2)
-    _, T, _ = _axes(state, "pos_embed", 3)
-    inner, _ = _axes(state, "blocks.0.ff.0.weight", 2)
+    V, C = axes(state, "tok_embed.weight", 2)
+    _, T, _ = axes(state, "pos_embed", 3)
+    inner, _ = axes(state, "blocks.0.ff.0.weight", 2)
     matrices = {part: (C, C) for part in (*_SCRATCH_QKV, "attn.proj")}
     matrices |= {"ff.0": (inner, C), "ff.2": (C, inner)}
     block: dict[str, tuple[int, ...]] = {}
@@ -166,14 +173,3 @@ def _scratch_shapes(
         "fc.weight": (V, C),
         "fc.bias": (V,),
     }
-
-
-def _axes(
-    state: Mapping[str, Tensor], name: str, dims: int
-) -> tuple[int, ...]:
-    if name not in state:
-        raise ValueError(f"weights do not fit: missing {name}")
-    shape = tuple(state[name].shape)
-    if len(shape) != dims:
-        raise ValueError(f"{name} has shape {shape}, not {dims} axes")
-    return shape

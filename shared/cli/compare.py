@@ -111,7 +111,7 @@ def compare(
         state = {k: v.to(device, dtype) for k, v in drawn.items()}
     else:
         state = checkpoint.to(device, dtype)
-        told = "; ".join((str(weights), *checkpoint.told))
+        told = "; ".join((str(weights), *checkpoint.notes))
     comparison = compare_weights(names, config, state, tokens, weights=told)
     console.print(
         RichText.assemble(

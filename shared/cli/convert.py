@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.text import Text as RichText
 
-from ..checkpoint.folder import TARGETS, load_checkpoint, save_checkpoint
+from ..checkpoint import TARGETS, load_checkpoint, save_checkpoint
 from ..config import GPTConfig
 from ..files import require_new_folder
 from . import options
@@ -50,7 +50,7 @@ def convert(
     if layout == "nanogpt":
         whose = _whose_state_dict(checkpoint.config)
     facts = {
-        "read": "; ".join((str(weights), *checkpoint.told)),
+        "read": "; ".join((str(weights), *checkpoint.notes)),
         "written": f"{out}; for {whose}",
     }
     for name, fact in facts.items():

@@ -14,8 +14,7 @@ from rich.progress import Progress
 from rich.text import Text as RichText
 from torch import nn
 
-from ..checkpoint.folder import cut_vocabulary
-from ..checkpoint.gpt2_layout import State
+from ..checkpoint import State, cut_vocabulary
 from ..comparison.styles import enlarged_random_weights
 from ..config import GPTConfig
 from ..generation import (
@@ -318,7 +317,7 @@ def _choose_weights(
     checkpoint = options.choose_checkpoint(
         folder, tokenizer, tokenizer_name, preset=preset, **sizes
     )
-    told = [str(folder), *checkpoint.told]
+    told = [str(folder), *checkpoint.notes]
     return checkpoint.config, checkpoint.state, told
 
 

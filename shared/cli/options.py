@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..checkpoint.folder import Checkpoint, load_checkpoint
+from ..checkpoint import Checkpoint, load_checkpoint
 from ..config import ACTIVATIONS, GPTConfig, preset_fields, preset_names
 from ..files import write_atomically
 from ..tokenization.texts import default_text, read_text

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..checkpoint.folder import convert
+from ..checkpoint import convert
 from ..protocol import load_style
 from ..tokenization.tokenizers import CharTokenizer, Tokenizer, load_tokenizer
 from ..validation import DTYPES

@@ -1,0 +1,73 @@
+"""The file of a checkpoint's tensors: safetensors, never a pickle.
+
+A pickle is a program that runs when it is read.
+"""
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from .gpt2_layout import State
+
+WEIGHTS = "model.safetensors"
+
+_PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
+
+
+def read_tensors(file: Path) -> State:
+    """Return the tensors of a safetensors file.
+
+    Raises:
+        ValueError: for a pickle, and for a damaged file.
+    """
+    _refuse_pickle(file)
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{file} is damaged, or not a safetensors file: {error}"
+        ) from None
+
+
+def find_weights(folder: Path) -> Path:
+    """Return a folder's model.safetensors, or its only .safetensors.
+
+    Raises:
+        ValueError: where there is none, or several, or a pickle instead.
+    """
+    if folder.is_file():
+        _refuse_pickle(folder)
+        raise ValueError(f"{folder} is a file: give its folder")
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
+    if (folder / WEIGHTS).is_file():
+        return folder / WEIGHTS
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    found = [file for file in files if file.suffix == ".safetensors"]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ValueError(
+            f"{folder} has {len(found)} .safetensors files and none is named "
+            f"{WEIGHTS}: join them, for instance with save_pretrained("
+            "max_shard_size=...)"
+        )
+    for file in files:
+        _refuse_pickle(file)
+    raise ValueError(f"{folder} has no {WEIGHTS}")
+
+
+def _refuse_pickle(file: Path) -> None:
+    with file.open("rb") as stream:
+        start = stream.read(9)
+    # Safetensors begins with the length of its header, which can look like
+    # a pickle's first bytes; the header itself begins with a brace.
+    safe = start[4:] == b"\0\0\0\0{"
+    zipped = start.startswith(b"PK\3\4")
+    raw = start[:1] == b"\x80" and start[1:2] in (b"\2", b"\3", b"\4", b"\5")
+    if not safe and (zipped or raw or file.suffix in _PICKLE_SUFFIXES):
+        raise ValueError(
+            f"{file} is a pickle, a program that runs when it is read: save "
+            "the state dict with safetensors.torch.save_file instead"
+        )
