@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import shared.cli
-from shared.training import Trainer
-from shared.training.run_folder import last_checkpoint, open_run, read_log
+from shared.training import Trainer, last_checkpoint, open_run, read_log
 
 STYLES = ("annotated", "mingpt_style")
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,23 +14,22 @@ from torch import nn
 
 from shared import GPTConfig
 from shared.tokenization.texts import random_batch
-from shared.training import Record, Trainer, TrainingFailed
-from shared.training.processes import Processes
-from shared.training.recipe import (
+from shared.training import (
+    Processes,
     Recipe,
-    build_optimizer,
-    generator_for,
-    seed_for,
-)
-from shared.training.run_folder import (
+    Record,
+    Trainer,
+    TrainingFailed,
     append_log,
+    build_saved,
     cut_log,
     last_checkpoint,
+    load_trained,
     open_run,
     read_log,
     save,
 )
-from shared.training.saved_model import build_saved, load_trained
+from shared.training.recipe import build_optimizer, generator_for, seed_for
 
 CONFIG = GPTConfig(
     vocab_size=7, block_size=6, n_layer=2, n_head=2, n_embd=8, dropout=0.2

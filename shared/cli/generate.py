@@ -27,7 +27,7 @@ from ..generation import (
 from ..protocol import CachedLanguageModel, LanguageModel, load_style
 from ..tokenization.texts import text_stamp
 from ..tokenization.tokenizers import DEFAULT, Tokenizer, load_tokenizer
-from ..training.saved_model import load_trained
+from ..training import load_trained
 from ..validation import (
     EXACT_DTYPES,
     choose_device,

@@ -13,15 +13,18 @@ from ..files import require_new_folder
 from ..protocol import LanguageModel, load_style
 from ..tokenization.texts import split_ids, text_stamp
 from ..tokenization.tokenizers import Tokenizer, load_tokenizer
-from ..training.processes import Processes, join_processes, own_device
-from ..training.recipe import Recipe
-from ..training.run_folder import cut_log, open_run
-from ..training.saved_model import (
+from ..training import (
+    Processes,
+    Recipe,
+    Trainer,
     build_saved,
+    cut_log,
     describe_tokenizer,
+    join_processes,
+    open_run,
+    own_device,
     recall_tokenizer,
 )
-from ..training.trainer import Trainer
 from ..validation import choose_device, choose_dtype
 from . import options
 from .training_run import Run, work

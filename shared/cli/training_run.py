@@ -22,9 +22,17 @@ from rich.progress import (
 from ..config import GPTConfig
 from ..files import new_folder, write_atomically
 from ..tokenization.tokenizers import Tokenizer
-from ..training.loss_curve import draw_losses
-from ..training.run_folder import append_log, last_checkpoint, read_log, save
-from ..training.trainer import Record, Trainer, TrainingFailed, draw_sample
+from ..training import (
+    Record,
+    Trainer,
+    TrainingFailed,
+    append_log,
+    draw_losses,
+    draw_sample,
+    last_checkpoint,
+    read_log,
+    save,
+)
 
 SAMPLE = 300  # tokens written at the end
 

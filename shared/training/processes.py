@@ -1,4 +1,4 @@
-"""One process or several: who am I, and what do the others say."""
+"""Rank, world size and reductions over processes that train together."""
 
 import os
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ class Processes:
     """This process among those that train together.
 
     Attributes:
-        rank: number of this process; 0 alone writes files.
-        count: how many there are.
+        rank: number of this process, from 0; only rank 0 writes files.
+        count: the world size: how many there are.
     """
 
     rank: int = 0
@@ -40,11 +40,11 @@ class Processes:
             value /= self.count
         return value
 
-    def any(self, said: bool, device: torch.device) -> bool:
-        """Return whether any process says so."""
+    def any(self, value: bool, device: torch.device) -> bool:
+        """Return whether a value is true in any of the processes."""
         if self.count == 1:
-            return said
-        return bool(self.mean(torch.tensor(float(said), device=device)) > 0)
+            return value
+        return bool(self.mean(torch.tensor(float(value), device=device)) > 0)
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """Return a module whose gradients are means over the processes."""
@@ -53,10 +53,10 @@ class Processes:
 
 @contextmanager
 def join_processes(device: torch.device) -> Iterator[Processes]:
-    """Join the processes that torchrun started; alone, be alone.
+    """Join the processes that torchrun started; without it there is one.
 
     Args:
-        device: where the model will be, which decides how they talk.
+        device: where the model will be: NCCL for CUDA, else Gloo.
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:

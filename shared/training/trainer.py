@@ -16,12 +16,12 @@ from .recipe import Recipe, build_optimizer, generator_for, seed_for
 
 
 class TrainingFailed(RuntimeError):
-    """The loss or its gradients are no numbers any more."""
+    """The loss or a gradient is NaN or infinite."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What one step was like.
+    """The figures of one step.
 
     Attributes:
         step: counted from 1.
@@ -42,7 +42,7 @@ class Record:
 
 
 class Trainer:
-    """A model, its text, and how far it has come.
+    """A model, its text, its optimizer, and the number of steps so far.
 
     All random numbers of a step come from seeds named after the step, so
     that a run is a function of its recipe, however often it is resumed.
@@ -86,7 +86,13 @@ class Trainer:
         self.optimizer = build_optimizer(model, recipe)
         self.step = 0
         self.seconds = 0.0
-        self._require_windows()
+        train, val, block = len(train_ids), len(val_ids), self._block_size
+        if min(train, val) <= block:
+            raise ValueError(
+                f"a text of {train + val} tokens, {train} to learn from and "
+                f"{val} to be tested on, is too short: a window of {block} "
+                f"and its target need {block + 1} in each part"
+            )
         self._loss = self.processes.wrap(Loss(model))
 
     @property
@@ -107,12 +113,12 @@ class Trainer:
         torch.manual_seed(
             seed_for("dropout", seed, number, self.processes.rank)
         )
-        x, y = self._batch("train", number)
+        x, y = self._draw("train", generator_for("batch", seed, number))
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._loss(x, y)
-        mean_loss = float(self.processes.mean(loss.detach()))
-        _require_finite("loss", mean_loss, number)
+        train_loss = float(self.processes.mean(loss.detach()))
+        _require_finite("loss", train_loss, number)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(
             self.model.parameters(), self.recipe.clip
@@ -132,7 +138,7 @@ class Trainer:
         tokens = self.recipe.batch_size * x.size(1)
         return Record(
             number,
-            mean_loss,
+            train_loss,
             tokens / max(took, 1e-9),
             self.seconds,
             estimates.get("train"),
@@ -150,40 +156,29 @@ class Trainer:
         is the model. It runs in eval mode and is left as it was. Of several
         processes each takes its rows, and all get the same answer.
         """
-        losses = {}
+        losses, count = {}, self.recipe.eval_batches
         with eval_mode(self.model), torch.no_grad():
             for name in self.texts:
                 drawing = generator_for("eval", self.recipe.seed, name)
                 total = 0.0
-                for _ in range(self.recipe.eval_batches):
+                for _ in range(count):
                     x, y = self._draw(name, drawing)
                     loss = mean_loss(self.model, x, y)
                     total += float(self.processes.mean(loss))
-                losses[name] = total / self.recipe.eval_batches
+                losses[name] = total / count
         return losses
 
-    def _batch(self, name: str, step: object) -> tuple[Tensor, Tensor]:
-        return self._draw(name, generator_for("batch", self.recipe.seed, step))
+    @property
+    def _block_size(self) -> int:
+        return int(self.model.block_size)  # type: ignore[arg-type]
 
     def _draw(
         self, name: str, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """Draw a batch, and take this process's rows of it."""
-        size, block = self.recipe.batch_size, self.model.block_size
-        assert isinstance(block, int)
+        size, block = self.recipe.batch_size, self._block_size
         x, y = random_batch(self.texts[name], size, block, generator)
         return self.processes.share(x), self.processes.share(y)
-
-    def _require_windows(self) -> None:
-        train, val = map(len, self.texts.values())
-        block = self.model.block_size
-        assert isinstance(block, int)
-        if min(train, val) <= block:
-            raise ValueError(
-                f"a text of {train + val} tokens, {train} to learn from and "
-                f"{val} to be tested on, is too short: a window of {block} "
-                f"and its target need {block + 1} in each part"
-            )
 
 
 def draw_sample(trainer: Trainer, count: int) -> list[int]:
