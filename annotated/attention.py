@@ -1,4 +1,4 @@
-"""Attention in the paper's words: four projections, one formula."""
+"""Attention in the paper's terms: four projections, one formula."""
 
 import math
 

@@ -69,6 +69,6 @@ class DecoderLayer(nn.Module):
         x: Float[Tensor, "batch time d_model"],
         mask: Shaped[Tensor, "#batch #time time"] | None,
     ) -> Float[Tensor, "batch time d_model"]:
-        """Let the positions talk, then let each think for itself."""
+        """Apply self-attention, then the feed-forward network."""
         x = self.sublayer[0](x, lambda x: self.self_attn(x, x, x, mask))
         return self.sublayer[1](x, self.feed_forward)

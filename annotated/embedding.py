@@ -1,4 +1,4 @@
-"""Tokens and their positions become vectors."""
+"""Token embeddings, and the sinusoidal encoding of positions."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What this style calls things, for views that put two styles together."""
+"""This style's names and choices, for views that show two styles."""
 
 # A common term, and the names that stand for it in the source.
 NAMES = {
@@ -18,7 +18,7 @@ NAMES = {
     },
     "feed_forward": {
         "widen": ("w_1",),
-        "bend": ("activation",),
+        "nonlinearity": ("activation",),
         "narrow": ("w_2",),
     },
     "block": {
@@ -31,7 +31,7 @@ NAMES = {
     "head": {"output matrix": ("proj",)},
 }
 
-# What is this school's way, where the mathematics leaves a choice.
+# What this style chose, where the mathematics leaves a choice.
 CHOICES = {
     "embedding": "One module for tokens, one for positions, in a chain. "
     "Tokens are scaled; positions are sines and cosines, never trained.",

@@ -1,4 +1,4 @@
-"""The two small parts that every other part is made of."""
+"""clones, which copies a module N times, and LayerNorm."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""The whole decoder, and the function that puts its parts together."""
+"""The whole decoder, and the functions that build it from its parts."""
 
 import copy
 from collections.abc import Callable
@@ -147,14 +147,14 @@ def make_model(
     activation: Callable[[Tensor], Tensor] | str = F.relu,
     max_len: int = 5000,
 ) -> DecoderModel:
-    """Put a model together, with the paper's sizes unless told otherwise.
+    """Build a model from its parts; the defaults are the paper's sizes.
 
     Differs from the original: the dropout reaches the attention too. Two of
-    its habits are kept, so that the same seed gives the same weights;
-    `build_model` mends both:
-    the clones are drawn anew in their matrices only, so all layers start
-    with the same biases; and the embedding is Xavier-initialised, so that
-    with a large vocabulary a token starts out fainter than its position.
+    its faults are kept, so that the same seed gives the same weights, and
+    `build_model` corrects both: the clones are drawn anew in their matrices
+    only, so all layers start with the same biases; and the embedding is
+    Xavier-initialised, so that with a large vocabulary a token's vector
+    starts out smaller than its position's.
 
     Args:
         vocab_size: number of tokens.

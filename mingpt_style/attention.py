@@ -1,4 +1,4 @@
-"""Attention in minGPT's words: one fused projection, one fused kernel."""
+"""Attention in minGPT's terms: one fused projection, one fused kernel."""
 
 import torch
 import torch.nn.functional as F
@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from gpt_duet.config import GPTConfig
 
 
-class Past:
-    """Keys and values of the tokens one layer has seen, in one allocation.
+class KeyValueCache:
+    """Keys and values of the tokens that one layer has read.
 
     Args:
-        like: says the dtype and the device.
-        size: (batch, n_head, block_size, head size), room for all to come.
+        like: a tensor of the dtype and on the device to use.
+        size: (batch, n_head, block_size, head size), allocated at once.
     """
 
     def __init__(self, like: Tensor, size: tuple[int, int, int, int]):
@@ -28,7 +28,7 @@ class Past:
         Float[Tensor, "batch nh longer hs"],
         Float[Tensor, "batch nh longer hs"],
     ]:
-        """Write behind what is there, and return all there is."""
+        """Add keys and values of new tokens, and return those of all."""
         start, self.length = self.length, self.length + k.size(2)
         self.k[:, :, start : self.length] = k
         self.v[:, :, start : self.length] = v
@@ -57,11 +57,13 @@ class CausalSelfAttention(nn.Module):
         self.dropout = config.dropout
 
     def forward(
-        self, x: Float[Tensor, "batch time n_embd"], past: Past | None = None
+        self,
+        x: Float[Tensor, "batch time n_embd"],
+        cache: KeyValueCache | None = None,
     ) -> Float[Tensor, "batch time n_embd"]:
         """Project, split into heads, attend, join the heads, project.
 
-        With a past, x goes on where it ends, and is added to it.
+        With a cache, x follows the tokens in it, and is added to them.
         """
         B, T, C = x.size()
         hs = C // self.n_head
@@ -71,14 +73,14 @@ class CausalSelfAttention(nn.Module):
         k = k.view(B, T, self.n_head, hs).transpose(1, 2)  # (B, nh, T, hs)
         v = v.view(B, T, self.n_head, hs).transpose(1, 2)  # (B, nh, T, hs)
 
-        if past is not None:
-            k, v = past.append(k, v)  # (B, nh, S, hs), S >= T
+        if cache is not None:
+            k, v = cache.append(k, v)  # (B, nh, S, hs), S >= T
         S, mask = k.size(2), None
         if 1 < T < S:  # one token alone may see all of the past
             # the kernel's own mask would align the first key, not the last
             mask = x.new_ones(T, S, dtype=torch.bool).tril(S - T)
 
-        # the kernel does not know eval mode: dropout has to be told
+        # the kernel does not know eval mode
         p = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=p, is_causal=S == T

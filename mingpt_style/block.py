@@ -1,4 +1,4 @@
-"""One Transformer block: communicate, then compute."""
+"""One Transformer block: attention, then the MLP, each with a residual."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from gpt_duet.config import GPTConfig
 
-from .attention import CausalSelfAttention, Past
+from .attention import CausalSelfAttention, KeyValueCache
 from .feed_forward import MLP
 
 
@@ -35,9 +35,11 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self, x: Float[Tensor, "batch time n_embd"], past: Past | None = None
+        self,
+        x: Float[Tensor, "batch time n_embd"],
+        cache: KeyValueCache | None = None,
     ) -> Float[Tensor, "batch time n_embd"]:
-        """Add attention's answer to the stream, then the MLP's."""
-        x = x + self.attn(self.ln_1(x), past)
+        """Add attention's output to the stream, then the MLP's."""
+        x = x + self.attn(self.ln_1(x), cache)
         x = x + self.mlp(self.ln_2(x))
         return x

@@ -1,4 +1,4 @@
-"""The block's second half: widen, bend, narrow."""
+"""The block's second half: widen, apply the nonlinearity, narrow."""
 
 from jaxtyping import Float
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""What this style calls things, for views that put two styles together."""
+"""This style's names and choices, for views that show two styles."""
 
 # A common term, and the names that stand for it in the source.
 NAMES = {
@@ -18,7 +18,7 @@ NAMES = {
     },
     "feed_forward": {
         "widen": ("c_fc",),
-        "bend": ("act",),
+        "nonlinearity": ("act",),
         "narrow": ("c_proj",),
     },
     "block": {
@@ -30,7 +30,7 @@ NAMES = {
     "head": {"output matrix": ("lm_head",)},
 }
 
-# What is this school's way, where the mathematics leaves a choice.
+# What this style chose, where the mathematics leaves a choice.
 CHOICES = {
     "embedding": "Two tables, looked up and added in one line. Both are "
     "learned, and nothing is scaled.",

@@ -1,4 +1,4 @@
-"""From plain averages of the past to heads that choose what to average.
+"""Attention built up: averages of the past, then heads that weigh it.
 
 Source: the lecture "Let's build GPT". Its notebook divides the scores by the
 root of the whole width; here it is the root of the head's own.
@@ -53,15 +53,15 @@ class Head(nn.Module):
 
 
 class MultiHead(nn.Module):
-    """Several heads side by side, each a part of the width."""
+    """Several heads side by side, each n_embd / n_head wide."""
 
     def __init__(self, config: GPTConfig, project: bool):
         super().__init__()
         C, n = config.n_embd, config.n_head
         self.heads = nn.ModuleList(Head(C, C // n) for _ in range(n))
-        # without one the heads' findings stay in their own columns
+        # without a projection the heads' outputs stay in their own columns
         self.c_proj = nn.Linear(C, C) if project else nn.Identity()
 
     def forward(self, x: Stream) -> Stream:
-        """Ask every head, and put the answers side by side."""
+        """Run every head, and put their outputs side by side."""
         return self.c_proj(torch.cat([head(x) for head in self.heads], -1))

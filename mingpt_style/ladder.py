@@ -1,8 +1,9 @@
-"""From a bigram table to a GPT, one idea a rung.
+"""The lecture's models, from a bigram table to a GPT: a ladder of eight.
 
-Each rung adds one thing to the rung before and keeps the contract of every
-model here. Where the lecture's notebook was wrong it differs: sizes come
-from the config, never from globals, and what is too long is refused.
+Each model, a rung of the ladder, adds one part to the one before it, and is
+a language model as every other here. Where the lecture's notebook was wrong
+it differs: sizes come from the config, never from globals, and a sequence
+that is too long is refused.
 
 Source: the lecture "Let's build GPT".
 """
@@ -25,7 +26,7 @@ Scores = Float[Tensor, "batch time vocab"]
 
 
 class Rung(nn.Module):
-    """What every rung shares; each brings its own `logits`."""
+    """What all models of the ladder share; each has its own `logits`."""
 
     logits: Callable[[Tensor], Tensor]
 
@@ -66,7 +67,7 @@ class Rung(nn.Module):
 
 
 class Bigram(Rung):
-    """A table: each token alone says what follows."""
+    """A table: the next token depends on the last one alone."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)
@@ -78,7 +79,7 @@ class Bigram(Rung):
 
 
 class Positions(Rung):
-    """Vectors of tokens and positions, and a head that reads them (v2)."""
+    """Embeddings of tokens and positions, and a linear head (v2)."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)
@@ -87,17 +88,17 @@ class Positions(Rung):
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size)
 
     def logits(self, idx: Tokens) -> Scores:
-        """Embed, let the positions talk, read."""
+        """Embed tokens and positions, run the body, apply the head."""
         pos = torch.arange(idx.size(1), device=idx.device)
         return self.lm_head(self.body(self.wte(idx) + self.wpe(pos)))
 
     def body(self, x: Stream) -> Stream:
-        """Nothing yet: each position is on its own."""
+        """Return x itself: no position sees another yet."""
         return x
 
 
 def feed_forward(config: GPTConfig) -> nn.Sequential:
-    """Build the four times wider network that thinks about what it heard."""
+    """Build the feed-forward network, four times wider inside."""
     return nn.Sequential(
         nn.Linear(config.n_embd, 4 * config.n_embd),
         nn.ReLU(),
@@ -107,7 +108,7 @@ def feed_forward(config: GPTConfig) -> nn.Sequential:
 
 
 class OneHead(Positions):
-    """Positions that listen to their past, through one head (v3)."""
+    """One attention head over the positions so far (v3)."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)
@@ -119,14 +120,14 @@ class OneHead(Positions):
 
 
 class ManyHeads(OneHead):
-    """As wide, but in several heads: several conversations."""
+    """Several heads, together as wide as the one."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)
         self.attn = MultiHead(config, project=False)
 
 
-class Thinking(ManyHeads):
+class FeedForward(ManyHeads):
     """Many heads, then a feed-forward network."""
 
     def __init__(self, config: GPTConfig):
@@ -134,19 +135,19 @@ class Thinking(ManyHeads):
         self.mlp = feed_forward(config)
 
     def body(self, x: Stream) -> Stream:
-        """Attend, then think."""
+        """Attend, then apply the feed-forward network."""
         return self.mlp(self.attn(x))
 
 
-class Residual(Thinking):
-    """The same, added to a stream that passes both by."""
+class Residual(FeedForward):
+    """Both parts added to the residual stream, each by its own."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)
         self.attn = MultiHead(config, project=True)
 
     def body(self, x: Stream) -> Stream:
-        """Add what was heard, then what was thought."""
+        """Add attention's output, then the feed-forward network's."""
         x = x + self.attn(x)
         return x + self.mlp(x)
 
@@ -161,7 +162,7 @@ class NormedBlock(nn.Module):
         self.mlp = feed_forward(config)
 
     def forward(self, x: Stream) -> Stream:
-        """Add what was heard, then what was thought."""
+        """Add attention's output, then the feed-forward network's."""
         x = x + self.attn(self.ln_1(x))
         return x + self.mlp(self.ln_2(x))
 
@@ -178,7 +179,7 @@ class Normed(Positions):
         self.ln_f = layer_norm(config)
 
     def body(self, x: Stream) -> Stream:
-        """Pass the stream through every block, and normalise its sum."""
+        """Pass x through every block, and normalise it."""
         return self.ln_f(self.blocks(x))
 
 
@@ -188,13 +189,13 @@ class FullGPT(Normed):
     layers = 0
 
 
-# From the ground up, with what each adds.
+# From the first to the last, named by what each adds.
 RUNGS: dict[str, type[Rung]] = {
     "bigram table": Bigram,
     "+ positions and a head": Positions,
     "one attention head": OneHead,
     "many heads": ManyHeads,
-    "+ feed forward": Thinking,
+    "+ feed forward": FeedForward,
     "+ residual": Residual,
     "+ layer norm": Normed,
     "GPT": FullGPT,

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from gpt_duet.config import GPTConfig
 
-from .attention import Past
+from .attention import KeyValueCache
 from .block import Block, layer_norm
 
-Cache = list[Past]  # one for each block
+Cache = list[KeyValueCache]  # one for each block
 
 
 class GPT(nn.Module):
@@ -103,12 +103,12 @@ class GPT(nn.Module):
     def hidden(
         self, idx: Int[Tensor, "batch time"], cache: Cache | None = None
     ) -> Float[Tensor, "batch time n_embd"]:
-        """Return what the head reads: all of the model below it."""
+        """Return the features that the head reads: all of the model below."""
         blocks = self.transformer.h
         x = self.embed(idx, 0 if cache is None else cache[0].length)
-        pasts: list = cache or [None] * len(blocks)
-        for block, past in zip(blocks, pasts, strict=True):
-            x = block(x, past)
+        caches: list = cache or [None] * len(blocks)
+        for block, own in zip(blocks, caches, strict=True):
+            x = block(x, own)
         return self.transformer.ln_f(x)
 
     def log_probs(
@@ -133,7 +133,8 @@ class GPT(nn.Module):
         config = self.config
         hs = config.n_embd // config.n_head
         size = (batch, config.n_head, config.block_size, hs)
-        return [Past(self.lm_head.weight, size) for _ in self.transformer.h]
+        like = self.lm_head.weight
+        return [KeyValueCache(like, size) for _ in self.transformer.h]
 
     @torch.no_grad()
     def decode(
@@ -141,8 +142,8 @@ class GPT(nn.Module):
     ) -> Float[Tensor, "batch time vocab"]:
         """Return log_probs of tokens that go on where the cache ends.
 
-        They are added to the cache: a text fed in any pieces gives what it
-        gives in one.
+        They are added to the cache: a text read in any pieces gives what
+        the whole text gives.
 
         Raises:
             ValueError: for more than block_size tokens in all, and for

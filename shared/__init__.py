@@ -1,4 +1,19 @@
-"""What is neither style: configuration, masks, tokens, checks, commands.
+"""What is neither style: the kit around them.
+
+    config.py      GPTConfig: the sizes, and what weights do not show
+    masks.py       boolean masks: causal, padding, combined
+    files.py       files and folders written whole or not at all
+    validation.py  numbers, dtypes, devices and paths, checked
+    protocol.py    what a language model and a style must offer
+    tokenization/  text to ids, and texts to batches
+    checkpoint/    weights on disk, and from style to style
+    generation/    ids to more ids
+    training/      a model learns a text
+    invariants/    the checks, for anyone's model
+    comparison/    two models side by side
+    targets.py     a model named on the command line, loaded
+    console.py     messages to the user, and how a command ends
+    cli/           the command gpt-duet
 
 This folder has two names, and each of its modules is loaded once:
 `shared.config` is `gpt_duet.config`. The styles import `gpt_duet`, so that

@@ -1,4 +1,4 @@
-"""What a language model and a style must offer, so that any can be used."""
+"""The contracts: what a language model and a style must offer."""
 
 import importlib
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ class LanguageModel(Protocol):
 
 @runtime_checkable
 class CachedLanguageModel(LanguageModel, Protocol):
-    """A decoder that need not read a token twice."""
+    """A decoder with a key-value cache, which reads each token once."""
 
     def init_cache(self, batch: int) -> Any:
         """Return an empty cache for so many rows."""
@@ -62,7 +62,7 @@ class CachedLanguageModel(LanguageModel, Protocol):
 
 @runtime_checkable
 class Style(Protocol):
-    """An importable package that writes the decoder in its own way.
+    """A style: an importable package that writes the decoder in its own way.
 
     Attributes:
         COMPONENTS: for each concept the classes, functions or methods that
@@ -71,12 +71,12 @@ class Style(Protocol):
             it is, {i} standing for the layer.
 
     A style may also have ORIGINAL_PARTS: arguments of from_gpt2 that keep a
-    part of the school which agrees with others only roughly. And words for
-    the views that put two styles side by side: NAMES (for each concept, and
-    for "everywhere", common terms with the names that stand for them in the
-    source), CHOICES (for each concept the school's way, in a sentence) and
-    WEIGHT_TRANSFER (for each part how it is written, and how it takes over
-    a GPT-2 checkpoint's weights).
+    part as the style's source wrote it, though it agrees with others only
+    roughly. And texts for the views that put two styles side by side: NAMES
+    (for each concept, and for "everywhere", common terms with the names
+    that stand for them in the source), CHOICES (for each concept what the
+    style chose, in a sentence) and WEIGHT_TRANSFER (for each part how it is
+    written, and how it takes over a GPT-2 checkpoint's weights).
     """
 
     __name__: str

@@ -25,12 +25,12 @@ from mingpt_style.heads import (
 from mingpt_style.ladder import (
     RUNGS,
     Bigram,
+    FeedForward,
     FullGPT,
     NormedBlock,
     OneHead,
     Positions,
     Residual,
-    Thinking,
 )
 from shared import GPTConfig, generate, load_tokenizer
 from shared.masks import causal_mask
@@ -205,7 +205,7 @@ def test_feature_17_heads_side_by_side(project):
 def test_feature_20_a_block_without_and_with_the_stream():
     x = torch.randn(2, 8, 32)
     plain, stream, normed = (
-        Thinking(SMALL),
+        FeedForward(SMALL),
         Residual(SMALL),
         NormedBlock(SMALL),
     )

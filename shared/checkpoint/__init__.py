@@ -1,12 +1,14 @@
 """Checkpoints: weights on disk, and from one style to another.
 
-gpt2_layout.py    GPT-2's names and shapes, in which the styles exchange
-weights
-other_layouts.py  nanoGPT's, minGPT's and the post's, to and from GPT-2's
-config_json.py    config.json, transformers' and the kit's own
-weights_file.py   model.safetensors; pickles are refused
-folder.py         a checkpoint's folder, read and written
-convert.py        a model of one style, rebuilt in another
+    gpt2_layout.py    GPT-2's names and shapes, in which the styles exchange
+                      weights
+    other_layouts.py  nanoGPT's, minGPT's and the post's, to and from GPT-2's
+    config_json.py    config.json, transformers' and the kit's own
+    weights_file.py   model.safetensors; pickles are refused
+    folder.py         a checkpoint's folder, read and written
+    convert.py        a model of one style, rebuilt in another
+
+Each style's own weights.py takes GPT-2's layout in, and writes it.
 """
 
 from .convert import convert

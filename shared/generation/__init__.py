@@ -1,10 +1,12 @@
 """Generation: from ids to more ids.
 
-sampling.py      the choice of a token: greedy, temperature, top-k, top-p
-loop.py          tokens appended to a batch, to rows, or as a stream
-reading.py       log-probabilities of the next token, from a cache
-streaming.py     ids to text as they come
-cpu_decoding.py  linear layers for a CPU that decodes token by token
+    sampling.py      the choice of a token: greedy, temperature, top-k, top-p
+    loop.py          tokens appended to a batch, to rows, or as a stream
+    reading.py       log-probabilities of the next token, from a cache
+    streaming.py     ids to text as they come
+    cpu_decoding.py  linear layers for a CPU that decodes token by token
+
+Any model that keeps the contract of protocol.py will do.
 """
 
 from .cpu_decoding import optimize_for_decoding

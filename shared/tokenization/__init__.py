@@ -1,5 +1,22 @@
-"""Text to ids and back: tokenizers, and the texts that they read."""
+"""Tokenization: text to ids and back, and ids to batches.
 
+    tokenizers.py      load_tokenizer: the kit's own tokens, bytes,
+                       characters, tiktoken's encodings
+    bpe.py             the kit's own byte-pair tokenizer, and its trainer
+    duet_1k.tiktoken   the merges it learned, in tiktoken's format
+    tiktoken_cache.py  which of tiktoken's encodings work without a network
+    texts.py           texts read, split, and cut into batches
+
+`python -m shared.tokenization.bpe` trains the kit's tokenizer again.
+"""
+
+from .texts import (
+    default_text,
+    random_batch,
+    read_text,
+    split_ids,
+    text_stamp,
+)
 from .tokenizers import (
     DEFAULT,
     EMBEDDED,
@@ -17,5 +34,10 @@ __all__ = [
     "CharTokenizer",
     "TiktokenTokenizer",
     "Tokenizer",
+    "default_text",
     "load_tokenizer",
+    "random_batch",
+    "read_text",
+    "split_ids",
+    "text_stamp",
 ]

@@ -1,6 +1,6 @@
 """The kit's own tokenizer: byte-pair merges, trained on a text.
 
-`python -m shared.tokenization.bpe` trains it anew; its --help says how.
+`python -m shared.tokenization.bpe` trains it again; its --help says how.
 """
 
 import argparse

@@ -1,12 +1,14 @@
 """Training: a model learns a text, in steps that can be resumed exactly.
 
-recipe.py      steps, rates, the optimizer, and the seed of each draw
-trainer.py     one step after another, evaluated now and then
-processes.py   rank, world size and reductions over processes
-run_folder.py  the folder of a run, and its checkpoints written
-resume.py      a run's newest checkpoint, read back to go on or to use
-log.py         log.jsonl, one line a step
-loss_curve.py  the losses as a picture
+    recipe.py      steps, rates, the optimizer, and the seed of each draw
+    trainer.py     one step after another, evaluated now and then
+    processes.py   rank, world size and reductions over processes
+    run_folder.py  the folder of a run, and its checkpoints written
+    resume.py      a run's newest checkpoint, read back to go on or to use
+    log.py         log.jsonl, one line a step
+    loss_curve.py  the losses as a picture
+
+The command gpt-duet train is cli/train.py.
 """
 
 from .log import append_log, cut_log, read_log
