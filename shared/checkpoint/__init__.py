@@ -7,6 +7,7 @@
     weights_file.py   model.safetensors; pickles are refused
     folder.py         a checkpoint's folder, read and written
     convert.py        a model of one style, rebuilt in another
+    small_model.py    the small trained model that comes with the kit
 
 Each style's own weights.py takes GPT-2's layout in, and writes it.
 """

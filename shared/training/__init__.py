@@ -7,6 +7,7 @@
     resume.py      a run's newest checkpoint, read back to go on or to use
     log.py         log.jsonl, one line a step
     loss_curve.py  the losses as a picture
+    make_small_model.py  trains the small model that comes with the kit
 
 The command gpt-duet train is cli/train.py.
 """

@@ -25,7 +25,7 @@ from ..config import GPTConfig
 from ..protocol import LanguageModel, load_style
 from ..tokenization import Tokenizer
 from ..tokenization.texts import default_text, split_ids, text_stamp
-from .saved_model import load_trained
+from .resume import load_trained
 
 STYLE = "mingpt_style"
 TOKENIZER = "duet-1k"
