@@ -1,9 +1,45 @@
-"""A real headless Chromium for the tests, and what can be asked of it."""
+"""Pages for the tests, and a real headless Chromium to look at them."""
 
 import json
+import re
 import shutil
+import sys
 
 import pytest
+
+from shared.cli import main
+
+SMALL = ("--n-layer", "2", "--n-head", "2", "--n-embd", "16")
+HOSTILE = (
+    "</script><img src=x onerror=alert(1)>\n<script>alert(2)</script>"
+    "\u2028{{ 7 * 7 }} &amp; '\"`\x07\u202e</pre></title><!--"
+)
+
+
+def make_page(folder, *arguments, status=0):
+    """Run gpt-duet compare in this process; its page, in a folder."""
+    page = folder / "page.html"
+    words = ["gpt-duet", "compare", *SMALL, *arguments, "--html", page]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [*map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert (ended.value.code or 0) == status
+    return page
+
+
+def hostile_page(folder):
+    """A page about a text that would be more than a text."""
+    return make_page(
+        folder, "--text", HOSTILE, "--tokenizer=char", "--block-size=128"
+    )
+
+
+def data_of(page):
+    """The numbers that a page brings along for its scripts."""
+    text = page.read_text(encoding="utf-8")
+    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])
+
 
 FLAGS = (
     "--headless",

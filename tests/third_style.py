@@ -1,20 +1,29 @@
-"""A third style for the tests: someone's own decoder, in a package of theirs.
+"""A third style for the tests: someone's own decoder.
 
-Everything is its own: per-head projections in one 3-D parameter, a norm from
-functional, no word about what it calls things.
+Everything is its own: all heads in one einsum, linear maps in GPT-2's
+orientation, and it does not say what it calls things.
 """
-
-SOURCE = '''
-"""My own GPT."""
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shared.checkpoint.gpt2_layout import read_gpt2
+from gpt_duet.checkpoint.gpt2_layout import read_gpt2
 
-CAUSAL = {causal}
-BY_HAND = {by_hand}
+CAUSAL = True  # the tests set both
+BY_HAND = False
+
+
+class Affine(nn.Module):
+    """A linear map, the inputs first."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs) * 0.02)
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
 
 
 class Heads(nn.Module):
@@ -22,16 +31,14 @@ class Heads(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        C, H = config.n_embd, config.n_head
-        self.qkv = nn.Parameter(torch.randn(3, H, C, C // H) * 0.02)
-        self.shift = nn.Parameter(torch.zeros(3, H, C // H))
-        self.join = nn.Linear(C, C)
+        C, self.h = config.n_embd, config.n_head
+        self.qkv, self.join = Affine(C, 3 * C), Affine(C, C)
 
     def forward(self, x):
-        T = x.size(1)
-        q, k, v = torch.einsum("btc,nhcd->nbhtd", x, self.qkv) + (
-            self.shift[:, None, :, None]
-        )
+        T, C = x.shape[1:]
+        weight = self.qkv.weight.view(C, 3, self.h, C // self.h)
+        shift = self.qkv.bias.view(3, 1, self.h, 1, C // self.h)
+        q, k, v = torch.einsum("btc,cnhd->nbhtd", x, weight) + shift
         scores = q @ k.transpose(-2, -1) * q.size(-1) ** -0.5
         if CAUSAL:
             seen = torch.ones(T, T, dtype=torch.bool, device=x.device).tril()
@@ -49,16 +56,11 @@ class Layer(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        C = config.n_embd
-        eps = 1e-5 if config.norm_eps is None else config.norm_eps
-        self.norms = nn.ModuleList(nn.LayerNorm(C, eps) for _ in range(2))
+        C, inner = config.n_embd, config.inner_size
+        self.norms = nn.ModuleList(nn.LayerNorm(C) for _ in range(2))
         self.heads = Heads(config)
-        act = {{"relu": nn.ReLU(), "gelu": nn.GELU()}}.get(
-            config.activation, nn.GELU(approximate="tanh")
-        )
-        inner = config.inner_size
         self.net = nn.Sequential(
-            nn.Linear(C, inner), act, nn.Linear(inner, C)
+            Affine(C, inner), nn.GELU(approximate="tanh"), Affine(inner, C)
         )
 
     def forward(self, x):
@@ -72,6 +74,8 @@ class Mine(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
+        self.vocab_size = config.vocab_size
+        self.block_size = config.block_size
         C, V = config.n_embd, config.vocab_size
         self.tables = nn.ModuleList(
             [nn.Embedding(V, C), nn.Embedding(config.block_size, C)]
@@ -80,17 +84,8 @@ class Mine(nn.Module):
         self.layers = nn.ModuleList(
             Layer(config) for _ in range(config.n_layer)
         )
-        eps = 1e-5 if config.norm_eps is None else config.norm_eps
-        self.norm = nn.LayerNorm(C, eps)
+        self.norm = nn.LayerNorm(C)
         self.out = nn.Linear(C, V)
-
-    @property
-    def vocab_size(self):
-        return self.config.vocab_size
-
-    @property
-    def block_size(self):
-        return self.config.block_size
 
     def log_probs(self, tokens):
         where = torch.arange(tokens.size(1), device=tokens.device)
@@ -104,80 +99,41 @@ def build_model(config):
     return Mine(config)
 
 
+def gpt2_name(name):
+    """What GPT-2 calls a parameter of mine."""
+    for mine, his in (
+        ("tables.0", "wte"),
+        ("tables.1", "wpe"),
+        ("layers.", "h."),
+        ("norms.0", "ln_1"),
+        ("norms.1", "ln_2"),
+        ("heads.qkv", "attn.c_attn"),
+        ("heads.join", "attn.c_proj"),
+        ("net.0", "mlp.c_fc"),
+        ("net.2", "mlp.c_proj"),
+        ("norm.", "ln_f."),
+        ("out.", "lm_head."),
+    ):
+        name = name.replace(mine, his)
+    return name
+
+
 def from_gpt2(state, config):
     state = read_gpt2(state, config)
     model = Mine(config).to(state["wte.weight"])
-    C, H = config.n_embd, config.n_head
-    bias = state.get("lm_head.bias", torch.zeros(config.vocab_size))
-    mine = {{
-        "tables.0.weight": state["wte.weight"],
-        "tables.1.weight": state["wpe.weight"],
-        "norm.weight": state["ln_f.weight"],
-        "norm.bias": state["ln_f.bias"],
-        "out.weight": state["lm_head.weight"],
-        "out.bias": bias,
-    }}
-    for i in range(config.n_layer):
-        his, own = f"h.{{i}}.", f"layers.{{i}}."
-        for n in (0, 1):
-            for kind in ("weight", "bias"):
-                mine[f"{{own}}norms.{{n}}.{{kind}}"] = state[
-                    f"{{his}}ln_{{n + 1}}.{{kind}}"
-                ]
-        fused = state[f"{{his}}attn.c_attn.weight"]
-        mine[f"{{own}}heads.qkv"] = fused.view(C, 3, H, C // H).permute(
-            1, 2, 0, 3
-        )
-        mine[f"{{own}}heads.shift"] = state[
-            f"{{his}}attn.c_attn.bias"
-        ].view(3, H, C // H)
-        for name, there in (
-            ("heads.join", "attn.c_proj"),
-            ("net.0", "mlp.c_fc"),
-            ("net.2", "mlp.c_proj"),
-        ):
-            to, of = f"{{own}}{{name}}", f"{{his}}{{there}}"
-            mine[f"{{to}}.weight"] = state[f"{{of}}.weight"].t()
-            mine[f"{{to}}.bias"] = state[f"{{of}}.bias"]
-    model.load_state_dict(mine)
+    nn.init.zeros_(model.out.bias)
+    for name, parameter in model.named_parameters():
+        if gpt2_name(name) in state:
+            parameter.data.copy_(state[gpt2_name(name)])
     return model
 
 
 def to_gpt2(model):
-    mine = model.state_dict()
-    C = model.config.n_embd
-    state = {{
-        "wte.weight": mine["tables.0.weight"],
-        "wpe.weight": mine["tables.1.weight"],
-        "ln_f.weight": mine["norm.weight"],
-        "ln_f.bias": mine["norm.bias"],
-        "lm_head.weight": mine["out.weight"],
-        "lm_head.bias": mine["out.bias"],
-    }}
-    for i in range(model.config.n_layer):
-        his, own = f"h.{{i}}.", f"layers.{{i}}."
-        for n in (0, 1):
-            for kind in ("weight", "bias"):
-                state[f"{{his}}ln_{{n + 1}}.{{kind}}"] = mine[
-                    f"{{own}}norms.{{n}}.{{kind}}"
-                ]
-        state[f"{{his}}attn.c_attn.weight"] = (
-            mine[f"{{own}}heads.qkv"].permute(2, 0, 1, 3).reshape(C, 3 * C)
-        )
-        shift = mine[f"{{own}}heads.shift"]
-        state[f"{{his}}attn.c_attn.bias"] = shift.flatten()
-        for name, there in (
-            ("heads.join", "attn.c_proj"),
-            ("net.0", "mlp.c_fc"),
-            ("net.2", "mlp.c_proj"),
-        ):
-            to, of = f"{{his}}{{there}}", f"{{own}}{{name}}"
-            state[f"{{to}}.weight"] = mine[f"{{of}}.weight"].t()
-            state[f"{{to}}.bias"] = mine[f"{{of}}.bias"]
-    return {{name: tensor.clone() for name, tensor in state.items()}}
+    state = model.state_dict()
+    return {gpt2_name(name): tensor.clone() for name, tensor in state.items()}
 
 
-COMPONENTS = {{
+COMPONENTS = {
     "embedding": (Mine,),
     "attention": (Heads,),
     "feed_forward": (Layer,),
@@ -185,21 +141,11 @@ COMPONENTS = {{
     "model": (Mine,),
     "head": (Mine.log_probs,),
     "weights": (from_gpt2,),
-}}
-STAGES = {{
+}
+STAGES = {
     "embedding": "start",
-    "block.{{i}}.attention": "layers.{{i}}.heads",
-    "block.{{i}}.feed_forward": "layers.{{i}}.net",
-    "block.{{i}}": "layers.{{i}}",
+    "block.{i}.attention": "layers.{i}.heads",
+    "block.{i}.feed_forward": "layers.{i}.net",
+    "block.{i}": "layers.{i}",
     "final_norm": "norm",
-}}
-'''
-
-
-def write(folder, name, *, causal=True, by_hand=False):
-    """Write the package into a folder, and return its name."""
-    package = folder / name
-    package.mkdir()
-    source = SOURCE.format(causal=causal, by_hand=by_hand)
-    (package / "__init__.py").write_text(source)
-    return name
+}

@@ -1,0 +1,305 @@
+"""gpt-duet compare --html: the page in a real browser."""
+
+import base64
+import itertools
+import json
+import re
+
+import numpy as np
+import pytest
+from browser import FAINT, HOSTILE, Browser, data_of, hostile_page, make_page
+
+CONCEPTS = ["embedding", "attention", "feed_forward", "block", "model", "head"]
+MAPS = ["map-left", "map-right", "map-difference"]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    return hostile_page(tmp_path_factory.mktemp("page"))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    chromium = Browser(tmp_path_factory.mktemp("profile"))
+    yield chromium
+    chromium.driver.quit()
+
+
+def pixels(browser, canvas):
+    return browser.js(
+        f"return document.getElementById('{canvas}').toDataURL()"
+    )
+
+
+def look_at(browser, element):
+    browser.js("document.documentElement.style.scrollBehavior = 'auto'")
+    browser.js("arguments[0].scrollIntoView({block: 'center'})", element)
+
+
+def test_in_either_theme_no_error_no_request_and_contrast(browser, page):
+    maps = []
+    for dark in (False, True):
+        browser.open(page, dark=dark)
+        assert browser.errors() == []
+        requests = browser.requests()
+        assert {r for r in requests if not r.startswith("data:")} == {
+            page.as_uri()
+        }
+        assert browser.js(FAINT) == []
+        back = browser.js(
+            "return getComputedStyle(document.body).backgroundColor"
+        )
+        assert (int(re.findall(r"\d+", back)[0]) < 128) == dark
+        maps.append(pixels(browser, "map-left"))
+    assert maps[0] != maps[1]
+
+
+def test_what_is_smuggled_in_does_not_run(browser, page, tmp_path):
+    # were the escaping to fail, the page's own policy would still hold;
+    # and the console is shown to speak up
+    tampered = tmp_path / "tampered.html"
+    smuggled = (
+        "<main><img src=x onerror='window.smuggled=1'>"
+        "<script>window.smuggled=2</script>"
+        "<script src='file:///other.js'></script>"
+    )
+    text = page.read_text(encoding="utf-8")
+    tampered.write_text(text.replace("<main", smuggled + "<main", 1))
+    browser.open(tampered)
+    assert browser.js("return window.smuggled") is None
+    assert len(browser.errors()) >= 3
+
+
+def test_a_hostile_text_is_text(browser, page):
+    browser.open(page)
+    shown = browser.js("return document.getElementById('excerpt').textContent")
+    spelt = HOSTILE.replace("\u2028", r"\u2028").replace("\x07", r"\x07")
+    assert shown == spelt.replace("\u202e", r"\u202e")
+    assert browser.js("return document.images.length") == 0
+    assert len(browser.all("script")) == 2
+    pieces = [
+        e.get_attribute("textContent") for e in browser.all(".tokens .piece")
+    ]
+    assert pieces[:9] == list("</script>")
+    assert "49" not in shown
+
+
+def test_a_hostile_file_name_is_text(browser, tmp_path):
+    name = "<img src=x onerror=alert(1)>&quot;\n\udcff.txt"
+    (tmp_path / name).write_text("fine text")
+    browser.open(make_page(tmp_path, "--file", tmp_path / name))
+    facts = browser.one(".facts").text
+    assert r"<img src=x onerror=alert(1)>&quot;\n\udcff.txt" in facts
+    assert browser.errors() == []
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_a_click_in_the_drawing_leads_to_the_concept(browser, page, width):
+    browser.open(page, width=width)
+    links = [a for a in browser.all(".drawing a") if a.is_displayed()]
+    targets = [
+        browser.js("return arguments[0].href.baseVal", a) for a in links
+    ]
+    assert sorted(targets) == sorted(2 * [f"#concept-{c}" for c in CONCEPTS])
+    for link, target in zip(links, targets, strict=True):
+        browser.js("scrollTo(0, 0)")
+        title = link.find_element("css selector", "text.title")
+        look_at(browser, title)
+        title.click()
+        assert browser.js("return location.hash") == target
+        top = browser.js(
+            "return document.querySelector(arguments[0])"
+            ".getBoundingClientRect().top", target,
+        )  # fmt: skip
+        assert 0 <= top < 200
+
+
+def test_layer_and_head_change_the_maps(browser, page):
+    browser.open(page)
+    seen = []
+    for layer, head in itertools.product("01", "01"):
+        browser.one("#layer").send_keys(layer)
+        browser.one("#head").send_keys(head)
+        assert browser.one("#layer").get_attribute("value") == layer
+        seen.append(tuple(pixels(browser, m) for m in MAPS))
+        label = browser.one("#map-left").get_attribute("aria-label")
+        assert f"layer {layer}, head {head}" in label
+        assert "largest difference" in browser.one("#largest").text
+    for side in (0, 1):
+        assert len({maps[side] for maps in seen}) == 4
+
+
+def test_the_maps_show_the_numbers(browser, page):
+    browser.open(page)
+    data = data_of(page)["attention"]
+    T = data["time"]
+    left = np.frombuffer(base64.b64decode(data["left"]), "<u2") / 65535
+    rgb = browser.js(
+        "const c = document.getElementById('map-left');"
+        "return [...c.getContext('2d').getImageData(0, 0, c.width, c.height)"
+        ".data]"
+    )
+    red = np.array(rgb).reshape(T, T, 4)[..., 0]
+    share = np.sqrt(left[: T * T].reshape(T, T))
+    low, full = 255, 154
+    assert np.abs(red - (low + (full - low) * share)).max() <= 1
+    assert (red[np.triu_indices(T, 1)] == low).all()
+    # and the arrow keys tell them: down, down, right
+    browser.one("#map-left").send_keys("\ue015\ue015\ue014")
+    told = browser.one("#map-readout").text
+    assert told.startswith("2 \u201cs\u201d looks at 1 \u201c/\u201d: 0.")
+    assert "in annotated" in told
+    assert "in mingpt_style" in told
+    browser.one("#influence-right").send_keys("\ue015")
+    told = browser.one("#influence-readout").text
+    assert "moves the prediction after 1" in told
+
+
+def test_names_that_correspond_light_up_together(browser, page):
+    browser.open(page)
+    concept = "#concept-attention .code"
+    assert browser.all(f"{concept} .lit") == []
+    name = browser.one(f"{concept}.left [data-term='heads']")
+    look_at(browser, name)
+    from selenium.webdriver import ActionChains
+
+    ActionChains(browser.driver).move_to_element(name).perform()
+    lit = {e.text for e in browser.all(f"{concept} .lit")}
+    assert lit == {"h", "n_head"}
+    button = browser.one("#concept-attention .term-button[data-term^='query']")
+    assert "linears[0..2] = c_attn" in button.text
+    button.click()
+    assert button.get_attribute("aria-pressed") == "true"
+    kept = {e.text for e in browser.all(f"{concept} .kept")}
+    assert kept == {"linears", "c_attn"}
+    button.click()
+    assert browser.all(f"{concept} .kept") == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [320, 390, 768, 1180, 1440, 2200])
+def test_nothing_overflows(browser, page, width, dark):
+    browser.open(page, width=width, dark=dark)
+    wide = browser.js("return document.documentElement.scrollWidth")
+    assert wide <= width
+    cut = browser.js(
+        "return [...document.querySelectorAll('main *')].filter(e => {"
+        "const r = e.getBoundingClientRect();"
+        "return r.width && (r.right > innerWidth + 1 || r.left < -1)"
+        " && !e.closest('.code, .scroll')}).map(e => e.outerHTML).slice(0, 3)"
+    )
+    assert cut == []
+    out = browser.js(  # a text of the drawing and its box
+        "return [...document.querySelectorAll('.drawing a')].flatMap(a => {"
+        "const box = a.querySelector('rect').getBoundingClientRect();"
+        "return [...a.querySelectorAll('text')].filter(t => {"
+        "const r = t.getBoundingClientRect(); return r.width &&"
+        "(r.left < box.left || r.right > box.right || r.bottom > box.bottom)"
+        "}).map(t => t.textContent)})"
+    )
+    assert out == []
+
+
+def test_columns_on_a_desk_and_stacked_on_a_phone(browser, page):
+    places = (
+        "return ['left', 'right'].map(side => document.querySelector("
+        "`#concept-attention .code.${side}`).getBoundingClientRect())"
+        ".map(r => [r.left, r.top])"
+    )
+    browser.open(page, width=1440)
+    left, right = browser.js(places)
+    assert right[0] > left[0] + 400
+    assert right[1] == left[1]
+    cut = browser.js(
+        "return [...document.querySelectorAll('.cell.code')]"
+        ".filter(e => e.scrollWidth > e.clientWidth + 1)"
+        ".map(e => e.ariaLabel)"
+    )
+    assert cut == []
+    browser.open(page, width=390)
+    left, right = browser.js(places)
+    assert right[0] == left[0]
+    assert right[1] > left[1]
+
+
+def test_it_prints(browser, page):
+    browser.open(page, width=1047, media="print")
+    assert browser.js("return document.documentElement.scrollWidth") <= 1047
+    assert not browser.one("nav").is_displayed()
+    printed = browser.driver.execute_cdp_cmd("Page.printToPDF", {})
+    pdf = base64.b64decode(printed["data"])
+    assert pdf.startswith(b"%PDF")
+    assert 5 < pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page/") < 80
+
+
+def test_links_headings_and_names_for_those_who_listen(browser, page):
+    browser.open(page)
+    missing = browser.js(
+        "return [...document.querySelectorAll('a')]"
+        ".map(a => a.href.baseVal ?? a.getAttribute('href'))"
+        ".filter(h => h[0] !== '#' || !document.getElementById(h.slice(1)))"
+    )
+    assert missing == []
+    levels = browser.js(
+        "return [...document.querySelectorAll('h1,h2,h3,h4')]"
+        ".map(h => Number(h.tagName[1]))"
+    )
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(b - a <= 1 for a, b in itertools.pairwise(levels))
+    nameless = browser.js(
+        "return [...document.querySelectorAll("
+        "'canvas, [role=region], svg[role], button, select, nav')]"
+        ".filter(e => !(e.ariaLabel || e.textContent.trim()"
+        " || e.closest('label'))).length"
+    )
+    assert nameless == 0
+    assert browser.js("return document.documentElement.lang") == "en"
+
+
+def test_a_third_style(browser, tmp_path):
+    page = make_page(tmp_path, "annotated", "third_style")
+    text = page.read_text()
+    assert "(does not say)" in text
+    assert 'class</span> <span class="nc">Heads' in text
+    assert np.max(data_of(page)["attention"]["largest"]) < 1e-6
+    browser.open(page, width=390)
+    assert browser.errors() == []
+    assert browser.js("return document.documentElement.scrollWidth") <= 390
+
+
+def test_a_style_whose_attention_cannot_be_watched(
+    browser, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("third_style.BY_HAND", True)
+    browser.open(make_page(tmp_path, "third_style", "mingpt_style"))
+    assert browser.errors() == []
+    assert "could not be watched" in browser.one("#no-maps").text
+    assert browser.all("#map-left") == []
+
+
+def test_a_benchmark_is_drawn(browser, tmp_path):
+    rows = [
+        {"name": "annotated", "seconds": [2e-3, 1e-3, 3e-3]},
+        {"name": "<b>x", "seconds": [4e-3]},
+        {"name": "matmul", "seconds": [9.0], "limit": True, "tokens": None},
+    ]
+    run = {
+        "what": "forward",
+        "setting": {"preset": "gpt-nano", "batch": 2, "time": 8},
+        "rows": [{"limit": False, "tokens": 16} | row for row in rows],
+    }
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps({"version": 1, "runs": [run]}))
+    browser.open(make_page(tmp_path, "--bench", file))
+    assert browser.errors() == []
+    text = browser.one("#speed").text
+    assert "preset gpt-nano, batch 2, time 8" in text
+    assert "2 ms" in text
+    assert "8,000" in text  # 16 tokens in 2 ms
+    assert "<b>x" in text
+    widths = browser.js(
+        "return [...document.querySelectorAll('.bench rect')]"
+        ".map(r => r.getBoundingClientRect().width)"
+    )
+    assert widths[1] == pytest.approx(2 * widths[0], rel=0.01)
