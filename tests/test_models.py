@@ -1,4 +1,4 @@
-"""What holds for the models of both styles: shapes, causality, contract."""
+"""What holds for every model here: both styles, and the ladder's rungs."""
 
 import copy
 import pickle
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from strategies import (
     STYLES,
     configs,
-    random_state,
+    random_model,
     random_tokens,
     seeds,
     token_batches,
@@ -19,19 +19,98 @@ from strategies import (
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import mingpt_style
+from mingpt_style.ladder import RUNGS
+from shared import generate
 from shared.config import GPTConfig
 from shared.protocol import LanguageModel
 
-pytestmark = pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
-
 SMALL = GPTConfig(17, 12, n_layer=2, n_head=2, n_embd=16)
+BUILDERS = {name: style.build_model for name, style in STYLES.items()} | RUNGS
+# Their last token alone says what follows.
+DEAF = ("bigram table", "+ positions and a head")
+
+each_style = pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
 
 
-def random_model(style, config, seed=0, dtype=torch.float64):
-    model = style.from_gpt2(random_state(config, seed, dtype), config)
-    return model.eval()
+@pytest.fixture(params=BUILDERS)
+def name(request):
+    return request.param
 
 
+@pytest.fixture
+def model(name):
+    return BUILDERS[name](SMALL).double().eval()
+
+
+# The contract --------------------------------------------------------------
+
+
+def test_the_contract(model):
+    assert isinstance(model, LanguageModel)
+    assert model.config == SMALL
+    assert (model.vocab_size, model.block_size) == (17, 12)
+    for batch, time in ((1, 1), (3, 12), (2, 5)):
+        tokens = random_tokens(SMALL, batch, time)
+        out = model.log_probs(tokens)
+        assert out.shape == (batch, time, 17)
+        total = torch.ones(batch, time).double()
+        torch.testing.assert_close(out.exp().sum(-1), total)
+    assert generate(model, tokens, 20).shape == (2, 25)
+    with pytest.raises(ValueError, match=r"13 tokens .* 12 positions"):
+        model.log_probs(random_tokens(SMALL, 1, 13))
+
+
+def test_each_position_sees_the_past_and_never_the_future(name, model):
+    deaf = name in DEAF
+    tokens = torch.arange(12).unsqueeze(0)  # each id once
+    full = model.log_probs(tokens)
+    for t in range(12):
+        other = tokens.clone()
+        other[:, t:] += 5
+        assert model.log_probs(other)[:, :t].equal(full[:, :t])
+        other[:, t + 1 :] = tokens[:, t + 1 :]
+        moved = (model.log_probs(other) - full)[0, -1].abs().max()
+        assert (moved > 1e-9) == (t == 11 or not deaf), t
+    swapped = model.log_probs(tokens[:, [1, 0, *range(2, 12)]])
+    assert full[:, -1].allclose(swapped[:, -1], atol=1e-12) == deaf
+
+
+def test_no_gradient_flows_from_a_position_to_the_future(name, model):
+    tokens = torch.arange(12).unsqueeze(0)
+    table = next(m for m in model.modules() if isinstance(m, nn.Embedding))
+    for position in range(12):
+        model.zero_grad()
+        model.log_probs(tokens)[0, position].square().sum().backward()
+        reached = table.weight.grad[:12].abs().sum(-1) > 0
+        first = position if name in DEAF else 0
+        assert reached.tolist() == [first <= s <= position for s in range(12)]
+
+
+@pytest.mark.parametrize("build", [mingpt_style.GPT, *RUNGS.values()])
+def test_the_loss_is_the_mean_cross_entropy_of_the_targets(build):
+    model = build(SMALL).double().eval()
+    idx = random_tokens(SMALL, 3, 9)
+    targets = random_tokens(SMALL, 3, 9, seed=1)
+    targets[0, 0] = 0
+    targets[1:][torch.rand(2, 9) < 0.3] = -1  # no target
+    logits, loss = model(idx, targets)
+    there = targets >= 0
+    assert 0 < (~there).sum() < 18
+    log_probs = F.log_softmax(logits, dim=-1)
+    picked = log_probs.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+    torch.testing.assert_close(loss, -picked[there].mean())
+    # the logits do not depend on the targets
+    again, none = model(idx)
+    assert none is None
+    assert again.equal(logits)
+    assert model.log_probs(idx).equal(log_probs)
+
+
+# Both styles, whatever the config ------------------------------------------
+
+
+@each_style
 @given(data=st.data())
 def test_every_position_gets_a_distribution(style, data):
     config = data.draw(configs())
@@ -43,15 +122,14 @@ def test_every_position_gets_a_distribution(style, data):
         log_probs.exp().sum(-1), torch.ones(tokens.shape)
     )
     torch.testing.assert_close(model.next_log_probs(tokens), log_probs[:, -1])
+    time = config.block_size + data.draw(st.integers(1, 3))
+    with pytest.raises(
+        ValueError, match=rf"{time} tokens .* {config.block_size} positions"
+    ):
+        model.log_probs(random_tokens(config, 1, time))
 
 
-def test_the_contract(style):
-    model = style.build_model(SMALL)
-    assert isinstance(model, LanguageModel)
-    assert model.config == SMALL
-    assert (model.vocab_size, model.block_size) == (17, 12)
-
-
+@each_style
 @given(data=st.data())
 def test_another_suffix_leaves_the_prefix_bit_equal(style, data):
     config = data.draw(configs(vocab_size=13))
@@ -65,6 +143,7 @@ def test_another_suffix_leaves_the_prefix_bit_equal(style, data):
     assert before.equal(model.log_probs(other)[:, :split])
 
 
+@each_style
 @given(data=st.data())
 def test_a_shorter_input_agrees_to_rounding(style, data):
     config = data.draw(configs(vocab_size=13, norm_eps=1e-5))
@@ -79,80 +158,75 @@ def test_a_shorter_input_agrees_to_rounding(style, data):
     )
 
 
-def test_no_gradient_flows_from_a_position_to_the_future(style):
-    model = random_model(style, SMALL)
-    tokens = torch.arange(12).unsqueeze(0)  # each id once
-    table = next(m for m in model.modules() if isinstance(m, nn.Embedding))
-    for position in range(12):
-        model.zero_grad()
-        model.log_probs(tokens)[0, position].square().sum().backward()
-        reached = table.weight.grad[:12].abs().sum(-1) > 0
-        assert reached.tolist() == [s <= position for s in range(12)]
-
-
-def test_rows_of_a_batch_do_not_meet(style):
-    model = random_model(style, SMALL)
-    tokens = random_tokens(SMALL, 4, 9)
-    together = model.log_probs(tokens)
-    for row in range(4):
-        alone = model.log_probs(tokens[row : row + 1])[0]
-        torch.testing.assert_close(together[row], alone)
-
-
-def test_the_order_of_the_past_matters(style):
-    model = random_model(style, SMALL)
-    tokens = torch.arange(6).unsqueeze(0)
-    swapped = tokens[:, [1, 0, 2, 3, 4, 5]]
-    change = model.log_probs(tokens)[:, -1] - model.log_probs(swapped)[:, -1]
-    assert change.abs().max() > 1e-3
-
-
+@each_style
+@settings(max_examples=20)
 @given(data=st.data())
-def test_a_sequence_too_long_is_refused_with_both_numbers(style, data):
-    config = data.draw(configs())
+def test_a_fresh_model_knows_nothing_yet(style, data):
+    config = data.draw(configs(min_embd=16, vocab_size=64, block_size=16))
+    model = style.build_model(config.replace(norm_eps=None)).eval()
+    tokens = random_tokens(config, 4, 16)
+    loss = -model.log_probs(tokens).mean(dim=(0, 1, 2))
+    assert abs(loss.item() - torch.tensor(64.0).log().item()) < 1.5
+
+
+@each_style
+def test_the_sizes_of_the_config_are_honoured(style):
+    config = SMALL.replace(n_inner=7, norm_eps=0.25, n_layer=3)
     model = style.build_model(config)
-    time = config.block_size + data.draw(st.integers(1, 3))
-    with pytest.raises(
-        ValueError, match=rf"{time} tokens .* {config.block_size} positions"
-    ):
-        model.log_probs(random_tokens(config, 1, time))
+    norms = [m for m in model.modules() if hasattr(m, "eps")]
+    assert len(norms) == 7
+    assert {m.eps for m in norms} == {0.25}
+    linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    assert sum(m.out_features == 7 for m in linears) == 3
 
 
-def test_one_position_does_not_broadcast(style):
-    model = style.build_model(SMALL.replace(block_size=1))
+@each_style
+def test_activations_of_the_config_are_honoured(style):
+    outputs = {}
+    tokens = random_tokens(SMALL, 1, 5)
+    for name in ("relu", "gelu", "gelu_tanh"):
+        config = SMALL.replace(activation=name)
+        outputs[name] = random_model(style, config).log_probs(tokens)
+        assert style.build_model(config).config.activation == name
+    gelus = (outputs["gelu"] - outputs["gelu_tanh"]).abs().max()
+    assert 1e-6 < gelus < 1e-1
+    assert (outputs["relu"] - outputs["gelu"]).abs().max() > 1e-2
+
+
+# Inputs and modes ----------------------------------------------------------
+
+
+@each_style
+def test_what_no_model_can_read_is_refused(style):
+    one = style.build_model(SMALL.replace(block_size=1))
     with pytest.raises(ValueError, match="2 tokens"):
-        model.log_probs(torch.tensor([[1, 2]]))
-
-
-def test_an_id_outside_the_vocabulary_is_refused(style):
+        one.log_probs(torch.tensor([[1, 2]]))  # and no table is broadcast
     model = style.build_model(SMALL)
     for wrong in (-1, 17):
         with pytest.raises(IndexError):
             model.log_probs(torch.tensor([[wrong]]))
 
 
-def test_dropout_is_on_in_train_mode_and_off_in_eval_mode(style):
+@each_style
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_dropout_is_on_in_train_mode_and_off_in_eval_mode(style, rate):
     tokens = random_tokens(SMALL, 2, 8)
-    model = style.build_model(SMALL)
-    assert not model.log_probs(tokens).equal(model.log_probs(tokens))
+    model = style.build_model(SMALL.replace(dropout=rate))
+    same = model.log_probs(tokens).equal(model.log_probs(tokens))
+    assert same == (rate == 0)
     model.eval()
     assert model.log_probs(tokens).equal(model.log_probs(tokens))
 
 
-def test_dropout_zero_reaches_every_part(style):
-    model = style.build_model(SMALL.replace(dropout=0.0)).train()
-    tokens = random_tokens(SMALL, 2, 8)
-    assert model.log_probs(tokens).equal(model.log_probs(tokens))
-
-
+@each_style
 def test_every_dropout_is_applied_and_its_output_used(style, monkeypatch):
     model = style.build_model(SMALL.replace(dropout=0.25)).train()
     tokens = random_tokens(SMALL, 2, 8)
-    calls, told = [], []
+    calls, rates = [], []
     kernel = F.scaled_dot_product_attention
 
     def watched(*arguments, **options):
-        told.append(options["dropout_p"])
+        rates.append(options["dropout_p"])
         return kernel(*arguments, **options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
@@ -163,9 +237,9 @@ def test_every_dropout_is_applied_and_its_output_used(style, monkeypatch):
     assert len(calls) == len(set(calls)) == len(dropouts)
     # embedding; in every layer both residuals, and the annotated style's
     # attention and feed-forward, where the other has the kernel's own
-    fused = style is STYLES["mingpt_style"]
+    fused = style is mingpt_style
     assert len(dropouts) == 1 + 2 * (2 if fused else 4)
-    assert told == ([0.25, 0.25] if fused else [])
+    assert rates == ([0.25, 0.25] if fused else [])
 
     # what goes on is what the dropout returned, and nothing else
     expected = model.eval().log_probs(tokens)
@@ -175,6 +249,10 @@ def test_every_dropout_is_applied_and_its_output_used(style, monkeypatch):
         hook.remove()
 
 
+# Dtypes, devices, copies, the compiler -------------------------------------
+
+
+@each_style
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_runs_and_stays_close(style, dtype):
     model = random_model(style, SMALL, dtype=torch.float32)
@@ -193,6 +271,7 @@ class MakesNothingOnTheCpu(TorchDispatchMode):
         return result
 
 
+@each_style
 def test_everything_is_made_on_the_device_of_the_tokens(style):
     model = style.build_model(SMALL).to("meta")
     tokens = torch.zeros(2, 5, dtype=torch.long, device="meta")
@@ -200,73 +279,27 @@ def test_everything_is_made_on_the_device_of_the_tokens(style):
         assert model.log_probs(tokens).is_meta
 
 
+@each_style
 def test_copies_compute_the_same(style):
-    model = style.build_model(SMALL).eval()
-    tokens = random_tokens(SMALL, 2, 8)
-    expected = model.log_probs(tokens)
-    reloaded = style.build_model(SMALL).eval()
-    assert not reloaded.log_probs(tokens).equal(expected)
-    reloaded.load_state_dict(model.state_dict())
-    for other in (
-        copy.deepcopy(model),
-        pickle.loads(pickle.dumps(model)),
-        reloaded,
-    ):
-        assert other.log_probs(tokens).equal(expected)
-
-
-def test_a_forward_with_gradients_can_be_copied(style):
     model = style.build_model(SMALL)
-    model.log_probs(random_tokens(SMALL, 2, 8)).sum()
-    assert isinstance(copy.deepcopy(model), type(model))
+    tokens = random_tokens(SMALL, 2, 8)
+    model.log_probs(tokens).sum()  # nothing of a graph is in the way
+    expected = model.eval().log_probs(tokens)
+    other = style.build_model(SMALL).eval()
+    assert not other.log_probs(tokens).equal(expected)
+    other.load_state_dict(model.state_dict())
+    copied, pickled = copy.deepcopy(model), pickle.dumps(model)
+    for same in (copied, pickle.loads(pickled), other):
+        assert same.log_probs(tokens).equal(expected)
 
 
 @pytest.mark.unhooked
-def test_one_graph_for_the_compiler(style):
+@each_style
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+)
+def test_one_graph_for_the_compiler(style, backend):
     model = random_model(style, SMALL, dtype=torch.float32)
     tokens = random_tokens(SMALL, 2, 8)
-    compiled = torch.compile(
-        model.log_probs, fullgraph=True, backend="aot_eager"
-    )
+    compiled = torch.compile(model.log_probs, fullgraph=True, backend=backend)
     torch.testing.assert_close(compiled(tokens), model.log_probs(tokens))
-
-
-@pytest.mark.slow
-@pytest.mark.unhooked
-def test_compiled_it_computes_the_same(style):
-    model = random_model(style, SMALL, dtype=torch.float32)
-    tokens = random_tokens(SMALL, 2, 8)
-    compiled = torch.compile(model.log_probs, fullgraph=True)
-    torch.testing.assert_close(compiled(tokens), model.log_probs(tokens))
-
-
-@settings(max_examples=20)
-@given(data=st.data())
-def test_a_fresh_model_knows_nothing_yet(style, data):
-    config = data.draw(configs(min_embd=16, vocab_size=64, block_size=16))
-    model = style.build_model(config.replace(norm_eps=None)).eval()
-    tokens = random_tokens(config, 4, 16)
-    loss = -model.log_probs(tokens).mean(dim=(0, 1, 2))
-    assert abs(loss.item() - torch.tensor(64.0).log().item()) < 1.5
-
-
-def test_activations_of_the_config_are_honoured(style):
-    outputs = {}
-    tokens = random_tokens(SMALL, 1, 5)
-    for name in ("relu", "gelu", "gelu_tanh"):
-        config = SMALL.replace(activation=name)
-        outputs[name] = random_model(style, config).log_probs(tokens)
-        assert style.build_model(config).config.activation == name
-    gelus = (outputs["gelu"] - outputs["gelu_tanh"]).abs().max()
-    assert 1e-6 < gelus < 1e-1
-    assert (outputs["relu"] - outputs["gelu"]).abs().max() > 1e-2
-
-
-def test_the_parameters_of_the_config_are_honoured(style):
-    config = SMALL.replace(n_inner=7, norm_eps=0.25, n_layer=3)
-    model = style.build_model(config)
-    norms = [m for m in model.modules() if hasattr(m, "eps")]
-    assert len(norms) == 7
-    assert {m.eps for m in norms} == {0.25}
-    linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
-    assert sum(m.out_features == 7 for m in linears) == 3
