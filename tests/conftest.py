@@ -88,7 +88,7 @@ def golden(sibling):
     return golden
 
 
-@pytest.fixture(params=["annotated", "mingpt_style"])
+@pytest.fixture(scope="session", params=["annotated", "mingpt_style"])
 def style(request):
     """Both styles in turn."""
     return importlib.import_module(request.param)

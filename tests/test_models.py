@@ -30,8 +30,6 @@ BUILDERS = {name: style.build_model for name, style in STYLES.items()} | RUNGS
 # Their last token alone says what follows.
 DEAF = ("bigram table", "+ positions and a head")
 
-each_style = pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
-
 
 @pytest.fixture(params=BUILDERS)
 def name(request):
@@ -110,7 +108,6 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_targets(build):
 # Both styles, whatever the config ------------------------------------------
 
 
-@each_style
 @given(data=st.data())
 def test_every_position_gets_a_distribution(style, data):
     config = data.draw(configs())
@@ -129,7 +126,6 @@ def test_every_position_gets_a_distribution(style, data):
         model.log_probs(random_tokens(config, 1, time))
 
 
-@each_style
 @given(data=st.data())
 def test_another_suffix_leaves_the_prefix_bit_equal(style, data):
     config = data.draw(configs(vocab_size=13))
@@ -143,7 +139,6 @@ def test_another_suffix_leaves_the_prefix_bit_equal(style, data):
     assert before.equal(model.log_probs(other)[:, :split])
 
 
-@each_style
 @given(data=st.data())
 def test_a_shorter_input_agrees_to_rounding(style, data):
     config = data.draw(configs(vocab_size=13, norm_eps=1e-5))
@@ -158,7 +153,6 @@ def test_a_shorter_input_agrees_to_rounding(style, data):
     )
 
 
-@each_style
 @settings(max_examples=20)
 @given(data=st.data())
 def test_a_fresh_model_knows_nothing_yet(style, data):
@@ -169,7 +163,6 @@ def test_a_fresh_model_knows_nothing_yet(style, data):
     assert abs(loss.item() - torch.tensor(64.0).log().item()) < 1.5
 
 
-@each_style
 def test_the_sizes_of_the_config_are_honoured(style):
     config = SMALL.replace(n_inner=7, norm_eps=0.25, n_layer=3)
     model = style.build_model(config)
@@ -180,7 +173,6 @@ def test_the_sizes_of_the_config_are_honoured(style):
     assert sum(m.out_features == 7 for m in linears) == 3
 
 
-@each_style
 def test_activations_of_the_config_are_honoured(style):
     outputs = {}
     tokens = random_tokens(SMALL, 1, 5)
@@ -196,7 +188,6 @@ def test_activations_of_the_config_are_honoured(style):
 # Inputs and modes ----------------------------------------------------------
 
 
-@each_style
 def test_what_no_model_can_read_is_refused(style):
     one = style.build_model(SMALL.replace(block_size=1))
     with pytest.raises(ValueError, match="2 tokens"):
@@ -207,7 +198,6 @@ def test_what_no_model_can_read_is_refused(style):
             model.log_probs(torch.tensor([[wrong]]))
 
 
-@each_style
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 def test_dropout_is_on_in_train_mode_and_off_in_eval_mode(style, rate):
     tokens = random_tokens(SMALL, 2, 8)
@@ -218,7 +208,6 @@ def test_dropout_is_on_in_train_mode_and_off_in_eval_mode(style, rate):
     assert model.log_probs(tokens).equal(model.log_probs(tokens))
 
 
-@each_style
 def test_every_dropout_is_applied_and_its_output_used(style, monkeypatch):
     model = style.build_model(SMALL.replace(dropout=0.25)).train()
     tokens = random_tokens(SMALL, 2, 8)
@@ -252,7 +241,6 @@ def test_every_dropout_is_applied_and_its_output_used(style, monkeypatch):
 # Dtypes, devices, copies, the compiler -------------------------------------
 
 
-@each_style
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_runs_and_stays_close(style, dtype):
     model = random_model(style, SMALL, dtype=torch.float32)
@@ -271,7 +259,6 @@ class MakesNothingOnTheCpu(TorchDispatchMode):
         return result
 
 
-@each_style
 def test_everything_is_made_on_the_device_of_the_tokens(style):
     model = style.build_model(SMALL).to("meta")
     tokens = torch.zeros(2, 5, dtype=torch.long, device="meta")
@@ -279,7 +266,6 @@ def test_everything_is_made_on_the_device_of_the_tokens(style):
         assert model.log_probs(tokens).is_meta
 
 
-@each_style
 def test_copies_compute_the_same(style):
     model = style.build_model(SMALL)
     tokens = random_tokens(SMALL, 2, 8)
@@ -294,7 +280,6 @@ def test_copies_compute_the_same(style):
 
 
 @pytest.mark.unhooked
-@each_style
 @pytest.mark.parametrize(
     "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 )

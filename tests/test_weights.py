@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import (
-    STYLES,
     changed,
     configs,
     random_model,
@@ -30,14 +29,11 @@ SMALL = GPTConfig(13, 8, n_layer=2, n_head=2, n_embd=8)
 TIED = SMALL.replace(tie_weights=True)
 TOKENS = random_tokens(SMALL, 2, 8)
 
-both = pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
-
 
 def log_probs(model):
     return model.eval().log_probs(TOKENS)
 
 
-@both
 @settings(max_examples=30)
 @given(data=st.data())
 def test_weights_come_back_as_they_went_in(style, data):
@@ -55,7 +51,6 @@ def test_weights_come_back_as_they_went_in(style, data):
         torch.testing.assert_close(back[name], tensor)
 
 
-@both
 @pytest.mark.unhooked  # what torch.compile returns is of another class
 def test_what_a_fresh_model_writes_compiled_or_not(style):
     model = style.build_model(SMALL)
@@ -69,7 +64,6 @@ def test_what_a_fresh_model_writes_compiled_or_not(style):
     assert all(compiled[name].equal(state[name]) for name in state)
 
 
-@both
 def test_a_prefix_and_mask_buffers_are_dropped(style):
     noisy = {
         name if name.startswith("lm_head") else f"transformer.{name}": tensor
@@ -82,7 +76,6 @@ def test_a_prefix_and_mask_buffers_are_dropped(style):
     assert found.equal(log_probs(random_model(style, SMALL)))
 
 
-@both
 def test_the_weights_are_copies(style):
     state = random_state(SMALL)
     model = style.from_gpt2(state, SMALL)
@@ -96,7 +89,6 @@ def test_the_weights_are_copies(style):
         torch.testing.assert_close(back[name], tensor)
 
 
-@both
 @pytest.mark.parametrize("history", [False, True])
 def test_loaded_parameters_are_the_models_own_to_train(style, history):
     state = random_state(SMALL)
@@ -110,7 +102,6 @@ def test_loaded_parameters_are_the_models_own_to_train(style, history):
     copy.deepcopy(model)  # refused where a tensor has a history
 
 
-@both
 @pytest.mark.parametrize(
     ("change", "message"),
     [
