@@ -1,11 +1,12 @@
-# make demo: install, then compare the two styles. make test: install, then
-# the tests. Everything lives in .venv; remove it to start afresh.
+# make demo: install the core, then compare the two styles. make test: add what
+# the tests need, then run them. All lives in .venv; remove it to start afresh.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-slow test-shapes test-all lint clean
 
-demo: .venv/installed
+demo: .venv/core
 	$(BIN)/gpt-duet compare
 
 test: .venv/installed
@@ -20,20 +21,29 @@ test-shapes: .venv/installed
 
 test-all: test test-slow test-shapes
 
+# The last line: inside shared imports are relative, so that it has two names.
 lint: .venv/linters
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	! grep -rnE "^ *(from|import) (shared|gpt_duet)\b" shared --include=*.py \
+	    --exclude=__init__.py
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/core: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gpt-duet needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	@echo "Installing torch and a few small packages: minutes, most of it the download."
+	@start=$$(date +%s) && $(PIP) -e . && \
+	    echo "Installed in $$(($$(date +%s) - start)) s; $$(du -sh .venv | cut -f1) in .venv."
+	@touch $@
+
+.venv/installed: .venv/core
+	$(PIP) -e ".[test]"
 	touch $@
 
 .venv/linters: .venv/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[lint]"
+	$(PIP) -e ".[lint]"
 	touch $@
 
 clean:
