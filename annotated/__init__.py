@@ -52,3 +52,4 @@ STAGES = {
 
 # What from_gpt2 leaves out to agree with others to rounding.
 ORIGINAL_PARTS = {"norm": LayerNorm}
+ORIGINAL_PARTS_NOTES = {"norm": "eps outside the root"}

@@ -37,8 +37,8 @@ CHOICES = {
     "Tokens are scaled; positions are sines and cosines, never trained.",
     "attention": "Four equal projections, cloned. The formula is a function "
     "of its own: it takes any mask and gives the probabilities back.",
-    "feed_forward": "The nonlinearity is a part to put in; ReLU unless told "
-    "otherwise. Dropout sits inside, after it.",
+    "feed_forward": "The nonlinearity is a part to put in, by default ReLU. "
+    "Dropout sits inside, after it.",
     "block": "A residual connection is an object that wraps any sublayer. "
     "The norm is written out, its eps outside the root.",
     "model": "Parts are handed to parts: a function puts them together, and "
@@ -52,7 +52,7 @@ WEIGHT_TRANSFER = {
     "token table": ("lut(x) * sqrt(d_model)", "lut = wte / sqrt(d_model)"),
     "position table": (
         "sines and cosines in a buffer, pe",
-        "a table is a table: copied",
+        "copied into the buffer",
     ),
     "projections": (
         "four cloned linears",
@@ -70,5 +70,5 @@ WEIGHT_TRANSFER = {
         "never tied: two tensors",
         "the second tensor is filled from wte",
     ),
-    "activation": ("ReLU unless told otherwise", "takes the config's"),
+    "activation": ("ReLU by default", "takes the config's"),
 }

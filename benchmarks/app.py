@@ -14,7 +14,11 @@ from rich.console import Console
 from rich.live import Live
 
 from shared.cli import options
-from shared.validation import choose_device, require_parent
+from shared.validation import (
+    choose_device,
+    require_different,
+    require_parent,
+)
 
 from .chart import draw, eager_forward, require_picture
 from .competitors import STYLES
@@ -185,7 +189,7 @@ class Outlet:
         self.machine.update(machine_facts(self.device))
         for path in (self.json, self.plot):
             require_parent(path)
-        options.require_different(
+        require_different(
             {"json": self.json, "plot": self.plot}, compare=self.compare
         )
         require_picture(self.plot)

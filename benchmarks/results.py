@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from shared.cli.options import write_json
+from shared.files import write_json
 
 from .timing import Timing
 

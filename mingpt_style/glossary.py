@@ -36,8 +36,8 @@ CHOICES = {
     "learned, and nothing is scaled.",
     "attention": "Query, key and value come from one matrix. A fused kernel "
     "knows that it is causal, and never shows the probabilities.",
-    "feed_forward": "The nonlinearity comes from the config; GELU unless "
-    "told otherwise. Dropout comes last.",
+    "feed_forward": "The nonlinearity comes from the config, by default GELU. "
+    "Dropout comes last.",
     "block": "Two residual lines in one forward, each with its norm in "
     "front. The norm is PyTorch's, its eps inside the root.",
     "model": "One class builds everything from one config, and draws the "
@@ -60,5 +60,5 @@ WEIGHT_TRANSFER = {
         "lm_head may be wte itself",
         "tied where the config says so",
     ),
-    "activation": ("GELU unless told otherwise", "takes the config's"),
+    "activation": ("GELU by default", "takes the config's"),
 }

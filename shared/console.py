@@ -1,10 +1,24 @@
-"""What commands say to their user: messages on stderr, and how they end."""
+"""What commands say to their user: messages, progress, and how they end."""
 
 import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Never
 
 import torch
 import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+PATIENCE = 1.0  # seconds of work before a progress bar appears
 
 
 def warn(message: str) -> None:
@@ -13,10 +27,10 @@ def warn(message: str) -> None:
     print(f"gpt-duet: {line}", file=sys.stderr)
 
 
-def fail(message: str) -> Never:
-    """Print one line on stderr and end with status 2."""
+def fail(message: str, status: int = 2) -> Never:
+    """Print one line on stderr and end the command."""
     warn(message)
-    sys.exit(2)
+    sys.exit(status)
 
 
 def run(command: typer.Typer) -> None:
@@ -30,3 +44,48 @@ def run(command: typer.Typer) -> None:
         if not out and "can't allocate memory" not in str(error):
             raise
         fail(f"not enough memory: {error}")
+
+
+def show_facts(console: Console, facts: Mapping[str, str]) -> None:
+    """Print a fact a line, each after its name."""
+    width = max(map(len, facts)) + 2
+    for name, fact in facts.items():
+        line = Text.assemble((name.ljust(width), "bold cyan"), fact)
+        console.print(line, soft_wrap=True)
+
+
+@contextmanager
+def progress(console: Console, total: int) -> Iterator[Callable]:
+    """Yield a function that shows how far work has come.
+
+    It is called with the number of steps that are done and a few words. In
+    a terminal a bar appears once the work has taken a while, and goes when
+    it ends; elsewhere nothing is printed.
+
+    Args:
+        console: where the bar is drawn; lines that it prints meanwhile
+            stand above the bar.
+        total: number of steps.
+    """
+    bar = Progress(
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("{task.description}", markup=False),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        redirect_stdout=False,  # what is printed there is the result
+    )
+    task = bar.add_task("", total=total)
+    start = time.monotonic()
+
+    def show(done: int, words: str = "") -> None:
+        bar.update(task, completed=done, description=words)
+        if console.is_interactive and time.monotonic() - start > PATIENCE:
+            bar.start()
+
+    try:
+        yield show
+    finally:
+        if bar.live.is_started:
+            bar.stop()

@@ -1,10 +1,13 @@
 """Files that are written whole or not at all."""
 
+import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 def write_atomically(path: Path, content: str) -> None:
@@ -19,6 +22,18 @@ def write_atomically(path: Path, content: str) -> None:
     """
     with take_place(path) as beside:
         beside.write_text(content, encoding="utf-8", newline="\n")
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file as `write_atomically` does; NaN becomes null.
+
+    Args:
+        path: the file.
+        content: numbers that are not finite, which JSON does not know, are
+            written as null.
+    """
+    text = json.dumps(_finite(content), indent=2, allow_nan=False)
+    write_atomically(path, text + "\n")
 
 
 @contextmanager
@@ -85,6 +100,17 @@ def new_folder(path: Path) -> Iterator[Path]:
             ) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def _finite(content: Any) -> Any:
+    """Return content with None for NaN and infinity."""
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    return content
 
 
 def _beside(path: Path) -> Path:

@@ -72,11 +72,12 @@ class Style(Protocol):
 
     A style may also have ORIGINAL_PARTS: arguments of from_gpt2 that keep a
     part as the style's source wrote it, though it agrees with others only
-    roughly. And texts for the views that put two styles side by side: NAMES
-    (for each concept, and for "everywhere", common terms with the names
-    that stand for them in the source), CHOICES (for each concept what the
-    style chose, in a sentence) and WEIGHT_TRANSFER (for each part how it is
-    written, and how it takes over a GPT-2 checkpoint's weights).
+    roughly; ORIGINAL_PARTS_NOTES says how it differs. And texts for the
+    views that put two styles side by side: NAMES (for each concept, and for
+    "everywhere", common terms with the names that stand for them in the
+    source), CHOICES (for each concept what the style chose, in a sentence)
+    and WEIGHT_TRANSFER (for each part how it is written, and how it takes
+    over a GPT-2 checkpoint's weights).
     """
 
     __name__: str

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from numbers import Real
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -122,3 +123,22 @@ def require_parent(path: Path | None) -> None:
         raise ValueError(f"there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):
         raise ValueError(f"cannot write in the folder {path.parent}")
+
+
+def require_different(outputs: dict[str, Path | None], **inputs: Any) -> None:
+    """Refuse to write a file over one that is read, or written too.
+
+    Raises:
+        ValueError: naming the two options.
+    """
+    seen: dict[Path, str] = {
+        Path(path).resolve(): f"--{name}"
+        for name, path in inputs.items()
+        if path is not None
+    }
+    for name, path in outputs.items():
+        if path is None:
+            continue
+        if other := seen.get(path.resolve()):
+            raise ValueError(f"{other} and --{name} are one file, {path}")
+        seen[path.resolve()] = f"--{name}"

@@ -1,6 +1,7 @@
 """gpt-duet compare as a user runs it, and the mistakes a user makes."""
 
 import json
+import re
 import subprocess
 import sys
 from functools import partial
@@ -8,7 +9,7 @@ from functools import partial
 import pytest
 
 import annotated
-from shared.cli.options import write_json
+from shared.files import write_json
 
 SMALL = ("--n-layer=1", "--n-head=2", "--n-embd=8")
 
@@ -38,8 +39,8 @@ def test_everything_is_printed(compare):
     assert (status, err) == (0, "")
     for words in (
         "15 characters",
-        "15 tokens (bytes)",
-        "cut to its first 8 tokens",
+        "15 (bytes)",
+        "the first 8 are used",
         "block.0.attention",
         "block.0.feed_forward",
         "final_norm",
@@ -50,8 +51,8 @@ def test_everything_is_printed(compare):
         "next token",
         "median",
         "one function: largest difference",
-        "annotated.LayerNorm",
-        "outside the root",
+        "annotated ran with nn.LayerNorm here",
+        "its own LayerNorm (eps outside the root) the two differ by",
     ):
         assert words in out, words
 
@@ -61,7 +62,7 @@ def test_pieces_that_cannot_be_printed_are_spelt_out(compare):
     assert "\x1b" not in out
     for piece in (r"\x1b", r"\n", r"\t", "c3", "a9"):
         assert piece in out.split()
-    assert "cut" not in out  # the text fits
+    assert "are used" not in out  # the text fits
     status, out, _ = compare("--text=[/bold]", "--tokenizer=char")
     assert status == 0
     assert "[" in out
@@ -101,7 +102,7 @@ def test_a_file_is_read_as_utf8(compare, tmp_path):
     status, out, _ = compare("--file", file, "--tokenizer=bytes")
     assert status == 0
     assert "8 characters" in out
-    assert "10 tokens" in out
+    assert "10 (bytes)" in out
     assert "115" in out.split()  # "s", the first token
 
 
@@ -112,10 +113,15 @@ def test_tokens_of_gpt2(compare, r50k_base, sibling):
     )
     assert status == 0
     assert "1,115,394 characters" in out
-    assert "cut to its first 16 tokens" in out
+    assert "the first 16 are used" in out
     assert ["5962", "22307", "25"] in [
         line.split()[:3] for line in out.splitlines()
     ]
+
+
+def test_a_tied_head_is_said_to_be_tied(compare):
+    _, out, _ = compare("--preset=gpt2", "--text=abc")
+    assert re.search(r"head +[\d,]+ +tied to embedding", out)
 
 
 def test_a_preset_and_what_it_leaves_open(duet):

@@ -19,7 +19,7 @@ from shared.comparison.costs import count_flops, difference_by_concept
 from shared.comparison.page.bench import read_bench
 from shared.comparison.page.highlight import highlight, spans
 from shared.comparison.page.numbers import BUDGET, attention_data, sizes
-from shared.comparison.sources import read_part, whole
+from shared.comparison.sources import read_part
 from shared.comparison.styles import enlarged_random_weights
 from shared.comparison.weight_transfer import measure_weight_transfer
 
@@ -84,7 +84,7 @@ def test_it_is_one_small_valid_file_with_every_section(tmp_path):
         "Not measured here",
     ):
         assert words in text, words
-    assert 'class="apart far"' not in text
+    assert 'class="gap far"' not in text
     # all of the source is there, with its line numbers
     lines = {
         "".join(e.itertext()).rstrip("\n")
@@ -95,11 +95,10 @@ def test_it_is_one_small_valid_file_with_every_section(tmp_path):
             assert f'id="concept-{concept}"' in text
             assert f'href="#concept-{concept}"' in text
             for component in components:
-                part = read_part(component)
-                first = part.segments[0].line
-                code = whole(part).split("\n")
-                for number, line in enumerate(code, start=first):
-                    assert not line or f"{number}{line}" in lines
+                for segment in read_part(component).segments:
+                    code = segment.code.split("\n")
+                    for number, line in enumerate(code, segment.line):
+                        assert not line or f"{number}{line}" in lines
 
 
 def test_the_maps_are_the_models_own(tmp_path):
@@ -127,8 +126,8 @@ def test_two_functions_are_told_apart(tmp_path, scale_weights):
     page = make_page(tmp_path, "--text", "abc def", status=1)
     text = page.read_text()
     assert "<strong>Two functions</strong>" in text
-    assert 'class="apart far"' in text
-    assert "In one function they would coincide." in text
+    assert 'class="gap far"' in text
+    assert "In one function they would be equal." in text
     largest = np.array(data_of(page)["attention"]["largest"])
     assert largest[0].max() < 1e-6
     assert largest[1].min() > 1e-6

@@ -147,12 +147,12 @@ def test_the_maps_show_the_numbers(browser, page):
     # and the arrow keys tell them: down, down, right
     browser.one("#map-left").send_keys("\ue015\ue015\ue014")
     told = browser.one("#map-readout").text
-    assert told.startswith("2 \u201cs\u201d looks at 1 \u201c/\u201d: 0.")
+    assert told.startswith("2 \u201cs\u201d attends to 1 \u201c/\u201d: 0.")
     assert "in annotated" in told
     assert "in mingpt_style" in told
     browser.one("#influence-right").send_keys("\ue015")
     told = browser.one("#influence-readout").text
-    assert "moves the prediction after 1" in told
+    assert "changes the prediction after 1" in told
 
 
 def test_names_that_correspond_light_up_together(browser, page):
@@ -274,7 +274,7 @@ def test_a_style_whose_attention_cannot_be_watched(
     monkeypatch.setattr("third_style.BY_HAND", True)
     browser.open(make_page(tmp_path, "third_style", "mingpt_style"))
     assert browser.errors() == []
-    assert "could not be watched" in browser.one("#no-maps").text
+    assert "could not be recorded" in browser.one("#no-maps").text
     assert browser.all("#map-left") == []
 
 

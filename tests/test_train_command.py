@@ -139,7 +139,7 @@ def test_a_run_that_crashed_goes_on(run, text, tmp_path, monkeypatch, style):
     assert len(read_log(out)) == 10
     status, _, err = run("train", "--resume", out)
     assert status == 0, err
-    assert "going on after step 8" in err
+    assert "resuming after step 8" in err
     assert what_was_learnt(out) == what_was_learnt(tmp_path / "whole")
     # a run that is done has nothing to do but to draw and write again
     (out / "loss.png").unlink()
@@ -446,7 +446,7 @@ def test_the_vocabulary_is_the_tokenizers(run, text, tmp_path):
     assert status == 0, err  # a model of 50,257 writes what no one can read
     characters = len(set(TEXT))
     assert open_run(out).config.vocab_size == characters
-    assert f"(char, {characters} of them)" in err
+    assert f"(char, vocabulary {characters})" in err
 
 
 def test_a_folder_that_cannot_be_replaced(run, text, tmp_path, monkeypatch):

@@ -49,7 +49,7 @@ def gpt_duet(
         ),
     ] = False,
 ) -> None:
-    """One GPT, written twice, and the checks that prove it."""
+    """One GPT decoder written twice, and checks for any language model."""
 
 
 app.command("check")(check.check)

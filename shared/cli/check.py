@@ -1,7 +1,5 @@
 """gpt-duet check: the invariants, for anyone's model."""
 
-import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +8,8 @@ import torch
 import typer
 from rich.console import Console
 
+from ..console import warn
+from ..files import write_json
 from ..invariants import (
     Report,
     UnusableModel,
@@ -19,7 +19,12 @@ from ..invariants import (
 )
 from ..invariants.runner import choose_checks
 from ..targets import first_on_path, load_target, show_theirs
-from ..validation import choose_device, require_parent
+from ..validation import (
+    choose_device,
+    require_parent,
+    require_seed,
+    whole_number,
+)
 from . import options
 
 MAP_LENGTH = 32
@@ -29,8 +34,9 @@ def check(
     models: Annotated[
         list[str],
         typer.Argument(
-            help="package.module:factory, path/to/file.py:factory, or a "
-            "package with build_model(config), such as annotated.",
+            help="What builds each model: package.module:factory, "
+            "path/to/file.py:factory, or a package with "
+            "build_model(config), such as annotated.",
             show_default=False,
         ),
     ],
@@ -46,29 +52,28 @@ def check(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Run this check only; may be given again."),
+        typer.Option(help="Run this check only; may be repeated."),
     ] = None,
     skip: Annotated[
         list[str] | None,
-        typer.Option(help="Leave this check out; may be given again."),
+        typer.Option(help="Leave this check out; may be repeated."),
     ] = None,
-    seed: Annotated[
-        int, typer.Option(help="Of weights, tokens and splits.")
-    ] = 0,
+    seed: options.Seed = 0,
     device_name: options.Device = "cpu",
     json_file: options.Json = None,
     map_file: Annotated[
         Path | None,
         typer.Option(
             "--map",
-            help="Draw which position sees which, in a .png or .html file.",
+            help="Draw which token influences which position, in a .png or "
+            ".html file.",
         ),
     ] = None,
 ) -> None:
-    """Check that models do not leak the future, and much else.
+    """Check that models do not see future tokens, and much else.
 
-    Ends with status 0 if everything holds, 1 if a check failed, 2 if the
-    call was wrong.
+    The exit status is 0 if everything holds, 1 if a check failed, and 2 if
+    the call was wrong.
     """
     names = choose_checks(only)
     left_out = set(choose_checks(skip or []))
@@ -76,8 +81,9 @@ def check(
     if not names:
         raise ValueError("no check is left to run")
     for name, size in (("vocab-size", vocab_size), ("block-size", block_size)):
-        if size is not None and size < 1:
-            raise ValueError(f"--{name} must be at least 1, got {size}")
+        if size is not None:
+            whole_number(f"--{name}", size, at_least=1)
+    require_seed(seed)
     require_parent(json_file)
     require_parent(map_file)
     if map_file is not None and map_file.suffix not in (".png", ".html"):
@@ -113,9 +119,7 @@ def check(
             "ok": all(report.ok for report in reports),
             "models": [report.to_dict() for report in reports],
         }
-        options.write_atomically(
-            json_file, json.dumps(content, indent=2) + "\n"
-        )
+        write_json(json_file, content)
     if interrupted:
         raise typer.Exit(130)
     if not all(report.ok for report in reports):
@@ -146,7 +150,7 @@ def _draw(
     try:
         save_map(matrix, path, f"influence in {report.model}")
     except OSError as error:
-        print(f"gpt-duet: no map: {error}", file=sys.stderr)
+        warn(f"no map: {error}")
 
 
 def _map_path(path: Path, target: str, count: int) -> Path:

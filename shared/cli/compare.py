@@ -1,5 +1,6 @@
 """gpt-duet compare: both styles from one set of weights over a text."""
 
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -9,19 +10,22 @@ from rich.text import Text as RichText
 
 from ..comparison.page import render_page
 from ..comparison.page.bench import read_bench
-from ..comparison.styles import compare_weights, random_weights
+from ..comparison.styles import compare_weights
 from ..comparison.terminal import show_comparison, show_tokens
-from ..files import write_atomically
+from ..console import show_facts
+from ..files import write_atomically, write_json
 from ..protocol import load_style
 from ..tokenization.texts import text_stamp
 from ..tokenization.tokenizers import DEFAULT, load_tokenizer
 from ..validation import (
     choose_device,
     choose_dtype,
+    require_different,
     require_parent,
     require_seed,
 )
 from . import options
+from .choices import ModelOptions, choose_text, choose_weights
 
 
 def compare(
@@ -46,12 +50,23 @@ def compare(
     seed: options.Seed = 0,
     device_name: options.Device = "cpu",
     json_file: options.Json = None,
-    html_file: options.Html = None,
-    bench_file: options.Bench = None,
+    html_file: Annotated[
+        Path | None,
+        typer.Option("--html", help="Also write a page with both styles."),
+    ] = None,
+    bench_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--bench",
+            help="Draw these times in the page: a file that gpt-duet bench "
+            "forward --json wrote.",
+        ),
+    ] = None,
 ) -> None:
-    """Run both styles from one set of weights, and say how far apart they are.
+    """Run two styles from one set of weights, and show how far they differ.
 
-    Ends with status 0 if they are one function, 1 if they are two.
+    They compute one function if rounding explains the difference: then the
+    exit status is 0, else 1.
     """
     names = tuple(styles or ("annotated", "mingpt_style"))
     if len(names) != 2:
@@ -64,78 +79,60 @@ def compare(
         raise ValueError("--bench is drawn in a page: give --html, too")
     for path in (json_file, html_file):
         require_parent(path)
-    options.require_different(
+    require_different(
         {"json": json_file, "html": html_file}, file=file, bench=bench_file
     )
     bench = None if bench_file is None else read_bench(bench_file)
-    content, source = options.choose_text(text, file)
+    content, source = choose_text(text, file)
     tokenizer = load_tokenizer(tokenizer_name, content)
-    sizes = {"n_layer": n_layer, "n_embd": n_embd, "block_size": block_size}
-    checkpoint = None
-    if weights is None:
-        config = options.choose_config(
-            preset, tokenizer, activation, n_head=n_head, **sizes
-        )
-    else:
-        checkpoint = options.choose_checkpoint(
-            weights,
-            tokenizer,
-            tokenizer_name,
-            n_head=n_head,
-            activation=activation,
-            preset=preset,
-            **sizes,
-        )
-        config = checkpoint.config
+    model_options = ModelOptions(
+        preset, n_layer, n_head, n_embd, block_size, activation
+    )
+    checkpoint = choose_weights(
+        weights, model_options, tokenizer, tokenizer_name,
+        style=names[1], seed=seed,
+    )  # fmt: skip
     device = choose_device(device_name)
+
+    config = checkpoint.config
     ids = tokenizer.encode(content)
-    shown = ids[: config.block_size]
-
+    used = ids[: config.block_size]
+    notes = "; ".join(checkpoint.notes)
+    if weights is None:
+        notes += ", enlarged so that every part matters"
+    cut = f"; the first {len(used)} are used (the block size)"
     console = Console(highlight=False)
-    console.print(
-        RichText.assemble(
-            ("text  ", "bold cyan"),
-            f"{source}: {len(content):,} characters, sha256 "
-            f"{text_stamp(content)}; {len(ids):,} tokens ({tokenizer_name})",
-        )
-    )
-    if len(shown) < len(ids):
-        console.print(
-            f"      cut to its first {len(shown)} tokens, the block size"
-        )
-    show_tokens(console, shown, tokenizer)
-
-    tokens = torch.tensor([shown], device=device)
-    if checkpoint is None:
-        drawn, told = random_weights(names[1], config, seed)
-        state = {k: v.to(device, dtype) for k, v in drawn.items()}
-    else:
-        state = checkpoint.to(device, dtype)
-        told = "; ".join((str(weights), *checkpoint.notes))
-    comparison = compare_weights(names, config, state, tokens, weights=told)
-    console.print(
-        RichText.assemble(
-            ("model ", "bold cyan"),
-            f"{config.n_layer} layers, {config.n_head} heads, "
-            f"{config.n_embd} wide, vocabulary {config.vocab_size:,}; "
-            f"{dtype_name} on {device}",
-        )
-    )
-    console.print(RichText(f"      weights: {comparison.weights}"))
-    console.print()
-    show_comparison(console, comparison, tokenizer)
     facts = {
+        "text": f"{source}: {len(content):,} characters, sha256 "
+        f"{text_stamp(content)}",
+        "tokens": f"{len(ids):,} ({tokenizer_name})"
+        f"{cut if len(used) < len(ids) else ''}",
+        "model": f"{config.n_layer} layers, {config.n_head} heads, "
+        f"{config.n_embd} wide, vocabulary {config.vocab_size:,}; "
+        f"{dtype_name} on {device}",
+        "weights": notes,
+    }
+    show_facts(console, facts)
+    show_tokens(console, used, tokenizer)
+    console.print()
+    tokens = torch.tensor([used], device=device)
+    state = checkpoint.to(device, dtype)
+    comparison = compare_weights(names, config, state, tokens, weights=notes)
+    show_comparison(console, comparison, tokenizer)
+    text_facts = {
         "source": source,
         "characters": len(content),
         "sha256": text_stamp(content),
         "tokenizer": tokenizer_name,
-        "tokens": shown,
+        "tokens": used,
         "tokens_in_text": len(ids),
     }
     if json_file is not None:
-        options.write_json(json_file, {"text": facts} | comparison.to_dict())
+        write_json(json_file, {"text": text_facts} | comparison.to_dict())
     if html_file is not None:
-        page = render_page(comparison, state, tokens, tokenizer, facts, bench)
+        page = render_page(
+            comparison, state, tokens, tokenizer, text_facts, bench
+        )
         write_atomically(html_file, page)
         console.print(RichText(f"page: {html_file}"))
     if not comparison.one_function:

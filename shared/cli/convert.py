@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text as RichText
 
 from ..checkpoint import TARGETS, load_checkpoint, save_checkpoint
 from ..config import GPTConfig
+from ..console import show_facts
 from ..files import require_new_folder
 from . import options
 
@@ -26,17 +26,16 @@ def convert(
     layout: Annotated[
         str, typer.Option("--to", help=f"One of {', '.join(TARGETS)}.")
     ],
-    out: Annotated[
-        Path, typer.Option("--out", help="A folder that is not there yet.")
-    ],
+    out: Annotated[Path, typer.Option("--out", help="A new folder.")],
     n_head: options.NHead = None,
     activation: options.Activation = None,
 ) -> None:
     """Write a checkpoint in another layout.
 
-    Its new folder has model.safetensors and config.json, and appears once
+    The new folder has model.safetensors and config.json, and appears once
     both are whole. "gpt2" is what transformers loads as a GPT2LMHeadModel,
-    "nanogpt" what nanoGPT and minGPT load as their state dict.
+    "nanogpt" what nanoGPT and minGPT load as their state dict. --n-head and
+    --activation are for weights whose config.json does not give them.
     """
     if layout not in TARGETS:
         raise ValueError(
@@ -45,27 +44,25 @@ def convert(
     require_new_folder(out)
     checkpoint = load_checkpoint(weights, n_head=n_head, activation=activation)
     save_checkpoint(out, checkpoint.state, checkpoint.config, layout)
-    console = Console()
-    whose = "transformers: GPT2LMHeadModel"
+    reader = "transformers: GPT2LMHeadModel"
     if layout == "nanogpt":
-        whose = _whose_state_dict(checkpoint.config)
+        reader = _reader(checkpoint.config)
     facts = {
         "read": "; ".join((str(weights), *checkpoint.notes)),
-        "written": f"{out}; for {whose}",
+        "written": f"{out}; for {reader}",
     }
-    for name, fact in facts.items():
-        line = RichText.assemble((f"{name:9}", "bold cyan"), fact)
-        console.print(line, soft_wrap=True)
+    show_facts(Console(highlight=False), facts)
 
 
-def _whose_state_dict(config: GPTConfig) -> str:
-    """Which of the two programs computes this function from the file."""
+def _reader(config: GPTConfig) -> str:
+    """Return which program computes this function from a state dict."""
     if config.tie_weights and config.activation == "gelu":
         return "nanoGPT"
     if not config.tie_weights and config.activation == "gelu_tanh":
         return "minGPT"
+    head = "tied" if config.tie_weights else "not tied"
     return (
-        f"mingpt_style; neither nanoGPT (tied, gelu) nor minGPT (not tied, "
-        f"gelu_tanh) computes it: it is "
-        f"{'tied' if config.tie_weights else 'not tied'}, {config.activation}"
+        f"mingpt_style, but neither nanoGPT (head tied, gelu) nor minGPT "
+        f"(head not tied, gelu_tanh): this model has its head {head}, "
+        f"{config.activation}"
     )

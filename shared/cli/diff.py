@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..comparison.columns import show_sources
 from ..comparison.concepts import choose_concepts
 from ..comparison.sources import concept_names, pair_sources
+from ..comparison.terminal import show_sources
 from ..protocol import load_style
+from ..validation import whole_number
 
 NARROWEST = 40
 
@@ -27,8 +28,8 @@ def diff(
         int | None,
         typer.Option(
             "--width",
-            help="Columns to use; below 120 the styles are stacked. "
-            "Default: the terminal's.",
+            help="Columns to use; below 120 the styles stand one under the "
+            "other. Default: the terminal's.",
         ),
     ] = None,
     left: Annotated[
@@ -38,16 +39,16 @@ def diff(
         str, typer.Option("--right", help="Package of the style on the right.")
     ] = "mingpt_style",
 ) -> None:
-    """Show how both styles write a concept, side by side.
+    """Show the source of a concept in both styles, side by side.
 
     In a terminal a long answer goes through a pager ($PAGER, or less).
     """
-    if width is not None and width < NARROWEST:
-        raise ValueError(f"width must be at least {NARROWEST}, got {width}")
+    if width is not None:
+        whole_number("--width", width, at_least=NARROWEST)
     styles = load_style(left), load_style(right)
     chosen = choose_concepts(concept, concept_names(*styles))
     sources = pair_sources(*styles)
-    # less shows colours only when told to
+    # without this, less does not show colours
     os.environ.setdefault("LESS", "-FRX")
     console = Console(highlight=False, width=width)
     show_sources(console, (left, right), {c: sources[c] for c in chosen})

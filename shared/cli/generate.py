@@ -1,22 +1,20 @@
 """gpt-duet generate: what a model writes after a prompt, in either style."""
 
 import sys
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
-from rich.progress import Progress
-from rich.text import Text as RichText
 from torch import nn
 
-from ..checkpoint import State, cut_vocabulary
-from ..comparison.styles import enlarged_random_weights
-from ..config import GPTConfig
+from ..checkpoint import Checkpoint, cut_vocabulary
+from ..comparison.text import visible
+from ..console import progress, show_facts
+from ..files import write_json
 from ..generation import (
     MAX_NEW_TOKENS,
     Sampler,
@@ -34,41 +32,33 @@ from ..validation import (
     choose_dtype,
     require_parent,
     require_seed,
+    whole_number,
 )
 from . import options
+from .choices import ModelOptions, choose_text, choose_weights, require_text
 
 # Draws the random weights, whatever style they are then loaded into.
-DRAWS = "mingpt_style"
+STYLE = "mingpt_style"
 PROMPT = "A long time ago"
 # The shortest is fastest, and rounds so much that styles may part ways.
 DTYPES = (*EXACT_DTYPES, "bfloat16")
-PATIENCE = 1.0  # seconds without a sign of life before a progress bar comes
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Writer:
+class Chosen:
     """A model with its tokenizer, and where both are from, in words."""
 
-    style: str
     model: nn.Module
+    style: str
+    weights: str
     tokenizer: Tokenizer
     tokenizer_name: str
-    spoken: str
-    told: list[str]
+    characters: str = ""
 
 
 def generate(
-    style: Annotated[
-        str | None,
-        typer.Option(
-            "--style",
-            help='Package: "annotated", "mingpt_style" or yours. Default: '
-            f"that of --checkpoint, else {DRAWS}.",
-            show_default=False,
-        ),
-    ] = None,
+    context: typer.Context,
+    style: options.Style = STYLE,
     prompts: Annotated[
         list[str] | None,
         typer.Option(
@@ -81,7 +71,7 @@ def generate(
         int, typer.Option("--new-tokens", help="How many to append.")
     ] = 10,
     batch: Annotated[
-        int, typer.Option("--batch", help="Rows for each prompt.")
+        int, typer.Option("--batch", help="Continuations of each prompt.")
     ] = 1,
     temperature: Annotated[
         float | None,
@@ -98,36 +88,31 @@ def generate(
     top_p: Annotated[
         float | None,
         typer.Option(
-            "--top-p", help="Draw from the fewest that reach probability P."
+            "--top-p",
+            help="Draw from the fewest tokens that reach probability P.",
         ),
     ] = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="Print the text as it comes.")
     ] = False,
     show_ids: Annotated[
-        bool, typer.Option("--ids", help="Print each row's ids, too.")
+        bool, typer.Option("--ids", help="Also print the token ids.")
     ] = False,
-    tokenizer_name: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenizer",
-            help="See gpt-duet tokenizers. Default: that of --checkpoint, "
-            f"else {DEFAULT}.",
-            show_default=False,
-        ),
-    ] = None,
+    tokenizer_name: options.TokenizerName = DEFAULT,
     file: Annotated[
         Path | None,
         typer.Option(
             "--file",
-            help='Text whose characters are the tokens of "char". '
+            help="Text whose characters are the tokens of --tokenizer char. "
             "Default: Python's own documentation.",
         ),
     ] = None,
     checkpoint_folder: Annotated[
         Path | None,
         typer.Option(
-            "--checkpoint", help="The folder of a run of gpt-duet train."
+            "--checkpoint",
+            help="The folder of a run of gpt-duet train: its model, in its "
+            "style unless --style is given, and its tokenizer.",
         ),
     ] = None,
     weights: options.Weights = None,
@@ -138,19 +123,16 @@ def generate(
     block_size: options.BlockSize = None,
     activation: options.Activation = None,
     dtype_name: Annotated[
-        str, typer.Option("--dtype", help=f"One of {', '.join(DTYPES)}.")
+        str, typer.Option("--dtype", help="float32, float64 or bfloat16.")
     ] = "float32",
-    seed: Annotated[
-        int,
-        typer.Option("--seed", help="Of random weights and random choices."),
-    ] = 0,
+    seed: options.Seed = 0,
     device_name: options.Device = "cpu",
     json_file: options.Json = None,
 ) -> None:
     """Append new tokens to a prompt, or to several at once.
 
-    The text goes to stdout, what it was made from to stderr. Both styles
-    write the same, from one set of weights.
+    The text goes to stdout, the facts about the model to stderr. From one
+    set of weights both styles write the same text.
     """
     if temperature is None:
         temperature = 0.0 if top_k is None and top_p is None else 1.0
@@ -161,33 +143,39 @@ def generate(
     require_seed(seed)
     require_parent(json_file)
     device = choose_device(device_name)
-    sizes: dict[str, Any] = {
-        "preset": preset, "n_layer": n_layer, "n_head": n_head,
-        "n_embd": n_embd, "block_size": block_size, "activation": activation,
-    }  # fmt: skip
+
     if checkpoint_folder is not None:
-        _require_nothing_beside(
-            tokenizer=tokenizer_name, file=file, weights=weights, **sizes
-        )
-        writer = _recall(checkpoint_folder, style)
-        writer.model.to(device, dtype)
+        given = options.given(context)
+        chosen = _choose_trained(checkpoint_folder, given)
     else:
-        name = tokenizer_name or DEFAULT
-        tokenizer, spoken = _choose_tokenizer(name, file)
-        config, state, told = _choose_weights(
-            weights, tokenizer, name, seed, **sizes
+        tokenizer, characters = _choose_tokenizer(tokenizer_name, file)
+        model_options = ModelOptions(
+            preset, n_layer, n_head, n_embd, block_size, activation
         )
-        state = {key: t.to(device, dtype) for key, t in state.items()}
-        style = DRAWS if style is None else style
-        model = load_style(style).from_gpt2(state, config)
-        writer = Writer(style, model, tokenizer, name, spoken, told)
-    model, tokenizer = writer.model, writer.tokenizer
+        checkpoint = choose_weights(
+            weights, model_options, tokenizer, tokenizer_name,
+            style=STYLE, seed=seed,
+        )  # fmt: skip
+        if weights is None:
+            checkpoint = _for_writing(checkpoint, tokenizer.n_vocab)
+        chosen = Chosen(
+            load_style(style).from_gpt2(
+                checkpoint.to(device, dtype), checkpoint.config
+            ),
+            style,
+            "; ".join(checkpoint.notes),
+            tokenizer,
+            tokenizer_name,
+            characters,
+        )
+    model = chosen.model.to(device, dtype)
     if not isinstance(model, LanguageModel):
-        raise ValueError(f"style {writer.style!r} builds no language model")
-    config = model.config
+        raise ValueError(f"style {chosen.style!r} builds no language model")
     if device.type == "cpu" and isinstance(model, CachedLanguageModel):
         optimize_for_decoding(model)
-    rows = [tokenizer.encode(p) for p in prompts for _ in range(batch)]
+    tokenizer, config = chosen.tokenizer, model.config
+    prompts = [prompt for prompt in prompts for _ in range(batch)]
+    rows = [tokenizer.encode(prompt) for prompt in prompts]
     tokens = stream_tokens(
         model,
         rows,
@@ -196,26 +184,26 @@ def generate(
         generator=torch.Generator(device).manual_seed(seed),
     )
 
-    facts = Console(stderr=True)
-    _show_facts(
-        facts,
-        {
-            "model": f"{writer.style}: {config.n_layer} layers, "
-            f"{config.n_head} heads, {config.n_embd} wide, block of "
-            f"{config.block_size}; {dtype_name} on {device}",
-            "weights": "; ".join(writer.told),
-            "tokens": writer.spoken,
-            "prompt": _describe_lengths(rows, config.block_size),
-            "choice": _describe(sampler, seed),
-        },
-    )
-    rows = [list(row) for row in rows]
+    console = Console(stderr=True, highlight=False)
+    facts = {
+        "model": f"{chosen.style}: {config.n_layer} layers, "
+        f"{config.n_head} heads, {config.n_embd} wide, block size "
+        f"{config.block_size}; {dtype_name} on {device}",
+        "weights": chosen.weights,
+        "tokenizer": f"{chosen.tokenizer_name}, {tokenizer.n_vocab:,} "
+        f"tokens{chosen.characters}",
+        "prompts": _describe_lengths(rows, config.block_size),
+        "sampling": _describe(sampler, seed),
+    }
+    show_facts(console, facts)
     if stream:
         _write_stream(tokenizer, rows[0], tokens)
     else:
-        for new in with_progress(tokens, new_tokens, facts):
-            for row, token in zip(rows, new.tolist(), strict=True):
-                row.append(token)
+        with progress(console, new_tokens) as show:
+            for done, new in enumerate(tokens, start=1):
+                for row, token in zip(rows, new.tolist(), strict=True):
+                    row.append(token)
+                show(done, "new tokens")
     texts = [_decode(tokenizer, row) for row in rows]
     for row, text in zip(rows, texts, strict=True):
         if not stream:
@@ -224,129 +212,75 @@ def generate(
             typer.echo(" ".join(map(str, row)))
     if json_file is not None:
         content = {
-            "style": writer.style,
-            "weights": "; ".join(writer.told),
+            "style": chosen.style,
+            "weights": chosen.weights,
             "config": asdict(config),
-            "tokenizer": writer.tokenizer_name,
+            "tokenizer": chosen.tokenizer_name,
             "seed": seed,
             **asdict(sampler),
-            "prompts": [p for p in prompts for _ in range(batch)],
+            "prompts": prompts,
             "tokens": rows,
             "texts": texts,
         }
-        options.write_json(json_file, content)
-
-
-def with_progress(
-    items: Iterable[Item], total: int, console: Console
-) -> Iterator[Item]:
-    """Pass items on; in a terminal, show a bar once it has taken a while."""
-    bar, start = None, time.monotonic()
-    try:
-        for done, item in enumerate(items, start=1):
-            if bar is not None:
-                bar.update(bar.task_ids[0], completed=done)
-            elif (
-                console.is_interactive and time.monotonic() > start + PATIENCE
-            ):
-                bar = Progress(console=console, transient=True)
-                bar.start()
-                bar.add_task("new tokens", total=total, completed=done)
-            yield item
-    finally:
-        if bar is not None:
-            bar.stop()
+        write_json(json_file, content)
 
 
 def _require_prompts(
     prompts: list[str], new_tokens: int, batch: int, stream: bool
 ) -> None:
     for prompt in prompts:
-        if not prompt:
-            raise ValueError("--prompt is empty: give it at least a character")
-        try:
-            prompt.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"--prompt is not UTF-8: {error.reason}"
-            ) from None
-    if not 0 <= new_tokens <= MAX_NEW_TOKENS:
-        raise ValueError(
-            f"--new-tokens must be from 0 to {MAX_NEW_TOKENS:,}, got "
-            f"{new_tokens}"
-        )
-    if batch < 1:
-        raise ValueError(f"--batch must be at least 1, got {batch}")
+        require_text("--prompt", prompt)
+    whole_number("--new-tokens", new_tokens, at_most=MAX_NEW_TOKENS)
+    whole_number("--batch", batch, at_least=1)
     if stream and len(prompts) * batch > 1:
         raise ValueError(
             f"--stream writes one row, and there are {len(prompts) * batch}"
         )
 
 
-def _require_nothing_beside(**options_given: object) -> None:
-    for name, value in options_given.items():
-        if value is not None:
-            raise ValueError(
-                f"--checkpoint brings its own: leave "
-                f"--{name.replace('_', '-')} out"
-            )
-
-
-def _recall(folder: Path, style: str | None) -> Writer:
+def _choose_trained(folder: Path, given: Mapping[str, object]) -> Chosen:
     """Return what a training run has learnt, in its style or another."""
-    model, tokenizer, run = load_trained(folder, style)
-    name = run.facts["tokenizer"]["name"]
-    spoken = f"{name}, {tokenizer.n_vocab:,} of them"
-    told = [f"{run.folder}, after {run.step} of {run.recipe.steps} steps"]
-    style = run.facts["style"] if style is None else style
-    return Writer(style, model, tokenizer, name, spoken, told)
-
-
-def _choose_weights(
-    folder: Path | None,
-    tokenizer: Tokenizer,
-    tokenizer_name: str,
-    seed: int,
-    preset: str | None,
-    **sizes: Any,
-) -> tuple[GPTConfig, State, list[str]]:
-    """Return a config, weights for it, and in words where they are from."""
-    if folder is None:
-        config = options.choose_config(preset, tokenizer, **sizes)
-        return _draw(config, tokenizer, seed)
-    checkpoint = options.choose_checkpoint(
-        folder, tokenizer, tokenizer_name, preset=preset, **sizes
+    own = ("--tokenizer", "--file", "--weights", "--preset", "--n-layer",
+           "--n-head", "--n-embd", "--block-size", "--activation")  # fmt: skip
+    for option in own:
+        if option in given:
+            raise ValueError(
+                f"--checkpoint brings its own: leave {option} out"
+            )
+    style = given.get("--style")
+    model, tokenizer, run = load_trained(
+        folder, None if style is None else str(style)
     )
-    told = [str(folder), *checkpoint.notes]
-    return checkpoint.config, checkpoint.state, told
+    return Chosen(
+        model,
+        str(style or run.facts["style"]),
+        f"{run.folder}, after {run.step} of {run.recipe.steps} steps",
+        tokenizer,
+        run.facts["tokenizer"]["name"],
+    )
 
 
 def _choose_tokenizer(name: str, file: Path | None) -> tuple[Tokenizer, str]:
-    """Return the tokenizer, and what it is, in words."""
-    if name == "char":
-        text, source = options.choose_text(None, file)
-        tokenizer = load_tokenizer(name, text)
-        origin = f" in {source}, sha256 {text_stamp(text)}"
-    elif file is not None:
-        raise ValueError(f"--file is for --tokenizer char, not for {name}")
-    else:
-        tokenizer, origin = load_tokenizer(name), ""
-    return tokenizer, f"{name}, {tokenizer.n_vocab:,} of them{origin}"
+    """Return the tokenizer, and in words where its characters are from."""
+    if name != "char":
+        if file is not None:
+            raise ValueError(f"--file is for --tokenizer char, not for {name}")
+        return load_tokenizer(name), ""
+    text, source = choose_text(None, file)
+    origin = f" from {source}, sha256 {text_stamp(text)}"
+    return load_tokenizer(name, text), origin
 
 
-def _draw(
-    config: GPTConfig, tokenizer: Tokenizer, seed: int
-) -> tuple[GPTConfig, State, list[str]]:
-    """Random weights, and no rows for tokens that the tokenizer lacks."""
-    state = enlarged_random_weights(load_style(DRAWS), config, seed)
-    told = [f"random, seed {seed}: expect nonsense"]
-    if config.vocab_size > tokenizer.n_vocab:
-        told.append(
-            f"of {config.vocab_size:,} tokens those that the tokenizer has"
-        )
-        state = cut_vocabulary(state, tokenizer.n_vocab)
-        config = config.replace(vocab_size=tokenizer.n_vocab)
-    return config, state, told
+def _for_writing(checkpoint: Checkpoint, n_vocab: int) -> Checkpoint:
+    """Leave out the tokens for which the tokenizer has no text."""
+    notes = (*checkpoint.notes, "expect nonsense")
+    state, config = checkpoint.state, checkpoint.config
+    rows = config.vocab_size
+    if rows > n_vocab:
+        notes += (f"its {rows:,} tokens cut to the tokenizer's",)
+        state = cut_vocabulary(state, n_vocab)
+        config = config.replace(vocab_size=n_vocab)
+    return Checkpoint(state, config, notes)
 
 
 def _describe_lengths(rows: list[list[int]], block_size: int) -> str:
@@ -357,24 +291,18 @@ def _describe_lengths(rows: list[list[int]], block_size: int) -> str:
     seen = ""
     if lengths[-1] > block_size:
         seen = f"; the model sees the last {block_size}"
-    return f"{len(rows)} of {words} tokens{seen}"
+    return f"{len(rows)}, of {words} tokens{seen}"
 
 
 def _describe(sampler: Sampler, seed: int) -> str:
     if sampler.temperature == 0:
-        return "the likeliest token each time"
-    parts = [f"drawn at temperature {sampler.temperature:g}"]
+        return "greedy: the likeliest token each time"
+    parts = [f"temperature {sampler.temperature:g}"]
     if sampler.top_k is not None:
         parts.append(f"top-k {sampler.top_k}")
     if sampler.top_p is not None:
         parts.append(f"top-p {sampler.top_p:g}")
     return ", ".join([*parts, f"seed {seed}"])
-
-
-def _show_facts(console: Console, facts: dict[str, str]) -> None:
-    for name, fact in facts.items():
-        line = RichText.assemble((f"{name:9}", "bold cyan"), fact)
-        console.print(line, soft_wrap=True)
 
 
 def _write_stream(
@@ -397,8 +325,4 @@ def _decode(tokenizer: Tokenizer, row: list[int]) -> str:
 
 def _printable(text: str) -> str:
     """Spell control characters out where they would steer a terminal."""
-    if not sys.stdout.isatty():
-        return text
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text
-    )
+    return visible(text, kept="\n\t") if sys.stdout.isatty() else text

@@ -1,7 +1,6 @@
-"""gpt-duet ladder: the lecture's rungs, trained one after another."""
+"""gpt-duet ladder: small models, each with one idea more, trained in turn."""
 
 import importlib
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -9,18 +8,24 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from rich.progress import Progress, TaskID
 from rich.table import Table
 from rich.text import Text as RichText
 
+from ..comparison.text import visible
 from ..config import GPTConfig
+from ..console import fail, progress
 from ..tokenization.texts import split_ids
-from ..tokenization.tokenizers import Tokenizer, load_tokenizer
-from ..training.loss_curve import Points, draw_losses
-from ..training.recipe import Recipe
-from ..training.trainer import Trainer, TrainingFailed, draw_sample
+from ..tokenization.tokenizers import load_tokenizer
+from ..training import (
+    Recipe,
+    Trainer,
+    TrainingFailed,
+    draw_losses,
+    draw_sample,
+)
 from ..validation import require_parent
 from . import options
+from .choices import choose_text
 
 LADDER = "mingpt_style.ladder"
 SAMPLE = 60  # characters
@@ -28,33 +33,26 @@ SHOWN = 20  # evaluations along the way, for the picture
 
 
 @dataclass(frozen=True)
-class Climbed:
-    """One rung after its training."""
+class Result:
+    """One model of the ladder after its training."""
 
     name: str
     parameters: int
-    val_loss: float
+    curve: list[tuple[float, float]]
     seconds: float
     sample: str
-    curve: Points
 
 
 def ladder(
     file: options.File = None,
-    steps: Annotated[
-        int, typer.Option("--steps", help="Updates of each rung.")
-    ] = 2000,
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", help="Windows a step.")
-    ] = 32,
-    lr: Annotated[
-        float, typer.Option("--lr", help="Highest learning rate.")
-    ] = 1e-2,
+    steps: options.Steps = 2000,
+    batch_size: options.BatchSize = 32,
+    lr: options.LearningRate = 1e-2,
     n_layer: Annotated[
-        int, typer.Option("--n-layer", help="Blocks of the last rung.")
+        int, typer.Option("--n-layer", help="Blocks of the last model.")
     ] = 3,
     n_head: Annotated[
-        int, typer.Option("--n-head", help="Heads where there are many.")
+        int, typer.Option("--n-head", help="Heads, in models with several.")
     ] = 4,
     n_embd: Annotated[
         int, typer.Option("--n-embd", help="Width of the features.")
@@ -62,19 +60,17 @@ def ladder(
     block_size: Annotated[
         int, typer.Option("--block-size", help="Longest sequence.")
     ] = 8,
-    eval_batches: Annotated[
-        int, typer.Option("--eval-batches", help="Batches of an evaluation.")
-    ] = 200,
-    seed: Annotated[
-        int, typer.Option("--seed", help="Of weights and batches.")
-    ] = 0,
+    eval_batches: options.EvalBatches = 200,
+    seed: options.Seed = 0,
     out: Annotated[
         Path, typer.Option("--out", help="The picture of the losses, a PNG.")
     ] = Path("ladder.png"),
 ) -> None:
-    """Climb from a bigram table to a GPT, on one text with one budget.
+    """Train eight small models on one text, from a bigram table to a GPT.
 
-    Sizes are the lecture's: 8 characters of context, 32 features.
+    Each adds one idea to the one before, as in the lecture "Let's build
+    GPT", and all are trained alike. Sizes are the lecture's: 8 characters
+    of context, 32 features.
     """
     if out.suffix != ".png":
         raise ValueError(f"--out must end in .png, got {out}")
@@ -87,7 +83,7 @@ def ladder(
         eval_batches=eval_batches,
         seed=seed,
     )
-    text, source = options.choose_text(None, file)
+    text, source = choose_text(None, file)
     tokenizer = load_tokenizer("char", text)
     config = GPTConfig(
         tokenizer.n_vocab, block_size, n_layer, n_head, n_embd, dropout=0.0
@@ -95,69 +91,49 @@ def ladder(
     parts = split_ids(torch.tensor(tokenizer.encode(text)))
     console = Console(stderr=True, highlight=False)
     console.print(
-        f"text  {source}: {len(parts[0]):,} characters to learn from, "
-        f"{len(parts[1]):,} to be tested on, {config.vocab_size} of them\n"
-        f"each  {steps} steps of {batch_size} windows of {block_size}",
+        f"text   {source}: {len(parts[0]):,} training characters, "
+        f"{len(parts[1]):,} validation characters, vocabulary "
+        f"{config.vocab_size}\n"
+        f"model  each {steps} steps of {batch_size} windows, each window "
+        f"{block_size} characters",
         soft_wrap=True,
     )
-    rungs = importlib.import_module(LADDER).RUNGS
-    climbed = []
-    with Progress(console=console, transient=True) as bar:
-        bar.disable = not console.is_terminal
-        task = bar.add_task("", total=steps * len(rungs))
-        for name, rung in rungs.items():
-            bar.update(task, description=name)
+    models = importlib.import_module(LADDER).RUNGS
+    results: list[Result] = []
+    with progress(console, steps * len(models)) as show:
+        for name, build in models.items():
             torch.manual_seed(seed)
-            trainer = Trainer(rung(config), *parts, recipe)
-            climbed.append(_climb(name, trainer, tokenizer, bar, task))
-    Console().print(_table(climbed))
-    curves = {rung.name: rung.curve for rung in climbed}
+            trainer = Trainer(build(config), *parts, recipe)
+            curve: list[tuple[float, float]] = []
+            while not trainer.done:
+                try:
+                    record = trainer.take_step()
+                except TrainingFailed as error:
+                    fail(f"{name}: {error}; try a smaller --lr", status=1)
+                if record.val_loss is not None:
+                    curve.append((float(record.step), record.val_loss))
+                show(steps * len(results) + record.step, name)
+            count = sum(p.numel() for p in trainer.model.parameters())
+            sample = tokenizer.decode(draw_sample(trainer, SAMPLE)[1:])
+            results.append(Result(name, count, curve, trainer.seconds, sample))
+    Console().print(_table(results))
+    curves = {result.name: result.curve for result in results}
     draw_losses(out, curves, f"the ladder: validation loss, {steps} steps")
-    console.print(f"the losses by step are in {out}")
+    console.print(f"the losses by step are drawn in {out}")
 
 
-def _climb(
-    name: str,
-    trainer: Trainer,
-    tokenizer: Tokenizer,
-    bar: Progress,
-    task: TaskID,
-) -> Climbed:
-    curve = []
-    while not trainer.done:
-        try:
-            record = trainer.take_step()
-        except TrainingFailed as error:
-            bar.stop()
-            message = f"{name}: {error}; try a smaller --lr"
-            print(f"gpt-duet: {message}", file=sys.stderr)
-            raise typer.Exit(1) from None
-        bar.advance(task)
-        if record.val_loss is not None:
-            curve.append((float(record.step), record.val_loss))
-    parameters = sum(p.numel() for p in trainer.model.parameters())
-    sample = tokenizer.decode(draw_sample(trainer, SAMPLE)[1:])
-    return Climbed(
-        name, parameters, curve[-1][1], trainer.seconds, sample, curve
-    )
-
-
-def _table(climbed: list[Climbed]) -> Table:
+def _table(results: list[Result]) -> Table:
     table = Table(box=None, header_style="bold cyan", padding=(0, 2, 0, 0))
-    table.add_column("rung", no_wrap=True)
-    for column in ("parameters", "validation", "seconds"):
+    table.add_column("model", no_wrap=True)
+    for column in ("parameters", "validation loss", "seconds"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("writes", overflow="fold")
-    for rung in climbed:
+    table.add_column("sample", overflow="fold")
+    for result in results:
         table.add_row(
-            rung.name,
-            f"{rung.parameters:,}",
-            f"{rung.val_loss:.3f}",
-            f"{rung.seconds:.0f}",
-            RichText(_one_line(rung.sample)),
+            result.name,
+            f"{result.parameters:,}",
+            f"{result.curve[-1][1]:.3f}",
+            f"{result.seconds:.0f}",
+            RichText(visible(" ".join(result.sample.split()))),
         )
     return table
-
-
-def _one_line(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)

@@ -9,23 +9,23 @@ from ..tokenization.tokenizers import DEFAULT, load_tokenizer
 
 
 def tokenizers() -> None:
-    """List the tokenizers, which of them work here, and why others do not.
+    """List the tokenizers that can be used here, and why others cannot.
 
-    The network is not asked. tiktoken fetches what is not in its cache when
-    it is first used; its model names ("davinci") work as their encodings do.
+    The network is not asked. tiktoken downloads what is not in its cache
+    when it is first used. The names of models ("davinci") work, too.
     """
     own = load_tokenizer(DEFAULT).n_vocab
     rows = [
-        Availability(DEFAULT, own, "the kit's own, the default"),
+        Availability(DEFAULT, own, "gpt-duet's own, the default"),
         Availability("bytes", 256, "the bytes of UTF-8"),
         Availability("char", None, "the characters of the text given"),
         *(look_up(name) for name in tiktoken.list_encoding_names()),
     ]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold cyan")
     table.add_column("tokenizer", no_wrap=True)
-    table.add_column("works", no_wrap=True)
+    table.add_column("usable", no_wrap=True)
     table.add_column("tokens", justify="right", no_wrap=True)
-    table.add_column("", overflow="fold")
+    table.add_column("note", overflow="fold")
     for row in rows:
         style = None if row.works else "dim"
         tokens = "" if row.n_vocab is None else f"{row.n_vocab:,}"
@@ -35,6 +35,6 @@ def tokenizers() -> None:
     console.print(table)
     if not all(row.works for row in rows):
         console.print(
-            "\nThe network was not asked: tiktoken fetches what is not cached "
-            "at first use."
+            "\nThe network was not asked: tiktoken downloads what is not "
+            "cached when it is first used."
         )

@@ -1,4 +1,4 @@
-"""What a model's heads look at, watched from outside while it runs."""
+"""Attention probabilities of a model, watched from outside while it runs."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .models import stage_paths, submodule
+from .models import stage_hooks
 
 Probabilities = Float[Tensor, "batch head time time"]
 
@@ -35,66 +35,61 @@ def attention_maps(
     Returns:
         Query position by key position, or None where a layer shows none.
     """
-    paths = stage_paths(stages, model.config.n_layer)
-    layers = [
-        submodule(model, paths[stage])
-        for stage in (
-            f"block.{i}.attention" for i in range(model.config.n_layer)
-        )
-        if stage in paths
-    ]
-    watch = _Watch(tokens.size(1))
-    hooks = []
-    was_training = model.training
-    model.eval()
-    try:
-        for i, layer in enumerate(layers):
-            hooks.append(layer.register_forward_pre_hook(watch.enter(i)))
-            hooks.append(layer.register_forward_hook(watch.leave))
-        with torch.no_grad(), watch:
-            model.log_probs(tokens[:1])
-    finally:
-        for hook in hooks:
-            hook.remove()
-        model.train(was_training)
-    if not layers or sorted(watch.found) != list(range(len(layers))):
+    stage = "block.{i}.attention"
+    if stage not in stages:
         return None
-    maps = [torch.cat(watch.found[i], dim=1)[0] for i in range(len(layers))]
+    watch = _SoftmaxWatch(tokens.size(1))
+    with (
+        stage_hooks(
+            model,
+            {stage: stages[stage]},
+            before=watch.enter,
+            after=watch.leave,
+        ),
+        torch.no_grad(),
+        watch,
+    ):
+        model.log_probs(tokens[:1])
+    names = [stage.format(i=i) for i in range(model.config.n_layer)]
+    if any(name not in watch.found for name in names):
+        return None
+    maps = [torch.cat(watch.found[name], dim=1)[0] for name in names]
     same_shape = len({m.shape for m in maps}) == 1
     return torch.stack(maps) if same_shape else None
 
 
-class _Watch(TorchFunctionMode):
-    """Collects probabilities while some layer's attention runs."""
+class _SoftmaxWatch(TorchFunctionMode):
+    """Collects the probabilities that are computed inside of attention.
+
+    Attributes:
+        found: for each stage its probabilities, in the order of the calls.
+    """
 
     def __init__(self, time: int):
         super().__init__()
-        self.time = time
-        self.layer: int | None = None
-        self.found: dict[int, list[Tensor]] = {}
+        self.found: dict[str, list[Tensor]] = {}
+        self._time = time
+        self._stage: str | None = None
 
-    def enter(self, layer: int) -> Any:
-        def hook(_module, _inputs):
-            self.layer = layer
+    def enter(self, stage: str) -> None:
+        self._stage = stage
 
-        return hook
-
-    def leave(self, *_: object) -> None:
-        self.layer = None
+    def leave(self, _stage: str, _output: Any) -> None:
+        self._stage = None
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if self.layer is None:
+        if self._stage is None:
             return result
         name = getattr(func, "__name__", "")
         seen = None
         if name == "scaled_dot_product_attention":
             seen = _kernel_probabilities(result, *args, **(kwargs or {}))
-        elif name == "softmax" and result.shape[-2:] == (self.time,) * 2:
+        elif name == "softmax" and result.shape[-2:] == (self._time,) * 2:
             seen = result
         if seen is not None:
             by_head = seen.unsqueeze(1) if seen.dim() == 3 else seen
-            self.found.setdefault(self.layer, []).append(by_head.detach())
+            self.found.setdefault(self._stage, []).append(by_head.detach())
         return result
 
 

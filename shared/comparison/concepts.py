@@ -1,4 +1,4 @@
-"""What each concept of a decoder does, whoever writes it."""
+"""The six concepts of a decoder: what each does in any style."""
 
 from dataclasses import dataclass
 
@@ -20,27 +20,30 @@ class Concept:
 
 CONCEPTS = {
     "embedding": Concept(
-        "Turns each token and its place into one vector.",
-        "x\u209c = E[token\u209c] + P[t]: one table says what stands there, "
-        "another says where.",
+        "Turns each token and its position into one vector.",
+        "x\u209c = E[token\u209c] + P[t]: a row of the token table plus a "
+        "row of the position table.",
         "embedding",
     ),
     "attention": Concept(
-        "Lets each position gather what it needs from those before it.",
+        "Mixes into each position what it needs from those up to it.",
         "In every head softmax(Q K\u1d40 / \u221ad) V, with the scores of "
         "later positions at \u2212\u221e; the heads are joined and projected.",
         "block.{i}.attention",
     ),
     "feed_forward": Concept(
-        "Lets each position think for itself: widen, bend, narrow.",
+        "Transforms each position by itself: wider, through the activation, "
+        "and back.",
         "f(x W\u2081 + b\u2081) W\u2082 + b\u2082, with the same weights at "
         "every position.",
         "block.{i}.feed_forward",
     ),
     "block": Concept(
-        "Adds to the stream what attention says, then what feed-forward says.",
+        "Adds the output of attention to the residual stream, then that of "
+        "the feed-forward part.",
         "x + attention(norm(x)), then x + feed_forward(norm(x)). The norm "
-        "takes mean and deviation out, and puts a gain and a shift in.",
+        "subtracts the mean, divides by the standard deviation, then scales "
+        "and shifts.",
         "block.{i}",
     ),
     "model": Concept(
@@ -49,7 +52,7 @@ CONCEPTS = {
         "final_norm",
     ),
     "head": Concept(
-        "Makes of each vector the log-probabilities of the next token.",
+        "Turns each vector into log-probabilities of the next token.",
         "log softmax(x W\u1d40 + b), over the whole vocabulary.",
         "log_probs",
     ),

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from .models import count_parameters, stage_paths, submodule
+from .models import count_parameters, stage_hooks, stage_modules
 
 
 def count_flops(
@@ -30,51 +30,38 @@ def count_flops(
     Returns:
         For each concept its operations in all layers together.
     """
-    counts = dict.fromkeys(("embedding", "attention", "feed_forward"), 0)
-    counts |= dict.fromkeys(("block", "model", "head"), 0)
     counter = FlopCounterMode(display=False)
     started: dict[str, int] = {}
-    hooks = []
+    ended: dict[str, int] = {}
 
-    def begin(stage: str) -> Any:
-        def hook(_module, _inputs):
-            started[stage] = counter.get_total_flops()
+    def before(stage: str) -> None:
+        started[stage] = counter.get_total_flops()
 
-        return hook
+    def after(stage: str, _output: Any) -> None:
+        ended[stage] = counter.get_total_flops()
 
-    def end(stage: str) -> Any:
-        def hook(_module, _inputs, _output):
-            total = counter.get_total_flops()
-            concept = stage.split(".")[-1]
-            if stage == "embedding":
-                counts["embedding"] = total
-            elif stage == "final_norm":
-                counts["head"] = -total
-            elif concept in counts:
-                counts[concept] += total - started[stage]
-            else:
-                counts["block"] += total - started[stage]
+    # the fused kernels are not counted on every device: this one is
+    with (
+        stage_hooks(model, stages, before=before, after=after),
+        torch.no_grad(),
+        sdpa_kernel(SDPBackend.MATH),
+        counter,
+    ):
+        model.log_probs(tokens)
 
-        return hook
+    def in_all_layers(stage: str) -> int:
+        names = [stage.format(i=i) for i in range(model.config.n_layer)]
+        return sum(ended[n] - started[n] for n in names if n in ended)
 
-    was_training = model.training
-    model.eval()
-    try:
-        paths = stage_paths(stages, model.config.n_layer)
-        for stage, path in paths.items():
-            module = submodule(model, path)
-            hooks.append(module.register_forward_pre_hook(begin(stage)))
-            hooks.append(module.register_forward_hook(end(stage)))
-        # the fused kernels are not counted on every device: this one is
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
-            model.log_probs(tokens)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        model.train(was_training)
-    counts["model"] = counter.get_total_flops()
-    counts["head"] += counts["model"] if counts["head"] else 0
-    return counts
+    total = counter.get_total_flops()
+    return {
+        "embedding": ended.get("embedding", 0),
+        "attention": in_all_layers("block.{i}.attention"),
+        "feed_forward": in_all_layers("block.{i}.feed_forward"),
+        "block": in_all_layers("block.{i}"),
+        "model": total,
+        "head": total - ended.get("final_norm", total),
+    }
 
 
 def parameters_by_concept(
@@ -86,18 +73,12 @@ def parameters_by_concept(
     to the embedding has none of its own.
     """
     counts = count_parameters(model, stages)
-    paths = stage_paths(stages, model.config.n_layer)
-    blocks = {
-        p
-        for stage, path in paths.items()
-        if stage.startswith("block.") and stage.count(".") == 1
-        for p in submodule(model, path).parameters()
-    }
+    blocks = nn.ModuleList(stage_modules(model, stages, "block.{i}"))
     return {
         "embedding": counts["embedding"],
         "attention": counts["attention"],
         "feed_forward": counts["feed_forward"],
-        "block": sum(p.numel() for p in blocks),
+        "block": sum(p.numel() for p in blocks.parameters()),
         "model": counts["total"],
         "head": counts["head"],
     }

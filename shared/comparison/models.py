@@ -2,7 +2,8 @@
 
 import copy
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..config import GPTConfig
+from ..generation import eval_mode
 from .timing import interleave, stopwatch
 
 
@@ -34,31 +36,56 @@ def stage_outputs(
     Raises:
         ValueError: for a path that is no submodule of the model.
     """
-    kept: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = {}
+
+    def keep(stage: str, output: Any) -> None:
+        found[stage] = output[0] if isinstance(output, tuple) else output
+
+    with stage_hooks(model, stages, after=keep), torch.inference_mode():
+        log_probs = model.log_probs(tokens)
+    names = stage_paths(stages, model.config.n_layer)
+    if missing := [stage for stage in names if stage not in found]:
+        raise ValueError(f"stages that were never run: {', '.join(missing)}")
+    return {stage: found[stage] for stage in names} | {"log_probs": log_probs}
+
+
+@contextmanager
+def stage_hooks(
+    model: Any,
+    stages: Mapping[str, str],
+    *,
+    before: Callable[[str], None] = lambda stage: None,
+    after: Callable[[str, Any], None] = lambda stage, output: None,
+) -> Iterator[None]:
+    """Put a model in eval mode, and call functions around its stages.
+
+    Args:
+        model: a language model with `config`.
+        stages: its stages, {i} standing for the layer.
+        before: called with a stage's name, layer spelt out, before it runs.
+        after: called with its name and its output.
+
+    Raises:
+        ValueError: for a path that is no submodule of the model.
+    """
     hooks = []
-
-    def keep(stage: str):
-        def hook(_module, _inputs, output):
-            kept[stage] = output[0] if isinstance(output, tuple) else output
-
-        return hook
-
-    was_training = model.training
-    model.eval()
-    try:
-        names = stage_paths(stages, model.config.n_layer)
-        for stage, path in names.items():
-            module = submodule(model, path)
-            hooks.append(module.register_forward_hook(keep(stage)))
-        with torch.inference_mode():
-            log_probs = model.log_probs(tokens)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        model.train(was_training)
-    if silent := [stage for stage in names if stage not in kept]:
-        raise ValueError(f"stages that were never run: {', '.join(silent)}")
-    return {stage: kept[stage] for stage in names} | {"log_probs": log_probs}
+    with eval_mode(model):
+        try:
+            paths = stage_paths(stages, model.config.n_layer)
+            for stage, path in paths.items():
+                module = submodule(model, path)
+                hooks += [
+                    module.register_forward_pre_hook(
+                        lambda *_, stage=stage: before(stage)
+                    ),
+                    module.register_forward_hook(
+                        lambda *args, stage=stage: after(stage, args[-1])
+                    ),
+                ]
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
 
 def stage_paths(stages: Mapping[str, str], n_layer: int) -> dict[str, str]:
@@ -72,6 +99,16 @@ def stage_paths(stages: Mapping[str, str], n_layer: int) -> dict[str, str]:
         for stage, path in block.items()
     }
     return before | layers | after
+
+
+def stage_modules(
+    model: Any, stages: Mapping[str, str], stage: str
+) -> list[nn.Module]:
+    """Return the submodule of a stage in every layer, or none."""
+    if stage not in stages:
+        return []
+    paths = stage_paths({stage: stages[stage]}, model.config.n_layer)
+    return [submodule(model, path) for path in paths.values()]
 
 
 def submodule(model: nn.Module, path: str) -> nn.Module:
@@ -129,7 +166,8 @@ def compare_models(
 
 def largest_difference(a: Tensor, b: Tensor) -> float:
     """Return max |a - b|, computed in float64; NaN where either is NaN."""
-    return (_float64(a) - _float64(b)).abs().max().item()
+    left, right = (x.detach().cpu().double() for x in (a, b))
+    return (left - right).abs().max().item()
 
 
 def rounding_error(model: Any, tokens: Int[Tensor, "batch time"]) -> float:
@@ -152,8 +190,6 @@ def count_parameters(model: Any, stages: Mapping[str, str]) -> dict[str, int]:
     and the last norm; "head" is what remains of the model; "buffers" counts
     numbers that are kept with the model but not trained.
     """
-    n_layer = model.config.n_layer
-    paths = stage_paths(stages, n_layer)
     seen: set[Tensor] = set()
 
     def count(modules: Sequence[nn.Module]) -> int:
@@ -162,8 +198,7 @@ def count_parameters(model: Any, stages: Mapping[str, str]) -> dict[str, int]:
         return sum(p.numel() for p in new)
 
     def stage(name: str) -> list[nn.Module]:
-        names = [name.format(i=i) for i in range(n_layer)]
-        return [submodule(model, paths[n]) for n in names if n in paths]
+        return stage_modules(model, stages, name)
 
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     return {
@@ -186,8 +221,8 @@ def median_times(
     """Time log_probs of each model in turn, and return the median seconds.
 
     Args:
-        models: language models, timed one after another in every round, so
-            that a slow moment of the machine hits all of them.
+        models: language models, each timed once in every round, so that a
+            slow moment of the machine hits all of them.
         tokens: ids.
         rounds: how often at most.
         budget: seconds after which no further round starts.
@@ -199,7 +234,3 @@ def median_times(
     with torch.inference_mode():
         seconds = interleave(runs, rounds, budget=budget)
     return [statistics.median(times) for times in seconds.values()]
-
-
-def _float64(x: Tensor) -> Tensor:
-    return x.detach().cpu().double()

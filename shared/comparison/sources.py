@@ -43,11 +43,13 @@ class Part:
     Attributes:
         name: its qualified name.
         file: its file, from the folder of its top package on.
+        summary: first line of its docstring.
         segments: its source; a class is cut at its methods.
     """
 
     name: str
     file: str
+    summary: str
     segments: tuple[Segment, ...]
 
 
@@ -79,26 +81,24 @@ def pair_sources(left: Style, right: Style) -> dict[str, list[Pair]]:
     Raises:
         ValueError: for a component whose source cannot be found.
     """
-    roles = (_roles(left), _roles(right))
+    stages = (_stage_classes(left), _stage_classes(right))
     found = {}
     for concept in concept_names(left, right):
         ours = left.COMPONENTS.get(concept, ())
         theirs = right.COMPONENTS.get(concept, ())
         keys = [
-            [roles[side].get(c, (side, n)) for n, c in enumerate(components)]
+            [stages[side].get(c, (side, n)) for n, c in enumerate(components)]
             for side, components in enumerate((ours, theirs))
         ]
         found[concept] = [
-            _pair(a and read_part(*a), b and read_part(*b))
-            for a, b in align(
-                [(c,) for c in ours], [(c,) for c in theirs], keys
-            )
+            _pair(*(None if c is None else read_part(c) for c in pair))
+            for pair in align(ours, theirs, keys)
         ]
     return found
 
 
 def concept_names(left: Style, right: Style) -> list[str]:
-    """Concepts of either style: those everyone knows first."""
+    """Return the concepts of either style, the common six first."""
     both = dict.fromkeys([*left.COMPONENTS, *right.COMPONENTS])
     return [c for c in CONCEPTS if c in both] + [
         c for c in both if c not in CONCEPTS
@@ -106,25 +106,14 @@ def concept_names(left: Style, right: Style) -> list[str]:
 
 
 def describe(concept: str, pairs: Sequence[Pair]) -> str:
-    """Say in one line what a concept does; of a strange one its docstring."""
+    """Return in one line what a concept does.
+
+    Of a concept that only one style has, it is the first docstring's.
+    """
     if concept in CONCEPTS:
         return CONCEPTS[concept].does
-    for part in (part for pair in pairs for part in (pair.left, pair.right)):
-        for node in ast.walk(ast.parse(whole(part))) if part else ():
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and (
-                doc := ast.get_docstring(node)
-            ):
-                return doc.split("\n")[0]
-    return ""
-
-
-def whole(part: Part) -> str:
-    """Return the source of a part, blank lines between its methods."""
-    lines: list[str] = []
-    for segment in part.segments:
-        gap = segment.line - part.segments[0].line - len(lines)
-        lines += [""] * gap + segment.code.split("\n")
-    return "\n".join(lines)
+    parts = [part for pair in pairs for part in (pair.left, pair.right)]
+    return next((p.summary for p in parts if p and p.summary), "")
 
 
 def read_part(component: Any) -> Part:
@@ -142,7 +131,8 @@ def read_part(component: Any) -> Part:
     folders = component.__module__.count(".") + (path.stem == "__init__")
     file = "/".join(path.parts[-1 - folders :])
     code = textwrap.dedent("".join(lines)).rstrip()
-    return Part(name, file, tuple(_segments(code, max(line, 1))))
+    summary = inspect.cleandoc(component.__doc__ or "").split("\n")[0]
+    return Part(name, file, summary, tuple(_segments(code, max(line, 1))))
 
 
 def align(
@@ -211,11 +201,11 @@ def _segments(code: str, line: int) -> list[Segment]:
     ]
 
 
-def _roles(style: Style) -> dict[object, str]:
-    """Which stage of the model each class of a style is."""
+def _stage_classes(style: Style) -> dict[object, str]:
+    """Return, for each class that is a stage of the model, which."""
     with torch.random.fork_rng(devices=[]):
         model: nn.Module = style.build_model(TINY)
-    roles: dict[object, str] = {type(model): "model"}
+    found: dict[object, str] = {type(model): "model"}
     for stage, path in stage_paths(style.STAGES, TINY.n_layer).items():
-        roles.setdefault(type(submodule(model, path)), stage)
-    return roles
+        found.setdefault(type(submodule(model, path)), stage)
+    return found

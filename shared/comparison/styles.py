@@ -1,13 +1,12 @@
 """Two styles from one set of weights, and the verdict."""
 
-import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..config import GPTConfig
 from ..protocol import Style, load_style
@@ -18,6 +17,33 @@ from .models import (
     median_times,
     rounding_error,
 )
+
+
+@dataclass(frozen=True)
+class OriginalPart:
+    """A style's own version of a part, which others match only roughly.
+
+    Attributes:
+        style: whose it is.
+        name: the part's own name.
+        used: what the style was built with instead.
+        note: how the two differ, in a few words.
+        difference: largest difference in log-probabilities from the other
+            style when the part is the style's own.
+    """
+
+    style: str
+    name: str
+    used: str
+    note: str
+    difference: float
+
+    def __str__(self) -> str:
+        note = f" ({self.note})" if self.note else ""
+        return (
+            f"{self.style} ran with {self.used} here; with its own "
+            f"{self.name}{note} the two differ by {self.difference:.2g}"
+        )
 
 
 @dataclass(frozen=True)
@@ -37,8 +63,7 @@ class Comparison:
         next_tokens: for each style the likeliest next ids with their
             probabilities.
         seconds: median time of one forward pass, for each style.
-        schools_own: for each school's own part its name, how far it moves
-            the log-probabilities, and why.
+        original_parts: what either style would compute with its own parts.
     """
 
     styles: tuple[str, str]
@@ -51,7 +76,7 @@ class Comparison:
     parameters: tuple[dict[str, int], dict[str, int]]
     next_tokens: tuple[list[tuple[int, float]], list[tuple[int, float]]]
     seconds: tuple[float, float]
-    schools_own: list[tuple[str, float, str]]
+    original_parts: list[OriginalPart]
 
     @property
     def largest(self) -> float:
@@ -94,8 +119,7 @@ def compare_styles(
 ) -> Comparison:
     """Build both styles from one set of weights and compare them.
 
-    The second style draws the weights. Its biases and norms start at zero
-    and one, where a forgotten one would not show: they are shaken.
+    The weights are random: `enlarged_random_weights` of the second style.
 
     Args:
         names: packages of the two styles; the second is the reference for
@@ -109,33 +133,26 @@ def compare_styles(
     Raises:
         ValueError: for an unknown style or too many tokens.
     """
-    state, told = random_weights(names[1], config, seed)
+    state = enlarged_random_weights(load_style(names[1]), config, seed)
     return compare_weights(
         names,
         config,
         {k: v.to(tokens.device, dtype) for k, v in state.items()},
         tokens,
-        weights=told,
+        weights=f"random, seed {seed}, enlarged",
         top=top,
     )
-
-
-def random_weights(
-    name: str, config: GPTConfig, seed: int
-) -> tuple[dict[str, Tensor], str]:
-    """Draw a style's fresh weights, shaken, and say so in words."""
-    state = enlarged_random_weights(load_style(name), config, seed)
-    return state, f"{name}.build_model, seed {seed}, shaken"
 
 
 def enlarged_random_weights(
     style: Style, config: GPTConfig, seed: int
 ) -> dict[str, Tensor]:
-    """Draw a style's fresh weights, then shake them.
+    """Draw a style's fresh weights, and make all of them matter.
 
-    Fresh biases are zero and fresh norms one, where a forgotten one would
-    not show; fresh matrices are so small that every nonlinearity is nearly
-    linear. So vectors are moved and matrices made four times as large.
+    A fresh model hides mistakes. Its biases are zero and its norms' gains
+    one, where a forgotten one does not show, and its matrices are so small
+    that every nonlinearity is nearly linear. So noise is added to vectors,
+    and matrices are made four times as large.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -189,10 +206,9 @@ def compare_weights(
         ),
         next_tokens=(_likeliest(a, tokens, top), _likeliest(b, tokens, top)),
         seconds=(ours, theirs),
-        schools_own=[
-            _measure_own(style, state, config, other, tokens)
-            for style, other in ((left, b), (right, a))
-            if getattr(style, "ORIGINAL_PARTS", None)
+        original_parts=[
+            *_original_parts(left, state, config, tokens, a, b),
+            *_original_parts(right, state, config, tokens, b, a),
         ],
     )
 
@@ -217,20 +233,37 @@ def _likeliest(
     return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
 
-def _measure_own(
+def _original_parts(
     style: Any,
     state: Mapping[str, Tensor],
     config: GPTConfig,
-    other: Any,
     tokens: Int[Tensor, "batch time"],
-) -> tuple[str, float, str]:
-    """How far the school's own parts move a style from the other."""
-    own = style.from_gpt2(state, config, **style.ORIGINAL_PARTS).eval()
-    with torch.inference_mode():
-        moved = largest_difference(
-            own.log_probs(tokens), other.log_probs(tokens)
+    model: Any,
+    other: Any,
+) -> Iterator[OriginalPart]:
+    """Exchange each part of a model for the style's own, and compare."""
+    notes = getattr(style, "ORIGINAL_PARTS_NOTES", {})
+    for argument, part in getattr(style, "ORIGINAL_PARTS", {}).items():
+        own = style.from_gpt2(state, config, **{argument: part}).eval()
+        with torch.inference_mode():
+            difference = largest_difference(
+                own.log_probs(tokens), other.log_probs(tokens)
+            )
+        replaced = _classes(model) - _classes(own)
+        yield OriginalPart(
+            style=style.__name__,
+            name=part.__name__,
+            used=" and ".join(sorted(replaced)) or "another",
+            note=notes.get(argument, ""),
+            difference=difference,
         )
-    parts = style.ORIGINAL_PARTS.values()
-    names = " and ".join(f"{style.__name__}.{p.__name__}" for p in parts)
-    why = " ".join((inspect.getdoc(p) or "").split("\n")[0] for p in parts)
-    return names, moved, why
+
+
+def _classes(model: nn.Module) -> set[str]:
+    """Names of all classes in a model, torch's as nn.LayerNorm."""
+    return {
+        f"nn.{cls.__name__}"
+        if cls.__module__.startswith("torch.nn.")
+        else f"{cls.__module__}.{cls.__qualname__}"
+        for cls in map(type, model.modules())
+    }

@@ -1,8 +1,7 @@
-"""How weights carry over from one style to the other, row by row, measured.
+"""How both styles take over a GPT-2 checkpoint's weights, part by part.
 
-Each row is measured by itself: weights are made in which every other part
-of the model is the same in both styles to the last bit, and what is left of
-the difference is the row's own.
+Each part is measured alone: on weights with which the rest of the model is
+the same in both styles to the last bit, so that what differs is its own.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,8 +16,8 @@ from ..config import GPTConfig
 from ..protocol import Style
 from .models import largest_difference, stage_outputs
 
-# What a row's weights leave out, so that no other row is in the difference:
-# the tokens, whose scale rounds, and what the blocks add to the stream.
+# What is set to zero to measure a part alone: the token table, whose scale
+# rounds, and what the blocks add to the residual stream.
 TOKENS = ("wte.weight",)
 BLOCKS = (
     "attn.c_proj.weight",
@@ -30,20 +29,20 @@ BLOCKS = (
 
 @dataclass(frozen=True)
 class TransferRow:
-    """One difference between the styles, and what carrying it over costs.
+    """One part of the model, and what taking over its weights costs.
 
     Attributes:
         name: the common term.
         written: how each style writes it, "" where it does not say.
-        carried: how each style takes over a GPT-2 checkpoint's.
-        error: largest absolute difference that is the row's own.
+        transferred: how each style takes over a GPT-2 checkpoint's.
+        error: largest absolute difference that is the part's own.
         where: what was compared.
         absorbed: False where the error is no rounding but mathematics.
     """
 
     name: str
     written: tuple[str, str]
-    carried: tuple[str, str]
+    transferred: tuple[str, str]
     error: float
     where: str
     absorbed: bool = True
@@ -55,7 +54,7 @@ def measure_weight_transfer(
     config: GPTConfig,
     tokens: Int[Tensor, "batch time"],
 ) -> list[TransferRow]:
-    """Measure every row on the first block of a model.
+    """Measure every part on the first block of a model.
 
     Args:
         styles: the two.
@@ -65,50 +64,56 @@ def measure_weight_transfer(
     """
     state = _first_block(read_gpt2(state, config))
     config = replace(config, n_layer=1, tie_weights=False)
+    other = "gelu_tanh" if config.activation == "relu" else "relu"
 
-    def apart(stage: str, weights: State, cfg: GPTConfig = config) -> float:
-        return _difference_at(
-            styles, (weights, weights), (cfg, cfg), tokens, stage
+    def difference_at(stage: str, *zeroed: str) -> float:
+        weights = _with_zeros(state, *zeroed)
+        return _difference(styles, weights, (config, config), tokens, stage)
+
+    def norm_difference() -> float:
+        exact = replace(config, norm_eps=0.0)
+        weights = _with_zeros(state, *TOKENS, *BLOCKS)
+        return _difference(
+            styles, weights, (exact, exact), tokens, "final_norm", own=True
         )
 
-    alone = _zero(state, *TOKENS, *BLOCKS)
-    exact = replace(config, norm_eps=0.0)
-    bent = {"relu": "gelu_tanh"}.get(config.activation, "relu")
-    errors: dict[str, tuple[float, str]] = {
+    errors = {
         "token table": (
-            apart("embedding", _zero(state, "wpe.weight")),
+            difference_at("embedding", "wpe.weight"),
             "the embedding, positions zero",
         ),
         "position table": (
-            apart("embedding", _zero(state, "wte.weight")),
+            difference_at("embedding", *TOKENS),
             "the embedding, tokens zero",
         ),
         "projections": (
-            apart("block.0.attention", _zero(state, *TOKENS)),
+            difference_at("block.0.attention", *TOKENS),
             "the first attention, on equal input",
         ),
         "norm": (
-            _difference_at(
-                styles, (alone, alone), (exact, exact), tokens, "final_norm",
-                own=True,
-            ),
-            "the last norm, each school's own, eps 0",
+            norm_difference(),
+            "the last norm, each style's own, eps 0",
         ),
         "head": (
-            apart("log_probs", alone),
+            difference_at("log_probs", *TOKENS, *BLOCKS),
             "the log-probabilities, on equal input",
         ),
-        "tied head": (_tied(styles, state, config), "the matrices, as read"),
+        "tied head": (
+            _tied_difference(styles, state, config),
+            "the matrices, as read",
+        ),
         "activation": (
-            _difference_at(
-                styles, (state, state),
-                (config, replace(config, activation=bent)),
-                tokens, "log_probs",
+            _difference(
+                styles,
+                state,
+                (config, replace(config, activation=other)),
+                tokens,
+                "log_probs",
             ),
             f"the log-probabilities, {config.activation} on the left and "
-            f"{bent} on the right",
+            f"{other} on the right",
         ),
-    }  # fmt: skip
+    }
     words = [getattr(style, "WEIGHT_TRANSFER", {}) for style in styles]
     rows = []
     for name, (error, where) in errors.items():
@@ -134,38 +139,39 @@ def _first_block(state: State) -> State:
     }
 
 
-def _zero(state: State, *endings: str) -> State:
+def _with_zeros(state: State, *endings: str) -> State:
     return {
         name: torch.zeros_like(tensor) if name.endswith(endings) else tensor
         for name, tensor in state.items()
     }
 
 
-def _difference_at(
+def _difference(
     styles: tuple[Style, Style],
-    states: tuple[State, State],
+    state: State,
     configs: tuple[GPTConfig, GPTConfig],
     tokens: Tensor,
     stage: str,
     own: bool = False,
 ) -> float:
-    """Largest difference at one stage of two models."""
+    """Largest difference at a stage; with `own`, of their own parts."""
     outputs = []
-    for style, state, config in zip(styles, states, configs, strict=True):
+    for style, config in zip(styles, configs, strict=True):
         build: Callable = style.from_gpt2
         parts = getattr(style, "ORIGINAL_PARTS", {}) if own else {}
-        model = build(state, config, **parts)
-        found = stage_outputs(model, style.STAGES, tokens)
+        found = stage_outputs(
+            build(state, config, **parts), style.STAGES, tokens
+        )
         if stage not in found:
             return float("nan")
         outputs.append(found[stage])
     return largest_difference(*outputs)
 
 
-def _tied(
+def _tied_difference(
     styles: tuple[Style, Style], state: State, config: GPTConfig
 ) -> float:
-    """How far the heads are apart that two styles read from a tied file."""
+    """Largest difference of the heads that are read from a tied file."""
     without = {k: v for k, v in state.items() if not k.startswith("lm_head")}
     tied = replace(config, tie_weights=True)
     heads = []

@@ -41,21 +41,13 @@ class Arrow:
 
 
 @dataclass(frozen=True)
-class Apart:
-    """The largest difference of both styles at one height."""
+class Label:
+    """A word alone: a column's name ("head"), or its "end"."""
 
-    x: float
-    y: float
-    value: float
-
-
-@dataclass(frozen=True)
-class End:
-    """What goes in or comes out."""
-
-    x: float
-    y: float
+    css: str
     text: str
+    x: float
+    y: float
 
 
 @dataclass
@@ -65,22 +57,20 @@ class Drawing:
     Attributes:
         width: of the sheet.
         height: of the sheet.
-        heads: names of the columns, with their middle.
-        ends: what goes in at the top and comes out at the bottom.
+        labels: names of the columns, and what goes in and comes out.
         frames: boxes that other boxes stand in.
         boxes: one for each concept and style.
         arrows: between them.
-        aparts: in the middle.
+        differences: height and largest difference of both styles there.
     """
 
     width: float
     height: float = 0.0
-    heads: list[tuple[float, str]] = field(default_factory=list)
-    ends: list[End] = field(default_factory=list)
+    labels: list[Label] = field(default_factory=list)
     frames: list[Box] = field(default_factory=list)
     boxes: list[Box] = field(default_factory=list)
     arrows: list[Arrow] = field(default_factory=list)
-    aparts: list[Apart] = field(default_factory=list)
+    differences: list[tuple[float, float]] = field(default_factory=list)
 
 
 def draw(
@@ -122,25 +112,17 @@ def draw(
     ) -> None:
         nonlocal y
         height = TITLE + LINE * max(map(len, lines)) + 8
+        room = column - 2 * inset
         for x, own in zip(lefts, lines, strict=True):
             sheet.boxes.append(
-                Box(
-                    concept,
-                    title,
-                    own,
-                    x + inset,
-                    y,
-                    column - 2 * inset,
-                    height,
-                )
+                Box(concept, title, own, x + inset, y, room, height)
             )
-        measured(concept, y + height / 2)
+        difference(concept, y + height / 2)
         y += height
 
-    def measured(concept: str, height: float) -> None:
+    def difference(concept: str, height: float) -> None:
         if concept in differences:
-            apart = Apart(width / 2, height, differences[concept])
-            sheet.aparts.append(apart)
+            sheet.differences.append((height, differences[concept]))
 
     def arrow(label: str, inside: bool = False) -> None:
         nonlocal y
@@ -149,15 +131,16 @@ def draw(
         y += ARROW
 
     for x, style in zip(middles, styles, strict=True):
-        sheet.heads.append((x, short(style.__name__, column)))
-        sheet.ends.append(End(x, y - 4, "tokens"))
+        name = short(style.__name__, column)
+        sheet.labels.append(Label("head", name, x, 20))
+        sheet.labels.append(Label("end", "tokens", x, y - 4))
     arrow(shapes[0])
     box("embedding", "embedding", names("embedding", column))
     arrow(shapes[1])
 
     top, frame = y, names("block", column)
     y += TITLE + LINE * max(map(len, frame)) + 6
-    measured("block", (top + y) / 2 - 6)
+    difference("block", (top + y) / 2 - 6)
     inner = column - 2 * inset
     title = "x + attention(norm(x))" if roomy else "attention"
     box("attention", title, names("attention", inner), inset)
@@ -174,7 +157,7 @@ def draw(
     box("head", "head", names("head", column))
     arrow(shapes[2])
     y += 14
-    sheet.ends += [End(x, y, "log-probabilities") for x in middles]
+    sheet.labels += [Label("end", "log-probabilities", x, y) for x in middles]
     sheet.height = y + 10
     return sheet
 

@@ -38,7 +38,7 @@ def concept_sections(
                 "name": concept,
                 "does": describe(concept, pairs),
                 "mathematics": known.mathematics if known else "",
-                "habits": [
+                "choices": [
                     getattr(style, "CHOICES", {}).get(concept, "")
                     for style in styles
                 ],

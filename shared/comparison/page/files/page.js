@@ -1,6 +1,6 @@
 "use strict";
-// Draws the maps from the numbers in the page, and lights up names that mean
-// the same. No framework; text is only ever set as text.
+// Draws the maps from the numbers in the page, and highlights names that
+// correspond. No framework; text is only ever set as text.
 const data = JSON.parse(document.getElementById("data").textContent);
 const [leftName, rightName] = data.styles;
 const byId = (id) => document.getElementById(id);
@@ -92,7 +92,7 @@ if (data.attention) {
   const draw = () => {
     const from = start();
     const [layer, head] = choice();
-    const apart = largest[layer][head];
+    const most = largest[layer][head];
     for (const side of ["left", "right"]) {
       paint(byId(`map-${side}`), time,
         (i) => Math.sqrt(maps[side][from + i]));
@@ -103,17 +103,17 @@ if (data.attention) {
     paint(byId("map-difference"), time,
       (i) => logarithmic(maps.difference[from + i], 12));
     byId("largest").classList.toggle("far",
-      data.bound !== null && !(apart <= data.bound));
+      data.bound !== null && !(most <= data.bound));
     byId("largest").textContent =
-      `largest difference ${apart === 0 ? "0" : apart.toExponential(1)}`;
+      `largest difference ${most === 0 ? "0" : most.toExponential(1)}`;
   };
   const tell = (row, column) => {
     const cell = start() + row * time + column;
     byId("map-readout").textContent =
-      `${token(row)} looks at ${token(column)}: ` +
+      `${token(row)} attends to ${token(column)}: ` +
       `${maps.left[cell].toFixed(4)} in ${leftName}, ` +
       `${maps.right[cell].toFixed(4)} in ${rightName}, ` +
-      `${brief(maps.difference[cell])} apart`;
+      `difference ${brief(maps.difference[cell])}`;
   };
   byId("layer").addEventListener("change", draw);
   byId("head").addEventListener("change", draw);
@@ -136,7 +136,7 @@ if (data.attention) {
   sides.forEach((side, n) =>
     explore(byId(`influence-${side}`), time, (row, column) => {
       byId("influence-readout").textContent =
-        `replacing ${token(column)} moves the prediction after ` +
+        `replacing ${token(column)} changes the prediction after ` +
         `${token(row)} by ${brief(maps[n][row * time + column])} in ` +
         data.styles[n];
     }));
@@ -147,7 +147,7 @@ drawAll();
 for (const query of ["(prefers-color-scheme: dark)", "print"])
   matchMedia(query).addEventListener("change", drawAll);
 
-// Names that mean the same: pointed at, or kept lit by their button.
+// Corresponding names: pointed at, or kept highlighted by their button.
 for (const concept of document.querySelectorAll(".concept")) {
   const light = (term, on, kind) => {
     for (const element of concept.querySelectorAll("[data-term]"))

@@ -9,11 +9,11 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from .sources import Pair, Part, Segment, describe
+from ..sources import Pair, Part, Segment, describe
 
 # Below this width the two columns stand one under the other.
 TWO_COLUMNS = 120
-ALONE = "(no part of its own)"
+ALONE = "(no counterpart)"
 
 
 def show_sources(

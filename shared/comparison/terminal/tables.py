@@ -7,15 +7,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ..tokenization.tokenizers import Tokenizer
-from .styles import Comparison
+from ...tokenization.tokenizers import Tokenizer
+from ..styles import Comparison
+from ..text import token_text
 
 
 def show_tokens(
     console: Console, tokens: Sequence[int], tokenizer: Tokenizer
 ) -> None:
     """Print ids over their pieces, as many as fit in two lines."""
-    pieces = [Text(piece(tokenizer, i), style="cyan") for i in tokens]
+    pieces = [Text(token_text(tokenizer, i), style="cyan") for i in tokens]
     ids = [Text(str(i), style="dim") for i in tokens]
     table = Table.grid(padding=(0, 1))
     width, shown = 4, 0
@@ -53,37 +54,15 @@ def show_comparison(
     colour = "bold green" if comparison.one_function else "bold red"
     console.print()
     console.print(Text(comparison.verdict, style=colour), soft_wrap=True)
-    for name, moved, why in comparison.schools_own:
-        console.print(
-            Text(f"with {name}: {moved:.2g} apart. {why}", style="dim")
-        )
-
-
-def piece(tokenizer: Tokenizer, token: int) -> str:
-    """Return what one id stands for, so that every piece can be seen."""
-    if token >= tokenizer.n_vocab:
-        return "(no token)"
-    try:
-        data = tokenizer.decode_bytes([token])
-    except ValueError:
-        return "(no token)"
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return data.hex(" ")
-    return visible(text).replace(" ", "\u00b7")
-
-
-def visible(text: str) -> str:
-    """Spell out what cannot be printed; spaces stay."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    for part in comparison.original_parts:
+        console.print(Text(str(part), style="dim"))
 
 
 def _stage_table(comparison: Comparison) -> RenderableType:
-    table = _table("largest difference", "", right=1)
+    table = _table("stage", "largest difference")
     layers = comparison.config.n_layer
     for stage, difference in comparison.differences.items():
-        # of a deep model the first and the last two blocks tell enough
+        # of a deep model the first and the last two blocks are enough
         layer = stage.split(".")[1] if stage.startswith("block.") else "0"
         if layers > 6 and 2 <= int(layer) < layers - 2:
             if stage == "block.2.attention":
@@ -94,33 +73,36 @@ def _stage_table(comparison: Comparison) -> RenderableType:
 
 
 def _parameter_table(comparison: Comparison) -> RenderableType:
-    left, right = comparison.parameters
-    table = _table("parameters", *comparison.styles, right=2)
-    for name in left:
-        style = "bold" if name == "total" else None
-        table.add_row(name, f"{left[name]:,}", f"{right[name]:,}", style=style)
+    table = _table("parameters", *comparison.styles)
+    for name in comparison.parameters[0]:
+        counts = [side[name] for side in comparison.parameters]
+        cells = [f"{count:,}" for count in counts]
+        if name == "head":
+            cells = ["tied to embedding" if c == "0" else c for c in cells]
+        title = "buffers (not trained)" if name == "buffers" else name
+        table.add_row(title, *cells, style="bold" if name == "total" else None)
     return table
 
 
 def _next_table(
     comparison: Comparison, tokenizer: Tokenizer
 ) -> RenderableType:
-    table = _table("next token", *comparison.styles, right=2)
+    table = _table("likeliest next token", *comparison.styles)
     rows = zip(*comparison.next_tokens, strict=True)
     for rank, row in enumerate(rows, start=1):
-        cells = [f"{piece(tokenizer, t)} {p:8.4%}" for t, p in row]
-        table.add_row(Text(str(rank)), *map(Text, cells))
+        cells = [f"{token_text(tokenizer, t)} {p:8.4%}" for t, p in row]
+        table.add_row(str(rank), *map(Text, cells))
     return table
 
 
 def _time_table(comparison: Comparison) -> RenderableType:
-    table = _table("one forward", *comparison.styles, right=2)
+    table = _table("time", *comparison.styles)
     cells = [f"{seconds * 1e3:.2f} ms" for seconds in comparison.seconds]
-    table.add_row("median", *cells)
+    table.add_row("forward pass (median)", *cells)
     return table
 
 
-def _table(first: str, *others: str, right: int) -> Table:
+def _table(first: str, *others: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold cyan")
     table.add_column(first, min_width=22)
     for name in others:

@@ -1,0 +1,135 @@
+"""What the options of several subcommands choose: text, config, weights."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import Checkpoint, load_checkpoint
+from ..comparison.styles import enlarged_random_weights
+from ..config import GPTConfig, preset_fields, preset_names
+from ..protocol import load_style
+from ..tokenization.texts import default_text, read_text
+from ..tokenization.tokenizers import Tokenizer
+
+SIZES = {"n_layer": 3, "n_head": 4, "n_embd": 128, "block_size": 64}
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The options that describe a model; None for each that is not given."""
+
+    preset: str | None
+    n_layer: int | None
+    n_head: int | None
+    n_embd: int | None
+    block_size: int | None
+    activation: str | None
+
+
+def choose_text(text: str | None, file: Path | None) -> tuple[str, str]:
+    """Return the text and where it is from.
+
+    Raises:
+        ValueError: for both at once, an empty text, or an unreadable file.
+    """
+    if text is not None and file is not None:
+        raise ValueError("give --text or --file, not both")
+    if file is not None:
+        return read_text(file), str(file)
+    if text is None:
+        return default_text(), "Python's documentation"
+    require_text("--text", text)
+    return text, "--text"
+
+
+def require_text(option: str, text: str) -> None:
+    """Refuse an empty text, and bytes of the command line that are none.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    if not text:
+        raise ValueError(f"{option} is empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{option} is not UTF-8: {error.reason}") from None
+
+
+def choose_config(
+    options: ModelOptions,
+    tokenizer: Tokenizer,
+    sizes: dict[str, int] = SIZES,
+    **others: Any,
+) -> GPTConfig:
+    """Return the config that the options describe.
+
+    Sizes given by the user come first, then the preset's, then the
+    defaults; the vocabulary is the tokenizer's where the preset leaves it
+    open.
+
+    Args:
+        options: what the user gave.
+        tokenizer: whose ids the model reads.
+        sizes: the defaults.
+        **others: further fields of the config; None for the default.
+
+    Raises:
+        ValueError: for what GPTConfig refuses, and for a tokenizer with
+            more tokens than the preset has room for.
+    """
+    given = {k: v for k, v in asdict(options).items() if v is not None}
+    given |= {k: v for k, v in others.items() if v is not None}
+    preset = given.pop("preset", None)
+    vocab_size = tokenizer.n_vocab
+    if preset is None:
+        return GPTConfig(**{"vocab_size": vocab_size} | sizes | given)
+    open_fields = {"vocab_size": vocab_size, "block_size": sizes["block_size"]}
+    fixed = preset_fields(preset) if preset in preset_names() else {}
+    given = {k: v for k, v in open_fields.items() if k not in fixed} | given
+    config = GPTConfig.preset(preset, **given)
+    if vocab_size > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {vocab_size} tokens, more than the "
+            f"{config.vocab_size} of preset {preset}"
+        )
+    return config
+
+
+def choose_weights(
+    folder: Path | None,
+    options: ModelOptions,
+    tokenizer: Tokenizer,
+    tokenizer_name: str,
+    *,
+    style: str,
+    seed: int,
+) -> Checkpoint:
+    """Return weights with their config, and in words where they are from.
+
+    Args:
+        folder: what --weights names; None: random weights.
+        options: what else the user gave about the model.
+        tokenizer: whose ids the model must know.
+        tokenizer_name: its name.
+        style: the package that draws random weights.
+        seed: of random weights.
+
+    Raises:
+        ValueError: for options beside --weights that say what weights show,
+            and as choose_config, load_checkpoint and for_vocabulary.
+    """
+    if folder is None:
+        config = choose_config(options, tokenizer)
+        state = enlarged_random_weights(load_style(style), config, seed)
+        return Checkpoint(state, config, (f"random, seed {seed}",))
+    for name in ("preset", "n_layer", "n_embd", "block_size"):
+        if getattr(options, name) is not None:
+            raise ValueError(
+                f"--weights brings its own sizes: leave "
+                f"--{name.replace('_', '-')} out"
+            )
+    checkpoint = load_checkpoint(
+        folder, n_head=options.n_head, activation=options.activation
+    ).for_vocabulary(tokenizer.n_vocab, tokenizer_name)
+    return replace(checkpoint, notes=(str(folder), *checkpoint.notes))

@@ -1,0 +1,204 @@
+"""The page: what was compared, put into its template."""
+
+import base64
+import hashlib
+import math
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from torch import Tensor
+
+from ...protocol import Style, load_style
+from ...tokenization.tokenizers import Tokenizer
+from ..concepts import CONCEPTS
+from ..costs import count_flops, difference_by_concept, parameters_by_concept
+from ..models import stage_outputs, submodule
+from ..styles import Comparison
+from ..text import token_text, visible
+from ..weight_transfer import measure_weight_transfer
+from .bench import Bench
+from .drawing import Drawing, draw
+from .numbers import attention_data, influence_data
+from .sections import concept_sections
+
+# The drawing twice: for a desk and for a phone.
+SHEETS = {"wide": (860.0, 150.0), "narrow": (356.0, 54.0)}
+EXCERPT = 600  # characters of the text that are shown
+
+
+def render_page(
+    comparison: Comparison,
+    state: Mapping[str, Tensor],
+    tokens: Int[Tensor, "1 time"],
+    tokenizer: Tokenizer,
+    text: Mapping[str, Any],
+    bench: Bench | None = None,
+) -> str:
+    """Return the page, with all it needs inside.
+
+    Args:
+        comparison: what comparing found.
+        state: the weights it used, in the GPT-2 layout.
+        tokens: the ids it ran.
+        tokenizer: what made them.
+        text: facts about the text: source, characters, sha256, tokenizer,
+            tokens_in_text.
+        bench: times to draw, or None.
+    """
+    config = comparison.config
+    left, right = (load_style(name) for name in comparison.styles)
+    styles = (left, right)
+    models = tuple(style.from_gpt2(state, config).eval() for style in styles)
+    stages = {name: concept.stage for name, concept in CONCEPTS.items()}
+    differences = difference_by_concept(comparison.differences, stages)
+    costs = [
+        (
+            parameters_by_concept(model, style.STAGES),
+            count_flops(model, style.STAGES, tokens),
+        )
+        for style, model in zip(styles, models, strict=True)
+    ]
+    limit = math.inf if comparison.one_function else comparison.bound
+    environment = _environment()
+    script = _source(environment, "page.js")
+    pieces = [token_text(tokenizer, token) for token in tokens[0].tolist()]
+    attention = attention_data(styles, models, tokens)
+    influenced = influence_data(models, tokens)
+    return environment.get_template("page.html").render(
+        comparison=comparison,
+        too_far=lambda difference: not difference <= limit,
+        config=config,
+        names=comparison.styles,
+        text={
+            name: visible(fact) if isinstance(fact, str) else fact
+            for name, fact in text.items()
+        },
+        weights=visible(comparison.weights),
+        excerpt=_excerpt(tokenizer, tokens),
+        versions=_versions(),
+        style=Markup(_source(environment, "page.css")),
+        script=Markup(script),
+        script_hash=_policy_hash(script),
+        drawings=_drawings(styles, models, tokens, differences),
+        concepts=concept_sections(styles, comparison, differences, costs),
+        tokens=list(zip(tokens[0].tolist(), pieces, strict=True)),
+        attention=attention,
+        influence=influenced,
+        data={
+            "styles": comparison.styles,
+            "tokens": pieces,
+            "bound": None if comparison.one_function else comparison.bound,
+            "attention": attention,
+            "influence": influenced,
+        },
+        next_tokens=_next_tokens(comparison, tokenizer),
+        weight_transfer=measure_weight_transfer(styles, state, config, tokens),
+        bench=bench,
+    )
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader(str(__package__), "files"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["count"] = lambda n: f"{n:,}"
+    environment.filters["large"] = _large
+    environment.filters["tiny"] = lambda x: "0" if x == 0 else f"{x:.1e}"
+    environment.filters["visible"] = visible
+    return environment
+
+
+def _large(count: float) -> str:
+    """Return a count to three digits, with a letter for its thousands."""
+    for letter in ("", " K", " M", " G", " T"):
+        if count < 999.5:
+            return f"{count:.3g}{letter}"
+        count /= 1000
+    return f"{count:.3g} P"
+
+
+def _source(environment: Environment, name: str) -> str:
+    assert environment.loader is not None
+    return environment.loader.get_source(environment, name)[0]
+
+
+def _policy_hash(script: str) -> str:
+    """Return the hash of the one script that the page's policy lets run."""
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "gpt-duet": version("gpt-duet"),
+        "PyTorch": str(torch.__version__),
+        "Python": platform.python_version(),
+    }
+
+
+def _excerpt(tokenizer: Tokenizer, tokens: Tensor) -> str:
+    """The beginning of what was run, its lines kept."""
+    ids = [t for t in tokens[0].tolist() if t < tokenizer.n_vocab]
+    text = tokenizer.decode(ids)
+    return visible(text[:EXCERPT], kept="\n") + (
+        " \u2026" if len(text) > EXCERPT else ""
+    )
+
+
+def _drawings(
+    styles: tuple[Style, Style],
+    models: tuple[Any, ...],
+    tokens: Tensor,
+    differences: dict[str, float],
+) -> dict[str, Drawing]:
+    outputs = stage_outputs(models[0], styles[0].STAGES, tokens)
+    middle = next(iter(outputs.values()))
+    shown = (tokens, middle, outputs["log_probs"])
+    first, second, last = (str(tuple(x.shape)) for x in shown)
+    norms = [
+        type(submodule(model, style.STAGES["final_norm"])).__name__
+        if "final_norm" in style.STAGES
+        else ""
+        for style, model in zip(styles, models, strict=True)
+    ]
+    return {
+        name: draw(
+            styles,
+            models[0].config.n_layer,
+            (first, second, last),
+            differences,
+            (norms[0], norms[1]),
+            width,
+            gap,
+        )
+        for name, (width, gap) in SHEETS.items()
+    }
+
+
+def _next_tokens(
+    comparison: Comparison, tokenizer: Tokenizer
+) -> list[list[dict[str, Any]]]:
+    """For each rank both styles' token, its probability and its bar."""
+    largest = max(p for side in comparison.next_tokens for _, p in side)
+    return [
+        [
+            {
+                "piece": token_text(tokenizer, token),
+                "p": p,
+                "share": p / largest if largest else 0.0,
+            }
+            for token, p in row
+        ]
+        for row in zip(*comparison.next_tokens, strict=True)
+    ]
