@@ -34,7 +34,7 @@ from shared.config import GPTConfig, preset_names
     ],
 )
 def test_a_wrong_value_is_refused_with_its_field(field, value):
-    fields = {"vocab_size": 10, "block_size": 8} | {field: value}
+    fields = {"vocab_size": 10, "block_size": 8, "n_head": 1} | {field: value}
     with pytest.raises(ValueError, match=field) as caught:
         GPTConfig(**fields)
     assert str(value) in str(caught.value)

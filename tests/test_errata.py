@@ -377,13 +377,29 @@ def estimate_by_batches(model, get_batch, count):
     return torch.stack(losses).mean().item()
 
 
-def trainer_of(style, **sizes):
-    model = style.build_model(TINY.replace(**sizes))
+@pytest.fixture
+def trainer(style):
+    model = style.build_model(TINY.replace(block_size=180))
     recipe = Recipe(batch_size=4, eval_batches=5)
     return Trainer(model, *split_ids(TEXT), recipe)
 
 
-def test_d3_09_a_batch_without_a_split(style, monkeypatch):
+@pytest.fixture
+def drawn(monkeypatch):
+    """From which ids the trainer draws, and how long its windows are."""
+    calls = []
+
+    def draw(ids, size, length, generator):
+        calls.append((ids, length))
+        if len(calls) > 7:
+            raise ValueError("the seventh is the last")
+        return random_batch(ids, size, length, generator)
+
+    monkeypatch.setattr("shared.training.trainer.random_batch", draw)
+    return calls
+
+
+def test_d3_09_a_batch_without_a_split(style, trainer, drawn):
     """The loop calls get_batch(split), and get_batch takes no argument: it
     crashes, and leaves the model in eval mode.
 
@@ -395,26 +411,17 @@ def test_d3_09_a_batch_without_a_split(style, monkeypatch):
         estimate_by_batches(model, lambda: random_batch(TEXT, 4, 8), 2)
     assert not model.training
 
-    trainer = trainer_of(style)
     trainer.model.train()
-    drawn = []
-
-    def draw(ids, size, length, generator):
-        drawn.append(ids)
-        if len(drawn) > 7:
-            raise ValueError("the seventh is the last")
-        return random_batch(ids, size, length, generator)
-
-    monkeypatch.setattr("shared.training.trainer.random_batch", draw)
     with pytest.raises(ValueError, match="the seventh is the last"):
         trainer.estimate_losses()
     train, val = split_ids(TEXT)
-    assert all(ids.equal(train) for ids in drawn[:5])
-    assert all(ids.equal(val) for ids in drawn[5:])
+    assert all(ids.equal(train) for ids, _ in drawn[:5])
+    assert all(ids.equal(val) for ids, _ in drawn[5:])
+    assert {length for _, length in drawn} == {180}
     assert all(module.training for module in trainer.model.modules())
 
 
-def test_d3_10_a_loss_taken_for_a_dict(style):
+def test_d3_10_a_loss_taken_for_a_dict(style, trainer):
     """estimate_loss returns a float that the loop indexes as a dict; a model
     that came in eval mode leaves in train mode.
 
@@ -426,7 +433,6 @@ def test_d3_10_a_loss_taken_for_a_dict(style):
         wrong["val"]
     assert model.training
 
-    trainer = trainer_of(style)
     for mode in (True, False):
         trainer.model.train(mode)
         losses = trainer.estimate_losses()
@@ -435,15 +441,13 @@ def test_d3_10_a_loss_taken_for_a_dict(style):
         assert trainer.model.training == mode
 
 
-def positions_taught(model, x, y):
-    """Positions whose row of the table gets a gradient."""
-    model.zero_grad()
-    mean_loss(model, x, y).backward()
+def positions_taught(model):
+    """Positions whose row of the table got a gradient."""
     moved = model.transformer.wpe.weight.grad.abs().sum(-1) > 0
     return moved.nonzero().flatten().tolist()
 
 
-def test_d3_11_windows_that_are_too_short(style):
+def test_d3_11_windows_that_are_too_short(style, trainer, drawn):
     """Training draws windows of a global 8 tokens for a context of 256, from
     a text without a split: 248 positions stay random.
 
@@ -451,21 +455,17 @@ def test_d3_11_windows_that_are_too_short(style):
     learn from alone.
     """
     model = mingpt_style.build_model(TINY.replace(block_size=256))
-    taught = positions_taught(model, *random_batch(TEXT, 4, 8))
-    assert taught == list(range(8))
+    mean_loss(model, *random_batch(TEXT, 4, 8)).backward()
+    assert positions_taught(model) == list(range(8))
 
-    counted = torch.arange(2000)
-    train, val = split_ids(counted)
-    assert torch.cat([train, val]).equal(counted)
-    model = style.build_model(TINY.replace(vocab_size=2000, block_size=180))
-    trainer = Trainer(model, train, val, Recipe(batch_size=4))
-    for name, part in (("train", train), ("val", val)):
-        assert trainer.texts[name].equal(part)
-        x, y = trainer._batch(name, 1)
-        assert x.shape == y.shape == (4, 180)
-        assert part[0] <= x.min() < y.max() <= part[-1]
+    trainer.take_step()
+    [(text, length)] = drawn
+    train, val = split_ids(TEXT)
+    assert text.equal(train)
+    assert torch.cat([train, val]).equal(TEXT)
+    assert length == 180
     if style is mingpt_style:  # the other's positions are sines, not learnt
-        assert positions_taught(model, x, y) == list(range(180))
+        assert positions_taught(trainer.model) == list(range(180))
 
 
 def test_d3_12_allclose_by_luck():

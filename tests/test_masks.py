@@ -36,8 +36,8 @@ def test_masks_are_made_on_the_device_asked_for():
 
 
 def test_padding_is_hidden_from_every_position():
-    tokens = torch.tensor([[5, 6, 0], [7, 0, 0]])
-    mask = padding_mask(tokens, pad=0)
+    tokens = torch.tensor([[5, 8, 6], [7, 6, 6]])
+    mask = padding_mask(tokens, pad=6)
     assert mask.tolist() == [[[True, True, False]], [[True, False, False]]]
 
 

@@ -161,6 +161,11 @@ def test_feature_28_queries_from_here_keys_and_values_from_there():
     other = torch.randn(3, 7, 16)
     assert not torch.allclose(cross(x, memory, other), out)
     assert not torch.allclose(cross(x, other, memory), out)
+    # of equal values any weights make the same
+    equal = other[:, :1].expand(3, 7, 16)
+    torch.testing.assert_close(
+        cross(x, memory, equal), cross(x, x, equal[:, :4])
+    )
 
 
 @pytest.mark.parametrize(
