@@ -5,12 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint, load_checkpoint
+from ..checkpoint.small_model import SMALL_MODEL as SMALL_FOLDER
+from ..checkpoint.small_model import load_small_model
 from ..comparison.styles import enlarged_random_weights
 from ..config import GPTConfig, preset_fields, preset_names
 from ..protocol import load_style
 from ..tokenization.texts import default_text, read_text
-from ..tokenization.tokenizers import Tokenizer
+from ..tokenization.tokenizers import DEFAULT, Tokenizer
 
+RANDOM = Path("random")  # of --weights: none of a file
+SMALL_NOTE = "the kit's small model, trained on Python's documentation"
 SIZES = {"n_layer": 3, "n_head": 4, "n_embd": 128, "block_size": 64}
 
 
@@ -108,7 +112,8 @@ def choose_weights(
     """Return weights with their config, and in words where they are from.
 
     Args:
-        folder: what --weights names; None: random weights.
+        folder: what --weights names, or RANDOM. None: the small model of
+            the kit where nothing else is asked for, else random weights.
         options: what else the user gave about the model.
         tokenizer: whose ids the model must know.
         tokenizer_name: its name.
@@ -119,14 +124,53 @@ def choose_weights(
         ValueError: for options beside --weights that say what weights show,
             and as choose_config, load_checkpoint and for_vocabulary.
     """
-    if folder is None:
+    note = f"random, seed {seed}, enlarged so that every part matters"
+    if (
+        folder is None
+        and tokenizer_name == DEFAULT
+        and not any(asdict(options).values())
+    ):
+        small = load_small_model()
+        if small is not None:
+            return replace(small, notes=(SMALL_NOTE,))
+        note += " (the kit's small trained model is not there)"
+    if folder in (None, RANDOM):
         config = choose_config(options, tokenizer)
         state = enlarged_random_weights(load_style(style), config, seed)
-        return Checkpoint(state, config, (f"random, seed {seed}",))
+        return Checkpoint(state, config, (note,))
+    assert folder is not None
+    return _trained(folder, options, tokenizer, tokenizer_name, "--weights")
+
+
+def choose_start(
+    start: str, options: ModelOptions, tokenizer: Tokenizer, name: str
+) -> Checkpoint:
+    """Return the weights that training starts from.
+
+    Args:
+        start: "default", the small model of the kit, or a folder.
+        options: what else the user gave about the model.
+        tokenizer: whose ids the model must know.
+        name: the tokenizer's.
+
+    Raises:
+        ValueError: as choose_weights, and where the small model was deleted.
+    """
+    folder = SMALL_FOLDER if start == "default" else Path(start)
+    return _trained(folder, options, tokenizer, name, "--from")
+
+
+def _trained(
+    folder: Path,
+    options: ModelOptions,
+    tokenizer: Tokenizer,
+    tokenizer_name: str,
+    option: str,
+) -> Checkpoint:
     for name in ("preset", "n_layer", "n_embd", "block_size"):
         if getattr(options, name) is not None:
             raise ValueError(
-                f"--weights brings its own sizes: leave "
+                f"{option} brings its own sizes: leave "
                 f"--{name.replace('_', '-')} out"
             )
     checkpoint = load_checkpoint(

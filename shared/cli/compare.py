@@ -98,8 +98,6 @@ def compare(
     ids = tokenizer.encode(content)
     used = ids[: config.block_size]
     notes = "; ".join(checkpoint.notes)
-    if weights is None:
-        notes += ", enlarged so that every part matters"
     cut = f"; the first {len(used)} are used (the block size)"
     console = Console(highlight=False)
     facts = {

@@ -39,7 +39,7 @@ from .choices import ModelOptions, choose_text, choose_weights, require_text
 
 # Draws the random weights, whatever style they are then loaded into.
 STYLE = "mingpt_style"
-PROMPT = "A long time ago"
+PROMPT = "The assert statement"
 # The shortest is fastest, and rounds so much that styles may part ways.
 DTYPES = (*EXACT_DTYPES, "bfloat16")
 
@@ -156,8 +156,7 @@ def generate(
             weights, model_options, tokenizer, tokenizer_name,
             style=STYLE, seed=seed,
         )  # fmt: skip
-        if weights is None:
-            checkpoint = _for_writing(checkpoint, tokenizer.n_vocab)
+        checkpoint = _for_writing(checkpoint, tokenizer.n_vocab)
         chosen = Chosen(
             load_style(style).from_gpt2(
                 checkpoint.to(device, dtype), checkpoint.config
@@ -273,14 +272,15 @@ def _choose_tokenizer(name: str, file: Path | None) -> tuple[Tokenizer, str]:
 
 def _for_writing(checkpoint: Checkpoint, n_vocab: int) -> Checkpoint:
     """Leave out the tokens for which the tokenizer has no text."""
-    notes = (*checkpoint.notes, "expect nonsense")
-    state, config = checkpoint.state, checkpoint.config
-    rows = config.vocab_size
-    if rows > n_vocab:
-        notes += (f"its {rows:,} tokens cut to the tokenizer's",)
-        state = cut_vocabulary(state, n_vocab)
-        config = config.replace(vocab_size=n_vocab)
-    return Checkpoint(state, config, notes)
+    rows = checkpoint.config.vocab_size
+    if rows == n_vocab:
+        return checkpoint
+    note = f"its {rows:,} tokens cut to the tokenizer's"
+    return Checkpoint(
+        cut_vocabulary(checkpoint.state, n_vocab),
+        checkpoint.config.replace(vocab_size=n_vocab),
+        (*checkpoint.notes, note),
+    )
 
 
 def _describe_lengths(rows: list[list[int]], block_size: int) -> str:

@@ -37,7 +37,8 @@ Weights = Annotated[
         "--weights",
         help="A folder with model.safetensors and config.json: of "
         "transformers' GPT-2, nanoGPT, minGPT or the post GPT from Scratch. "
-        "Default: random weights.",
+        'Or "random". Default: the small trained model of the kit; random '
+        "weights where sizes or another tokenizer are given.",
     ),
 ]
 Preset = Annotated[

@@ -13,7 +13,7 @@ from ..config import GPTConfig
 from ..files import require_new_folder
 from ..protocol import LanguageModel, load_style
 from ..tokenization.texts import split_ids, text_stamp
-from ..tokenization.tokenizers import Tokenizer, load_tokenizer
+from ..tokenization.tokenizers import DEFAULT, Tokenizer, load_tokenizer
 from ..training import (
     Processes,
     Recipe,
@@ -28,7 +28,12 @@ from ..training import (
 )
 from ..validation import choose_device, choose_dtype
 from . import options
-from .choices import ModelOptions, choose_config, choose_text
+from .choices import (
+    ModelOptions,
+    choose_config,
+    choose_start,
+    choose_text,
+)
 from .training_loop import Run, train_to_the_end
 
 SIZES = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
@@ -45,6 +50,14 @@ def train(
     resume: Annotated[
         Path | None,
         typer.Option("--resume", help="Go on with the run in this folder."),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help='Start from trained weights: "default", the small model of '
+            "the kit with its tokenizer, or a folder as of --weights.",
+        ),
     ] = None,
     file: options.File = None,
     tokenizer_name: options.TokenizerName = "char",
@@ -94,8 +107,8 @@ def train(
         )
     device = own_device(choose_device(device_name))
     with join_processes(device) as processes:
+        given = options.given(context)
         if resume is not None:
-            given = options.given(context)
             run = _resume(resume, file, given, device, processes)
         else:
             assert out is not None
@@ -112,16 +125,31 @@ def train(
             load_style(style)
             dtype = choose_dtype(dtype_name)
             text, _ = choose_text(None, file)
+            if start == "default" and "--tokenizer" not in given:
+                tokenizer_name = DEFAULT
             tokenizer = load_tokenizer(tokenizer_name, text)
             model_options = ModelOptions(
                 preset, n_layer, n_head, n_embd, block_size, activation
             )
-            config = choose_config(
-                model_options, tokenizer, SIZES,
-                dropout=dropout, tie_weights=tie_weights,
-            )  # fmt: skip
-            # a preset may have room for more tokens than can be written
-            config = config.replace(vocab_size=tokenizer.n_vocab)
+            torch.manual_seed(recipe.seed)
+            if start is None:
+                config = choose_config(
+                    model_options, tokenizer, SIZES,
+                    dropout=dropout, tie_weights=tie_weights,
+                )  # fmt: skip
+                # a preset may have room for more tokens than can be written
+                config = config.replace(vocab_size=tokenizer.n_vocab)
+                model = load_style(style).build_model(config)
+            else:
+                if "--tie-weights" in given:
+                    raise ValueError("--from brings its own head")
+                checkpoint = choose_start(
+                    start, model_options, tokenizer, tokenizer_name
+                )
+                config = checkpoint.config.replace(dropout=dropout)
+                model = _continue(style, checkpoint.state, config)
+            if not isinstance(model, LanguageModel):
+                raise ValueError(f"style {style!r} builds no language model")
             facts = {
                 "style": style,
                 "dtype": dtype_name,
@@ -131,19 +159,21 @@ def train(
                 },
                 "tokenizer": describe_tokenizer(tokenizer_name, tokenizer),
             }
-            model = _build(style, config, recipe.seed).to(device, dtype)
+            model.to(device, dtype)
             parts = _split(tokenizer, text, device)
             trainer = Trainer(model, *parts, recipe, processes)
             run = Run(out, trainer, config, facts, tokenizer, new=True)
         train_to_the_end(run, Console(stderr=True, highlight=False))
 
 
-def _build(style: str, config: GPTConfig, seed: int) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    model = load_style(style).build_model(config)
-    if not isinstance(model, LanguageModel):
-        raise ValueError(f"style {style!r} builds no language model")
-    return model
+def _continue(
+    name: str, state: Mapping[str, torch.Tensor], config: GPTConfig
+) -> torch.nn.Module:
+    """Return a style's own model with these weights, as it builds one anew."""
+    style = load_style(name)
+    parts = getattr(style, "ORIGINAL_PARTS", {})
+    wide = {key: tensor.float() for key, tensor in state.items()}
+    return style.from_gpt2(wide, config, **parts)
 
 
 def _resume(
