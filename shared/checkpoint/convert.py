@@ -23,8 +23,9 @@ def convert(model: nn.Module, style: str) -> nn.Module:
         ValueError: where the model is of no style, or does not fit.
     """
     state = style_of(model).to_gpt2(model)
-    assert isinstance(model.config, GPTConfig)
-    config = model.config
+    given = model.config
+    assert isinstance(given, GPTConfig)
+    config: GPTConfig = given
     if config.tie_weights:
         try:
             require_tied(state)
