@@ -114,7 +114,11 @@ def load_style(name: str) -> Style:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise ValueError(f"no style {name!r}: {error}") from None
-    return _as_style(module)
+    if missing := _missing(module):
+        raise ValueError(
+            f"{name!r} is no style: it has no {', '.join(missing)}"
+        )
+    return cast(Style, module)
 
 
 def style_of(model: nn.Module) -> Style:
@@ -127,16 +131,11 @@ def style_of(model: nn.Module) -> Style:
         name = cls.__module__
         while name:
             module = importlib.import_module(name)
-            if all(hasattr(module, part) for part in STYLE_NAMES):
-                return _as_style(module)
+            if not _missing(module):
+                return cast(Style, module)
             name = name.rpartition(".")[0]
     raise ValueError(f"{type(model).__qualname__} belongs to no style")
 
 
-def _as_style(module: ModuleType) -> Style:
-    missing = [n for n in STYLE_NAMES if not hasattr(module, n)]
-    if missing:
-        raise ValueError(
-            f"{module.__name__!r} is no style: it has no {', '.join(missing)}"
-        )
-    return cast(Style, module)
+def _missing(module: ModuleType) -> list[str]:
+    return [name for name in STYLE_NAMES if not hasattr(module, name)]

@@ -116,27 +116,10 @@ def load_checkpoint(
     layout = recognise(tensors)
     state = bring_to_gpt2(tensors, layout)
     wte, head = state.get("wte.weight"), state.get("lm_head.weight")
-    tied = wte is not None and (head is None or _equal(wte, head))
+    tied = wte is not None and (head is None or wte.equal(head))
     title, default_activation = _describe_layout(layout, tied)
-
-    facts: dict[str, Any] = {}
-    notes: list[str] = []
-    if (folder / CONFIG).is_file():
-        facts, notes = read_config(folder / CONFIG)
-    sources = dict.fromkeys(facts, CONFIG)
-    options = {"n_head": n_head, "activation": activation}
-    for name, value in options.items():
-        if value is not None:
-            if facts.setdefault(name, value) != value:
-                raise ValueError(
-                    f"{folder / CONFIG} says {name} is {facts[name]}, "
-                    f"{_option(name)} says {value}"
-                )
-            sources.setdefault(name, _option(name))
-    if default_activation and facts.get("activation") is None:
-        facts["activation"] = default_activation
-        sources["activation"] = "the layout's default"
-    _require_facts(facts, tuple(options), folder)
+    given = {"n_head": n_head, "activation": activation}
+    facts, notes = _read_facts(folder, given, default_activation)
     sizes = _sizes(state)
     config = GPTConfig(**sizes | {"tie_weights": tied} | facts)
     _require_sizes(sizes, config, folder)
@@ -148,8 +131,7 @@ def load_checkpoint(
     state = read_gpt2(state, config)
     if config.tie_weights:
         require_tied(state)
-    origins = ", ".join(f"{n} {facts[n]} ({sources[n]})" for n in options)
-    return Checkpoint(state, config, (title, *notes, origins))
+    return Checkpoint(state, config, (title, *notes))
 
 
 def save_checkpoint(
@@ -221,21 +203,31 @@ def _describe_layout(layout: str, tied: bool) -> tuple[str, str | None]:
     return "a state dict of minGPT", "gelu_tanh"
 
 
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _require_facts(
-    facts: Mapping[str, Any], wanted: tuple[str, ...], folder: Path
-) -> None:
-    missing = [name for name in wanted if facts.get(name) is None]
-    if missing:
-        there = (folder / CONFIG).is_file()
+def _read_facts(
+    folder: Path, given: Mapping[str, Any], default_activation: str | None
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what weights do not show, and notes on where it comes from."""
+    path = folder / CONFIG
+    facts, notes = read_config(path) if path.is_file() else ({}, [])
+    origins = []
+    for name, value in given.items():
+        option = f"--{name.replace('_', '-')}"
+        origin = CONFIG if name in facts else option
+        if value is not None and facts.setdefault(name, value) != value:
+            raise ValueError(
+                f"{path} says {name} is {facts[name]}, {option} says {value}"
+            )
+        if name == "activation" and facts.get(name) is None:
+            facts[name], origin = default_activation, "the layout's default"
+        origins.append(f"{name} {facts.get(name)} ({origin})")
+    if missing := [name for name in given if facts.get(name) is None]:
+        options = " and ".join(f"--{n.replace('_', '-')}" for n in missing)
+        where = "nothing about it in its" if path.is_file() else "no"
         raise ValueError(
             f"weights do not show {' and '.join(missing)}, and {folder} has "
-            f"{'nothing about it in its' if there else 'no'} {CONFIG}: give "
-            f"{' and '.join(map(_option, missing))}"
+            f"{where} {CONFIG}: give {options}"
         )
+    return facts, [*notes, ", ".join(origins)]
 
 
 def _require_sizes(
@@ -265,7 +257,3 @@ def _sizes(state: Mapping[str, Tensor]) -> dict[str, Any]:
         "n_embd": C,
         "n_inner": None if inner == 4 * C else inner,
     }
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.equal(b)

@@ -120,16 +120,16 @@ def require_shapes(
     """
     problems = []
     if missing := sorted(shapes.keys() - state.keys()):
-        problems.append(f"missing {some(missing)}")
+        problems.append(f"missing {first_few(missing)}")
     if unknown := sorted(state.keys() - shapes.keys()):
-        problems.append(f"unknown {some(unknown)}")
+        problems.append(f"unknown {first_few(unknown)}")
     wrong = [
         f"{name} {tuple(state[name].shape)} for {tuple(shape)}"
         for name, shape in shapes.items()
         if name in state and tuple(state[name].shape) != tuple(shape)
     ]
     if wrong:
-        problems.append(f"of another shape {some(wrong)}")
+        problems.append(f"of another shape {first_few(wrong)}")
     if problems:
         raise ValueError("weights do not fit: " + "; ".join(problems))
 
@@ -187,7 +187,7 @@ def units_apart(a: Tensor, b: Tensor) -> float:
     return ((a.double() - b.double()).abs() / unit).max().item()
 
 
-def some(names: list[str], most: int = 4) -> str:
+def first_few(names: list[str], most: int = 4) -> str:
     """Return the first few names, and how many more there are."""
     rest = len(names) - most
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

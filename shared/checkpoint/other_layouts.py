@@ -15,8 +15,8 @@ from .gpt2_layout import (
     LINEAR_WEIGHTS,
     State,
     axes,
+    first_few,
     require_shapes,
-    some,
     strip,
 )
 
@@ -54,7 +54,7 @@ def recognise(state: Mapping[str, Tensor]) -> str:
     raise ValueError(
         "unknown checkpoint layout: it has neither h.0.attn.c_attn.weight "
         "(GPT-2, nanoGPT, minGPT) nor blocks.0.attn.key.weight (GPT from "
-        f"Scratch), but {some(sorted(state)) or 'no tensors at all'}"
+        f"Scratch), but {first_few(sorted(state)) or 'no tensors at all'}"
     )
 
 
