@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shared.files import take_place
+from shared.files import replace_file
 
 from .growth import Growth, growth
 from .results import Results, Run, describe
@@ -76,7 +76,7 @@ def draw(results: Results, path: Path) -> None:
         figure.supxlabel(_machine(results), fontsize=7, color="#555555")
         kind = path.suffix.removeprefix(".")
         metadata = {"Date": None} if kind == "svg" else {"Software": None}
-        with take_place(path) as beside:
+        with replace_file(path) as beside:
             figure.savefig(beside, format=kind, metadata=metadata, dpi=120)
 
 

@@ -20,7 +20,7 @@ def write_atomically(path: Path, content: str) -> None:
     Raises:
         ValueError: where it cannot be written; the old one is then as it was.
     """
-    with take_place(path) as beside:
+    with replace_file(path) as beside:
         beside.write_text(content, encoding="utf-8", newline="\n")
 
 
@@ -37,7 +37,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 @contextmanager
-def take_place(path: Path) -> Iterator[Path]:
+def replace_file(path: Path) -> Iterator[Path]:
     """Give a path to write to, which takes the file's place once written.
 
     Args:

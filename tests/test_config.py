@@ -1,12 +1,18 @@
 """GPTConfig: what it refuses, its defaults, its presets."""
 
 import dataclasses
+import json
+import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from strategies import configs
 
 from shared.config import GPTConfig, preset_names
+from shared.generation import Sampler
+from shared.training import Recipe
+from shared.validation import is_number, whole_number
 
 
 @pytest.mark.unhooked
@@ -115,3 +121,42 @@ def test_a_preset_can_be_overridden():
 def test_a_preset_that_cannot_be(name, fields, message):
     with pytest.raises(ValueError, match=message):
         GPTConfig.preset(name, **fields)
+
+
+def test_numpys_numbers_become_pythons():
+    config = GPTConfig(
+        np.int64(5), np.int32(4), np.uint8(1), 1, np.int16(8),
+        n_inner=np.int64(12), dropout=np.float32(0.5),
+        norm_eps=np.float64(1e-5),
+    )  # fmt: skip
+    plain = GPTConfig(5, 4, 1, 1, 8, 12, dropout=0.5, norm_eps=1e-5)
+    assert config == plain
+    values = dataclasses.asdict(config)
+    assert json.loads(json.dumps(values)) == values  # no number is NumPy's
+    assert Recipe(steps=np.int64(3), lr=np.float32(0.5)).steps == 3
+    assert Sampler(np.float32(0.5), top_k=np.int64(2)).top_k == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "is_one"),
+    [
+        (0, True), (-1.5, True), (np.float16(2), True), (np.int8(3), True),
+        (10**400, True), (True, False), (math.nan, False),
+        (np.float32("inf"), False), ("1", False), (None, False),
+        (1j, False), (np.ones(2), False),
+    ],
+)  # fmt: skip
+def test_what_is_a_number(value, is_one):
+    assert is_number(value) is is_one
+
+
+def test_what_is_a_whole_number():
+    assert whole_number("n", np.int64(3)) == 3
+    assert type(whole_number("n", np.int64(3))) is int
+    for value in (True, 2.0, "2", None, np.ones(2)):
+        with pytest.raises(ValueError, match="n must be a whole number, got"):
+            whole_number("n", value)
+    with pytest.raises(ValueError, match="n must be at least 2, got 1"):
+        whole_number("n", 1, at_least=2)
+    with pytest.raises(ValueError, match="n must be at most 1,000, got 1001"):
+        whole_number("n", 1001, at_most=1000)

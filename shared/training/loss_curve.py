@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..files import take_place
+from ..files import replace_file
 
 Points = Sequence[Sequence[float]]
 
@@ -35,5 +35,5 @@ def draw_losses(path: Path, curves: Mapping[str, Points], title: str) -> None:
     axes.set(xlabel="step", ylabel="loss, nats a token", title=title)
     axes.grid(alpha=0.3)
     axes.legend()
-    with take_place(path) as beside:
+    with replace_file(path) as beside:
         figure.savefig(beside, format="png")
