@@ -1,15 +1,14 @@
 """Models broken on purpose, each in one way, to test the checks with.
 
-A fault is a class: what it replaces in the small GPT is the fault, its
+A fault is a method of the small GPT, or of one of its parts, that takes the
+place of the sound one; or a class, where one method is not enough. Its
 docstring is the sentence that explains it, its decorator names the check
 that must catch it. `only` marks a fault that no other check can see.
 """
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -25,8 +24,9 @@ from small_gpt import (
     Mixer,
     Past,
     TrainableGPT,
-    causal,
     earlier_mean,
+    positions,
+    variant,
 )
 from torch import nn
 
@@ -50,25 +50,13 @@ class Broken:
 BROKEN: list[Broken] = []
 
 
-def broken(check, report=None, only=False, outputs="auto"):
-    """Put the decorated class into the list, alone or as a part of a GPT."""
+def broken(check, owner=None, method="", **details):
+    """Put a class into the list, or the owner with a method replaced."""
 
-    def add(cls):
-        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
-        sentence = " ".join(cls.__doc__.split())
-        build = partial(GPT, **{cls.part: cls}) if cls.part else cls
-        BROKEN.append(
-            Broken(
-                name,
-                build,
-                check,
-                sentence,
-                report,
-                outputs=outputs,
-                only=only,
-            )
-        )
-        return cls
+    def add(fault):
+        name, build, sentence = variant(fault, owner, method)
+        BROKEN.append(Broken(name, build, check, sentence, **details))
+        return fault
 
     return add
 
@@ -80,46 +68,40 @@ class Norm(nn.LayerNorm):
 # --- Shape -----------------------------------------------------------------
 
 
-@broken("check_shape")
-class SqueezedScores(GPT):
+@broken("check_shape", GPT, "forward")
+def squeezed_scores(self, tokens):
     """A squeeze drops the batch axis of one row and the time axis of one
     token."""
-
-    def forward(self, tokens):
-        return super().forward(tokens).squeeze(0).squeeze(-2)
+    return GPT.forward(self, tokens).squeeze(0).squeeze(-2)
 
 
-@broken("check_shape", only=True)
-class FullRowFlattened(GPT):
+@broken("check_shape", GPT, "forward", only=True)
+def full_row_flattened(self, tokens):
     """In train mode one row of full length is taken for a packed batch and
     comes back without its batch axis."""
-
-    def forward(self, tokens):
-        scores = super().forward(tokens)
-        packed = self.training and tokens.shape == (1, self.block_size)
-        return scores.squeeze(0) if packed else scores
+    scores = GPT.forward(self, tokens)
+    packed = self.training and tokens.shape == (1, self.block_size)
+    return scores.squeeze(0) if packed else scores
 
 
-@broken("check_shape")
-class PaddedToKernel(GPT):
+@broken("check_shape", GPT, "forward")
+def padded_to_kernel(self, tokens):
     """Texts shorter than a kernel of 4 are padded on the right and not cut
     back."""
-
-    def forward(self, tokens):
-        missing = max(4 - tokens.size(1), 0)
-        return super().forward(F.pad(tokens, (0, missing)))
+    missing = max(4 - tokens.size(1), 0)
+    return GPT.forward(self, F.pad(tokens, (0, missing)))
 
 
 # --- NaN and infinity ------------------------------------------------------
 
 
-@broken("check_finite", report="GPT from Scratch, listing 5")
-class DropoutBeforeSoftmax(Attention):
+@broken(
+    "check_finite", Attention, "hide", report="GPT from Scratch, listing 5"
+)
+def dropout_before_softmax(self, scores, mask):
     """Dropout on the masked scores: minus infinity times 0 is NaN, in train
     mode only."""
-
-    def hide(self, scores, mask):
-        return F.dropout(super().hide(scores, mask), 0.1, self.training)
+    return F.dropout(Attention.hide(self, scores, mask), 0.1, self.training)
 
 
 @broken("check_finite", only=True)
@@ -127,328 +109,254 @@ class RootOfZero(GPT):
     """The square root of a parameter that starts at 0: the value is right,
     its gradient is NaN."""
 
-    def __init__(self):
-        super().__init__()
+    def add_parts(self, dim):
         self.gate = nn.Parameter(torch.zeros(1))
 
     def scores(self, x):
         return super().scores(x * (1 + (self.gate * self.gate).sqrt()))
 
 
-@broken("check_finite")
-class PaddingHidesFirst(GPT):
+@broken("check_finite", GPT, "mask")
+def padding_hides_first(self, tokens):
     """Id 0 counts as padding, and a first token of id 0 sees nothing: its
     softmax is 0 / 0."""
-
-    def mask(self, tokens):
-        return super().mask(tokens) & (tokens != 0).unsqueeze(1)
+    return GPT.mask(self, tokens) & (tokens != 0).unsqueeze(1)
 
 
-@broken("check_finite")
-class NormWithoutEps(GPT):
+@broken("check_finite", GPT, "embed")
+def norm_without_eps(self, tokens):
     """The change from token to token is divided by its own size: two equal
     tokens in a row give 0 / 0."""
-
-    def embed(self, tokens):
-        x = self.wte(tokens)
-        step = (x - F.pad(x, (0, 0, 1, -1))).detach()
-        return super().embed(tokens) + step / step.norm(dim=-1, keepdim=True)
+    x = self.wte(tokens)
+    step = (x - F.pad(x, (0, 0, 1, -1))).detach()
+    return GPT.embed(self, tokens) + step / step.norm(dim=-1, keepdim=True)
 
 
-@broken("check_finite")
-class SampleDeviation(GPT):
+@broken("check_finite", GPT, "embed")
+def sample_deviation(self, tokens):
     """The running deviation of the past divides by n - 1: the first token
     divides by 0."""
-
-    def embed(self, tokens):
-        x = super().embed(tokens)
-        n = torch.arange(1, x.size(1) + 1, device=x.device).view(1, -1, 1)
-        spread = (x - earlier_mean(x)).square().cumsum(1) / (n - 1)
-        return x / (1 + spread)
+    x = GPT.embed(self, tokens)
+    n = 1 + positions(tokens).view(1, -1, 1)
+    spread = (x - earlier_mean(x)).square().cumsum(1) / (n - 1)
+    return x / (1 + spread)
 
 
 # --- Causality: the mask ---------------------------------------------------
 
 
-@broken("check_causality", report="keras-team/keras#23038")
-class NoMask(Attention):
+@broken("check_causality", Attention, "hide", report="keras-team/keras#23038")
+def no_mask(self, scores, mask):
     """The mask is dropped: every position sees all of them."""
-
-    def hide(self, scores, mask):
-        return scores
+    return scores
 
 
-@broken("check_causality")
-class MaskOneTooFar(GPT):
+@broken("check_causality", GPT, "sees")
+def mask_one_too_far(self, i, j):
     """The triangle starts one diagonal too high: each position sees the
     next token, the one it has to predict."""
-
-    def mask(self, tokens):
-        size = tokens.size(1)
-        ones = torch.ones(size, size, device=tokens.device)
-        return ones.tril(1).bool()
+    return j <= i + 1
 
 
-@broken("check_causality", report="rasbt/LLMs-from-scratch#1062")
-class MaskTransposed(GPT):
+@broken("check_causality", GPT, "sees", report="rasbt/LLMs-from-scratch#1062")
+def mask_transposed(self, i, j):
     """The upper triangle is kept instead of the lower: the past is hidden,
     the future shown."""
-
-    def mask(self, tokens):
-        return super().mask(tokens).mT
+    return j >= i
 
 
-@broken("check_causality", report="karpathy/minGPT#75")
-class MaskTooWeak(Attention):
+@broken("check_causality", Attention, "hide", report="karpathy/minGPT#75")
+def mask_too_weak(self, scores, mask):
     """Hidden scores get -1e4 added, which larger learned scores outweigh."""
-
-    def hide(self, scores, mask):
-        return scores + torch.where(mask, 0.0, -1e4).to(scores.dtype)
+    return scores + torch.where(mask, 0.0, -1e4).to(scores.dtype)
 
 
-@broken("check_causality")
-class MaskLeaky(Attention):
+@broken("check_causality", Attention, "hide")
+def mask_leaky(self, scores, mask):
     """Hidden scores get log(1e-6) added: a millionth of the attention goes
     to the future."""
-
-    def hide(self, scores, mask):
-        return scores + torch.where(mask, 0.0, math.log(1e-6)).to(scores.dtype)
+    return scores + torch.where(mask, 0.0, math.log(1e-6)).to(scores.dtype)
 
 
-@broken("check_causality")
-class MaskMultiplied(Attention):
+@broken("check_causality", Attention, "hide")
+def mask_multiplied(self, scores, mask):
     """Hidden scores are set to 0, which is a middling score, not the
     lowest."""
-
-    def hide(self, scores, mask):
-        return scores * mask
+    return scores * mask
 
 
-@broken("check_causality")
-class MaskAfterSoftmax(Attention):
+@broken("check_causality", Attention, "weights")
+def mask_after_softmax(self, scores, mask):
     """Probabilities are hidden after the softmax, whose denominator has
     seen the future."""
-
-    def weights(self, scores, mask):
-        return scores.softmax(-1) * mask
+    return scores.softmax(-1) * mask
 
 
-@broken("check_causality")
-class MaskOfFirstRow(Attention):
+@broken("check_causality", Attention, "hide")
+def mask_of_first_row(self, scores, mask):
     """Only the first row of the batch is masked."""
-
-    def hide(self, scores, mask):
-        first = super().hide(scores[:1], mask)
-        return torch.cat([first, scores[1:]])
+    first = Attention.hide(self, scores[:1], mask)
+    return torch.cat([first, scores[1:]])
 
 
-@broken("check_causality")
-class MaskOfFirstHead(Attention):
+@broken("check_causality", Attention, "hide")
+def mask_of_first_head(self, scores, mask):
     """Only the first head is masked."""
-
-    def hide(self, scores, mask):
-        first = super().hide(scores[:, :1], mask)
-        return torch.cat([first, scores[:, 1:]], 1)
+    first = Attention.hide(self, scores[:, :1], mask)
+    return torch.cat([first, scores[:, 1:]], 1)
 
 
-@broken("check_causality")
-class MaskOnlyInEval(Attention):
+@broken("check_causality", Attention, "hide")
+def mask_only_in_eval(self, scores, mask):
     """The mask is forgotten in train mode: evaluation looks sound."""
-
-    def hide(self, scores, mask):
-        return scores if self.training else super().hide(scores, mask)
+    return scores if self.training else Attention.hide(self, scores, mask)
 
 
-@broken("check_causality")
-class MaskOnlyInTraining(Attention):
+@broken("check_causality", Attention, "hide")
+def mask_only_in_training(self, scores, mask):
     """The mask is forgotten in eval mode."""
-
-    def hide(self, scores, mask):
-        return super().hide(scores, mask) if self.training else scores
+    return Attention.hide(self, scores, mask) if self.training else scores
 
 
-@broken("check_causality")
-class MaskOnlyWithGrad(Attention):
+@broken("check_causality", Attention, "attend")
+def mask_only_with_grad(self, q, k, v, mask):
     """The fast path for inference, without gradients, forgets the mask."""
-
-    def attend(self, q, k, v, mask):
-        if torch.is_grad_enabled():
-            return super().attend(q, k, v, mask)
-        return F.scaled_dot_product_attention(q, k, v)
+    if torch.is_grad_enabled():
+        return Attention.attend(self, q, k, v, mask)
+    return F.scaled_dot_product_attention(q, k, v)
 
 
-@broken("check_causality")
-class MaskDroppedOut(Attention):
+@broken("check_causality", Attention, "hide")
+def mask_dropped_out(self, scores, mask):
     """Dropout falls on the mask, not on the probabilities: in train mode a
     tenth of the future is open."""
-
-    def hide(self, scores, mask):
-        keep = F.dropout((~mask).to(scores.dtype), 0.1, self.training)
-        return scores.masked_fill(keep.bool(), -INF)
+    keep = F.dropout((~mask).to(scores.dtype), 0.1, self.training)
+    return scores.masked_fill(keep.bool(), -INF)
 
 
-@broken("check_causality")
-class MaskNotAtFullLength(GPT):
+@broken("check_causality", GPT, "sees")
+def mask_not_at_full_length(self, i, j):
     """A sequence of exactly block_size tokens takes a path without a
     mask."""
-
-    def mask(self, tokens):
-        mask = super().mask(tokens)
-        full = tokens.size(1) == self.block_size
-        return torch.ones_like(mask) if full else mask
+    return (j <= i) | (len(j) == self.block_size)
 
 
-@broken("check_causality")
-class MaskByChunk(GPT):
+@broken("check_causality", GPT, "sees")
+def mask_by_chunk(self, i, j):
     """The mask knows chunks of 8, not positions: inside a chunk all see
     all."""
-
-    def mask(self, tokens):
-        chunk = torch.arange(tokens.size(1), device=tokens.device) // 8
-        return chunk.unsqueeze(1) >= chunk
+    return i // 8 >= j // 8
 
 
-@broken("check_causality")
-class PrefixSeesItself(GPT):
+@broken("check_causality", GPT, "sees")
+def prefix_sees_itself(self, i, j):
     """The first four tokens see each other, as in a prefix language
     model."""
-
-    def mask(self, tokens):
-        mask = super().mask(tokens)
-        mask[:4, :4] = True
-        return mask
+    return (j <= i) | ((i < 4) & (j < 4))
 
 
-@broken("check_causality")
-class WindowOnBothSides(GPT):
+@broken("check_causality", GPT, "sees")
+def window_on_both_sides(self, i, j):
     """Above 12 tokens a window takes over, and |i - j| < 12 looks both
     ways."""
-
-    def mask(self, tokens):
-        size = tokens.size(1)
-        if size <= 12:
-            return super().mask(tokens)
-        at = torch.arange(size, device=tokens.device)
-        return (at.unsqueeze(1) - at).abs() < 12
+    return j <= i if len(j) <= 12 else (i - j).abs() < 12
 
 
-@broken("check_causality")
-class WindowWrapsAround(Attention):
+@broken("check_causality", Attention, "attend")
+def window_wraps_around(self, q, k, v, mask):
     """A window made of rolled keys: before the start the keys come from the
     end."""
-
-    def attend(self, q, k, v, mask):
-        steps = range(4)
-        k = torch.stack([k.roll(step, -2) for step in steps], -2)
-        v = torch.stack([v.roll(step, -2) for step in steps], -2)
-        p = (k @ q.unsqueeze(-1)).squeeze(-1).softmax(-1)
-        return (p.unsqueeze(-2) @ v).squeeze(-2)
+    steps = range(4)
+    k = torch.stack([k.roll(step, -2) for step in steps], -2)
+    v = torch.stack([v.roll(step, -2) for step in steps], -2)
+    p = (k @ q.unsqueeze(-1)).squeeze(-1).softmax(-1)
+    return (p.unsqueeze(-2) @ v).squeeze(-2)
 
 
-@broken("check_causality")
-class PaddingReplacesMask(GPT):
+@broken("check_causality", GPT, "mask")
+def padding_replaces_mask(self, tokens):
     """Where a row holds the padding id 0, the padding mask replaces the
     causal one instead of joining it."""
-
-    def mask(self, tokens):
-        real = (tokens != 0).unsqueeze(1)
-        real = real | torch.eye(
-            tokens.size(1), dtype=torch.bool, device=tokens.device
-        )
-        padded = (tokens == 0).any(1).view(-1, 1, 1)
-        return torch.where(padded, real, super().mask(tokens))
+    at = positions(tokens)
+    real = (tokens != 0).unsqueeze(1) | (at.unsqueeze(1) == at)
+    padded = (tokens == 0).any(1).view(-1, 1, 1)
+    return torch.where(padded, real, GPT.mask(self, tokens))
 
 
-@broken("check_causality")
-class DocumentMaskOnly(GPT):
+@broken("check_causality", GPT, "mask")
+def document_mask_only(self, tokens):
     """Packed documents are kept apart by id 1, and inside one document all
     see all."""
-
-    def mask(self, tokens):
-        document = (tokens == 1).cumsum(1)
-        return document.unsqueeze(2) == document.unsqueeze(1)
+    document = (tokens == 1).cumsum(1)
+    return document.unsqueeze(2) == document.unsqueeze(1)
 
 
-@broken("check_causality")
-class SoftmaxOverQueries(Attention):
+@broken("check_causality", Attention, "weights")
+def softmax_over_queries(self, scores, mask):
     """The softmax runs over the queries: each key's share depends on later
     queries."""
-
-    def weights(self, scores, mask):
-        return self.hide(scores, mask).softmax(-2)
+    return self.hide(scores, mask).softmax(-2)
 
 
-@broken("check_causality")
-class DistanceInsteadOfMask(Attention):
+@broken("check_causality", Attention, "hide")
+def distance_instead_of_mask(self, scores, mask):
     """A penalty on the distance, as ALiBi's, takes the place of the
     mask."""
-
-    def hide(self, scores, mask):
-        at = torch.arange(scores.size(-1), device=scores.device)
-        return scores - (at.unsqueeze(1) - at).abs()
+    at = torch.arange(scores.size(-1), device=scores.device)
+    return scores - (at.unsqueeze(1) - at).abs()
 
 
-@broken("check_causality")
-class TopKBeforeMask(Attention):
+@broken("check_causality", Attention, "hide")
+def top_k_before_mask(self, scores, mask):
     """The best 4 keys are chosen before the mask: future keys take places
     from past ones."""
-
-    def hide(self, scores, mask):
-        k = min(4, scores.size(-1))
-        least = scores.topk(k, -1).values[..., -1:]
-        eye = torch.eye(len(mask), dtype=torch.bool, device=mask.device)
-        return super().hide(scores, mask & (scores >= least) | eye)
+    k = min(4, scores.size(-1))
+    least = scores.topk(k, -1).values[..., -1:]
+    eye = torch.eye(len(mask), dtype=torch.bool, device=mask.device)
+    return Attention.hide(self, scores, mask & (scores >= least) | eye)
 
 
-@broken("check_causality", report="karpathy/nanochat#844")
-class BlockSummary(Attention):
+@broken("check_causality", Attention, "attend", report="karpathy/nanochat#844")
+def block_summary(self, q, k, v, mask):
     """Each block of 8 has a summary key, the mean of its keys, which the
     positions inside the block already see."""
-
-    def attend(self, q, k, v, mask):
-        size = q.size(-2)
-        starts = range(0, size, 8)
-        more_k = [k[..., s : s + 8, :].mean(-2) for s in starts]
-        more_v = [v[..., s : s + 8, :].mean(-2) for s in starts]
-        at = torch.arange(size, device=q.device) // 8
-        open_ = at.unsqueeze(1) >= torch.arange(len(starts), device=q.device)
-        k = torch.cat([k, torch.stack(more_k, -2)], -2)
-        v = torch.cat([v, torch.stack(more_v, -2)], -2)
-        return super().attend(q, k, v, torch.cat([mask, open_], -1))
+    size = q.size(-2)
+    starts = range(0, size, 8)
+    more_k = [k[..., s : s + 8, :].mean(-2) for s in starts]
+    more_v = [v[..., s : s + 8, :].mean(-2) for s in starts]
+    at = torch.arange(size, device=q.device) // 8
+    open_ = at.unsqueeze(1) >= torch.arange(len(starts), device=q.device)
+    k = torch.cat([k, torch.stack(more_k, -2)], -2)
+    v = torch.cat([v, torch.stack(more_v, -2)], -2)
+    return Attention.attend(self, q, k, v, torch.cat([mask, open_], -1))
 
 
 # --- Causality: axes -------------------------------------------------------
 
 
-@broken("check_causality")
-class HeadsFromTime(Attention):
+@broken("check_causality", Attention, "split")
+def heads_from_time(self, x):
     """The view splits heads without a transpose: row t of the second head
     is a token from half the sequence later."""
-
-    def split(self, x):
-        return x.reshape(len(x), self.heads, x.size(1), -1)
+    return x.reshape(len(x), self.heads, x.size(1), -1)
 
 
-@broken("check_causality")
-class HeadsMergedAsTime(Attention):
+@broken("check_causality", Attention, "merge")
+def heads_merged_as_time(self, x):
     """Heads are joined without transposing back: later positions of the
     first head land in the place of earlier ones."""
-
-    def merge(self, x):
-        return x.reshape(len(x), x.size(-2), -1).flip(1)
+    return x.reshape(len(x), x.size(-2), -1).flip(1)
 
 
 # --- Causality: statistics over time ---------------------------------------
 
 
-@broken("check_causality", report="Let's build GPT, cell 74")
-class NormOverTime(Norm):
+@broken("check_causality", Norm, "forward", report="Let's build GPT, cell 74")
+def norm_over_time(self, x):
     """The norm takes its mean and variance over the time axis."""
-
-    def forward(self, x):
-        mean = x.mean(1, keepdim=True)
-        var = x.var(1, keepdim=True, unbiased=False)
-        return self.weight * (x - mean) / (var + 1).sqrt() + self.bias
+    mean = x.mean(1, keepdim=True)
+    var = x.var(1, keepdim=True, unbiased=False)
+    return self.weight * (x - mean) / (var + 1).sqrt() + self.bias
 
 
 @broken("check_causality")
@@ -476,58 +384,50 @@ class BatchNormInTraining(nn.BatchNorm1d):
         return super().forward(x.mT).mT
 
 
-@broken("check_causality")
-class MeanOfScoresRemoved(GPT):
+@broken("check_causality", GPT, "scores")
+def mean_of_scores_removed(self, x):
     """The scores are centred over the time axis."""
-
-    def scores(self, x):
-        scores = super().scores(x)
-        return scores - scores.mean(1, keepdim=True)
+    scores = GPT.scores(self, x)
+    return scores - scores.mean(1, keepdim=True)
 
 
-@broken("check_causality")
-class QuantisedByTheWhole(MLP):
+@broken("check_causality", MLP, "forward")
+def quantised_by_the_whole(self, x):
     """Activations are rounded to 8 bits on a scale set by the largest value
     of the whole sequence."""
-
-    def forward(self, x):
-        scale = x.abs().amax((1, 2), keepdim=True) / 127
-        rounded = (x / scale).round() * scale
-        return super().forward(x + (rounded - x).detach())
+    scale = x.abs().amax((1, 2), keepdim=True) / 127
+    rounded = (x / scale).round() * scale
+    return MLP.forward(self, x + (rounded - x).detach())
 
 
-@broken("check_causality", report="Shwai-He/MEO#2")
-class RoutedByTheMean(MLP):
-    """A gate reads the mean of the whole sequence."""
+class Gated(MLP):
+    """An MLP whose output a gate multiplies."""
 
-    def __init__(self, dim):
-        super().__init__(dim)
+    def add_parts(self, dim):
         self.gate = nn.Linear(dim, dim)
 
-    def forward(self, x):
-        gate = self.gate(x.mean(1, keepdim=True)).sigmoid()
-        return gate * super().forward(x)
+
+@broken("check_causality", Gated, "forward", report="Shwai-He/MEO#2")
+def routed_by_the_mean(self, x):
+    """A gate reads the mean of the whole sequence."""
+    gate = self.gate(x.mean(1, keepdim=True)).sigmoid()
+    return gate * MLP.forward(self, x)
 
 
-@broken("check_causality")
-class CountsOfTheWhole(GPT):
+@broken("check_causality", GPT, "embed")
+def counts_of_the_whole(self, tokens):
     """How often a token occurs is added as a feature, counted over the
     whole sequence."""
-
-    def embed(self, tokens):
-        same = tokens.unsqueeze(2) == tokens.unsqueeze(1)
-        return super().embed(tokens) + self.wpe(same.sum(2) - 1)
+    same = tokens.unsqueeze(2) == tokens.unsqueeze(1)
+    return GPT.embed(self, tokens) + self.wpe(same.sum(2) - 1)
 
 
-@broken("check_causality")
-class PositionsFromPadding(GPT):
+@broken("check_causality", GPT, "position_vectors")
+def positions_from_padding(self, tokens):
     """Positions start after the padding, and every id 0 of the row counts
     as padding, later ones too."""
-
-    def position_vectors(self, tokens):
-        at = torch.arange(tokens.size(1), device=tokens.device)
-        padding = (tokens == 0).sum(1, keepdim=True)
-        return self.wpe((at - padding).clamp(min=0))
+    padding = (tokens == 0).sum(1, keepdim=True)
+    return self.wpe((positions(tokens) - padding).clamp(min=0))
 
 
 # --- Causality: other ways to mix ------------------------------------------
@@ -537,8 +437,7 @@ class PositionsFromPadding(GPT):
 class ConvolutionPaddedBothSides(Mixer):
     """A convolution padded on both sides sees two tokens ahead."""
 
-    def __init__(self, dim):
-        super().__init__(dim)
+    def add_parts(self, dim):
         self.conv = nn.Conv1d(dim, dim, 5, padding="same")
 
     def forward(self, x, mask):
@@ -550,8 +449,7 @@ class CircularConvolution(Mixer):
     """A long convolution through the FFT without padding: the end wraps
     around to the start."""
 
-    def __init__(self, dim):
-        super().__init__(dim)
+    def add_parts(self, dim):
         self.kernel = nn.Parameter(torch.randn(BLOCK, dim) / 4)
 
     def forward(self, x, mask):
@@ -565,25 +463,21 @@ class CircularConvolution(Mixer):
 class BidirectionalLSTM(Mixer):
     """The recurrent net runs in both directions."""
 
-    def __init__(self, dim):
-        super().__init__(dim)
-        self.lstm = nn.LSTM(
-            dim, dim // 2, batch_first=True, bidirectional=True
-        )
+    def add_parts(self, dim):
+        both = {"batch_first": True, "bidirectional": True}
+        self.lstm = nn.LSTM(dim, dim // 2, **both)
 
     def forward(self, x, mask):
         return self.lstm(x)[0]
 
 
-@broken("check_causality")
-class NormaliserOfTheWhole(Attention):
+@broken("check_causality", Attention, "attend")
+def normaliser_of_the_whole(self, q, k, v, mask):
     """Linear attention whose numerator is causal and whose denominator sums
     over all keys."""
-
-    def attend(self, q, k, v, mask):
-        q, k = F.elu(q) + 1, F.elu(k) + 1
-        top = (q @ k.mT).masked_fill(~mask, 0.0) @ v
-        return top / (q @ k.sum(-2).unsqueeze(-1))
+    q, k = F.elu(q) + 1, F.elu(k) + 1
+    top = (q @ k.mT).masked_fill(~mask, 0.0) @ v
+    return top / (q @ k.sum(-2).unsqueeze(-1))
 
 
 @broken("check_causality")
@@ -591,24 +485,27 @@ class TokenShiftWraps(Mixer):
     """The token before is taken with a roll: before the first stands the
     last."""
 
-    def __init__(self, dim):
-        super().__init__(dim)
+    def add_parts(self, dim):
         self.now, self.before = nn.Linear(dim, dim), nn.Linear(dim, dim)
 
     def forward(self, x, mask):
         return self.now(earlier_mean(x)) + self.before(x.roll(1, 1))
 
 
-@broken("check_causality")
-class ScanBackwards(Mixer):
-    """The recurrence runs from the last token to the first."""
+class Pointwise(Mixer):
+    """No mixing at all: what is mixed is mixed elsewhere."""
 
-    def __init__(self, dim):
-        super().__init__(dim)
+    def add_parts(self, dim):
         self.into = nn.Linear(dim, dim)
 
     def forward(self, x, mask):
-        return earlier_mean(self.into(x).flip(1)).flip(1)
+        return self.into(x)
+
+
+@broken("check_causality", Pointwise, "forward")
+def scan_backwards(self, x, mask):
+    """The recurrence runs from the last token to the first."""
+    return earlier_mean(self.into(x).flip(1)).flip(1)
 
 
 @broken("check_causality")
@@ -616,8 +513,7 @@ class MixesTimeFreely(Mixer):
     """A linear map over the time axis, as MLP-Mixer has, is not cut to a
     triangle."""
 
-    def __init__(self, dim):
-        super().__init__(dim)
+    def add_parts(self, dim):
         self.time = nn.Parameter(torch.randn(BLOCK, BLOCK) / 6)
 
     def forward(self, x, mask):
@@ -625,42 +521,38 @@ class MixesTimeFreely(Mixer):
         return self.time[:size, :size] @ x
 
 
-@broken("check_causality", report="piotrpiekos/MoSA#3")
-class ExpertChoosesTokens(MLP):
-    """The expert takes the better half of the sequence: a later token can
-    push an earlier one out."""
+class Routed(MLP):
+    """An MLP with a router: one score for each token."""
 
-    def __init__(self, dim):
-        super().__init__(dim)
+    def add_parts(self, dim):
         self.router = nn.Linear(dim, 1)
 
-    def forward(self, x):
-        score = self.router(x)
-        least = score.topk((x.size(1) + 1) // 2, 1).values[:, -1:]
-        return super().forward(x) * score.sigmoid() * (score >= least)
+
+@broken("check_causality", Routed, "forward", report="piotrpiekos/MoSA#3")
+def expert_chooses_tokens(self, x):
+    """The expert takes the better half of the sequence: a later token can
+    push an earlier one out."""
+    score = self.router(x)
+    least = score.topk((x.size(1) + 1) // 2, 1).values[:, -1:]
+    return MLP.forward(self, x) * score.sigmoid() * (score >= least)
 
 
-@broken("check_causality")
-class LooksOneStateAhead(GPT):
+@broken("check_causality", GPT, "scores")
+def looks_one_state_ahead(self, x):
     """A second head's state, one position ahead, is mixed into the first
     head's."""
-
-    def scores(self, x):
-        ahead = F.pad(x, (0, 0, -1, 1))
-        return super().scores(x + ahead / 2)
+    ahead = F.pad(x, (0, 0, -1, 1))
+    return GPT.scores(self, x + ahead / 2)
 
 
-# --- Causality: asleep, tiny, or in one mode -------------------------------
+# --- Causality: hidden, tiny, or in one mode -------------------------------
 
 
-@broken("check_causality")
-class TinyLeak(GPT):
+@broken("check_causality", GPT, "scores")
+def tiny_leak(self, x):
     """A millionth of the mean over the whole sequence is added."""
-
-    def scores(self, x):
-        return super().scores(x) + 1e-6 * super().scores(x).mean(
-            1, keepdim=True
-        )
+    scores = GPT.scores(self, x)
+    return scores + 1e-6 * scores.mean(1, keepdim=True)
 
 
 @broken("check_causality")
@@ -668,23 +560,20 @@ class LeakBehindZero(GPT):
     """The mean over the whole sequence comes in through a gate that starts
     at 0: it leaks as soon as it is trained."""
 
-    def __init__(self):
-        super().__init__()
-        self.gate = nn.Parameter(torch.zeros(DIM))
+    def add_parts(self, dim):
+        self.gate = nn.Parameter(torch.zeros(dim))
 
     def body(self, x, mask):
         return super().body(x, mask) + self.gate * x.mean(1, keepdim=True)
 
 
-@broken("check_causality", only=True)
-class LeakWithoutGradient(GPT):
+@broken("check_causality", GPT, "body", only=True)
+def leak_without_gradient(self, x, mask):
     """In train mode the detached mean over the whole sequence is added:
     no gradient shows it, and eval mode is sound."""
-
-    def body(self, x, mask):
-        if self.training:
-            x = x + x.mean(1, keepdim=True).detach()
-        return super().body(x, mask)
+    if self.training:
+        x = x + x.mean(1, keepdim=True).detach()
+    return GPT.body(self, x, mask)
 
 
 # --- Gradients that see the future -----------------------------------------
@@ -700,135 +589,97 @@ class SumsAllInBackward(torch.autograd.Function):
         return grad.sum(1, keepdim=True).expand_as(grad)
 
 
-@broken("check_causal_gradients", only=True)
-class BackwardOfOwn(Mixer):
+@broken("check_causal_gradients", Pointwise, "forward", only=True)
+def backward_of_own(self, x, mask):
     """A running sum with a backward of its own, which sums over all
     positions: the values are causal, the gradients are not."""
-
-    def __init__(self, dim):
-        super().__init__(dim)
-        self.into = nn.Linear(dim, dim)
-
-    def forward(self, x, mask):
-        return SumsAllInBackward.apply(self.into(x)) / BLOCK
+    return SumsAllInBackward.apply(self.into(x)) / BLOCK
 
 
-@broken("check_causal_gradients", only=True)
-class StraightThrough(GPT):
+@broken("check_causal_gradients", GPT, "body", only=True)
+def straight_through(self, x, mask):
     """A straight-through term is 0 in value and sends the gradient of the
     mean over the whole sequence."""
-
-    def body(self, x, mask):
-        mean = x.mean(1, keepdim=True)
-        return super().body(x + (mean - mean.detach()), mask)
+    mean = x.mean(1, keepdim=True)
+    return GPT.body(self, x + (mean - mean.detach()), mask)
 
 
-@broken("check_causal_gradients", only=True)
-class GradientCentred(GPT):
+@broken("check_causal_gradients", GPT, "body", only=True)
+def gradient_centred(self, x, mask):
     """A hook centres the gradient over the time axis."""
-
-    def body(self, x, mask):
-        if x.requires_grad:
-            x = x * 1
-            x.register_hook(lambda grad: grad - grad.mean(1, keepdim=True))
-        return super().body(x, mask)
+    if x.requires_grad:
+        x = x * 1
+        x.register_hook(lambda grad: grad - grad.mean(1, keepdim=True))
+    return GPT.body(self, x, mask)
 
 
 # --- A prefix gives another answer than the whole ---------------------------
 
 
-@broken("check_prefix_consistency", only=True)
-class PositionsFromTheEnd(GPT):
+@broken("check_prefix_consistency", GPT, "position_vectors", only=True)
+def positions_from_the_end(self, tokens):
     """Positions are counted from the end: one token more moves them all."""
-
-    def position_vectors(self, tokens):
-        return super().position_vectors(tokens).flip(0)
+    return GPT.position_vectors(self, tokens).flip(0)
 
 
-@broken("check_prefix_consistency", only=True)
-class ScaledByLength(Attention):
+@broken("check_prefix_consistency", Attention, "scores", only=True)
+def scaled_by_length(self, q, k):
     """Scores are divided by the root of the length, not of the width."""
-
-    def scores(self, q, k):
-        return q @ k.mT / math.sqrt(k.size(-2))
+    return q @ k.mT / math.sqrt(k.size(-2))
 
 
-@broken("check_prefix_consistency", only=True)
-class LastPositionDiffers(GPT):
+@broken("check_prefix_consistency", GPT, "scores", only=True)
+def last_position_differs(self, x):
     """The last position goes to the head without the last norm."""
-
-    def scores(self, x):
-        last = self.head(x[:, -1:])
-        return torch.cat([super().scores(x[:, :-1]), last], 1)
+    return torch.cat([GPT.scores(self, x[:, :-1]), self.head(x[:, -1:])], 1)
 
 
-@broken("check_prefix_consistency", only=True)
-class PaddedOnTheLeft(GPT):
+@broken("check_prefix_consistency", GPT, "position_vectors", only=True)
+def padded_on_the_left(self, tokens):
     """Odd lengths are padded on the left to even ones, which moves every
     position by one."""
-
-    def position_vectors(self, tokens):
-        size = tokens.size(1)
-        at = torch.arange(size, device=tokens.device) + size % 2
-        return self.wpe(at.clamp(max=BLOCK - 1))
+    at = positions(tokens) + tokens.size(1) % 2
+    return self.wpe(at.clamp(max=BLOCK - 1))
 
 
-# --- Rows of a batch that know of each other --------------------------------
+# --- Rows of a batch that depend on each other ------------------------------
 
 
-@broken("check_batch_independence")
-class CentredOverBatch(GPT):
+@broken("check_batch_independence", GPT, "scores")
+def centred_over_batch(self, x):
     """The mean over the rows is subtracted."""
-
-    def scores(self, x):
-        return super().scores(x - x.mean(0, keepdim=True) / 2)
+    return GPT.scores(self, x - x.mean(0, keepdim=True) / 2)
 
 
-@broken("check_batch_independence")
-class SoftmaxOverBatch(MLP):
+@broken("check_batch_independence", Gated, "forward")
+def softmax_over_batch(self, x):
     """A gate's softmax runs over axis 0, the batch."""
-
-    def __init__(self, dim):
-        super().__init__(dim)
-        self.gate = nn.Linear(dim, dim)
-
-    def forward(self, x):
-        return super().forward(x) * self.gate(x).softmax(0)
+    return MLP.forward(self, x) * self.gate(x).softmax(0)
 
 
-@broken("check_batch_independence", only=True)
-class PositionOfTheRow(GPT):
+@broken("check_batch_independence", GPT, "embed", only=True)
+def position_of_the_row(self, tokens):
     """A table of positions is looked up by the number of the row as
     well."""
-
-    def embed(self, tokens):
-        row = torch.arange(len(tokens), device=tokens.device) % BLOCK
-        return super().embed(tokens) + self.wpe(row).unsqueeze(1)
+    row = torch.arange(len(tokens), device=tokens.device) % BLOCK
+    return GPT.embed(self, tokens) + self.wpe(row).unsqueeze(1)
 
 
-@broken("check_batch_independence", only=True)
-class ScaledByBatch(GPT):
+@broken("check_batch_independence", GPT, "scores", only=True)
+def scaled_by_batch(self, x):
     """The scores are divided by the number of rows."""
-
-    def scores(self, x):
-        return super().scores(x) / len(x)
+    return GPT.scores(self, x) / len(x)
 
 
-@broken("check_batch_independence")
-class CapacityOverBatch(MLP):
+@broken("check_batch_independence", Routed, "forward")
+def capacity_over_batch(self, x):
     """The expert takes the first 24 tokens that want it, counted over the
     whole batch: the first rows fill it."""
-
-    def __init__(self, dim):
-        super().__init__(dim)
-        self.router = nn.Linear(dim, 1)
-
-    def forward(self, x):
-        score = self.router(x).flatten(0, 1)
-        wants = score > -1
-        fits = wants & (wants.cumsum(0) <= 24)
-        gate = (score.sigmoid() * fits).view(*x.shape[:2], 1)
-        return super().forward(x) * gate
+    score = self.router(x).flatten(0, 1)
+    wants = score > -1
+    fits = wants & (wants.cumsum(0) <= 24)
+    gate = (score.sigmoid() * fits).view(*x.shape[:2], 1)
+    return MLP.forward(self, x) * gate
 
 
 @broken("check_batch_independence")
@@ -836,8 +687,7 @@ class StateFromRowToRow(Mixer):
     """The rows are laid end to end for the recurrence: each starts with the
     state that the row before left."""
 
-    def __init__(self, dim):
-        super().__init__(dim)
+    def add_parts(self, dim):
         self.lstm = nn.LSTM(dim, dim, batch_first=True)
 
     def forward(self, x, mask):
@@ -849,34 +699,20 @@ class BatchTakenForTime(Attention):
     """The layer expects time first and gets batch first: it attends over
     the rows, on top of sound attention."""
 
-    def __init__(self, dim):
-        super().__init__(dim)
+    def add_parts(self, dim):
         self.across = nn.MultiheadAttention(dim, 2)
 
     def forward(self, x, mask):
         return super().forward(x, mask) + self.across(x, x, x)[0]
 
 
-@broken("check_batch_independence")
-class RowsSorted(GPT):
+@broken("check_batch_independence", GPT, "forward")
+def rows_sorted(self, tokens):
     """Rows are sorted for the kernel and not put back in order."""
-
-    def forward(self, tokens):
-        return super().forward(tokens[tokens[:, 0].argsort(stable=True)])
+    return GPT.forward(self, tokens[tokens[:, 0].argsort(stable=True)])
 
 
 # --- Order and context ------------------------------------------------------
-
-
-class Pointwise(Mixer):
-    """No mixing at all: what is mixed is mixed elsewhere."""
-
-    def __init__(self, dim):
-        super().__init__(dim)
-        self.into = nn.Linear(dim, dim)
-
-    def forward(self, x, mask):
-        return self.into(x)
 
 
 @broken("check_order_sensitivity", only=True)
@@ -885,8 +721,7 @@ class BagOfWords(GPT):
 
     mixer = Pointwise
 
-    def __init__(self):
-        super().__init__()
+    def add_parts(self, dim):
         del self.wpe
 
     def embed(self, tokens):
@@ -908,42 +743,32 @@ class OnePositionForAll(GPT):
         return self.wpe.weight[:1]
 
 
-@broken("check_context_use")
-class Bigram(GPT):
+@broken("check_context_use", GPT, "sees")
+def bigram(self, i, j):
     """The mask is the diagonal: each position sees itself alone."""
-
-    def mask(self, tokens):
-        return torch.eye(tokens.size(1), device=tokens.device).bool()
+    return j == i
 
 
-@broken("check_context_use", only=True)
-class WindowUndeclared(GPT):
+@broken("check_context_use", GPT, "sees", only=True)
+def window_undeclared(self, i, j):
     """Two layers see 6 tokens each, and nothing says so: what lies 11 back
     is forgotten."""
-
-    def mask(self, tokens):
-        return super().mask(tokens).triu(-5)
+    return (j <= i) & (i - j < 6)
 
 
-@broken("check_context_use", only=True)
-class FirstTokenLost(GPT):
+@broken("check_context_use", GPT, "token_vectors", only=True)
+def first_token_lost(self, tokens):
     """The first token counts as a start marker and is overwritten by a
     position of its own."""
-
-    def token_vectors(self, tokens):
-        x = super().token_vectors(tokens)
-        return F.pad(x[:, 1:], (0, 0, 1, 0))
+    x = GPT.token_vectors(self, tokens)
+    return F.pad(x[:, 1:], (0, 0, 1, 0))
 
 
-@broken("check_context_use", only=True)
-class StridedMask(GPT):
+@broken("check_context_use", GPT, "sees", only=True)
+def strided_mask(self, i, j):
     """Each position sees every second one, its own parity: half of the past
     is never read."""
-
-    def mask(self, tokens):
-        at = torch.arange(tokens.size(1), device=tokens.device)
-        same = (at.unsqueeze(1) - at) % 2 == 0
-        return super().mask(tokens) & same
+    return (j <= i) & ((i - j) % 2 == 0)
 
 
 @broken("check_context_use")
@@ -961,13 +786,11 @@ class HeadsAreStretches(Attention):
 # --- Not a function of the input --------------------------------------------
 
 
-@broken("check_determinism")
-class DropoutInEval(Attention):
+@broken("check_determinism", Attention, "weights")
+def dropout_in_eval(self, scores, mask):
     """Functional dropout without the training flag stays on in eval
     mode."""
-
-    def weights(self, scores, mask):
-        return F.dropout(super().weights(scores, mask), 0.1)
+    return F.dropout(Attention.weights(self, scores, mask), 0.1)
 
 
 @broken("check_determinism")
@@ -975,8 +798,7 @@ class NoiseOfItsOwn(GPT):
     """Noise from a generator of its own is added to the scores in eval
     mode too."""
 
-    def __init__(self):
-        super().__init__()
+    def add_parts(self, dim):
         self.generator = torch.Generator().manual_seed(0)
 
     def scores(self, x):
@@ -985,13 +807,10 @@ class NoiseOfItsOwn(GPT):
 
 
 @broken("check_determinism")
-class StateKept(Mixer):
+class StateKept(Pointwise):
     """A recurrent state is kept from call to call and never reset."""
 
-    def __init__(self, dim):
-        super().__init__(dim)
-        self.into = nn.Linear(dim, dim)
-        self.state = None
+    state = None
 
     def forward(self, x, mask):
         y = self.into(earlier_mean(x))
@@ -1008,14 +827,11 @@ class StretchedForGood(GPT):
     """A long sequence stretches the position table, and it stays stretched
     for the short ones after it."""
 
-    def __init__(self):
-        super().__init__()
-        self.longest = 16
+    longest = 16
 
     def position_vectors(self, tokens):
-        size = tokens.size(1)
-        self.longest = max(self.longest, size)
-        at = torch.arange(size, device=tokens.device) * 16 / self.longest
+        self.longest = max(self.longest, tokens.size(1))
+        at = positions(tokens) * 16 / self.longest
         low = at.long()
         part = (at - low).unsqueeze(1).to(self.wpe.weight.dtype)
         return torch.lerp(self.wpe(low), self.wpe(low + 1), part)
@@ -1039,32 +855,25 @@ class FastPathAfterWarmUp(GPT):
 # --- Side effects -----------------------------------------------------------
 
 
-@broken("check_purity", only=True)
-class DrawsAndForgets(GPT):
+@broken("check_purity", GPT, "body", only=True)
+def draws_and_forgets(self, x, mask):
     """A random number is drawn for a layer drop that eval mode ignores: the
     caller's sampling changes."""
-
-    def body(self, x, mask):
-        skip = torch.rand(()) < 0.1
-        return x if skip and self.training else super().body(x, mask)
+    skip = torch.rand(()) < 0.1
+    return x if skip and self.training else GPT.body(self, x, mask)
 
 
-@broken("check_purity", only=True)
-class InputOverwritten(GPT):
+@broken("check_purity", GPT, "token_vectors", only=True)
+def input_overwritten(self, tokens):
     """Unknown id 16 is replaced by 0 in the caller's own tensor."""
-
-    def token_vectors(self, tokens):
-        return super().token_vectors(tokens.masked_fill_(tokens == 16, 0))
+    return GPT.token_vectors(self, tokens.masked_fill_(tokens == 16, 0))
 
 
-@broken("check_purity", only=True)
-class EmbeddingRenormalised(GPT):
+@broken("check_purity", GPT, "add_parts", only=True)
+def embedding_renormalised(self, dim):
     """An embedding with max_norm shrinks its rows in place while it is
     read, in eval mode too."""
-
-    def __init__(self):
-        super().__init__()
-        self.wte = nn.Embedding(VOCAB, DIM, max_norm=2.0)
+    self.wte = nn.Embedding(VOCAB, dim, max_norm=2.0)
 
 
 @broken("check_purity", only=True)
@@ -1072,8 +881,7 @@ class CountsItsCalls(GPT):
     """A buffer counts the forwards, in eval mode too: the checkpoint of a
     model that was only read has changed."""
 
-    def __init__(self):
-        super().__init__()
+    def add_parts(self, dim):
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
 
     def scores(self, x):
@@ -1083,148 +891,121 @@ class CountsItsCalls(GPT):
 
 # --- Log-probabilities that are none ----------------------------------------
 
+LOG_PROBS = {"outputs": "log_probs"}
 
-@broken("check_normalised", outputs="log_probs", only=True)
-class FlooredProbabilities(GPT):
+
+@broken("check_normalised", GPT, "scores", **LOG_PROBS, only=True)
+def floored_probabilities(self, x):
     """A floor is added to the probabilities before the logarithm: they sum
     to more than one."""
-
-    def scores(self, x):
-        return (super().scores(x).softmax(-1) + 1e-3).log()
+    return (GPT.scores(self, x).softmax(-1) + 1e-3).log()
 
 
-@broken("check_normalised", outputs="log_probs")
-class NormalisedOverTime(GPT):
+@broken("check_normalised", GPT, "scores", **LOG_PROBS)
+def normalised_over_time(self, x):
     """The log-softmax runs over the time axis."""
-
-    def scores(self, x):
-        return super().scores(x).log_softmax(1)
+    return GPT.scores(self, x).log_softmax(1)
 
 
-@broken("check_normalised", outputs="log_probs", only=True)
-class NormalisedInHalves(GPT):
+@broken("check_normalised", GPT, "scores", **LOG_PROBS, only=True)
+def normalised_in_halves(self, x):
     """An adaptive softmax forgets to multiply with the probability of the
     half: each half sums to one."""
-
-    def scores(self, x):
-        halves = super().scores(x).split(9, -1)
-        return torch.cat([half.log_softmax(-1) for half in halves], -1)
+    halves = GPT.scores(self, x).split(9, -1)
+    return torch.cat([half.log_softmax(-1) for half in halves], -1)
 
 
 # --- The loss ---------------------------------------------------------------
 
 
-@broken("check_initial_loss", only=True)
-class LoudHead(GPT):
+@broken("check_initial_loss", GPT, "add_parts", only=True)
+def loud_head(self, dim):
     """The head is drawn from a normal distribution of deviation 2: a fresh
     model is sure of nonsense."""
-
-    def __init__(self):
-        super().__init__()
-        nn.init.normal_(self.head.weight, std=2.0)
+    nn.init.normal_(self.head.weight, std=2.0)
 
 
-@broken("check_initial_loss", only=True)
-class BiasFromCounts(GPT):
+@broken("check_initial_loss", GPT, "add_parts", only=True)
+def bias_from_counts(self, dim):
     """The head's bias starts from counts of which half are 0: those tokens
     start at the logarithm of almost nothing."""
-
-    def __init__(self):
-        super().__init__()
-        counts = torch.arange(VOCAB) % 2 + 1e-6
-        self.head.bias.data.copy_(counts.log())
+    counts = torch.arange(VOCAB) % 2 + 1e-6
+    self.head.bias.data.copy_(counts.log())
 
 
-@broken("check_loss", report="huggingface/transformers#37830", only=True)
-class LossShiftedTwice(TrainableGPT):
+@broken(
+    "check_loss",
+    TrainableGPT,
+    "loss",
+    report="huggingface/transformers#37830",
+    only=True,
+)
+def loss_shifted_twice(self, logits, targets):
     """The scores are shifted before a loss that shifts them again: the
     model learns the token after the next."""
-
-    def loss(self, logits, targets):
-        return super().loss(logits[:, :-2], targets[:, 2:])
+    return TrainableGPT.loss(self, logits[:, :-2], targets[:, 2:])
 
 
-@broken("check_loss", only=True)
-class LossSummed(TrainableGPT):
+@broken("check_loss", TrainableGPT, "loss", only=True)
+def loss_summed(self, logits, targets):
     """The loss is a sum over the tokens, not their mean."""
-
-    def loss(self, logits, targets):
-        return F.cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), reduction="sum"
-        )
+    return F.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), reduction="sum"
+    )
 
 
-@broken("check_loss", only=True)
-class LossSkipsIdZero(TrainableGPT):
+@broken("check_loss", TrainableGPT, "loss", only=True)
+def loss_skips_id_zero(self, logits, targets):
     """Id 0 is a token like any other, and the loss ignores it as
     padding."""
-
-    def loss(self, logits, targets):
-        return F.cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), ignore_index=0
-        )
+    return F.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=0
+    )
 
 
-@broken("check_loss", only=True)
-class LossOverPadding(TrainableGPT):
+@broken("check_loss", TrainableGPT, "loss", only=True)
+def loss_over_padding(self, logits, targets):
     """Ignored targets count in the denominator: the more padding, the
     smaller the loss."""
-
-    def loss(self, logits, targets):
-        total = F.cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), reduction="sum"
-        )
-        return total / targets.numel()
+    return loss_summed(self, logits, targets) / targets.numel()
 
 
-@broken("check_loss", only=True)
-class LossTransposed(TrainableGPT):
+@broken("check_loss", TrainableGPT, "loss", only=True)
+def loss_transposed(self, logits, targets):
     """Scores are laid out time first, targets batch first."""
-
-    def loss(self, logits, targets):
-        return super().loss(logits.transpose(0, 1), targets)
+    return TrainableGPT.loss(self, logits.transpose(0, 1), targets)
 
 
-@broken("check_loss", only=True)
-class LossOfTwiceSoftmaxed(TrainableGPT):
+@broken("check_loss", TrainableGPT, "loss", only=True)
+def loss_of_twice_softmaxed(self, logits, targets):
     """Probabilities go into a loss that expects scores."""
-
-    def loss(self, logits, targets):
-        return super().loss(logits.softmax(-1), targets)
+    return TrainableGPT.loss(self, logits.softmax(-1), targets)
 
 
-@broken("check_loss", only=True)
-class TargetsInScores(TrainableGPT):
+@broken("check_loss", TrainableGPT, "forward", only=True)
+def targets_in_scores(self, tokens, targets=None):
     """Given targets, a little of their embedding gets into the scores that
     are returned."""
-
-    def forward(self, tokens, targets=None):
-        logits, _ = super().forward(tokens)
-        if targets is None:
-            return logits, None
-        hint = F.one_hot(targets.clamp(min=0), VOCAB)
-        logits = logits + 0.1 * hint
-        return logits, self.loss(logits, targets)
+    logits, _ = TrainableGPT.forward(self, tokens)
+    if targets is None:
+        return logits, None
+    logits = logits + 0.1 * F.one_hot(targets.clamp(min=0), VOCAB)
+    return logits, self.loss(logits, targets)
 
 
 # --- Gradients that do not arrive -------------------------------------------
 
 
-@broken("check_gradient_flow", only=True)
-class DetachedMLP(MLP):
+@broken("check_gradient_flow", MLP, "forward", only=True)
+def detached_mlp(self, x):
     """A forgotten detach cuts the network behind it off from training."""
-
-    def forward(self, x):
-        return super().forward(x).detach()
+    return MLP.forward(self, x).detach()
 
 
-@broken("check_gradient_flow", only=True)
-class OrphanLayer(GPT):
+@broken("check_gradient_flow", GPT, "add_parts", only=True)
+def orphan_layer(self, dim):
     """A layer is built and never called."""
-
-    def __init__(self):
-        super().__init__()
-        self.extra = nn.Linear(DIM, DIM)
+    self.extra = nn.Linear(dim, dim)
 
 
 @broken("check_gradient_flow", only=True)
@@ -1232,22 +1013,19 @@ class DeadUnits(MLP):
     """The bias starts so low that no unit ever rises above the ReLU's
     0."""
 
-    def __init__(self, dim):
-        super().__init__(dim)
+    def add_parts(self, dim):
         nn.init.constant_(self.up.bias, -50.0)
 
     def forward(self, x):
         return self.down(self.up(x).relu())
 
 
-@broken("check_gradient_flow", only=True)
-class ReadAsData(Norm):
+@broken("check_gradient_flow", Norm, "forward", only=True)
+def read_as_data(self, x):
     """The norm's gain is read through .data: it is used and never
     trained."""
-
-    def forward(self, x):
-        bare = F.layer_norm(x, self.normalized_shape)
-        return bare * self.weight.data + self.bias
+    bare = F.layer_norm(x, self.normalized_shape)
+    return bare * self.weight.data + self.bias
 
 
 # --- Checkpoints ------------------------------------------------------------
@@ -1258,9 +1036,8 @@ class BufferNotSaved(GPT):
     """A random projection is a buffer with persistent=False: a reloaded
     model draws another one."""
 
-    def __init__(self):
-        super().__init__()
-        random = torch.randn(DIM, DIM) / 4
+    def add_parts(self, dim):
+        random = torch.randn(dim, dim) / 4
         self.register_buffer("random", random, persistent=False)
 
     def scores(self, x):
@@ -1272,8 +1049,7 @@ class ShadowWeights(GPT):
     """The head reads a copy of its weights that was made at construction:
     loading changes the weights and not the copy."""
 
-    def __init__(self):
-        super().__init__()
+    def add_parts(self, dim):
         copy = self.head.weight.detach().clone()
         self.register_buffer("shadow", copy, persistent=False)
 
@@ -1287,8 +1063,7 @@ class SavedWithoutBias(GPT):
     """A hook drops the head's bias from the checkpoint, and the loader does
     not miss it."""
 
-    def __init__(self):
-        super().__init__()
+    def add_parts(self, dim):
         self.head.register_state_dict_post_hook(self.drop)
         self.head.register_load_state_dict_post_hook(self.forgive)
 
@@ -1309,41 +1084,38 @@ class TableNotRegistered(GPT):
     """A table of sines is an attribute, not a buffer: .double() and .to()
     pass it by."""
 
-    def __init__(self):
-        super().__init__()
-        at = torch.arange(BLOCK).unsqueeze(1) / 10000 ** torch.linspace(
-            0, 1, DIM
-        )
-        self.sines = at.sin()
+    def add_parts(self, dim):
+        rate = 10000 ** torch.linspace(0, 1, dim)
+        self.sines = (torch.arange(BLOCK).unsqueeze(1) / rate).sin()
 
     def embed(self, tokens):
         return super().embed(tokens) + self.sines[: tokens.size(1)]
 
 
-@broken("check_dtype", only=True)
-class DoubleNarrowed(GPT):
+@broken("check_dtype", GPT, "scores", only=True)
+def double_narrowed(self, x):
     """Scores in float64 are taken for a mistake and cast to float32."""
-
-    def scores(self, x):
-        scores = super().scores(x)
-        return scores.float() if scores.dtype == torch.float64 else scores
+    scores = GPT.scores(self, x)
+    return scores.float() if scores.dtype == torch.float64 else scores
 
 
-@broken("check_dtype", only=True)
-class AlwaysShort(GPT):
+@broken("check_dtype", GPT, "scores", only=True)
+def always_short(self, x):
     """The scores are cast to bfloat16, whatever the model's type is."""
-
-    def scores(self, x):
-        return super().scores(x).bfloat16()
+    return GPT.scores(self, x).bfloat16()
 
 
-@broken("check_dtype", report="Let's build GPT, cell 82", only=True)
-class MadeOnTheCPU(GPT):
+@broken(
+    "check_dtype",
+    GPT,
+    "position_vectors",
+    report="Let's build GPT, cell 82",
+    only=True,
+)
+def made_on_the_cpu(self, tokens):
     """Positions are made without a device: they stay on the CPU."""
-
-    def position_vectors(self, tokens):
-        at = torch.arange(tokens.size(1)).to(self.wpe.weight.dtype)
-        return self.wpe.weight[: tokens.size(1)] + at.view(-1, 1) / BLOCK
+    at = torch.arange(tokens.size(1)).to(self.wpe.weight.dtype)
+    return self.wpe.weight[: tokens.size(1)] + at.view(-1, 1) / BLOCK
 
 
 @broken("check_dtype")
@@ -1351,169 +1123,139 @@ class WeightsInAList(GPT):
     """Layers in a plain list are no submodules: neither .double() nor
     state_dict() knows them."""
 
-    def __init__(self):
-        super().__init__()
-        self.hidden_layers = [nn.Linear(DIM, DIM)]
+    def add_parts(self, dim):
+        self.hidden_layers = [nn.Linear(dim, dim)]
 
     def scores(self, x):
         return super().scores(self.hidden_layers[0](x))
 
 
-@broken("check_dtype", only=True)
-class LinearByHandInFloat(GPT):
+@broken("check_dtype", GPT, "scores", only=True)
+def linear_by_hand_in_float(self, x):
     """A constant matrix is made in float32 at every call and meets other
     types."""
-
-    def scores(self, x):
-        eye = torch.eye(DIM, device=x.device)
-        return super().scores(x + x @ eye)
+    return GPT.scores(self, x + x @ torch.eye(DIM, device=x.device))
 
 
 # --- Lengths and ids outside ------------------------------------------------
 
 
-@broken("check_length_limit", only=True)
-class TruncatedSilently(GPT):
+class Unlimited(GPT):
+    """Compares the length with nothing."""
+
+    def require_length(self, size):
+        pass
+
+
+@broken("check_length_limit", GPT, "forward", only=True)
+def truncated_silently(self, tokens):
     """What is too long is cut to its last block_size tokens without a
     word."""
-
-    def forward(self, tokens):
-        return super().forward(tokens[:, -self.block_size :])
+    return GPT.forward(self, tokens[:, -self.block_size :])
 
 
-@broken("check_length_limit", only=True)
-class PositionsClamped(GPT):
+@broken("check_length_limit", Unlimited, "position_vectors", only=True)
+def positions_clamped(self, tokens):
     """All positions past the last one share it."""
-
-    def require_length(self, size):
-        pass
-
-    def position_vectors(self, tokens):
-        at = torch.arange(tokens.size(1), device=tokens.device)
-        return self.wpe(at.clamp(max=self.block_size - 1))
+    return self.wpe(positions(tokens).clamp(max=self.block_size - 1))
 
 
-@broken("check_length_limit", only=True)
-class PositionsStartOver(GPT):
+@broken("check_length_limit", Unlimited, "position_vectors", only=True)
+def positions_start_over(self, tokens):
     """Past the last position the table starts again from the first."""
-
-    def require_length(self, size):
-        pass
-
-    def position_vectors(self, tokens):
-        at = torch.arange(tokens.size(1), device=tokens.device)
-        return self.wpe(at % self.block_size)
+    return self.wpe(positions(tokens) % self.block_size)
 
 
 @broken("check_length_limit", only=True)
-class LimitNotMeant(GPT):
+class LimitNotMeant(Unlimited):
     """The sequence may be longer than the declared limit: sines instead of
     a table, and nobody compares."""
 
-    def __init__(self):
-        super().__init__()
+    def add_parts(self, dim):
         del self.wpe
 
-    def require_length(self, size):
-        pass
-
     def position_vectors(self, tokens):
-        at = torch.arange(tokens.size(1), device=tokens.device)
         rate = 100 ** -torch.linspace(0, 1, DIM, device=tokens.device)
-        return (at.unsqueeze(1) * rate).sin().to(self.wte.weight.dtype)
+        angle = positions(tokens).unsqueeze(1) * rate
+        return angle.sin().to(self.wte.weight.dtype)
 
 
-@broken("check_vocabulary", only=True)
-class IdsWrapped(GPT):
+@broken("check_vocabulary", GPT, "token_vectors", only=True)
+def ids_wrapped(self, tokens):
     """Ids are taken modulo the vocabulary."""
-
-    def token_vectors(self, tokens):
-        return super().token_vectors(tokens % VOCAB)
+    return GPT.token_vectors(self, tokens % VOCAB)
 
 
-@broken("check_vocabulary", only=True)
-class IdsClamped(GPT):
+@broken("check_vocabulary", GPT, "token_vectors", only=True)
+def ids_clamped(self, tokens):
     """Ids are clamped into the vocabulary: an unknown one becomes the
     last."""
-
-    def token_vectors(self, tokens):
-        return super().token_vectors(tokens.clamp(0, VOCAB - 1))
+    return GPT.token_vectors(self, tokens.clamp(0, VOCAB - 1))
 
 
-@broken("check_vocabulary", only=True)
-class RowsToSpare(GPT):
+@broken("check_vocabulary", GPT, "add_parts", only=True)
+def rows_to_spare(self, dim):
     """The embedding has rows to spare: ids past the vocabulary are read
     from rows that were never trained."""
-
-    def __init__(self):
-        super().__init__()
-        self.wte = nn.Embedding(VOCAB + 7, DIM)
+    self.wte = nn.Embedding(VOCAB + 7, dim)
 
 
-@broken("check_vocabulary", only=True)
-class NegativeIdsIndex(GPT):
+@broken("check_vocabulary", GPT, "token_vectors", only=True)
+def negative_ids_index(self, tokens):
     """Plain indexing takes id -1 for the last row."""
-
-    def token_vectors(self, tokens):
-        return self.wte.weight[tokens]
+    return self.wte.weight[tokens]
 
 
-@broken("check_vocabulary", only=True)
-class UnknownIsNothing(GPT):
+@broken("check_vocabulary", GPT, "token_vectors", only=True)
+def unknown_is_nothing(self, tokens):
     """One-hot rows by comparison: an id outside is a row of zeros and goes
     through."""
-
-    def token_vectors(self, tokens):
-        ids = torch.arange(VOCAB, device=tokens.device)
-        hot = (tokens.unsqueeze(-1) == ids).to(self.wte.weight.dtype)
-        return hot @ self.wte.weight
+    ids = torch.arange(VOCAB, device=tokens.device)
+    hot = (tokens.unsqueeze(-1) == ids).to(self.wte.weight.dtype)
+    return hot @ self.wte.weight
 
 
 # --- Caches -----------------------------------------------------------------
 
 
-@broken("check_cache", only=True)
-class CachePositionsRestart(CachedGPT):
+@broken("check_cache", CachedGPT, "past_positions", only=True)
+def cache_positions_restart(self, tokens, past):
     """Positions start from 0 in every piece."""
-
-    def past_positions(self, tokens, past):
-        return torch.arange(tokens.size(1), device=tokens.device)
+    return positions(tokens)
 
 
-@broken("check_cache", report="pytorch/pytorch#144858", only=True)
-class CacheMaskTopLeft(CachedGPT):
+@broken(
+    "check_cache",
+    CachedGPT,
+    "past_mask",
+    report="pytorch/pytorch#144858",
+    only=True,
+)
+def cache_mask_top_left(self, past, size):
     """The mask of a piece is aligned with the first key, not with the last:
     new tokens see only the oldest."""
-
-    def past_mask(self, size, past, tokens):
-        return causal(tokens, past.length + size)[:size]
+    return CachedGPT.past_mask(self, 0, past + size)[:size]
 
 
-@broken("check_cache", only=True)
-class CacheMaskMissing(CachedGPT):
+@broken("check_cache", CachedGPT, "past_mask", only=True)
+def cache_mask_missing(self, past, size):
     """A piece is decoded without a mask: right token by token, wrong in
     larger pieces."""
-
-    def past_mask(self, size, past, tokens):
-        return torch.ones_like(super().past_mask(size, past, tokens))
+    return torch.ones_like(CachedGPT.past_mask(self, past, size))
 
 
-class NewestFirst(Past):
-    def extend(self, attention, k, v):
-        if attention in self.kept:
-            old_k, old_v = self.kept[attention]
-            k, v = torch.cat([k, old_k], -2), torch.cat([v, old_v], -2)
-        self.kept[attention] = k, v
-        return k, v
-
-
-@broken("check_cache", only=True)
-class CachePrepended(CachedGPT):
+@broken("check_cache", Past, "join", only=True)
+def cache_prepended(self, old_k, old_v, k, v):
     """New keys are put in front of the old ones, where the mask of a piece
     of several tokens does not expect them."""
+    return torch.cat([k, old_k], -2), torch.cat([v, old_v], -2)
 
-    def init_cache(self, batch):
-        return NewestFirst()
+
+@broken("check_cache", Past, "join", only=True)
+def cache_values_swapped(self, old_k, old_v, k, v):
+    """Keys are appended and values prepended: they no longer belong
+    together."""
+    return torch.cat([old_k, k], -2), torch.cat([v, old_v], -2)
 
 
 class ForgetsOldest(Past):
@@ -1528,55 +1270,26 @@ class CacheForgets(CachedGPT):
     """The cache holds 16 tokens, the model 32: a long text loses its
     start."""
 
-    def init_cache(self, batch):
-        return ForgetsOldest()
+    cache = ForgetsOldest
 
-    def past_mask(self, size, past, tokens):
-        kept = min(past.length, 15)
-        return causal(tokens, kept + size)[kept:]
+    def past_mask(self, past, size):
+        return super().past_mask(min(past, 15), size)
 
 
-@broken("check_cache", only=True)
-class CacheShared(CachedGPT):
+@broken("check_cache", CachedGPT, "init_cache", only=True)
+def cache_shared(self, batch):
     """The cache is made once: a second text continues the first."""
-
-    def init_cache(self, batch):
-        if "past" not in self.__dict__:
-            self.past = Past()
-        return self.past
+    if "past" not in self.__dict__:
+        self.past = Past()
+    return self.past
 
 
-class ValuesLag(Past):
-    def extend(self, attention, k, v):
-        if attention in self.kept:
-            old_k, old_v = self.kept[attention]
-            k, v = torch.cat([old_k, k], -2), torch.cat([v, old_v], -2)
-        self.kept[attention] = k, v
-        return k, v
-
-
-@broken("check_cache", only=True)
-class CacheValuesSwapped(CachedGPT):
-    """Keys are appended and values prepended: they no longer belong
-    together."""
-
-    def init_cache(self, batch):
-        return ValuesLag()
-
-
-@broken("check_cache", only=True)
-class CacheKeepsFirstRow(CachedGPT):
+@broken("check_cache", Past, "extend", only=True)
+def cache_keeps_first_row(self, attention, k, v):
     """The cache is made for one row and broadcast to the others."""
-
-    def init_cache(self, batch):
-        return FirstRow()
-
-
-class FirstRow(Past):
-    def extend(self, attention, k, v):
-        rows = len(k)
-        k, v = super().extend(attention, k[:1], v[:1])
-        return k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1)
+    rows = len(k)
+    k, v = Past.extend(self, attention, k[:1], v[:1])
+    return k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1)
 
 
 # --- Seen in training alone -------------------------------------------------
@@ -1592,13 +1305,11 @@ class Reversal(torch.autograd.Function):
         return -grad
 
 
-@broken("check_entropy_bound", only=True)
-class GradientReversed(GPT):
+@broken("check_entropy_bound", GPT, "scores", only=True)
+def gradient_reversed(self, x):
     """The gradient changes its sign on the way back: training unlearns,
     and nothing short of training shows it."""
-
-    def scores(self, x):
-        return Reversal.apply(super().scores(x))
+    return Reversal.apply(GPT.scores(self, x))
 
 
 @broken("check_entropy_bound")
@@ -1606,9 +1317,7 @@ class MaskOpensWithTime(GPT):
     """After 60 training steps the next token is let in, as if a schedule of
     the mask had been turned around."""
 
-    def __init__(self):
-        super().__init__()
-        self.steps = 0
+    steps = 0
 
     def embed(self, tokens):
         x = super().embed(tokens)

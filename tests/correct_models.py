@@ -1,9 +1,14 @@
-"""Correct models of many kinds, which no check may accuse."""
+"""Correct models of many kinds, which no check may accuse.
+
+As in broken_models.py, a method takes the place of the small GPT's own, or a
+class that of a part or of the whole; its docstring says what is unusual.
+"""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +23,8 @@ from small_gpt import (
     CachedGPT,
     Mixer,
     TrainableGPT,
-    causal,
+    positions,
+    variant,
 )
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -30,70 +36,83 @@ class Correct:
 
     name: str
     build: Callable[[], Callable]
+    note: str
     vocab_size: int = VOCAB
     block_size: int = BLOCK
-    note: str = ""
+
+
+CORRECT: list[Correct] = [Correct("base", GPT, "Nothing.")]
+
+
+def correct(owner=None, method="", whole=None):
+    """Put a class into the list, or the owner with a method replaced."""
+
+    def add(change):
+        CORRECT.append(Correct(*variant(change, owner, method, whole)))
+        return change
+
+    return add
 
 
 class NoPositions(GPT):
     """Positions come in elsewhere: in the attention, or by recurrence."""
 
-    def __init__(self, mixer=Attention):
-        super().__init__(mixer=mixer)
+    def add_parts(self, dim):
         del self.wpe
 
     def embed(self, tokens):
         return self.wte(tokens)
 
 
-class Endless(NoPositions):
-    """Declares no longest sequence."""
-
-    def __init__(self, mixer=Attention):
-        super().__init__(mixer)
-        del self.block_size
-
-    def require_length(self, size):
-        pass
-
-
 # --- Positions --------------------------------------------------------------
 
 
-class Rotary(Attention):
+@correct(Attention, "attend", whole=NoPositions)
+def rotary(self, q, k, v, mask):
     """Queries and keys are turned by their position."""
 
-    def turn(self, x):
+    def turn(x):
         at = torch.arange(x.size(-2), device=x.device).unsqueeze(1)
         rate = 100 ** -torch.linspace(0, 1, x.size(-1) // 2, device=x.device)
         cos, sin = (at * rate).cos().to(x), (at * rate).sin().to(x)
         a, b = x.chunk(2, -1)
         return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
-    def attend(self, q, k, v, mask):
-        return super().attend(self.turn(q), self.turn(k), v, mask)
+    return Attention.attend(self, turn(q), turn(k), v, mask)
 
 
-class ALiBi(Attention):
+@correct()
+class Endless(NoPositions):
+    """Declares no longest sequence; positions are rotary."""
+
+    mixer = type("Rotary", (Attention,), {"attend": rotary})
+
+    def add_parts(self, dim):
+        super().add_parts(dim)
+        del self.block_size
+
+    def require_length(self, size):
+        pass
+
+
+@correct(Attention, "hide", whole=NoPositions)
+def alibi(self, scores, mask):
     """The further back a key, the lower its score; each head at its own
     rate."""
-
-    def hide(self, scores, mask):
-        at = torch.arange(scores.size(-1), device=scores.device)
-        slope = 0.5 ** torch.arange(1, 3, device=scores.device).view(2, 1, 1)
-        bias = (slope * (at - at.unsqueeze(1))).to(scores.dtype)
-        return super().hide(scores + bias, mask)
+    at = torch.arange(scores.size(-1), device=scores.device)
+    slope = 0.5 ** torch.arange(1, 3, device=scores.device).view(2, 1, 1)
+    bias = (slope * (at - at.unsqueeze(1))).to(scores.dtype)
+    return Attention.hide(self, scores + bias, mask)
 
 
+@correct()
 class Sinusoidal(GPT):
     """Positions from a buffer of sines and cosines."""
 
-    def __init__(self):
-        super().__init__()
+    def add_parts(self, dim):
         del self.wpe
-        at = torch.arange(BLOCK).unsqueeze(1) / 100 ** torch.linspace(
-            0, 1, DIM // 2
-        )
+        rate = 100 ** torch.linspace(0, 1, dim // 2)
+        at = torch.arange(BLOCK).unsqueeze(1) / rate
         self.register_buffer("sines", torch.cat([at.sin(), at.cos()], 1))
 
     def position_vectors(self, tokens):
@@ -103,11 +122,11 @@ class Sinusoidal(GPT):
 # --- Attention --------------------------------------------------------------
 
 
+@correct()
 class GroupedQuery(Attention):
     """Four heads share two of keys and values, in the fused kernel."""
 
-    def __init__(self, dim):
-        super().__init__(dim)
+    def add_parts(self, dim):
         self.qkv = nn.Linear(dim, 2 * dim)
 
     def forward(self, x, mask):
@@ -121,81 +140,73 @@ class GroupedQuery(Attention):
         return self.out(self.merge(y))
 
 
+@correct()
 class SlidingWindow(GPT):
-    """Sees 8 tokens in its one layer, and says so."""
+    """Sees 8 tokens in its one layer, and declares this window."""
 
     layers = 1
     window = 8
 
-    def mask(self, tokens):
-        return super().mask(tokens).triu(1 - self.window)
+    def sees(self, i, j):
+        return (j <= i) & (i - j < self.window)
 
 
+@correct()
 class WindowInConfig(GPT):
-    """Two layers of 6 tokens, declared in a config as the field does."""
+    """Two layers of 6 tokens, declared as config.sliding_window."""
 
-    def __init__(self):
-        super().__init__()
-        self.config = WindowConfig()
+    config = SimpleNamespace(
+        sliding_window=6, vocab_size=VOCAB, block_size=BLOCK
+    )
 
-    def mask(self, tokens):
-        return super().mask(tokens).triu(1 - self.config.sliding_window)
-
-
-@dataclass
-class WindowConfig:
-    sliding_window: int = 6
-    vocab_size: int = VOCAB
-    block_size: int = BLOCK
+    def sees(self, i, j):
+        return (j <= i) & (i - j < self.config.sliding_window)
 
 
-class FiniteMask(Attention):
+@correct(Attention, "hide")
+def finite_mask(self, scores, mask):
     """The mask adds the lowest finite number, as several libraries do."""
-
-    def hide(self, scores, mask):
-        return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
 
 
-class LinearAttention(Attention):
+@correct(Attention, "attend")
+def linear_attention(self, q, k, v, mask):
     """No softmax: a running sum of keys and values, and its normaliser."""
-
-    def attend(self, q, k, v, mask):
-        q, k = F.elu(q) + 1, F.elu(k) + 1
-        state = (k.unsqueeze(-1) * v.unsqueeze(-2)).cumsum(-3)
-        top = (q.unsqueeze(-2) @ state).squeeze(-2)
-        return top / (q * k.cumsum(-2)).sum(-1, keepdim=True)
+    q, k = F.elu(q) + 1, F.elu(k) + 1
+    state = (k.unsqueeze(-1) * v.unsqueeze(-2)).cumsum(-3)
+    top = (q.unsqueeze(-2) @ state).squeeze(-2)
+    return top / (q * k.cumsum(-2)).sum(-1, keepdim=True)
 
 
-class Retention(Attention):
-    """Scores decay with the distance; a mask of powers, no softmax."""
-
-    def weights(self, scores, mask):
-        at = torch.arange(scores.size(-1), device=scores.device)
-        far = (at.unsqueeze(1) - at).clamp(min=0)
-        decay = (0.9**far * mask).to(scores.dtype)
-        return scores * decay
+@correct(Attention, "weights")
+def retention(self, scores, mask):
+    """Scores decay by 0.9 with each position, and there is no softmax."""
+    at = torch.arange(scores.size(-1), device=scores.device)
+    far = (at.unsqueeze(1) - at).clamp(min=0)
+    decay = (0.9**far * mask).to(scores.dtype)
+    return scores * decay
 
 
 # --- Without attention ------------------------------------------------------
 
 
+@correct()
 class Convolution(Mixer):
     """Two convolutions, padded on the left alone; together they see far."""
 
-    def __init__(self, dim):
-        super().__init__(dim)
+    def add_parts(self, dim):
         self.conv = nn.Conv1d(dim, dim, 17)
 
     def forward(self, x, mask):
         return self.conv(F.pad(x.mT, (16, 0))).mT
 
 
+@correct()
 class LongConvolution(Mixer):
     """A convolution as long as the text, through the FFT, padded: causal
     to rounding, not to the last bit."""
 
-    def __init__(self, dim):
-        super().__init__(dim)
+    def add_parts(self, dim):
         self.kernel = nn.Parameter(torch.randn(BLOCK, dim) / 4)
 
     def forward(self, x, mask):
@@ -207,8 +218,12 @@ class LongConvolution(Mixer):
         return torch.fft.irfft(y, n=2 * size, dim=1)[:, :size].to(dtype)
 
 
-class Recurrent(nn.Module):
-    """An LSTM between an embedding and a head, nothing else."""
+@correct()
+class LSTM(nn.Module):
+    """An LSTM between an embedding and a head, without a longest
+    sequence."""
+
+    part = None
 
     def __init__(self):
         super().__init__()
@@ -221,11 +236,11 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(self.wte(input_ids))[0])
 
 
+@correct(whole=NoPositions)
 class StateSpace(Mixer):
     """A diagonal state-space scan whose decay each token chooses."""
 
-    def __init__(self, dim):
-        super().__init__(dim)
+    def add_parts(self, dim):
         self.into = nn.Linear(dim, dim)
         self.decay = nn.Linear(dim, dim)
         self.out = nn.Linear(dim, dim)
@@ -242,9 +257,12 @@ class StateSpace(Mixer):
 # --- Blocks -----------------------------------------------------------------
 
 
+@correct()
 class Experts(nn.Module):
     """Each token goes to its best two of three experts, gathered by
     expert: sums regroup as other tokens come and go."""
+
+    part = "mlp"
 
     def __init__(self, dim):
         super().__init__()
@@ -262,14 +280,14 @@ class Experts(nn.Module):
         return out.view_as(x)
 
 
-class PostNorm(Block):
+@correct(Block, "forward")
+def post_norm(self, x, mask):
     """The norm comes after the sum, as in the paper."""
-
-    def forward(self, x, mask):
-        x = self.norm_1(x + self.mixer(x, mask))
-        return self.norm_2(x + self.mlp(x))
+    x = self.norm_1(x + self.mixer(x, mask))
+    return self.norm_2(x + self.mlp(x))
 
 
+@correct()
 class ZeroResiduals(Block):
     """Both residual lines start at exactly 0."""
 
@@ -280,7 +298,8 @@ class ZeroResiduals(Block):
             nn.init.zeros_(linear.bias)
 
 
-class HeavyDropout(Block):
+@correct()
+class DropoutHalf(Block):
     """Dropout of a half on both residual lines."""
 
     def __init__(self, mixer, mlp, norm, dim):
@@ -288,22 +307,21 @@ class HeavyDropout(Block):
         self.drop = nn.Dropout(0.5)
 
 
-class LayerDrop(Block):
+@correct(Block, "forward")
+def layer_drop(self, x, mask):
     """In train mode the block is left out one time in ten."""
-
-    def forward(self, x, mask):
-        if self.training and torch.rand(()) < 0.1:
-            return x
-        return super().forward(x, mask)
+    if self.training and torch.rand(()) < 0.1:
+        return x
+    return Block.forward(self, x, mask)
 
 
-class Checkpointed(Block):
+@correct(Block, "forward")
+def checkpointed(self, x, mask):
     """The block runs again in the backward pass."""
-
-    def forward(self, x, mask):
-        return checkpoint(super().forward, x, mask, use_reentrant=False)
+    return checkpoint(Block.forward, self, x, mask, use_reentrant=False)
 
 
+@correct()
 class RMSNorm(nn.Module):
     """Divides by the root mean square, computed in float32 at least."""
 
@@ -322,157 +340,111 @@ class RMSNorm(nn.Module):
 # --- Heads and answers ------------------------------------------------------
 
 
-class Tied(GPT):
+@correct(GPT, "add_parts")
+def tied(self, dim):
     """The head is the token table, drawn small enough for both."""
-
-    def __init__(self):
-        super().__init__()
-        nn.init.normal_(self.wte.weight, std=0.2)
-        self.head.weight = self.wte.weight
+    nn.init.normal_(self.wte.weight, std=0.2)
+    self.head.weight = self.wte.weight
 
 
-class WeightNormed(GPT):
+@correct(GPT, "add_parts")
+def weight_normed(self, dim):
     """The head's weight is a direction times a length."""
-
-    def __init__(self):
-        super().__init__()
-        nn.utils.parametrizations.weight_norm(self.head)
+    nn.utils.parametrizations.weight_norm(self.head)
 
 
-class LossFirst(GPT):
+@correct(GPT, "forward")
+def loss_first(self, tokens, labels=None):
     """Returns (loss, logits); the loss shifts its labels inside."""
-
-    def forward(self, tokens, labels=None):
-        logits = super().forward(tokens)
-        if labels is None:
-            return (logits,)
-        loss = F.cross_entropy(
-            logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-        )
-        return loss, logits
+    logits = GPT.forward(self, tokens)
+    if labels is None:
+        return (logits,)
+    shifted = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+    return F.cross_entropy(*shifted), logits
 
 
-class Dictionary(GPT):
+@correct(GPT, "forward")
+def dictionary(self, input_ids):
     """Returns a dict, and calls its ids input_ids."""
-
-    def forward(self, input_ids):
-        return {"state": None, "logits": super().forward(input_ids)}
+    return {"state": None, "logits": GPT.forward(self, input_ids)}
 
 
-class VocabularySecond(GPT):
+@correct(GPT, "forward")
+def vocabulary_second(self, tokens):
     """Returns (batch, vocab, time), as cross-entropy wants it."""
-
-    def forward(self, tokens):
-        return super().forward(tokens).mT
+    return GPT.forward(self, tokens).mT
 
 
-class LogProbabilities(GPT):
+@correct(GPT, "log_probs")
+def log_probs(self, tokens):
     """Has the method log_probs beside its logits."""
-
-    def log_probs(self, tokens):
-        return self(tokens).log_softmax(-1)
+    return self(tokens).log_softmax(-1)
 
 
-class Careful(TrainableGPT):
+@correct(TrainableGPT, "loss")
+def targets_ignored(self, logits, targets):
     """Ignores targets of -1, and has a mean of the others."""
-
-    def loss(self, logits, targets):
-        return F.cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), ignore_index=-1
-        )
+    return F.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=-1
+    )
 
 
+@correct()
 class PaddedHead(GPT):
     """The head is padded to a round number and cut back."""
 
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(DIM, 24)
+    def add_parts(self, dim):
+        self.head = nn.Linear(dim, 24)
 
     def scores(self, x):
         return super().scores(x)[..., :VOCAB]
 
 
-class SoftCap(GPT):
-    """Soft-capped scores."""
+@correct(GPT, "scores")
+def soft_cap(self, x):
+    """Scores are capped by a tanh."""
+    return 5 * (GPT.scores(self, x) / 5).tanh()
 
-    def scores(self, x):
-        return 5 * (super().scores(x) / 5).tanh()
 
-
-# --- A plain function -------------------------------------------------------
+# --- A plain function, and what differs in a size or a dtype ----------------
 
 
 def plain_function():
     """A function of tensors it closes over, in float64."""
     draw = torch.Generator().manual_seed(0)
-    table, keys, out = (
+    table, keys, out, place = (
         torch.randn(*shape, generator=draw, dtype=torch.float64) / 2
-        for shape in ((VOCAB, DIM), (DIM, DIM), (DIM, VOCAB))
+        for shape in ((VOCAB, DIM), (DIM, DIM), (DIM, VOCAB), (BLOCK, DIM))
     )
-    place = torch.randn(BLOCK, DIM, generator=draw, dtype=torch.float64)
 
     def scores(tokens):
         if tokens.size(1) > BLOCK:
             raise ValueError(f"{tokens.size(1)} tokens, at most {BLOCK}")
         if tokens.min() < 0:
             raise ValueError("ids start at 0")
-        x = table[tokens] + place[: tokens.size(1)] / 4
+        x = table[tokens] + place[: tokens.size(1)] / 2
+        at = positions(tokens)
         a = (x @ keys @ x.mT / math.sqrt(DIM)).masked_fill(
-            ~causal(tokens, tokens.size(1)), -math.inf
+            at > at.unsqueeze(1), -math.inf
         )
         return (x + a.softmax(-1) @ x) @ out / 2
 
     return scores
 
 
-def of(**parts):
-    return partial(GPT, **parts)
-
-
-def cast(build, dtype):
-    return lambda: build().to(dtype)
-
-
-CORRECT = [
-    Correct("base", GPT),
-    Correct("rotary", partial(NoPositions, mixer=Rotary)),
-    Correct("alibi", partial(NoPositions, mixer=ALiBi)),
-    Correct("sinusoidal", Sinusoidal),
-    Correct("grouped_query", of(mixer=GroupedQuery), note="fused kernel"),
-    Correct("sliding_window", SlidingWindow, note="declares window"),
-    Correct("window_in_config", WindowInConfig, note="config.sliding_window"),
-    Correct("finite_mask", of(mixer=FiniteMask), note="finfo.min"),
-    Correct("linear_attention", of(mixer=LinearAttention)),
-    Correct("retention", of(mixer=Retention), note="decay 0.9"),
-    Correct("convolution", of(mixer=Convolution)),
-    Correct("long_convolution", of(mixer=LongConvolution), note="FFT, padded"),
-    Correct("lstm", Recurrent, note="no block limit"),
-    Correct("state_space", partial(NoPositions, mixer=StateSpace)),
-    Correct("experts", of(mlp=Experts), note="routed token by token"),
-    Correct("post_norm", of(block=PostNorm)),
-    Correct("rms_norm", of(norm=RMSNorm), note="upcasts inside"),
-    Correct("tied", Tied),
-    Correct("weight_normed", WeightNormed),
-    Correct("zero_residuals", of(block=ZeroResiduals)),
-    Correct("dropout_half", of(block=HeavyDropout)),
-    Correct("layer_drop", of(block=LayerDrop)),
-    Correct("checkpointed", of(block=Checkpointed)),
-    Correct("bfloat16", cast(GPT, torch.bfloat16), note="weights as built"),
-    Correct("float64", cast(GPT, torch.float64), note="weights as built"),
-    Correct("vocab_of_3", of(vocab=3), vocab_size=3),
-    Correct("vocab_of_50257", of(vocab=50257), vocab_size=50257),
-    Correct("block_of_512", of(block_size=512), block_size=512),
-    Correct("endless", partial(Endless, mixer=Rotary), note="no block limit"),
-    Correct("targets", TrainableGPT, note="(logits, loss)"),
-    Correct("targets_ignored", Careful, note="ignore_index=-1"),
-    Correct("loss_first", LossFirst, note="(loss, logits), shifts inside"),
-    Correct("dictionary", Dictionary, note="a dict, input_ids"),
-    Correct("vocabulary_second", VocabularySecond, note="(B, V, T)"),
-    Correct("log_probs", LogProbabilities, note="has log_probs"),
-    Correct("padded_head", PaddedHead, note="cut back to the vocabulary"),
-    Correct("soft_cap", SoftCap, note="scores through tanh"),
-    Correct("cached", CachedGPT, note="init_cache and decode"),
-    Correct("one_layer", of(layers=1)),
-    Correct("plain_function", plain_function, note="not a module"),
+CORRECT += [
+    Correct("plain_function", plain_function, "No module: a function."),
+    Correct("bfloat16", lambda: GPT().bfloat16(), "Built in bfloat16."),
+    Correct("float64", lambda: GPT().double(), "Built in float64."),
+    Correct("vocab_of_3", partial(GPT, vocab=3), "Three ids.", 3),
+    Correct("vocab_of_50257", partial(GPT, 50257), "GPT-2's ids.", 50257),
+    Correct(
+        "block_of_512",
+        partial(GPT, block_size=512),
+        "A longer sequence.",
+        block_size=512,
+    ),
+    Correct("one_layer", partial(GPT, layers=1), "One layer."),
+    Correct("targets", TrainableGPT, "Returns (logits, loss)."),
+    Correct("cached", CachedGPT, "Decodes with init_cache and decode."),
 ]

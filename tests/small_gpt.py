@@ -5,6 +5,8 @@ model is its class, its docstring and the line that is wrong.
 """
 
 import math
+import re
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +16,9 @@ VOCAB, BLOCK, DIM = 17, 32, 16
 INF = float("inf")
 
 
-def causal(tokens_or_scores, size):
-    """True where a position (row) may see another (column)."""
-    device = tokens_or_scores.device
-    return torch.ones(size, size, dtype=torch.bool, device=device).tril()
+def positions(tokens):
+    """0, 1, 2, ... for the tokens of a row, where they are."""
+    return torch.arange(tokens.size(1), device=tokens.device)
 
 
 def earlier_mean(x):
@@ -26,14 +27,25 @@ def earlier_mean(x):
     return x.cumsum(1) / count.view(1, -1, 1).to(x.dtype)
 
 
-class Mixer(nn.Module):
-    """Base of what lets positions talk: called with x and a mask."""
-
-    part = "mixer"
+class Part(nn.Module):
+    """Base of a block's parts: add_parts gives them more of their own."""
 
     def __init__(self, dim=DIM):
         super().__init__()
-        self.dim = dim
+        self.make_parts(dim)
+        self.add_parts(dim)
+
+    def make_parts(self, dim):
+        pass
+
+    def add_parts(self, dim):
+        pass
+
+
+class Mixer(Part):
+    """Base of what mixes positions: called with x and a mask."""
+
+    part = "mixer"
 
 
 class Attention(Mixer):
@@ -41,8 +53,7 @@ class Attention(Mixer):
 
     heads = 2
 
-    def __init__(self, dim=DIM):
-        super().__init__(dim)
+    def make_parts(self, dim):
         self.qkv = nn.Linear(dim, 3 * dim)
         self.out = nn.Linear(dim, dim)
 
@@ -72,13 +83,12 @@ class Attention(Mixer):
         return self.out(self.merge(self.attend(q, k, v, mask)))
 
 
-class MLP(nn.Module):
+class MLP(Part):
     """Widen, bend, narrow."""
 
     part = "mlp"
 
-    def __init__(self, dim=DIM):
-        super().__init__()
+    def make_parts(self, dim):
         self.up = nn.Linear(dim, 2 * dim)
         self.down = nn.Linear(2 * dim, dim)
 
@@ -123,6 +133,10 @@ class GPT(nn.Module):
         )
         self.ln = self.norm(dim)
         self.head = nn.Linear(dim, vocab)
+        self.add_parts(dim)
+
+    def add_parts(self, dim):
+        pass
 
     def require_length(self, size):
         if size > self.block_size:
@@ -134,13 +148,18 @@ class GPT(nn.Module):
         return self.wte(tokens)
 
     def position_vectors(self, tokens):
-        return self.wpe(torch.arange(tokens.size(1), device=tokens.device))
+        return self.wpe(positions(tokens))
 
     def embed(self, tokens):
         return self.token_vectors(tokens) + self.position_vectors(tokens)
 
+    def sees(self, i, j):
+        """Whether position i may see position j."""
+        return j <= i
+
     def mask(self, tokens):
-        return causal(tokens, tokens.size(1))
+        at = positions(tokens)
+        return self.sees(at.unsqueeze(1), at)
 
     def body(self, x, mask):
         for block in self.blocks:
@@ -158,36 +177,42 @@ class GPT(nn.Module):
 class Past:
     """Keys and values of the tokens that were decoded so far."""
 
+    part = "cache"
+
     def __init__(self):
         self.length = 0
         self.kept = {}
 
     def extend(self, attention, k, v):
         if attention in self.kept:
-            old_k, old_v = self.kept[attention]
-            k, v = torch.cat([old_k, k], -2), torch.cat([old_v, v], -2)
+            k, v = self.join(*self.kept[attention], k, v)
         self.kept[attention] = k, v
         return k, v
+
+    def join(self, old_k, old_v, k, v):
+        return torch.cat([old_k, k], -2), torch.cat([old_v, v], -2)
 
 
 class CachedGPT(GPT):
     """The same model, decoding piece by piece."""
 
+    cache = Past
+
     def init_cache(self, batch):
-        return Past()
+        return self.cache()
 
     def past_positions(self, tokens, past):
-        stop = past.length + tokens.size(1)
-        return torch.arange(past.length, stop, device=tokens.device)
+        return past.length + positions(tokens)
 
-    def past_mask(self, size, past, tokens):
-        return causal(tokens, past.length + size)[past.length :]
+    def past_mask(self, past, size):
+        at = torch.arange(past + size, device=self.wte.weight.device)
+        return self.sees(at[past:].unsqueeze(1), at)
 
     def decode(self, tokens, cache):
         size = tokens.size(1)
         self.require_length(cache.length + size)
         x = self.wte(tokens) + self.wpe(self.past_positions(tokens, cache))
-        mask = self.past_mask(size, cache, tokens)
+        mask = self.past_mask(cache.length, size)
         for block in self.blocks:
             x = block(x, mask, cache)
         cache.length += size
@@ -203,3 +228,21 @@ class TrainableGPT(GPT):
     def forward(self, tokens, targets=None):
         logits = super().forward(tokens)
         return logits, None if targets is None else self.loss(logits, targets)
+
+
+def variant(change, owner=None, method="", whole=None):
+    """Name, factory and sentence of a model that differs in one thing.
+
+    The change is a class, which is a model or a part of one, or a function
+    that takes the place of an owner's method; the whole is the model that
+    gets a changed part.
+    """
+    words = r"(?<!^)(?=[A-Z][a-z]|(?<=[a-z])[A-Z])"  # "InAList": in a list
+    name = re.sub(words, "_", change.__name__).lower()
+    build = change
+    if owner is not None:
+        build = type(change.__name__, (owner,), {method: change})
+    if build.part is not None:
+        whole = whole or (CachedGPT if build.part == "cache" else GPT)
+        build = partial(whole, **{build.part: build})
+    return name, build, " ".join(change.__doc__.split())

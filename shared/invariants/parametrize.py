@@ -4,22 +4,16 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-import torch
-
 from .checks import CHECKS
 from .errors import SkipCheck
+from .model.building import Model, name_of
 from .model.randomness import isolated
-from .model.subject import Model, Subject
+from .model.subject import Subject
 from .runner import choose_checks
 
 
 class BoundCheck:
-    """A check and the settings of its subject: call it with a model.
-
-    Args:
-        name: of the check.
-        settings: of the Subject.
-    """
+    """A check and the settings of its Subject: call it with a model."""
 
     def __init__(self, name: str, settings: Mapping[str, Any]):
         self.__name__ = name
@@ -44,25 +38,18 @@ class BoundCheck:
 def parametrize_with_checks(
     models: Iterable[Model],
     *,
-    vocab_size: int | None = None,
-    block_size: int | None = None,
-    outputs: str = "auto",
     checks: Collection[str] | None = None,
     expected_failures: Mapping[str, str] | None = None,
-    seed: int = 0,
-    device: torch.device | str | None = None,
+    **settings: Any,
 ) -> Callable[[Any], Any]:
     """Decorate a test with arguments model and check, once for each pair.
 
     Args:
         models: models or, better, factories, as for check_model.
-        vocab_size: as for check_model, for all models.
-        block_size: as for check_model.
-        outputs: as for check_model.
         checks: names; None: all but the slow one.
         expected_failures: reasons by name; such tests are marked xfail.
-        seed: as for check_model.
-        device: as for check_model.
+        **settings: vocab_size, block_size, outputs, seed and device, as for
+            check_model, for all models.
 
     Example:
         >>> @parametrize_with_checks([build_a, build_b])
@@ -71,48 +58,31 @@ def parametrize_with_checks(
 
     Raises:
         ValueError: for an unknown check.
+        TypeError: for an unknown setting.
     """
     import pytest
 
     names = choose_checks(checks)
     expected = dict(expected_failures or {})
     choose_checks(expected)
-    settings = {
-        "vocab_size": vocab_size,
-        "block_size": block_size,
-        "outputs": outputs,
-        "seed": seed,
-        "device": device,
-    }
+    inspect.signature(Subject).bind(None, **settings)
     parameters = []
     for index, model in enumerate(models):
-        label = name_of(model) or f"model{index}"
+        label = name_of(model) or _called_in(model) or f"model{index}"
         for name in names:
             marks = []
             if name in expected:
                 marks = [pytest.mark.xfail(reason=expected[name])]
+            check = BoundCheck(name, settings)
             parameters.append(
-                pytest.param(
-                    model,
-                    BoundCheck(name, settings),
-                    id=f"{label}-{name}",
-                    marks=marks,
-                )
+                pytest.param(model, check, id=f"{label}-{name}", marks=marks)
             )
     return pytest.mark.parametrize(("model", "check"), parameters)
 
 
-def name_of(model: Model) -> str | None:
-    """Return a readable name without building the model, if there is one.
-
-    Of a lambda, the first class or function that it calls.
-    """
-    if isinstance(model, torch.nn.Module):
-        return type(model).__name__
-    function = inspect.unwrap(getattr(model, "func", model))
-    name = getattr(function, "__name__", None)
-    if name != "<lambda>":
-        return name or type(model).__name__
+def _called_in(function: Any) -> str | None:
+    """Return the first class or function that a lambda calls."""
+    function = inspect.unwrap(getattr(function, "func", function))
     inside = inspect.getclosurevars(function)
     known = {**inside.globals, **inside.nonlocals}
     called = [n for n in known if callable(known[n])]

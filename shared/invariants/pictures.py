@@ -1,35 +1,24 @@
 """An influence matrix as text, as a PNG and as an HTML page."""
 
 import html
+import io
 import os
-import struct
-import zlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor
 
-CAUSAL, LEAK, EMPTY = (31, 119, 180), (214, 39, 40), (247, 247, 247)
-GRID, INK = (210, 210, 210), (60, 60, 60)
-SHADES = "\u2591\u2592\u2593\u2588"
-# A leak is shown from this share of the largest influence on: in the map
-# rounding is white.
-VISIBLE = 1e-12
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-# Digits for the axes, three columns by five rows, a row as three bits.
-DIGITS = {
-    "0": (7, 5, 5, 5, 7),
-    "1": (2, 6, 2, 2, 7),
-    "2": (7, 1, 7, 4, 7),
-    "3": (7, 1, 7, 1, 7),
-    "4": (5, 5, 7, 1, 1),
-    "5": (7, 4, 7, 1, 7),
-    "6": (7, 4, 7, 5, 7),
-    "7": (7, 1, 2, 2, 2),
-    "8": (7, 5, 7, 5, 7),
-    "9": (7, 5, 7, 1, 7),
-}
+CAUSAL, LEAK = (0.12, 0.47, 0.71), (0.84, 0.15, 0.16)
+PALE, NONE = (0.55, 0.72, 0.84), (0.97, 0.97, 0.97)
+SHADES = "\u2591\u2592\u2593\u2588"
+# Influences are shown from this share of the largest one on: what is below
+# is rounding.
+VISIBLE = 1e-12
 
 
 def levels(matrix: Float[Tensor, "time time"]) -> Float[Tensor, "time time"]:
@@ -77,7 +66,9 @@ def save_map(
     """
     path = Path(path)
     if path.suffix == ".png":
-        content = png(draw_map(matrix))
+        file = io.BytesIO()
+        draw_map(matrix).savefig(file, format="png", dpi=144)
+        content = file.getvalue()
     elif path.suffix == ".html":
         content = page(matrix, title).encode()
     else:
@@ -90,113 +81,55 @@ def save_map(
         beside.unlink(missing_ok=True)
 
 
-def colour(level: float, leak: bool) -> tuple[int, int, int]:
-    """Return the colour of a cell: paler where the influence is smaller."""
-    if level == 0:
-        return EMPTY
-    full = LEAK if leak else CAUSAL
-    # a faint leak must not look like none
-    strength = max(level, 0.5) if leak else level
-    r, g, b = (
-        round(e + (f - e) * strength) for e, f in zip(EMPTY, full, strict=True)
-    )
-    return r, g, b
-
-
-def draw_map(
+def colours(
     matrix: Float[Tensor, "time time"],
-) -> Shaped[Tensor, "height width 3"]:
-    """Return the map as pixels: cells, grid, and positions on both axes."""
-    time = matrix.size(0)
-    cell = max(3, min(24, 768 // time))
-    margin = 28
-    size = margin + time * cell + 9
-    image = torch.full((size, size, 3), 255, dtype=torch.uint8)
-    level = levels(matrix)
-    for i in range(time):
-        for j in range(time):
-            y, x = margin + i * cell, margin + j * cell
-            image[y : y + cell, x : x + cell] = torch.tensor(
-                colour(float(level[i, j]), j > i), dtype=torch.uint8
-            )
-    if cell >= 6:
-        lines = [margin + i * cell for i in range(time + 1)]
-        end = lines[-1] + 1
-        image[lines, margin:end] = torch.tensor(GRID, dtype=torch.uint8)
-        image[margin:end, lines] = torch.tensor(GRID, dtype=torch.uint8)
-    step = max(1, -(-24 // cell))
-    for i in range(0, time, step):
-        middle = margin + i * cell + cell // 2
-        _write(image, str(i), middle - 4, margin - 6, right=True)
-        _write(image, str(i), margin - 14, middle, right=False)
-    return image
+) -> Float[Tensor, "time time 3"]:
+    """Return the colour of each cell: paler where the influence is smaller."""
+    level = levels(matrix).float().unsqueeze(-1)
+    early = torch.ones_like(matrix, dtype=torch.bool).triu(1).unsqueeze(-1)
+    # a faint leak must not look like none
+    strength = torch.where(early & (level > 0), level.clamp(min=0.5), level)
+    full = torch.where(early, torch.tensor(LEAK), torch.tensor(CAUSAL))
+    return torch.lerp(torch.tensor(NONE), full, strength)
 
 
-def _write(
-    image: Shaped[Tensor, "height width 3"],
-    number: str,
-    y: int,
-    x: int,
-    right: bool,
-) -> None:
-    """Write digits at twice their size, ending at x or centred there."""
-    wide = 8 * len(number) - 2
-    x = max(0, x - wide if right else x - wide // 2)
-    y = max(0, y)
-    for digit in number:
-        for row, bits in enumerate(DIGITS[digit]):
-            for column in range(3):
-                if bits >> (2 - column) & 1:
-                    top, left = y + 2 * row, x + 2 * column
-                    image[top : top + 2, left : left + 2] = torch.tensor(
-                        INK, dtype=torch.uint8
-                    )
-        x += 8
+def draw_map(matrix: Float[Tensor, "time time"]) -> "Figure":
+    """Return the map as a figure of matplotlib, with axes and a legend."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import MaxNLocator
 
-
-def png(image: Shaped[Tensor, "height width 3"]) -> bytes:
-    """Return pixels as a PNG file.
-
-    Source: the PNG specification (ISO/IEC 15948): signature, header, one
-    compressed run of rows, end.
-    """
-    height, width, _ = image.shape
-    rows = torch.cat(
-        [torch.zeros(height, 1, dtype=torch.uint8), image.flatten(1)], dim=1
+    figure = Figure(figsize=(6, 6.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.imshow(colours(matrix).numpy(), interpolation="nearest")
+    axes.set_xlabel("input token that is changed")
+    axes.set_ylabel("output position whose scores move")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    legend = {
+        "large influence": CAUSAL,
+        "small (logarithmic)": PALE,
+        "no influence": NONE,
+        "leak: a later token is seen": LEAK,
+    }
+    figure.legend(
+        handles=[
+            Patch(facecolor=colour, edgecolor="0.8", label=label)
+            for label, colour in legend.items()
+        ],
+        loc="outside lower center",
+        ncols=2,
+        frameon=False,
     )
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        checksum = zlib.crc32(kind + data)
-        return (
-            struct.pack(">I", len(data))
-            + kind
-            + data
-            + struct.pack(">I", checksum)
-        )
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(rows.numpy().tobytes(), 9))
-        + chunk(b"IEND", b"")
-    )
+    return figure
 
 
 def page(matrix: Float[Tensor, "time time"], title: str) -> str:
     """Return the map as a page of its own, a number behind each cell."""
-    time = matrix.size(0)
-    cell = max(4, min(24, 720 // time))
-    level = levels(matrix)
-    parts = []
-    for i in range(time):
-        for j in range(time):
-            r, g, b = colour(float(level[i, j]), j > i)
-            parts.append(
-                f'<rect x="{j * cell}" y="{i * cell}" width="{cell}" '
-                f'height="{cell}" fill="rgb({r},{g},{b})"><title>output {i}, '
-                f"input {j}: {float(matrix[i, j]):.3g}</title></rect>"
-            )
+    from matplotlib import rc_context
+
     early = matrix.triu(1)
     leaks = int((levels(matrix).triu(1) > 0).sum())
     verdict = (
@@ -205,26 +138,25 @@ def page(matrix: Float[Tensor, "time time"], title: str) -> str:
         if leaks
         else "Nothing above the diagonal: no position sees the future."
     )
-    step = max(1, -(-24 // cell))
-    ticks = "".join(
-        f'<text x="{i * cell + cell / 2}" y="-6" text-anchor="middle">{i}'
-        f'</text><text x="-6" y="{i * cell + cell / 2 + 4}" '
-        f'text-anchor="end">{i}</text>'
-        for i in range(0, time, step)
+    figure, file = draw_map(matrix), io.StringIO()
+    figure.set_dpi(72)  # SVG's points
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    picture = file.getvalue().partition("<svg")[2].rpartition("</svg>")[0]
+    # over the picture's cells invisible ones of size 1, with the numbers
+    box, time = figure.axes[0].get_window_extent(), matrix.size(0)
+    cells = "".join(
+        f'<rect x="{j}" y="{i}" width="1" height="1"><title>output {i}, '
+        f"input {j}: {float(matrix[i, j]):.3g}</title></rect>"
+        for i in range(time)
+        for j in range(time)
     )
-    side = time * cell
     return (
         '<!doctype html>\n<html lang="en"><meta charset="utf-8">'
         f"<title>{html.escape(title)}</title>\n<style>"
-        "body{font:14px system-ui,sans-serif;margin:2em}"
-        "rect{stroke:#d2d2d2;stroke-width:.5}text{font-size:11px}</style>\n"
-        f"<h1>{html.escape(title)}</h1>\n<p>{verdict}</p>\n"
-        f'<svg role="img" aria-label="{verdict}" width="{side + 60}" '
-        f'height="{side + 60}" viewBox="-50 -40 {side + 60} {side + 60}">\n'
-        f'<text x="{side / 2}" y="-24" text-anchor="middle">input token'
-        f"</text>{ticks}\n"
-        f'<text transform="translate(-38 {side / 2}) rotate(-90)" '
-        f'text-anchor="middle">output position</text>\n'
-        + "\n".join(parts)
-        + "\n</svg>\n</html>\n"
+        "body{font:14px system-ui,sans-serif;margin:2em}</style>\n"
+        f"<h1>{html.escape(title)}</h1>\n<p>{verdict}</p>\n<svg{picture}"
+        f'<g fill-opacity="0" transform="translate({box.x0:.3f} '
+        f"{figure.bbox.height - box.y1:.3f}) scale({box.width / time:.5f} "
+        f'{box.height / time:.5f})">{cells}</g>\n</svg>\n</html>\n'
     )

@@ -1,18 +1,11 @@
 """What came out of the checks, as a table and as JSON."""
 
 import json
+import textwrap
 from dataclasses import asdict, dataclass, field
 
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
-COLOURS = {
-    "passed": "green",
-    "failed": "bold red",
-    "skipped": "yellow",
-    "expected": "magenta",
-}
+# A terminal's codes for green, bold red, yellow and magenta.
+COLOURS = {"passed": "32", "failed": "1;31", "skipped": "33", "expected": "35"}
 
 
 @dataclass(frozen=True)
@@ -83,46 +76,45 @@ class Report:
             ]
             raise AssertionError("\n".join(lines))
 
-    def __rich__(self) -> RenderableType:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold cyan")
-        table.add_column("check", no_wrap=True)
-        table.add_column("", no_wrap=True)
-        table.add_column("s", justify="right", no_wrap=True)
-        table.add_column("what was found")
-        for result in self.results:
-            table.add_row(
-                result.name,
-                Text(result.status, style=COLOURS[result.status]),
-                f"{result.seconds:.2f}",
-                Text(result.message),
-            )
-        head = Text.assemble(
-            (self.model, "bold"),
-            f": {self.vocab_size:,} tokens, sequences to {self.block_size:,}",
-        )
-        parts: list[RenderableType] = [head]
-        parts += [Text(f"note: {note}", style="dim") for note in self.notes]
-        parts.append(table)
-        for name, detail in self.details.items():
-            parts += ["", Text(f"{name}:\n{detail}")]
-        parts.append(self.verdict)
-        return Group(*parts)
-
     @property
-    def verdict(self) -> Text:
+    def verdict(self) -> str:
         """The last line of the table."""
         counts = {status: 0 for status in COLOURS}
         for result in self.results:
             counts[result.status] += 1
         text = ", ".join(f"{n} {s}" for s, n in counts.items() if n)
         text = text or "no check was run"
-        if self.interrupted:
-            text += "; interrupted"
-        colour = "bold green" if self.ok else "bold red"
-        return Text(text, style=colour)
+        return f"{text}; interrupted" if self.interrupted else text
+
+    def table(self, width: int = 110, colour: bool = False) -> str:
+        """Return the table as text; colour: with a terminal's codes."""
+
+        def paint(text: str, code: str) -> str:
+            return f"\x1b[{code}m{text}\x1b[0m" if colour else text
+
+        def row(name: str, status: str, seconds: str, message: str) -> str:
+            start = f"{name:<{names}}  {status:8}  {seconds:>6}  "
+            indent = " " * len(start)
+            return textwrap.fill(
+                start + message, width, subsequent_indent=indent
+            )
+
+        names = max([5, *(len(result.name) for result in self.results)])
+        lines = [
+            f"{paint(self.model, '1')}: {self.vocab_size:,} tokens, "
+            f"sequences to {self.block_size:,}"
+        ]
+        notes = [textwrap.fill(f"note: {note}", width) for note in self.notes]
+        lines += [paint(note, "2") for note in notes]
+        lines.append(paint(row("check", "", "s", "what was found"), "1;36"))
+        for r in self.results:
+            text = row(r.name, r.status, f"{r.seconds:.2f}", r.message)
+            painted = paint(r.status, COLOURS[r.status])
+            lines.append(text.replace(r.status, painted, 1))
+        for name, detail in self.details.items():
+            lines += ["", f"{name}:\n{detail}"]
+        lines.append(paint(self.verdict, "1;32" if self.ok else "1;31"))
+        return "\n".join(lines)
 
     def __str__(self) -> str:
-        console = Console(width=110, color_system=None, force_terminal=False)
-        with console.capture() as capture:
-            console.print(self)
-        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+        return self.table()

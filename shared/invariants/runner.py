@@ -1,23 +1,18 @@
 """Runs the checks on a model, one after the other."""
 
 import io
-import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Collection, Mapping
+from contextlib import redirect_stdout
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .checks import CHECKS, SLOW
 from .errors import SkipCheck, UnusableModel, sentence
 from .model.randomness import isolated
 from .model.subject import Subject
 from .report import CheckResult, Report
-
-PATIENCE = 1.0  # seconds until the progress bar appears
 
 
 def check_model(
@@ -30,6 +25,7 @@ def check_model(
     expected_failures: Mapping[str, str] | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
+    on_result: Callable[[CheckResult], None] | None = None,
 ) -> Report:
     """Run the checks on a model and report what holds.
 
@@ -45,6 +41,7 @@ def check_model(
             the status "expected".
         seed: of weights and tokens.
         device: where to run; None: where the model is.
+        on_result: called with each result as it comes.
 
     Returns:
         The report: print it, or ask for .ok, .failed and .results.
@@ -69,12 +66,12 @@ def check_model(
     report = Report(subject.name, subject.vocab_size, subject.block_size)
     training = getattr(model_or_factory, "training", None)
     try:
-        with _progress(subject.name, len(names)) as step:
-            for name in names:
-                step(name)
-                with redirect_stdout(printed):
-                    result = run_check(subject, name, expected, report)
-                report.results.append(result)
+        for name in names:
+            with redirect_stdout(printed):
+                result = run_check(subject, name, expected, report)
+            report.results.append(result)
+            if on_result is not None:
+                on_result(result)
     except KeyboardInterrupt:
         report.interrupted = True
         done = len(report.results)
@@ -147,37 +144,3 @@ def run_check(
     if detail and report is not None and status == "failed":
         report.details[name] = detail
     return CheckResult(name, status, message, time.perf_counter() - start)
-
-
-@contextmanager
-def _progress(name: str, total: int) -> Iterator:
-    """Yield a function that says what runs now; a bar on a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal or not sys.stderr.isatty():
-        yield lambda check: None
-        return
-    bar = Progress(
-        TextColumn(name),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} {task.description}"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
-    task = bar.add_task("", total=total)
-    started = time.perf_counter()
-    done = 0
-
-    def step(check: str) -> None:
-        nonlocal done
-        bar.update(task, description=check, completed=done)
-        done += 1
-        if time.perf_counter() - started > PATIENCE:
-            bar.start()
-
-    try:
-        yield step
-    finally:
-        bar.stop()

@@ -1,13 +1,17 @@
 """Decoding with a cache is the same function."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from ..errors import ModelRaised, SkipCheck, sentence
 from ..model.reading import find_scores, follow
-from ..model.subject import Model, Subject
+from ..model.subject import Subject
 from ..model.tokens import draw
-from ..search.rounding import floor_of, gaps, is_real, rounding
+from ..search.tolerance import floor, gaps, is_real, rounding
+
+CONVENTION = ("init_cache", "decode")  # methods of a model with a cache
 
 
 def check_cache(subject: Subject) -> str:
@@ -22,30 +26,23 @@ def check_cache(subject: Subject) -> str:
     with each call.
     """
     model = subject.precise()
-    start = getattr(model, "init_cache", None)
-    decode = getattr(model, "decode", None)
-    if not callable(start) or not callable(decode):
+    if not all(callable(getattr(model, n, None)) for n in CONVENTION):
         raise SkipCheck("the model has no init_cache(batch) and decode()")
     if isinstance(model, nn.Module):
         model.eval()
-    generator = torch.Generator().manual_seed(subject.seed)
+    decoder = _Decoder(subject, model)
+    generator = subject.generator()
     longest = subject.block_size
     lengths = sorted({1, min(7, longest), min(16, longest)})
     for batch in (1, 3, 5):
         for time in lengths:
-            tokens = draw(subject.vocab_size, batch, time, generator)
-            tokens = tokens.to(subject.device)
-            for pieces in _splits(time):
-                _compare(subject, model, tokens, pieces)
+            decoder.compare(batch, time, _splits(time), generator)
     if longest > 16:
-        tokens = draw(subject.vocab_size, 1, longest, generator)
         half = longest // 2
         tail = [1] * min(4, longest - half - 1)
         rest = longest - half - sum(tail)
-        _compare(
-            subject, model, tokens.to(subject.device), [half, *tail, rest]
-        )
-    _in_turns(subject, model, generator)
+        decoder.compare(1, longest, [[half, *tail, rest]], generator)
+    decoder.compare_in_turns(min(5, longest), generator)
     return f"lengths to {longest}, one by one, whole and in pieces"
 
 
@@ -56,90 +53,97 @@ def _splits(time: int) -> list[list[int]]:
     return splits
 
 
-def _decode(
-    subject: Subject, model: Model, tokens: Tensor, cache: object
-) -> tuple[Tensor, object]:
-    """Return the scores of these tokens, and the cache after them."""
-    batch, time = tokens.shape
-    try:
-        with torch.no_grad():
-            answer = model.decode(tokens.clone(), cache)  # type: ignore[attr-defined]
-    except Exception as error:
-        raise ModelRaised(
-            f"decode raised {sentence(error)} on tokens of shape "
-            f"({batch}, {time})"
-        ) from error
-    found = find_scores(answer, batch, time, subject.vocab_size)
-    found = [f for f in found if f[1] == subject.form] or found
-    if not found:
-        raise AssertionError(
-            f"decode should answer ({batch}, {time}, {subject.vocab_size})"
-        )
-    path, form = found[0]
-    scores = form.read(follow(answer, path), batch, time)
-    if isinstance(answer, tuple) and len(answer) == 2 and path == (0,):
-        cache = cache if answer[1] is None else answer[1]
-    return scores, cache
+class _Decoder:
+    """Decodes with a model's cache, and compares with the full forward."""
 
+    def __init__(self, subject: Subject, model: Any):
+        self.subject = subject
+        self.model = model
 
-def _whole(
-    subject: Subject, model: Model, tokens: Tensor, pieces: list[int]
-) -> Tensor:
-    cache: object = model.init_cache(tokens.size(0))  # type: ignore[attr-defined]
-    parts = []
-    for piece in tokens.split(pieces, dim=1):
-        scores, cache = _decode(subject, model, piece, cache)
-        parts.append(scores)
-    return torch.cat(parts, dim=1)
-
-
-def _compare(
-    subject: Subject, model: Model, tokens: Tensor, pieces: list[int]
-) -> None:
-    full = subject.scores(model, tokens)
-    moved = gaps(_whole(subject, model, tokens, pieces), full)
-    size, noise = float(moved.max()), rounding(full)
-    if not size > floor_of(full.dtype) * noise:
-        return
-
-    def difference() -> Tensor:
-        return _whole(subject, model, tokens, pieces) - subject.scores(
-            model, tokens
-        )
-
-    if is_real(model, difference, noise):
-        time = tokens.size(1)
-        row, position = divmod(int(moved.argmax()), time)
-        shown = " + ".join(map(str, pieces[:6]))
-        raise AssertionError(
-            f"with a cache, fed as {shown} tokens, position {position} of "
-            f"{time} in row {row} of {tokens.size(0)} differs from the full "
-            f"forward by {size:.2g}"
-        )
-
-
-def _in_turns(
-    subject: Subject, model: Model, generator: torch.Generator
-) -> None:
-    """Two sequences at once must not share a cache."""
-    time = min(5, subject.block_size)
-    pair = [
-        draw(subject.vocab_size, 2, time, generator).to(subject.device)
-        for _ in range(2)
-    ]
-    caches: list[object] = [model.init_cache(2) for _ in pair]  # type: ignore[attr-defined]
-    parts: list[list[Tensor]] = [[], []]
-    for t in range(time):
-        for i, tokens in enumerate(pair):
-            scores, caches[i] = _decode(
-                subject, model, tokens[:, t : t + 1], caches[i]
-            )
-            parts[i].append(scores)
-    for tokens, scores_list in zip(pair, parts, strict=True):
-        full = subject.scores(model, tokens)
-        moved = gaps(torch.cat(scores_list, dim=1), full)
-        if float(moved.max()) > 1e6 * rounding(full):
+    def decode(self, tokens: Tensor, cache: object) -> tuple[Tensor, object]:
+        """Return the scores of these tokens, and the cache after them."""
+        batch, time = tokens.shape
+        try:
+            with torch.no_grad():
+                answer = self.model.decode(tokens.clone(), cache)
+        except Exception as error:
+            raise ModelRaised(
+                f"decode raised {sentence(error)} on tokens of shape "
+                f"({batch}, {time})"
+            ) from error
+        found = find_scores(answer, batch, time, self.subject.vocab_size)
+        found = [f for f in found if f[1] == self.subject.reader.form] or found
+        if not found:
+            vocab = self.subject.vocab_size
             raise AssertionError(
-                f"two sequences decoded in turns disturb each other, by "
-                f"{float(moved.max()):.2g}"
+                f"decode should answer ({batch}, {time}, {vocab})"
             )
+        path, form = found[0]
+        scores = form.read(follow(answer, path), batch, time)
+        if isinstance(answer, tuple) and len(answer) == 2 and path == (0,):
+            cache = cache if answer[1] is None else answer[1]
+        return scores, cache
+
+    def in_pieces(self, tokens: Tensor, pieces: list[int]) -> Tensor:
+        """Return the scores of tokens that are fed piece by piece."""
+        cache = self.model.init_cache(tokens.size(0))
+        parts = []
+        for piece in tokens.split(pieces, dim=1):
+            scores, cache = self.decode(piece, cache)
+            parts.append(scores)
+        return torch.cat(parts, dim=1)
+
+    def draw(
+        self, batch: int, time: int, generator: torch.Generator
+    ) -> Tensor:
+        tokens = draw(self.subject.vocab_size, batch, time, generator)
+        return tokens.to(self.subject.device)
+
+    def compare(
+        self,
+        batch: int,
+        time: int,
+        splits: list[list[int]],
+        generator: torch.Generator,
+    ) -> None:
+        """Require that tokens fed in pieces have the scores of the whole."""
+        tokens = self.draw(batch, time, generator)
+        full = self.subject.scores(self.model, tokens)
+        for pieces in splits:
+            moved = gaps(self.in_pieces(tokens, pieces), full)
+            size = float(moved.max())
+            if not size > floor(full):
+                continue
+
+            def difference(pieces: list[int] = pieces) -> Tensor:
+                full = self.subject.scores(self.model, tokens)
+                return self.in_pieces(tokens, pieces) - full
+
+            if is_real(self.model, difference, rounding(full)):
+                row, position = divmod(int(moved.argmax()), time)
+                shown = " + ".join(map(str, pieces[:6]))
+                raise AssertionError(
+                    f"with a cache, fed as {shown} tokens, position "
+                    f"{position} of {time} in row {row} of {batch} differs "
+                    f"from the full forward by {size:.2g}"
+                )
+
+    def compare_in_turns(self, time: int, generator: torch.Generator) -> None:
+        """Require that two texts at once do not share a cache."""
+        pair = [self.draw(2, time, generator) for _ in range(2)]
+        caches: list[object] = [self.model.init_cache(2) for _ in pair]
+        parts: list[list[Tensor]] = [[], []]
+        for t in range(time):
+            for i, tokens in enumerate(pair):
+                scores, caches[i] = self.decode(
+                    tokens[:, t : t + 1], caches[i]
+                )
+                parts[i].append(scores)
+        for tokens, scores_list in zip(pair, parts, strict=True):
+            full = self.subject.scores(self.model, tokens)
+            moved = gaps(torch.cat(scores_list, dim=1), full)
+            if float(moved.max()) > 1e6 * rounding(full):
+                raise AssertionError(
+                    f"two sequences decoded in turns disturb each other, by "
+                    f"{float(moved.max()):.2g}"
+                )

@@ -7,15 +7,17 @@ from torch import Tensor
 from ..model.sizes import declared
 from ..model.subject import Subject
 from ..model.tokens import (
-    SMALL,
+    SHORT,
     SPLITS,
     draw,
     lengths_to_try,
     others,
     splits_to_try,
 )
-from ..search.copies import AMPLIFIED, AWAKE, amplified
-from ..search.leaks import Mode, NotFinite, Search, Trial
+from ..search.larger_weights import EXTREME, MODERATE, amplified
+from ..search.leaks import NotFinite, Search
+from ..search.smallest_case import explain
+from ..search.trial import EVAL, Mode, Trial
 
 KINDS = ("suffix", "token", "padding", "left")
 
@@ -32,7 +34,7 @@ def check_causality(subject: Subject) -> str:
     model takes them, and on copies with larger weights, in which a mask of
     -1e4 or a projection of zeros no longer hides a leak. What is found is
     tried with one row changed alone, then with every weight nudged by a few
-    units of rounding: see `measure`.
+    units of rounding: see search/tolerance.py.
     Cost: some 30 short batches a mode, and 24 sequences of block_size in
     four of them.
     Reports: huggingface/transformers 48745; karpathy/nanochat 844.
@@ -45,9 +47,9 @@ class _Causality:
 
     def __init__(self, subject: Subject):
         self.subject = subject
-        self.generator = torch.Generator().manual_seed(subject.seed)
+        self.generator = subject.generator()
         self.longest = subject.block_size
-        self.small = list(range(2, min(SMALL, self.longest) + 1))
+        self.small = list(range(2, min(SHORT, self.longest) + 1))
         self.notes: list[str] = []
         self.moved = False
 
@@ -59,7 +61,7 @@ class _Causality:
         long = lengths_to_try(search.model, self.longest)
         # some models change themselves after a short call
         for time in reversed(long):
-            self._try(search, Mode(), time, KINDS[:1], self._count(time))
+            self._try(search, EVAL, time, KINDS[:1], self._count(time))
         if subject.heavy:
             plain = Search(subject, subject.precise())
             plain.moved = search.moved
@@ -67,11 +69,11 @@ class _Causality:
             plain = search
         kinds = ("suffix", "mixed") if subject.heavy else KINDS
         for time in self.small:
-            self._try(plain, Mode(), time, kinds)
+            self._try(plain, EVAL, time, kinds)
 
-        few = [t for t in (2, 3, 5, 8, SMALL) if t <= self.longest]
+        few = [t for t in (2, 3, 5, 8, SHORT) if t <= self.longest]
         near = [t for t in (33,) if t <= self.longest]
-        end = [self.longest] if self.longest > SMALL else []
+        end = [self.longest] if self.longest > SHORT else []
         grad = Mode("with gradients recorded", grad=True)
         self._sweep(search, grad, few, end, 4)
 
@@ -81,7 +83,7 @@ class _Causality:
         quiet = Mode("in train mode without gradients", training=True)
         self._sweep(trained, quiet, few, end, 4)
 
-        if subject.takes_mask:
+        if subject.caller.takes_mask:
             ones = Mode("with an attention mask of ones", padded=0.0)
             left = Mode("with a left-padded attention mask", padded=0.3)
             self._sweep(search, ones, few, end, 4)
@@ -101,40 +103,44 @@ class _Causality:
         """Return a search in a fresh model; a heavy one starts as it is."""
         subject = self.subject
         if subject.heavy:
-            return Search(subject, subject.build(), lazy=True)
+            return Search(subject, subject.build(), own_precision=True)
         return Search(subject, subject.precise())
 
     def _count(self, time: int) -> int:
-        """Return how many splits of a length over SMALL are tried."""
+        """Return how many splits of a length over SHORT are tried."""
         if time == self.longest:
             return SPLITS
-        if time <= 2 * SMALL + 1:
+        if time <= 2 * SHORT + 1:
             return time
         return 4 if self.subject.heavy else SPLITS // 3
 
     def _large(self, long: list[int]) -> None:
-        if not self.subject.is_module or not self.subject.can_copy:
+        if not self.subject.is_module or not self.subject.builder.can_copy:
             return
-        words = "with zeros redrawn and larger weights"
-        if not self._holds_at(AWAKE, words, long):
+        weights = "with zeros redrawn and larger weights"
+        if not self._holds_at(MODERATE, weights, long):
             self.notes.append("no larger weights give finite scores")
-        for size in AMPLIFIED:
-            words = f"with weights scaled up to activations of {size:.0f}"
-            if self._holds_at(size, words, long):
+        for size in EXTREME:
+            weights = f"with weights scaled up to activations of {size:.0f}"
+            if self._holds_at(size, weights, long):
                 return
         self.notes.append("no large weights give finite scores")
 
-    def _holds_at(self, size: float, words: str, long: list[int]) -> bool:
+    def _holds_at(self, size: float, weights: str, long: list[int]) -> bool:
         """Search a copy; whether its scores are finite all the way."""
         heavy = self.subject.heavy
         copy = amplified(self.subject, size, precise=not heavy)
         if copy is None:
             return False
         search = Search(
-            self.subject, copy, words, finite_only=True, lazy=heavy
+            self.subject,
+            copy,
+            weights,
+            finite_only=True,
+            own_precision=heavy,
         )
         try:
-            self._sweep(search, Mode(), self.small, long, SPLITS // 3)
+            self._sweep(search, EVAL, self.small, long, SPLITS // 3)
         except NotFinite:
             return False
         self._finish(search)
@@ -142,11 +148,11 @@ class _Causality:
 
     def _finish(self, search: Search) -> None:
         self.moved |= search.moved
-        if search.mixed:
+        if search.rows_mix:
             self.notes.append(
                 "rows depend on each other: see check_batch_independence"
             )
-        if search.unsteady:
+        if search.draws_differ:
             self.notes.append(
                 "in train mode the shape of random draws depends on the "
                 "tokens, so that no two calls can be compared there"
@@ -188,7 +194,7 @@ class _Causality:
         )
         leak = search.find(trial)
         if leak is not None:
-            raise search.explain(leak)
+            raise explain(search, leak)
 
     def _rows(
         self, model: object, time: int, splits: list[int], kind: str
@@ -224,9 +230,9 @@ class _Causality:
         return sorted({0, last, *(i for i in ids if 0 <= i <= last)})
 
     def _summary(self, long: list[int]) -> str:
-        words = [f"every split of every length to {self.small[-1]}"]
+        tried = [f"every split of every length to {self.small[-1]}"]
         for time in long:
             generator = torch.Generator().manual_seed(0)
-            tried = len(splits_to_try(time, generator, self._count(time)))
-            words.append(f"{tried} of {time - 1} at {time}")
-        return "; ".join([", ".join(words), *dict.fromkeys(self.notes)])
+            count = len(splits_to_try(time, generator, self._count(time)))
+            tried.append(f"{count} of {time - 1} at {time}")
+        return "; ".join([", ".join(tried), *dict.fromkeys(self.notes)])

@@ -1,7 +1,8 @@
 """What came before counts, and counts the same however it is fed."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from jaxtyping import Int
@@ -10,13 +11,37 @@ from torch import Tensor
 from ..errors import SkipCheck
 from ..model.sizes import LENGTH, WINDOW, all_declared
 from ..model.subject import Subject
-from ..model.tokens import SMALL, draw, others, splits_to_try
-from ..search.copies import awake
-from ..search.leaks import Mode, Search
-from ..search.rounding import floor_of, gaps, is_real, rounding, rows_at_once
+from ..model.tokens import SHORT, draw, others, rows_at_once, splits_to_try
+from ..search.larger_weights import amplified
+from ..search.leaks import Search
+from ..search.tolerance import dtype_name, floor, gaps, is_real, rounding
+from ..search.trial import EVAL
 from .embedding import gradients_at
 
 FADED = 1e-10  # share of the largest influence below which memory fades
+
+
+class Searches:
+    """The fresh model, then a copy with larger weights, made when asked for.
+
+    May be gone through again and again.
+    """
+
+    def __init__(self, subject: Subject):
+        self._subject = subject
+        self._fresh = Search(subject, subject.precise())
+
+    def __iter__(self) -> Iterator[Search]:
+        yield self._fresh
+        if self._larger is not None:
+            yield self._larger
+
+    @cached_property
+    def _larger(self) -> Search | None:
+        copy = amplified(self._subject)
+        if copy is None:
+            return None
+        return Search(self._subject, copy, "with larger weights")
 
 
 def check_prefix_consistency(subject: Subject) -> str:
@@ -34,18 +59,18 @@ def check_prefix_consistency(subject: Subject) -> str:
     longest = subject.block_size
     if longest < 2:
         return "one token has no prefix"
-    generator = torch.Generator().manual_seed(subject.seed)
+    generator = subject.generator()
     search = Search(subject, subject.precise())
-    some = (2, 5, SMALL) if subject.heavy else (2, 5, SMALL, 33)
+    some = (2, 5, SHORT) if subject.heavy else (2, 5, SHORT, 33)
     for time in sorted({min(t, longest) for t in some}):
         _prefixes(search, time, range(1, time), generator)
     if longest > 33:
         splits = splits_to_try(longest, generator, 4)
         _prefixes(search, longest, splits, generator)
-    copy = awake(subject)
+    copy = amplified(subject)
     if copy is not None:
-        larger = Search(subject, copy, ", with larger weights")
-        time = min(SMALL, longest)
+        larger = Search(subject, copy, "with larger weights")
+        time = min(SHORT, longest)
         _prefixes(larger, time, range(1, time), generator)
     return f"prefixes of lengths 2 to {longest}"
 
@@ -56,30 +81,30 @@ def _prefixes(
     splits: range | list[int],
     generator: torch.Generator,
 ) -> None:
-    rows = min(2, rows_at_once(search.subject, time))
-    tokens = draw(search.subject.vocab_size, rows, time, generator)
-    whole = search.run(tokens, Mode())
-    noise = rounding(whole)
+    vocab = search.subject.vocab_size
+    rows = min(2, rows_at_once(vocab, time))
+    tokens = draw(vocab, rows, time, generator)
+    whole = search.run(tokens)
     for split in splits:
         prefix = tokens[:, :split]
-        moved = gaps(search.run(prefix, Mode()), whole[:, :split])
-        size = float(moved.max())
-        if not size > floor_of(whole.dtype) * noise:
+        moved = gaps(search.run(prefix), whole[:, :split])
+        size, noise = float(moved.max()), rounding(whole)
+        if not size > floor(whole):
             continue
         row, position = divmod(int(moved.argmax()), split)
 
         def difference(
             prefix: Tensor = prefix, row: int = row, position: int = position
         ) -> Tensor:
-            a = search.run(tokens, Mode())[row, position]
-            return search.run(prefix, Mode())[row, position] - a
+            a = search.run(tokens)[row, position]
+            return search.run(prefix)[row, position] - a
 
         if is_real(search.model, difference, noise):
             raise AssertionError(
                 f"position {position} depends on the length: alone, the "
                 f"first {split} of {time} tokens give it scores that differ "
-                f"by {size:.2g} ({str(whole.dtype).removeprefix('torch.')}"
-                f"{search.weights}; rounding there is {noise:.1g})"
+                f"by {size:.2g} ({dtype_name(whole.dtype)}"
+                f"{search.conditions(EVAL)}; rounding there is {noise:.1g})"
             )
 
 
@@ -97,15 +122,13 @@ def check_order_sensitivity(subject: Subject) -> str:
     longest = subject.block_size
     if longest < 3:
         raise SkipCheck(f"needs three tokens, the longest is {longest}")
-    generator = torch.Generator().manual_seed(subject.seed)
+    vocab, generator = subject.vocab_size, subject.generator()
     largest = 0.0
-    for search in _searches(subject):
+    for search in Searches(subject):
         for time in sorted({3, min(8, longest)}, reverse=True):
-            tokens = draw(subject.vocab_size, 1, time, generator, False)[0]
+            tokens = draw(vocab, 1, time, generator, False)[0]
             # two ids at least, however small the vocabulary
-            tokens[time - 2] = others(
-                tokens[time - 3], subject.vocab_size, generator
-            )
+            tokens[time - 2] = others(tokens[time - 3], vocab, generator)
             rows = [tokens, _swapped(tokens, time - 3), _swapped(tokens, 0)]
             rows.append(torch.cat([tokens[:-1].flip(0), tokens[-1:]]))
             batch = torch.stack(rows)
@@ -113,15 +136,14 @@ def check_order_sensitivity(subject: Subject) -> str:
             def difference(
                 batch: Tensor = batch, search: Search = search
             ) -> Tensor:
-                last = search.run(batch, Mode())[:, -1]
+                last = search.run(batch)[:, -1]
                 return last[1:] - last[0]
 
-            delta = difference()
-            size = float(delta.abs().max())
+            scores = search.run(batch)
+            size = float((scores[1:, -1] - scores[0, -1]).abs().max())
             largest = max(largest, size)
-            noise = rounding(search.run(batch, Mode()))
-            if size > floor_of(delta.dtype) * noise and is_real(
-                search.model, difference, noise
+            if size > floor(scores) and is_real(
+                search.model, difference, rounding(scores)
             ):
                 return f"the last scores move by {size:.2g}"
     raise AssertionError(
@@ -134,28 +156,6 @@ def _swapped(tokens: Int[Tensor, "time"], at: int) -> Int[Tensor, "time"]:
     tokens = tokens.clone()
     tokens[[at, at + 1]] = tokens[[at + 1, at]]
     return tokens
-
-
-def _searches(subject: Subject) -> Iterator[Search]:
-    """Yield the fresh model, then, if that is not enough, a woken copy."""
-    yield Search(subject, subject.precise())
-    copy = awake(subject)
-    if copy is not None:
-        yield Search(subject, copy, "with larger weights")
-
-
-class Once:
-    """An iterator that may be gone through again; each item is made once."""
-
-    def __init__(self, items: Iterator[Search]):
-        self._items = items
-        self._made: list[Search] = []
-
-    def __iter__(self) -> Iterator[Search]:
-        yield from self._made
-        for item in self._items:
-            self._made.append(item)
-            yield item
 
 
 def check_context_use(subject: Subject) -> str:
@@ -177,13 +177,13 @@ def check_context_use(subject: Subject) -> str:
     sizes = all_declared(subject.build(), WINDOW)
     windows = [size for size in sizes if size.name not in LENGTH]
     window = min(windows, key=lambda w: w.value) if windows else None
-    generator = torch.Generator().manual_seed(subject.seed)
-    searches = Once(_searches(subject))
+    generator = subject.generator()
+    searches = Searches(subject)
     reported = ""
-    lengths = {2, 3, min(8, longest), min(SMALL, longest), longest}
+    lengths = {2, 3, min(8, longest), min(SHORT, longest), longest}
     for time in sorted(t for t in lengths if t <= longest):
         columns = list(range(time - 1))
-        if time > SMALL:
+        if time > SHORT:
             columns = [s - 1 for s in splits_to_try(time, generator, 6)]
         used = _used(searches, time, columns, generator)
         unused = [s for s in columns if not used.get(s)]
@@ -224,7 +224,7 @@ def _fades(
 
 
 def _used(
-    searches: Iterable[Search],
+    searches: Searches,
     time: int,
     columns: list[int],
     generator: torch.Generator,
@@ -232,24 +232,24 @@ def _used(
     """Return for each token how far it moves the last output; 0 is never."""
     used: dict[int, float] = {}
     for search in searches:
-        rounds = 4 if time <= SMALL else 1
+        rounds = 4 if time <= SHORT else 1
         for _ in range(rounds):
             left = [s for s in columns if not used.get(s)]
             if not left:
                 return used
             vocab = search.subject.vocab_size
-            at_once = min(len(left), rows_at_once(search.subject, time))
+            at_once = min(len(left), rows_at_once(vocab, time))
             base = draw(vocab, 1, time, generator)
             replaced = others(base[0], vocab, generator)
-            base_scores = search.run(base.repeat(at_once, 1), Mode())[:, -1]
-            least = floor_of(base_scores.dtype) * rounding(base_scores)
+            base_scores = search.run(base.repeat(at_once, 1))[:, -1]
+            least = floor(base_scores)
             for first in range(0, len(left), at_once):
                 part = [
                     left[min(first + i, len(left) - 1)] for i in range(at_once)
                 ]
                 rows = base.repeat(at_once, 1)
                 rows[range(at_once), part] = replaced[part]
-                moved = gaps(search.run(rows, Mode())[:, -1], base_scores)
+                moved = gaps(search.run(rows)[:, -1], base_scores)
                 for s, size in zip(part, moved.tolist(), strict=True):
                     if size > least:
                         used[s] = max(used.get(s, 0.0), size)

@@ -7,7 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..search.leaks import DROPOUT_SEED, Mode, Search
+from ..search.leaks import DROPOUT_SEED, Search
+from ..search.trial import EVAL, Mode
 
 
 class Lookups(TorchFunctionMode):
@@ -58,7 +59,7 @@ def gradients_at(
     tokens: Int[Tensor, "1 time"],
     positions: list[int],
     generator: torch.Generator,
-    mode: Mode | None = None,
+    mode: Mode = EVAL,
 ) -> Float[Tensor, "positions time"] | None:
     """Return how the scores of positions move with each embedding.
 
@@ -69,7 +70,7 @@ def gradients_at(
         The largest entry of the gradient at each input position, or None
         where no embedding of the tokens can be found.
     """
-    subject, mode = search.subject, mode or Mode()
+    subject = search.subject
     batch = tokens.repeat(len(positions), 1).to(subject.device)
     with Lookups(batch) as seen:
         scores = subject.scores(

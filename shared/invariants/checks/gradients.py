@@ -2,14 +2,15 @@
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import SkipCheck
 from ..model.subject import Subject
-from ..model.tokens import SMALL, draw, splits_to_try
-from ..search.copies import awake
-from ..search.leaks import Mode, Search
-from ..search.rounding import FLOOR, epsilon, is_real, rows_at_once
+from ..model.tokens import SHORT, draw, rows_at_once, splits_to_try
+from ..search.larger_weights import amplified
+from ..search.leaks import Search
+from ..search.tolerance import FLOOR, is_real
+from ..search.trial import EVAL, Mode
 from .embedding import gradients_at
 
 ROUNDING_SHARE = 1e-6  # of the largest gradient: in float32, rounding
@@ -30,68 +31,63 @@ def check_causal_gradients(subject: Subject) -> str:
     longest = subject.block_size
     if longest < 2:
         return "one token has no future"
-    generator = torch.Generator().manual_seed(subject.seed)
+    generator = subject.generator()
     searches = [
-        (Search(subject, subject.precise()), Mode()),
+        (Search(subject, subject.precise()), EVAL),
         (
             Search(subject, subject.precise()),
-            Mode(", in train mode", training=True),
+            Mode("in train mode", training=True),
         ),
     ]
-    copy = awake(subject)
+    copy = amplified(subject)
     if copy is not None:
-        words = ", with larger weights"
-        searches.append((Search(subject, copy, words), Mode()))
-    lengths = {min(t, longest) for t in (2, 3, 7, SMALL)}
+        searches.append((Search(subject, copy, "with larger weights"), EVAL))
+    lengths = {min(t, longest) for t in (2, 3, 7, SHORT)}
     for search, mode in searches:
         for time in sorted(lengths):
-            _gradients(search, mode, time, generator)
+            _require_none_ahead(search, mode, time, generator)
         if not subject.heavy or not mode.training:
-            _gradients(search, mode, longest, generator)
+            _require_none_ahead(search, mode, longest, generator)
     return f"lengths 2 to {longest}, eval and train mode"
 
 
-def _gradients(
+def _require_none_ahead(
     search: Search, mode: Mode, time: int, generator: torch.Generator
 ) -> None:
     subject = search.subject
     positions = list(range(time - 1))
-    if time > SMALL:
+    if time > SHORT:
         splits = splits_to_try(time, generator, 2 if subject.heavy else 8)
         positions = [s - 1 for s in splits]
-    at_once = max(1, rows_at_once(subject, time) // 4)
+    at_once = max(1, rows_at_once(subject.vocab_size, time) // 4)
     tokens = draw(subject.vocab_size, 1, time, generator, repeats=False)
     seed = int(torch.randint(1 << 30, (1,), generator=generator))
     for first in range(0, len(positions), at_once):
         part = positions[first : first + at_once]
 
-        def measure(part: list[int] = part) -> torch.Tensor | None:
+        def measure(part: list[int] = part) -> Tensor:
             weights = torch.Generator().manual_seed(seed)
-            return gradients_at(search, tokens, part, weights, mode)
+            grads = gradients_at(search, tokens, part, weights, mode)
+            if grads is None:
+                raise SkipCheck("no embedding of the tokens can be found")
+            return grads
 
-        grads = measure()
-        if grads is None:
-            raise SkipCheck("no embedding of the tokens can be found")
-        grads = grads.cpu()
+        grads = measure().cpu()
         future = torch.zeros_like(grads, dtype=torch.bool)
         for row, position in enumerate(part):
             future[row, position + 1 :] = True
         ahead = grads.masked_fill(~future, 0.0).nan_to_num(nan=float("inf"))
         past = float(grads.masked_fill(future, 0.0).nan_to_num().max())
         noise = max(past, 1e-300) * 2.3e-16
-        if subject.dtype != torch.float64 and not _is_double(search.model):
-            noise = max(past, 1e-300) * torch.finfo(subject.dtype).eps
+        if subject.reader.dtype != torch.float64 and not _is_double(search):
+            noise = max(past, 1e-300) * torch.finfo(subject.reader.dtype).eps
         size = float(ahead.max())
         if not size > FLOOR * noise:
             continue
         row, later = divmod(int(ahead.argmax()), time)
 
-        def difference(
-            row: int = row, later: int = later, part: list[int] = part
-        ) -> torch.Tensor:
-            grads = measure(part)
-            assert grads is not None
-            return grads[row, later].reshape(1)
+        def difference(row: int = row, later: int = later) -> Tensor:
+            return measure()[row, later].reshape(1)
 
         if is_real(search.model, difference, noise):
             share = size / past if past else float("inf")
@@ -99,11 +95,12 @@ def _gradients(
                 f"the scores of position {part[row]} have a gradient by the "
                 f"embedding of token {later}, at length {time}: "
                 f"{size:.2g}, {share:.2g} of the largest one from the past"
-                f"{mode.words}{search.weights}"
+                f"{search.conditions(mode)}"
             )
 
 
-def _is_double(model: object) -> bool:
+def _is_double(search: Search) -> bool:
+    model = search.model
     return isinstance(model, nn.Module) and any(
         p.dtype == torch.float64 for p in model.parameters()
     )
@@ -123,74 +120,64 @@ def check_gradient_flow(subject: Subject) -> str:
     Reports: state-spaces/s4 26, parameters that are used and yet get no
     gradient.
     """
-    model = subject.build()
-    if not isinstance(model, nn.Module):
-        raise SkipCheck("a function has no parameters to see")
-    if not subject.can_copy:
-        raise SkipCheck("the model cannot be copied")
+    model = subject.build_module("a function has no parameters to see")
     frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
     sizes = _gradient_sizes(subject, model)
     without = [name for name, size in sizes.items() if size == 0]
     if without:
-        copy = awake(subject)
+        copy = amplified(subject)
         if copy is not None:
             again = _gradient_sizes(subject, copy)
             without = [name for name in without if not again.get(name)]
     if without:
-        shown = ", ".join(without[:4])
-        more = f" and {len(without) - 4} more" if len(without) > 4 else ""
         raise AssertionError(
             f"{len(without)} of {len(sizes)} trainable parameters never get "
-            f"a gradient: {shown}{more}"
+            f"a gradient: {_some(without, 4)}"
         )
     if not sizes:
         raise AssertionError("the model has no trainable parameter")
     largest = max(sizes.values())
-    share = max(ROUNDING_SHARE, 16 * epsilon_of(model))
+    unit = max(torch.finfo(p.dtype).eps for p in model.parameters())
+    share = max(ROUNDING_SHARE, 16 * unit)
     faint = [n for n, s in sizes.items() if 0 < s < share * largest]
     notes = f"{len(sizes)} parameters"
     if faint:
-        notes += f"; only rounding reaches {', '.join(faint[:3])}"
-        notes += f" and {len(faint) - 3} more" if len(faint) > 3 else ""
+        notes += f"; only rounding reaches {_some(faint, 3)}"
     if frozen:
-        notes += f"; frozen: {', '.join(frozen[:3])}"
-        notes += f" and {len(frozen) - 3} more" if len(frozen) > 3 else ""
+        notes += f"; frozen: {_some(frozen, 3)}"
     return notes
 
 
-def epsilon_of(model: nn.Module) -> float:
-    """Return the unit of rounding of a model's first parameter."""
-    return max((epsilon(p) for p in model.parameters()), default=0.0)
+def _some(names: list[str], count: int) -> str:
+    """Return the first names, and how many more there are."""
+    more = len(names) - count
+    shown = ", ".join(names[:count])
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _gradient_sizes(subject: Subject, model: nn.Module) -> dict[str, float]:
     """Return the largest gradient entry that each parameter ever got."""
-    generator = torch.Generator().manual_seed(subject.seed)
-    time = min(32, subject.block_size)
-    batch = max(1, min(8, rows_at_once(subject, time) // 4))
+    generator = subject.generator()
+    vocab, time = subject.vocab_size, min(32, subject.block_size)
+    batch = max(1, min(8, rows_at_once(vocab, time) // 4))
     trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
     sizes = dict.fromkeys(trainable, 0.0)
     for seed in range(16):
-        tokens = draw(subject.vocab_size, batch, time, generator)
-        targets = draw(subject.vocab_size, batch, time, generator)
+        tokens = draw(vocab, batch, time, generator)
+        targets = draw(vocab, batch, time, generator)
         model.zero_grad(set_to_none=True)
         scores = subject.scores(
-            model,
-            tokens.to(subject.device),
-            training=True,
-            grad=True,
-            seed=seed,
+            model, tokens, training=True, grad=True, seed=seed
         )
         if not scores.requires_grad:
             raise AssertionError(
                 "the scores carry no gradient in train mode: something "
                 "detaches them"
             )
+        if scores.dtype != torch.float64:
+            scores = scores.float()
         F.cross_entropy(
-            scores.flatten(0, 1).float()
-            if scores.dtype != torch.float64
-            else scores.flatten(0, 1),
-            targets.flatten().to(scores.device),
+            scores.flatten(0, 1), targets.flatten().to(scores.device)
         ).backward()
         for name, parameter in trainable.items():
             if parameter.grad is not None:

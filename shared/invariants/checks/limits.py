@@ -1,13 +1,18 @@
 """Dtypes, devices, and the ends of lengths and vocabularies."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
-from torch import nn
+from jaxtyping import Int
+from torch import Tensor, nn
 
 from ..errors import ModelRaised, SkipCheck, sentence
-from ..model.subject import Model, Subject
+from ..model.building import Model
+from ..model.subject import Subject
 from ..model.tokens import draw
+from ..search.tolerance import dtype_name
 
 # An operation that lacks a dtype altogether; mixed dtypes read otherwise.
 NO_KERNEL = re.compile(
@@ -29,13 +34,8 @@ def check_dtype(subject: Subject) -> str:
     Reports: masks and positions made with torch.arange(T), without the
     device ("Let's build GPT", cell 82).
     """
-    if not isinstance(subject.build(), nn.Module):
-        raise SkipCheck("a function has no dtype to change")
-    if not subject.can_copy:
-        raise SkipCheck("the model cannot be copied")
-    generator = torch.Generator().manual_seed(subject.seed)
     time = min(5, subject.block_size)
-    tokens = draw(subject.vocab_size, 2, time, generator)
+    tokens = draw(subject.vocab_size, 2, time, subject.generator())
     answers = {
         dtype: _answer_in(subject, dtype, tokens)
         for dtype in (torch.float64, torch.bfloat16)
@@ -44,57 +44,56 @@ def check_dtype(subject: Subject) -> str:
     notes = []
     for dtype, answer in answers.items():
         if answer is None:
-            notes.append(f"no kernel for {_short(dtype)}")
+            notes.append(f"no kernel for {dtype_name(dtype)}")
         elif answer == dtype:
-            notes.append(_short(dtype))
+            notes.append(dtype_name(dtype))
         elif _bits(answer) < min(_bits(dtype), 32) or (
             answer != fixed and _bits(answer) < _bits(dtype)
         ):
             raise AssertionError(
-                f"a model in {_short(dtype)} answers in {_short(answer)}"
+                f"a model in {dtype_name(dtype)} answers in "
+                f"{dtype_name(answer)}"
             )
         else:
             # always float32: a decision, as in many models' heads
-            notes.append(f"{_short(dtype)} answers in {_short(answer)}")
+            notes.append(
+                f"{dtype_name(dtype)} answers in {dtype_name(answer)}"
+            )
     notes.append(_check_device(subject, tokens))
     return ", ".join(notes)
 
 
 def _answer_in(
-    subject: Subject, dtype: torch.dtype, tokens: torch.Tensor
+    subject: Subject, dtype: torch.dtype, tokens: Tensor
 ) -> torch.dtype | None:
     """Return the dtype of the scores of a model in a dtype.
 
     None where PyTorch has no kernel for it, which is not the model's fault.
     """
-    model = subject.build()
-    assert isinstance(model, nn.Module)
+    model = subject.build_module("a function has no dtype to change")
     try:
-        scores = subject.scores(model.to(dtype), tokens.to(subject.device))
+        scores = subject.scores(model.to(dtype), tokens)
     except (ModelRaised, TypeError) as error:
         if NO_KERNEL.search(str(error)):
             return None
         raise AssertionError(
-            f"in {_short(dtype)} {error}"
+            f"in {dtype_name(dtype)} {error}"
         ) from error.__cause__
     if not bool(torch.isfinite(scores).all()):
-        raise AssertionError(f"in {_short(dtype)} scores are NaN or infinite")
+        raise AssertionError(
+            f"in {dtype_name(dtype)} scores are NaN or infinite"
+        )
     return scores.dtype
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _bits(dtype: torch.dtype) -> int:
     return torch.finfo(dtype).bits
 
 
-def _check_device(subject: Subject, tokens: torch.Tensor) -> str:
-    model = subject.build()
-    assert isinstance(model, nn.Module)
+def _check_device(subject: Subject, tokens: Tensor) -> str:
+    model = subject.build_module("a function is on no device")
     if subject.device is not None and subject.device.type != "cpu":
-        scores = subject.scores(model, tokens.to(subject.device))
+        scores = subject.scores(model, tokens)
         if scores.device.type != subject.device.type:
             raise AssertionError(
                 f"on {subject.device} the answer is on {scores.device}"
@@ -104,8 +103,8 @@ def _check_device(subject: Subject, tokens: torch.Tensor) -> str:
     meta = tokens.to("meta")
     try:
         with torch.no_grad():
-            answer = subject.call(model, meta, **subject.fixed_arguments(meta))
-        scores = subject.read(answer, meta)
+            answer = subject.caller.call(model, meta)
+        scores = subject.reader.read(answer, *meta.shape)
     except Exception as error:
         text = str(error)
         if "meta" in text and "cpu" in text and "device" in text:
@@ -120,17 +119,16 @@ def _check_device(subject: Subject, tokens: torch.Tensor) -> str:
     return "meta"
 
 
-def _on_cpu(subject: Subject) -> Model:
-    """Return the model on the CPU, where a wrong index is an exception.
+@contextmanager
+def _on_cpu(subject: Subject) -> Iterator[Model]:
+    """Yield the model on the CPU, where a wrong index is an exception.
 
     On CUDA it would end the process.
     """
-    model = subject.build()
-    if isinstance(model, nn.Module):
-        return model.cpu()
-    if subject.device is not None and subject.device.type != "cpu":
+    if not subject.is_module and subject.device != torch.device("cpu"):
         raise SkipCheck(f"a function on {subject.device} cannot be moved")
-    return model
+    with subject.builder.on("cpu"):
+        yield subject.build()
 
 
 def check_length_limit(subject: Subject) -> str:
@@ -149,9 +147,8 @@ def check_length_limit(subject: Subject) -> str:
     limit = subject.limit.value
     if limit > subject.block_size and limit > 4096:
         raise SkipCheck(f"{subject.limit} is too long to try")
-    generator = torch.Generator().manual_seed(subject.seed)
-    with subject.on("cpu"):
-        model = _on_cpu(subject)
+    generator = subject.generator()
+    with _on_cpu(subject) as model:
         for time in (limit, limit + 1, limit + 7):
             tokens = draw(subject.vocab_size, 1, time, generator)
             try:
@@ -185,33 +182,19 @@ def check_vocabulary(subject: Subject) -> str:
     that no tokenizer knows.
     """
     vocab = subject.vocab_size
-    generator = torch.Generator().manual_seed(subject.seed)
-    with subject.on("cpu"):
-        model = _on_cpu(subject)
-        ids = torch.arange(vocab)
-        weights = (
-            sum(p.numel() for p in model.parameters())
-            if isinstance(model, nn.Module)
-            else 0
-        )
-        if weights * vocab > ALL_IDS or vocab > 1 << 14:
-            edges = [1 << k for k in range(vocab.bit_length() - 1)]
-            drawn = torch.randint(vocab, (512,), generator=generator)
-            near = {e + d for e in edges for d in (-1, 0)} | {vocab - 1}
-            ids = torch.tensor(sorted(near | set(drawn.tolist())))
+    generator = subject.generator()
+    with _on_cpu(subject) as model:
+        ids = _ids_to_try(model, vocab, generator)
         time = min(subject.block_size, 64)
-        filled = torch.cat([ids, ids[: -len(ids) % time]])
-        if len(filled) % time:
-            filled = ids.repeat(time)[: time * -(-len(ids) // time)]
-        rows = filled.view(-1, time)
-        at_once = max(1, (1 << 24) // (time * vocab))
-        for first in range(0, len(rows), at_once):
-            scores = subject.scores(model, rows[first : first + at_once])
+        # the last row is filled up with the first ids
+        rows = ids.repeat(time)[: time * -(-len(ids) // time)].view(-1, time)
+        for part in rows.split(max(1, (1 << 24) // (time * vocab))):
+            scores = subject.scores(model, part)
             bad = ~torch.isfinite(scores).all(-1)
             if bad.any():
-                where = rows[first : first + at_once][bad][0]
                 raise AssertionError(
-                    f"id {int(where)} gives scores that are NaN or infinite"
+                    f"id {int(part[bad][0])} gives scores that are NaN or "
+                    f"infinite"
                 )
         short = min(3, subject.block_size)
         for outside in (vocab, vocab + 100, -1):
@@ -229,3 +212,18 @@ def check_vocabulary(subject: Subject) -> str:
                     f"without an error; the vocabulary has {vocab} ids"
                 )
     return f"{len(ids)} of {vocab} ids"
+
+
+def _ids_to_try(
+    model: Model, vocab: int, generator: torch.Generator
+) -> Int[Tensor, "ids"]:
+    """Return all ids, or of a large model ends, powers of two and some."""
+    count = 0
+    if isinstance(model, nn.Module):
+        count = sum(p.numel() for p in model.parameters())
+    if count * vocab <= ALL_IDS and vocab <= 1 << 14:
+        return torch.arange(vocab)
+    edges = [1 << k for k in range(vocab.bit_length() - 1)]
+    drawn = torch.randint(vocab, (512,), generator=generator)
+    near = {e + d for e in edges for d in (-1, 0)} | {vocab - 1}
+    return torch.tensor(sorted(near | set(drawn.tolist())))

@@ -1,8 +1,6 @@
 """The loss that a model returns itself."""
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,11 +8,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..errors import ModelRaised, SkipCheck, sentence
+from ..model.building import Model
 from ..model.reading import find_loss, find_scores, follow
-from ..model.subject import Model, Subject
+from ..model.subject import Subject
 from ..model.tokens import draw, others
-from ..search.copies import awake
-from ..search.rounding import floor_of, gaps, rounding
+from ..search.larger_weights import amplified
+from ..search.tolerance import floor, gaps
 
 IGNORED = (-100, -1)  # PyTorch's own mark for no target, and minGPT's
 
@@ -32,19 +31,19 @@ def check_loss(subject: Subject) -> str:
     Reports: huggingface/transformers 44642, targets shifted by the caller
     and once more by the model.
     """
-    if subject.target_name is None:
+    if subject.caller.target_name is None:
         return "the model takes no targets, so nothing moves with them"
     if subject.block_size < 3:
         raise SkipCheck("a shifted loss needs three tokens")
-    verdicts = []
-    for model in (subject.precise(), awake(subject)):
-        if model is not None:
-            verdicts.append(_check_loss_of(subject, model))
-    return verdicts[0]
+    found = _check_loss_of(subject, subject.precise())
+    larger = amplified(subject)
+    if larger is not None:
+        _check_loss_of(subject, larger)
+    return found
 
 
 def _check_loss_of(subject: Subject, model: Model) -> str:
-    generator = torch.Generator().manual_seed(subject.seed)
+    generator, name = subject.generator(), subject.caller.target_name
     vocab, time = subject.vocab_size, min(6, subject.block_size)
     batch = 4 if time != 4 else 5
     tokens = draw(vocab, batch, time, generator)
@@ -54,73 +53,62 @@ def _check_loss_of(subject: Subject, model: Model) -> str:
     again, _ = _call(subject, model, tokens, second)
     if scores is not None and again is not None:
         moved = gaps(scores, again)
-        if float(moved.max()) > floor_of(scores.dtype) * rounding(scores):
+        if float(moved.max()) > floor(scores):
             position = int(moved.amax(0).argmax())
             raise AssertionError(
-                f"the scores move with {subject.target_name}: those of "
-                f"position {position} by {float(moved.max()):.2g}"
+                f"the scores move with {name}: those of position {position} "
+                f"by {float(moved.max()):.2g}"
             )
     if scores is None:
-        scores = subject.scores(model, tokens.to(subject.device))
+        scores = subject.scores(model, tokens)
     if loss is None:
-        return f"takes {subject.target_name}, returns no loss of one number"
-    if not torch.isfinite(loss):
-        raise AssertionError(f"the loss is {float(loss)}")
-    shift = _shift_of(scores, first.to(scores.device), loss, None, subject)
-    words = ("as given", "shifted by one inside")[shift]
+        return f"takes {name}, returns no loss of one number"
+    _require_finite(loss, "")
+    shift = _shift_of(scores, first, loss, None)
+    found = ("as given", "shifted by one inside")[shift]
     for mark in IGNORED:
         marked = first.clone()
         marked[0, 1:] = mark  # rows of unlike length
         marked[1, : time // 2] = mark
         try:
-            scores_, loss = _call(subject, model, tokens, marked)
+            new_scores, loss = _call(subject, model, tokens, marked)
         except ModelRaised:
             continue
         if loss is None:
             continue
-        if scores_ is not None:
-            scores = scores_
-        if not torch.isfinite(loss):
-            raise AssertionError(
-                f"the loss is {float(loss)} with targets {mark}"
-            )
-        if _counts_mark(scores, marked, loss, mark, shift):
-            continue  # to this model the mark is an id like any other
-        _shift_of(scores, marked.to(scores.device), loss, mark, subject)
-        words += f", {mark} left out"
-    return f"mean cross-entropy of {subject.target_name} {words}"
+        if new_scores is not None:
+            scores = new_scores
+        _require_finite(loss, f" with targets {mark}")
+        if mark != -100:
+            # to some models -1 is an id like any other, as in indexing
+            ids = marked.remainder(scores.size(-1))
+            if _close(_mean(scores, ids, shift, None), loss):
+                continue
+        _shift_of(scores, marked, loss, mark)
+        found += f", {mark} left out"
+    return f"mean cross-entropy of {name} {found}"
 
 
-def _counts_mark(
-    scores: Tensor, marked: Tensor, loss: Tensor, mark: int, shift: int
-) -> bool:
-    """Whether the loss takes a mark for an id, as negative indexing does."""
-    return (
-        False
-        if mark == -100
-        else _close(
-            _mean(scores, marked.remainder(scores.size(-1)), shift, None), loss
-        )
-    )
+def _require_finite(loss: Float[Tensor, ""], where: str) -> None:
+    if not torch.isfinite(loss):
+        raise AssertionError(f"the loss is {float(loss)}{where}")
 
 
 def _call(
     subject: Subject, model: Model, tokens: Tensor, targets: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return scores and loss of the native call with targets."""
+    """Return scores and loss of the model's own call with targets."""
     if isinstance(model, nn.Module):
         model.eval()
     batch, time = tokens.shape
-    given: dict[str, Any] = {
-        subject.target_name or "": targets.to(subject.device)
-    }
+    tokens, targets = (x.to(subject.device) for x in (tokens, targets))
     try:
         with torch.no_grad():
-            answer = subject.native(model, tokens.to(subject.device), **given)
+            answer = subject.caller.call_with_targets(model, tokens, targets)
     except Exception as error:
         raise ModelRaised(
             f"the model raised {sentence(error)} when given "
-            f"{subject.target_name}"
+            f"{subject.caller.target_name}"
         ) from error
     scores = None
     for path, form in find_scores(answer, batch, time, subject.vocab_size):
@@ -156,49 +144,48 @@ def _shift_of(
     targets: Int[Tensor, "batch time"],
     loss: Float[Tensor, ""],
     mark: int | None,
-    subject: Subject,
 ) -> int:
     """Return the shift at which the loss is right, or raise."""
-    batch, time = targets.shape
     loss = loss.double()
-    for shift in (0, 1):
-        if _close(_mean(scores, targets, shift, mark), loss):
+    means = [_mean(scores, targets, shift, mark) for shift in (0, 1)]
+    for shift, mean in enumerate(means):
+        if _close(mean, loss):
             return shift
-    nearest: dict[str, Callable[[], Tensor]] = {}
-    for shift, words in ((0, ""), (1, ", shifted by one"), (2, "")):
-        mean = _mean(scores, targets, shift, mark)
-        total = _mean(scores, targets, shift, mark, total=True)
-        if shift == 2:
-            nearest["shifted twice"] = mean.clone
-            continue
-        nearest[f"summed{words}"] = total.clone
-        nearest[f"summed over time, averaged over the batch{words}"] = (
-            total / batch
-        ).clone
-        nearest[f"summed over the batch, averaged over time{words}"] = (
-            total / (time - shift)
-        ).clone
-        nearest[f"averaged over padding, too{words}"] = (
-            total / (batch * (time - shift))
-        ).clone
-        nearest[f"divided by all positions{words}"] = (
-            total / (batch * time)
-        ).clone
-        nearest[f"in bits{words}"] = (mean / math.log(2)).clone
-        nearest[f"of probabilities taken for logits{words}"] = _mean(
-            scores.softmax(-1), targets, shift, mark
-        ).clone
-    expected = float(_mean(scores, targets, 0, mark))
-    shifted = float(_mean(scores, targets, 1, mark))
-    name = min(nearest, key=lambda n: float((nearest[n]() - loss).abs()))
+    wrong = _wrong_losses(scores, targets, mark)
+    name = min(wrong, key=lambda name: float((wrong[name] - loss).abs()))
     hint = (
         f"it is the cross-entropy {name}"
-        if _close(nearest[name](), loss)
-        else f"nearest is that {name}, {float(nearest[name]()):.6g}"
+        if _close(wrong[name], loss)
+        else f"nearest is that {name}, {float(wrong[name]):.6g}"
     )
     where = "" if mark is None else f" with targets of {mark}"
     raise AssertionError(
         f"the loss is {float(loss):.6g}{where}, but the mean cross-entropy "
-        f"of the model's own scores is {expected:.6g}, or {shifted:.6g} "
-        f"shifted by one: {hint}"
+        f"of the model's own scores is {float(means[0]):.6g}, or "
+        f"{float(means[1]):.6g} shifted by one: {hint}"
     )
+
+
+def _wrong_losses(
+    scores: Float[Tensor, "batch time vocab"],
+    targets: Int[Tensor, "batch time"],
+    mark: int | None,
+) -> dict[str, Tensor]:
+    """Return losses that models are known to return, by what they are."""
+    batch, time = targets.shape
+    losses: dict[str, Tensor] = {}
+    for shift, where in ((0, ""), (1, ", shifted by one")):
+        mean = _mean(scores, targets, shift, mark)
+        total = _mean(scores, targets, shift, mark, total=True)
+        odds = _mean(scores.softmax(-1), targets, shift, mark)
+        steps = time - shift
+        losses |= {
+            f"summed{where}": total,
+            f"summed over time, averaged over the batch{where}": total / batch,
+            f"summed over the batch, averaged over time{where}": total / steps,
+            f"averaged over padding, too{where}": total / (batch * steps),
+            f"divided by all positions{where}": total / (batch * time),
+            f"in bits{where}": mean / math.log(2),
+            f"of probabilities taken for logits{where}": odds,
+        }
+    return losses | {"shifted twice": _mean(scores, targets, 2, mark)}

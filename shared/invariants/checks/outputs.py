@@ -10,13 +10,20 @@ from torch import Tensor, nn
 from ..errors import SkipCheck
 from ..model.subject import Subject
 from ..model.tokens import draw
-from ..search.copies import awake
-from ..search.leaks import Mode, Search
-from ..search.rounding import FLOOR, epsilon, floor_of, is_real, rounding
+from ..search.larger_weights import amplified
+from ..search.leaks import Search
+from ..search.tolerance import (
+    FLOOR,
+    dtype_name,
+    floor_of,
+    is_real,
+    rounding,
+)
+from ..search.trial import EVAL
 from .causality import check_causality
 from .rows import check_batch_independence
 
-RANDOM_ROWS = (
+ROWS = (  # of a batch that check_finite tries
     "random ids",
     "id 0 first",
     "only id 0",
@@ -38,7 +45,7 @@ def check_shape(subject: Subject) -> str:
     Reports: karpathy/nanoGPT, whose forward answers for the last position
     only unless it is given targets.
     """
-    generator = torch.Generator().manual_seed(subject.seed)
+    generator = subject.generator()
     model = subject.build()
     longest = subject.block_size
     sizes = {(1, 1), (4, 1), (1, 2), (3, 2), (5, 3), (2, 7), (1, longest)}
@@ -47,14 +54,11 @@ def check_shape(subject: Subject) -> str:
         for batch, time in sorted(sizes):
             tokens = draw(subject.vocab_size, batch, time, generator)
             scores = subject.scores(
-                model,
-                tokens.to(subject.device),
-                training=training,
-                strict=True,
+                model, tokens, training=training, strict=True
             )
             if not scores.is_floating_point():
                 raise AssertionError(f"scores have dtype {scores.dtype}")
-    if subject.form.time_first:
+    if subject.reader.form.time_first:
         try:
             check_causality(subject)
             check_batch_independence(subject)
@@ -77,7 +81,7 @@ def check_finite(subject: Subject) -> str:
     Reports: dropout applied to masked scores turns -inf into NaN in one of
     ten train-mode passes ("GPT from Scratch", listing 5).
     """
-    generator = torch.Generator().manual_seed(subject.seed)
+    generator = subject.generator()
     vocab, longest = subject.vocab_size, subject.block_size
     model = subject.build()
     for time in sorted({min(t, longest) for t in (1, 2, 3, 16, longest)}):
@@ -86,23 +90,18 @@ def check_finite(subject: Subject) -> str:
         tokens[2], tokens[3], tokens[4] = 0, vocab - 1, tokens[4, 0]
         if time > 16:
             tokens = tokens[:2] if time * vocab < 1 << 22 else tokens[:1]
-        words = RANDOM_ROWS
-        scores = subject.scores(model, tokens.to(subject.device))
-        _require_finite(scores, words, time, "in eval mode")
-        grads = time <= 256 and subject.can_copy
+        scores = subject.scores(model, tokens)
+        _require_finite(scores, time, "in eval mode")
+        grads = time <= 256 and subject.builder.can_copy
         seeds = range(4 if 3 < time <= 16 else 1)
         for training, seed in [(False, 0)] + [(True, s) for s in seeds]:
             mode = "in train mode" if training else "in eval mode"
             if isinstance(model, nn.Module):
                 model.zero_grad(set_to_none=True)
             scores = subject.scores(
-                model,
-                tokens.to(subject.device),
-                training=training,
-                grad=grads,
-                seed=seed,
+                model, tokens, training=training, grad=grads, seed=seed
             )
-            _require_finite(scores.detach(), words, time, mode)
+            _require_finite(scores.detach(), time, mode)
             if grads and isinstance(model, nn.Module) and scores.requires_grad:
                 _likelihood(scores, tokens).backward()
                 _require_finite_gradients(model, time, mode)
@@ -119,10 +118,7 @@ def _likelihood(
 
 
 def _require_finite(
-    scores: Float[Tensor, "batch time vocab"],
-    words: tuple[str, ...],
-    time: int,
-    mode: str,
+    scores: Float[Tensor, "batch time vocab"], time: int, mode: str
 ) -> None:
     bad = ~torch.isfinite(scores).all(-1)
     if bad.any():
@@ -130,7 +126,7 @@ def _require_finite(
         share = float((~torch.isfinite(scores)).double().mean())
         raise AssertionError(
             f"{share:.2%} of the scores are NaN or infinite at length {time} "
-            f"{mode}, first at position {position} with {words[row]}"
+            f"{mode}, first at position {position} with {ROWS[row]}"
         )
 
 
@@ -156,30 +152,28 @@ def check_normalised(subject: Subject) -> str:
     Cost: four forwards.
     Reports: a softmax in front of nn.CrossEntropyLoss, which takes logits.
     """
-    says = subject.says_log_probs
     worst = 0.0
     models = [
-        ("", subject.precise()),
-        (" with larger weights", awake(subject)),
+        (subject.precise(), ""),
+        (amplified(subject), "with larger weights"),
     ]
-    for words, model in models:
+    for model, weights in models:
         if model is None:
             continue
-        search = Search(subject, model)
-        size = _check_sums(search, words)
-        if not says and size > NORMALISED:
+        size = _check_sums(Search(subject, model, weights))
+        if not subject.says_log_probs and size > NORMALISED:
             return "logits, which need not be normalised"
         worst = max(worst, size)
     return f"sums are 1 to {worst:.1g}"
 
 
-def _check_sums(search: Search, words: str) -> float:
+def _check_sums(search: Search) -> float:
     """Return how far logarithms of sums are from 0; raise where too far."""
     subject = search.subject
-    generator = torch.Generator().manual_seed(subject.seed)
+    generator = subject.generator()
     time = min(16, subject.block_size)
     tokens = draw(subject.vocab_size, 3, time, generator)
-    scores = search.run(tokens, Mode())
+    scores = search.run(tokens)
     ones = torch.ones(3, time, dtype=torch.float64, device=scores.device)
     if bool((scores >= 0).all()) and torch.allclose(
         scores.double().sum(-1), ones, atol=1e-4
@@ -190,13 +184,13 @@ def _check_sums(search: Search, words: str) -> float:
         )
     off = scores.double().logsumexp(-1)
     size = float(off.abs().nan_to_num(nan=math.inf).max())
-    noise = max(rounding(scores), epsilon(scores))
+    noise = max(rounding(scores), torch.finfo(scores.dtype).eps)
     # logits are no promise; what is nearly normalised was meant to be
     if not subject.says_log_probs and size > NORMALISED:
         return size
 
     def sums() -> Tensor:
-        return search.run(tokens, Mode()).double().logsumexp(-1)
+        return search.run(tokens).double().logsumexp(-1)
 
     # what is computed in float32 inside keeps float32's rounding
     inner = FLOOR * torch.finfo(torch.float32).eps
@@ -206,9 +200,9 @@ def _check_sums(search: Search, words: str) -> float:
         position = int(off.abs().amax(0).argmax())
         total = float(off[:, position].exp().max())
         raise AssertionError(
-            f"the probabilities of position {position} sum to {total:.9g}"
-            f"{words}: in logarithms {size:.2g} from 0 "
-            f"({str(scores.dtype).removeprefix('torch.')})"
+            f"the probabilities of position {position} sum to {total:.9g}: "
+            f"in logarithms {size:.2g} from 0 ({dtype_name(scores.dtype)}"
+            f"{search.conditions(EVAL)})"
         )
     return size
 
@@ -223,25 +217,21 @@ def check_initial_loss(subject: Subject) -> str:
     Reports: Karpathy's recipe for training neural networks, "verify loss @
     init".
     """
-    generator = torch.Generator().manual_seed(subject.seed)
+    generator = subject.generator()
     time = min(32, subject.block_size)
-    batch = max(1, 512 // time)
-    if batch * time * subject.vocab_size > 1 << 25:
-        batch = max(1, (1 << 25) // (time * subject.vocab_size))
+    room = (1 << 25) // (time * subject.vocab_size)
+    batch = max(1, min(512 // time, room))
     model = subject.build()
     tokens = draw(subject.vocab_size, batch, time, generator)
     targets = draw(subject.vocab_size, batch, time, generator)
-    scores = subject.scores(model, tokens.to(subject.device)).float()
-    loss = float(
-        F.cross_entropy(
-            scores.flatten(0, 1), targets.flatten().to(scores.device)
-        )
-    )
+    scores = subject.scores(model, tokens).float()
+    targets = targets.to(scores.device)
+    loss = float(F.cross_entropy(scores.flatten(0, 1), targets.flatten()))
     expected = math.log(subject.vocab_size)
     text = f"loss {loss:.3f}, ln({subject.vocab_size}) = {expected:.3f}"
     if abs(loss - expected) <= 1.5:
         return text
-    if not subject.fresh and math.isfinite(loss):
+    if not subject.builder.fresh and math.isfinite(loss):
         raise SkipCheck(
             f"{text}: the model may be trained; give a factory to have a "
             f"fresh one judged"

@@ -1,14 +1,15 @@
-"""Rows of a batch do not know of each other."""
+"""Rows of a batch do not depend on each other."""
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..model.subject import Subject
-from ..model.tokens import draw, others
-from ..search.copies import awake
-from ..search.leaks import Mode, Search
-from ..search.rounding import floor_of, gaps, is_real, rounding
+from ..model.tokens import SHORT, draw, others
+from ..search.larger_weights import amplified
+from ..search.leaks import Search
+from ..search.tolerance import dtype_name, floor, gaps, is_real, rounding
+from ..search.trial import EVAL, Mode
 
 
 def check_batch_independence(subject: Subject) -> str:
@@ -25,23 +26,23 @@ def check_batch_independence(subject: Subject) -> str:
     of its batch.
     """
     search = Search(subject, subject.precise())
-    generator = torch.Generator().manual_seed(subject.seed)
+    generator = subject.generator()
     longest = subject.block_size
     for time in sorted({1, min(2, longest), min(7, longest)}):
         _try(search, time, generator)
-    if longest > 16:
+    if longest > SHORT:
         _try(search, longest, generator, rows=2 if subject.heavy else 3)
-    notes = ""
-    copy = awake(subject)
+    copy = amplified(subject)
     if copy is not None:
-        words = "with larger weights"
-        _try(Search(subject, copy, words), min(7, longest), generator)
-    if search.unsteady:
-        notes = (
+        larger = Search(subject, copy, "with larger weights")
+        _try(larger, min(7, longest), generator)
+    note = ""
+    if search.draws_differ:
+        note = (
             "; in train mode random draws depend on the tokens, which "
             "cannot be compared"
         )
-    return f"alone, reordered, repeated, among others{notes}"
+    return f"alone, reordered, repeated, among others{note}"
 
 
 def _try(
@@ -51,77 +52,83 @@ def _try(
     if rows * time * vocab > 1 << 26:
         rows = 2
     tokens = draw(vocab, rows, time, generator)
-    quiet = Mode()
-    at = range(rows) if time <= 16 else (0, rows - 1)
-    whole = search.run(tokens, quiet)
-    for row in at:
-        alone = tokens[row : row + 1]
-        _same(search, quiet, tokens, whole, row, alone, 0, "alone")
+    some = range(rows) if time <= SHORT else (0, rows - 1)
+    batch = _Batch(search, EVAL, tokens)
+    for row in some:
+        batch.compare(row, tokens[row : row + 1], 0, "alone")
     order = torch.arange(rows).roll(1)
-    moved = search.run(tokens[order], quiet)
-    for row in at:
-        new = (row + 1) % rows
-        what = "in another order"
-        _same(
-            search, quiet, tokens, whole, row, tokens[order], new, what, moved
-        )
-    if time <= 16:
-        twice = tokens.repeat(2, 1)
-        what = "repeated"
-        _same(search, quiet, tokens, whole, 0, twice, rows, what)
-    for mode in (quiet, Mode("in train mode", training=True)):
-        whole = search.run(tokens, mode)
-        for row in at if time > 16 else sorted({0, 1 % rows, rows - 1}):
+    moved = search.run(tokens[order])
+    for row in some:
+        what, new = "in another order", (row + 1) % rows
+        batch.compare(row, tokens[order], new, what, moved)
+    if time <= SHORT:
+        batch.compare(0, tokens.repeat(2, 1), rows, "repeated")
+    for mode in (EVAL, Mode("in train mode", training=True)):
+        batch = _Batch(search, mode, tokens)
+        for row in some if time > SHORT else sorted({0, 1 % rows, rows - 1}):
             replaced = others(tokens, vocab, generator)
             replaced[row] = tokens[row]
             what = "with the other rows replaced"
-            _same(search, mode, tokens, whole, row, replaced, row, what)
+            batch.compare(row, replaced, row, what)
             equal = tokens[row].repeat(rows, 1)
             changed = equal.clone()
             far = (row + 1) % rows
             changed[far] = others(equal[far], vocab, generator)
-            what = f"with row {far} changed among equal rows"
-            if time <= 16:
-                left = search.run(equal, mode)
-                _same(search, mode, equal, left, row, changed, row, what)
+            if time <= SHORT:
+                what = f"with row {far} changed among equal rows"
+                _Batch(search, mode, equal).compare(row, changed, row, what)
 
 
-def _same(
-    search: Search,
-    mode: Mode,
-    left: Int[Tensor, "rows time"],
-    scores: Float[Tensor, "rows time vocab"],
-    row: int,
-    right: Int[Tensor, "others time"],
-    other: int,
-    what: str,
-    others_scores: Float[Tensor, "others time vocab"] | None = None,
-) -> None:
-    """Compare one row's scores, which are known, in another batch."""
+class _Batch:
+    """A batch and its scores, to be compared with other batches."""
 
-    def difference() -> Tensor:
-        a = search.run(left, mode)[row]
-        return search.run(right, mode)[other] - a
+    def __init__(
+        self, search: Search, mode: Mode, tokens: Int[Tensor, "rows time"]
+    ):
+        self.search = search
+        self.mode = mode
+        self.tokens = tokens
+        self.scores = search.run(tokens, mode)
 
-    a = scores[row]
-    if others_scores is None:
-        others_scores = search.run(right, mode)
-    b = others_scores[other]
-    moved = gaps(a, b)
-    position = int(moved.argmax())
-    noise = rounding(a)
-    size = float(moved[position])
-    if not size > floor_of(a.dtype) * noise:
-        return
-    if mode.training and not search.same_draws(left, right, mode):
-        search.unsteady = True
-        return
-    if is_real(search.model, lambda: difference()[position], noise):
-        words = "".join(f", {w}" for w in (mode.words, search.weights) if w)
-        raise AssertionError(
-            f"row {row} of a batch of {len(left)} depends on other rows: "
-            f"{what} (a batch of {len(right)}), its scores at position "
-            f"{position} move by {size:.2g} at length {left.size(1)} "
-            f"({str(a.dtype).removeprefix('torch.')}{words}; rounding there "
-            f"is {noise:.1g})"
-        )
+    def compare(
+        self,
+        row: int,
+        others: Int[Tensor, "others time"],
+        other: int,
+        what: str,
+        others_scores: Float[Tensor, "others time vocab"] | None = None,
+    ) -> None:
+        """Require the scores of a row to be those of a row among others.
+
+        Args:
+            row: of this batch.
+            others: the other batch.
+            other: where the same row is in it.
+            what: was done to the batch, for the failure.
+            others_scores: where they are known already.
+        """
+        search, mode = self.search, self.mode
+
+        def difference() -> Tensor:
+            a = search.run(self.tokens, mode)[row]
+            return search.run(others, mode)[other] - a
+
+        if others_scores is None:
+            others_scores = search.run(others, mode)
+        scores = self.scores[row]
+        moved = gaps(scores, others_scores[other])
+        position = int(moved.argmax())
+        size, noise = float(moved[position]), rounding(scores)
+        if not size > floor(scores):
+            return
+        if mode.training and not search.same_draws(self.tokens, others, mode):
+            search.draws_differ = True
+        elif is_real(search.model, lambda: difference()[position], noise):
+            rows, time = self.tokens.shape
+            raise AssertionError(
+                f"row {row} of a batch of {rows} depends on other rows: "
+                f"{what} (a batch of {len(others)}), its scores at position "
+                f"{position} move by {size:.2g} at length {time} "
+                f"({dtype_name(scores.dtype)}{search.conditions(mode)}; "
+                f"rounding there is {noise:.1g})"
+            )

@@ -6,11 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..errors import SkipCheck, sentence
+from ..errors import sentence
+from ..model.building import Model
 from ..model.randomness import random_states, seed_all
-from ..model.subject import Model, Subject
+from ..model.subject import Subject
 from ..model.tokens import draw
-from ..search.rounding import floor_of, gaps, rounding
+from ..search.tolerance import floor, gaps
+
+NOT_SAVED = "buffer (not saved)"
 
 
 def check_determinism(subject: Subject) -> str:
@@ -23,17 +26,17 @@ def check_determinism(subject: Subject) -> str:
     Cost: some 20 small forwards.
     Reports: pytorch/pytorch 26338, F.dropout goes on in eval mode.
     """
-    generator = torch.Generator().manual_seed(subject.seed)
+    generator = subject.generator()
     model = subject.build()
     longest = subject.block_size
     time = min(8, longest)
-    tokens = draw(subject.vocab_size, 2, time, generator).to(subject.device)
+    tokens = draw(subject.vocab_size, 2, time, generator)
     first = subject.scores(model, tokens)
 
     def compare(after: str, grad: bool = False) -> None:
         scores = subject.scores(model, tokens, grad=grad).detach()
         moved = gaps(scores, first)
-        if float(moved.max()) > floor_of(first.dtype) * rounding(first):
+        if float(moved.max()) > floor(first):
             position = int(moved.amax(0).argmax())
             raise AssertionError(
                 f"the same tokens give other scores {after}: position "
@@ -48,7 +51,7 @@ def check_determinism(subject: Subject) -> str:
     sizes = {(1, 1), (2, time), (3, min(5, longest)), (1, longest)}
     for batch, other in sorted(sizes):
         mixed = draw(subject.vocab_size, batch, other, generator)
-        subject.scores(model, mixed.to(subject.device))
+        subject.scores(model, mixed)
         compare(f"after an input of shape ({batch}, {other})")
     return "13 calls, with inputs of other sizes between them"
 
@@ -65,7 +68,7 @@ def check_purity(subject: Subject) -> str:
     Reports: running statistics updated in eval mode; a manual_seed inside
     forward.
     """
-    generator = torch.Generator().manual_seed(subject.seed)
+    generator = subject.generator()
     model = subject.build()
     for time in sorted({min(5, subject.block_size), subject.block_size}):
         tokens = draw(subject.vocab_size, 2, time, generator)
@@ -79,10 +82,9 @@ def _require_pure(subject: Subject, model: Model, tokens: Tensor) -> None:
     if isinstance(model, nn.Module):
         model.eval()
     before, given = _snapshot(model), tokens.clone()
-    random = random_states()
-    dtype = torch.get_default_dtype()
+    random, dtype = random_states(), torch.get_default_dtype()
     with torch.no_grad():
-        subject.call(model, given, **subject.fixed_arguments(given))
+        subject.caller.call(model, given)
         grad = torch.is_grad_enabled()
     if grad:
         raise AssertionError("a forward switches gradients on")
@@ -97,55 +99,44 @@ def _require_pure(subject: Subject, model: Model, tokens: Tensor) -> None:
                 f"a forward in eval mode changes the random state of {name}"
             )
     after = _snapshot(model)
-    for name, (kind, old) in before.items():
-        new = after.get(name, (kind, None))[1]
-        if not _same(kind, old, new):
-            raise AssertionError(
-                f"a forward in eval mode changes {kind} {name}"
-            )
-    added = [n for n in after if n not in before]
-    if added:
-        kind = after[added[0]][0]
-        if kind != "buffer (not saved)":
-            raise AssertionError(
-                f"a forward in eval mode adds {kind} {added[0]}"
-            )
+    for name, old in before.items():
+        grows = name.startswith(NOT_SAVED)
+        if not _same(old, after.get(name), grows):
+            raise AssertionError(f"a forward in eval mode changes {name}")
+    for name in after:
+        if name not in before and not name.startswith(NOT_SAVED):
+            raise AssertionError(f"a forward in eval mode adds {name}")
 
 
-def _snapshot(model: Model) -> dict[str, tuple[str, object]]:
+def _snapshot(model: Model) -> dict[str, object]:
+    """Return what a forward must not change, by what a failure calls it."""
+    seen: dict[str, object] = {}
     if not isinstance(model, nn.Module):
-        return {}
-    seen: dict[str, tuple[str, object]] = {}
+        return seen
     for name, parameter in model.named_parameters():
-        seen[name] = ("parameter", parameter.detach().clone())
         grad = parameter.grad
-        seen[f"{name}.grad"] = (
-            "the gradient",
-            None if grad is None else grad.clone(),
+        seen[f"parameter {name}"] = parameter.detach().clone()
+        seen[f"the gradient of {name}"] = (
+            None if grad is None else grad.clone()
         )
-        seen[f"{name}.requires_grad"] = ("", parameter.requires_grad)
+        seen[f"requires_grad of {name}"] = parameter.requires_grad
     saved = model.state_dict().keys()
     for name, buffer in model.named_buffers():
-        kind = "buffer" if name in saved else "buffer (not saved)"
-        seen[name] = (kind, buffer.clone())
+        kind = "buffer" if name in saved else NOT_SAVED
+        seen[f"{kind} {name}"] = buffer.clone()
     for name, module in model.named_modules():
-        seen[f"{name}.training"] = ("the mode", module.training)
+        seen[f"the mode of {name}"] = module.training
     return seen
 
 
-def _same(kind: str, old: object, new: object) -> bool:
+def _same(old: object, new: object, grows: bool) -> bool:
+    """Whether nothing has changed; what grows keeps what it had."""
     if not isinstance(old, Tensor) or not isinstance(new, Tensor):
-        return (
-            old is None
-            if kind == "the gradient" and new is None
-            else (type(old) is type(new) and old == new)
-        )
-    if kind == "buffer (not saved)" and old.ndim == new.ndim:
+        return type(old) is type(new) and old == new
+    if grows and old.ndim == new.ndim:
         if old.numel() == 0:
             return True
-        if old.shape != new.shape:
-            grown = [slice(0, size) for size in old.shape]
-            new = new[tuple(grown)]
+        new = new[tuple(slice(0, size) for size in old.shape)]
     if old.shape != new.shape or old.dtype != new.dtype:
         return False
     return bool(((old == new) | ((old != old) & (new != new))).all())
@@ -160,14 +151,10 @@ def check_state_dict(subject: Subject) -> str:
     Cost: two builds, four forwards, one copy of the weights.
     Reports: modules in a plain list, which PyTorch does not see.
     """
-    model = subject.build()
-    if not isinstance(model, nn.Module):
-        raise SkipCheck("a function has no state to save")
-    if not subject.can_copy:
-        raise SkipCheck("the model cannot be copied")
-    generator = torch.Generator().manual_seed(subject.seed)
+    model = subject.build_module("a function has no state to save")
+    generator = subject.generator()
     time = min(8, subject.block_size)
-    tokens = draw(subject.vocab_size, 2, time, generator).to(subject.device)
+    tokens = draw(subject.vocab_size, 2, time, generator)
     expected = subject.scores(model, tokens)
     state = copy.deepcopy(model.state_dict())
     del model
@@ -181,7 +168,7 @@ def check_state_dict(subject: Subject) -> str:
             f"a copy does not load the state: {sentence(error)}"
         ) from error
     moved = gaps(subject.scores(other, tokens), expected)
-    if float(moved.max()) > floor_of(expected.dtype) * rounding(expected):
+    if float(moved.max()) > floor(expected):
         raise AssertionError(
             f"a reloaded copy computes something else: scores differ by "
             f"{float(moved.max()):.2g}, so some state is not saved"

@@ -4,7 +4,6 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from ..errors import SkipCheck
 from ..model.subject import Subject
@@ -25,8 +24,6 @@ def check_entropy_bound(subject: Subject) -> str:
     Cost: 800 training steps of 16 short sequences: slow.
     Reports: karpathy/nanochat 844, a loss of 0.0018 from a leak.
     """
-    if not isinstance(subject.build(), nn.Module):
-        raise SkipCheck("a function cannot be trained")
     if subject.block_size < 2 * PERIOD:
         raise SkipCheck(f"needs sequences of {2 * PERIOD} tokens")
     ids = min(16, subject.vocab_size)
@@ -59,9 +56,8 @@ def _means(losses: list[float]) -> list[float]:
 
 
 def _train(subject: Subject, ids: int, repeat: bool) -> list[float]:
-    model = subject.build()
-    assert isinstance(model, nn.Module)
-    generator = torch.Generator().manual_seed(subject.seed)
+    model = subject.build_module("a function cannot be trained")
+    generator = subject.generator()
     time = min(18, subject.block_size)
     optimiser = torch.optim.Adam(
         [p for p in model.parameters() if p.requires_grad], lr=3e-3

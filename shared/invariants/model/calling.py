@@ -1,75 +1,80 @@
-"""How a model or a factory wants to be called, and what to call it."""
+"""How a model is called: which method, and under which names."""
 
-import functools
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ..errors import UnusableModel
-
-Model = Callable[..., Any]
+from .building import Model
 
 TOKENS = ("input_ids", "idx", "tokens", "x", "ids", "input", "inputs")
+TARGETS = ("targets", "target", "labels", "y")
+MASK = "attention_mask"
 
 
-@contextmanager
-def called_modules() -> Iterator[list[nn.Module]]:
-    """Collect the modules that are called inside."""
-    called: list[nn.Module] = []
+@dataclass(frozen=True)
+class Caller:
+    """Calls a model as its signature asks.
 
-    def note(module: nn.Module, args: object) -> None:
-        called.append(module)
+    Attributes:
+        method: "log_probs" where that is called; None: the model itself.
+        token_name: the ids' keyword; None: they go by position.
+        takes_mask: whether it takes an attention mask.
+        target_name: the targets' keyword in the model's own call, or None.
+        own_token_name: the ids' keyword there.
+        with_targets: whether each call gets targets, all 0.
+    """
 
-    handle = register_module_forward_pre_hook(note)
-    try:
-        yield called
-    finally:
-        handle.remove()
+    method: str | None
+    token_name: str | None
+    takes_mask: bool
+    target_name: str | None
+    own_token_name: str | None
+    with_targets: bool = False
+
+    def call(
+        self, model: Model, tokens: Int[Tensor, "batch time"], **extra: Any
+    ) -> Any:
+        """Return a model's answer."""
+        if self.with_targets and self.target_name is not None:
+            extra[self.target_name] = torch.zeros_like(tokens)
+        function = getattr(model, self.method) if self.method else model
+        return _call(function, self.token_name, tokens, extra)
+
+    def call_with_targets(
+        self,
+        model: Model,
+        tokens: Int[Tensor, "batch time"],
+        targets: Int[Tensor, "batch time"],
+    ) -> Any:
+        """Return the answer of the model itself, not of its log_probs."""
+        extra = {self.target_name: targets}
+        return _call(model, self.own_token_name, tokens, extra)
 
 
-def probe_sizes(vocab: int, block: int) -> list[tuple[int, int]]:
-    """Return two sizes of batch and time, told apart from the vocabulary."""
-
-    def shared(batch: int, time: int) -> int:
-        sizes = [batch, time, vocab, batch * time, 1]
-        return len(sizes) - len(set(sizes))
-
-    sizes = [(b, t) for t in range(min(7, block), 0, -1) for b in (3, 2, 5)]
-    sizes.sort(key=lambda size: shared(*size))  # stable: longest first
-    first = sizes[0]
-    others = [s for s in sizes if s[0] != first[0] and s[1] != first[1]]
-    return [first, (others or sizes[1:])[0]]
+def _call(
+    function: Model, token_name: str | None, tokens: Tensor, extra: dict
+) -> Any:
+    if token_name is None:
+        return function(tokens, **extra)
+    return function(**{token_name: tokens}, **extra)
 
 
-def is_factory(given: Model) -> bool:
-    """Whether a callable builds a model: it takes no arguments."""
-    if isinstance(given, nn.Module):
-        return False
-    try:
-        signature = inspect.signature(given)
-    except (TypeError, ValueError):
-        return False
-    try:
-        signature.bind()
-    except TypeError:
-        if isinstance(given, type):
-            raise UnusableModel(
-                f"{given.__name__} is a class that needs arguments: give a "
-                f"model, or a function without arguments that builds one"
-            ) from None
-        return False
-    # what takes any arguments at all takes tokens, unless it is a class
-    kinds = {p.kind for p in signature.parameters.values()}
-    built = given.func if isinstance(given, functools.partial) else given
-    return (
-        isinstance(built, type)
-        or inspect.Parameter.VAR_POSITIONAL not in kinds
+def caller_of(model: Model, log_probs: bool) -> Caller:
+    """Read from a signature how a model, or its log_probs, is called."""
+    own = getattr(model, "log_probs", None) if log_probs else None
+    function = own if callable(own) else model
+    names, token_name = token_argument(function)
+    own_names, own_token_name = token_argument(model)
+    return Caller(
+        method=None if function is model else "log_probs",
+        token_name=token_name,
+        takes_mask=MASK in names,
+        target_name=next((n for n in TARGETS if n in own_names), None),
+        own_token_name=own_token_name,
     )
 
 
@@ -94,33 +99,3 @@ def token_argument(function: Model) -> tuple[set[str], str | None]:
     if keyword is None and not positional and not rest:
         keyword = TOKENS[0] if parameters else None
     return names, keyword
-
-
-def device_of(model: Model) -> torch.device:
-    """Return where a model's first tensor is."""
-    if isinstance(model, nn.Module):
-        for tensor in [*model.parameters(), *model.buffers()]:
-            return tensor.device
-    return torch.device("cpu")
-
-
-def name_of_model(given: Model, model: Model | None = None) -> str:
-    """Return what to call a model: its class, or the function's name."""
-    if isinstance(given, functools.partial):
-        return name_of_model(given.func, model)
-    name = getattr(given, "__name__", type(given).__name__)
-    if isinstance(given, nn.Module) or name == "<lambda>":
-        if model is not None and name == "<lambda>":
-            return (
-                name_of_model(model)
-                if isinstance(model, nn.Module)
-                else "model"
-            )
-        return "the factory" if name == "<lambda>" else name
-    return name
-
-
-def shape_in_words(tokens: Int[Tensor, "batch time"]) -> str:
-    """Return what messages say about tokens."""
-    batch, time = tokens.shape
-    return f"tokens of shape ({batch}, {time})"

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def seed_all(seed: int) -> None:
@@ -40,3 +41,19 @@ def random_states() -> dict[str, object]:
         "random": random.getstate(),
         "numpy": (name, np.asarray(keys).tobytes(), *rest),
     }
+
+
+class RecordedDraws(TorchDispatchMode):
+    """Records the shapes of all random numbers that are drawn inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[str, tuple[int, ...]]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        answer = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            first = answer[0] if isinstance(answer, tuple) else answer
+            shape = tuple(getattr(first, "shape", ()))
+            self.shapes.append((str(func), shape))
+        return answer

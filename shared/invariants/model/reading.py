@@ -1,4 +1,4 @@
-"""How scores are found in whatever a model answers."""
+"""How scores are found and read in whatever a model answers."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
+
+from ..errors import ModelRaised
 
 SCORES = ("logits", "log_probs")
 LOSSES = ("loss",)
@@ -38,11 +40,8 @@ class Form:
         if self.axes is None:
             return "(batch * time, vocab)"
         words = dict(zip(self.axes, ("batch", "time", "vocab"), strict=True))
-        return (
-            "("
-            + ", ".join(words.get(i, "head") for i in range(self.ndim))
-            + ")"
-        )
+        axes = [words.get(i, "head") for i in range(self.ndim)]
+        return f"({', '.join(axes)})"
 
     def shape(self, batch: int, time: int, vocab: int) -> tuple[int, ...]:
         """Return the shape that an answer of this form has."""
@@ -67,6 +66,62 @@ class Form:
         if scores.shape[:2] != (batch, time):
             raise ValueError(f"shape {tuple(answer.shape)}")
         return scores
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads the scores in each answer of one model.
+
+    Attributes:
+        path: to the scores in an answer.
+        form: where batch, time and vocabulary are in them.
+        dtype: theirs.
+        width: number of scores at a position, as many as ids or more.
+        vocab_size: number of ids.
+    """
+
+    path: Path
+    form: Form
+    dtype: torch.dtype
+    width: int
+    vocab_size: int
+
+    def read(
+        self, answer: Any, batch: int, time: int, strict: bool = False
+    ) -> Float[Tensor, "batch time vocab"]:
+        """Return the scores in an answer, in the common form.
+
+        Unless strict, axes of size 1 that the model drops are put back, and
+        scores of ids beyond its vocabulary are left out: they are the
+        matter of check_shape, and no other check should stumble over them.
+
+        Raises:
+            ModelRaised: where there are none of the right shape.
+        """
+        if strict and self.width != self.vocab_size:
+            raise ModelRaised(
+                f"the scores are {self.width} wide, the vocabulary has "
+                f"{self.vocab_size} ids"
+            )
+        found = follow(answer, self.path)
+        if isinstance(found, Tensor):
+            if not strict:
+                shape = self.form.shape(batch, time, self.width)
+                found = unsqueezed(found, shape)
+            try:
+                scores = self.form.read(found, batch, time)
+            except (ValueError, RuntimeError):
+                scores = None
+            if scores is not None and scores.size(2) == self.width:
+                return scores[..., : self.vocab_size]
+        for path, form in find_scores(answer, batch, time, self.width):
+            if form == self.form:
+                scores = form.read(follow(answer, path), batch, time)
+                return scores[..., : self.vocab_size]
+        raise ModelRaised(
+            f"the scores for tokens of shape {(batch, time)} should have "
+            f"shape {(batch, time, self.vocab_size)}, got {describe(answer)}"
+        )
 
 
 def find_scores(
@@ -112,16 +167,15 @@ def tensors_in(answer: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
 
 
 def _items(answer: Any) -> list[tuple[Any, Any]]:
+    if hasattr(answer, "_asdict"):  # a named tuple
+        answer = answer._asdict()
     if isinstance(answer, Mapping):
         return list(answer.items())
-    if isinstance(answer, tuple) and hasattr(answer, "_fields"):
-        return list(zip(answer._fields, answer, strict=True))
     if isinstance(answer, list | tuple):
         return list(enumerate(answer))
+    names = [*SCORES, *LOSSES]
     if dataclasses.is_dataclass(answer):
         names = [field.name for field in dataclasses.fields(answer)]
-        return [(name, getattr(answer, name, None)) for name in names]
-    names = [*SCORES, *LOSSES]
     return [(n, getattr(answer, n)) for n in names if hasattr(answer, n)]
 
 

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from torch import nn
+
+from ..errors import UnusableModel
 
 VOCABULARY = ("vocab_size", "n_vocab", "vocabulary_size", "num_tokens")
 LENGTH = (
@@ -35,18 +38,68 @@ CONFIGS = ("config", "cfg", "args", "hparams")
 
 @dataclass(frozen=True)
 class Declared:
-    """A size as the model says it.
-
-    Attributes:
-        name: of the attribute.
-        value: the size.
-    """
+    """A size as the model says it: the attribute's name, and its value."""
 
     name: str
     value: int
 
     def __str__(self) -> str:
         return f"{self.name}={self.value}"
+
+
+def choose_sizes(
+    model: object,
+    name: str,
+    vocab_size: int | None,
+    block_size: int | None,
+    notes: list[str],
+) -> tuple[int, int]:
+    """Return vocab_size and block_size: those given, or the model's own.
+
+    Raises:
+        UnusableModel: for a size that neither side says, and a vocabulary
+            that contradicts the model's own.
+        ValueError: for what is no positive number.
+    """
+    _require_positive("vocab_size", vocab_size)
+    _require_positive("block_size", block_size)
+    known, longest = declared(model, VOCABULARY), declared(model, LENGTH)
+    if vocab_size is None:
+        if known is None:
+            raise UnusableModel(
+                f"{name} does not say its vocabulary: vocab_size must be given"
+            )
+        vocab_size = known.value
+    elif known is not None and known.value != vocab_size:
+        raise UnusableModel(
+            f"vocab_size={vocab_size} was given, but {name} has {known}"
+        )
+    if vocab_size < 2:
+        raise UnusableModel(
+            f"vocab_size must be at least 2 for one token to differ from "
+            f"another, got {vocab_size}"
+        )
+    if block_size is None:
+        if longest is None:
+            raise UnusableModel(
+                f"{name} does not say its longest sequence: block_size must "
+                f"be given"
+            )
+        block_size = longest.value
+    elif longest is not None and longest.value < block_size:
+        notes.append(
+            f"block_size {block_size} was asked for; the model declares "
+            f"{longest}, which is used"
+        )
+        block_size = longest.value
+    return int(vocab_size), int(block_size)
+
+
+def _require_positive(name: str, size: int | None) -> None:
+    if size is None:
+        return
+    if not isinstance(size, Integral) or size is True or size < 1:
+        raise ValueError(f"{name} must be a positive number, got {size!r}")
 
 
 def declared(model: object, names: tuple[str, ...]) -> Declared | None:
@@ -68,10 +121,19 @@ def all_declared(model: object, names: tuple[str, ...]) -> list[Declared]:
     return [size for size in found if size.value > 0]
 
 
+def _get(place: object, name: str) -> Any:
+    if isinstance(place, Mapping):
+        return place.get(name)
+    try:
+        return getattr(place, name, None)
+    except Exception:  # a property of the user's may raise anything
+        return None
+
+
 def promised_limit(
     model: object, vocab_size: int
 ) -> tuple[Declared | None, str]:
-    """Return the length that a model promises to refuse to exceed.
+    """Return the length that a model promises to refuse to exceed, if any.
 
     max_position_embeddings is also what models without a table of positions
     call the length they were trained at: it is a promise only where the
@@ -107,12 +169,3 @@ def _has_table(model: object, count: int, vocab_size: int) -> bool:
     tables += [t for name, t in tensors if "pos" in name or "wpe" in name]
     # some tables keep a few rows more, for padding
     return any(0 <= n - count <= 2 for table in tables for n in table.shape)
-
-
-def _get(place: object, name: str) -> Any:
-    if isinstance(place, Mapping):
-        return place.get(name)
-    try:
-        return getattr(place, name, None)
-    except Exception:  # a property of the user's may raise anything
-        return None

@@ -6,8 +6,18 @@ from torch import Tensor
 
 from .sizes import WINDOW, all_declared
 
-SMALL = 16  # every split of every length up to this one is tried
+SHORT = 16  # every split of every length up to this one is tried
 SPLITS = 24  # of a longer sequence at least as many
+
+TOKENS_AT_ONCE = 2048
+BYTES_AT_ONCE = 1 << 28
+
+
+def rows_at_once(vocab: int, time: int) -> int:
+    """Return how many sequences fit in one call, within the memory budget."""
+    # the scores, those they are compared with, and their difference
+    by_scores = BYTES_AT_ONCE // (time * vocab * 8)
+    return max(1, min(TOKENS_AT_ONCE // time, by_scores))
 
 
 def draw(
@@ -37,7 +47,7 @@ def others(
 
 
 def lengths_to_try(model: object, longest: int) -> list[int]:
-    """Return lengths over SMALL: the longest, near 32, near edges.
+    """Return lengths over SHORT: the longest, near 32, near edges.
 
     Edges are powers of two, where kernels have their tiles, and each window
     or chunk that the model declares.
@@ -47,7 +57,7 @@ def lengths_to_try(model: object, longest: int) -> list[int]:
     for window in all_declared(model, WINDOW):
         w = window.value
         lengths |= {w - 1, w, w + 1, 2 * w + 1}
-    return sorted(t for t in lengths if SMALL < t <= longest)
+    return sorted(t for t in lengths if SHORT < t <= longest)
 
 
 def splits_to_try(

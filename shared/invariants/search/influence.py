@@ -6,10 +6,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..model.building import Model
 from ..model.randomness import isolated
-from ..model.subject import Model, Subject
-from ..model.tokens import others
-from .rounding import gaps, rows_at_once
+from ..model.subject import Subject
+from ..model.tokens import others, rows_at_once
+from .tolerance import gaps
 
 Run = Callable[[Int[Tensor, "batch time"]], Float[Tensor, "batch time vocab"]]
 
@@ -61,16 +62,16 @@ def influence(
             f"{ids.numel()} tokens are more than the {subject.block_size} "
             f"that {subject.name} takes"
         )
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= subject.vocab_size:
+    outside = ids[(ids < 0) | (ids >= subject.vocab_size)].tolist()
+    if outside:
         raise ValueError(
-            f"token {low if low < 0 else high} is outside the vocabulary of "
+            f"token {outside[0]} is outside the vocabulary of "
             f"{subject.vocab_size}"
         )
     with isolated(seed):
         built = subject.precise()
         return influence_of(
-            lambda x: subject.scores(built, x.to(subject.device)),
+            lambda x: subject.scores(built, x),
             ids.cpu().long(),
             subject,
             rounds,
@@ -82,9 +83,9 @@ def influence_of(
 ) -> Float[Tensor, "time time"]:
     """Return the matrix of `influence` for one way to call a model."""
     time = ids.numel()
-    generator = torch.Generator().manual_seed(subject.seed)
+    generator = subject.generator()
     matrix = torch.zeros(time, time, dtype=torch.float64)
-    rows = min(rows_at_once(subject, time), time)
+    rows = min(rows_at_once(subject.vocab_size, time), time)
     base = run(ids.expand(rows, time).clone()).detach()
     for _ in range(rounds):
         replaced = others(ids, subject.vocab_size, generator)

@@ -1,8 +1,8 @@
 """Copies of a model whose weights are no longer a fresh model's.
 
-Some faults sleep while weights are small or zero: a mask of -1e4 hides
-nothing once scores grow beyond it, and a leak behind a projection that
-starts at zero shows nothing at all.
+Some faults do not show while weights are small or zero: a mask of -1e4 hides
+the future until scores have grown beyond it, and a leak behind a projection
+that starts at zero moves nothing at all.
 """
 
 from typing import Any
@@ -13,43 +13,36 @@ from torch import Tensor, nn
 from ..errors import ModelRaised
 from ..model.randomness import isolated
 from ..model.reading import tensors_in
-from ..model.subject import Model, Subject
+from ..model.subject import Subject
 from ..model.tokens import draw
 
-AWAKE = 1.5  # root mean square of what each matrix puts out
-AMPLIFIED = (300.0, 100.0, 30.0, 10.0, 3.0)  # scores of two such: 1e5
-MOST = 3000.0  # times a weight
-
-
-def awake(subject: Subject) -> nn.Module | None:
-    """Return a copy as if it had been trained a little, or None.
-
-    Zeros in trainable parameters are redrawn, and each matrix is scaled up
-    until its outputs are of size one. None where that is not finite, or
-    there is no module to change.
-    """
-    return amplified(subject, AWAKE)
+MODERATE = 1.5  # size of what each matrix puts out, as if trained a little
+EXTREME = (300.0, 100.0, 30.0, 10.0, 3.0)  # scores of two such: 1e5
+LARGEST_FACTOR = 3000.0  # of a weight
 
 
 def amplified(
-    subject: Subject, size: float, precise: bool = True
+    subject: Subject, size: float = MODERATE, precise: bool = True
 ) -> nn.Module | None:
     """Return a copy with larger weights, or None.
 
+    Zeros in trainable parameters are redrawn, and each matrix is scaled up
+    until its outputs are of a size. None where scores are then not finite,
+    or there is no module to change.
+
     Args:
         subject: what is copied.
-        size: root mean square of what each matrix then puts out.
+        size: root mean square of what each matrix puts out.
         precise: whether in float64, where the model can.
     """
     model = subject.precise() if precise else subject.build()
-    if not isinstance(model, nn.Module) or not subject.can_copy:
+    if not isinstance(model, nn.Module) or not subject.builder.can_copy:
         return None
-    generator = torch.Generator().manual_seed(subject.seed)
+    generator = subject.generator()
     with isolated(subject.seed):
         redraw_zeros(model, generator)
         time = min(8, subject.block_size)
         tokens = draw(subject.vocab_size, 2, time, generator)
-        tokens = tokens.to(subject.device)
         try:
             scale_outputs(subject, model, tokens, size)
             scores = subject.scores(model, tokens)
@@ -94,7 +87,7 @@ def scale_outputs(
         if isinstance(module, nn.Embedding | nn.EmbeddingBag)
         for p in module.parameters(recurse=False)
     }
-    busy: set[int] = set()
+    running: set[int] = set()  # modules that are called again
 
     def scale(
         module: nn.Module,
@@ -107,22 +100,22 @@ def scale_outputs(
             for p in _own_parameters(module)
             if p.ndim > 1 and p.requires_grad and id(p) not in tables
         ]
-        if not matrices or id(module) in busy:
+        if not matrices or id(module) in running:
             return None
         output = next((t for _, t in tensors_in(answer)), None)
         if output is None or not output.is_floating_point():
             return None
         rms = output.double().square().mean().sqrt().item()
-        factor = min(size / rms, MOST) if rms > 0 else 1.0
+        factor = min(size / rms, LARGEST_FACTOR) if rms > 0 else 1.0
         if not factor > 1:  # NaN too
             return None
         for p in matrices:
             p.mul_(factor)
-        busy.add(id(module))
+        running.add(id(module))
         try:
             return module(*args, **kwargs)
         finally:
-            busy.discard(id(module))
+            running.discard(id(module))
 
     handles = [
         module.register_forward_hook(scale, with_kwargs=True)
@@ -143,35 +136,3 @@ def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
     if isinstance(parametrized, nn.Module):
         own += list(parametrized.parameters())
     return own
-
-
-def nudge(model: Model, size: float, seed: int) -> list[Tensor]:
-    """Change every weight by a relative rounding, and return what was.
-
-    Args:
-        model: changed in place; anything but an nn.Module stays.
-        size: of the change, relative to the weight.
-        seed: of the signs.
-    """
-    if not isinstance(model, nn.Module):
-        return []
-    saved = []
-    with torch.no_grad():
-        for parameter in model.parameters():
-            saved.append(parameter.detach().clone())
-            if parameter.is_floating_point():
-                generator = torch.Generator().manual_seed(seed)
-                noise = torch.rand(parameter.shape, generator=generator)
-                noise = noise.to(parameter) * 2 - 1
-                parameter.addcmul_(parameter, noise, value=size)
-    return saved
-
-
-def restore(model: Model, saved: list[Tensor]) -> None:
-    """Undo `nudge`."""
-    if isinstance(model, nn.Module):
-        with torch.no_grad():
-            for parameter, value in zip(
-                model.parameters(), saved, strict=True
-            ):
-                parameter.copy_(value)

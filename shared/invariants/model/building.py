@@ -1,0 +1,179 @@
+"""How a model is built anew for each check: by its factory, or as a copy."""
+
+import copy
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from ..errors import UnusableModel, sentence
+from .randomness import isolated
+
+Model = Callable[..., Any]
+
+
+class Builder:
+    """Builds a model anew, so that no check meets what another changed.
+
+    Attributes:
+        fresh: whether a factory builds it, with untrained weights.
+        can_copy: whether copies of a model have modules of their own.
+        device: where models are moved to; at first where the first one is.
+    """
+
+    def __init__(
+        self,
+        given: Any,
+        seed: int,
+        device: torch.device | str | None,
+        notes: list[str],
+    ):
+        if not callable(given):
+            raise UnusableModel(
+                f"a model, a function or a factory is needed, got "
+                f"{type(given).__name__}"
+            )
+        self.given, self.seed, self.notes = given, seed, notes
+        self.device = None if device is None else torch.device(device)
+        self.fresh = is_factory(given)
+        self.can_copy = True
+        self._first: Callable[[], Any] | None = None
+
+    def build(self, seed: int | None = None) -> Model:
+        """Return the model anew: from the factory, or a copy of the one given.
+
+        Args:
+            seed: of the weights; None: the builder's own, so that each model
+                built has the same weights.
+        """
+        with isolated(self.seed if seed is None else seed):
+            model = self._make() if self.fresh else self._copy(self.given)
+        if self.device is None:
+            self.device = device_of(model)
+        elif isinstance(model, nn.Module):
+            model = model.to(self.device)
+        return model
+
+    def _make(self) -> Model:
+        name = name_of(self.given) or "the factory"
+        try:
+            model = self.given()
+        except Exception as error:
+            raise UnusableModel(f"{name} raised {sentence(error)}") from error
+        if not callable(model):
+            raise UnusableModel(
+                f"{name} returned no model but {type(model).__name__}"
+            )
+        if self._first is not None and self._first() is model:
+            return self._copy(model)  # the factory keeps its model
+        if self._first is None and isinstance(model, nn.Module):
+            self._first = weakref.ref(model)
+        return model
+
+    def _copy(self, model: Model) -> Model:
+        if not isinstance(model, nn.Module) or not self.can_copy:
+            return model
+        try:
+            return copy.deepcopy(model)
+        except Exception as error:
+            self._give_up(f"the model cannot be copied ({sentence(error)})")
+            return model
+
+    def require_own_modules(
+        self, model: Model, called: list[nn.Module]
+    ) -> None:
+        """Give up copying where a copy calls modules of its original."""
+        given = self.given
+        if not isinstance(given, nn.Module) or model is given:
+            return
+        assert isinstance(model, nn.Module)
+        theirs = {id(m): name for name, m in given.named_modules()}
+        for module in model.modules():
+            theirs.pop(id(module), None)
+        shared = {theirs[id(m)] for m in called if id(m) in theirs}
+        if shared:
+            self._give_up(
+                f"a copy still calls {', '.join(sorted(shared)[:3])} of the "
+                f"original (a lambda or closure as an attribute?)"
+            )
+
+    def _give_up(self, reason: str) -> None:
+        self.can_copy = False
+        self.notes.append(
+            f"{reason}: checks that change weights are left out; give a "
+            f"factory"
+        )
+
+    @contextmanager
+    def on(self, device: torch.device | str) -> Iterator[None]:
+        """Build and call on another device inside."""
+        before, self.device = self.device, torch.device(device)
+        try:
+            yield
+        finally:
+            self.device = before
+
+
+def is_factory(given: Model) -> bool:
+    """Whether a callable builds a model: it takes no arguments."""
+    if isinstance(given, nn.Module):
+        return False
+    try:
+        signature = inspect.signature(given)
+    except (TypeError, ValueError):
+        return False
+    try:
+        signature.bind()
+    except TypeError:
+        if isinstance(given, type):
+            raise UnusableModel(
+                f"{given.__name__} is a class that needs arguments: give a "
+                f"model, or a function without arguments that builds one"
+            ) from None
+        return False
+    # what takes any arguments at all takes tokens, unless it is a class
+    kinds = {p.kind for p in signature.parameters.values()}
+    built = given.func if isinstance(given, functools.partial) else given
+    return (
+        isinstance(built, type)
+        or inspect.Parameter.VAR_POSITIONAL not in kinds
+    )
+
+
+def name_of(given: Model) -> str | None:
+    """Return the name of a model's class or of a function, if it has one."""
+    if isinstance(given, functools.partial):
+        return name_of(given.func)
+    if isinstance(given, nn.Module):
+        return type(given).__name__
+    name = getattr(given, "__name__", type(given).__name__)
+    return None if name == "<lambda>" else name
+
+
+def device_of(model: Model) -> torch.device:
+    """Return where a model's first tensor is."""
+    if isinstance(model, nn.Module):
+        for tensor in [*model.parameters(), *model.buffers()]:
+            return tensor.device
+    return torch.device("cpu")
+
+
+@contextmanager
+def called_modules() -> Iterator[list[nn.Module]]:
+    """Collect the modules that are called inside."""
+    called: list[nn.Module] = []
+
+    def note(module: nn.Module, args: object) -> None:
+        called.append(module)
+
+    handle = register_module_forward_pre_hook(note)
+    try:
+        yield called
+    finally:
+        handle.remove()

@@ -1,0 +1,119 @@
+"""The failure that a leak becomes: its smallest case, its place, its map."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ..model.tokens import SHORT, draw, others
+from ..pictures import levels, text_map
+from .first_difference import first_difference
+from .influence import influence_of
+from .leaks import Search
+from .tolerance import FLOOR
+from .trial import Leak, Mode, Trial
+
+MAP = 8  # tokens in the map of a leak, where it is as short
+
+
+def explain(search: Search, leak: Leak) -> AssertionError:
+    """Return the failure, in one sentence; its map is a note."""
+    leak = smallest(search, leak)
+    trial, row = leak.trial, leak.row
+    base = trial.base[row]
+    time = base.numel()
+    text = (
+        f"{_what(leak)} moves the scores of position {leak.position} by "
+        f"{leak.size:.2g} ({leak.dtype}{search.conditions(trial.mode)}; "
+        f"rounding there is {leak.noise:.1g})"
+    )
+    if len(trial.base) > 1 and search.find(trial.rows([row])) is None:
+        text += f", in row {row} of a batch of {len(trial.base)}"
+    place = None
+    if isinstance(search.model, nn.Module):
+        place = first_difference(
+            search.model,
+            lambda tokens: search.run(tokens, trial.mode),
+            trial.base,
+            trial.changed,
+            row,
+            leak.position + 1,
+            FLOOR * leak.noise / max(leak.size, leak.noise),
+        )
+    if place is not None:
+        text += f"; first seen at {place}"
+    if time <= SHORT:
+        text += f"; tokens {' '.join(map(str, base.tolist()))}"
+    error = AssertionError(text)
+    if time <= 2 * SHORT:
+        error.add_note(text_map(_map(search, base, trial.mode)))
+    return error
+
+
+def _what(leak: Leak) -> str:
+    """Return what was seen by whom, and what was changed."""
+    trial, row = leak.trial, leak.row
+    base, changed = trial.base[row], trial.changed[row]
+    differing = (base != changed).nonzero().flatten().tolist()
+    token, last, time = differing[0], differing[-1], base.numel()
+    if token == last:
+        return (
+            f"position {leak.position} sees token {token}: at length "
+            f"{time}, changing token {token} from {int(base[token])} to "
+            f"{int(changed[token])}"
+        )
+    return (
+        f"position {leak.position} sees the tokens from {token} on: at "
+        f"length {time}, redrawing tokens {token} to {last}"
+    )
+
+
+def smallest(search: Search, leak: Leak) -> Leak:
+    """Return the leak at the smallest length, from a single token."""
+    vocab, generator = search.subject.vocab_size, search.subject.generator()
+    trial = leak.trial
+    row = trial.base[leak.row]
+    for time in range(2, min(SHORT, row.numel() - 1) + 1):
+        drawn = draw(vocab, 1, time, generator, repeats=False)[0]
+        for base in (drawn, row[:time]):
+            changed = others(base, vocab, generator)
+            found = _of_one_token(search, base, changed, trial.mode, 1)
+            if found is not None:
+                return found
+    changed, split = trial.changed[leak.row], trial.splits[leak.row]
+    return _of_one_token(search, row, changed, trial.mode, split) or leak
+
+
+def _of_one_token(
+    search: Search,
+    base: Int[Tensor, "time"],
+    changed: Int[Tensor, "time"],
+    mode: Mode,
+    first: int,
+) -> Leak | None:
+    """Return a leak from changing one token only, or None."""
+    time = base.numel()
+    splits = list(range(first, time))
+    rows = base.repeat(len(splits), 1)
+    other = rows.clone()
+    for i, split in enumerate(splits):
+        other[i, split] = changed[split]
+    return search.find(Trial(rows, other, splits, mode))
+
+
+def _map(
+    search: Search, ids: Int[Tensor, "time"], mode: Mode
+) -> Float[Tensor, "length length"]:
+    """Return the influence matrix, of eight tokens if they leak, too."""
+    subject = search.subject
+    longer = min(MAP, subject.block_size) - ids.numel()
+    matrix = torch.empty(0, 0)
+    for more in (max(0, longer), 0):
+        rest = draw(subject.vocab_size, 1, more, subject.generator())[0]
+        matrix = influence_of(
+            lambda tokens: search.run(tokens, mode),
+            torch.cat([ids, rest]),
+            subject,
+        )
+        if bool(levels(matrix).triu(1).any()):
+            break
+    return matrix

@@ -1,0 +1,130 @@
+"""How large a difference is, and whether it is more than rounding.
+
+The tolerance of check_causality and of all checks that compare scores. Two
+differences are told apart: up to FLOOR units of rounding of the largest
+score nothing is looked at; above, a difference is real if it stays the same
+when every weight is nudged by a few units of rounding, and noise if the
+nudge redraws it. A leak does not care about the last bits of the weights;
+rounding does. No constant has to fit all models: deep, sharp or partly
+single-precision ones bring their own noise, and a difference of 1e-9 in a
+clean float64 model still counts.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..model.building import Model
+
+FLOOR = 64  # units of rounding of the largest score: never looked at
+FLOOR_OF_16_BITS = 2  # of which 64 units are half the scores
+NUDGE = 256  # units of rounding by which weights are nudged
+ALIKE = 0.2  # share by which a real difference may change under the nudge
+
+# The floor of functions, whose weights nobody can nudge: units of rounding.
+WITHOUT_WEIGHTS = {torch.float64: 2**20, torch.float32: 2**8}
+
+
+def gaps(
+    a: Float[Tensor, "*batch vocab"], b: Float[Tensor, "*batch vocab"]
+) -> Float[Tensor, "*batch"]:
+    """Return the largest difference over the vocabulary; NaN counts as inf.
+
+    Two equal infinities do not differ.
+    """
+    if a.dtype != torch.float64:
+        a, b = a.float(), b.float()
+    gap = (a - b).abs_().amax(-1)
+    odd = ~torch.isfinite(gap)
+    if odd.any():
+        exact = (a[odd] - b[odd]).abs_()
+        exact[a[odd] == b[odd]] = 0
+        gap[odd] = exact.nan_to_num_(nan=math.inf).amax(-1)
+    return gap
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return what a message calls a dtype: "float64"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def floor_of(dtype: torch.dtype) -> int:
+    """Return how many units of rounding are never looked at."""
+    return FLOOR if torch.finfo(dtype).bits > 16 else FLOOR_OF_16_BITS
+
+
+def rounding(scores: Float[Tensor, "..."]) -> float:
+    """Return the rounding of the largest score."""
+    largest = scores.detach().abs().nan_to_num(posinf=0.0, neginf=0.0).max()
+    return torch.finfo(scores.dtype).eps * float(largest)
+
+
+def floor(scores: Float[Tensor, "..."]) -> float:
+    """Return the size up to which differences of scores are not looked at."""
+    return floor_of(scores.dtype) * rounding(scores)
+
+
+def is_real(
+    model: Model,
+    difference: Callable[[], Float[Tensor, "..."]],
+    noise: float,
+) -> bool:
+    """Whether a difference is more than rounding.
+
+    Args:
+        model: whose weights are nudged while the difference is measured.
+        difference: measures it anew.
+        noise: rounding of the numbers whose difference it is.
+    """
+    first = difference()
+    size = float(first.abs().max())
+    if not math.isfinite(size):
+        return True
+    if size <= floor_of(first.dtype) * noise:
+        return False
+    weights = _weights(model)
+    if not weights:
+        return size > WITHOUT_WEIGHTS.get(first.dtype, 16) * noise
+    dtype = weights[0].dtype
+    units = NUDGE if torch.finfo(dtype).bits > 16 else FLOOR_OF_16_BITS
+    for seed in (1, 2):
+        with nudged(model, units * torch.finfo(dtype).eps, seed):
+            change = float((difference() - first).abs().max())
+        if not change <= ALIKE * size:
+            return False
+    return True
+
+
+@contextmanager
+def nudged(model: Model, size: float, seed: int) -> Iterator[None]:
+    """Change every weight inside by a relative rounding, put it back after.
+
+    Args:
+        model: changed in place; a function stays as it is.
+        size: of the change, relative to the weight.
+        seed: of the signs.
+    """
+    weights = _weights(model)
+    saved = [weight.detach().clone() for weight in weights]
+    try:
+        with torch.no_grad():
+            for weight in weights:
+                generator = torch.Generator().manual_seed(seed)
+                noise = torch.rand(weight.shape, generator=generator)
+                noise = noise.to(weight) * 2 - 1
+                weight.addcmul_(weight, noise, value=size)
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, value in zip(weights, saved, strict=True):
+                weight.copy_(value)
+
+
+def _weights(model: Model) -> list[nn.Parameter]:
+    if not isinstance(model, nn.Module):
+        return []
+    return [p for p in model.parameters() if p.is_floating_point()]
