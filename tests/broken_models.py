@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import torch
 import torch.nn.functional as F
 from small_gpt import (
@@ -48,6 +49,19 @@ class Broken:
 
 
 BROKEN: list[Broken] = []
+SLOW = "check_entropy_bound"  # it trains; the other checks only ask
+
+
+def as_parameters(models):
+    """Each as a parameter of a test that is named by its check, too."""
+    parameters = []
+    for model in models:
+        check = getattr(model, "check", "")
+        slow = check == SLOW or model.vocab_size > 1e4 or model.block_size > 99
+        name = f"{model.name}-{check}" if check else model.name
+        marks = [pytest.mark.slow] if slow else []
+        parameters.append(pytest.param(model, id=name, marks=marks))
+    return parameters
 
 
 def broken(check, owner=None, method="", **details):

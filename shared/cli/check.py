@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from rich.progress import Progress
 
 from ..console import warn
 from ..files import write_json
@@ -105,7 +106,8 @@ def check(
         )
         report.model = target
         reports.append(report)
-        console.print(report)
+        colour = console.color_system is not None and not console.no_color
+        print(report.table(console.width, colour))
         if report.interrupted:
             interrupted = True
             break
@@ -128,9 +130,24 @@ def check(
 
 def _check_one(factory: Callable[..., Any], **settings: Any) -> Report:
     """Run the checks; an exception of the user's is printed as theirs."""
+    screen = Console(stderr=True)
+    bar = Progress(
+        console=screen,
+        transient=True,
+        disable=not screen.is_terminal,
+        redirect_stdout=False,
+    )
+    waiting = iter([*settings["checks"][1:], ""])
+    task = bar.add_task(settings["checks"][0], total=len(settings["checks"]))
     try:
-        with first_on_path(Path.cwd()):
-            return check_model(factory, **settings)
+        with first_on_path(Path.cwd()), bar:
+            return check_model(
+                factory,
+                on_result=lambda result: bar.update(
+                    task, advance=1, description=next(waiting)
+                ),
+                **settings,
+            )
     except UnusableModel as error:
         if error.__cause__ is not None:
             show_theirs(error.__cause__)
