@@ -2,6 +2,6 @@
 
 from shared.console import run
 
-from .app import app
+from .app import main
 
-run(app)
+run(main)

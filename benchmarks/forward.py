@@ -1,275 +1,120 @@
-"""How long a forward pass takes: both styles, their peers, the limit."""
+"""How long a forward pass, or a training step, takes: everyone in turn."""
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import nn
 
-from .competitors import (
-    STYLES,
-    Competitor,
-    answer,
-    build_peers,
-    build_styles,
-    compiled,
-    parameter_note,
-    require_as_eager,
-    require_sound,
-    with_log_probs,
-)
-from .limits import (
-    BIG_SQUARE,
-    COPIED,
-    SQUARE,
-    big_copy,
-    count_flops,
-    forward_flops,
-    least_bytes,
-    own_products,
-    square_product,
-    square_size,
-)
-from .peers import PEERS
-from .profiling import peak_bytes, time_by_operation
-from .results import Row, Run, Value
-from .shapes import Shape
-from .timing import CPU, Timing, interleave, stopwatch, time_first
+from shared.comparison.benchmark_results import Run
+from shared.training.recipe import Recipe, build_optimizer
 
-MATMUL = f"matmul {SQUARE}"  # on a CPU; see `matmul_row`
-OWN_MATMULS = "own matmuls"
-COPY = "copy"
-MOST_TOKENS = 2**31 - 1
-STYLES_RAN = "first run: the styles were run before, to compare them"
-
-Tell = Callable[[str], None]
+from .gates import require_as_eager, require_sound
+from .models import Candidate, build_peers, build_styles, parameter_note
+from .plan import Plan, Tokens
+from .rounds import Rounds, Tell
+from .work import count_flops, least_bytes
 
 
-def quiet(_text: str) -> None:
-    """Tell nobody what is going on."""
+def measure_forward(plan: Plan, tell: Tell = lambda text: None) -> list[Run]:
+    """Measure a pass, or a training step, at each batch and time of a plan.
 
-
-@dataclass(frozen=True)
-class Plan:
-    """What a forward pass is measured with.
-
-    Attributes:
-        shape: sizes, batches and times.
-        dtype: of the weights, once the styles were found to agree.
-        device: where.
-        rounds: how often everything runs.
-        styles: packages; the last is the reference.
-        peers: of PEERS, or MODULE:FACTORY.
-        installed: leave out peers in the box that are not installed.
-        own: add each style with its school's own parts.
-        log_probs: let all end in log-softmax.
-        compile: run everything through torch.compile, too.
-        operations: say where the time of each goes.
-        budget: seconds after which no further round starts.
-    """
-
-    shape: Shape
-    dtype: torch.dtype = torch.float32
-    device: torch.device = CPU
-    rounds: int = 10
-    styles: Sequence[str] = STYLES
-    peers: Sequence[str] = tuple(PEERS)
-    installed: bool = True
-    own: bool = False
-    log_probs: bool = False
-    compile: bool = False
-    operations: bool = False
-    budget: float = math.inf
-
-    def setting(self, batch: int, time: int) -> dict[str, Value]:
-        """Return what a run is kept with, and found again by."""
-        return self.shape.facts(batch, time, self.dtype, self.device) | {
-            "rounds": self.rounds,
-            "compile": self.compile,
-            "log_probs": self.log_probs,
-        }
-
-
-class Tokens:
-    """Random ids that are drawn anew before each round.
-
-    Args:
-        vocab_size: ids are below it.
-        batch: rows.
-        time: ids in a row.
-        device: where they are.
-
-    Raises:
-        ValueError: for more ids than any machine could work on.
-    """
-
-    def __init__(
-        self, vocab_size: int, batch: int, time: int, device: torch.device
-    ):
-        if batch * time > MOST_TOKENS:  # torch would end in a TypeError
-            raise ValueError(
-                f"{batch} rows of {time} tokens are too many: at most "
-                f"{MOST_TOKENS} tokens"
-            )
-        self._size = (vocab_size, (batch, time))
-        self._device = device
-        self.draw(-1)
-
-    def draw(self, number: int) -> None:
-        """Draw the ids of a round; the same number, the same ids."""
-        generator = torch.Generator().manual_seed(number + 1)
-        drawn = torch.randint(*self._size, generator=generator)
-        self.now: Tensor = drawn.to(self._device)
-
-
-def measure_forward(plan: Plan, tell: Tell = quiet) -> list[Run]:
-    """Measure a forward pass at each batch and time of a plan.
-
-    Each row's first run is its first at that batch and time. The styles
-    were run on one row before, to compare them, so that the library has
-    warmed up for theirs.
-
-    Args:
-        plan: what to measure.
-        tell: called with a few words on what is going on.
+    Everyone is tested at every size before anything is timed, so that a
+    peer that cannot read the longest text is told at once.
 
     Raises:
         ValueError: for styles that differ, or a peer that is refused.
     """
-    config, device = plan.shape.config, plan.device
     tell("building")
-    longest = Tokens(config.vocab_size, 1, max(plan.shape.times), device)
-    styles, difference = build_styles(
-        plan.styles, config, longest.now, plan.dtype, own=plan.own
-    )
-    peers, left_out = build_peers(
-        plan.peers, config, plan.dtype, device, installed=plan.installed
-    )
-    everyone = [*styles, *peers]
+    longest = Tokens(plan, 1, max(plan.times))
+    everyone, notes = build_styles(plan, longest.ids, plan.dtypes[0])
+    peers, left_out = build_peers(plan)
+    everyone, notes = everyone + peers, notes + left_out
     if plan.log_probs:
-        everyone = list(map(with_log_probs, everyone))
-    notes = [*left_out, STYLES_RAN]
-    if len(plan.styles) > 1:
-        agree = f"in float32 the styles agree to {difference:.1e}"
-        notes.insert(0, agree)
-    return [
-        _measure_one(plan, everyone, batch, time, notes, tell)
-        for batch, time in product(plan.shape.batches, plan.shape.times)
-    ]
+        everyone = [candidate.with_log_probs() for candidate in everyone]
+    ready = []
+    for tokens in [Tokens(plan, *size) for size in plan.sizes]:
+        first = {}
+        for one in everyone:
+            tell(f"testing {one.name}")
+            vocab_size = plan.config.vocab_size
+            first[one.name] = require_sound(one, tokens.ids, vocab_size)
+        ready.append((tokens, first))
+    with torch.inference_mode(plan.kind == "forward"):
+        return [
+            _prepare(plan, *sized, everyone, tell).measure(sized[0], notes)
+            for sized in ready
+        ]
 
 
-def _measure_one(
+def _prepare(
     plan: Plan,
-    everyone: list[Competitor],
-    batch: int,
-    time: int,
-    notes: list[str],
+    tokens: Tokens,
+    first: dict[str, float],
+    everyone: Sequence[Candidate],
     tell: Tell,
-) -> Run:
-    config, dtype, device = plan.shape.config, plan.dtype, plan.device
-    tokens = Tokens(config.vocab_size, batch, time, device)
+) -> Rounds:
+    """Return everyone, found sound, ready to be timed at one size."""
+    config, ids = plan.config, tokens.ids
+    training = plan.kind == "train-step"
+    moved = least_bytes(config, len(ids), ids.size(1), plan.dtypes[0].itemsize)
+    ours = next(c for c in everyone if c.name == plan.styles[-1])
+    rounds = Rounds(plan, tell)
+
+    def add(c: Candidate, seconds: float, flops: int, *notes: str) -> None:
+        rounds.add(
+            c.name,
+            training_step(c, tokens)
+            if training
+            else lambda: c.scores(tokens.ids),
+            first_seconds=seconds,
+            # backwards are two products for each of the forwards
+            flops=3 * flops if training else flops,
+            least_bytes=None if training else moved,
+            tokens=ids.numel(),
+            output=c.output,
+            parameters=c.parameters,
+            note="; ".join(filter(None, notes)),
+        )
+
     if plan.compile:
         torch.compiler.reset()  # one graph for each size, none kept
-        everyone = [c for e in everyone for c in (e, compiled(e))]
-    ours = next(
-        c.parameters or 0 for c in everyone if c.name == plan.styles[-1]
-    )
-    matmul, square = matmul_limit(dtype, device)
-    limits = {
-        matmul.name: square,
-        OWN_MATMULS: own_products(config, batch, time, dtype, device),
-        COPY: big_copy(device),
-    }
-    rows: dict[str, Row] = {}
-    runs: dict[str, Callable[[], float]] = {}
-    work = forward_flops(config, batch, time)
-    moved = least_bytes(config, batch, time, dtype.itemsize)
-    with torch.inference_mode():
-        for number, competitor in enumerate(everyone):
-            tell(f"trying {competitor.name}")
-            first = time_first(partial(answer, competitor, tokens.now), device)
-            told = [competitor.note]
-            if competitor.compiled:
-                eager = everyone[number - 1]
-                require_as_eager(competitor, eager, tokens.now)
-            else:
-                require_sound(competitor, tokens.now, config.vocab_size)
-                told.append(parameter_note(competitor, config, ours))
-                told.append(_work_note(competitor, tokens.now, work))
-
-            def run(competitor: Competitor = competitor) -> Tensor:
-                return competitor.scores(tokens.now)
-
-            runs[competitor.name] = stopwatch(run, device)
-            operations = {}
-            if plan.operations:
-                operations = time_by_operation(run, device)
-            rows[competitor.name] = Row(
-                competitor.name,
-                [],
-                flops=work,
-                moved=moved,
-                tokens=batch * time,
-                gives=competitor.gives,
-                parameters=competitor.parameters,
-                first_seconds=first,
-                peak_bytes=peak_bytes(run, device),
-                note="; ".join(filter(None, told)),
-                operations=operations,
-            )
-        for name, limit in limits.items():
-            runs[name] = stopwatch(limit, device)
-        rows[matmul.name] = matmul
-        rows[OWN_MATMULS] = Row(OWN_MATMULS, [], limit=True, flops=work)
-        rows[COPY] = Row(COPY, [], limit=True, moved=2 * COPIED)
-
-        def before(number: int) -> None:
-            tell(f"time {time}: round {number + 1} of {plan.rounds}")
-            tokens.draw(number)
-
-        timings = interleave(
-            runs, plan.rounds, before=before, budget=plan.budget
-        )
-    return Run(
-        "forward",
-        plan.setting(batch, time),
-        with_seconds(rows, timings),
-        reference=plan.styles[-1],
-        notes=notes,
-    )
+    for eager in everyone:
+        # rows are alike, and one is counted sooner
+        flops = len(ids) * count_flops(partial(eager.scores, ids[:1]))
+        why = parameter_note(eager, config, ours.parameters or 0)
+        add(eager, first[eager.name], flops, eager.note, why)
+        if plan.compile:
+            tell(f"compiling {eager.name}")
+            quick = eager.compiled()
+            seconds = require_as_eager(quick, eager, ids, grad=training)
+            add(quick, seconds, flops)
+    return rounds
 
 
-def matmul_limit(
-    dtype: torch.dtype, device: torch.device
-) -> tuple[Row, Callable[[], Tensor]]:
-    """Return the row of the square product, without times, and its run."""
-    size = square_size(device)
-    row = Row(f"matmul {size}", [], limit=True, flops=2 * size**3)
-    return row, square_product(dtype, device)
+def training_step(candidate: Candidate, tokens: Tokens) -> Callable[[], float]:
+    """Return a step of AdamW in train mode, which returns the loss before it.
 
+    Raises:
+        ValueError: for a candidate without parameters.
+    """
+    model: Any = candidate.model
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{candidate.name} is no module: it cannot train")
+    model.train()
+    optimizer = build_optimizer(model, Recipe(lr=1e-5))
+    log_probs = candidate.output == "log-probs"
+    loss_of = F.nll_loss if log_probs else F.cross_entropy
 
-def matmul_row(run: Run) -> Row | None:
-    """Return a run's square product, whose size depends on the device."""
-    found = (run.row(f"matmul {size}") for size in (SQUARE, BIG_SQUARE))
-    return next((row for row in found if row is not None), None)
+    def step() -> float:
+        scores = candidate.scores(tokens.ids)
+        loss = loss_of(scores.flatten(0, 1), tokens.targets.flatten())
+        loss.backward()
+        optimizer.step()
+        # at the end: a step then frees all that it allocated itself
+        optimizer.zero_grad(set_to_none=True)
+        return loss.item()
 
-
-def with_seconds(rows: dict[str, Row], timings: Sequence[Timing]) -> list[Row]:
-    """Return the rows with the times that were measured for them."""
-    return [
-        Row(**vars(rows[timing.name]) | {"seconds": timing.seconds})
-        for timing in timings
-    ]
-
-
-def _work_note(competitor: Competitor, tokens: Tensor, work: int) -> str:
-    """Say where a competitor's products are not those of the formula."""
-    # rows are alike, and one is counted sooner
-    counted = count_flops(lambda: competitor.scores(tokens[:1]))
-    counted *= len(tokens)
-    if counted == work:
-        return ""
-    return f"torch's counter sees {counted / work:.0%} of these operations"
+    return step

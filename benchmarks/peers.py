@@ -20,19 +20,11 @@ def transformers_gpt2(
 ) -> nn.Module:
     """Build transformers' GPT2LMHeadModel of a config's shape.
 
-    Args:
-        config: the shape.
-        attention: transformers' name of the implementation.
-        gelu_tanh: transformers' name of GELU by tanh: GPT-2's own there is
-            "gelu_new", written out; "gelu_pytorch_tanh" is one kernel, as
-            the styles', and several times as fast.
-
-    Raises:
-        ModuleNotFoundError: where transformers is not installed.
+    Its own GELU by tanh is "gelu_new", written out; "gelu_pytorch_tanh" is
+    one kernel, as the styles', and several times as fast.
     """
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    names = {"gelu_tanh": gelu_tanh, "gelu": "gelu", "relu": "relu"}
     theirs = GPT2Config(
         vocab_size=config.vocab_size,
         n_positions=config.block_size,
@@ -40,7 +32,7 @@ def transformers_gpt2(
         n_layer=config.n_layer,
         n_head=config.n_head,
         n_inner=config.inner_size,
-        activation_function=names[config.activation],
+        activation_function=gelu_tanh,
         resid_pdrop=config.dropout,
         embd_pdrop=config.dropout,
         attn_pdrop=config.dropout,
@@ -56,9 +48,8 @@ def transformers_gpt2(
 class TorchDecoder(nn.Module):
     """torch.nn.TransformerEncoder with a causal mask, tables and a head.
 
-    GELU by tanh, as GPT-2's. With any but its own two activations the module
-    does not take its fused path, which on a CPU was the slower one: 0.65 s
-    against 0.55 s at 6 layers, 384 wide, batch 8, time 256.
+    GELU by tanh, as GPT-2's: a callable, with which the module leaves its
+    fused path out, the slower one on a CPU.
     """
 
     def __init__(self, config: GPTConfig):
@@ -96,11 +87,7 @@ class TorchDecoder(nn.Module):
 
 
 def x_transformers(config: GPTConfig) -> nn.Module:
-    """Build x-transformers' decoder of a config's shape.
-
-    Raises:
-        ModuleNotFoundError: where x-transformers is not installed.
-    """
+    """Build x-transformers' decoder of a config's shape."""
     from x_transformers import Decoder, TransformerWrapper
 
     layers = Decoder(
@@ -109,34 +96,30 @@ def x_transformers(config: GPTConfig) -> nn.Module:
         heads=config.n_head,
         attn_dim_head=config.n_embd // config.n_head,
         attn_flash=True,
-        attn_dropout=config.dropout,
         ff_mult=config.inner_size / config.n_embd,
         ff_custom_activation=ACTIVATIONS[config.activation](),
-        ff_dropout=config.dropout,
     )
     return TransformerWrapper(
         num_tokens=config.vocab_size,
         max_seq_len=config.block_size,
         attn_layers=layers,
         tie_embedding=config.tie_weights,
-        emb_dropout=config.dropout,
     )
 
 
-ONE_GELU = "transformers-one-gelu"
-
-Factory = Callable[[GPTConfig], Any]
-PEERS: dict[str, Factory] = {
+PEERS: dict[str, Callable[[GPTConfig], Any]] = {
     "transformers": transformers_gpt2,
     "transformers-eager": partial(transformers_gpt2, attention="eager"),
-    ONE_GELU: partial(transformers_gpt2, gelu_tanh="gelu_pytorch_tanh"),
+    "transformers-one-gelu": partial(
+        transformers_gpt2, gelu_tanh="gelu_pytorch_tanh"
+    ),
     "torch-encoder": TorchDecoder,
     "x-transformers": x_transformers,
 }
 
 
 def build_peer(name: str, config: GPTConfig) -> Any:
-    """Build a peer in the box, or anyone's.
+    """Build one of PEERS, or anyone's.
 
     Args:
         name: one of PEERS, or "package.module:factory" or
@@ -145,32 +128,26 @@ def build_peer(name: str, config: GPTConfig) -> Any:
         config: the shape.
 
     Raises:
-        ModuleNotFoundError: for one in the box that is not installed.
+        ModuleNotFoundError: for one of PEERS that is not installed.
         ValueError: in one line, for one that cannot be had.
     """
-    if name in PEERS:
-        return _build(name, PEERS[name], config)
-    if ":" not in name:
+    if name not in PEERS and ":" not in name:
         raise ValueError(
             f"no peer {name!r}; there is {', '.join(PEERS)}, or name your "
             "own as package.module:factory"
         )
-    factory = load_target(name, None, None)
-    if isinstance(factory, nn.Module):
-        return factory
-    return _build(name, factory, config)
-
-
-def _build(name: str, factory: Callable[..., Any], config: GPTConfig) -> Any:
+    build: Any = PEERS.get(name) or load_target(name, None, None)
+    if isinstance(build, nn.Module):
+        return build
     try:
-        return factory(config) if _takes_config(factory) else factory()
+        return build(config) if _takes_config(build) else build()
     except Exception as error:
         # transformers says so, too, of what is there and broken: without name
         absent = isinstance(error, ModuleNotFoundError) and error.name
         if absent and name in PEERS:
             raise
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"{name} cannot be built: {told[:200]}") from None
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"{name} cannot be built: {reason[:200]}") from None
 
 
 def _takes_config(factory: Callable[..., Any]) -> bool:

@@ -4,6 +4,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,8 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
     """Return the most bytes that a run holds beyond what was there before.
 
     The result is part of it, the weights are not. On the CPU torch's
-    allocator is followed by the profiler; an accelerator keeps count itself.
-
-    Returns:
-        Bytes; None on an accelerator that keeps no count.
+    allocator is followed by the profiler; an accelerator keeps count itself,
+    or it is None.
     """
     if device.type == "cpu":
         return _peak_on_cpu(run)
@@ -52,36 +51,23 @@ def _peak_on_cpu(run: Callable[[], object]) -> int:
         if event.get("name") == "[memory]"
         and event["args"]["Device Type"] == 0
     ]
-    held = most = 0
-    for _, change in sorted(changes, key=lambda change: change[0]):
-        held += change
-        most = max(most, held)
-    return most
+    changes.sort(key=lambda change: change[0])
+    return max(accumulate((change for _, change in changes), initial=0))
 
 
 def time_by_operation(
-    run: Callable[[], object],
-    device: torch.device,
-    top: int = 8,
-    runs: int = 5,
+    run: Callable[[], object], device: torch.device, top: int = 8
 ) -> dict[str, float]:
-    """Return the operations that take most of a run's time.
+    """Return the parts of a run's time that its slowest operations take.
 
-    Args:
-        run: is run once more, first, which does not count.
-        device: where it runs.
-        top: how many operations to return; the rest is "others".
-        runs: how many are added up.
-
-    Returns:
-        For each operation its own part of the time, all parts adding to 1.
+    The other operations are "others"; all parts add up to 1.
     """
     run()
     activities = [ProfilerActivity.CPU]
     if device.type in ("cuda", "xpu"):
         activities.append(getattr(ProfilerActivity, device.type.upper()))
     with profile(activities=activities) as p:
-        for _ in range(runs):
+        for _ in range(5):
             run()
     times = own_times(p.key_averages(), accelerator=len(activities) > 1)
     total = sum(times.values()) or 1.0
@@ -93,12 +79,9 @@ def time_by_operation(
 def own_times(events: Iterable[Any], accelerator: bool) -> dict[str, float]:
     """Return the time of each operation itself, without those it calls.
 
-    Args:
-        events: the profiler's averages.
-        accelerator: whether the accelerator's time is asked for. It is then
-            that of its kernels and copies alone: the operation on the host
-            that launched a kernel has the kernel's time once more, and so
-            has a range that someone annotated around it.
+    Of an accelerator only kernels and copies count: the operation on the
+    host that launched a kernel has the kernel's time once more, and so has a
+    range that someone annotated around it.
     """
     if not accelerator:
         return {e.key: float(e.self_cpu_time_total) for e in events}

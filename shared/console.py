@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Never
 
 import torch
-import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -33,7 +32,7 @@ def fail(message: str, status: int = 2) -> Never:
     sys.exit(status)
 
 
-def run(command: typer.Typer) -> None:
+def run(command: Callable[[], object]) -> None:
     """Run a command; a user's mistake ends in one line and status 2."""
     try:
         command()

@@ -1,6 +1,7 @@
 """gpt-duet bench: python -m benchmarks under this command's name."""
 
-from importlib import import_module
+import runpy
+import sys
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -8,17 +9,14 @@ import typer
 
 
 def bench(
-    context: typer.Context,
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="...", help="What follows is python -m benchmarks's own."
-        ),
+        typer.Argument(metavar="...", help="See gpt-duet bench --help."),
     ] = None,
 ) -> None:
     """Measure speed: both styles, their peers, and the machine's limit."""
     if find_spec("benchmarks") is None:
         raise ValueError("the package benchmarks is not installed")
+    sys.argv[1:] = words or []
     # by name: nothing of this package depends on the benchmarks
-    benchmarks = import_module("benchmarks.app").app
-    benchmarks(args=words or [], prog_name=context.command_path)
+    runpy.run_module("benchmarks", run_name="__main__")

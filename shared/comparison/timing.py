@@ -57,32 +57,21 @@ def interleave(
 
 
 def stopwatch(
-    run: Callable[[], object],
-    device: torch.device,
-    setup: Callable[[], object] | None = None,
+    run: Callable[[], object], device: torch.device
 ) -> Callable[[], float]:
     """Return a callable that runs something and returns its seconds.
 
     What is quick runs many times, and the median counts; every time is
     preceded by a run that does not count, because in a round another thing
-    has just filled the caches.
-
-    Args:
-        run: what is timed, with torch's present number of threads.
-        device: where it runs.
-        setup: run before each time, not timed. Then the thing runs twice
-            uncounted and once counted, never more, because setup prepares
-            for no more.
+    has just filled the caches. It runs with torch's present number of
+    threads.
     """
     timer = Timer(
         "run()",
-        setup="pass" if setup is None else "setup()",
         timer=clock_for(device),
-        globals={"run": run, "setup": setup},
+        globals={"run": run},
         num_threads=torch.get_num_threads(),
     )
-    if setup is not None:
-        return lambda: timer.timeit(1).median
     return lambda: timer.blocked_autorange(min_run_time=0.02).median
 
 
@@ -101,7 +90,7 @@ def clock_for(device: torch.device) -> Callable[[], float]:
     """
     if device.type in ("cuda", "xpu"):
         return EventClock(device)
-    if device.type == "cpu":
+    if device.type in ("cpu", "meta"):
         return time.perf_counter
 
     def clock() -> float:

@@ -1,0 +1,122 @@
+"""New results against old ones of the same machine and setting."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.comparison.benchmark_results import Results, Row, Value
+
+from .machine import LIBRARIES
+
+# two machines are one where these agree; libraries may have been renewed
+IDENTITY = ("processor", "cores", "accelerator", "system")
+
+Facts = dict[str, Value]
+
+
+@dataclass(frozen=True)
+class Change:
+    """How one row's time changed from an old file to now.
+
+    Attributes:
+        run: the measurement, in words.
+        row: what ran.
+        low: new over old, first quartile over third.
+        ratio: new median over old median: above 1 is slower.
+        high: new over old, third quartile over first.
+    """
+
+    run: str
+    row: Row
+    low: float
+    ratio: float
+    high: float
+
+    def slower(self, tolerance: float) -> bool:
+        """Whether it takes longer than the tolerance allows.
+
+        The median says so, and the quartiles do not overlap: one busy
+        minute of the machine moves a median of few rounds, too.
+        """
+        return self.ratio > 1 + tolerance and self.low > 1
+
+
+def compare_results(
+    old: Results, new: Results
+) -> tuple[list[Change], list[str]]:
+    """Compare each row with the same row of the same setting before.
+
+    Returns:
+        The changes, and in words what else a reader has to know: what was
+        not compared, and versions that are not the old ones.
+    """
+    before = {_key(run.what, run.setting): run for run in old.runs}
+    changes, notes = [], []
+    for run in new.runs:
+        name = f"{run.what}, {run.described()}"
+        then = before.get(_key(run.what, run.setting))
+        if then is None:
+            notes.append(f"not in the old file: {name}")
+            continue
+        rows, were = ({r.name: r for r in x.rows} for x in (run, then))
+        for row in rows.values():
+            if row.name in were:
+                changes.append(_change(name, row, were[row.name]))
+        for where, alone in (
+            ("not in the old file", rows.keys() - were.keys()),
+            ("only in the old file", were.keys() - rows.keys()),
+        ):
+            if alone:
+                notes.append(f"{where}: {', '.join(sorted(alone))} of {name}")
+    for name in ("python", *LIBRARIES):
+        was, now = old.machine.get(name), new.machine.get(name)
+        if was != now:
+            notes.append(f"{name} was {was}, is {now}")
+    return changes, notes
+
+
+def require_comparable(
+    old: Results, machine: Facts, what: str, settings: Sequence[Facts]
+) -> None:
+    """Refuse old results that nothing planned can be compared to.
+
+    Args:
+        old: results.
+        machine: facts about the machine that is measured now.
+        what: will be measured.
+        settings: of each run.
+
+    Raises:
+        ValueError: for another machine, or where no setting is equal,
+            naming what differs from the old file's first run.
+    """
+    for fact in IDENTITY:
+        was, now = old.machine.get(fact), machine.get(fact)
+        if was != now:
+            raise ValueError(
+                f"the old file is of another machine: {fact} was {was!r}, "
+                f"here it is {now!r}"
+            )
+    before = [run.setting for run in old.runs if run.what == what]
+    if not before:
+        raise ValueError(f"nothing to compare: the old file has no {what}")
+    keys = [_key(what, setting) for setting in before]
+    if not any(_key(what, setting) in keys for setting in settings):
+        apart = ", ".join(
+            f"{name} {before[0].get(name)} (here {value})"
+            for name, value in settings[0].items()
+            if name != "rounds" and before[0].get(name) != value
+        )
+        raise ValueError(f"nothing to compare: the old file has {apart}")
+
+
+def _key(what: str, setting: Facts) -> tuple:
+    """What two runs must have in common, to be compared: not the rounds."""
+    return what, *sorted((k, v) for k, v in setting.items() if k != "rounds")
+
+
+def _change(run: str, row: Row, old: Row) -> Change:
+    first, median, third = row.quartiles
+    old_first, old_median, old_third = old.quartiles
+    return Change(
+        run, row, first / old_third, median / old_median, third / old_first
+    )

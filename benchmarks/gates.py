@@ -1,0 +1,120 @@
+"""What is not timed: another shape, a look ahead, a wrong compilation."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shared.comparison.timing import clock_for
+
+from .models import Candidate
+
+
+def answer(candidate: Candidate, tokens: Tensor, *, grad: bool = False) -> Any:
+    """Run a candidate once on ids, with gradients as in training or without.
+
+    Raises:
+        ValueError: in one line, for one that cannot be run or compiled.
+    """
+    try:
+        with torch.inference_mode(not grad):
+            return candidate.scores(tokens)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(
+            f"{candidate.name} cannot be run: {reason[:300]}"
+        ) from None
+
+
+def require_sound(
+    candidate: Candidate, tokens: Tensor, vocab_size: int
+) -> float:
+    """Refuse what answers another shape, or looks into the future.
+
+    A model without a causal mask is another model, and often a faster one.
+    Half of the text is changed, where one token among many would be lost in
+    the rounding of a short format, and the last token alone, for a model
+    that looks ahead only within its last part.
+
+    Returns:
+        The seconds of the first of all runs.
+
+    Raises:
+        ValueError: naming the candidate, and both numbers.
+    """
+    name, clock = candidate.name, clock_for(tokens.device)
+    start = clock()
+    scores = answer(candidate, tokens)
+    seconds = clock() - start
+    expected = (*tokens.shape, vocab_size)
+    found = getattr(scores, "shape", None)
+    if found is None or tuple(found) != expected:
+        shown = type(scores).__name__ if found is None else tuple(found)
+        raise ValueError(
+            f"{name} answers {shown} where {expected} is asked for"
+        )
+    if scores.device.type == "meta" or tokens.size(1) < 2:
+        return seconds
+    row = tokens[:1]  # one row leaks as all do, and is quick
+    once, again = (answer(candidate, row) for _ in range(2))
+    tolerance = _rounding(once, again)
+    for first in sorted({row.size(1) // 2, row.size(1) - 1}):
+        changed = row.clone()
+        changed[:, first:] = (changed[:, first:] + 1) % vocab_size
+        moved = answer(candidate, changed)
+        leak = _farthest(moved[:, :first], once[:, :first])
+        if not leak <= tolerance:
+            raise ValueError(
+                f"{name} sees the future: tokens from {first} on move earlier "
+                f"scores by {leak:.2g} (rounding {tolerance:.2g}); it is not "
+                "timed"
+            )
+    return seconds
+
+
+def _farthest(a: Tensor, b: Tensor) -> float:
+    return (a.float() - b.float()).abs().max().item()
+
+
+def _rounding(once: Tensor, again: Tensor) -> float:
+    """Return how far rounding may move the scores of the same tokens.
+
+    Sums of the same numbers in the same shapes are rounded alike in any
+    format, so that what float32 would allow is enough in all of them; where
+    an accelerator's order of sums varies, what it varies is added, up to
+    what the format explains.
+    """
+    spread = once.float().std().item()
+    least, most = (
+        16 * torch.finfo(dtype).eps * spread
+        for dtype in (torch.float32, once.dtype)
+    )
+    return least + min(_farthest(again, once), most)
+
+
+def require_as_eager(
+    compiled: Candidate, eager: Candidate, tokens: Tensor, grad: bool = False
+) -> float:
+    """Refuse a compiled candidate that computes something else than before.
+
+    Returns:
+        The seconds of its first run, in which it is compiled.
+
+    Raises:
+        ValueError: with the difference and what rounding explains.
+    """
+    clock = clock_for(tokens.device)
+    start = clock()
+    found = answer(compiled, tokens, grad=grad).detach()
+    seconds = clock() - start
+    expected = answer(eager, tokens, grad=grad).detach()
+    difference = _farthest(found, expected)
+    spread = expected.float().std().item()
+    # the order of sums changes: some roundings, none of them systematic
+    tolerance = 4 * torch.finfo(expected.dtype).eps ** 0.5 * spread
+    if not difference <= tolerance:
+        raise ValueError(
+            f"{compiled.name} differs from its eager self by {difference:.2g} "
+            f"(bound {tolerance:.2g}); it is not timed"
+        )
+    return seconds

@@ -1,0 +1,102 @@
+"""The machine: its facts, how busy it is, and how fast it can be."""
+
+import ctypes
+import os
+import platform
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shared.comparison.benchmark_results import Value
+
+LIBRARIES = ("torch", "transformers", "x-transformers")
+SQUARE = 1536  # large enough for any processor's best rate, and quick
+BIG_SQUARE = 8192  # an accelerator would be through 1536 as soon as it started
+MOVED = 2**27  # bytes: more than most caches hold
+
+# glibc's malloc.h
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+
+
+def machine_facts(device: torch.device) -> dict[str, Value]:
+    """Return what a number depends on: processor, cores, versions."""
+    module = torch.get_device_module(device)
+    name = getattr(module, "get_device_name", lambda device: device.type)
+    facts: dict[str, Value] = {
+        "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1,
+        "accelerator": "none" if device.type == "cpu" else name(device),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+    for library in LIBRARIES:
+        try:
+            facts[library] = version(library)
+        except PackageNotFoundError:
+            facts[library] = "none"
+    return facts
+
+
+def load() -> float:
+    """Return the mean number of busy processes in the last minute."""
+    return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else 0.0
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def keep_freed_memory() -> bool:
+    """Let the process keep the memory that it frees; return whether it does.
+
+    PyTorch does so on an accelerator. By default glibc gives large blocks
+    back to the system, and whoever asks next pays for fresh pages: from
+    nothing to a third of a forward pass, depending on who ran before. Now
+    only the first few passes do. Other C libraries are left as they are.
+
+    Source: the GNU C Library's manual, "Malloc Tunable Parameters".
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    no_blocks_apart = mallopt(M_MMAP_MAX, 0)
+    return bool(mallopt(M_TRIM_THRESHOLD, 2**31 - 1) and no_blocks_apart)
+
+
+def limits(
+    dtype: torch.dtype, device: torch.device
+) -> dict[str, tuple[Callable[[], Tensor], dict[str, int]]]:
+    """Return what shows how fast a device can be, with its work.
+
+    A product of two square matrices, 2 size^3 operations; a copy, which
+    reads as many bytes as it writes; a sum, which reads alone, as decoding
+    nearly does.
+    """
+    size = SQUARE if device.type == "cpu" else BIG_SQUARE
+    a, b = torch.randn(2, size, size, device=device).to(dtype).unbind(0)
+    product = torch.empty_like(a)
+    source = torch.ones(MOVED // 4, device=device)
+    target = torch.zeros_like(source)
+    memory = f"{MOVED >> 20} MiB"
+    return {
+        f"matmul {size} x {size}": (
+            lambda: torch.mm(a, b, out=product),
+            {"flops": 2 * size**3},
+        ),
+        f"copy of {memory}": (
+            lambda: target.copy_(source),
+            {"least_bytes": 2 * MOVED},
+        ),
+        f"read of {memory}": (source.sum, {"least_bytes": MOVED}),
+    }

@@ -1,0 +1,203 @@
+"""What is timed: both styles from one set of weights, and their peers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shared.comparison.models import largest_difference
+from shared.comparison.styles import enlarged_random_weights, rounding_bound
+from shared.config import GPTConfig
+from shared.protocol import load_style
+
+from .peers import PEERS, build_peer
+from .plan import Plan
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Something that scores the next token at every position.
+
+    Attributes:
+        name: in the table.
+        model: what computes.
+        call: turns (batch, time) ids into scores, or an answer with them.
+        output: "logits" or "log-probs".
+        log_softmax: whether log-softmax is taken of what the call gives.
+        note: what a reader of its row has to know.
+        style: whether it is a style, not a peer.
+    """
+
+    name: str
+    model: Any
+    call: Callable[[Tensor], Any] = field(repr=False)
+    output: str = "logits"
+    log_softmax: bool = False
+    note: str = ""
+    style: bool = True
+
+    def scores(self, tokens: Tensor) -> Tensor:
+        """Return scores (batch, time, vocab) of ids (batch, time).
+
+        They are the call's answer itself, its `logits` (transformers), or
+        its first part (minGPT's logits and loss).
+        """
+        found = self.call(tokens)
+        if hasattr(found, "logits"):
+            found = found.logits
+        elif isinstance(found, tuple | list):
+            found = found[0]
+        return F.log_softmax(found, dim=-1) if self.log_softmax else found
+
+    @property
+    def parameters(self) -> int | None:
+        """Number of parameters, a tied matrix once; None for no module."""
+        if not hasattr(self.model, "parameters"):
+            return None
+        return sum(p.numel() for p in self.model.parameters())
+
+    def with_log_probs(self) -> "Candidate":
+        """Return the same, ending in log-softmax."""
+        if self.output == "log-probs":
+            return self
+        return replace(self, log_softmax=True, output="log-probs")
+
+    def compiled(self) -> "Candidate":
+        """Return the same through torch.compile; a style in one graph.
+
+        A break in a style's graph is an error; a peer may have some.
+        """
+        call = torch.compile(self.scores, fullgraph=self.style, dynamic=False)
+        name = f"{self.name} compiled"
+        return replace(self, name=name, call=call, log_softmax=False, note="")
+
+
+def build_styles(
+    plan: Plan, tokens: Tensor, dtype: torch.dtype
+) -> tuple[list[Candidate], list[str]]:
+    """Build a plan's styles from one set of weights: they must agree.
+
+    They are compared in float32, whatever they run in later: there a
+    difference is a mistake, and not the rounding of a short format.
+
+    Args:
+        plan: the last style draws the weights.
+        tokens: ids of all positions; the first row is compared.
+        dtype: what they shall run in.
+
+    Returns:
+        The styles, and a sentence on how far they agree.
+
+    Raises:
+        ValueError: for two styles that differ by more than rounding.
+    """
+    config, names, row = plan.config, plan.styles, tokens[:1]
+    state = enlarged_random_weights(load_style(names[-1]), config, seed=0)
+    state = {k: v.to(plan.device) for k, v in state.items()}
+    built = [
+        (name, load_style(name).from_gpt2(state, config).eval(), "")
+        for name in names
+    ]
+    notes = []
+    if len(built) > 1:
+        difference = _difference(built, row)
+        notes = [f"in float32 the styles agree to {difference:.1e}"]
+    for name in names if plan.own else ():
+        style = load_style(name)
+        if parts := getattr(style, "ORIGINAL_PARTS", None):
+            model = style.from_gpt2(state, config, **parts).eval()
+            words = ", ".join(part.__name__ for part in parts.values())
+            built.append((f"{name}-own", model, f"with its own {words}"))
+    return [
+        _as_called(name, model.to(dtype), note, row)
+        for name, model, note in built
+    ], notes
+
+
+def _difference(built: Sequence[tuple[str, Any, str]], row: Tensor) -> float:
+    """Return how far styles are from the last one; refuse what is not it."""
+    last, model, _ = built[-1]
+    bound, worst = rounding_bound(model, row), 0.0
+    with torch.inference_mode():
+        expected = model.log_probs(row)
+        for name, other, _ in built[:-1]:
+            found = largest_difference(other.log_probs(row), expected)
+            if not found <= bound:
+                raise ValueError(
+                    f"the styles differ by {found:.2g} (bound {bound:.2g}) "
+                    f"in float32: {name} and {last}; what computes something "
+                    "else is not timed"
+                )
+            worst = max(worst, found)
+    return worst
+
+
+def _as_called(name: str, model: Any, note: str, tokens: Tensor) -> Candidate:
+    """Let a style answer as it does when called, if that scores all ids.
+
+    A style's own call gives logits, or stops at hidden states.
+    """
+    style = Candidate(name, model, model.log_probs, "log-probs", note=note)
+    called = replace(style, call=model, output="logits")
+    with torch.inference_mode():
+        found, expected = called.scores(tokens), style.scores(tokens)
+        same = found.shape == expected.shape and torch.allclose(
+            found.log_softmax(-1).float(), expected.float(), atol=1e-3
+        )
+    return called if same else style
+
+
+def build_peers(plan: Plan) -> tuple[list[Candidate], list[str]]:
+    """Build a plan's peers, with weights of their own, ready to run.
+
+    Returns:
+        The peers, and a sentence for each that was left out.
+
+    Raises:
+        ValueError: for a peer that cannot be had.
+    """
+    peers, left_out = [], []
+    for name in plan.peers:
+        try:
+            with torch.random.fork_rng(devices=[]), plan.device:
+                torch.manual_seed(0)
+                model = build_peer(name, plan.config)
+        except ModuleNotFoundError as error:
+            note = f"{name} was not run: there is no module {error.name!r}"
+            if not plan.installed or name not in PEERS:
+                raise ValueError(note) from None
+            left_out.append(note)
+            continue
+        if isinstance(model, torch.nn.Module):
+            model = model.to(plan.device, plan.dtypes[0]).eval()
+        if not callable(model):
+            raise ValueError(
+                f"{name} builds {type(model).__name__}, which cannot be called"
+            )
+        peers.append(Candidate(name, model, model, style=False))
+    return peers, left_out
+
+
+def parameter_note(candidate: Candidate, config: GPTConfig, ours: int) -> str:
+    """Say where a candidate has not the parameters of ours to 1 %, and why."""
+    count = candidate.parameters
+    if count is None:
+        return "parameters unknown"
+    extra = count - ours
+    if abs(extra) <= 0.01 * ours:
+        return ""
+    head = config.vocab_size * config.n_embd
+    table = config.block_size * config.n_embd
+    reasons = {-table: ": its position table is not trained"}
+    if config.tie_weights:
+        reasons[head] = ": its head is not tied to its embedding"
+        reasons[head - table] = (
+            ": its head is not tied, its position table not trained"
+        )
+    nearest = min(reasons, key=lambda number: abs(number - extra))
+    # a bias at the head is too small to be named
+    near = abs(nearest - extra) <= 0.002 * ours + config.vocab_size
+    return f"{extra / ours:+.1%} parameters" + near * reasons[nearest]

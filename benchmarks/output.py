@@ -1,0 +1,117 @@
+"""Where results go: the terminal, a file, a picture, a comparison."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.live import Live
+
+from shared.comparison.benchmark_results import Results, Run, read_results
+from shared.console import warn
+from shared.validation import require_different, require_parent
+
+from .chart import draw, require_picture
+from .compare import Facts, compare_results, require_comparable
+from .machine import load, machine_facts
+from .rounds import Tell
+from .tables import show_changes, show_results
+
+
+@dataclass
+class Output:
+    """Where results go; what cannot work is refused before any work.
+
+    Raises:
+        ValueError: for a file that cannot be written or read.
+    """
+
+    device: torch.device
+    json: Path | None = None
+    plot: Path | None = None
+    compare: Path | None = None
+    tolerance: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse early."""
+        for path in (self.json, self.plot):
+            require_parent(path)
+        require_different(
+            {"json": self.json, "plot": self.plot}, compare=self.compare
+        )
+        require_picture(self.plot)
+        if not 0 <= self.tolerance < float("inf"):
+            raise ValueError(
+                f"tolerance must be a number from 0, got {self.tolerance}"
+            )
+        self._old = read_results(self.compare) if self.compare else None
+        self._machine = machine_facts(self.device)
+
+    def prepare(self, what: str, settings: Sequence[Facts]) -> None:
+        """Refuse old results that what is planned cannot be compared to.
+
+        Raises:
+            ValueError: naming what differs.
+        """
+        if self._old is not None:
+            old = self._old.machine
+            require_comparable(self._old, self._machine, what, settings)
+            _warn_if_busy(old, "load before", " of the old file")
+            _warn_if_busy(old, "load after", " of the old file")
+        self._machine["load before"] = load()
+        _warn_if_busy(self._machine, "load before")
+
+    def put(self, runs: list[Run]) -> bool:
+        """Write, print, draw and compare; return whether a model is slower.
+
+        What was measured is written before anything else can fail, and
+        printed where it could not be written.
+        """
+        self._machine["load after"] = load()
+        results = Results(self._machine, runs)
+        console = plain_console()
+        try:
+            if self.json is not None:
+                results.save(self.json)
+        finally:
+            console.print(show_results(results))
+        _warn_if_busy(self._machine, "load after")
+        if self.plot is not None:
+            draw(results, self.plot)
+        if self._old is None:
+            return False
+        changes, notes = compare_results(self._old, results)
+        console.print(show_changes(changes, self.tolerance, notes))
+        return any(
+            change.slower(self.tolerance)
+            for change in changes
+            if not change.row.limit
+        )
+
+
+def _warn_if_busy(machine: Facts, moment: str, whose: str = "") -> None:
+    """Say where more processes were busy than there are cores."""
+    busy, cores = float(machine.get(moment, 0)), machine["cores"]
+    if busy > int(cores):
+        warn(
+            f"the machine is busy ({moment}{whose}: {busy} on {cores} cores): "
+            "other programs run, and no time is to be trusted"
+        )
+
+
+def plain_console(stderr: bool = False) -> Console:
+    """Return a console that prints every character as it stands."""
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
+@contextmanager
+def telling() -> Iterator[Tell]:
+    """Show on a terminal what is going on, in one line that goes away.
+
+    Without an animation: its thread would take time from what is measured.
+    """
+    console = plain_console(stderr=True)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield lambda text: live.update(text, refresh=console.is_terminal)

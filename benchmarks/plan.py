@@ -1,0 +1,181 @@
+"""What is measured: models of which sizes, on which tokens, how often."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+import torch
+
+from shared.comparison.benchmark_results import Value
+from shared.config import GPTConfig, preset_fields, preset_names
+
+from .peers import PEERS
+
+STYLES = ("annotated", "mingpt_style")
+CPU = torch.device("cpu")
+MOST_TOKENS = 2**31 - 1
+# A GPTConfig's fields, a batch and a time: a small model on characters,
+# GPT-2 small, and a long text with a large vocabulary.
+PRESETS: dict[str, tuple[dict[str, Any], int, int]] = {
+    "S1": (
+        {"vocab_size": 65, "block_size": 256}
+        | {"n_layer": 6, "n_head": 6, "n_embd": 384},
+        8,
+        256,
+    ),
+    "S2": (preset_fields("gpt2"), 1, 256),
+    "S3": (
+        {"vocab_size": 50257, "block_size": 1024}
+        | {"n_layer": 6, "n_head": 8, "n_embd": 512},
+        1,
+        1024,
+    ),
+}
+
+
+Kind = Literal["forward", "generate", "train-step"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured, of whom, where and how often.
+
+    Attributes:
+        preset: name of the sizes.
+        config: the sizes; without dropout, which no time shall depend on.
+        batches: numbers of rows.
+        times: numbers of tokens in a row; of generate those of the prompt.
+        kind: of measurement.
+        dtypes: of the weights, once the styles were found to agree; only
+            generate has more than one.
+        device: where.
+        rounds: how often everything runs.
+        budget: seconds after which no further round starts.
+        styles: packages; the last is the reference.
+        peers: of PEERS, or MODULE:FACTORY.
+        installed: leave out those of PEERS that are not installed.
+        own: add each style with its own original parts.
+        log_probs: let all end in log-softmax.
+        compile: run everything through torch.compile, too.
+        profile: say where the time of each goes.
+        new: tokens that generate appends.
+    """
+
+    preset: str
+    config: GPTConfig
+    batches: Sequence[int]
+    times: Sequence[int]
+    kind: Kind = "forward"
+    dtypes: Sequence[torch.dtype] = (torch.float32,)
+    device: torch.device = CPU
+    rounds: int = 10
+    budget: float = math.inf
+    styles: Sequence[str] = STYLES
+    peers: Sequence[str] = tuple(PEERS)
+    installed: bool = True
+    own: bool = False
+    log_probs: bool = False
+    compile: bool = False
+    profile: bool = False
+    new: int = 0
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Each batch and time."""
+        return [*product(self.batches, self.times)]
+
+    def setting(self, batch: int, time: int) -> dict[str, Value]:
+        """Return what a run is kept with, and found again by."""
+        work: dict[str, Value] = {"time": time}
+        if self.kind == "generate":
+            work = {"prompt": time, "new": self.new}
+        return {
+            "shape": self.preset,
+            "vocabulary": self.config.vocab_size,
+            "layers": self.config.n_layer,
+            "heads": self.config.n_head,
+            "width": self.config.n_embd,
+            "batch": batch,
+            **work,
+            "compile": self.compile,
+            "log_probs": self.log_probs,
+            "dtype": str(self.dtypes[0]).removeprefix("torch."),
+            "device": str(self.device),
+            "threads": torch.get_num_threads(),
+            "rounds": self.rounds,
+        }
+
+
+class Tokens:
+    """Random ids that are drawn anew before each round.
+
+    Attributes:
+        ids: (batch, time), what a model reads.
+        targets: (batch, time), the ids one place later.
+
+    Raises:
+        ValueError: for more ids than any machine could work on.
+    """
+
+    def __init__(self, plan: Plan, batch: int, time: int):
+        if batch * time > MOST_TOKENS:  # torch would end in a TypeError
+            raise ValueError(
+                f"{batch} rows of {time} tokens are too many: at most "
+                f"{MOST_TOKENS} tokens"
+            )
+        self._size = (plan.config.vocab_size, (batch, time + 1))
+        self._device = plan.device
+        self.draw(-1)
+
+    def draw(self, number: int) -> None:
+        """Draw the ids of a round; the same number, the same ids."""
+        generator = torch.Generator().manual_seed(number + 1)
+        drawn = torch.randint(*self._size, generator=generator)
+        drawn = drawn.to(self._device)
+        self.ids = drawn[:, :-1].contiguous()
+        self.targets = drawn[:, 1:].contiguous()
+
+
+def make_plan(
+    preset: str = "S1",
+    batches: Sequence[int] = (),
+    times: Sequence[int] = (),
+    new: int = 0,
+    sizes: Mapping[str, int | None] | None = None,
+    **others: Any,
+) -> Plan:
+    """Return a plan whose sizes are those of a preset where not given.
+
+    Args:
+        preset: S1, S2, S3, or one of GPTConfig's.
+        batches: empty: the preset's own, else 8.
+        times: empty: the preset's own, else 128 or the longest there is.
+        new: tokens that are appended to each time.
+        sizes: fields of GPTConfig; None leaves one as it is. The vocabulary
+            of a preset that leaves it open is GPT-2's, the block as long as
+            the longest text.
+        **others: of the plan.
+
+    Raises:
+        ValueError: for an unknown name, what GPTConfig refuses, or a text
+            above the block size.
+    """
+    if preset not in PRESETS and preset not in preset_names():
+        known = ", ".join([*PRESETS, *preset_names()])
+        raise ValueError(f"unknown preset {preset!r}; known: {known}")
+    fixed, batch, time = PRESETS.get(preset) or (
+        preset_fields(preset), 8, 128
+    )  # fmt: skip
+    fields: dict[str, Any] = {"vocab_size": 50257, **fixed}
+    fields |= {k: v for k, v in (sizes or {}).items() if v is not None}
+    times = times or (min(time, fields.get("block_size", time)),)
+    longest = max(times) + new
+    config = GPTConfig(**{"block_size": longest, **fields, "dropout": 0.0})
+    if longest > config.block_size:
+        raise ValueError(
+            f"{longest} tokens in a row are more than the "
+            f"{config.block_size} positions (block_size) of {preset}"
+        )
+    return Plan(preset, config, batches or (batch,), times, new=new, **others)

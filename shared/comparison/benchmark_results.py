@@ -1,0 +1,171 @@
+"""The results of a benchmark as a file keeps them: one definition, checked.
+
+msgspec reads the file and refuses what does not fit the annotations.
+"""
+
+import statistics
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from ..files import write_atomically
+from .timing import Quartiles, quartiles
+
+VERSION = 3
+
+Value = str | int | float | bool
+Seconds = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """One thing that was measured.
+
+    Attributes:
+        name: what ran.
+        seconds: one number a round.
+        limit: whether it is no model, but something the machine can do.
+        flops: floating-point operations of one run, None if not counted.
+        least_bytes: bytes that one run moves to and from memory at least.
+        tokens: number of tokens of one run.
+        output: "logits" or "log-probs".
+        parameters: number of parameters.
+        first_seconds: time of the first run: warming up, compiling.
+        peak_bytes: most memory of one run, without weights.
+        note: what a reader has to know.
+        operations: parts of the time by operation, where it was profiled.
+    """
+
+    name: str
+    seconds: Annotated[list[Seconds], Meta(min_length=1)]
+    limit: bool = False
+    flops: Count | None = None
+    least_bytes: Count | None = None
+    tokens: Count | None = None
+    output: str = ""
+    parameters: Count | None = None
+    first_seconds: Seconds | None = None
+    peak_bytes: Count | None = None
+    note: str = ""
+    operations: dict[str, float] = {}
+
+    @property
+    def quartiles(self) -> Quartiles:
+        """First quartile, median and third quartile of the seconds."""
+        return quartiles(self.seconds)
+
+    @property
+    def median(self) -> float:
+        """Median of the seconds."""
+        return statistics.median(self.seconds)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens a second, by the median; None where there are none."""
+        return self.tokens / self.median if self.tokens else None
+
+    def ratio(self, other: "Row") -> float:
+        """Return the median, over the rounds, of our time over the other's.
+
+        Above 1 the other is faster. Both were measured in every round, so a
+        slow moment of the machine is in both and leaves the ratio alone.
+        """
+        pairs = zip(self.seconds, other.seconds, strict=True)
+        return statistics.median(ours / theirs for ours, theirs in pairs)
+
+
+class Run(msgspec.Struct, forbid_unknown_fields=True):
+    """Things that were measured in turn, in the same rounds.
+
+    Attributes:
+        what: which measurement: "forward", "generate" or "train-step".
+        setting: what was asked for, by name.
+        rows: what was measured.
+        reference: name of the row that the others are compared to.
+        notes: sentences for the reader.
+    """
+
+    what: str
+    setting: dict[str, Value]
+    rows: Annotated[list[Row], Meta(min_length=1)]
+    reference: str = ""
+    notes: list[str] = []
+
+    def __post_init__(self) -> None:
+        """Refuse rows of different rounds, which no ratio can be taken of.
+
+        Raises:
+            ValueError: with both numbers.
+        """
+        rounds = {len(row.seconds) for row in self.rows}
+        if len(rounds) > 1:
+            raise ValueError(
+                f"rows have {min(rounds)} and {max(rounds)} rounds"
+            )
+
+    @property
+    def models(self) -> list[Row]:
+        """The rows that are no limits."""
+        return [row for row in self.rows if not row.limit]
+
+    def row(self, name: str) -> Row | None:
+        """Return the row of that name, if there is one."""
+        return next((row for row in self.rows if row.name == name), None)
+
+    def described(self) -> str:
+        """Return the setting in words: "shape S1, batch 8, ..., compile"."""
+        return ", ".join(
+            name.replace("_", " ") if value is True else f"{name} {value}"
+            for name, value in self.setting.items()
+            if value is not False
+        )
+
+
+class Results(msgspec.Struct, forbid_unknown_fields=True):
+    """All that one call measured, on one machine.
+
+    Attributes:
+        machine: facts about it, by name.
+        runs: what was measured.
+        version: of this format.
+    """
+
+    machine: dict[str, Value]
+    runs: list[Run]
+    version: int = VERSION
+
+    def save(self, path: Path) -> None:
+        """Write a JSON file whole, or leave the old one as it is."""
+        text = msgspec.json.format(msgspec.json.encode(self), indent=1)
+        write_atomically(path, text.decode() + "\n")
+
+
+def read_results(path: Path) -> Results:
+    """Read what `Results.save` wrote.
+
+    Raises:
+        ValueError: in one line, for a file that cannot be read, is of
+            another version, or holds something else.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    try:
+        found = msgspec.json.decode(content, type=_Version).version
+        if found != VERSION:
+            raise ValueError(
+                f"{path} has version {found}, this reads version {VERSION}: "
+                "measure again"
+            )
+        return msgspec.json.decode(content, type=Results)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path} is no benchmark: {error}") from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        raise ValueError(f"{path} is no JSON") from None
+
+
+class _Version(msgspec.Struct):
+    version: int

@@ -1,0 +1,549 @@
+"""What the benchmarks time, and what they refuse to; no real time decides.
+
+Without an accelerator: what it would be asked is written down instead.
+"""
+
+import itertools
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import DeviceType
+from torch.nn.functional import one_hot
+
+import annotated
+from benchmarks import machine, profiling
+from benchmarks.forward import measure_forward, training_step
+from benchmarks.gates import answer, require_as_eager, require_sound
+from benchmarks.generate import measure_generate
+from benchmarks.models import (
+    Candidate,
+    build_peers,
+    build_styles,
+    parameter_note,
+)
+from benchmarks.peers import PEERS, TorchDecoder, build_peer
+from benchmarks.plan import CPU, PRESETS, Tokens, make_plan
+from benchmarks.work import count_flops, least_bytes
+from mingpt_style import build_model
+from shared.config import GPTConfig
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+WIDE = {"n_layer": 2, "n_head": 4, "n_embd": 128, "vocab_size": 65}
+SMALL = {"n_layer": 2, "n_head": 2, "n_embd": 4, "vocab_size": 11}
+TINY = GPTConfig(**SMALL, block_size=8, dropout=0.0)
+
+
+def small_plan(**changes):
+    sizes = {"block_size": 8, **SMALL, **changes.pop("sizes", {})}
+    return make_plan(
+        "gpt-nano", (1,), (4,), sizes=sizes, **{"rounds": 1, **changes}
+    )
+
+
+def tokens_of(time, vocab_size=65, rows=2):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(vocab_size, (rows, time), generator=generator)
+
+
+def peer_of(name, plan):
+    (peer,), _ = build_peers(replace(plan, peers=(name,)))
+    return peer
+
+
+@pytest.fixture
+def _small_limits(monkeypatch):
+    monkeypatch.setattr(machine, "SQUARE", 16)
+    monkeypatch.setattr(machine, "MOVED", 2**12)
+
+
+# Who looks ahead, or answers something else
+
+
+class Maskless(TorchDecoder):
+    """The same decoder, every position of which sees the whole text."""
+
+    def forward(self, tokens):
+        pos = torch.arange(tokens.size(1))
+        return self.head(self.encoder(self.wte(tokens) + self.wpe(pos)))
+
+
+@pytest.mark.parametrize("time", [64, 256, 1024])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_missing_mask_is_seen_in_every_precision(monkeypatch, dtype, time):
+    monkeypatch.setitem(PEERS, "torch-encoder", Maskless)
+    plan = make_plan("gpt-nano", (2,), (time,), sizes=WIDE, dtypes=(dtype,))
+    with pytest.raises(ValueError, match="torch-encoder sees the future"):
+        require_sound(peer_of("torch-encoder", plan), tokens_of(time), 65)
+
+
+@pytest.mark.parametrize("time", [64, 256])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sound_models_pass_in_every_precision(dtype, time):
+    names = ("transformers", "transformers-eager", "torch-encoder")
+    tokens = tokens_of(time)
+    plan = make_plan(
+        "gpt-nano", (2,), (time,), sizes=WIDE, dtypes=(dtype,), peers=names
+    )
+    styles, _ = build_styles(plan, tokens, dtype)
+    peers, _ = build_peers(plan)
+    for candidate in (*styles, *peers):
+        assert require_sound(candidate, tokens, 65) > 0
+
+
+def seeing(seen):
+    """A candidate that scores what some other positions' tokens are."""
+    return Candidate(
+        "theirs", None, lambda tokens: one_hot(seen(tokens), 65).bfloat16()
+    )
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        lambda t: t.roll(-1, 1),  # the next token
+        lambda t: t[:, -1:].expand_as(t),
+        lambda t: t.unflatten(1, (-1, 8)).flip(2).flatten(1),  # in parts
+    ],
+)
+def test_a_look_at_one_later_token_is_seen(seen):
+    with pytest.raises(ValueError, match="sees the future: tokens from"):
+        require_sound(seeing(seen), tokens_of(64), 65)
+    require_sound(seeing(lambda t: t), tokens_of(64), 65)
+
+
+def test_an_accelerators_order_of_sums_is_no_look_ahead():
+    ran = itertools.count()
+
+    def scores(tokens):
+        exact = one_hot(tokens, 65).bfloat16()
+        return exact * (1 + 2**-7 * (next(ran) % 2))
+
+    require_sound(Candidate("a", None, scores), tokens_of(64), 65)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda t: one_hot(t, 11)[:, -1], r"\(2, 11\) where \(2, 8, 11\)"),
+        (lambda t: "text", "answers str where"),
+        (lambda t: one_hot(t, 11).flip(1), "sees the future"),
+        (lambda t: one_hot(t, 11) * float("nan"), "sees the future"),
+        (lambda t: 1 / 0, "cannot be run: ZeroDivisionError"),
+    ],
+)
+def test_what_is_unsound_is_refused(call, words):
+    def scores(tokens):
+        found = call(tokens)
+        return found.float() if isinstance(found, torch.Tensor) else found
+
+    with pytest.raises(ValueError, match=words) as error:
+        require_sound(Candidate("theirs", None, scores), tokens_of(8, 11), 11)
+    assert str(error.value).startswith("theirs ")
+    assert "\n" not in str(error.value)
+
+
+def test_everyone_is_tested_at_every_size_before_anything_is_timed(
+    monkeypatch,
+):
+    """A peer that cannot read the longest text was told after minutes."""
+
+    class Short(TorchDecoder):
+        def forward(self, tokens):
+            if tokens.size(1) > 4:
+                raise IndexError("too long for me")
+            return super().forward(tokens)
+
+    monkeypatch.setitem(PEERS, "torch-encoder", Short)
+    monkeypatch.delattr("benchmarks.forward.Rounds")
+    plan = make_plan(
+        "gpt-nano", (1,), (4, 8), sizes=SMALL, peers=("torch-encoder",)
+    )
+    with pytest.raises(ValueError, match="IndexError: too long for me"):
+        measure_forward(plan)
+
+
+@pytest.mark.parametrize("measure", [measure_forward, measure_generate])
+def test_styles_that_differ_are_not_timed(monkeypatch, measure):
+    whole = annotated.from_gpt2
+    monkeypatch.setattr(
+        annotated,
+        "from_gpt2",
+        lambda state, config: whole(
+            state | {"ln_f.bias": state["ln_f.bias"] + 1}, config
+        ),
+    )
+    with pytest.raises(ValueError, match="the styles differ by"):
+        measure(small_plan(peers=()))
+
+
+# Compiled
+
+
+def test_a_style_is_compiled_in_one_graph(monkeypatch):
+    asked = []
+
+    def compile_(run, **how):
+        asked.append(how["fullgraph"])
+        return run
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    style = Candidate("a", None, torch.abs, note="tied").with_log_probs()
+    quick = style.compiled()
+    assert (quick.name, quick.note, quick.output) == (
+        "a compiled", "", "log-probs"
+    )  # fmt: skip
+    x = torch.randn(3, 5)
+    assert torch.equal(quick.scores(x), x.abs().log_softmax(-1))
+    Candidate("b", None, abs, style=False).compiled()
+    assert asked == [True, False]
+
+
+def hot(tokens):
+    return one_hot(tokens, 11).float()
+
+
+def test_what_compiling_changes_is_refused():
+    eager = Candidate("a", None, hot)
+    wrong = Candidate("b", None, lambda t: hot(t) * 1.01)
+    assert require_as_eager(eager, eager, tokens_of(8, 11)) > 0
+    with pytest.raises(ValueError, match="b differs from its eager self"):
+        require_as_eager(wrong, eager, tokens_of(8, 11))
+
+
+@pytest.mark.usefixtures("_small_limits")
+@pytest.mark.parametrize("kind", ["forward", "train-step"])
+def test_what_compiling_changes_is_not_timed(monkeypatch, kind):
+    monkeypatch.setattr(
+        torch, "compile", lambda run, **_: lambda tokens: run(tokens) + 0.1
+    )
+    plan = small_plan(kind=kind, compile=True, peers=())
+    with pytest.raises(ValueError, match="compiled differs from its eager"):
+        measure_forward(plan)
+
+
+def test_training_is_compared_with_gradients():
+    asked = []
+
+    def scores(tokens):
+        asked.append(torch.is_grad_enabled())
+        return hot(tokens)
+
+    one = Candidate("a", None, scores)
+    require_as_eager(one, one, tokens_of(4, 11), grad=True)
+    require_as_eager(one, one, tokens_of(4, 11))
+    assert asked == [True, True, False, False]
+
+
+def test_a_break_in_a_styles_graph_is_an_error():
+    def scores(tokens):
+        torch._dynamo.graph_break()
+        return tokens
+
+    style = Candidate("a", None, scores).compiled()
+    with pytest.raises(ValueError, match="a compiled cannot be run") as error:
+        answer(style, torch.zeros(1, 1))
+    assert "\n" not in str(error.value)
+
+
+# Styles and peers
+
+
+def test_scores_are_found_in_what_models_answer():
+    scores = torch.zeros(1)
+    for found in (scores, (scores, None), SimpleNamespace(logits=scores)):
+        model = Candidate("a", None, lambda tokens, found=found: found)
+        assert model.scores(scores) is scores
+
+
+def test_styles_answer_as_they_do_when_called():
+    tokens = tokens_of(8, 11)
+    plan = small_plan(own=True)
+    styles, notes = build_styles(plan, tokens, torch.float32)
+    assert [(s.name, s.output) for s in styles] == [
+        ("annotated", "log-probs"),
+        ("mingpt_style", "logits"),
+        ("annotated-own", "log-probs"),
+    ]
+    assert styles[2].note == "with its own LayerNorm"
+    assert notes[0].startswith("in float32 the styles agree to ")
+    with torch.no_grad():
+        a, b, own = (s.with_log_probs().scores(tokens) for s in styles)
+    torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
+    assert not torch.equal(a, own)
+
+
+def test_a_hidden_state_as_wide_as_the_vocabulary_is_no_score():
+    plan = small_plan(sizes={"vocab_size": 4}, styles=("annotated",))
+    (style,), _ = build_styles(plan, tokens_of(8, 4), torch.float32)
+    assert style.output == "log-probs"
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_peer_has_our_parameters_and_does_not_look_ahead(name):
+    if name == "x-transformers":
+        pytest.importorskip("x_transformers")
+    config = make_plan("S2").config
+    for tie in (True, False):
+        with torch.device("meta"):
+            model = build_peer(name, config.replace(tie_weights=tie))
+            ours = build_model(config.replace(tie_weights=tie))
+        count = sum(p.numel() for p in ours.parameters())
+        peer = Candidate(name, model, model)
+        assert parameter_note(peer, config, count) == ""
+    for preset in PRESETS:
+        sizes = {"n_layer": 2, "vocab_size": 65, "block_size": 32}
+        plan = make_plan(preset, times=(32,), sizes=sizes)
+        require_sound(peer_of(name, plan), tokens_of(32), 65)
+
+
+def test_a_row_says_why_its_parameters_differ():
+    config = make_plan("S2").config
+    with torch.device("meta"):
+        ours = sum(p.numel() for p in build_model(config).parameters())
+        untied = build_model(config.replace(tie_weights=False))
+        theirs = annotated.build_model(config)
+    small = nn.Linear(900, 1, bias=False)
+    for model, expected in (
+        (untied, "+31.0% parameters: its head is not tied to its embedding"),
+        (theirs, "+30.4% parameters: its head is not tied, its position "
+         "table not trained"),
+        (small, "-100.0% parameters"),
+        (abs, "parameters unknown"),
+    ):  # fmt: skip
+        candidate = Candidate("x", model, abs)
+        assert parameter_note(candidate, config, ours) == expected
+    small = Candidate("x", small, abs)
+    assert parameter_note(small, TINY, 932) == (
+        "-3.4% parameters: its position table is not trained"
+    )
+    assert parameter_note(small, TINY, 905) == ""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("cannot import name 'x'"),
+        RuntimeError("Failed to import transformers:\nno symbol"),
+        ModuleNotFoundError("Could not import module 'GPT2LMHeadModel'"),
+    ],
+)
+def test_a_broken_installation_ends_in_one_line(monkeypatch, error):
+    def build(config):
+        raise error
+
+    monkeypatch.setitem(PEERS, "transformers", build)
+    with pytest.raises(ValueError, match="transformers cannot be b") as raised:
+        build_peers(small_plan(peers=("transformers",)))
+    assert "\n" not in str(raised.value)
+    assert str(error).split("\n")[0] in str(raised.value)
+
+
+def test_what_is_not_installed_is_no_broken_installation(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    note = "transformers was not run: there is no module 'transformers'"
+    plan = small_plan(peers=("transformers",))
+    assert build_peers(plan) == ([], [note])
+    with pytest.raises(ValueError, match=note):
+        build_peers(replace(plan, installed=False))
+
+
+# Work
+
+
+def formula(config, batch, time):
+    L, D, F = config.n_layer, config.n_embd, config.inner_size
+    matrices = L * (4 * D**2 + 2 * D * F) + config.vocab_size * D
+    return 2 * batch * time * matrices + 4 * L * batch * time**2 * D
+
+
+@pytest.mark.parametrize("inner", [None, 6])
+def test_torch_counts_the_operations_of_the_formula(inner):
+    plan = small_plan(sizes={"n_inner": inner}, peers=("torch-encoder",))
+    tokens = tokens_of(8, 11, rows=3)
+    styles, _ = build_styles(plan, tokens, torch.float32)
+    peers, _ = build_peers(plan)
+    expected = formula(plan.config, 3, 8)
+    for candidate in (*styles, *peers):
+        counted = count_flops(lambda c=candidate: c.scores(tokens))
+        assert counted == expected, candidate.name
+    assert torch.backends.mha.get_fastpath_enabled()
+    # GPT-2's: 2 B T (12 L D^2 + V D) + 4 L B T^2 D
+    config = make_plan("S2").config
+    assert formula(config, 1, 256) == (
+        2 * 256 * (12 * 12 * 768**2 + 50257 * 768) + 48 * 256**2 * 768
+    )
+
+
+def test_bytes_by_hand():
+    matrices = 2 * (4 * 16 + 2 * 64) + 44  # of two blocks, and the head
+    assert least_bytes(TINY, 1, 1, 4) == 4 * (matrices + 11)
+    assert least_bytes(TINY, 2, 3, 2) == 2 * (matrices + 6 * 11)
+    # keys and values of 5 tokens, 4 wide, in 2 layers
+    more = least_bytes(TINY, 3, 1, 4, 5) - least_bytes(TINY, 3, 1, 4)
+    assert more == 3 * 4 * 2 * 5 * 4 * 2
+    # of the weights only tables, norms and biases are left out
+    weights = sum(p.numel() for p in build_model(TINY).parameters())
+    small = (11 + 8) * 4 + 2 * (36 + 16) + 8
+    assert least_bytes(TINY, 1, 1, 1) - 11 == weights - small
+
+
+def test_a_large_pass_is_sound_and_counted_without_a_gpu():
+    """Shapes and counts of a run that only an accelerator can time."""
+    meta = torch.device("meta")
+    plan = make_plan(
+        "gpt2", (16,), (1024,), sizes={"n_layer": 2}, device=meta,
+        dtypes=(torch.bfloat16,), peers=("torch-encoder",),
+    )  # fmt: skip
+    tokens = Tokens(plan, 16, 1024).ids
+    # transformers' masks read values, which "meta" has not
+    peers, _ = build_peers(plan)
+    with meta:
+        theirs = annotated.build_model(plan.config).to(torch.bfloat16).eval()
+        model = build_model(plan.config).to(torch.bfloat16).eval()
+    styles = (
+        Candidate("annotated", theirs, theirs.log_probs, "log-probs"),
+        Candidate("ours", model, model),
+    )
+    for candidate in (*styles, *peers):
+        require_sound(candidate, tokens, plan.config.vocab_size)
+        counted = count_flops(lambda c=candidate: c.scores(tokens))
+        assert counted == formula(plan.config, 16, 1024)
+        assert candidate.scores(tokens).dtype == torch.bfloat16
+
+
+def test_a_training_step_learns():
+    plan = small_plan(styles=("mingpt_style",))
+    tokens = Tokens(plan, 2, 8)
+    (style,), _ = build_styles(plan, tokens.ids, torch.float32)
+    step = training_step(style, tokens)
+    losses = [step() for _ in range(300)]
+    assert losses[-1] < losses[0] - 1e-3
+    assert all(p.grad is None for p in style.model.parameters())
+    with pytest.raises(ValueError, match="a is no module: it cannot train"):
+        training_step(Candidate("a", abs, abs), tokens)
+
+
+def test_every_round_has_tokens_of_its_own():
+    plan = small_plan(sizes={"vocab_size": 1000})
+    tokens = Tokens(plan, 2, 50)
+    tokens.draw(0)
+    first = tokens.ids
+    assert torch.equal(tokens.targets[:, :-1], first[:, 1:])
+    tokens.draw(1)
+    assert not torch.equal(first, tokens.ids)
+    tokens.draw(0)
+    assert torch.equal(first, tokens.ids)
+    assert first.shape == tokens.targets.shape == (2, 50)
+    assert 0 <= first.min() <= first.max() < 1000
+    for batch, time in [(10**20 - 1, 4), (2**20, 2**20), (1, 2**31)]:
+        words = f"^{batch} rows of {time} tokens"
+        with pytest.raises(ValueError, match=words):
+            Tokens(plan, batch, time)
+
+
+@pytest.mark.usefixtures("_small_limits")
+def test_only_models_with_a_cache_are_optimized_for_decoding(monkeypatch):
+    optimized = []
+    monkeypatch.setattr(
+        "benchmarks.generate.optimize_for_decoding",
+        lambda model: optimized.append(type(model).__module__.split(".")[0]),
+    )
+    plan = small_plan(kind="generate", new=2, peers=("transformers",))
+    (found,) = measure_generate(plan)
+    assert optimized == ["mingpt_style"]
+    rows = {row.name: row for row in found.models}
+    assert rows["annotated"].least_bytes is None
+    expected = least_bytes(plan.config, 1, 1, 4, 4)
+    expected += least_bytes(plan.config, 1, 1, 4, 5)
+    assert rows["mingpt_style"].least_bytes == expected
+    assert rows["transformers"].least_bytes == expected
+    # two tokens' scores, and what is between
+    assert all(row.peak_bytes > 4 * 2 * 11 for row in found.models)
+
+
+# The machine
+
+
+def test_a_machines_limits_are_named_by_their_size(monkeypatch):
+    meta = torch.device("meta")
+    square, copy, read = machine.limits(torch.bfloat16, meta).items()
+    assert square[0] == "matmul 8192 x 8192"
+    assert square[1][0]().shape == (8192, 8192)
+    assert square[1][1] == {"flops": 2 * 8192**3}
+    assert (copy[0], read[0]) == ("copy of 128 MiB", "read of 128 MiB")
+    assert copy[1][1] == {"least_bytes": 2 * 2**27}
+    assert read[1][1] == {"least_bytes": 2**27}
+    monkeypatch.setattr(machine, "SQUARE", 16)
+    monkeypatch.setattr(machine, "MOVED", 64)
+    square, copy, read = machine.limits(torch.float32, CPU).values()
+    assert count_flops(square[0]) == 2 * 16**3
+    assert copy[0]().nbytes == 64
+    assert copy[0]().all()
+    assert read[0]() == 16
+
+
+def test_peak_memory_is_what_was_held_at_once():
+    a = torch.ones(1000, 100)  # 400 kB
+
+    def run():
+        b = a + 1
+        c = b * 2
+        del b
+        return c.sum()
+
+    found = profiling.peak_bytes(run, CPU)
+    assert 800_000 <= found < 802_000
+    assert 400_000 <= profiling.peak_bytes(lambda: a + 1, CPU) < 401_000
+
+
+def test_memory_on_an_accelerator_is_what_it_says(monkeypatch):
+    module = SimpleNamespace(
+        reset_peak_memory_stats=lambda device: None,
+        synchronize=lambda device: None,
+        memory_allocated=lambda device: 100,
+        max_memory_allocated=lambda device: 350,
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    assert profiling.peak_bytes(int, torch.device("cuda")) == 250
+    monkeypatch.setattr(
+        torch, "get_device_module", lambda device: SimpleNamespace()
+    )
+    assert profiling.peak_bytes(int, torch.device("mps")) is None
+
+
+def test_a_profile_says_where_the_time_goes():
+    a = torch.randn(300, 300)
+    parts = profiling.time_by_operation(lambda: a @ a + 1, CPU, top=2)
+    assert list(parts)[-1] == "others"
+    assert len(parts) == 3
+    assert sum(parts.values()) == pytest.approx(1)
+    assert "aten::mm" in parts
+
+
+def test_a_kernels_time_is_not_counted_for_who_launched_it():
+    def event(key, device_type, own, cpu=0.0, annotation=False):
+        return SimpleNamespace(
+            key=key,
+            device_type=device_type,
+            is_user_annotation=annotation,
+            self_device_time_total=own,
+            self_cpu_time_total=cpu,
+        )
+
+    events = [
+        event("aten::mm", DeviceType.CPU, 30.0, cpu=2.0),
+        event("gemm_kernel", DeviceType.CUDA, 30.0),
+        event("copy_kernel", DeviceType.CUDA, 10.0),
+        event("my range", DeviceType.CUDA, 40.0, annotation=True),
+    ]
+    assert profiling.own_times(events, accelerator=True) == {
+        "gemm_kernel": 30.0,
+        "copy_kernel": 10.0,
+    }
+    assert profiling.own_times(events[:1], accelerator=False) == {
+        "aten::mm": 2.0
+    }

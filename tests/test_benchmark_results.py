@@ -1,0 +1,520 @@
+"""Times, and what is kept, shown and concluded of them; none is real."""
+
+import io
+import itertools
+import json
+import platform
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from matplotlib.axes import Axes
+from rich.console import Console
+
+from benchmarks import machine, output
+from benchmarks.chart import draw
+from benchmarks.compare import compare_results, require_comparable
+from benchmarks.machine import machine_facts
+from benchmarks.output import Output
+from benchmarks.plan import CPU
+from benchmarks.tables import (
+    part_of_peak,
+    show_changes,
+    show_results,
+)
+from shared.comparison import timing
+from shared.comparison.benchmark_results import (
+    Results,
+    Row,
+    Run,
+    read_results,
+)
+from shared.comparison.timing import (
+    EventClock,
+    clock_for,
+    interleave,
+    quartiles,
+    stopwatch,
+)
+
+CUDA = torch.device("cuda:1")
+FACTS = {
+    "processor": "P",
+    "cores": 2,
+    "accelerator": "none",
+    "system": "S",
+    "torch": "2",
+}
+
+
+@pytest.fixture(autouse=True)
+def _quiet_machine(monkeypatch):
+    monkeypatch.setattr(output, "load", lambda: 0.5)
+
+
+def forward(rows, **setting):
+    setting = {"shape": "S1", "batch": 1, "time": 8} | setting
+    rows = [
+        row if isinstance(row, Row) else Row(*row)
+        for row in (rows.items() if isinstance(rows, dict) else rows)
+    ]
+    return Run("forward", setting, rows, reference="mingpt_style")
+
+
+def results(*seconds, facts=FACTS, **setting):
+    rows = [
+        Row("mingpt_style", list(seconds or (1.0, 1.0, 1.0)), tokens=4),
+        Row("matmul", [1.0] * len(seconds or "abc"), limit=True, flops=5),
+    ]
+    return Results(dict(facts), [forward(rows, **setting)])
+
+
+def printed(shown):
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(shown)
+    return console.export_text()
+
+
+# Times
+
+
+def test_rounds_are_interleaved_and_shuffled(monkeypatch):
+    calls, begun = [], []
+    runs = {
+        name: lambda name=name: calls.append(name) or float(len(calls))
+        for name in ("a", "b", "c")
+    }
+    found = interleave(runs, rounds=20, before=begun.append)
+    rounds = [calls[i : i + 3] for i in range(0, 60, 3)]
+    assert begun == [*range(20)]
+    assert all(sorted(r) == ["a", "b", "c"] for r in rounds)
+    assert len({tuple(r) for r in rounds}) > 1
+    assert [*found] == ["a", "b", "c"]
+    for name, seconds in found.items():
+        for number, r in enumerate(rounds):
+            assert seconds[number] == 3 * number + r.index(name) + 1
+    # no round starts after the budget, but the first
+    now = itertools.count()
+    monkeypatch.setattr(timing.time, "monotonic", lambda: next(now))
+    runs = {"a": lambda: 1.0}
+    assert interleave(runs, rounds=9, budget=2.5) == {"a": [1.0] * 3}
+    assert interleave(runs, rounds=9, budget=0) == {"a": [1.0]}
+
+
+def test_quartiles_and_ratios_by_hand():
+    assert quartiles([5.0, 1.0, 3.0, 2.0, 4.0]) == (2, 3, 4)
+    assert quartiles([1.0, 2.0]) == (1.25, 1.5, 1.75)
+    assert quartiles([3.0]) == (3, 3, 3)
+    assert Row("a", [1.0, 2.0], tokens=6).tokens_per_second == 4
+    # one slow round moves neither median nor ratio
+    fast = Row("fast", [1.0, 1.0, 50.0, 1.0, 1.0])
+    slow = Row("slow", [2.0, 2.0, 100.0, 2.0, 2.0])
+    assert (fast.median, slow.ratio(fast), fast.ratio(slow)) == (1, 2, 0.5)
+    # the ratio is taken within each round: that of the medians is 1
+    a, b = Row("a", [1.0, 2.0, 4.0]), Row("b", [4.0, 1.0, 2.0])
+    assert a.ratio(b) == 2
+
+
+class FakeClock:
+    """A clock that only work moves on."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 1e-9  # to read it takes time, too
+        return self.now
+
+
+def test_a_stopwatch_leaves_the_first_run_out(monkeypatch):
+    clock, ran = FakeClock(), itertools.count()
+    monkeypatch.setattr(timing, "clock_for", lambda device: clock)
+
+    def work():
+        clock.now += 7.0 if next(ran) == 0 else 0.5
+
+    assert stopwatch(work, CPU)() == pytest.approx(0.5)
+    assert next(ran) == 2
+
+    def quick():  # runs many times
+        clock.now += 2e-6
+
+    assert stopwatch(quick, CPU)() == pytest.approx(2e-6, rel=1e-3)
+
+
+def test_an_event_clock_adds_up_what_the_events_say(monkeypatch):
+    recorded = []
+
+    class Event:
+        def __init__(self, device, enable_timing):
+            assert device == CUDA
+            assert enable_timing
+            self.log = []
+
+        def record(self, stream):
+            recorded.append(stream)
+            self.log.append("record")
+
+        def synchronize(self):
+            self.log.append("synchronize")
+
+        def elapsed_time(self, later):
+            assert later.log == ["record", "synchronize"]
+            return 250.0  # milliseconds
+
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(
+        torch.accelerator, "current_stream", lambda device: ("of", device)
+    )
+    clock = clock_for(CUDA)
+    assert isinstance(clock, EventClock)
+    assert [clock(), clock()] == [0.25, 0.5]
+    # the device's own stream, whatever device is torch's current one
+    assert recorded == [("of", CUDA)] * 3
+
+
+def test_a_clock_waits_for_any_accelerator(monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: 7.0)
+    hpu, mps = torch.device("hpu", 0), torch.device("mps")
+    assert [clock_for(d)() for d in (hpu, mps, CPU)] == [7.0] * 3
+    assert waited == [hpu, "mps"]
+
+
+# The machine
+
+
+def test_the_machine_is_described():
+    facts = machine_facts(CPU)
+    assert facts["cores"] >= 1
+    assert facts["processor"]
+    assert facts["accelerator"] == "none"
+    assert facts["torch"] == torch.__version__
+    assert all(isinstance(v, str | int | float) for v in facts.values())
+    assert machine.load() >= 0
+
+
+FRESH_PAGES = """
+import resource, torch
+from benchmarks.machine import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(2**24)  # 64 MB, in pages of 4 kB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults()
+given_back, kept = faults(), keep_freed_memory()
+for _ in range(30):  # at first blocks are put beside old ones
+    faults()
+print(kept, given_back, faults())
+"""
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="other libraries are left alone"
+)
+def test_freed_memory_stays_with_the_process():
+    out = subprocess.check_output([sys.executable, "-c", FRESH_PAGES])
+    kept, before, after = out.decode().split()
+    assert kept == "True"
+    # huge pages, where there are some, are 512 times as large
+    assert int(after) < int(before) / 10
+
+
+def test_another_c_library_is_left_alone(monkeypatch):
+    monkeypatch.setattr(machine.platform, "libc_ver", lambda: ("", ""))
+    monkeypatch.delattr(machine.ctypes, "CDLL")
+    assert not machine.keep_freed_memory()
+
+
+# Files
+
+
+def test_what_is_saved_is_read(tmp_path):
+    path = tmp_path / "a.json"
+    saved = results()
+    saved.runs[0].rows[0].operations["aten::mm"] = 0.5
+    saved.save(path)
+    assert read_results(path) == saved
+    assert json.loads(path.read_text())["version"] == 3
+
+
+def content(version=3, machine=FACTS, run=None, setting=None, **row):
+    row = {"name": "a", "seconds": [1.0]} | row
+    made = {"what": "x", "setting": setting or {}, "rows": [row]} | (run or {})
+    return {"version": version, "machine": machine, "runs": [made]}
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ("{", "is no JSON"),
+        ('{"version": NaN}', "is no JSON"),
+        ("[" * 100_000, "is no benchmark"),
+        ('{"version": 3' + "0" * 5000 + "}", "out of range"),
+        ([], "is no benchmark: Expected `object`, got `array`"),
+        ({}, "missing required field `version`"),
+        (content(version=2), "has version 2, this reads version 3"),
+        ({"version": 3}, "missing required field `machine`"),
+        (content(machine={"cores": []}), "machine"),
+        (content(run={"rows": 3}), "Expected `array`"),
+        (content(run={"rows": []}), "length >= 1"),
+        (content(run={"notes": [3]}), "notes"),
+        (content(run={"what": 3}), "what"),
+        (content({"a": 1}), "Expected `int`, got `object` - at `$.version`"),
+        (content(setting={"batch": [1]}), "setting"),
+        (content(setting={"batch": None}), "setting"),
+        (content(seconds=[]), "length >= 1"),
+        (content(seconds=[0]), "`float` > 0.0"),
+        (content(seconds=["1"]), "seconds"),
+        (content(seconds=[True]), "seconds"),
+        (content(seconds=[10**400]), "out of range"),
+        (content(name=3), "name"),
+        (content(flops="many"), "flops"),
+        (content(flops=-1), "flops"),
+        (content(flops=10**400), "flops"),
+        (content(first_seconds=0), "first_seconds"),
+        (content(operations={"mm": "half"}), "operations"),
+        (content(colour="red"), "unknown field `colour`"),
+        (
+            content(run={"rows": [{"name": n, "seconds": [1.0] * len(n)}
+                                  for n in ("a", "bb")]}),
+            "rows have 1 and 2 rounds",
+        ),
+    ],
+)  # fmt: skip
+def test_a_damaged_file_ends_in_one_line(tmp_path, found, words):
+    path = tmp_path / "a.json"
+    text = found if isinstance(found, str) else json.dumps(found)
+    path.write_text(text)
+    with pytest.raises(ValueError, match=str(tmp_path)) as error:
+        read_results(path)
+    assert words in str(error.value)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# New results against old ones
+
+
+@pytest.mark.parametrize(
+    ("now", "tolerance", "slower"),
+    [
+        ((1.0, 1.0, 1.0), 0.0, False),
+        ((1.09, 1.09, 9.0), 0.1, False),  # one slow round is not the median
+        ((1.11, 1.11, 1.11), 0.1, True),
+        ((1.0, 1.5, 1.5), 0.1, True),  # quartiles 1.25 to 1.5
+        ((1.0, 1.0, 1.2, 1.2, 1.2), 0.1, False),  # from 1.0, the old one's
+        ((0.5, 0.5, 0.5), 0.1, False),
+        ((2.0, 2.0, 2.0), 1.5, False),
+    ],
+)
+def test_slower_is_what_median_and_quartiles_say(now, tolerance, slower):
+    found, notes = compare_results(results(), results(*now, rounds=7))
+    assert [c.row.name for c in found] == ["mingpt_style", "matmul"]
+    assert [c.slower(tolerance) for c in found] == [slower, False]
+    assert notes == []
+    verdict = f"{int(slower)} of 1 slower: by more than {tolerance:.0%}"
+    assert verdict in printed(show_changes(found, tolerance))
+
+
+def test_a_noisy_old_time_is_no_proof_of_a_slower_model():
+    old, new = results(1.0, 2.0, 3.0), results(2.0, 3.0, 4.0)
+    change = compare_results(old, new)[0][0]
+    assert (change.low, change.ratio, change.high) == (1, 1.5, 3.5 / 1.5)
+    assert not change.slower(0.1)
+
+
+def test_a_slower_machine_is_not_a_slower_model():
+    new = results()
+    new.runs[0].rows[1].seconds[:] = [9.0] * 3
+    found, _ = compare_results(results(), new)
+    shown = printed(show_changes(found, 0.1))
+    assert "0 of 1 slower" in shown
+    assert "the machine itself" in shown
+
+
+def test_what_is_not_compared_is_named():
+    old = Results(
+        FACTS,
+        [forward({"a": [1.0], "gone": [1.0]}), forward({"a": [1.0]}, time=16)],
+    )
+    new = Results(
+        FACTS | {"torch": "3"},
+        [forward({"a": [1.0], "b": [1.0]}), forward({"a": [1.0]}, time=9)],
+    )
+    changes, notes = compare_results(old, new)
+    assert [change.row.name for change in changes] == ["a"]
+    assert notes == [
+        "not in the old file: b of forward, shape S1, batch 1, time 8",
+        "only in the old file: gone of forward, shape S1, batch 1, time 8",
+        "not in the old file: forward, shape S1, batch 1, time 9",
+        "torch was 2, is 3",
+    ]
+    assert "not in the old file: b of" in printed(
+        show_changes(changes, 0.1, notes)
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "what", "setting", "words"),
+    [
+        ({"cores": 64}, "forward", {}, "cores was 2, here it is 64"),
+        ({"processor": "Q"}, "forward", {}, "'P', here it is 'Q'"),
+        ({}, "generate", {}, "the old file has no generate"),
+        ({}, "forward", {"time": 9}, "time 8 (here 9)"),
+        ({}, "forward", {"threads": 2}, "threads None (here 2)"),
+        ({}, "forward", {"rounds": 2}, None),
+        ({"torch": "3"}, "forward", {}, None),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(facts, what, setting, words):
+    old = results()
+    setting = old.runs[0].setting | setting
+    if words is None:
+        require_comparable(old, FACTS | facts, what, [setting])
+        return
+    with pytest.raises(ValueError, match=re.escape(words)):
+        require_comparable(old, FACTS | facts, what, [setting])
+
+
+# Tables
+
+
+def test_parts_of_the_peak_by_hand():
+    matmul = Row("matmul", [2.0], limit=True, flops=200)  # 100 a second
+    copy = Row("copy", [4.0], limit=True, least_bytes=40)  # 10 a second
+    read = Row("read", [2.0], limit=True, least_bytes=40)  # 20 a second
+    worked = Row("a", [4.0], flops=200, least_bytes=10)
+    moved = Row("b", [8.0], flops=200, least_bytes=80)
+    rows = [matmul, copy, read, worked, moved]
+    assert part_of_peak(forward(rows), worked) == 0.5  # 2 s of work in 4
+    assert part_of_peak(forward(rows), moved) == 0.5  # 4 s of moving in 8
+    assert part_of_peak(forward([copy, moved]), moved) == 1
+    assert part_of_peak(forward([worked]), worked) is None
+    assert part_of_peak(forward(rows), Row("c", [1.0])) is None
+
+
+def test_only_what_does_the_same_work_has_a_ratio():
+    rows = [
+        Row("mingpt_style", [1.0], tokens=4),
+        Row("theirs", [1.5], tokens=4),
+        Row("one token", [0.25], tokens=1),
+        Row("matmul", [7.0], limit=True),
+    ]
+    shown = {}
+    for line in printed(show_results(Results({}, [forward(rows)]))).split(
+        "\n"
+    ):
+        shown.setdefault(line[:12].strip(), line)
+    assert "1.50" in shown["theirs"]
+    assert "0.25" not in shown["one token"]
+    assert "7.00" not in shown["matmul"]
+
+
+ODD = "[/usr/bin/c++] [enforce fail at x.cpp:3] :smile:"
+
+
+def test_brackets_are_printed_as_they_stand(capsys):
+    row = Row(ODD, [1.0], note=ODD, operations={ODD: 1.0})
+    rows = [Row("mingpt_style", [1.0]), row]
+    run = Run(ODD, {"shape": ODD, "rounds": 7}, rows, notes=[ODD])
+    text = printed(show_results(Results({ODD: "P"}, [run])))
+    # facts, title, two tables, note of the row, its operations, the run's
+    assert text.count(ODD) >= 7
+    assert "1 rounds: there was no time for more" in text
+    old = Results(FACTS, [run])
+    changes, _ = compare_results(old, old)
+    assert printed(show_changes(changes, 0.1, [ODD])).count(ODD) >= 3
+    Output(CPU).put([run])
+    with output.telling() as tell:
+        tell("[/usr/bin/c++]")
+    assert ODD in capsys.readouterr().out
+
+
+# Where results go
+
+
+def test_what_was_measured_is_kept_before_it_is_shown(tmp_path, monkeypatch):
+    def fail(_):
+        raise RuntimeError("no terminal")
+
+    monkeypatch.setattr(output, "show_results", fail)
+    path = tmp_path / "a.json"
+    with pytest.raises(RuntimeError, match="no terminal"):
+        Output(CPU, json=path).put(results().runs)
+    assert read_results(path).runs[0].row("mingpt_style")
+
+
+def test_what_cannot_be_written_is_printed(tmp_path, monkeypatch, capsys):
+    def save(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Results, "save", save)
+    with pytest.raises(OSError, match="no space"):
+        Output(CPU, json=tmp_path / "a.json").put(results().runs)
+    assert "mingpt_style" in capsys.readouterr().out
+
+
+def test_a_busy_machine_is_told_before_and_after(
+    tmp_path, monkeypatch, capsys
+):
+    facts = machine_facts(CPU)
+    cores = facts["cores"]
+    old = Results(facts | {"load before": cores + 1.5}, results().runs)
+    old.save(tmp_path / "old.json")
+    busy = iter([cores + 2.5, float(cores)])
+    monkeypatch.setattr(output, "load", lambda: next(busy))
+    where = Output(CPU, compare=tmp_path / "old.json")
+    where.prepare("forward", [old.runs[0].setting])
+    told = capsys.readouterr().err.splitlines()
+    assert [str(cores + more) in line for more, line in zip(
+        (1.5, 2.5), told, strict=True
+    )] == [True, True]  # fmt: skip
+    assert where.put(results().runs) is False
+    out, err = capsys.readouterr()
+    assert err == ""  # as many as cores are what we take ourselves
+    assert f"load before {cores + 2.5}, load after {float(cores)}" in (
+        " ".join(out.split())
+    )
+
+
+# Pictures
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_a_picture_is_the_same_every_time(tmp_path, kind):
+    paths = [tmp_path / f"{n}.{kind}" for n in "ab"]
+    for path in paths:
+        draw(results(), path)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    start = paths[0].read_bytes()[:100]
+    assert b"<?xml" in start if kind == "svg" else b"PNG" in start
+
+
+def test_a_picture_has_bars_and_three_times_make_lines(tmp_path, monkeypatch):
+    bars, lines = [], []
+    whole_bar, whole_plot = Axes.barh, Axes.plot
+
+    def barh(self, y, width, **how):
+        bars.append(width)
+        return whole_bar(self, y, width, **how)
+
+    def plot(self, x, y, *style, **how):
+        lines.append((how["label"], x, y))
+        return whole_plot(self, x, y, *style, **how)
+
+    monkeypatch.setattr(Axes, "barh", barh)
+    monkeypatch.setattr(Axes, "plot", plot)
+    swept = [forward({"a": [t * 1.0]}, time=t) for t in (4, 1, 2)]
+    alone = [
+        forward({"a": [3.0], "b": [5.0]}, batch=2, time=t) for t in (1, 2)
+    ]
+    draw(Results(FACTS, [*swept, *alone]), tmp_path / "a.svg")
+    assert lines == [("a", [1, 2, 4], [1e3, 2e3, 4e3])]
+    assert bars == [5e3, 3e3] * 2
