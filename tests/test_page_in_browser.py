@@ -2,12 +2,13 @@
 
 import base64
 import itertools
-import json
 import re
 
 import numpy as np
 import pytest
 from browser import FAINT, HOSTILE, Browser, data_of, hostile_page, make_page
+
+from shared.comparison.benchmark_results import Results, Row, Run
 
 CONCEPTS = ["embedding", "attention", "feed_forward", "block", "model", "head"]
 MAPS = ["map-left", "map-right", "map-difference"]
@@ -280,17 +281,13 @@ def test_a_style_whose_attention_cannot_be_watched(
 
 def test_a_benchmark_is_drawn(browser, tmp_path):
     rows = [
-        {"name": "annotated", "seconds": [2e-3, 1e-3, 3e-3]},
-        {"name": "<b>x", "seconds": [4e-3]},
-        {"name": "matmul", "seconds": [9.0], "limit": True, "tokens": None},
+        Row("annotated", [2e-3, 1e-3, 3e-3], tokens=16),
+        Row("<b>x", [4e-3] * 3, tokens=16),
+        Row("matmul", [9.0] * 3, limit=True),
     ]
-    run = {
-        "what": "forward",
-        "setting": {"preset": "gpt-nano", "batch": 2, "time": 8},
-        "rows": [{"limit": False, "tokens": 16} | row for row in rows],
-    }
+    setting = {"preset": "gpt-nano", "batch": 2, "time": 8}
     file = tmp_path / "bench.json"
-    file.write_text(json.dumps({"version": 1, "runs": [run]}))
+    Results({}, [Run("forward", setting, rows)]).save(file)
     browser.open(make_page(tmp_path, "--bench", file))
     assert browser.errors() == []
     text = browser.one("#speed").text
