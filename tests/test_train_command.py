@@ -482,3 +482,30 @@ def test_a_checkpoint_brings_its_own(run, text, tmp_path, option):
     status, _, err = run("generate", "--checkpoint", tmp_path, option)
     assert status == 2
     assert f"leave {option.split('=')[0]} out" in err
+
+
+@pytest.mark.parametrize("style", ["annotated", "mingpt_style"])
+def test_training_goes_on_from_the_small_model(duet, tmp_path, style):
+    run = tmp_path / "run"
+    status, out, err = duet(
+        "train", "--from=default", "--style", style, "--steps=2",
+        "--eval-interval=2", "--eval-batches=2", "--lr=1e-5", "--out", run,
+    )  # fmt: skip
+    assert status == 0, err
+    last = json.loads((run / "log.jsonl").read_text().splitlines()[-1])
+    assert last["val_loss"] < 4.5  # drawn anew it would be ln(1024) = 6.9
+    # tied weights that one style trained apart are no tie for the other
+    status, _, err = duet(
+        "generate", "--checkpoint", run, "--style=mingpt_style"
+    )
+    assert status == 0, err
+
+
+def test_training_from_weights_of_another_size(duet, refused, tmp_path):
+    out = tmp_path / "run"
+    message = refused("train", "--from=default", "--n-layer=2", "--out", out)
+    assert "--from brings its own sizes" in message
+    message = refused(
+        "train", "--from=default", "--tokenizer=char", "--out", out
+    )
+    assert "choose its own" in message

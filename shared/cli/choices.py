@@ -128,7 +128,7 @@ def choose_weights(
     if (
         folder is None
         and tokenizer_name == DEFAULT
-        and not any(asdict(options).values())
+        and all(value is None for value in asdict(options).values())
     ):
         small = load_small_model()
         if small is not None:
