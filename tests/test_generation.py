@@ -18,7 +18,7 @@ from shared.generation import (
     generate_rows,
     stream_tokens,
 )
-from shared.generation.reading import last_log_probs
+from shared.generation.reading import Reader
 
 CONFIG = GPTConfig(
     vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=16, dropout=0.5
@@ -102,7 +102,7 @@ def test_padding_does_not_change_a_log_probability(model):
     rows[1, 3:] = 10  # what lies behind the end must not matter
     with torch.no_grad():
         model.eval()
-        got = last_log_probs(model, rows, [9, 3])
+        got = Reader(model).last_log_probs(rows, [9, 3])
         full = model.log_probs(rows[:1, 1:9])[0, -1]
         short = model.log_probs(rows[1:, :3])[0, -1]
     torch.testing.assert_close(got[0], full, rtol=0, atol=1e-12)

@@ -41,40 +41,22 @@ class Reader:
                 was read before must be as it was.
             lengths: number of tokens of each row that are no padding.
         """
-        model, longest = self._decoder, max(lengths)
-        fits = min(lengths) == longest <= self._model.block_size
-        if not fits or model is None:
-            self._cache = None  # what was read may have left the window
-            return last_log_probs(self._model, rows, lengths)
-        if self._cache is None:
-            self._cache = model.init_cache(len(lengths))
-        new = rows[:, self._seen : longest]
-        self._seen = longest
-        return model.decode(new, self._cache)[:, -1]
-
-
-def last_log_probs(
-    model: LanguageModel,
-    rows: Int[Tensor, "batch longest"],
-    lengths: Sequence[int],
-) -> Float[Tensor, "batch vocab"]:
-    """Return what follows the last token of each row.
-
-    Args:
-        model: a causal language model.
-        rows: ids, padded on the right by any ids of the vocabulary.
-        lengths: number of tokens of each row that are no padding.
-    """
-    width = min(model.block_size, max(lengths))
-    if min(lengths) == max(lengths):
-        window = rows[:, lengths[0] - width : lengths[0]]
-        next_log_probs = getattr(model, "next_log_probs", None)
-        if next_log_probs is not None:
-            return next_log_probs(window)
-        return model.log_probs(window)[:, -1]
-    starts = [max(0, n - model.block_size) for n in lengths]
-    windows = torch.stack(
-        [row[s : s + width] for row, s in zip(rows, starts, strict=True)]
-    )
-    last = [n - s - 1 for n, s in zip(lengths, starts, strict=True)]
-    return model.log_probs(windows)[range(len(last)), last]
+        block, longest = self._model.block_size, max(lengths)
+        equally_long = min(lengths) == longest
+        if equally_long and longest <= block and self._decoder is not None:
+            if self._cache is None:
+                self._cache = self._decoder.init_cache(len(lengths))
+            new = rows[:, self._seen : longest]
+            self._seen = longest
+            return self._decoder.decode(new, self._cache)[:, -1]
+        self._cache = None  # what it holds may have left the window
+        width = min(block, longest)
+        next_log_probs = getattr(self._model, "next_log_probs", None)
+        if equally_long and next_log_probs is not None:
+            return next_log_probs(rows[:, longest - width : longest])
+        starts = [max(0, n - block) for n in lengths]
+        windows = torch.stack(
+            [row[s : s + width] for row, s in zip(rows, starts, strict=True)]
+        )
+        last = [n - s - 1 for n, s in zip(lengths, starts, strict=True)]
+        return self._model.log_probs(windows)[range(len(last)), last]
