@@ -487,7 +487,7 @@ def test_a_checkpoint_brings_its_own(run, text, tmp_path, option):
 @pytest.mark.parametrize("style", ["annotated", "mingpt_style"])
 def test_training_goes_on_from_the_small_model(duet, tmp_path, style):
     run = tmp_path / "run"
-    status, out, err = duet(
+    status, _, err = duet(
         "train", "--from=default", "--style", style, "--steps=2",
         "--eval-interval=2", "--eval-batches=2", "--lr=1e-5", "--out", run,
     )  # fmt: skip
