@@ -1,7 +1,6 @@
 """Two models beside each other: outputs stage by stage, parameters, time."""
 
 import copy
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -14,7 +13,11 @@ from torch import Tensor, nn
 
 from ..config import GPTConfig
 from ..generation import eval_mode
-from .timing import interleave, stopwatch
+from .timing import Quartiles, interleave, quartiles, stopwatch
+
+# Multiplications of a forward pass below which several threads wait for each
+# other longer than they compute.
+SMALL_WORK = 2e9
 
 
 def stage_outputs(
@@ -212,13 +215,13 @@ def count_parameters(model: Any, stages: Mapping[str, str]) -> dict[str, int]:
     }
 
 
-def median_times(
+def forward_times(
     models: Sequence[Any],
     tokens: Int[Tensor, "batch time"],
     rounds: int = 20,
-    budget: float = 5.0,
-) -> list[float]:
-    """Time log_probs of each model in turn, and return the median seconds.
+    budget: float = 3.0,
+) -> tuple[list[Quartiles], int]:
+    """Time log_probs of each model in turn, small ones on one thread.
 
     Args:
         models: language models, each timed once in every round, so that a
@@ -226,11 +229,22 @@ def median_times(
         tokens: ids.
         rounds: how often at most.
         budget: seconds after which no further round starts.
+
+    Returns:
+        For each model the quartiles of its seconds, and the number of
+        threads.
     """
     runs = {
         str(number): stopwatch(partial(model.log_probs, tokens), tokens.device)
         for number, model in enumerate(models)
     }
-    with torch.inference_mode():
-        seconds = interleave(runs, rounds, budget=budget)
-    return [statistics.median(times) for times in seconds.values()]
+    size = max(sum(p.numel() for p in m.parameters()) for m in models)
+    threads = torch.get_num_threads()
+    few = 1 if size * tokens.numel() < SMALL_WORK else threads
+    torch.set_num_threads(few)
+    try:
+        with torch.inference_mode():
+            seconds = interleave(runs, rounds, budget=budget)
+    finally:
+        torch.set_num_threads(threads)
+    return [quartiles(times) for times in seconds.values()], few

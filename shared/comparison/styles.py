@@ -13,10 +13,11 @@ from ..protocol import Style, load_style
 from .models import (
     compare_models,
     count_parameters,
+    forward_times,
     largest_difference,
-    median_times,
     rounding_error,
 )
+from .timing import Quartiles
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,9 @@ class Comparison:
         parameters: number of parameters by component, for each style.
         next_tokens: for each style the likeliest next ids with their
             probabilities.
-        seconds: median time of one forward pass, for each style.
+        seconds: of one forward pass, for each style: first quartile,
+            median and third quartile.
+        threads: with how many it was timed.
         original_parts: what either style would compute with its own parts.
     """
 
@@ -75,7 +78,8 @@ class Comparison:
     bound: float
     parameters: tuple[dict[str, int], dict[str, int]]
     next_tokens: tuple[list[tuple[int, float]], list[tuple[int, float]]]
-    seconds: tuple[float, float]
+    seconds: tuple[Quartiles, Quartiles]
+    threads: int
     original_parts: list[OriginalPart]
 
     @property
@@ -191,7 +195,7 @@ def compare_weights(
     a = left.from_gpt2(state, config).eval()
     b = right.from_gpt2(state, config).eval()
     dtype = next(b.parameters()).dtype
-    ours, theirs = median_times([a, b], tokens)
+    (ours, theirs), threads = forward_times([a, b], tokens)
     return Comparison(
         styles=names,
         config=config,
@@ -206,6 +210,7 @@ def compare_weights(
         ),
         next_tokens=(_likeliest(a, tokens, top), _likeliest(b, tokens, top)),
         seconds=(ours, theirs),
+        threads=threads,
         original_parts=[
             *_original_parts(left, state, config, tokens, a, b),
             *_original_parts(right, state, config, tokens, b, a),

@@ -96,9 +96,19 @@ def _next_table(
 
 
 def _time_table(comparison: Comparison) -> RenderableType:
-    table = _table("time", *comparison.styles)
-    cells = [f"{seconds * 1e3:.2f} ms" for seconds in comparison.seconds]
-    table.add_row("forward pass (median)", *cells)
+    threads = (
+        "1 thread"
+        if comparison.threads == 1
+        else (f"{comparison.threads} threads")
+    )
+    table = _table(f"time, {threads}", *comparison.styles)
+    milliseconds = [[1e3 * s for s in times] for times in comparison.seconds]
+    medians = [f"{median:.2f} ms" for _, median, _ in milliseconds]
+    table.add_row("forward pass, median", *medians)
+    middle = [
+        f"{first:.2f} to {last:.2f} ms" for first, _, last in milliseconds
+    ]
+    table.add_row("its quartiles", *middle)
     return table
 
 
