@@ -96,18 +96,13 @@ def _next_table(
 
 
 def _time_table(comparison: Comparison) -> RenderableType:
-    threads = (
-        "1 thread"
-        if comparison.threads == 1
-        else (f"{comparison.threads} threads")
-    )
+    count = comparison.threads
+    threads = "1 thread" if count == 1 else f"{count} threads"
     table = _table(f"time, {threads}", *comparison.styles)
-    milliseconds = [[1e3 * s for s in times] for times in comparison.seconds]
-    medians = [f"{median:.2f} ms" for _, median, _ in milliseconds]
+    times = [[1e3 * t for t in seconds] for seconds in comparison.seconds]
+    medians = [f"{median:.2f} ms" for _, median, _ in times]
     table.add_row("forward pass, median", *medians)
-    middle = [
-        f"{first:.2f} to {last:.2f} ms" for first, _, last in milliseconds
-    ]
+    middle = [f"{first:.2f} to {third:.2f} ms" for first, _, third in times]
     table.add_row("its quartiles", *middle)
     return table
 
