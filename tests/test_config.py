@@ -123,6 +123,7 @@ def test_a_preset_that_cannot_be(name, fields, message):
         GPTConfig.preset(name, **fields)
 
 
+@pytest.mark.unhooked
 def test_numpys_numbers_become_pythons():
     config = GPTConfig(
         np.int64(5), np.int32(4), np.uint8(1), 1, np.int16(8),
