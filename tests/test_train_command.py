@@ -130,9 +130,10 @@ def test_the_same_seed_is_the_same_run(train):
     assert a[0][0] != c[0][0]
 
 
+@pytest.mark.parametrize("tied", [(), ("--tie-weights",)])
 @pytest.mark.parametrize("style", STYLES)
-def test_a_run_that_crashed_goes_on(duet, train, monkeypatch, style):
-    given = ("--steps=14", "--eval-interval=4", "--style", style)
+def test_a_run_that_crashed_goes_on(duet, train, monkeypatch, style, tied):
+    given = ("--steps=14", "--eval-interval=4", "--style", style, *tied)
     whole, _, _ = train(*given, name="whole")
     take_step = Trainer.take_step
 
@@ -384,15 +385,32 @@ def test_a_mistake_is_one_line_and_changes_nothing(
     assert folder_content(places) == before
 
 
-def test_a_damaged_checkpoint_is_not_resumed(refused, finished):
-    model = last_checkpoint(finished) / "model.safetensors"
-    whole = model.read_bytes()
-    for content in (whole[:-1], whole[:100], b"", b"\x80\x04pickle"):
-        model.write_bytes(content)
-        for command in (("train", "--resume"), ("generate", "--checkpoint")):
-            err = refused(*command, finished)
-            assert "is damaged" in err
-            assert "remove it to go on from step-00000001" in err
+@pytest.mark.parametrize("name", ["model", "optimizer"])
+@pytest.mark.parametrize("damage", ["cut", "header", "empty", "pickle", "bit"])
+def test_a_damaged_checkpoint_is_not_resumed(refused, finished, name, damage):
+    file = last_checkpoint(finished) / f"{name}.safetensors"
+    whole = file.read_bytes()
+    content = {
+        "cut": whole[:-1],
+        "header": whole[:100],
+        "empty": b"",
+        "pickle": b"\x80\x04pickle",
+        "bit": whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:],
+    }
+    file.write_bytes(content[damage])
+    for command in (("train", "--resume"), ("generate", "--checkpoint")):
+        err = refused(*command, finished)
+        assert f"is damaged: {file.name} " in err
+        assert "remove it to go on from step-00000001" in err
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"format": "other"}', "\x00\x01"]
+)
+def test_what_is_no_checkpoint_is_refused(refused, finished, content):
+    (last_checkpoint(finished) / "run.json").write_text(content)
+    err = refused("train", "--resume", finished)
+    assert "damaged, or no checkpoint of this" in err
 
 
 def test_another_models_weights_are_not_resumed(refused, finished):
