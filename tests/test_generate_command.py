@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import mingpt_style
 from shared import GPTConfig, generate, load_tokenizer
-from shared.checkpoint import load_checkpoint, save_checkpoint
+from shared.checkpoint import load_checkpoint, save_checkpoint, small_model
 from shared.checkpoint.config_json import our_config
 from shared.cli import generate as command
 from shared.comparison.styles import enlarged_random_weights
@@ -54,15 +54,33 @@ def run(duet):
 # generate ------------------------------------------------------------------
 
 
-def test_both_styles_write_the_same(run):
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        ([], "trained on Python's documentation"),
+        (["--weights=random"], "random, seed 0"),
+        (["--n-layer=2"], "random, seed 0"),
+        (["--tokenizer=bytes"], "random, seed 0"),
+    ],
+)
+def test_both_styles_write_the_same(run, words, note):
     texts = set()
     for style in STYLES:
-        out, err = run("generate", "--style", style)
-        assert out.startswith("A long time ago")
+        out, err = run("generate", "--style", style, *words)
+        assert out.startswith("The assert statement")
         assert style in err
-        assert "random" in err
+        assert note in err
         texts.add(out)
     assert len(texts) == 1
+
+
+def test_without_the_small_model_weights_are_random(
+    run, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(small_model, "SMALL_MODEL", tmp_path)
+    _, err = run("generate")
+    assert "random" in err
+    assert "small trained model is not there" in err
 
 
 def test_the_ids_are_those_of_the_library(run, weights):
@@ -101,7 +119,7 @@ def test_a_batch_repeats_each_prompt(run):
     ids = out.splitlines()[1::2]
     assert len(ids) == 3
     assert len(set(ids)) == 1
-    assert "3, of 10 tokens" in err
+    assert "3, of 5 tokens" in err
     out, _ = run(*batch, "--temperature=1")
     assert len(set(out.splitlines())) > 2  # sampled rows go their own ways
 
