@@ -4,33 +4,24 @@ import io
 import itertools
 import json
 import platform
-import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks import machine, output
 from benchmarks.chart import draw
-from benchmarks.compare import compare_results, require_comparable
+from benchmarks.compare import compare_results
 from benchmarks.machine import machine_facts
 from benchmarks.output import Output
 from benchmarks.plan import CPU
-from benchmarks.tables import (
-    part_of_peak,
-    show_changes,
-    show_results,
-)
+from benchmarks.tables import part_of_peak, show_changes, show_results
 from shared.comparison import timing
-from shared.comparison.benchmark_results import (
-    Results,
-    Row,
-    Run,
-    read_results,
-)
+from shared.comparison.benchmark_results import Results, Row, Run, read_results
 from shared.comparison.timing import (
     EventClock,
     clock_for,
@@ -40,13 +31,7 @@ from shared.comparison.timing import (
 )
 
 CUDA = torch.device("cuda:1")
-FACTS = {
-    "processor": "P",
-    "cores": 2,
-    "accelerator": "none",
-    "system": "S",
-    "torch": "2",
-}
+FACTS = {"processor": "P", "cores": 2, "torch": "2"}
 
 
 @pytest.fixture(autouse=True)
@@ -54,12 +39,10 @@ def _quiet_machine(monkeypatch):
     monkeypatch.setattr(output, "load", lambda: 0.5)
 
 
-def forward(rows, **setting):
+def forward(*rows, **setting):
+    """A run; of a name and its seconds a row of one round is made."""
     setting = {"shape": "S1", "batch": 1, "time": 8} | setting
-    rows = [
-        row if isinstance(row, Row) else Row(*row)
-        for row in (rows.items() if isinstance(rows, dict) else rows)
-    ]
+    rows = [r if isinstance(r, Row) else Row(r[0], [r[1]]) for r in rows]
     return Run("forward", setting, rows, reference="mingpt_style")
 
 
@@ -68,7 +51,7 @@ def results(*seconds, facts=FACTS, **setting):
         Row("mingpt_style", list(seconds or (1.0, 1.0, 1.0)), tokens=4),
         Row("matmul", [1.0] * len(seconds or "abc"), limit=True, flops=5),
     ]
-    return Results(dict(facts), [forward(rows, **setting)])
+    return Results(dict(facts), [forward(*rows, **setting)])
 
 
 def printed(shown):
@@ -144,6 +127,7 @@ def test_a_stopwatch_leaves_the_first_run_out(monkeypatch):
     assert stopwatch(quick, CPU)() == pytest.approx(2e-6, rel=1e-3)
 
 
+@pytest.mark.unhooked  # the event is a fake one
 def test_an_event_clock_adds_up_what_the_events_say(monkeypatch):
     recorded = []
 
@@ -226,12 +210,6 @@ def test_freed_memory_stays_with_the_process():
     assert int(after) < int(before) / 10
 
 
-def test_another_c_library_is_left_alone(monkeypatch):
-    monkeypatch.setattr(machine.platform, "libc_ver", lambda: ("", ""))
-    monkeypatch.delattr(machine.ctypes, "CDLL")
-    assert not machine.keep_freed_memory()
-
-
 # Files
 
 
@@ -257,29 +235,18 @@ def content(version=3, machine=FACTS, run=None, setting=None, **row):
         ('{"version": NaN}', "is no JSON"),
         ("[" * 100_000, "is no benchmark"),
         ('{"version": 3' + "0" * 5000 + "}", "out of range"),
-        ([], "is no benchmark: Expected `object`, got `array`"),
         ({}, "missing required field `version`"),
         (content(version=2), "has version 2, this reads version 3"),
-        ({"version": 3}, "missing required field `machine`"),
         (content(machine={"cores": []}), "machine"),
-        (content(run={"rows": 3}), "Expected `array`"),
         (content(run={"rows": []}), "length >= 1"),
         (content(run={"notes": [3]}), "notes"),
-        (content(run={"what": 3}), "what"),
-        (content({"a": 1}), "Expected `int`, got `object` - at `$.version`"),
         (content(setting={"batch": [1]}), "setting"),
-        (content(setting={"batch": None}), "setting"),
         (content(seconds=[]), "length >= 1"),
         (content(seconds=[0]), "`float` > 0.0"),
-        (content(seconds=["1"]), "seconds"),
         (content(seconds=[True]), "seconds"),
         (content(seconds=[10**400]), "out of range"),
-        (content(name=3), "name"),
-        (content(flops="many"), "flops"),
         (content(flops=-1), "flops"),
         (content(flops=10**400), "flops"),
-        (content(first_seconds=0), "first_seconds"),
-        (content(operations={"mm": "half"}), "operations"),
         (content(colour="red"), "unknown field `colour`"),
         (
             content(run={"rows": [{"name": n, "seconds": [1.0] * len(n)}
@@ -315,19 +282,16 @@ def test_a_damaged_file_ends_in_one_line(tmp_path, found, words):
     ],
 )
 def test_slower_is_what_median_and_quartiles_say(now, tolerance, slower):
+    # a noisy old time is no proof: quartiles 1.5 to 2.5, and 2.5 to 3.5
+    (change, _), _ = compare_results(results(1, 2, 3), results(2, 3, 4))
+    assert (change.low, change.ratio, change.high) == (1, 1.5, 3.5 / 1.5)
+    assert not change.slower(0.1)
     found, notes = compare_results(results(), results(*now, rounds=7))
     assert [c.row.name for c in found] == ["mingpt_style", "matmul"]
     assert [c.slower(tolerance) for c in found] == [slower, False]
     assert notes == []
     verdict = f"{int(slower)} of 1 slower: by more than {tolerance:.0%}"
     assert verdict in printed(show_changes(found, tolerance))
-
-
-def test_a_noisy_old_time_is_no_proof_of_a_slower_model():
-    old, new = results(1.0, 2.0, 3.0), results(2.0, 3.0, 4.0)
-    change = compare_results(old, new)[0][0]
-    assert (change.low, change.ratio, change.high) == (1, 1.5, 3.5 / 1.5)
-    assert not change.slower(0.1)
 
 
 def test_a_slower_machine_is_not_a_slower_model():
@@ -340,15 +304,10 @@ def test_a_slower_machine_is_not_a_slower_model():
 
 
 def test_what_is_not_compared_is_named():
-    old = Results(
-        FACTS,
-        [forward({"a": [1.0], "gone": [1.0]}), forward({"a": [1.0]}, time=16)],
-    )
-    new = Results(
-        FACTS | {"torch": "3"},
-        [forward({"a": [1.0], "b": [1.0]}), forward({"a": [1.0]}, time=9)],
-    )
-    changes, notes = compare_results(old, new)
+    a, b, gone = (("a", 1.0), ("b", 1.0), ("gone", 1.0))
+    old = Results(FACTS, [forward(a, gone), forward(a, time=16)])
+    new = [forward(a, b), forward(a, time=9)]
+    changes, notes = compare_results(old, Results(FACTS | {"torch": "3"}, new))
     assert [change.row.name for change in changes] == ["a"]
     assert notes == [
         "not in the old file: b of forward, shape S1, batch 1, time 8",
@@ -356,31 +315,6 @@ def test_what_is_not_compared_is_named():
         "not in the old file: forward, shape S1, batch 1, time 9",
         "torch was 2, is 3",
     ]
-    assert "not in the old file: b of" in printed(
-        show_changes(changes, 0.1, notes)
-    )
-
-
-@pytest.mark.parametrize(
-    ("facts", "what", "setting", "words"),
-    [
-        ({"cores": 64}, "forward", {}, "cores was 2, here it is 64"),
-        ({"processor": "Q"}, "forward", {}, "'P', here it is 'Q'"),
-        ({}, "generate", {}, "the old file has no generate"),
-        ({}, "forward", {"time": 9}, "time 8 (here 9)"),
-        ({}, "forward", {"threads": 2}, "threads None (here 2)"),
-        ({}, "forward", {"rounds": 2}, None),
-        ({"torch": "3"}, "forward", {}, None),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(facts, what, setting, words):
-    old = results()
-    setting = old.runs[0].setting | setting
-    if words is None:
-        require_comparable(old, FACTS | facts, what, [setting])
-        return
-    with pytest.raises(ValueError, match=re.escape(words)):
-        require_comparable(old, FACTS | facts, what, [setting])
 
 
 # Tables
@@ -393,24 +327,22 @@ def test_parts_of_the_peak_by_hand():
     worked = Row("a", [4.0], flops=200, least_bytes=10)
     moved = Row("b", [8.0], flops=200, least_bytes=80)
     rows = [matmul, copy, read, worked, moved]
-    assert part_of_peak(forward(rows), worked) == 0.5  # 2 s of work in 4
-    assert part_of_peak(forward(rows), moved) == 0.5  # 4 s of moving in 8
-    assert part_of_peak(forward([copy, moved]), moved) == 1
-    assert part_of_peak(forward([worked]), worked) is None
-    assert part_of_peak(forward(rows), Row("c", [1.0])) is None
+    assert part_of_peak(forward(*rows), worked) == 0.5  # 2 s of work in 4
+    assert part_of_peak(forward(*rows), moved) == 0.5  # 4 s of moving in 8
+    assert part_of_peak(forward(copy, moved), moved) == 1
+    assert part_of_peak(forward(worked), worked) is None
+    assert part_of_peak(forward(*rows), Row("c", [1.0])) is None
 
 
 def test_only_what_does_the_same_work_has_a_ratio():
-    rows = [
+    run = forward(
         Row("mingpt_style", [1.0], tokens=4),
         Row("theirs", [1.5], tokens=4),
         Row("one token", [0.25], tokens=1),
         Row("matmul", [7.0], limit=True),
-    ]
+    )
     shown = {}
-    for line in printed(show_results(Results({}, [forward(rows)]))).split(
-        "\n"
-    ):
+    for line in printed(show_results(Results({}, [run]))).splitlines():
         shown.setdefault(line[:12].strip(), line)
     assert "1.50" in shown["theirs"]
     assert "0.25" not in shown["one token"]
@@ -498,23 +430,24 @@ def test_a_picture_is_the_same_every_time(tmp_path, kind):
 
 
 def test_a_picture_has_bars_and_three_times_make_lines(tmp_path, monkeypatch):
-    bars, lines = [], []
-    whole_bar, whole_plot = Axes.barh, Axes.plot
+    drawn = []
 
-    def barh(self, y, width, **how):
-        bars.append(width)
-        return whole_bar(self, y, width, **how)
+    def savefig(figure, path, **how):
+        drawn.extend(figure.axes)
+        path.touch()
 
-    def plot(self, x, y, *style, **how):
-        lines.append((how["label"], x, y))
-        return whole_plot(self, x, y, *style, **how)
-
-    monkeypatch.setattr(Axes, "barh", barh)
-    monkeypatch.setattr(Axes, "plot", plot)
-    swept = [forward({"a": [t * 1.0]}, time=t) for t in (4, 1, 2)]
-    alone = [
-        forward({"a": [3.0], "b": [5.0]}, batch=2, time=t) for t in (1, 2)
-    ]
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    swept = [forward(("a", t * 1.0), time=t) for t in (4, 1, 2)]
+    alone = [forward(("a", 3.0), ("b", 5.0), batch=2, time=t) for t in (1, 2)]
     draw(Results(FACTS, [*swept, *alone]), tmp_path / "a.svg")
-    assert lines == [("a", [1, 2, 4], [1e3, 2e3, 4e3])]
-    assert bars == [5e3, 3e3] * 2
+    (line,) = drawn[0].lines
+    assert line.get_xydata().tolist() == [[1, 1e3], [2, 2e3], [4, 4e3]]
+    for bars in drawn[1:]:
+        assert [bar.get_width() for bar in bars.patches] == [5e3, 3e3]
+
+
+def test_what_was_measured_for_the_readme_can_be_read():
+    folder = Path(output.__file__).parent / "measured"
+    kept = read_results(folder / "cpu.json")
+    shapes = [run.setting["shape"] for run in kept.runs]
+    assert {"S1", "S2", "S3", "gpt2"} == {*shapes}
