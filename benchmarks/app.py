@@ -36,7 +36,8 @@ File = Path | None
 @app.command()
 def bench(
     kind: Annotated[
-        Kind | None, Argument(help="Default: forward, for about a minute.")
+        Kind | None,
+        Argument(help="What is timed. Default: forward, for about a minute."),
     ] = None,
     preset: Annotated[
         Text,
@@ -44,7 +45,7 @@ def bench(
             help="S1 (6 layers, 384 wide, 65 characters, batch 8, time 256), "
             "S2 (GPT-2 124M, batch 1, time 256), S3 (6 layers, 512 wide, "
             "vocabulary 50257, batch 1, time 1024), or one of GPTConfig's: "
-            "gpt2, gpt-mini, ... Default: S1; of generate gpt2."
+            "gpt2, gpt-mini, ... Default: S1; with generate gpt2."
         ),
     ] = None,
     n_layer: Annotated[Size, Option(help="Number of blocks.")] = None,
@@ -59,23 +60,24 @@ def bench(
         Text, Option(help="Tokens in a row; several as 64,256,1024.")
     ] = None,
     prompt: Annotated[
-        Text, Option(help="Of generate: tokens to begin with. Default: 16.")
+        Text, Option(help="With generate: tokens in the prompt. Default: 16.")
     ] = None,
     new: Annotated[
-        Size, Option(help="Of generate: tokens to append. Default: 32.")
+        Size, Option(help="With generate: new tokens. Default: 32.")
     ] = None,
     styles: Annotated[
-        str, Option(help="Packages; the last is the reference of all ratios.")
+        str, Option(help="Packages; ratios are to the last one's time.")
     ] = ",".join(STYLES),
     own: Annotated[
         bool,
-        Option("--own", help="Also styles with their own kind of LayerNorm."),
+        Option("--own", help="Also annotated with its own LayerNorm."),
     ] = False,
     peers: Annotated[
         str,
         Option(
-            help=f"Of {', '.join(PEERS)}; none; or all that are installed. "
-            "Of generate only transformers."
+            help="Other people's decoders of the same shape: "
+            f"{', '.join(PEERS)}; none; or all that are installed. With "
+            "generate: transformers only."
         ),
     ] = "all",
     peer: Annotated[
@@ -88,21 +90,21 @@ def bench(
         ),
     ] = None,
     log_probs: Annotated[
-        bool, Option("--log-probs", help="Let all end in log-softmax.")
+        bool, Option("--log-probs", help="End every model in log-softmax.")
     ] = False,
     compile_: Annotated[
         bool,
-        Option("--compile", help="Also all through torch.compile."),
+        Option("--compile", help="Also time every model compiled."),
     ] = False,
     profile: Annotated[
-        bool, Option("--profile", help="Say which operations take the time.")
+        bool, Option("--profile", help="Show where the time goes.")
     ] = False,
     dtype_name: Annotated[
         str,
         Option(
             "--dtype",
-            help="float32, bfloat16 or float16; of generate also several, as "
-            "float32,bfloat16: styles then run in each.",
+            help="float32, bfloat16 or float16. With generate also several, "
+            "as float32,bfloat16: styles then run in each.",
         ),
     ] = "float32",
     device_name: Annotated[
@@ -114,17 +116,18 @@ def bench(
         ),
     ] = "cpu",
     threads: Annotated[
-        Size, Option(help="Of the processor. Default: all cores.")
+        Size, Option(help="CPU threads. Default: all cores.")
     ] = None,
     rounds: Annotated[
         Size,
-        Option(help="Of all in turn. Default: 10; generate 3, train-step 5."),
+        Option(
+            help="How often everything runs, in turn. Default: 10; with "
+            "generate 3, with train-step 5."
+        ),
     ] = None,
     budget: Annotated[
         float | None,
-        Option(
-            help="Seconds at each size after which no further round starts."
-        ),
+        Option(help="Seconds at each size after which no new round starts."),
     ] = None,
     json_file: Annotated[
         File, Option("--json", help="Write everything to this file, too.")
@@ -135,9 +138,9 @@ def bench(
     compare: Annotated[
         File,
         Option(
-            help="A file that --json wrote on this machine: the ratio of "
-            "each time to its old one. Status 1 if a model is slower by more "
-            "than the tolerance, with quartiles that do not overlap."
+            help="A file that --json wrote on this machine: show how each "
+            "time has changed. Status 1 if a model is slower: by more than "
+            "the tolerance, and with quartiles that do not overlap."
         ),
     ] = None,
     tolerance: Annotated[

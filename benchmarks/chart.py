@@ -67,13 +67,10 @@ def _panels(runs: Sequence[Run]) -> list[list[Run]]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(_title(run, without="time"), []).append(run)
-    return [
-        panel
-        for group in groups.values()
-        for panel in (
-            [group] if len(group) >= SWEEP else [[run] for run in group]
-        )
-    ]
+    panels = []
+    for group in groups.values():
+        panels += [group] if len(group) >= SWEEP else [[run] for run in group]
+    return panels
 
 
 def _draw_bars(runs: Sequence[Run], ax: Any) -> None:

@@ -115,8 +115,5 @@ def _key(what: str, setting: Facts) -> tuple:
 
 
 def _change(run: str, row: Row, old: Row) -> Change:
-    first, median, third = row.quartiles
-    old_first, old_median, old_third = old.quartiles
-    return Change(
-        run, row, first / old_third, median / old_median, third / old_first
-    )
+    new, was = row.quartiles, old.quartiles
+    return Change(run, row, new[0] / was[2], new[1] / was[1], new[2] / was[0])

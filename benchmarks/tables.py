@@ -146,10 +146,9 @@ def show_changes(
     changes: Sequence[Change], tolerance: float, notes: Sequence[str] = ()
 ) -> Group:
     """Return new times over old ones, notes for the reader, the verdict."""
-    slower = [change.slower(tolerance) for change in changes]
+    kinds = {True: "the machine itself", False: "slower"}
     words = [
-        ("the machine itself" if change.row.limit else "slower") * slow
-        for change, slow in zip(changes, slower, strict=True)
+        kinds[c.row.limit] if c.slower(tolerance) else "" for c in changes
     ]
     table = _table(
         {
