@@ -165,7 +165,7 @@ def test_everything_in_json(run, tmp_path):
 
 def test_a_preset_keeps_to_the_tokens_there_are(run):
     _, err = run("generate", "--preset=gpt2", *SMALL, "--new-tokens=2")
-    assert "its 50,257 tokens cut to the tokenizer's" in err
+    assert "the preset's 50,257 tokens cut to 1,024" in err
 
 
 def test_characters_of_a_file(run, tmp_path):

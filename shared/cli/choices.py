@@ -30,6 +30,14 @@ class ModelOptions:
     activation: str | None
 
 
+def describe(config: GPTConfig) -> str:
+    """Return a config's sizes in words."""
+    return (
+        f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} "
+        f"wide, block size {config.block_size}"
+    )
+
+
 def choose_text(text: str | None, file: Path | None) -> tuple[str, str]:
     """Return the text and where it is from.
 

@@ -25,14 +25,15 @@ from ..validation import (
     require_seed,
 )
 from . import options
-from .choices import ModelOptions, choose_text, choose_weights
+from .choices import ModelOptions, choose_text, choose_weights, describe
 
 
 def compare(
     styles: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Packages of two styles. Default: annotated mingpt_style.",
+            help="Two styles, each a package that writes the decoder in its "
+            "own way. Default: annotated mingpt_style.",
             show_default=False,
         ),
     ] = None,
@@ -105,8 +106,7 @@ def compare(
         f"{text_stamp(content)}",
         "tokens": f"{len(ids):,} ({tokenizer_name})"
         f"{cut if len(used) < len(ids) else ''}",
-        "model": f"{config.n_layer} layers, {config.n_head} heads, "
-        f"{config.n_embd} wide, vocabulary {config.vocab_size:,}; "
+        "model": f"{describe(config)}, vocabulary {config.vocab_size:,}; "
         f"{dtype_name} on {device}",
         "weights": notes,
     }

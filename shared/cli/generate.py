@@ -35,7 +35,13 @@ from ..validation import (
     whole_number,
 )
 from . import options
-from .choices import ModelOptions, choose_text, choose_weights, require_text
+from .choices import (
+    ModelOptions,
+    choose_text,
+    choose_weights,
+    describe,
+    require_text,
+)
 
 # Draws the random weights, whatever style they are then loaded into.
 STYLE = "mingpt_style"
@@ -185,14 +191,13 @@ def generate(
 
     console = Console(stderr=True, highlight=False)
     facts = {
-        "model": f"{chosen.style}: {config.n_layer} layers, "
-        f"{config.n_head} heads, {config.n_embd} wide, block size "
-        f"{config.block_size}; {dtype_name} on {device}",
+        "model": f"{chosen.style}: {describe(config)}; {dtype_name} on "
+        f"{device}",
         "weights": chosen.weights,
         "tokenizer": f"{chosen.tokenizer_name}, {tokenizer.n_vocab:,} "
         f"tokens{chosen.characters}",
         "prompts": _describe_lengths(rows, config.block_size),
-        "sampling": _describe(sampler, seed),
+        "sampling": _describe_sampler(sampler, seed),
     }
     show_facts(console, facts)
     if stream:
@@ -275,7 +280,7 @@ def _for_writing(checkpoint: Checkpoint, n_vocab: int) -> Checkpoint:
     rows = checkpoint.config.vocab_size
     if rows == n_vocab:
         return checkpoint
-    note = f"its {rows:,} tokens cut to the tokenizer's"
+    note = f"the preset's {rows:,} tokens cut to {n_vocab:,}"
     return Checkpoint(
         cut_vocabulary(checkpoint.state, n_vocab),
         checkpoint.config.replace(vocab_size=n_vocab),
@@ -294,7 +299,7 @@ def _describe_lengths(rows: list[list[int]], block_size: int) -> str:
     return f"{len(rows)}, of {words} tokens{seen}"
 
 
-def _describe(sampler: Sampler, seed: int) -> str:
+def _describe_sampler(sampler: Sampler, seed: int) -> str:
     if sampler.temperature == 0:
         return "greedy: the likeliest token each time"
     parts = [f"temperature {sampler.temperature:g}"]

@@ -13,7 +13,7 @@ from rich.text import Text as RichText
 
 from ..comparison.text import visible
 from ..config import GPTConfig
-from ..console import fail, progress
+from ..console import fail, progress, show_facts
 from ..tokenization.texts import split_ids
 from ..tokenization.tokenizers import load_tokenizer
 from ..training import (
@@ -90,14 +90,14 @@ def ladder(
     )
     parts = split_ids(torch.tensor(tokenizer.encode(text)))
     console = Console(stderr=True, highlight=False)
-    console.print(
-        f"text   {source}: {len(parts[0]):,} training characters, "
+    facts = {
+        "text": f"{source}: {len(parts[0]):,} training characters, "
         f"{len(parts[1]):,} validation characters, vocabulary "
-        f"{config.vocab_size}\n"
-        f"model  each {steps} steps of {batch_size} windows, each window "
+        f"{config.vocab_size}",
+        "steps": f"{steps} for each model, of {batch_size} windows of "
         f"{block_size} characters",
-        soft_wrap=True,
-    )
+    }
+    show_facts(console, facts)
     models = importlib.import_module(LADDER).RUNGS
     results: list[Result] = []
     with progress(console, steps * len(models)) as show:

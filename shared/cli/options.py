@@ -14,7 +14,7 @@ Style = Annotated[
         help='Package of the style: "annotated", "mingpt_style" or your own.',
     ),
 ]
-Text = Annotated[str | None, typer.Option("--text", help="The text itself.")]
+Text = Annotated[str | None, typer.Option("--text", help="The text to run.")]
 File = Annotated[
     Path | None,
     typer.Option(
@@ -64,8 +64,8 @@ Activation = Annotated[
     str | None,
     typer.Option(
         "--activation",
-        help=f"One of {', '.join(ACTIVATIONS)}. Default: what comes with "
-        "--weights, else gelu_tanh.",
+        help=f"One of {', '.join(ACTIVATIONS)}. Default: that of the weights "
+        "or the preset, else gelu_tanh.",
     ),
 ]
 Steps = Annotated[int, typer.Option("--steps", help="Number of updates.")]

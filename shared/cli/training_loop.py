@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from ..config import GPTConfig
-from ..console import fail, progress
+from ..console import fail, progress, show_facts
 from ..files import new_folder, write_atomically
 from ..tokenization.tokenizers import Tokenizer
 from ..training import (
@@ -26,6 +26,7 @@ from ..training import (
     read_log,
     save,
 )
+from .choices import describe
 
 SAMPLE = 300  # tokens written at the end
 
@@ -61,7 +62,7 @@ def train_to_the_end(run: Run, console: Console) -> None:
             while not run.trainer.done and not _step(run, signals)[1]:
                 pass
             return
-        console.print(_describe(run), soft_wrap=True)
+        show_facts(console, _facts(run))
         if run.new:
             with new_folder(run.folder) as beside:
                 run.save(beside)
@@ -137,19 +138,17 @@ def _finish(run: Run, console: Console) -> None:
     )
 
 
-def _describe(run: Run) -> str:
-    trainer, config = run.trainer, run.config
-    count = sum(p.numel() for p in trainer.model.parameters())
-    train, val = map(len, trainer.texts.values())
+def _facts(run: Run) -> dict[str, str]:
+    count = sum(p.numel() for p in run.trainer.model.parameters())
+    train, val = map(len, run.trainer.texts.values())
     file = run.facts["text"]["file"] or "Python's documentation"
-    tokenizer = run.facts["tokenizer"]["name"]
-    return (
-        f"model {run.facts['style']}: {config.n_layer} layers, "
-        f"{config.n_head} heads, {config.n_embd} wide, block size "
-        f"{config.block_size}; {count:,} parameters, {run.facts['dtype']}\n"
-        f"text  {file}: {train:,} training tokens, {val:,} validation tokens "
-        f"({tokenizer}, vocabulary {config.vocab_size:,})"
-    )
+    return {
+        "model": f"{run.facts['style']}: {describe(run.config)}; {count:,} "
+        f"parameters, {run.facts['dtype']}",
+        "text": f"{file}: {train:,} training tokens, {val:,} validation "
+        f"tokens ({run.facts['tokenizer']['name']}, vocabulary "
+        f"{run.config.vocab_size:,})",
+    }
 
 
 def _evaluation(record: Record) -> str:

@@ -14,21 +14,19 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from torch import Tensor
 
-from ...protocol import Style, load_style
+from ...protocol import load_style
 from ...tokenization.tokenizers import Tokenizer
 from ..concepts import CONCEPTS
 from ..costs import count_flops, difference_by_concept, parameters_by_concept
-from ..models import stage_outputs, submodule
 from ..styles import Comparison
 from ..text import token_text, visible
 from ..weight_transfer import measure_weight_transfer
+from .architecture import architecture
 from .bench import Bench
-from .drawing import Drawing, draw
+from .highlight import highlight
 from .numbers import attention_data, influence_data
 from .sections import concept_sections
 
-# The drawing twice: for a desk and for a phone.
-SHEETS = {"wide": (860.0, 150.0), "narrow": (356.0, 54.0)}
 EXCERPT = 600  # characters of the text that are shown
 
 
@@ -54,7 +52,10 @@ def render_page(
     config = comparison.config
     left, right = (load_style(name) for name in comparison.styles)
     styles = (left, right)
-    models = tuple(style.from_gpt2(state, config).eval() for style in styles)
+    models = (
+        left.from_gpt2(state, config).eval(),
+        right.from_gpt2(state, config).eval(),
+    )
     stages = {name: concept.stage for name, concept in CONCEPTS.items()}
     differences = difference_by_concept(comparison.differences, stages)
     costs = [
@@ -85,7 +86,8 @@ def render_page(
         style=Markup(_source(environment, "page.css")),
         script=Markup(script),
         script_hash=_policy_hash(script),
-        drawings=_drawings(styles, models, tokens, differences),
+        shape=str(tuple(tokens.shape)),
+        architecture=architecture(styles, models, tokens, differences),
         concepts=concept_sections(styles, comparison, differences, costs),
         tokens=list(zip(tokens[0].tolist(), pieces, strict=True)),
         attention=attention,
@@ -116,6 +118,7 @@ def _environment() -> Environment:
     environment.filters["large"] = _large
     environment.filters["tiny"] = lambda x: "0" if x == 0 else f"{x:.1e}"
     environment.filters["visible"] = visible
+    environment.filters["highlight"] = highlight
     return environment
 
 
@@ -154,36 +157,6 @@ def _excerpt(tokenizer: Tokenizer, tokens: Tensor) -> str:
     return visible(text[:EXCERPT], kept="\n") + (
         " \u2026" if len(text) > EXCERPT else ""
     )
-
-
-def _drawings(
-    styles: tuple[Style, Style],
-    models: tuple[Any, ...],
-    tokens: Tensor,
-    differences: dict[str, float],
-) -> dict[str, Drawing]:
-    outputs = stage_outputs(models[0], styles[0].STAGES, tokens)
-    middle = next(iter(outputs.values()))
-    shown = (tokens, middle, outputs["log_probs"])
-    first, second, last = (str(tuple(x.shape)) for x in shown)
-    norms = [
-        type(submodule(model, style.STAGES["final_norm"])).__name__
-        if "final_norm" in style.STAGES
-        else ""
-        for style, model in zip(styles, models, strict=True)
-    ]
-    return {
-        name: draw(
-            styles,
-            models[0].config.n_layer,
-            (first, second, last),
-            differences,
-            (norms[0], norms[1]),
-            width,
-            gap,
-        )
-        for name, (width, gap) in SHEETS.items()
-    }
 
 
 def _next_tokens(

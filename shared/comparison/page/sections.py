@@ -5,9 +5,9 @@ from typing import Any
 
 from ...protocol import Style
 from ..concepts import CONCEPTS
-from ..sources import Pair, Part, Segment, describe, pair_sources
+from ..sources import Pair, describe, pair_sources
 from ..styles import Comparison
-from .highlight import highlight, spans, terms_of
+from .highlight import spans, terms_of
 
 Costs = tuple[dict[str, int], dict[str, int]]
 
@@ -31,7 +31,6 @@ def concept_sections(
         terms = [
             terms_of(getattr(style, "NAMES", {}), concept) for style in styles
         ]
-        rows = _rows(pairs, terms, comparison.styles)
         known = CONCEPTS.get(concept)
         sections.append(
             {
@@ -49,54 +48,12 @@ def concept_sections(
                 if concept == "model"
                 else [],
                 "difference": differences.get(concept),
-                "rows": rows,
+                "names": terms,
+                "pairs": pairs,
+                "row_count": sum(1 + len(pair.rows) for pair in pairs),
             }
         )
     return sections
-
-
-def _rows(
-    pairs: Sequence[Pair],
-    terms: Sequence[dict[str, list[str]]],
-    names: tuple[str, str],
-) -> list[list[dict[str, Any]]]:
-    """One row for each pair's heads, one for each pair of segments."""
-    rows: list[list[dict[str, Any]]] = []
-    for pair in pairs:
-        parts = (pair.left, pair.right)
-        heads = [_head(n, p) for n, p in zip(names, parts, strict=True)]
-        rows.append(heads)
-        for segments in pair.rows:
-            rows.append(
-                [
-                    _code(segment, own, f"{name}: {part.name}")
-                    if segment and part
-                    else {"filler": part is not None}
-                    for segment, own, name, part in zip(
-                        segments, terms, names, parts, strict=True
-                    )
-                ]
-            )
-    return rows
-
-
-def _head(style: str, part: Part | None) -> dict[str, Any]:
-    if part is None:
-        return {"head": True, "style": style, "name": "", "where": ""}
-    where = f"{part.file}:{part.segments[0].line}"
-    return {"head": True, "style": style, "name": part.name, "where": where}
-
-
-def _code(
-    segment: Segment, terms: dict[str, list[str]], label: str
-) -> dict[str, Any]:
-    lines = highlight(segment.code, terms)
-    what = f"{label}.{segment.key}" if segment.key else label
-    return {
-        "head": False,
-        "label": f"{what}, from line {segment.line}",
-        "lines": list(enumerate(lines, start=segment.line)),
-    }
 
 
 def _correspondences(
