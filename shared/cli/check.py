@@ -7,9 +7,8 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
-from ..console import warn
+from ..console import progress, warn
 from ..files import write_json
 from ..invariants import (
     Report,
@@ -130,28 +129,22 @@ def check(
 
 def _check_one(factory: Callable[..., Any], **settings: Any) -> Report:
     """Run the checks; an exception of the user's is printed as theirs."""
-    screen = Console(stderr=True)
-    bar = Progress(
-        console=screen,
-        transient=True,
-        disable=not screen.is_terminal,
-        redirect_stdout=False,
-    )
-    waiting = iter([*settings["checks"][1:], ""])
-    task = bar.add_task(settings["checks"][0], total=len(settings["checks"]))
-    try:
-        with first_on_path(Path.cwd()), bar:
-            return check_model(
-                factory,
-                on_result=lambda result: bar.update(
-                    task, advance=1, description=next(waiting)
-                ),
-                **settings,
-            )
-    except UnusableModel as error:
-        if error.__cause__ is not None:
-            show_theirs(error.__cause__)
-        raise ValueError(str(error)) from None
+    names = settings["checks"]
+    with progress(Console(stderr=True), len(names)) as show:
+        # the number of checks that are done, and the one that runs next
+        coming = enumerate([*names[1:], ""], start=1)
+        show(0, names[0])
+        try:
+            with first_on_path(Path.cwd()):
+                return check_model(
+                    factory,
+                    on_result=lambda result: show(*next(coming)),
+                    **settings,
+                )
+        except UnusableModel as error:
+            if error.__cause__ is not None:
+                show_theirs(error.__cause__)
+            raise ValueError(str(error)) from None
 
 
 def _draw(
