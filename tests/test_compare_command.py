@@ -129,7 +129,7 @@ def test_a_preset_and_what_it_leaves_open(duet):
         "compare", "--preset=gpt-nano", "--text=abc", "--n-layer=1"
     )
     assert status == 0
-    assert "1 layers, 3 heads, 48 wide, vocabulary 1,024" in out
+    assert "1 layers, 3 heads, 48 wide, block size 64, vocabulary 1,024" in out
 
 
 def test_seeds_make_a_difference_and_repeat(compare, tmp_path):
