@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from reference import log_probs as reference_log_probs
 from strategies import (
     configs,
+    random_model,
     random_state,
     random_tokens,
     seeds,
@@ -26,6 +27,9 @@ from shared.config import GPTConfig
 from shared.protocol import load_style, style_of
 
 STYLES = ("annotated", "mingpt_style")
+STAGES = (annotated.STAGES, mingpt_style.STAGES)
+SMALL = GPTConfig(11, 8, n_layer=2, n_head=2, n_embd=8)
+TOKENS = random_tokens(SMALL, 2, 8)
 
 
 @settings(max_examples=100)
@@ -45,15 +49,12 @@ def test_the_whole_model_is_one_function(data):
 def smallest_deviation(model, tokens):
     """The smallest deviation that a norm divides by, and so blows up noise."""
     smallest = []
-    hooks = [
-        m.register_forward_hook(
-            lambda _m, inputs, _o: smallest.append(
-                inputs[0].std(-1).min().item()
-            )
-        )
-        for m in model.modules()
-        if isinstance(m, nn.LayerNorm)
-    ]
+
+    def note(_module, inputs, _output):
+        smallest.append(inputs[0].std(-1).min().item())
+
+    norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm)]
+    hooks = [norm.register_forward_hook(note) for norm in norms]
     with torch.no_grad():
         model.log_probs(tokens)
     for hook in hooks:
@@ -67,17 +68,13 @@ def test_both_styles_compute_what_the_loops_compute(data):
     config = data.draw(configs(min_embd=3, norm_eps=1e-5, n_layer=2))
     state = random_state(config, data.draw(seeds))
     tokens = data.draw(token_batches(config))
-    expected = np.stack(
-        [
-            reference_log_probs(state, config, row, eps=1e-5)
-            for row in tokens.tolist()
-        ]
-    )
+    rows = tokens.tolist()
+    loops = [reference_log_probs(state, config, row, eps=1e-5) for row in rows]
     for name in STYLES:
         model = load_style(name).from_gpt2(state, config).eval()
         with torch.no_grad():
             ours = model.log_probs(tokens)
-        np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(ours, loops, rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=30)
@@ -124,9 +121,8 @@ def test_float32_with_the_schools_own_eps(data):
 @given(data=st.data())
 def test_any_chain_of_styles_computes_the_same(data):
     config = data.draw(configs(min_embd=3, norm_eps=1e-5))
-    state = random_state(config, data.draw(seeds))
     tokens = data.draw(token_batches(config))
-    model = mingpt_style.from_gpt2(state, config).eval()
+    model = random_model(mingpt_style, config, data.draw(seeds))
     expected = model.log_probs(tokens)
     chain = data.draw(st.lists(st.sampled_from(STYLES), max_size=5))
     for name in chain:
@@ -138,31 +134,24 @@ def test_any_chain_of_styles_computes_the_same(data):
 
 
 def test_every_stage_agrees_and_a_wrong_one_is_found():
-    config = GPTConfig(11, 8, n_layer=2, n_head=2, n_embd=8)
-    state = random_state(config)
-    stages = (annotated.STAGES, mingpt_style.STAGES)
-    a = annotated.from_gpt2(state, config)
-    b = mingpt_style.from_gpt2(state, config)
-    tokens = random_tokens(config, 2, 8)
-    differences = compare_models(a, b, stages, tokens)
-    assert list(differences) == [
-        "embedding",
-        "block.0.attention",
-        "block.0.feed_forward",
-        "block.0",
-        "block.1.attention",
-        "block.1.feed_forward",
-        "block.1",
-        "final_norm",
-        "log_probs",
+    state = random_state(SMALL)
+    a = annotated.from_gpt2(state, SMALL)
+    b = mingpt_style.from_gpt2(state, SMALL)
+    differences = compare_models(a, b, STAGES, TOKENS)
+    blocks = [
+        f"block.{i}{part}"
+        for i in range(2)
+        for part in (".attention", ".feed_forward", "")
     ]
+    stages = ["embedding", *blocks, "final_norm", "log_probs"]
+    assert list(differences) == stages
     assert max(differences.values()) < 1e-12
     assert a.training  # the mode is put back
     assert b.training
 
     with torch.no_grad():
         b.transformer.h[1].attn.c_proj.bias[3] += 1e-3
-    differences = compare_models(a, b, stages, tokens)
+    differences = compare_models(a, b, STAGES, TOKENS)
     wrong = [s for s, d in differences.items() if d > 1e-12]
     assert wrong[0] == "block.1.attention"
     assert "block.0" not in wrong
@@ -170,18 +159,16 @@ def test_every_stage_agrees_and_a_wrong_one_is_found():
 
 
 def test_stage_outputs_are_those_of_the_submodules():
-    config = GPTConfig(11, 8, n_layer=2, n_head=2, n_embd=8)
-    model = mingpt_style.from_gpt2(random_state(config), config).eval()
-    tokens = random_tokens(config, 2, 8)
-    outputs = stage_outputs(model, mingpt_style.STAGES, tokens)
+    model = random_model(mingpt_style, SMALL)
+    outputs = stage_outputs(model, mingpt_style.STAGES, TOKENS)
     with torch.no_grad():
-        x = model.embed(tokens)
+        x = model.embed(TOKENS)
         assert outputs["embedding"].equal(x)
         x = model.transformer.h[0](x)
         assert outputs["block.0"].equal(x)
-        assert outputs["log_probs"].equal(model.log_probs(tokens))
+        assert outputs["log_probs"].equal(model.log_probs(TOKENS))
     with pytest.raises(ValueError, match="no submodule 'nowhere'"):
-        stage_outputs(model, {"embedding": "nowhere"}, tokens)
+        stage_outputs(model, {"embedding": "nowhere"}, TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -195,25 +182,17 @@ def test_stage_outputs_are_those_of_the_submodules():
     ],
 )
 def test_models_of_different_configs_are_not_compared(field, value):
-    config = GPTConfig(11, 8, n_layer=1, n_head=2, n_embd=8)
-    other = config.replace(**{field: value})
-    a = annotated.build_model(config)
-    b = mingpt_style.build_model(other)
-    first = getattr(config, field)
-    first = 32 if field == "n_inner" else first
-    stages = (annotated.STAGES, mingpt_style.STAGES)
+    a = annotated.build_model(SMALL)
+    b = mingpt_style.build_model(SMALL.replace(**{field: value}))
+    first = 32 if field == "n_inner" else getattr(SMALL, field)
     with pytest.raises(ValueError, match=f"{field} differs: {first!r} and"):
-        compare_models(a, b, stages, random_tokens(config, 1, 2))
+        compare_models(a, b, STAGES, TOKENS)
 
 
 def test_an_inner_width_may_be_spelt_out():
-    config = GPTConfig(11, 8, n_layer=1, n_head=2, n_embd=8)
-    a = annotated.build_model(config)
-    b = mingpt_style.build_model(config.replace(n_inner=32))
-    tokens = random_tokens(config, 1, 3)
-    assert compare_models(
-        a, b, (annotated.STAGES, mingpt_style.STAGES), tokens
-    )
+    a = annotated.build_model(SMALL)
+    b = mingpt_style.build_model(SMALL.replace(n_inner=32))
+    assert compare_models(a, b, STAGES, TOKENS)
 
 
 @settings(max_examples=20)
@@ -230,17 +209,13 @@ def test_the_verdict_is_one_function(data):
     if dtype == torch.float64:
         assert found.bound == 1e-12
     assert found.next_tokens[0][0][0] == found.next_tokens[1][0][0]
-    assert found.parameters[1]["total"] == sum(
-        p.numel() for p in mingpt_style.build_model(config).parameters()
-    )
-    assert found.parameters[0]["total"] == sum(
-        p.numel() for p in annotated.build_model(config).parameters()
-    )
+    for name, count in zip(STYLES, found.parameters, strict=True):
+        parameters = load_style(name).build_model(config).parameters()
+        assert count["total"] == sum(p.numel() for p in parameters)
 
 
 @pytest.mark.parametrize("wrong", [1e-5, float("nan")])
 def test_the_verdict_is_two_functions(wrong, monkeypatch):
-    config = GPTConfig(11, 8, n_layer=2, n_head=2, n_embd=8)
     whole = annotated.from_gpt2
 
     def slightly_wrong(state, config, **parts):
@@ -250,40 +225,34 @@ def test_the_verdict_is_two_functions(wrong, monkeypatch):
         return model
 
     monkeypatch.setattr(annotated, "from_gpt2", slightly_wrong)
-    tokens = random_tokens(config, 1, 8)
-    found = compare_styles(STYLES, config, tokens, dtype=torch.float64)
+    found = compare_styles(STYLES, SMALL, TOKENS, dtype=torch.float64)
     assert not found.one_function
     assert found.verdict.startswith("two functions: ")
 
 
 def test_comparing_leaves_the_random_state_alone():
-    config = GPTConfig(11, 8, n_layer=1, n_head=2, n_embd=8)
     before = torch.get_rng_state()
-    compare_styles(STYLES, config, random_tokens(config, 1, 8))
+    compare_styles(STYLES, SMALL, TOKENS)
     assert torch.get_rng_state().equal(before)
 
 
 def test_the_bound_is_twice_the_models_own_rounding():
-    config = GPTConfig(11, 8, n_layer=2, n_head=2, n_embd=8)
-    state = enlarged_random_weights(mingpt_style, config, 0)
-    tokens = random_tokens(config, 1, 8)
-    model = mingpt_style.from_gpt2(state, config)  # in train mode
-    exact = copy.deepcopy(model).eval().double().log_probs(tokens)
-    error = (model.eval().log_probs(tokens).double() - exact).abs().max()
+    state = enlarged_random_weights(mingpt_style, SMALL, 0)
+    model = mingpt_style.from_gpt2(state, SMALL)  # in train mode
+    exact = copy.deepcopy(model).eval().double().log_probs(TOKENS)
+    error = (model.eval().log_probs(TOKENS).double() - exact).abs().max()
     assert error > 0
-    bound = rounding_bound(model.train(), tokens)
+    bound = rounding_bound(model.train(), TOKENS)
     assert bound == pytest.approx(2 * error.item() + 1e-6)
 
 
 def test_another_nonlinearity_is_another_function(monkeypatch):
     whole = annotated.from_gpt2
-    monkeypatch.setattr(
-        annotated,
-        "from_gpt2",
-        lambda state, config, **parts: whole(
-            state, config.replace(activation="gelu"), **parts
-        ),
-    )
+
+    def with_gelu(state, config, **parts):
+        return whole(state, config.replace(activation="gelu"), **parts)
+
+    monkeypatch.setattr(annotated, "from_gpt2", with_gelu)
     monkeypatch.setattr(
         "shared.comparison.models.require_same_config", lambda *_: None
     )
@@ -321,14 +290,12 @@ def test_what_is_told_of_each_style_is_its_own():
 
 
 def test_a_style_that_never_ties_may_draw_the_weights():
-    config = GPTConfig(11, 8, 1, 2, 8, tie_weights=True)
-    tokens = random_tokens(config, 1, 8)
-    assert compare_styles(STYLES[::-1], config, tokens).one_function
+    config = SMALL.replace(tie_weights=True)
+    assert compare_styles(STYLES[::-1], config, TOKENS).one_function
 
 
 def test_the_mode_is_carried_over():
-    config = GPTConfig(11, 8, n_layer=1, n_head=2, n_embd=8)
-    model = mingpt_style.build_model(config)
+    model = mingpt_style.build_model(SMALL)
     assert convert(model.train(), "annotated").training
     assert not convert(model.eval(), "annotated").training
 
@@ -337,7 +304,6 @@ def test_a_subclass_belongs_to_its_style():
     class Mine(mingpt_style.GPT):
         pass
 
-    model = Mine(GPTConfig(11, 8, n_layer=1, n_head=2, n_embd=8))
-    assert style_of(model) is mingpt_style
+    assert style_of(Mine(SMALL)) is mingpt_style
     with pytest.raises(ValueError, match="Linear belongs to no style"):
         style_of(nn.Linear(1, 1))
