@@ -39,9 +39,8 @@ def test_the_formula_under_any_mask(seed, time, key_time, d_k, d_v, data):
     output, p_attn = attention(query, key, value, torch.tensor(visible))
 
     for b in range(2):
-        rows, weights = masked_attention(
-            query[b].numpy(), key[b].numpy(), value[b].numpy(), visible
-        )
+        sequence = (x[b].numpy() for x in (query, key, value))
+        rows, weights = masked_attention(*sequence, visible)
         np.testing.assert_allclose(output[b], rows, atol=1e-12)
         np.testing.assert_allclose(p_attn[b], weights, atol=1e-12)
 
@@ -49,10 +48,8 @@ def test_the_formula_under_any_mask(seed, time, key_time, d_k, d_v, data):
 def test_without_a_mask_everything_is_seen():
     x = randn(1, 4, 3, seed=0)
     _, p_attn = attention(x, x, x)
-    _, weights = masked_attention(
-        x[0].numpy(), x[0].numpy(), x[0].numpy(), np.ones((4, 4))
-    )
     assert (p_attn > 0).all()
+    _, weights = masked_attention(*[x[0].numpy()] * 3, np.ones((4, 4)))
     np.testing.assert_allclose(p_attn[0], weights, atol=1e-12)
 
 
@@ -68,39 +65,28 @@ def test_both_styles_and_the_loops_agree(seed, n_head, head, batch, time):
     if width < 2:
         width, n_head = 2, 1
     x = randn(batch, time, width, seed=seed)
-    qkv_weight = randn(width, 3 * width, seed=seed + 1)
-    qkv_bias = randn(3 * width, seed=seed + 2)
-    out_weight = randn(width, width, seed=seed + 3)
-    out_bias = randn(width, seed=seed + 4)
-
+    sizes = [(width, 3 * width), (3 * width,), (width, width), (width,)]
+    qkv_weight, qkv_bias, out_weight, out_bias = weights = [
+        randn(*size, seed=seed + i) for i, size in enumerate(sizes, start=1)
+    ]
     ours = MultiHeadedAttention(n_head, width, dropout=0.5).double().eval()
     config = GPTConfig(1, 1, 1, n_head, width, dropout=0.5)
     fused = CausalSelfAttention(config).double().eval()
+    linears = [*ours.linears, fused.c_attn, fused.c_proj]
+    matrices = [*qkv_weight.chunk(3, 1), out_weight, qkv_weight, out_weight]
+    biases = [*qkv_bias.chunk(3), out_bias, qkv_bias, out_bias]
     with torch.no_grad():
-        for linear, weight, bias in zip(
-            ours.linears,
-            [*qkv_weight.t().chunk(3), out_weight.t()],
-            [*qkv_bias.chunk(3), out_bias],
-            strict=True,
+        for linear, matrix, bias in zip(
+            linears, matrices, biases, strict=True
         ):
-            linear.weight.copy_(weight)
+            linear.weight.copy_(matrix.t())
             linear.bias.copy_(bias)
-        fused.c_attn.weight.copy_(qkv_weight.t())
-        fused.c_attn.bias.copy_(qkv_bias)
-        fused.c_proj.weight.copy_(out_weight.t())
-        fused.c_proj.bias.copy_(out_bias)
         a = ours(x, x, x, subsequent_mask(time))
         b = fused(x)
 
+    arrays = [tensor.numpy() for tensor in weights]
     for row in range(batch):
-        loops = causal_attention(
-            x[row].numpy(),
-            qkv_weight.numpy(),
-            qkv_bias.numpy(),
-            out_weight.numpy(),
-            out_bias.numpy(),
-            n_head,
-        )
+        loops = causal_attention(x[row].numpy(), *arrays, n_head)
         np.testing.assert_allclose(a[row], loops, rtol=1e-10, atol=1e-10)
         np.testing.assert_allclose(b[row], loops, rtol=1e-10, atol=1e-10)
 
@@ -149,7 +135,6 @@ def test_probabilities_are_kept_only_when_asked_for():
     assert layer.attn is None
     layer.keep_attn = True
     layer(x, x, x, subsequent_mask(3))
-    assert layer.attn.shape == (1, 2, 3, 3)
     assert not layer.attn.requires_grad
     torch.testing.assert_close(layer.attn.sum(-1), torch.ones(1, 2, 3))
 

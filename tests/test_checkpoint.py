@@ -219,19 +219,6 @@ def test_what_compiled_and_older_models_leave_in_a_file(tmp_path):
     assert run(found, "annotated").equal(run(plain, "annotated"))
 
 
-def test_without_biases_they_are_zero(tmp_path):
-    model = fresh()
-    weights = {k: v for k, v in model.state_dict().items() if "bias" not in k}
-    found = load_checkpoint(write(tmp_path, weights), n_head=2)
-    with torch.no_grad():
-        want = model.log_probs(TOKENS)
-    assert_near(run(found, "mingpt_style"), want, 1e-6)
-    # one bias that is missing is no habit but damage
-    missing = {"transformer.h.1.attn.c_proj.bias": None}
-    write(tmp_path, changed(model.state_dict(), missing))
-    refused(r"missing h\.1\.attn\.c_proj\.bias", tmp_path, n_head=2)
-
-
 def test_a_tied_matrix_that_safetensors_kept_once(tmp_path):
     model = fresh(CONFIG.replace(tie_weights=True, activation="gelu"))
     save_model(model, str(tmp_path / "model.safetensors"))

@@ -3,7 +3,7 @@
 "Feature 22" and "figure 9" are numbers of a list that was drawn up from the
 texts before the kit was written. Here is what no other file asserts of the
 kit: batches are in test_corpus.py, masks in test_masks.py, attention in
-test_attention.py, what is drawn in test_generation.py, the training loop in
+test_attention.py, what is drawn in test_sampling.py, the training loop in
 test_training.py, and what the texts get wrong in test_errata.py.
 """
 

@@ -282,6 +282,10 @@ def test_absent_biases_are_zeros():
     model = from_nanogpt(absent, SMALL)
     assert log_probs(model).equal(log_probs(from_nanogpt(zeros, SMALL)))
     assert model.lm_head.bias is None
+    # one bias that is missing is damage
+    damaged = changed(state, {"transformer.h.1.attn.c_proj.bias": None})
+    with pytest.raises(ValueError, match=r"missing h\.1\.attn\.c_proj\.bias"):
+        from_nanogpt(damaged, SMALL)
 
 
 def test_a_linear_of_gpt2_orientation_is_refused():
