@@ -79,11 +79,6 @@ def test_positions_are_right_when_built_in_half_precision(dtype, unit):
     assert (half.float() - exact).abs().max() <= unit
 
 
-def test_an_odd_width_works():
-    model = make_model(11, N=1, d_model=7, d_ff=5, h=1)
-    assert model.log_probs(torch.tensor([[1, 2, 3]])).shape == (1, 3, 11)
-
-
 @given(st.integers(2, 20))
 def test_the_norm_divides_by_the_deviation_of_n_minus_1(features):
     x = torch.randn(3, features, dtype=torch.float64)

@@ -11,7 +11,7 @@ from strategies import configs, random_model, random_tokens, seeds
 import annotated
 import mingpt_style
 from shared import GPTConfig, generate
-from shared.generation import generate_rows, stream_tokens
+from shared.generation import stream_tokens
 from shared.protocol import CachedLanguageModel
 
 CONFIG = GPTConfig(
@@ -90,13 +90,6 @@ def test_each_token_is_read_once_until_the_window_slides(model, monkeypatch):
     generate(model, random_tokens(CONFIG, 1, 4), 11)
     # the prompt, one token at a time to the block's end, then whole windows
     assert read == [4, *[1] * 8, 12, 12]
-
-
-def test_prompts_of_different_lengths_do_without(model):
-    prompts = [[1], [2, 3, 4], [5, 6]]
-    rows = generate_rows(model, prompts, 14)
-    for row, prompt in zip(rows, prompts, strict=True):
-        assert [row] == generate(model, torch.tensor([prompt]), 14).tolist()
 
 
 def test_streams_of_one_model_do_not_share_a_cache(model):

@@ -62,7 +62,7 @@ def smallest_deviation(model, tokens):
     return min(smallest)
 
 
-@settings(max_examples=15)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_both_styles_compute_what_the_loops_compute(data):
     config = data.draw(configs(min_embd=3, norm_eps=1e-5, n_layer=2))

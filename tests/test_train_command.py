@@ -121,13 +121,12 @@ def test_a_run_from_start_to_text(duet, train, style):
     assert "after 12 of 12 steps" in err
 
 
-def test_the_same_seed_is_the_same_run(train):
-    a, b, c = (
-        what_was_learnt(train("--steps=3", f"--seed={seed}", name=name)[0])
-        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+def test_another_seed_is_another_run(train):
+    a, b = (
+        what_was_learnt(train("--steps=1", f"--seed={i}", name=f"{i}")[0])
+        for i in (1, 2)
     )
-    assert a == b
-    assert a[0][0] != c[0][0]
+    assert a[0] != b[0]
 
 
 @pytest.mark.parametrize("tied", [(), ("--tie-weights",)])
@@ -158,19 +157,14 @@ def test_a_run_that_crashed_goes_on(duet, train, monkeypatch, style, tied):
     assert what_was_learnt(out) == what_was_learnt(whole)
 
 
-def test_bytes_and_float64(duet, train):
-    out, _, _ = train("--steps=2", "--tokenizer=bytes", "--dtype=float64")
+def test_bytes_in_float64_and_no_token_that_no_one_can_read(duet, train):
+    words = ("--tokenizer=bytes", "--dtype=float64", "--preset=gpt2")
+    out, _, err = train(*words, "--steps=2")
     weights = load_file(last_checkpoint(out) / "model.safetensors")
     assert {t.dtype for t in weights.values()} == {torch.float64}
+    assert open_run(out).config.vocab_size == 256  # of gpt2's 50,257
+    assert "(bytes, vocabulary 256)" in err
     assert duet("generate", "--checkpoint", out, "--prompt=é")[0] == 0
-
-
-def test_the_vocabulary_is_the_tokenizers(train):
-    # a model of 50,257 writes what no one can read
-    out, _, err = train("--preset=gpt2", "--steps=2")
-    characters = len(set(TEXT))
-    assert open_run(out).config.vocab_size == characters
-    assert f"(char, vocabulary {characters})" in err
 
 
 def test_a_loss_that_is_no_number_ends_with_status_1(train):
