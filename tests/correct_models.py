@@ -41,7 +41,7 @@ class Correct:
     block_size: int = BLOCK
 
 
-CORRECT: list[Correct] = [Correct("base", GPT, "Nothing.")]
+CORRECT: list[Correct] = [Correct("base", GPT, "The small GPT as it is.")]
 
 
 def correct(owner=None, method="", whole=None):
