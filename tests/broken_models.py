@@ -100,8 +100,7 @@ def full_row_flattened(self, tokens):
 
 @broken("check_shape", GPT, "forward")
 def padded_to_kernel(self, tokens):
-    """Texts shorter than a kernel of 4 are padded on the right and not cut
-    back."""
+    """Texts shorter than a kernel of 4 are padded and not cut back."""
     missing = max(4 - tokens.size(1), 0)
     return GPT.forward(self, F.pad(tokens, (0, missing)))
 
@@ -194,8 +193,7 @@ def mask_leaky(self, scores, mask):
 
 @broken("check_causality", Attention, "hide")
 def mask_multiplied(self, scores, mask):
-    """Hidden scores are set to 0, which is a middling score, not the
-    lowest."""
+    """Hidden scores are set to 0, a middling score, not the lowest."""
     return scores * mask
 
 
@@ -250,29 +248,25 @@ def mask_dropped_out(self, scores, mask):
 
 @broken("check_causality", GPT, "sees")
 def mask_not_at_full_length(self, i, j):
-    """A sequence of exactly block_size tokens takes a path without a
-    mask."""
+    """A sequence of exactly block_size tokens has no mask."""
     return (j <= i) | (len(j) == self.block_size)
 
 
 @broken("check_causality", GPT, "sees")
 def mask_by_chunk(self, i, j):
-    """The mask knows chunks of 8, not positions: inside a chunk all see
-    all."""
+    """The mask knows chunks of 8 only: inside a chunk all see all."""
     return i // 8 >= j // 8
 
 
 @broken("check_causality", GPT, "sees")
 def prefix_sees_itself(self, i, j):
-    """The first four tokens see each other, as in a prefix language
-    model."""
+    """The first four tokens see each other, as in a prefix model."""
     return (j <= i) | ((i < 4) & (j < 4))
 
 
 @broken("check_causality", GPT, "sees")
 def window_on_both_sides(self, i, j):
-    """Above 12 tokens a window takes over, and |i - j| < 12 looks both
-    ways."""
+    """Above 12 tokens a window, |i - j| < 12, looks both ways."""
     return j <= i if len(j) <= 12 else (i - j).abs() < 12
 
 
@@ -314,8 +308,7 @@ def softmax_over_queries(self, scores, mask):
 
 @broken("check_causality", Attention, "hide")
 def distance_instead_of_mask(self, scores, mask):
-    """A penalty on the distance, as ALiBi's, takes the place of the
-    mask."""
+    """A penalty on the distance, as ALiBi's, replaces the mask."""
     at = torch.arange(scores.size(-1), device=scores.device)
     return scores - (at.unsqueeze(1) - at).abs()
 
@@ -496,8 +489,7 @@ def normaliser_of_the_whole(self, q, k, v, mask):
 
 @broken("check_causality")
 class TokenShiftWraps(Mixer):
-    """The token before is taken with a roll: before the first stands the
-    last."""
+    """The token before comes from a roll: before the first, the last."""
 
     def add_parts(self, dim):
         self.now, self.before = nn.Linear(dim, dim), nn.Linear(dim, dim)
@@ -524,8 +516,7 @@ def scan_backwards(self, x, mask):
 
 @broken("check_causality")
 class MixesTimeFreely(Mixer):
-    """A linear map over the time axis, as MLP-Mixer has, is not cut to a
-    triangle."""
+    """A linear map over time, as MLP-Mixer has, is no triangle."""
 
     def add_parts(self, dim):
         self.time = nn.Parameter(torch.randn(BLOCK, BLOCK) / 6)
@@ -673,8 +664,7 @@ def softmax_over_batch(self, x):
 
 @broken("check_batch_independence", GPT, "embed", only=True)
 def position_of_the_row(self, tokens):
-    """A table of positions is looked up by the number of the row as
-    well."""
+    """The table of positions is read by the number of the row, too."""
     row = torch.arange(len(tokens), device=tokens.device) % BLOCK
     return GPT.embed(self, tokens) + self.wpe(row).unsqueeze(1)
 
@@ -802,15 +792,13 @@ class HeadsAreStretches(Attention):
 
 @broken("check_determinism", Attention, "weights")
 def dropout_in_eval(self, scores, mask):
-    """Functional dropout without the training flag stays on in eval
-    mode."""
+    """Functional dropout without its flag stays on in eval mode."""
     return F.dropout(Attention.weights(self, scores, mask), 0.1)
 
 
 @broken("check_determinism")
 class NoiseOfItsOwn(GPT):
-    """Noise from a generator of its own is added to the scores in eval
-    mode too."""
+    """Noise from a generator of its own is added in eval mode, too."""
 
     def add_parts(self, dim):
         self.generator = torch.Generator().manual_seed(0)
@@ -970,8 +958,7 @@ def loss_summed(self, logits, targets):
 
 @broken("check_loss", TrainableGPT, "loss", only=True)
 def loss_skips_id_zero(self, logits, targets):
-    """Id 0 is a token like any other, and the loss ignores it as
-    padding."""
+    """Id 0 is a token like any other, and the loss ignores it."""
     return F.cross_entropy(
         logits.flatten(0, 1), targets.flatten(), ignore_index=0
     )
@@ -979,8 +966,7 @@ def loss_skips_id_zero(self, logits, targets):
 
 @broken("check_loss", TrainableGPT, "loss", only=True)
 def loss_over_padding(self, logits, targets):
-    """Ignored targets count in the denominator: the more padding, the
-    smaller the loss."""
+    """The mean is over all targets, the ignored ones included."""
     return loss_summed(self, logits, targets) / targets.numel()
 
 
@@ -1024,8 +1010,7 @@ def orphan_layer(self, dim):
 
 @broken("check_gradient_flow", only=True)
 class DeadUnits(MLP):
-    """The bias starts so low that no unit ever rises above the ReLU's
-    0."""
+    """The bias starts so low that no unit ever passes the ReLU."""
 
     def add_parts(self, dim):
         nn.init.constant_(self.up.bias, -50.0)
@@ -1036,8 +1021,7 @@ class DeadUnits(MLP):
 
 @broken("check_gradient_flow", Norm, "forward", only=True)
 def read_as_data(self, x):
-    """The norm's gain is read through .data: it is used and never
-    trained."""
+    """The norm's gain is read through .data, and never trained."""
     bare = F.layer_norm(x, self.normalized_shape)
     return bare * self.weight.data + self.bias
 
@@ -1146,8 +1130,7 @@ class WeightsInAList(GPT):
 
 @broken("check_dtype", GPT, "scores", only=True)
 def linear_by_hand_in_float(self, x):
-    """A constant matrix is made in float32 at every call and meets other
-    types."""
+    """A matrix is made in float32 at every call, for any dtype."""
     return GPT.scores(self, x + x @ torch.eye(DIM, device=x.device))
 
 
@@ -1163,8 +1146,7 @@ class Unlimited(GPT):
 
 @broken("check_length_limit", GPT, "forward", only=True)
 def truncated_silently(self, tokens):
-    """What is too long is cut to its last block_size tokens without a
-    word."""
+    """What is too long is cut to its end, without a word."""
     return GPT.forward(self, tokens[:, -self.block_size :])
 
 
@@ -1202,8 +1184,7 @@ def ids_wrapped(self, tokens):
 
 @broken("check_vocabulary", GPT, "token_vectors", only=True)
 def ids_clamped(self, tokens):
-    """Ids are clamped into the vocabulary: an unknown one becomes the
-    last."""
+    """Ids are clamped: an unknown one becomes the last."""
     return GPT.token_vectors(self, tokens.clamp(0, VOCAB - 1))
 
 
@@ -1222,8 +1203,7 @@ def negative_ids_index(self, tokens):
 
 @broken("check_vocabulary", GPT, "token_vectors", only=True)
 def unknown_is_nothing(self, tokens):
-    """One-hot rows by comparison: an id outside is a row of zeros and goes
-    through."""
+    """One-hot rows by comparison: an id outside is a row of zeros."""
     ids = torch.arange(VOCAB, device=tokens.device)
     hot = (tokens.unsqueeze(-1) == ids).to(self.wte.weight.dtype)
     return hot @ self.wte.weight
@@ -1253,8 +1233,7 @@ def cache_mask_top_left(self, past, size):
 
 @broken("check_cache", CachedGPT, "past_mask", only=True)
 def cache_mask_missing(self, past, size):
-    """A piece is decoded without a mask: right token by token, wrong in
-    larger pieces."""
+    """Pieces are decoded without a mask: right for single tokens."""
     return torch.ones_like(CachedGPT.past_mask(self, past, size))
 
 
@@ -1267,8 +1246,7 @@ def cache_prepended(self, old_k, old_v, k, v):
 
 @broken("check_cache", Past, "join", only=True)
 def cache_values_swapped(self, old_k, old_v, k, v):
-    """Keys are appended and values prepended: they no longer belong
-    together."""
+    """Keys are appended and values prepended."""
     return torch.cat([old_k, k], -2), torch.cat([v, old_v], -2)
 
 
@@ -1281,8 +1259,7 @@ class ForgetsOldest(Past):
 
 @broken("check_cache", only=True)
 class CacheForgets(CachedGPT):
-    """The cache holds 16 tokens, the model 32: a long text loses its
-    start."""
+    """The cache holds 16 tokens, the model 32."""
 
     cache = ForgetsOldest
 

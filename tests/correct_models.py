@@ -97,8 +97,7 @@ class Endless(NoPositions):
 
 @correct(Attention, "hide", whole=NoPositions)
 def alibi(self, scores, mask):
-    """The further back a key, the lower its score; each head at its own
-    rate."""
+    """The further back a key, the lower its score."""
     at = torch.arange(scores.size(-1), device=scores.device)
     slope = 0.5 ** torch.arange(1, 3, device=scores.device).view(2, 1, 1)
     bias = (slope * (at - at.unsqueeze(1))).to(scores.dtype)
@@ -220,8 +219,7 @@ class LongConvolution(Mixer):
 
 @correct()
 class LSTM(nn.Module):
-    """An LSTM between an embedding and a head, without a longest
-    sequence."""
+    """An LSTM instead of blocks, without a longest sequence."""
 
     part = None
 

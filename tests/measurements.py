@@ -17,15 +17,6 @@ import torch.nn.functional as F
 from torch import nn
 
 DTYPES = (torch.float64, torch.bfloat16)
-MEASUREMENTS = {}
-
-
-def measures(check):
-    def add(function):
-        MEASUREMENTS[check] = function
-        return function
-
-    return add
 
 
 # --- A case: how to build, call and read a model ----------------------------
@@ -89,17 +80,20 @@ def parameters(model):
     return dict(model.named_parameters())
 
 
-def moved(a, b):
-    """Largest difference relative to the spread; NaN counts as infinite."""
-    if a.numel() == 0:
-        return 0.0
-    gap = (a - b).abs().max() / (1e-300 + a.std(correction=0))
-    return gap.item() if gap.isfinite() else math.inf
-
-
 def rounding(tensor):
     """What a sum in another order may change: a leak is larger."""
     return 1e-10 if tensor.dtype == torch.float64 else 1e-3
+
+
+def differ(a, b):
+    """Whether scores differ by more than rounding, relative to their spread.
+
+    NaN differs from everything.
+    """
+    if a.numel() == 0:
+        return False
+    gap = (a - b).abs().max() / (1e-300 + a.std(correction=0))
+    return not gap <= rounding(a)
 
 
 def cross_entropy(scores, targets, **options):
@@ -111,8 +105,7 @@ def cross_entropy(scores, targets, **options):
 # --- The properties ---------------------------------------------------------
 
 
-@measures("check_shape")
-def shape(case):
+def check_shape(case):
     model, vocab = wide(case), case.vocab_size
     longest = min(case.block_size, 32)
     sizes = (1, 1), (1, 5), (1, longest), (4, 1), (3, 6), (2, 8)
@@ -138,8 +131,7 @@ def awkward_tokens(case):
     yield "only id 0", torch.zeros(2, 6, dtype=torch.long)
 
 
-@measures("check_finite")
-def finite(case):
+def check_finite(case):
     for training in (False, True):
         for words, tokens in awkward_tokens(case):
             model = wide(case)
@@ -168,7 +160,7 @@ def modes(model):
     ]
 
 
-def awake(model, factor):
+def larger(model, factor):
     """Weights amplified, and parameters that start at 0 drawn anew."""
     model = copy.deepcopy(model)
     with torch.no_grad():
@@ -180,13 +172,13 @@ def awake(model, factor):
     return model
 
 
-def awake_models(case):
+def with_larger_weights(case):
     model = wide(case)
     yield "", model
     if isinstance(model, nn.Module):
-        yield ", weights x 10", awake(model, 10)
+        yield ", weights x 10", larger(model, 10)
         if any(p.dtype == torch.float64 for p in model.parameters()):
-            yield ", weights x 200", awake(model, 200)
+            yield ", weights x 200", larger(model, 200)
 
 
 def lengths(case, words):
@@ -195,9 +187,8 @@ def lengths(case, words):
     return 2, 3, 5, 8, 13, 16, 24, min(case.block_size, 32)
 
 
-@measures("check_causality")
-def causality(case):
-    for words, model in awake_models(case):
+def check_causality(case):
+    for words, model in with_larger_weights(case):
         for mode, training, gradients in modes(model):
             for time in lengths(case, words):
                 found = future_seen(model, case, time, training, gradients)
@@ -229,15 +220,12 @@ def future_seen(model, case, time, training, gradients):
             answers.append(scores(model, batch, case).detach())
     train(model, False)
     for row, t in enumerate(at):
-        before, after = (answer[row, :t] for answer in answers)
-        gap = moved(before, after)
-        if gap > rounding(before):
+        if differ(*(answer[row, :t] for answer in answers)):
             return f"length {time}, tokens from {t} on move earlier scores"
     return ""
 
 
-@measures("check_causal_gradients")
-def causal_gradients(case):
+def check_causal_gradients(case):
     model = wide(case)
     if not isinstance(model, nn.Module):
         return ""
@@ -270,8 +258,7 @@ def causal_gradients(case):
     return ""
 
 
-@measures("check_prefix_consistency")
-def prefix_consistency(case):
+def check_prefix_consistency(case):
     model = wide(case)
     block = min(case.block_size, 32)
     for time in {block, 9}:
@@ -279,32 +266,30 @@ def prefix_consistency(case):
         whole = scores(model, tokens, case)
         for t in set(range(1, time)) - {case.vocab_size}:  # can be misread
             part = scores(model, tokens[:, :t], case)
-            if moved(whole[:, :t], part) > rounding(whole):
+            if differ(whole[:, :t], part):
                 return f"the first {t} of {time} tokens alone score otherwise"
     return ""
 
 
-@measures("check_batch_independence")
-def batch_independence(case):
+def check_batch_independence(case):
     model = wide(case)
     tokens = draw(case, 5, 12)
     whole = scores(model, tokens, case)
     for row in range(len(tokens)):
         alone = scores(model, tokens[row : row + 1], case)
-        if moved(whole[row : row + 1], alone) > rounding(whole):
+        if differ(whole[row : row + 1], alone):
             return f"row {row} scores otherwise alone"
     back = scores(model, tokens.flip(0), case).flip(0)
-    if moved(whole, back) > rounding(whole):
+    if differ(whole, back):
         return "the order of the rows matters"
     other = torch.cat([tokens[:1], draw(case, 4, 12, seed=1)])
-    if moved(whole[:1], scores(model, other, case)[:1]) > rounding(whole):
+    if differ(whole[:1], scores(model, other, case)[:1]):
         return "a row depends on the others"
     return ""
 
 
-@measures("check_order_sensitivity")
-def order_sensitivity(case):
-    model = awake(wide(case), 1)
+def check_order_sensitivity(case):
+    model = larger(wide(case), 1)
     span = getattr(model, "window", 12)  # a declared window is kept
     tokens = torch.arange(min(12, span)).unsqueeze(0) % case.vocab_size
     last = scores(model, tokens, case)[:, -1]
@@ -312,14 +297,13 @@ def order_sensitivity(case):
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(tokens.size(1) - 1, generator=generator)
         mixed = torch.cat([tokens[:, order], tokens[:, -1:]], 1)
-        if moved(last, scores(model, mixed, case)[:, -1]) > rounding(last):
+        if differ(last, scores(model, mixed, case)[:, -1]):
             return ""
     return "permuting the earlier tokens changes nothing at the last"
 
 
-@measures("check_context_use")
-def context_use(case):
-    model = awake(wide(case), 1)
+def check_context_use(case):
+    model = larger(wide(case), 1)
     time = min(case.block_size, 32)
     config = getattr(model, "config", None)
     window = getattr(model, "window", None)
@@ -335,8 +319,7 @@ def context_use(case):
     return ""
 
 
-@measures("check_determinism")
-def determinism(case):
+def check_determinism(case):
     model = wide(case)
     tokens = draw(case, 2, 8)
     torch.manual_seed(1)
@@ -345,13 +328,12 @@ def determinism(case):
         torch.manual_seed(time)
         other = draw(case, 2, time, seed=time)
         scores(model, other, case)
-        if moved(first, scores(model, tokens, case)) > rounding(first):
+        if differ(first, scores(model, tokens, case)):
             return f"another answer after {time} other tokens"
     return ""
 
 
-@measures("check_purity")
-def purity(case):
+def check_purity(case):
     model = wide(case)
     is_module = isinstance(model, nn.Module)
     state = copy.deepcopy(model.state_dict()) if is_module else {}
@@ -373,8 +355,7 @@ def purity(case):
     return ""
 
 
-@measures("check_normalised")
-def normalised(case):
+def check_normalised(case):
     model = wide(case)
     if hasattr(model, "log_probs"):
         model = model.log_probs
@@ -385,8 +366,7 @@ def normalised(case):
     return f"log of the sum is {gap:.2g}" if gap > 1e-9 else ""
 
 
-@measures("check_initial_loss")
-def initial_loss(case):
+def check_initial_loss(case):
     model = wide(case)
     tokens, targets = draw(case, 8, 16), draw(case, 8, 16, seed=1)
     loss = cross_entropy(scores(model, tokens, case), targets).item()
@@ -403,8 +383,7 @@ def takes_targets(model):
     return next((n for n in ("targets", "labels") if n in names), None)
 
 
-@measures("check_loss")
-def loss(case):
+def check_loss(case):
     model = wide(case)
     name = takes_targets(model)
     if name is None:
@@ -421,7 +400,7 @@ def loss(case):
             continue  # ignores no such number
         given = next(part for part in answer if part.dim() == 0).item()
         answer = read(answer, tokens, case)
-        if moved(bare, answer) > rounding(bare):
+        if differ(bare, answer):
             return "the scores change with the targets"
         options = {} if ignored is None else {"ignore_index": ignored}
         as_given = cross_entropy(answer, targets, **options).item()
@@ -436,9 +415,8 @@ def loss(case):
     return ""
 
 
-@measures("check_gradient_flow")
-def gradient_flow(case):
-    model = awake(wide(case), 1)
+def check_gradient_flow(case):
+    model = larger(wide(case), 1)
     train(model)
     for step in range(4):
         tokens = draw(case, 4, min(case.block_size, 32), seed=step)
@@ -451,21 +429,19 @@ def gradient_flow(case):
     return ""
 
 
-@measures("check_state_dict")
-def state_dict(case):
+def check_state_dict(case):
     model, other = wide(case), wide(case, seed=1)
     if not isinstance(model, nn.Module):
         return ""
     tokens = draw(case, 2, 8)
     before = scores(model, tokens, case)
     other.load_state_dict(model.state_dict())
-    if moved(before, scores(other, tokens, case)) > rounding(before):
+    if differ(before, scores(other, tokens, case)):
         return "a reloaded model computes something else"
     return ""
 
 
-@measures("check_dtype")
-def dtype(case):
+def check_dtype(case):
     tokens = draw(case, 2, 8)
     for dtype in DTYPES:
         model = build(case)
@@ -494,8 +470,7 @@ def refuses(model, tokens):
     return False
 
 
-@measures("check_length_limit")
-def length_limit(case):
+def check_length_limit(case):
     model = wide(case)
     limit = getattr(model, "block_size", None)
     if limit is None:
@@ -505,8 +480,7 @@ def length_limit(case):
     return ""
 
 
-@measures("check_vocabulary")
-def vocabulary(case):
+def check_vocabulary(case):
     model, vocab = wide(case), case.vocab_size
     known = torch.arange(vocab)[-256:]
     for ids in known.split(16):
@@ -518,8 +492,7 @@ def vocabulary(case):
     return ""
 
 
-@measures("check_cache")
-def cache(case):
+def check_cache(case):
     model = wide(case)
     if not hasattr(model, "init_cache"):
         return ""
@@ -534,7 +507,7 @@ def cache(case):
             except (ValueError, RuntimeError) as error:
                 return f"pieces of {sizes[:3]}... tokens: {error}"
             pieces.append(answer)
-        if moved(whole, torch.cat(pieces, 1)) > rounding(whole):
+        if differ(whole, torch.cat(pieces, 1)):
             return f"pieces of {sizes[:3]}... tokens score otherwise"
     return ""
 
@@ -557,8 +530,7 @@ def trained_loss(case, batches):
     return sum(losses[-30:]) / 30
 
 
-@measures("check_entropy_bound")
-def entropy_bound(case):
+def check_entropy_bound(case):
     if not parameters(build(case)):
         return ""
     steps, vocab = 150, min(case.vocab_size, 17)
@@ -576,3 +548,10 @@ def entropy_bound(case):
     if copied > 0.5 * entropy:
         return f"loss {copied:.3g} on copies, entropy {entropy:.3g}"
     return ""
+
+
+MEASUREMENTS = {
+    name: measure
+    for name, measure in globals().items()
+    if name.startswith("check_")
+}

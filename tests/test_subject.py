@@ -227,6 +227,8 @@ def test_a_shorter_limit_of_the_model_is_used_and_said():
     assert report.block_size == BLOCK
     assert "1000" in report.notes[0]
     assert f"block_size={BLOCK}" in report.notes[0]
+    report = check_model(GPT, block_size=np.int64(5), checks=["shape"])
+    assert (report.block_size, report.notes) == (5, [])
 
 
 # --- Mistakes: one line, with the numbers -----------------------------------
@@ -265,7 +267,8 @@ MISTAKES = {
     "no vocabulary": (Narrow, {"block_size": 8}, "vocab_size must be given"),
     "no length": (Narrow, {"vocab_size": 65}, "block_size must be given"),
     "contradiction": (GPT, {"vocab_size": 99}, f"99.*vocab_size={VOCAB}"),
-    "not a number": (GPT, {"block_size": -3}, "block_size.*-3"),
+    "negative": (GPT, {"block_size": -3}, "block_size.*-3"),
+    "no number": (GPT, {"vocab_size": True}, "vocab_size.*True"),
     "too few tokens": (
         lambda: lambda x: x.unsqueeze(-1).float(),
         {"vocab_size": 1, "block_size": 4},

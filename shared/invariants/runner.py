@@ -132,11 +132,9 @@ def run_check(
             message = f"{message}; expected to fail: {expected[name]}"
     except SkipCheck as skip:
         status, message = "skipped", str(skip)
-    except AssertionError as error:
+    except (AssertionError, UnusableModel) as error:
         status, message = "failed", str(error)
         detail = "\n".join(getattr(error, "__notes__", []))
-    except UnusableModel as error:
-        status, message = "failed", str(error)
     except Exception as error:
         status, message = "failed", f"the check ended with {sentence(error)}"
     if status == "failed" and name in expected:

@@ -91,4 +91,4 @@ def gradients_at(
     if not found:
         return None
     # NaN is kept: amax returns it
-    return torch.stack(found).amax(0).double()
+    return torch.stack(found).amax(0)

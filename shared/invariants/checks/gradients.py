@@ -78,16 +78,14 @@ def _require_none_ahead(
             future[row, position + 1 :] = True
         ahead = grads.masked_fill(~future, 0.0).nan_to_num(nan=float("inf"))
         past = float(grads.masked_fill(future, 0.0).nan_to_num().max())
-        noise = max(past, 1e-300) * 2.3e-16
-        if subject.reader.dtype != torch.float64 and not _is_double(search):
-            noise = max(past, 1e-300) * torch.finfo(subject.reader.dtype).eps
+        noise = max(past, 1e-300) * torch.finfo(grads.dtype).eps
         size = float(ahead.max())
         if not size > FLOOR * noise:
             continue
         row, later = divmod(int(ahead.argmax()), time)
 
         def difference(row: int = row, later: int = later) -> Tensor:
-            return measure()[row, later].reshape(1)
+            return measure()[row, later].reshape(1).double()
 
         if is_real(search.model, difference, noise):
             share = size / past if past else float("inf")
@@ -97,13 +95,6 @@ def _require_none_ahead(
                 f"{size:.2g}, {share:.2g} of the largest one from the past"
                 f"{search.conditions(mode)}"
             )
-
-
-def _is_double(search: Search) -> bool:
-    model = search.model
-    return isinstance(model, nn.Module) and any(
-        p.dtype == torch.float64 for p in model.parameters()
-    )
 
 
 def check_gradient_flow(subject: Subject) -> str:

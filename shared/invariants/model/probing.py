@@ -20,10 +20,11 @@ def probe(
 ) -> tuple[Caller, Reader]:
     """Return how a model is called, and how its answers are read.
 
+    Targets are added where it answers for fewer positions without them.
+
     Args:
         ask: returns its answer to ids of a size of batch and time.
-        caller: as the signature says; targets are added where it answers
-            for fewer positions without them.
+        caller: as the signature says.
         vocab: number of tokens.
         block: longest sequence.
         padded: whether there may be scores of ids beyond the vocabulary.

@@ -21,15 +21,7 @@ OUTPUTS = ("auto", "logits", "log_probs")
 class Subject:
     """A language model that checks can build anew, call, and read.
 
-    Args:
-        model_or_factory: an nn.Module, a callable from (batch, time) ids to
-            scores, or a function without arguments that builds one of these.
-        vocab_size: number of tokens; None: as the model declares it.
-        block_size: longest sequence to try; None: as the model declares it.
-        outputs: "logits", "log_probs", or "auto": log-probabilities where
-            the model has a method log_probs or calls its answer so.
-        seed: of the weights and of all the tokens drawn.
-        device: where to run; None: where the model is.
+    Args: as for `check_model`.
 
     Attributes:
         builder: builds the model anew.

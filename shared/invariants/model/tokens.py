@@ -30,10 +30,6 @@ def draw(
     """Draw ids, in each row different ones where there are enough."""
     if repeats or vocab < time:
         return torch.randint(vocab, (batch, time), generator=generator)
-    if vocab > 1000:  # a permutation of a large vocabulary costs too much
-        start = torch.randint(vocab, (batch, 1), generator=generator)
-        step = torch.randint(1, vocab // time, (1,), generator=generator)
-        return (start + step * torch.arange(time)) % vocab
     rows = [torch.randperm(vocab, generator=generator) for _ in range(batch)]
     return torch.stack(rows)[:, :time]
 

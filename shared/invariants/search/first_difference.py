@@ -29,10 +29,10 @@ def first_difference(
     changes though its inputs there do not.
 
     Args:
-        model: the whole.
-        run: calls the model.
+        model: the whole, which run calls.
+        run: on ids.
         base: ids.
-        changed: the same ids, but for those of one row from the split on.
+        changed: the same ids, but for those of one row from before on.
         row: the row.
         before: the split.
         noise: relative size that passes as rounding.
