@@ -94,9 +94,11 @@ class Report:
 
         def row(name: str, status: str, seconds: str, message: str) -> str:
             start = f"{name:<{names}}  {status:8}  {seconds:>6}  "
-            indent = " " * len(start)
             return textwrap.fill(
-                start + message, width, subsequent_indent=indent
+                start + message,
+                max(width, len(start) + 20),
+                subsequent_indent=" " * len(start),
+                break_on_hyphens=False,
             )
 
         names = max([5, *(len(result.name) for result in self.results)])
