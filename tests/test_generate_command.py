@@ -368,7 +368,10 @@ def test_tokenizers_are_listed_without_a_network(
     run, empty_cache, no_network, monkeypatch
 ):
     monkeypatch.setenv("COLUMNS", "200")
+    reader = tiktoken.load.read_file_cached
     out, _ = run("tokenizers")
+    assert tiktoken.load.read_file_cached is reader  # it was put back
+    assert list(empty_cache.iterdir()) == []
     lines = {line.split()[0]: line for line in out.splitlines() if line}
     assert "The network was not asked" in out
     for name in ("duet-1k", "bytes", "char"):

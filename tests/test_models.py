@@ -188,10 +188,13 @@ def test_activations_of_the_config_are_honoured(style):
 # Inputs and modes ----------------------------------------------------------
 
 
-def test_what_no_model_can_read_is_refused(style):
-    one = style.build_model(SMALL.replace(block_size=1))
+def test_one_position_does_not_broadcast(style):
+    model = style.build_model(SMALL.replace(block_size=1))
     with pytest.raises(ValueError, match="2 tokens"):
-        one.log_probs(torch.tensor([[1, 2]]))  # and no table is broadcast
+        model.log_probs(torch.tensor([[1, 2]]))
+
+
+def test_an_id_outside_the_vocabulary_is_refused(style):
     model = style.build_model(SMALL)
     for wrong in (-1, 17):
         with pytest.raises(IndexError):

@@ -154,16 +154,6 @@ def add_encoding(monkeypatch, empty_cache, no_network):
     return add_encoding
 
 
-def test_nothing_is_cached_in_an_empty_folder(empty_cache, no_network):
-    reader = tiktoken.load.read_file_cached
-    for name in tiktoken.list_encoding_names():
-        found = tiktoken_cache.look_up(name)
-        assert (found.works, found.n_vocab) == (False, None)
-        assert str(empty_cache) in found.note
-    assert list(empty_cache.iterdir()) == []
-    assert tiktoken.load.read_file_cached is reader  # it was put back
-
-
 def test_a_cached_file_is_found_by_tiktokens_own_name(add_encoding):
     file = add_encoding(URL, RANKS)
     assert not tiktoken_cache.look_up("tiny").works
@@ -179,7 +169,7 @@ def test_a_damaged_file_is_named_and_left_alone(add_encoding):
     file = add_encoding(URL, RANKS)
     file.write_bytes(RANKS[:7])
     found = tiktoken_cache.look_up("tiny")
-    assert not found.works
+    assert (found.works, found.n_vocab) == (False, None)
     assert "damaged" in found.note
     assert file.exists()
 
