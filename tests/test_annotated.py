@@ -126,7 +126,7 @@ def test_make_model_has_the_sizes_of_the_paper():
     )
 
 
-# Three habits of the original that make_model keeps ------------------------
+# What make_model keeps of the original, and build_model mends ---------------
 
 
 def test_clones_share_what_xavier_does_not_draw():
@@ -147,15 +147,6 @@ def test_the_embedding_is_drawn_by_xavier():
     assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.02)
 
 
-def test_forward_returns_hidden_states():
-    model = make_model(31, **TINY).eval()
-    tokens = torch.randint(31, (2, 5))
-    hidden = model(tokens, subsequent_mask(5))
-    assert hidden.shape == (2, 5, 12)
-    assert hidden.equal(model.decode(tokens, subsequent_mask(5)))
-    assert model.generator(hidden).equal(model.log_probs(tokens))
-
-
 def test_build_model_mends_the_initialisation():
     config = GPTConfig(5000, 16, n_layer=2, n_head=2, n_embd=64)
     model = build_model(config)
@@ -172,12 +163,14 @@ def test_build_model_mends_the_initialisation():
 # The whole, and its parts --------------------------------------------------
 
 
-def test_without_a_mask_decode_is_causal():
+def test_forward_gives_hidden_states_causal_without_a_mask():
     model = make_model(31, **TINY).eval()
     tokens = torch.randint(31, (2, 6))
     expected = model.decode(tokens, subsequent_mask(6))
     assert model.decode(tokens).equal(expected)
+    assert expected.shape == (2, 6, 12)
     assert model(tokens).equal(expected)
+    assert model.generator(expected).equal(model.log_probs(tokens))
     # a mask may be of numbers
     everything = torch.ones(1, 6, 6, dtype=torch.uint8)
     assert model.decode(tokens, everything.tril()).equal(expected)
@@ -228,20 +221,6 @@ def test_clones_are_independent():
     with torch.no_grad():
         first.weight.zero_()
     assert second.weight.any()
-
-
-def test_the_embedding_is_scaled_by_the_root_of_the_width():
-    embed = annotated.Embeddings(16, 5)
-    tokens = torch.tensor([[3, 1]])
-    assert embed(tokens).equal(embed.lut(tokens) * 4)
-
-
-def test_the_norm_comes_before_the_sublayer_and_x_is_added_after():
-    connection = annotated.SublayerConnection(4, dropout=0.0)
-    x = torch.randn(2, 3, 4)
-    torch.testing.assert_close(
-        connection(x, torch.sin), x + torch.sin(connection.norm(x))
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Generation: greedy, padded, streamed, and what it refuses."""
 
-import copy
 import math
 
 import pytest
@@ -13,7 +12,6 @@ from torch import nn
 from shared import GPTConfig, generate, load_tokenizer
 from shared.generation import (
     TextStream,
-    eval_mode,
     generate_rows,
     stream_tokens,
 )
@@ -112,10 +110,6 @@ def test_any_integer_ids_will_do(dtype, model):
     assert generate(model, tokens.to(dtype), 3).equal(want)
 
 
-def test_the_cpu_is_assumed_where_there_are_no_parameters():
-    assert generate_rows(copy.copy(uniform()), [[1]], 1) == [[1, 0]]
-
-
 # Modes and random numbers --------------------------------------------------
 
 
@@ -151,11 +145,6 @@ def test_a_stream_leaves_mode_and_gradients_alone_between_tokens():
     assert new.shape == (2,)
     stream.close()
     assert model.training
-
-
-def test_eval_mode_takes_what_is_no_module():
-    with eval_mode(lambda tokens: tokens):
-        pass
 
 
 def test_a_seed_makes_sampling_reproducible(model):
