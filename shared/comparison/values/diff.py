@@ -1,0 +1,253 @@
+"""Which line computes what, and where two implementations part."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ...invariants.errors import UnusableModel, sentence
+from ...invariants.model.calling import is_factory, name_of_model
+from ...invariants.model.randomness import isolated
+from ...invariants.model.subject import Subject
+from .found import NOWHERE, Alone, Found, Pair
+from .matching import Matches, match
+from .parting import Flow, find_parting
+from .side import Side
+from .value import Value
+
+SEED = 0  # of drawn tokens, and of weights that a factory draws
+DRAWN = 16  # tokens, where none are given
+NEAREST = 5  # values that are offered where nothing is shared
+
+Model = Callable[..., Any]
+
+
+def diff_by_value(
+    left: Model,
+    right: Model,
+    tokens: Int[Tensor, "batch time"] | Sequence[int] | None = None,
+    *,
+    vocab_size: int | None = None,
+    names: tuple[str, str] | None = None,
+) -> Found:
+    """Pair the lines of two models by the values they compute.
+
+    Both run in eval mode on the same tokens, in float64 where both can.
+    Each brings its own weights.
+
+    Args:
+        left: a model, any callable from (batch, time) ids to scores, or a
+            function without arguments that builds one.
+        right: another.
+        tokens: ids; None: 16 drawn from a seed.
+        vocab_size: number of tokens, where a model does not declare it.
+        names: what to call the two; None: as their classes.
+
+    Raises:
+        ValueError: for two vocabularies, tokens that do not fit, a model
+            that raises, or one of which nothing can be recorded.
+    """
+    given = None if tokens is None else _as_tokens(tokens)
+    length = DRAWN if given is None else given.size(1)
+    subjects = [_subject(model, length, vocab_size) for model in (left, right)]
+    names = names or (subjects[0].name, subjects[1].name)
+    sizes = [subject.vocab_size for subject in subjects]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"{names[0]} has {sizes[0]:,} tokens, {names[1]} has "
+            f"{sizes[1]:,}: they cannot be one function"
+        )
+    if given is None:
+        longest = min(length, *(subject.block_size for subject in subjects))
+        generator = torch.Generator().manual_seed(SEED)
+        given = torch.randint(sizes[0], (1, longest), generator=generator)
+    for name, subject in zip(names, subjects, strict=True):
+        _require_tokens(name, subject, given)
+    sides = Side(subjects[0], given), Side(subjects[1], given)
+    if sides[0].dtype != sides[1].dtype:
+        for side in sides:
+            if side.doubled:
+                side.single()
+    return _found(names, sides, match(*sides))
+
+
+def assert_same_values(
+    left: Model,
+    right: Model,
+    tokens: Int[Tensor, "batch time"] | Sequence[int] | None = None,
+    *,
+    vocab_size: int | None = None,
+) -> None:
+    """Raise AssertionError where two models are not one function.
+
+    The message names the first line that parts. The arguments are those of
+    diff_by_value, and so are its errors.
+    """
+    found = diff_by_value(left, right, tokens, vocab_size=vocab_size)
+    if not found.same:
+        raise AssertionError(found.sentence)
+
+
+def _as_tokens(
+    tokens: Int[Tensor, "batch time"] | Sequence[int],
+) -> Int[Tensor, "batch time"]:
+    given = torch.as_tensor(tokens)
+    whole = not given.is_floating_point() and given.dtype != torch.bool
+    if given.dim() not in (1, 2) or not given.numel() or not whole:
+        raise ValueError(
+            f"tokens must be ids, (batch, time) or one row of them, got "
+            f"{given.dtype} of shape {tuple(given.shape)}"
+        )
+    return given.long().reshape(-1, given.size(-1))
+
+
+def _subject(model: Model, length: int, vocab_size: int | None) -> Subject:
+    try:
+        if is_factory(model):
+            model = _built(model)
+        return Subject(model, vocab_size=vocab_size, block_size=length)
+    except UnusableModel as error:
+        raise ValueError(str(error)) from error.__cause__
+
+
+def _built(factory: Model) -> Model:
+    """Build a model once, of which the runs take copies.
+
+    A loader may take longer than a run.
+    """
+    name = name_of_model(factory)
+    try:
+        with isolated(SEED):
+            model = factory()
+    except Exception as error:
+        raise ValueError(f"{name} raised {sentence(error)}") from error
+    if not callable(model):
+        raise ValueError(
+            f"{name} returned no model but {type(model).__name__}"
+        )
+    return model
+
+
+def _require_tokens(
+    name: str, subject: Subject, tokens: Int[Tensor, "batch time"]
+) -> None:
+    length = tokens.size(1)
+    if length > subject.block_size:
+        raise ValueError(
+            f"{length} tokens are more than the {subject.block_size} that "
+            f"{name} takes"
+        )
+    for token in (int(tokens.min()), int(tokens.max())):
+        if not 0 <= token < subject.vocab_size:
+            raise ValueError(
+                f"token {token} is none of the {subject.vocab_size:,} of "
+                f"{name}"
+            )
+
+
+def _found(
+    names: tuple[str, str], sides: tuple[Side, Side], matches: Matches
+) -> Found:
+    left, right = sides
+    ends = left.first.normalised, right.first.normalised
+    same = ends[0] in matches.seen[0] and ends[1] in matches.seen[1]
+    pairs = [
+        Pair(
+            left.first.values[n].place,
+            right.first.values[r].place,
+            left.first.values[n].shape,
+            matches.difference[n],
+            (n, r),
+        )
+        for n, r in sorted(matches.partner.items())
+        # the inside of an operation, on both sides: no line of either
+        if not left.first.values[n].place.inside
+        or not right.first.values[r].place.inside
+    ]
+    alone = {
+        "left": _alone(left, right, matches.seen, set(matches.partner)),
+        "right": _alone(
+            right,
+            left,
+            matches.seen[::-1],
+            set(matches.partner.values()),
+        ),
+    }
+    return Found(
+        names=names,
+        pairs=pairs,
+        alone=alone,
+        parted=None if same else find_parting(left, right, matches),
+        nearest=[] if pairs else _nearest(left, right),
+        notes=_notes(names, sides),
+    )
+
+
+def _alone(
+    side: Side, other: Side, seen: tuple[set[int], set[int]], paired: set[int]
+) -> list[Alone]:
+    """Return the values of a side that are in no pair, and why."""
+    flow = Flow(side, seen[0], {})
+    found = []
+    for value in flow.values:
+        if value.number in paired or value.digest.trivial:
+            continue
+        if value.place.inside and value.number not in seen[0]:
+            continue  # a step that no line of this side takes by itself
+        why = _why(value, flow, seen[0], other)
+        found.append(Alone(value.place, value.shape, why, value.number))
+    return found
+
+
+def _why(value: Value, flow: Flow, seen: set[int], other: Side) -> str:
+    if value.number in seen:
+        return "computed once more"
+    for theirs in other.first.values:
+        scale = theirs.digest.scale_of(value.digest)
+        if scale is not None:
+            return f"{scale:.4g} times {theirs.place}"
+    if value.number not in flow.used:
+        return "no part of the scores"
+    if value.number not in flow.explained:
+        return NOWHERE
+    reached = {value.number}
+    for later in flow.values[value.number + 1 :]:
+        if reached.intersection(later.inputs):
+            reached.add(later.number)
+            if later.number in seen:
+                return f"a step to line {later.place.line} `{later.place.op}`"
+    return ""
+
+
+def _nearest(left: Side, right: Side) -> list[Pair]:
+    """Return the values that are nearest by their digests."""
+    found = [
+        Pair(
+            a.place,
+            b.place,
+            a.shape,
+            a.digest.distance(b.digest),
+            (a.number, b.number),
+        )
+        for a in left.first.values
+        for b in right.first.values
+        if a.digest.finite == b.digest.finite and not a.digest.trivial
+    ]
+    return sorted(found, key=lambda pair: pair.difference)[:NEAREST]
+
+
+def _notes(names: tuple[str, str], sides: tuple[Side, Side]) -> list[str]:
+    notes = []
+    for name, side in zip(names, sides, strict=True):
+        if side.first.scripted:
+            parts = ", ".join(side.first.scripted[:3])
+            notes.append(
+                f"{name}: {parts} is scripted; its values are recorded, its "
+                f"lines are not seen"
+            )
+        if not side.doubled:
+            kind = str(side.dtype).removeprefix("torch.")
+            notes.append(f"{name} does not run in float64: both ran in {kind}")
+    return notes

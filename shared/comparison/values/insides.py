@@ -1,0 +1,107 @@
+"""What happens inside torch's fused operations, by the formula.
+
+A fused kernel gives its result alone. Written out, its steps can be paired
+with the lines of a model that takes them one by one.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+RAW_SCORES = "query @ key"  # of use to some models only
+Steps = Iterator[tuple[str, Tensor]]
+
+
+def attention(
+    query: Float[Tensor, "*batch time size"],
+    key: Float[Tensor, "*batch key_time size"],
+    value: Float[Tensor, "*batch key_time size"],
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Steps:
+    """Yield the steps of torch's scaled_dot_product_attention.
+
+    The arguments are torch's own.
+    """
+    if enable_gqa:
+        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
+    products = query @ key.transpose(-2, -1)
+    yield RAW_SCORES, products
+    if scale is None:
+        scale = 1 / math.sqrt(query.size(-1))
+    scores = products * scale
+    yield "scaled scores", scores
+    if is_causal:
+        seen = torch.ones_like(scores, dtype=torch.bool).tril()
+        scores = scores.masked_fill(~seen, -math.inf)
+    elif attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    yield "masked scores", scores
+    yield from softmax(scores, -1)
+    yield "probabilities", scores.softmax(-1)
+
+
+def softmax(
+    input: Tensor,
+    dim: int | None = None,
+    _stacklevel: int = 3,
+    dtype: torch.dtype | None = None,
+) -> Steps:
+    """Yield the step of torch's softmax. The arguments are its own."""
+    if dim is not None:
+        scores = input.to(dtype or input.dtype)
+        yield "exponentials", (scores - scores.amax(dim, keepdim=True)).exp()
+
+
+def gelu(input: Tensor, approximate: str = "none") -> Steps:
+    """Yield the steps of torch's gelu. The arguments are its own."""
+    if approximate == "tanh":
+        cubic = input + 0.044715 * input**3
+        yield "cubic", cubic
+        yield "tanh", (math.sqrt(2 / math.pi) * cubic).tanh()
+
+
+def layer_norm(
+    input: Float[Tensor, "*batch features"],
+    normalized_shape: list[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Steps:
+    """Yield the steps of torch's layer_norm. The arguments are its own."""
+    axes = [-1 - axis for axis in range(len(normalized_shape))]
+    centred = input - input.mean(axes, keepdim=True)
+    yield "centred", centred
+    variance = centred.square().mean(axes, keepdim=True)
+    yield "normalised", centred / (variance + eps).sqrt()
+
+
+INSIDES: dict[str, Callable[..., Steps]] = {
+    "scaled_dot_product_attention": attention,
+    "layer_norm": layer_norm,
+    "softmax": softmax,
+    "gelu": gelu,
+}
+
+
+def steps_inside(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Steps:
+    """Yield name and value of each step inside a torch function, if known."""
+    if name not in INSIDES:
+        return
+    try:
+        given = inspect.signature(INSIDES[name]).bind(*args, **kwargs)
+    except TypeError:  # an argument that the formula does not know
+        return
+    yield from INSIDES[name](*given.args, **given.kwargs)

@@ -1,0 +1,227 @@
+"""The first line of each side whose value the other side does not have."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+
+from .insides import RAW_SCORES
+from .matching import Matches, difference
+from .places import Place
+from .side import Side, keep
+from .value import Value
+
+AHEAD = 24  # values of a call that are looked at for the nearest
+ALIKE = 0.25  # of a value's size: two so close stand for the same thing
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where two models part.
+
+    Attributes:
+        left: the line nearest to the right's.
+        right: the line whose value is nowhere on the left.
+        since: for each side the first line of a calculation of several
+            steps, of which the named one is the first to be comparable.
+        layer: its layer, or None.
+        inputs: largest difference of what the right's line is computed
+            from; None where it is computed from weights and tokens alone.
+        difference: largest difference of the two; None where their sizes
+            differ.
+        factor: c where the right's value is c times the left's, else None.
+    """
+
+    left: Place
+    right: Place
+    since: tuple[Place, Place]
+    layer: int | None
+    inputs: float | None
+    difference: float | None
+    factor: float | None
+
+    def __str__(self) -> str:
+        right = self._place(self.right, self.since[1])
+        layer = "" if self.layer is None else f", layer {self.layer}"
+        given = (
+            ""
+            if self.inputs is None
+            else f"its inputs are equal to {self.inputs:.1g}, "
+        )
+        left = self._place(self.left, self.since[0])
+        start = f"they part at {right}{layer}: {given}its output is nowhere"
+        if self.factor is not None and abs(self.factor - 1) < 1e-6:
+            apart = "the same numbers in another order"
+        elif self.factor is not None:
+            apart = f"which it is {self.factor:.4g} times"
+        elif self.difference is not None:
+            apart = f"{self.difference:.2g} apart"
+        else:
+            return f"{start} on the left, which goes on at {left}"
+        return f"{start} on the left; nearest is {left}, {apart}"
+
+    @staticmethod
+    def _place(place: Place, since: Place) -> str:
+        if (since.path, since.line) == (place.path, place.line):
+            return str(place)
+        start = str(since.line)
+        if since.path != place.path:
+            start = f"{since.file}:{start}"
+        return f"{place} (in steps from {start} on)"
+
+
+class Flow:
+    """What leads to a model's scores, and how far it is explained.
+
+    A value is explained where the other side has it, or has something that
+    is computed from it: a step of its own on the way to a common value. So
+    is a part of a value that the other side has.
+
+    Args:
+        side: whose values.
+        seen: numbers of those that the other side has.
+        differences: of them, where known.
+    """
+
+    def __init__(
+        self, side: Side, seen: set[int], differences: dict[int, float]
+    ):
+        self.values = side.first.values
+        self.differences = differences
+        self.used = self._upstream([side.first.normalised])
+        parts = set(seen)
+        for value in self.values:
+            if value.view and parts.issuperset(value.inputs):
+                parts.add(value.number)
+        self.explained = self._upstream(seen) | parts
+        self.open = [
+            number
+            for number in sorted(self.used - self.explained)
+            if self.values[number].place.inside != RAW_SCORES
+        ]
+
+    def first_open(self) -> Value:
+        """Return the first value whose inputs are explained and it is not."""
+        for number in self.open:
+            value = self.values[number]
+            step = value.place.inside or not value.inputs
+            if value.digest.trivial and step:
+                continue  # a mask, or what dropout draws
+            if self.explained.issuperset(value.inputs):
+                return value
+        return self.values[self.open[0]]
+
+    def same_call(self, start: Value) -> list[Value]:
+        """Return what the same call of a function goes on to compute.
+
+        Only what is computed from the value and is not explained.
+        """
+        reached = {start.number}
+        for number in self.open:
+            value = self.values[number]
+            same = (value.call, value.place.layer)
+            if same != (start.call, start.place.layer):
+                continue
+            if reached.intersection(value.inputs):
+                reached.add(number)
+        return [self.values[number] for number in sorted(reached)][:AHEAD]
+
+    def inputs_apart(self, value: Value) -> float | None:
+        """Return how far a value's inputs are from the other side's."""
+        apart = [
+            self.differences.get(number, 0.0)
+            if number in self.differences
+            else self.inputs_apart(self.values[number])
+            for number in value.inputs
+        ]
+        return max((a for a in apart if a is not None), default=None)
+
+    def _upstream(self, numbers: Iterable[int]) -> set[int]:
+        """Return the numbers and all that they are computed from."""
+        found = set(numbers)
+        for value in reversed(self.values):
+            if value.number in found:
+                found.update(value.inputs)
+        return found
+
+
+def find_parting(left: Side, right: Side, matches: Matches) -> Parting:
+    """Find the first lines that part, in two models that do."""
+    ours = Flow(left, matches.seen[0], matches.difference)
+    theirs = Flow(
+        right,
+        matches.seen[1],
+        {r: matches.difference[n] for n, r in matches.partner.items()},
+    )
+    firsts = ours.first_open(), theirs.first_open()
+    known = {
+        (_key(ours.values[n]), _key(theirs.values[r]))
+        for n, r in matches.partner.items()
+    }
+    *pair, apart = comparable(
+        (left, right),
+        (ours.same_call(firsts[0]), theirs.same_call(firsts[1])),
+        known,
+    )
+    places = pair[0].place, pair[1].place
+    layer = places[1].layer
+    return Parting(
+        left=places[0],
+        right=places[1],
+        since=(firsts[0].place, firsts[1].place),
+        layer=places[0].layer if layer is None else layer,
+        inputs=theirs.inputs_apart(firsts[1]),
+        difference=apart if math.isfinite(apart) else None,
+        factor=pair[0].digest.scale_of(pair[1].digest),
+    )
+
+
+def comparable(
+    sides: tuple[Side, Side],
+    open_values: tuple[Sequence[Value], Sequence[Value]],
+    known: set[tuple[object, object]],
+) -> tuple[Value, Value, float]:
+    """Return the first two values that stand for the same thing.
+
+    One side may take several steps to what the other does in one. The third
+    is their largest difference.
+
+    Args:
+        sides: the two.
+        open_values: of each what follows in the call where it parts.
+        known: keys of the lines that are a pair in another layer.
+    """
+    kept = [
+        keep(side, [value.number for value in values])
+        for side, values in zip(sides, open_values, strict=True)
+    ]
+
+    def apart(ours: Value, theirs: Value) -> float:
+        return difference(kept[0][ours.number], kept[1][theirs.number])
+
+    fitting: list[tuple[Value, Value, float]] = []
+    for theirs in open_values[1]:
+        fits = [
+            (ours, theirs, apart(ours, theirs))
+            for ours in open_values[0]
+            if math.prod(ours.shape) == math.prod(theirs.shape)
+        ]
+        fits.sort(key=itemgetter(2))
+        like = [fit for fit in fits if (_key(fit[0]), _key(theirs)) in known]
+        like += [f for f in fits[:1] if f[2] <= ALIKE * f[0].digest.size]
+        if like:
+            # where both sides have taken steps before, it is one of these
+            earlier = (f for f in fitting if f[0].number < like[0][0].number)
+            return next(earlier, like[0])
+        fitting += fits
+    for ours, theirs, gap in fitting:
+        if ours.digest.scale_of(theirs.digest) is not None:
+            return ours, theirs, gap
+    if fitting:
+        return fitting[0]
+    return open_values[0][0], open_values[1][0], math.inf
+
+
+def _key(value: Value) -> object:
+    place = value.place
+    return place.path, place.line, place.span, place.inside

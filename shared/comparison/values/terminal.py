@@ -1,0 +1,99 @@
+"""A diff by value in the terminal: two columns, in the order of the run."""
+
+from collections.abc import Iterator
+
+from rich.console import Console, RenderableType
+from rich.rule import Rule
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from ..terminal.source import TWO_COLUMNS
+from .found import Found
+from .places import Place
+from .rows import Row, Section, left_out, rows_of, sections_of
+
+
+def show_found(
+    console: Console, found: Found, layer: int | None = None
+) -> None:
+    """Print what was found, and the finding in one sentence.
+
+    Args:
+        console: where to, how wide and whether in colour.
+        found: what diff_by_value returned.
+        layer: show the lines of this layer alone.
+    """
+    wide = console.width >= TWO_COLUMNS
+    with console.capture() as capture:
+        for section in sections_of(rows_of(found), layer):
+            console.print(*_section(section, wide), sep="\n")
+    for line in capture.get().splitlines():
+        console.file.write(line.rstrip() + "\n")
+    if found.parted is not None:
+        more = left_out(found)
+        console.print(
+            Text(
+                f"behind the parting: {more['left']} values of the left and "
+                f"{more['right']} of the right are different",
+                style="dim",
+            )
+        )
+    console.print()
+    for note in found.notes:
+        console.print(Text(note, style="dim"), soft_wrap=True)
+    colour = "bold green" if found.same else "bold red"
+    console.print(Text(found.sentence, style=colour), soft_wrap=True)
+
+
+def _section(section: Section, wide: bool) -> Iterator[RenderableType]:
+    title = "" if not section.layers else f"layer {section.layers[0]}"
+    yield Rule(Text(title, style="bold"), style="cyan", align="left")
+    if wide:
+        table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        table.add_column(ratio=1)
+        table.add_column(ratio=1)
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column(justify="right", no_wrap=True)
+    else:
+        table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        table.add_column(ratio=1)
+        table.add_column(justify="right", no_wrap=True)
+    for row in section.rows:
+        _add(table, row, wide)
+    yield table
+    if len(section.layers) > 1:
+        first, *_, last = section.layers
+        others = (
+            f"layer {last} as layer {first}"
+            if len(section.layers) == 2
+            else f"layers {first + 1} to {last} as layer {first}"
+        )
+        yield Text(f"{others}, at most {section.largest:.1g} apart", "bold")
+
+
+def _add(table: Table, row: Row, wide: bool) -> None:
+    shape = "\u00d7".join(map(str, row.shape))
+    if row.times > 1:
+        shape = f"{row.times} of {shape}"
+    apart = "" if row.difference is None else f"{row.difference:.1g}"
+    note = Text(row.note, style="dim italic")
+    left = note if row.left is None else _line(row.left)
+    right = note if row.right is None else _line(row.right)
+    if wide:
+        table.add_row(left, right, Text(shape, "dim"), apart)
+        return
+    table.add_row(left, Text(shape, "dim"))
+    table.add_row(right, apart)
+
+
+def _line(place: Place) -> Text:
+    """Return file, line and expression, or the step inside of it."""
+    name = place.path.replace("\\", "/").rpartition("/")[2]
+    where = (f"{name}:{place.line} ", "dim")
+    if place.inside:
+        inside = f"{place.inside}, inside {place.op}"
+        return Text.assemble(where, (inside, "italic"))
+    code = Syntax("", "python", theme="ansi_dark").highlight(place.code)
+    code.rstrip()
+    return Text.assemble(where, code)

@@ -1,0 +1,138 @@
+"""A value that a model computes, and the few numbers kept of it."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .places import Place
+
+MARKS = 33  # order statistics that are kept of a value
+MASKED = -1e30  # scores below are masked, whatever stands for -inf
+FEWEST = 4  # different numbers that a value must have to be told from others
+
+
+@dataclass(frozen=True)
+class Digest:
+    """What is kept of a value after the first run.
+
+    Where two values differ by at most d everywhere, in any order, their
+    marks do, too.
+
+    Attributes:
+        finite: how many numbers are finite.
+        other: how many are not.
+        marks: order statistics of the finite ones, evenly spaced.
+        size: their root mean square.
+    """
+
+    finite: int
+    other: int
+    marks: np.ndarray
+    size: float
+
+    @property
+    def trivial(self) -> bool:
+        """Whether the value is too plain to be recognised by."""
+        return len(np.unique(self.marks)) < FEWEST
+
+    def is_copy(self, of: "Digest") -> bool:
+        """Whether the same numbers are there, in any order."""
+        return (
+            self.finite == of.finite
+            and self.other == of.other
+            and np.array_equal(self.marks, of.marks)
+            and math.isclose(self.size, of.size, rel_tol=1e-12)
+        )
+
+    def is_near(self, other: "Digest") -> bool:
+        """Whether rounding may explain the difference of two formulas."""
+        return self.distance(other) <= 1e-6 * self.size
+
+    def distance(self, other: "Digest") -> float:
+        """Return the largest difference of marks, inf for other sizes."""
+        if self.finite != other.finite or self.other != other.other:
+            return float("inf")
+        if self.finite == 0:
+            return 0.0
+        return float(np.abs(self.marks - other.marks).max())
+
+    def scale_of(self, other: "Digest") -> float | None:
+        """Return c where the other value may be c times this one."""
+        if self.trivial or other.trivial or not self.size or not other.size:
+            return None
+        if (self.finite, self.other) != (other.finite, other.other):
+            return None
+        ours, theirs = self.marks / self.size, other.marks / other.size
+        for sign, marks in ((1.0, theirs), (-1.0, -theirs[::-1])):
+            if np.abs(ours - marks).max() < 1e-6:
+                return sign * other.size / self.size
+        return None
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value that a run computed.
+
+    Attributes:
+        number: its place in the order of the run.
+        event: the same, copies and views counted: names it in a second run.
+        place: where it is computed.
+        shape: of the tensor.
+        dtype: of the tensor.
+        inputs: numbers of the values that it is computed from.
+        view: whether it is only a part of its input, seen on its own.
+        own_step: whether it is also a step inside its own operation: a norm
+            without weights is its normalised input.
+        call: what the values of one call of one function have in common.
+        digest: what is kept of it.
+    """
+
+    number: int
+    event: int
+    place: Place
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    inputs: tuple[int, ...]
+    view: bool
+    own_step: bool
+    call: object
+    digest: Digest
+
+
+def may_pair(ours: Value, theirs: Value) -> bool:
+    """Whether two values can stand for the same thing.
+
+    What an operation gives is no step inside another of its kind, though
+    their numbers may be the same.
+    """
+    if ours.digest.trivial or theirs.digest.trivial:
+        return False
+    steps = bool(ours.place.inside), bool(theirs.place.inside)
+    if ours.own_step and steps[1]:
+        return False
+    return not (theirs.own_step and steps[0])
+
+
+def plain(value: Tensor) -> Tensor:
+    """Return a value in float64 on the CPU, masked scores all alike.
+
+    A mask of the lowest finite number and one of -inf are one mask.
+    """
+    value = value.detach().to("cpu", torch.float64)
+    return torch.where(value < MASKED, -torch.inf, value)
+
+
+def digest(value: Tensor) -> Digest:
+    """Return the digest of a value of any shape and floating dtype."""
+    flat = plain(value).flatten()
+    finite = flat[flat.isfinite()]
+    count = finite.numel()
+    if count == 0:
+        return Digest(0, flat.numel(), np.zeros(0), 0.0)
+    ranks = torch.linspace(0, count - 1, MARKS, dtype=torch.float64)
+    marks = finite.sort().values[ranks.round().long()].numpy()
+    size = float(torch.linalg.vector_norm(finite)) / count**0.5
+    return Digest(count, flat.numel() - count, marks, size)

@@ -1,0 +1,339 @@
+"""Faults put into both styles and a third implementation, one at a time.
+
+FAULTS reads like a patch: below each file the faults in it, "*" the name,
+"-" what stands there, "+" what stands there instead. Named is the changed
+statement, or the one behind ">" in its file, which first shows the fault;
+"@" is the layer, where it is not the first in parts of a layer, and none in
+others.
+"""
+
+import ast
+import importlib
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WITHIN_LAYERS = (
+    "attention.py",
+    "block.py",
+    "feed_forward.py",
+    "layers.py",
+    "ported_gpt.py",
+)
+
+TABLE = r"""
+== mingpt_style/attention.py
+* no mask
+- is_causal=S == T
++ is_causal=False
+* scores scaled by 1 / hs
+- is_causal=S == T
++ is_causal=True, scale=1 / hs
+* q and k swapped
+- q, k, v = self.c_attn(x).split(C, dim=2)
++ k, q, v = self.c_attn(x).split(C, dim=2)
+> attention.py: y = F.scaled
+* k and v swapped
+- q, k, v = self.c_attn(x).split(C, dim=2)
++ q, v, k = self.c_attn(x).split(C, dim=2)
+> attention.py: y = F.scaled
+* queries' heads cut the wrong way round
+- q = q.view(B, T, self.n_head, hs).transpose(1, 2)
++ q = q.view(B, T, hs, self.n_head).permute(0, 3, 1, 2)
+> attention.py: y = F.scaled
+* values' heads cut across positions
+- v = v.view(B, T, self.n_head, hs).transpose(1, 2)
++ v = v.reshape(B, self.n_head, T, hs)
+> attention.py: y = F.scaled
+* heads joined without their transpose
+- y = y.transpose(1, 2).contiguous().view(B, T, C)
++ y = y.contiguous().view(B, T, C)
+> attention.py: return self.resid_dropout
+* bias of the projection dropped
+- self.c_proj(y)
++ F.linear(y, self.c_proj.weight)
+* bias of q, k, v dropped
+- self.c_attn(x)
++ F.linear(x, self.c_attn.weight)
+* dropout left on
+- self.resid_dropout(self.c_proj(y))
++ F.dropout(self.c_proj(y), 0.1, training=True)
+* dropout inside the kernel left on
+- p = self.dropout if self.training else 0.0
++ p = 0.2
+> attention.py: y = F.scaled
+* one projection too many
+- self.c_proj(y)
++ self.c_proj(self.c_proj(y))
+
+== mingpt_style/block.py
+* residual from the normed stream
+- x = x + self.mlp(self.ln_2(x))
++ x = self.ln_2(x) + self.mlp(self.ln_2(x))
+* norm behind attention
+- x = x + self.attn(self.ln_1(x), cache)
++ x = self.ln_1(x + self.attn(x, cache))
+> attention.py: q, k, v = self.c_attn
+* first norm used twice
+- self.mlp(self.ln_2(x))
++ self.mlp(self.ln_1(x))
+* attention without residual
+- x = x + self.attn(self.ln_1(x), cache)
++ x = self.attn(self.ln_1(x), cache)
+> block.py: x = x + self.mlp
+* residual subtracted
+- x = x + self.mlp(self.ln_2(x))
++ x = x - self.mlp(self.ln_2(x))
+* residual added twice
+- x = x + self.mlp(self.ln_2(x))
++ x = x + x + self.mlp(self.ln_2(x))
+
+== mingpt_style/feed_forward.py
+* exact GELU
+- self.act(self.c_fc(x))
++ nn.functional.gelu(self.c_fc(x))
+* ReLU
+- self.act(self.c_fc(x))
++ self.c_fc(x).relu()
+* SiLU
+- self.act(self.c_fc(x))
++ nn.functional.silu(self.c_fc(x))
+* no activation
+- self.act(self.c_fc(x))
++ self.c_fc(x)
+* activation twice
+- self.act(self.c_fc(x))
++ self.act(self.act(self.c_fc(x)))
+* bias of the first layer dropped
+- self.c_fc(x)
++ (self.c_fc(x) - self.c_fc.bias)
+
+== mingpt_style/model.py
+* positions one off
+- pos = torch.arange(start, T, device=idx.device)
++ pos = torch.arange(start + 1, T + 1, device=idx.device)
+> model.py: x = self.transformer.wte(idx)
+* positions backwards
+- self.transformer.wpe(pos)
++ self.transformer.wpe(pos.flip(0))
+* positions forgotten
+- x = self.transformer.wte(idx) + self.transformer.wpe(pos)
++ x = self.transformer.wte(idx)
+> block.py: x = x + self.attn
+@ 0
+* last norm forgotten
+- return self.transformer.ln_f(x)
++ return x
+> model.py: return F.log_softmax(self.lm_head(self.hidden(tokens)), dim=-1)
+* a layer skipped
+- blocks = self.transformer.h
++ blocks = self.transformer.h[1:]
+> block.py: x = x + self.attn
+@ 1
+* a layer used twice
+- blocks = self.transformer.h
++ blocks = [self.transformer.h[0], *self.transformer.h]
+> block.py: x = x + self.attn
+@ 0
+* layers in another order
+- blocks = self.transformer.h
++ blocks = self.transformer.h[::-1]
+> block.py: x = x + self.attn
+@ 1
+* head tied to the embedding
+- F.log_softmax(self.lm_head(self.hidden(tokens)), dim=-1)
++ (self.hidden(tokens) @ self.transformer.wte.weight.T).log_softmax(-1)
+* softmax over the positions
+- F.log_softmax(self.lm_head(self.hidden(tokens)), dim=-1)
++ F.log_softmax(self.lm_head(self.hidden(tokens)), dim=1)
+
+== annotated/attention.py
+* mask one off
+- scores.masked_fill_(mask == 0
++ scores.masked_fill_(mask.roll(1, -1) == 0
+* scores not scaled
+- scores = query / math.sqrt(d_k) @
++ scores = query @
+> attention.py: scores.masked_fill_(
+* scores scaled by d_k
+- query / math.sqrt(d_k)
++ query / d_k
+* softmax over the queries
+- scores.softmax(dim=-1)
++ scores.softmax(dim=-2)
+* mask of -1 for -inf
+- float("-inf")
++ -1.0
+* query projection used for the join
+- self.linears[-1](x)
++ self.linears[0](x)
+
+== annotated/embedding.py
+* embedding not scaled
+- self.lut(x) * math.sqrt(self.d_model)
++ self.lut(x)
+* positions of the next token
+- x + self.pe[:, : x.size(1)]
++ x + self.pe[:, 1 : x.size(1) + 1]
+
+== annotated/block.py
+* norm missing before the sublayer
+- sublayer(self.norm(x))
++ sublayer(x)
+> attention.py: linear(x)
+
+== annotated/layers.py
+* variance with n instead of n - 1
+- math.sqrt(x.size(-1) - 1)
++ math.sqrt(x.size(-1))
+> layers.py: return self.a_2
+* shift of the norm dropped
+- / (std + self.eps) + self.b_2
++ / (std + self.eps)
+* eps of the norm too large
+- / (std + self.eps)
++ / (std + 1e-4)
+* mean not taken out
+- x = x - x.mean(-1, keepdim=True)
++ x = x - 0.5 * x.mean(-1, keepdim=True)
+
+== annotated/feed_forward.py
+* dropout left on in the feed-forward
+- self.dropout(self.activation(self.w_1(x)))
++ F.dropout(self.activation(self.w_1(x)), 0.1, True)
+
+== annotated/model.py
+* generator's bias dropped
+- self.proj(x)
++ F.linear(x, self.proj.weight)
+
+== tests/ported_gpt.py
+* constant of GELU
+- 0.044715
++ 0.04
+* GELU without its half
+- return 0.5 * x * (1 + curve)
++ return x * (1 + curve)
+* eps outside the root
+- centre / torch.sqrt(spread + eps)
++ centre / (torch.sqrt(spread) + eps)
+* scores scaled by the width
+- scores = scores / math.sqrt(q.size(-1))
++ scores = scores / math.sqrt(q.size(-1) * 4)
+* mask hides the present
+- .triu(1)
++ .triu(0).tril(8)
+> ported_gpt.py: scores = scores.masked_fill
+* weights not normalised
+- weights = weights / weights.sum(-1, keepdim=True)
++ weights = weights / weights.amax(-1, keepdim=True)
+> ported_gpt.py: return weights @ v
+* weights normalised over the queries
+- weights.sum(-1, keepdim=True)
++ weights.sum(-2, keepdim=True)
+* heads joined backwards
+- torch.cat(heads, -1)
++ torch.cat(heads[::-1], -1)
+* attention of the stream itself
+- x = x + attention(w, first, config.n_head)
++ x = x + attention(w, x, config.n_head)
+> ported_gpt.py: qkv = x @
+* second norm takes the first one's weights
+- second = norm(x, w["ln_2.weight"], w["ln_2.bias"], eps)
++ second = norm(x, w["ln_1.weight"], w["ln_2.bias"], eps)
+> ported_gpt.py: return centre /
+* token table read one off
+- w["wte.weight"][ids]
++ w["wte.weight"][ids - 1]
+@
+* weight read the wrong way round
+- joined @ w["attn.c_proj.weight"] +
++ joined @ w["attn.c_proj.weight"].T +
+"""
+
+
+@dataclass
+class Fault:
+    """One statement changed.
+
+    Attributes:
+        file: "style/file.py", or the third implementation's.
+        name: what is wrong.
+        old: what stands there once.
+        new: what stands there instead.
+        shows: "file: text" of the line that first shows it, or "".
+        layer: where it shows first.
+    """
+
+    file: str
+    name: str
+    old: str = ""
+    new: str = ""
+    shows: str = ""
+    layer: int | None = None
+
+    def __str__(self):
+        return f"{self.file.split('/')[0]}: {self.name}"
+
+
+def read_faults(table):
+    faults, file = [], ""
+    for line in table.strip().splitlines():
+        mark, _, text = line.partition(" ")
+        if mark == "==":
+            file = text
+        elif mark == "*":
+            layer = 0 if file.endswith(WITHIN_LAYERS) else None
+            faults.append(Fault(file, text, layer=layer))
+        elif mark == "@":
+            faults[-1].layer = int(text) if text else None
+        elif mark:
+            field = {"-": "old", "+": "new", ">": "shows"}[mark]
+            setattr(faults[-1], field, text)
+    return faults
+
+
+FAULTS = read_faults(TABLE)
+
+
+def plant(fault, folder):
+    """Import a faulty copy; return it and its file."""
+    package, _, file = fault.file.partition("/")
+    source = target = folder / f"faulty_{package}" / file
+    if package == "tests":
+        source, target = ROOT / fault.file, folder / f"faulty_{file}"
+    else:
+        unwanted = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, target.parent, ignore=unwanted)
+    text = source.read_text()
+    assert text.count(fault.old) == 1, fault
+    target.write_text(text.replace(fault.old, fault.new))
+    name = target.stem if package == "tests" else target.parent.name
+    for key in [k for k in sys.modules if k.split(".")[0] == name]:
+        del sys.modules[key]
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name), target
+    finally:
+        sys.path.remove(str(folder))
+
+
+def expected_lines(fault, target):
+    """Return the file and the numbers of the lines that may be named."""
+    file, _, text = fault.shows.partition(": ")
+    if fault.shows and not target.name.endswith(file):
+        target = target.with_name(file)
+    source = target.read_text()
+    at = source.index(text or fault.new)
+    line = source.count("\n", 0, at) + 1
+    holding = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.stmt)
+        and node.lineno <= line <= node.end_lineno
+    ]
+    inner = min(holding, key=lambda node: node.end_lineno - node.lineno)
+    return target, range(inner.lineno, inner.end_lineno + 1)

@@ -1,0 +1,595 @@
+"""Lines paired by the values they compute, and where two models part."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import known_gpts
+import ported_gpt
+import pytest
+import third_style
+import torch
+import torch.nn.functional as F
+from planted_faults import FAULTS, expected_lines, plant
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import annotated
+import mingpt_style
+from gpt_duet.comparison import assert_same_values, diff_by_value
+from gpt_duet.comparison.styles import enlarged_random_weights
+from gpt_duet.config import GPTConfig
+
+CONFIG = GPTConfig(29, 16, n_layer=2, n_head=4, n_embd=32, norm_eps=1e-5)
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
+
+
+@pytest.fixture(scope="module")
+def weights():
+    state = enlarged_random_weights(mingpt_style, CONFIG, 0)
+    return {name: tensor.double() for name, tensor in state.items()}
+
+
+def transformers_gpt2(state, kind):
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=29,
+            n_positions=16,
+            n_layer=2,
+            n_head=4,
+            n_embd=32,
+            bos_token_id=None,
+            eos_token_id=None,
+            tie_word_embeddings=False,
+            attn_implementation=kind,
+        )
+    )
+    prefixed = {
+        k if k.startswith("lm_head") else f"transformer.{k}": v
+        for k, v in state.items()
+    }
+    model.load_state_dict(prefixed)
+    return model.to(state["wte.weight"].dtype)
+
+
+MODELS = {
+    "annotated": lambda state: annotated.from_gpt2(state, CONFIG),
+    "mingpt_style": lambda state: mingpt_style.from_gpt2(state, CONFIG),
+    "eager": lambda state: transformers_gpt2(state, "eager"),
+    "sdpa": lambda state: transformers_gpt2(state, "sdpa"),
+    "nanoGPT": lambda state: known_gpts.nano(state, CONFIG),
+    "minGPT": lambda state: known_gpts.nano(state, CONFIG, known_gpts.MinGPT),
+    "scratch": lambda state: known_gpts.scratch(state, CONFIG),
+    "ported": lambda state: ported_gpt.Ported(state, CONFIG),
+}
+
+
+def build(name, weights, dtype=torch.float64):
+    return MODELS[name]({k: v.to(dtype) for k, v in weights.items()})
+
+
+def paired(found):
+    """The code of each pair, in the order of the run."""
+    return [(pair.left.code, pair.right.code) for pair in found.pairs]
+
+
+# --- One function -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("right", [m for m in MODELS if m != "mingpt_style"])
+def test_one_function(right, dtype, weights):
+    left = build("mingpt_style", weights, dtype)
+    found = diff_by_value(left, build(right, weights, dtype), TOKENS)
+    assert found.same, found.sentence
+    assert found.sentence.startswith(f"one function: {len(found.pairs)} ")
+    # each residual line, norm, projection and activation of two layers
+    assert len(found.pairs) >= 30
+    assert {pair.left.layer for pair in found.pairs} == {None, 0, 1}
+    for pair in found.pairs:
+        assert len({pair.left.layer, pair.right.layer} - {None}) < 2, pair
+        assert pair.difference < 1e-5
+
+
+def test_the_pairs_of_both_styles(weights):
+    found = diff_by_value(
+        build("annotated", weights), build("mingpt_style", weights), TOKENS
+    )
+    pairs = paired(found)
+    for left, right in (
+        ("self.lut(x) * math.sqrt(self.d_model)", "self.transformer.wte(idx)"),
+        ("self.pe[:, : x.size(1)]", "self.transformer.wpe(pos)"),
+        ("self.norm(x)", "self.ln_1(x)"),
+        ("linear(x)", "self.c_attn(x).split(C, dim=2)"),
+        ("self.activation(self.w_1(x))", "self.act(self.c_fc(x))"),
+        ("self.proj(x)", "self.lm_head(self.hidden(tokens))"),
+    ):
+        assert (left, right) in pairs
+    assert pairs.count(("linear(x)", "self.c_attn(x).split(C, dim=2)")) == 6
+    kernel = {
+        pair.left.code: pair.right.inside
+        for pair in found.pairs
+        if pair.right.op == "scaled_dot_product_attention"
+    }
+    assert kernel == {
+        "query / math.sqrt(d_k) @ key.transpose(-2, -1)": "scaled scores",
+        'scores.masked_fill_(mask == 0, float("-inf"))': "masked scores",
+        "scores.softmax(dim=-1)": "probabilities",
+        "weights @ value": "",
+    }
+    alone = {line.place.code: line.why for line in found.alone["left"]}
+    size = CONFIG.n_embd**-0.5
+    assert alone["self.lut(x)"].startswith(f"{size:.4g} times mingpt_style/")
+    fused = {line.place.code: line.why for line in found.alone["right"]}
+    assert list(fused) == ["self.c_attn(x)"]
+    assert re.fullmatch(r"a step to line \d+ `split`", fused["self.c_attn(x)"])
+
+
+def test_heads_one_by_one_pair_with_heads_side_by_side(weights):
+    found = diff_by_value(
+        build("mingpt_style", weights), build("ported", weights), TOKENS
+    )
+    heads = [p for p in found.pairs if p.right.code == "q @ k.mT"]
+    assert [(p.left.inside, p.left.layer) for p in heads] == [
+        (f"query @ key, head {head}", layer)
+        for layer in range(2)
+        for head in range(4)
+    ]
+    assert str(found).count("q @ k.mT") == 1  # folded
+    assert "4 of 1\u00d712\u00d712" in str(found)
+
+
+def test_a_third_style_of_einsum(weights, monkeypatch):
+    monkeypatch.setattr("third_style.BY_HAND", True)
+    left = build("annotated", weights)
+    found = diff_by_value(left, third_style.from_gpt2(weights, CONFIG), TOKENS)
+    assert found.same, found.sentence
+    assert len(found.pairs) >= 30
+
+
+def test_rows_of_a_batch_and_a_factory(weights):
+    tokens = torch.tensor([TOKENS, TOKENS[::-1]])
+    built = []
+
+    def factory():
+        built.append(1)
+        return build("annotated", weights)
+
+    found = diff_by_value(factory, build("eager", weights), tokens)
+    assert found.same, found.sentence
+    assert len(found.pairs) >= 30
+    assert len(built) == 1  # a loader may be slow
+
+
+def test_models_and_random_state_are_left_as_they_were(weights):
+    left, right = build("annotated", weights), build("scratch", weights)
+    left.train()
+    before = torch.get_rng_state()
+    states = [
+        {k: v.clone() for k, v in m.state_dict().items()}
+        for m in (left, right)
+    ]
+    diff_by_value(left, right, TOKENS)
+    assert torch.equal(before, torch.get_rng_state())
+    assert left.training
+    for model, state in zip((left, right), states, strict=True):
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(tensor, state[name])
+
+
+# --- Where they part --------------------------------------------------------
+
+QUICK = ("exact GELU", "mask one off", "constant of GELU", "a layer skipped")
+
+
+def check_fault(fault, weights, tmp_path):
+    module, target = plant(fault, tmp_path)
+    state, config = weights, CONFIG
+    if fault.file.startswith("annotated/layers"):
+        config = replace(CONFIG, norm_eps=1e-9)
+        good = mingpt_style.from_gpt2(state, config)
+        bad = module.from_gpt2(state, config, norm=module.LayerNorm)
+    elif fault.file.startswith("tests"):
+        good = mingpt_style.from_gpt2(state, config)
+        bad = module.Ported(mingpt_style.to_gpt2(good), config)
+    else:
+        state = state | {"lm_head.bias": torch.arange(29.0).double() / 7}
+        other = mingpt_style if "annotated" in fault.file else annotated
+        good = other.from_gpt2(state, config)
+        bad = module.from_gpt2(state, config)
+    found = diff_by_value(good, bad, TOKENS)
+    file, lines = expected_lines(fault, target)
+    assert not found.same
+    assert found.parted.right.path == str(file), found.sentence
+    assert found.parted.right.line in lines, found.sentence
+    assert found.parted.layer == fault.layer, found.sentence
+    assert f"{file.name}:{found.parted.right.line} `" in found.sentence
+    layer = "" if fault.layer is None else f", layer {fault.layer}: "
+    assert layer in found.sentence
+
+
+@pytest.mark.parametrize(
+    "fault", [f for f in FAULTS if f.name in QUICK], ids=str
+)
+def test_a_fault_is_named(fault, weights, tmp_path):
+    check_fault(fault, weights, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault", [f for f in FAULTS if f.name not in QUICK], ids=str
+)
+def test_every_fault_is_named(fault, weights, tmp_path):
+    check_fault(fault, weights, tmp_path)
+
+
+def transposed(model):
+    attention = model.transformer.h[1].attn
+    attention.c_proj.weight.data = attention.c_proj.weight.mT.contiguous()
+
+
+def fresh_norm(model):
+    model.transformer.h[1].ln_2.reset_parameters()
+
+
+def other_eps(model):
+    model.transformer.h[1].ln_1.eps = 1e-6
+
+
+def other_gelu(model):
+    model.transformer.h[1].mlp.act = nn.GELU()
+
+
+def other_heads(model):
+    model.transformer.h[1].attn.n_head = 2
+
+
+def swapped(model):
+    block = model.transformer.h[1].attn
+    q, k, v = block.c_attn.weight.data.chunk(3)
+    block.c_attn.weight.data = torch.cat([k, q, v])
+
+
+def one_weight(model):
+    model.transformer.h[1].mlp.c_fc.weight.data[7, 5] += 1e-3
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (transposed, "self.c_proj(y)"),
+        (fresh_norm, "self.ln_2(x)"),
+        (other_eps, "self.ln_1(x)"),
+        (other_gelu, "self.act(self.c_fc(x))"),
+        (other_heads, "F.scaled_dot_product_attention"),
+        (swapped, "self.c_attn(x).split(C, dim=2)"),
+        (one_weight, "self.c_fc(x)"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+@pytest.mark.parametrize("faulty", ["left", "right"])
+def test_a_fault_in_one_layer(change, line, faulty, weights):
+    good, bad = build("eager", weights), build("mingpt_style", weights)
+    change(bad)
+    sides = (bad, good) if faulty == "left" else (good, bad)
+    found = diff_by_value(*sides, TOKENS)
+    place = getattr(found.parted, faulty)
+    assert place.code.startswith(line), found.sentence
+    assert place.layer == found.parted.layer == 1
+    assert place.file.startswith("mingpt_style/")
+
+
+def test_the_sentence_is_the_whole_of_it(weights):
+    left, right = build("annotated", weights), build("mingpt_style", weights)
+    other_gelu(right)
+    with pytest.raises(AssertionError) as raised:
+        assert_same_values(left, right, TOKENS)
+    assert re.fullmatch(
+        r"they part at mingpt_style/feed_forward\.py:\d+ `gelu`, layer 1: "
+        r"its inputs are equal to \de-16, its output is nowhere on the left; "
+        r"nearest is annotated/feed_forward\.py:\d+ `gelu`, "
+        r"0\.000\d+ apart",
+        str(raised.value),
+    )
+    assert_same_values(left, build("mingpt_style", weights), TOKENS)
+
+
+def test_weights_of_float32_are_told_from_a_fault(weights):
+    """annotated rounds its embedding anew: 1e-8, where eps makes 1e-6."""
+    left = build("annotated", weights, torch.float32)
+    right = build("mingpt_style", weights, torch.float32)
+    found = diff_by_value(left, right, TOKENS)
+    assert 1e-9 < found.pairs[-1].difference < 1e-6
+    other_eps(right)
+    found = diff_by_value(left, right, TOKENS)
+    assert found.parted.right.code == "self.ln_1(x)"
+    assert found.parted.layer == 1
+
+
+def test_no_pair_by_chance():
+    models = [
+        style.from_gpt2(enlarged_random_weights(style, CONFIG, seed), CONFIG)
+        for seed, style in enumerate((mingpt_style, annotated, mingpt_style))
+    ]
+    for left, right in ((0, 1), (1, 2), (0, 2)):
+        found = diff_by_value(models[left], models[right], TOKENS)
+        assert found.pairs == []
+        assert found.shares_nothing
+        assert "share no value" in found.sentence
+        assert len(found.nearest) == 5
+        assert found.sentence.count(" apart") == 5
+
+
+def test_fresh_models_of_small_weights_do_not_pair_by_chance():
+    models = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        models.append(mingpt_style.build_model(CONFIG))
+    assert diff_by_value(*models, TOKENS).pairs == []
+
+
+# --- What is recorded -------------------------------------------------------
+
+
+class Toy(nn.Module):
+    """An embedding, something, and a head."""
+
+    vocab_size, block_size = 29, 16
+
+    def __init__(self, middle=lambda x: x):
+        super().__init__()
+        torch.manual_seed(3)
+        self.table = nn.Embedding(29, 8)
+        self.head = nn.Linear(8, 29)
+        self.middle = middle
+
+    def forward(self, idx):
+        return self.head(self.middle(self.table(idx)))
+
+
+def in_place(x):
+    y = x * 3
+    y += x.flip(1)
+    y.mul_(x)
+    y[:, 1:] = y[:, :-1].cumsum(1)
+    return F.relu(y, inplace=True)
+
+
+def out_of_place(x):
+    a = 3 * x
+    b = a + x.flip(1)
+    c = b * x
+    d = torch.cat([c[:, :1], c[:, :-1].cumsum(1)], 1)
+    return d.clamp_min(0)
+
+
+def test_results_in_place_are_kept_as_they_were():
+    found = diff_by_value(Toy(in_place), Toy(out_of_place), TOKENS)
+    assert found.same
+    pairs = paired(found)
+    for pair in (
+        ("x * 3", "3 * x"),
+        ("y += x.flip(1)", "a + x.flip(1)"),
+        ("y.mul_(x)", "b * x"),
+    ):
+        assert pair in pairs
+    assert pairs[-3][1] in (
+        "d.clamp_min(0)",
+        "torch.cat([c[:, :1], c[:, :-1].cumsum(1)], 1)",
+    )
+
+
+def copied(x):
+    x = F.dropout(x.mT.contiguous().mT.reshape(-1, 8).view_as(x), 0.5, False)
+    return (x + 0.0).clone() * torch.ones(8)
+
+
+def test_copies_views_and_constants_make_no_pairs_of_their_own():
+    found = diff_by_value(Toy(copied), Toy(), TOKENS)
+    assert found.same
+    assert [pair.left.op for pair in found.pairs] == [
+        "embedding",
+        "linear",
+    ]
+    assert not found.alone["left"]
+
+
+def test_a_function_that_hides_several_is_opened():
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).double()
+    bias = torch.randn(24).double()
+    attention.in_proj_bias.data = bias
+
+    def hidden(x):
+        return attention(x, x, x, need_weights=False)[0]
+
+    def shown(x):
+        qkv = F.linear(x, attention.in_proj_weight, bias)
+        q, k, v = (
+            part.unflatten(-1, (2, 4)).transpose(1, 2)
+            for part in qkv.chunk(3, -1)
+        )
+        y = F.scaled_dot_product_attention(q, k, v)
+        return attention.out_proj(y.transpose(1, 2).flatten(2))
+
+    left, right = Toy(hidden).double(), Toy(shown).double()
+    found = diff_by_value(left, right, TOKENS)
+    assert found.same, found.sentence
+    inside = [p.right.code for p in found.pairs if p.left.inside]
+    assert inside.count("qkv.chunk(3, -1)") == 3
+
+
+def test_a_compiled_model_is_recorded_like_any_other(weights):
+    left = torch.compile(build("mingpt_style", weights), backend="eager")
+    found = diff_by_value(left, build("scratch", weights), TOKENS)
+    assert found.same, found.sentence
+    assert len(found.pairs) >= 30
+
+
+def test_a_scripted_part_is_said():
+    part = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
+    left, right = Toy(), Toy()
+    left.middle = right.middle = part
+    found = diff_by_value(left, right, TOKENS)
+    assert found.same
+    assert any("is scripted" in note for note in found.notes)
+    assert "is scripted" in str(found)
+
+
+def test_single_precision_inside_is_no_fault():
+    def single(x):
+        return x.float().softmax(-1).to(x.dtype)
+
+    def double(x):
+        return x.softmax(-1)
+
+    left, right = Toy(single).double(), Toy(double).double()
+    found = diff_by_value(left, right, TOKENS)
+    assert found.same, found.sentence
+    assert found.pairs[-1].difference > 1e-12
+
+
+def test_a_function_without_weights_to_double():
+    table = torch.randn(29, 29)
+
+    def left(idx):
+        return table[idx] * 2
+
+    def right(idx):
+        return 2 * table.index_select(0, idx.flatten()).view(*idx.shape, 29)
+
+    found = diff_by_value(left, right, TOKENS, vocab_size=29)
+    assert found.same
+    assert any("does not run in float64" in note for note in found.notes)
+
+
+def test_layers_without_modules_are_counted(weights):
+    found = diff_by_value(
+        build("ported", weights), build("ported", weights), TOKENS
+    )
+    layers = {}
+    for pair in found.pairs:
+        layers.setdefault(pair.left.layer, []).append(pair.left.code)
+    assert set(layers) == {None, 0, 1}
+    assert layers[0] == layers[1]
+    assert len(layers[None]) == 13  # the embedding, a norm, the head
+
+
+# --- What is told -----------------------------------------------------------
+
+
+def test_json_has_everything(weights):
+    left, right = build("annotated", weights), build("mingpt_style", weights)
+    one = json.loads(json.dumps(diff_by_value(left, right, TOKENS).to_json()))
+    assert one["same"] is True
+    assert one["parted"] is None
+    pair = one["pairs"][0]
+    assert pair["left"]["file"] == "annotated/embedding.py"
+    assert pair["right"]["op"] == "embedding"
+    assert pair["difference"] < 1e-12
+    assert set(one["alone"]) == {"left", "right"}
+    other_gelu(right)
+    two = json.loads(json.dumps(diff_by_value(left, right, TOKENS).to_json()))
+    assert two["same"] is False
+    assert two["parted"]["right"]["file"] == "mingpt_style/feed_forward.py"
+    assert two["parted"]["layer"] == 1
+    assert 1e-5 < two["parted"]["difference"] < 1e-2
+
+
+def test_printing_folds_what_repeats(weights):
+    left, right = build("annotated", weights), build("mingpt_style", weights)
+    text = str(diff_by_value(left, right, TOKENS))
+    assert text.count("self.c_fc(x) ") == 1
+    assert "layer 1 as layer 0, at most " in text
+    assert text.splitlines()[-1].startswith("one function: ")
+    assert max(map(len, text.splitlines()[:-1])) <= 120
+    other_gelu(right)
+    text = str(diff_by_value(left, right, TOKENS))
+    assert "behind the parting: " in text
+    assert "as layer" not in text  # the second layer stops half way
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "tokens", "words"),
+    [
+        ("toy", "mingpt_style", [0] * 20, ["20 tokens", "the 16"]),
+        ("toy", "toy", [29], ["token 29", "29 of"]),
+        ("toy", "toy", [-1], ["token -1"]),
+        ("toy", "toy", [[[1]]], ["must be ids", "(1, 1, 1)"]),
+        ("toy", "toy", [0.5], ["must be ids"]),
+        ("toy", "wider", [1, 2], ["29 tokens", "has 31"]),
+        ("raises", "toy", [1, 2], ["RuntimeError", "no luck"]),
+        ("no factory", "toy", [1, 2], ["raised KeyError"]),
+        ("returns none", "toy", [1, 2], ["no model but NoneType"]),
+        ("memory", "toy", [1, 2], ["no floating values", "recorded"]),
+    ],
+)
+def test_bad_input_is_one_clear_line(left, right, tokens, words, weights):
+    def unlucky(x):
+        raise RuntimeError("no luck")
+
+    kept = {
+        (rows, time): torch.randn(rows, time, 29)
+        for rows in range(9)
+        for time in range(9)
+    }
+
+    def from_memory(idx):
+        return kept[tuple(idx.shape)]
+
+    wider = Toy()
+    wider.vocab_size, wider.head = 31, nn.Linear(8, 31)
+    wider.table = nn.Embedding(31, 8)
+    models = {
+        "toy": Toy(),
+        "mingpt_style": build("mingpt_style", weights),
+        "wider": wider,
+        "raises": Toy(unlucky),
+        "no factory": lambda: {}["no model"],
+        "returns none": lambda: None,
+        "memory": from_memory,
+    }
+    vocab_size = 29 if left == "memory" else None
+    with pytest.raises(ValueError, match=words[0]) as raised:
+        diff_by_value(
+            models[left], models[right], tokens, vocab_size=vocab_size
+        )
+    assert "\n" not in str(raised.value)
+    for word in words:
+        assert word in str(raised.value)
+
+
+@pytest.mark.slow
+def test_gpt2_small_fits_in_four_gibibytes(tmp_path):
+    """124 million parameters, transformers' and ours, on 64 tokens."""
+    program = f"""
+import resource, torch
+from transformers import GPT2Config, GPT2LMHeadModel
+from gpt_duet.checkpoint import load_checkpoint
+from gpt_duet.comparison import diff_by_value
+import mingpt_style
+
+def ours():
+    checkpoint = load_checkpoint({str(tmp_path)!r})
+    state = checkpoint.to(torch.device("cpu"), torch.float32)
+    return mingpt_style.from_gpt2(state, checkpoint.config)
+
+def theirs():
+    return GPT2LMHeadModel.from_pretrained({str(tmp_path)!r})
+
+GPT2LMHeadModel(GPT2Config()).save_pretrained({str(tmp_path)!r})
+tokens = torch.randint(50257, (1, 64))
+found = diff_by_value(theirs, ours, tokens)
+print(found.sentence, len(found.pairs))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True
+    )
+    *_, sentence, peak = done.stdout.splitlines()
+    assert sentence.startswith("one function: "), done
+    assert int(peak) * 1024 < 4 * 2**30
+    assert math.isfinite(int(peak))

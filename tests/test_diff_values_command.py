@@ -1,0 +1,155 @@
+"""gpt-duet diff LEFT RIGHT: two models by value, from the command line."""
+
+import json
+
+import pytest
+
+from gpt_duet.cli import main
+
+GPT = """
+import torch
+from torch import nn
+
+class GPT(nn.Module):
+    vocab_size, block_size = 29, 16
+
+    def __init__(self, seed=0, vocab=29, width=16, act="gelu", layers=3):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.vocab_size = vocab
+        self.wte = nn.Embedding(vocab, width)
+        self.wpe = nn.Embedding(16, width)
+        self.layers = nn.ModuleList(Layer(width) for _ in range(layers))
+        self.layers[1].act = getattr(nn.functional, act)
+        self.head = nn.Linear(width, vocab)
+
+    def forward(self, idx):
+        x = self.wte(idx) + self.wpe(torch.arange(idx.size(1)))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+class Layer(nn.Module):
+    act = staticmethod(nn.functional.gelu)
+
+    def __init__(self, width):
+        super().__init__()
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(self.act(self.up(x)))
+
+def broken():
+    raise RuntimeError("no weights here")
+"""
+
+
+@pytest.fixture
+def diff(run_command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "theirs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.py").write_text(GPT)
+
+    def diff(*words):
+        return run_command(main, "gpt-duet", "diff", *words)
+
+    return diff
+
+
+def test_both_styles_from_the_small_model(diff):
+    status, out, err = diff("annotated", "mingpt_style", "--width", 130)
+    assert status == 0, err
+    assert err == ""
+    assert "layers 1 to 3 as layer 0" in out
+    assert "self.activation(self.w_1(x))" in out
+    assert "masked scores, inside" in out
+    assert "1\u00d724\u00d7128" in out
+    assert out.splitlines()[-1].startswith("one function: ")
+    assert not [line for line in out.splitlines() if line != line.rstrip()]
+
+
+def test_two_files_that_part(diff, tmp_path):
+    status, out, err = diff(
+        "theirs/model.py:GPT",
+        "mine/model.py:GPT(act='relu')",
+        "--tokens=1,2,3,4,5",
+        "--json=found.json",
+    )
+    assert (status, err) == (1, "")
+    *_, sentence = out.splitlines()
+    assert sentence.startswith("they part at mine/model.py:")
+    assert "`relu`, layer 1: its inputs are equal to " in sentence
+    assert "nearest is theirs/model.py:" in sentence
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["models"] == [
+        "theirs/model.py:GPT",
+        "mine/model.py:GPT(act='relu')",
+    ]
+    assert found["sentence"] == sentence
+    assert found["parted"]["layer"] == 1
+    assert found["pairs"][0]["shape"] == [1, 5, 16]
+
+
+@pytest.mark.parametrize("width", [60, 119])
+def test_narrow_is_stacked(diff, width):
+    words = ("theirs/model.py:GPT", "mine/model.py:GPT", "--width", width)
+    status, out, _ = diff(*words)
+    assert status == 0
+    assert max(map(len, out.splitlines()[:-1])) <= width
+    lines = out.splitlines()
+    first = next(i for i, line in enumerate(lines) if "self.wte(idx)" in line)
+    assert "self.wte(idx)" in lines[first + 1]
+
+
+def test_one_layer_alone(diff):
+    words = ("theirs/model.py:GPT", "mine/model.py:GPT", "--layer")
+    status, out, _ = diff(*words, 2)
+    assert status == 0
+    assert "layer 2" in out
+    assert "self.up(x)" in out
+    assert "self.wte(idx)" not in out
+    status, out, err = diff(*words, 3)
+    assert (status, out) == (2, "")
+    assert "no layer 3" in err
+
+
+def test_a_text_is_tokenized(diff):
+    expression = "mine/model.py:GPT(vocab=1024)"
+    status, out, _ = diff(expression, expression, "--text=def f(x):")
+    assert status == 0
+    assert "one function: " in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["mine/model.py:GPT(vocab=31)"], "29 tokens, mine/model.py:GPT"),
+        (["mine/model.py:GPT", "--tokens=" + "1," * 20 + "1"], "21 tokens"),
+        (["mine/model.py:GPT", "--tokens=1,x"], 'as "1,2,3"'),
+        (["mine/model.py:GPT", "--tokens=1,77"], "token 77 is none"),
+        (["mine/model.py:GPT", "--text=a", "--tokens=1"], "not both"),
+        (["mine/model.py:GPT", "--left=annotated"], "goes with a concept"),
+        (["mine/model.py:GPT", "mine/model.py:GPT"], "two models, got 3"),
+        (["mine/model.py:GPT", "--json=nowhere/x.json"], "no folder nowhere"),
+        (["mine/model.py:broken"], "broken raised RuntimeError: no weights"),
+        (["mine/model.py:GPT(seed=1)"], "share no value"),
+        (["mine/model.py:GPT(width=8)"], "share no value"),
+        (["mine/model.py:nothing"], "no 'nothing'"),
+    ],
+    ids=str,
+)
+def test_a_mistake_ends_in_one_line(diff, words, message):
+    status, out, err = diff("theirs/model.py:GPT", *words)
+    assert status == 2
+    assert out == ""
+    assert message in err.splitlines()[-1]
+    assert err.splitlines()[-1].startswith("gpt-duet: ")
+
+
+@pytest.mark.parametrize("option", ["--tokens=1", "--layer=1", "--json=x"])
+def test_a_concept_takes_no_tokens(diff, option):
+    status, _, err = diff("attention", option)
+    assert status == 2
+    assert "goes with two models" in err
