@@ -1,10 +1,9 @@
 """gpt-duet diff LEFT RIGHT: two models by value, from the command line."""
 
 import json
+from functools import partial
 
 import pytest
-
-from gpt_duet.cli import main
 
 GPT = """
 import torch
@@ -46,16 +45,12 @@ def broken():
 
 
 @pytest.fixture
-def diff(run_command, tmp_path, monkeypatch):
+def diff(duet, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("mine", "theirs"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.py").write_text(GPT)
-
-    def diff(*words):
-        return run_command(main, "gpt-duet", "diff", *words)
-
-    return diff
+    return partial(duet, "diff")
 
 
 def test_both_styles_from_the_small_model(diff):

@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ...invariants.errors import UnusableModel, sentence
-from ...invariants.model.calling import is_factory, name_of_model
+from ...invariants.model.building import is_factory, name_of
 from ...invariants.model.randomness import isolated
 from ...invariants.model.subject import Subject
 from .found import NOWHERE, Alone, Found, Pair
@@ -117,7 +117,7 @@ def _built(factory: Model) -> Model:
 
     A loader may take longer than a run.
     """
-    name = name_of_model(factory)
+    name = name_of(factory) or "the factory"
     try:
         with isolated(SEED):
             model = factory()

@@ -80,7 +80,9 @@ class Side:
         self.first: Recording = record(
             self.subject, model, self.tokens, self.by_heads
         )
-        self.nudgeable = isinstance(model, nn.Module) and self.subject.can_copy
+        self.nudgeable = (
+            isinstance(model, nn.Module) and self.subject.builder.can_copy
+        )
         self._weights_unit = weights_unit(model)
 
 
