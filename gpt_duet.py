@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from shared.comparison import assert_same_values, diff_by_value
     from shared.config import GPTConfig
     from shared.generation import generate
     from shared.invariants import (
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GPTConfig",
+    "assert_same_values",
     "check_model",
+    "diff_by_value",
     "generate",
     "influence",
     "load_tokenizer",
@@ -32,7 +35,9 @@ __path__ = [str(Path(__file__).resolve().with_name("shared"))]
 
 _ROOMS = {
     "GPTConfig": "config",
+    "assert_same_values": "comparison",
     "check_model": "invariants",
+    "diff_by_value": "comparison",
     "generate": "generation",
     "influence": "invariants",
     "load_tokenizer": "tokenization",
