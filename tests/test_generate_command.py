@@ -335,7 +335,7 @@ def test_there_and_back(run, weights, tmp_path):
         ({"tie_weights": True, "activation": "gelu"}, "for nanoGPT"),
         ({"activation": "gelu_tanh"}, "for minGPT"),
         ({"activation": "relu"}, "neither nanoGPT"),
-        ({"tie_weights": True}, "has its head tied, gelu_tanh"),
+        ({"tie_weights": True}, "has a tied head and gelu_tanh"),
     ],
 )
 def test_whose_state_dict_it_is(run, tmp_path, changes, whose):

@@ -1,4 +1,11 @@
-"""The command gpt-duet: one module for each of its subcommands."""
+"""The command gpt-duet: one module for each of its subcommands.
+
+    options.py        the options that several of them have
+    choices.py        what those options choose: text, config, weights
+    training_loop.py  the loop of train: progress, checkpoints, stopping
+
+Messages and progress bars are console.py's.
+"""
 
 import io
 import os

@@ -60,9 +60,9 @@ def _reader(config: GPTConfig) -> str:
         return "nanoGPT"
     if not config.tie_weights and config.activation == "gelu_tanh":
         return "minGPT"
-    head = "tied" if config.tie_weights else "not tied"
+    head = "a tied" if config.tie_weights else "an untied"
     return (
-        f"mingpt_style, but neither nanoGPT (head tied, gelu) nor minGPT "
-        f"(head not tied, gelu_tanh): this model has its head {head}, "
+        f"mingpt_style, but neither nanoGPT (a tied head, gelu) nor minGPT "
+        f"(an untied head, gelu_tanh): this model has {head} head and "
         f"{config.activation}"
     )

@@ -47,7 +47,7 @@ from .choices import (
 STYLE = "mingpt_style"
 PROMPT = "The assert statement"
 # The shortest is fastest, and rounds so much that styles may part ways.
-DTYPES = (*EXACT_DTYPES, "bfloat16")
+PRECISIONS = (*EXACT_DTYPES, "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def generate(
     sampler = Sampler(temperature, top_k, top_p)
     prompts = prompts or [PROMPT]
     _require_prompts(prompts, new_tokens, batch, stream)
-    dtype = choose_dtype(dtype_name, DTYPES)
+    dtype = choose_dtype(dtype_name, PRECISIONS)
     require_seed(seed)
     require_parent(json_file)
     device = choose_device(device_name)

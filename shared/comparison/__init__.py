@@ -1,13 +1,21 @@
-"""Two models side by side: how far apart they are, and where.
+"""Two models or two styles side by side: how far they differ, and where.
 
-styles.py           two styles from one set of weights
-models.py           two models beside each other, stage by stage
-values/             any two models, line by line, by what they compute
-concepts.py         what each part of a decoder does
-sources.py          the source of two styles, in pairs
-columns.py          the same in the terminal
-terminal.py         a comparison in the terminal
-page/               a comparison as a page
+    styles.py           two styles on one set of weights, and the verdict
+    models.py           two models: outputs by stage, parameters, times
+    values/             any two models, line by line, by what they compute
+    concepts.py         the six concepts: what each does in any style
+    sources.py          the source of two styles, paired by concept
+    text.py             texts and tokens, every character visible
+    timing.py           things timed in turn, on any device
+    benchmark_results.py  the file of a benchmark
+
+Measured for the page:
+
+    attention_maps.py   attention probabilities, watched while a model runs
+    costs.py            parameters and operations by concept
+    weight_transfer.py  how both styles take over a GPT-2 checkpoint
+
+And shown in terminal/ (tables, source) and page/ (one HTML file).
 """
 
 from importlib import import_module

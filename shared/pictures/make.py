@@ -33,7 +33,7 @@ PICTURES = {
     "generate": ["generate", *PROMPT, "--temperature", "1", "--seed", "3"],
 }
 # What of the page is shown: from where on, and how many pixels high.
-PAGES = {"page": ("body", 1215), "page-attention": ("#concept-attention", 990)}
+PAGES = {"page": ("body", 1150), "page-attention": ("#concept-attention", 990)}
 CHROMIUM = (
     "--headless",
     "--no-sandbox",
