@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import DeviceType
-from torch.nn.functional import one_hot
+from torch.nn.functional import nll_loss, one_hot
 
 import annotated
 from benchmarks import machine, profiling
@@ -364,13 +364,17 @@ def test_a_large_pass_is_sound_and_counted_without_a_gpu():
 
 
 def test_a_training_step_learns():
-    plan = small_plan(styles=("mingpt_style",))
+    plan = small_plan()
     tokens = Tokens(plan, 2, 8)
-    (style,), _ = build_styles(plan, tokens.ids, torch.float32)
-    step = training_step(style, tokens)
-    losses = [step() for _ in range(300)]
-    assert losses[-1] < losses[0] - 1e-3
-    assert all(p.grad is None for p in style.model.parameters())
+    styles, _ = build_styles(plan, tokens.ids, torch.float32)
+    for style in styles:
+        expected = style.model.log_probs(tokens.ids).flatten(0, 1)
+        step = training_step(style, tokens)
+        losses = [step() for _ in range(300)]
+        first = nll_loss(expected, tokens.targets.flatten()).item()
+        assert losses[0] == pytest.approx(first, abs=1e-5)
+        assert losses[-1] < losses[0] - 1e-3
+        assert all(p.grad is None for p in style.model.parameters())
     with pytest.raises(ValueError, match="a is no module: it cannot train"):
         training_step(Candidate("a", abs, abs), tokens)
 

@@ -87,6 +87,8 @@ def test_a_sweep_over_batch_and_time(bench, tmp_path):
     assert asked == [(b, t) for b in (1, 2) for t in (2, 4, 8)]
     assert {row.output for r in found for row in r.models} == {"log-probs"}
     assert [r.row("annotated").tokens for r in found] == [2, 4, 8, 4, 8, 16]
+    work = [r.row("annotated").flops for r in found]
+    assert work[3:] == [2 * flops for flops in work[:3]]
 
 
 def test_generate_at_toy_size(bench, tmp_path):
