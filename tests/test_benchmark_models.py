@@ -379,8 +379,18 @@ def test_a_training_step_learns():
         training_step(Candidate("a", abs, abs), tokens)
 
 
-def test_every_round_has_tokens_of_its_own():
-    plan = small_plan()
+@pytest.mark.usefixtures("_small_limits")
+def test_every_round_has_tokens_of_its_own(monkeypatch):
+    whole, numbers = Tokens.draw, []
+
+    def draw(tokens, number):
+        numbers.append(number)
+        whole(tokens, number)
+
+    monkeypatch.setattr(Tokens, "draw", draw)
+    plan = small_plan(rounds=3, peers=())
+    measure_forward(plan)
+    assert numbers[-3:] == [0, 1, 2]
     tokens, drawn = Tokens(plan, 2, 50), []
     for number in (0, 1, 0):
         tokens.draw(number)
