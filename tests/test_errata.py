@@ -72,21 +72,6 @@ def elsewhere():
     return torch.device("meta")
 
 
-class NotebooksHead(nn.Module):
-    """The head of D3: scaled by the width of its input."""
-
-    def __init__(self, emb_dim, head_size):
-        super().__init__()
-        self.q, self.k, self.v = (
-            nn.Linear(emb_dim, head_size, bias=False) for _ in range(3)
-        )
-
-    def forward(self, x):
-        weights = self.q(x) @ self.k(x).mT / x.size(-1) ** 0.5
-        mask = subsequent_mask(x.size(1))
-        return weights.masked_fill(~mask, -math.inf).softmax(-1) @ self.v(x)
-
-
 class Watched(nn.Module):
     """Notes how many tokens a model is shown, and in which mode."""
 
@@ -250,10 +235,6 @@ def test_d3_02_the_defaults_do_not_fit_each_other(style):
 
     All widths come from one config.
     """
-    wrong = nn.Sequential(NotebooksHead(32, 16), nn.Linear(32, 65))
-    with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        wrong(torch.randn(1, 8, 32))
-
     for width in (8, 16, 32):
         model = style.build_model(TINY.replace(n_embd=width))
         assert model.log_probs(ids(1, 8)).shape == (1, 8, 11)
@@ -265,10 +246,6 @@ def test_d3_03_sizes_in_the_other_order():
 
     Swapped sizes are refused, with both numbers.
     """
-    wrong = NotebooksHead(8, 32)  # meant: emb_dim=32, head_size=8
-    with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        wrong(torch.randn(1, 4, 32))
-
     with pytest.raises(ValueError, match=r"h=32 .* d_model=4"):
         annotated.MultiHeadedAttention(32, 4)
     x = torch.randn(1, 4, 32)
@@ -283,18 +260,12 @@ def test_d3_04_scores_scaled_by_the_wrong_width():
     """
     width, head = 384, 48
     q, k = torch.randn(2, 256, head), torch.randn(2, 256, head)
-    variance = (q @ k.mT / math.sqrt(width)).var().item()
-    assert variance == pytest.approx(1 / 8, rel=0.1)
+    wrong = q @ k.mT / math.sqrt(width)
+    assert wrong.var().item() == pytest.approx(1 / 8, rel=0.1)
 
     out, p_attn = annotated.attention(q, k, q)
     torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, q))
-    scores = p_attn.log() - p_attn.log().mean(-1, keepdim=True)
-    assert scores.var().item() == pytest.approx(1, rel=0.1)
-    module, x = Head(n_embd=width, head_size=head), torch.randn(2, 64, width)
-    expected = F.scaled_dot_product_attention(
-        module.query(x), module.key(x), module.value(x), is_causal=True
-    )
-    torch.testing.assert_close(module(x), expected)
+    assert (p_attn - wrong.softmax(-1)).abs().max() > 0.01
 
 
 @pytest.mark.filterwarnings("ignore:var.*degrees of freedom")
@@ -369,14 +340,6 @@ def test_d3_08_sampling_in_train_mode(style):
     assert generate(model, tokens, 6).equal(first)
 
 
-def estimate_by_batches(model, get_batch, count):
-    """The notebook's estimate: a number, and train mode whatever was."""
-    model.eval()
-    losses = [mean_loss(model, *get_batch("train")) for _ in range(count)]
-    model.train()
-    return torch.stack(losses).mean().item()
-
-
 @pytest.fixture
 def trainer(style):
     model = style.build_model(TINY.replace(block_size=180))
@@ -399,18 +362,13 @@ def drawn(monkeypatch):
     return calls
 
 
-def test_d3_09_a_batch_without_a_split(style, trainer, drawn):
+def test_d3_09_a_batch_without_a_split(trainer, drawn):
     """The loop calls get_batch(split), and get_batch takes no argument: it
     crashes, and leaves the model in eval mode.
 
     The trainer draws batches of either part, and puts the mode back after an
     error, too.
     """
-    model = style.build_model(TINY).train()
-    with pytest.raises(TypeError, match="0 positional arguments but 1"):
-        estimate_by_batches(model, lambda: random_batch(TEXT, 4, 8), 2)
-    assert not model.training
-
     trainer.model.train()
     with pytest.raises(ValueError, match="the seventh is the last"):
         trainer.estimate_losses()
@@ -421,18 +379,12 @@ def test_d3_09_a_batch_without_a_split(style, trainer, drawn):
     assert all(module.training for module in trainer.model.modules())
 
 
-def test_d3_10_a_loss_taken_for_a_dict(style, trainer):
+def test_d3_10_a_loss_taken_for_a_dict(trainer):
     """estimate_loss returns a float that the loop indexes as a dict; a model
     that came in eval mode leaves in train mode.
 
     A loss for each part, by its name; every mode as it was.
     """
-    model = style.build_model(TINY).eval()
-    wrong = estimate_by_batches(model, lambda _: random_batch(TEXT, 4, 8), 2)
-    with pytest.raises(TypeError, match="not subscriptable"):
-        wrong["val"]
-    assert model.training
-
     for mode in (True, False):
         trainer.model.train(mode)
         losses = trainer.estimate_losses()
@@ -474,7 +426,7 @@ def test_d3_12_allclose_by_luck():
     Tolerances follow the precision: none fails.
     """
     failed = 0
-    for seed in range(500):
+    for seed in range(200):
         generator = torch.Generator().manual_seed(seed)
         x = torch.randn(4, 8, 2, generator=generator)
         means = torch.stack([x[:, : t + 1].mean(1) for t in range(8)], 1)
@@ -504,11 +456,6 @@ def test_d3_15_heads_that_do_not_divide(style):
 
     Refused when the model is built, with both numbers.
     """
-    heads = [NotebooksHead(10, 10 // 3) for _ in range(3)]
-    joined = torch.cat([head(torch.randn(1, 4, 10)) for head in heads], -1)
-    with pytest.raises(RuntimeError, match="4x9 and 10x10"):
-        nn.Linear(10, 10)(joined)
-
     with pytest.raises(ValueError, match="n_embd=10 and n_head=3"):
         style.build_model(TINY.replace(n_embd=10, n_head=3))
 
