@@ -97,7 +97,12 @@ def test_feature_7_byte_pairs_by_a_models_name(r50k_base):
 
 def test_feature_9_every_row_is_decoded_and_printed(duet):
     status, out, _ = duet(
-        "generate", "--batch=3", "--n-layer=1", "--n-embd=16", "--ids"
+        "generate",
+        "--batch=3",
+        "--n-layer=1",
+        "--n-embd=16",
+        "--ids",
+        "--prompt=A long time ago",
     )
     assert status == 0
     lines = out.splitlines()
