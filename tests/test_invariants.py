@@ -130,6 +130,10 @@ def test_every_check_explains_itself_and_has_models_that_break_it():
             "mask_one_too_far",
             r"position 0 sees token 1: .*blocks\.0\.mixer \(Attention\)",
         ),
+        (  # of what its last part reads only the half differs
+            "mask_of_first_head",
+            r"position 0 sees token 1: .*blocks\.0\.mixer \(mask_of_first",
+        ),
         (
             "block_summary",
             r"position 0 sees token 1: .*blocks\.0\.mixer \(block_summary\)",
