@@ -26,7 +26,7 @@ def convert(model: nn.Module, style: str) -> nn.Module:
     given = model.config
     assert isinstance(given, GPTConfig)
     config: GPTConfig = given
-    if config.tie_weights:
+    if config.tie_weights and "lm_head.weight" in state:
         try:
             require_tied(state)
         except ValueError:  # trained apart, in a style that never ties
