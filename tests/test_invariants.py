@@ -348,7 +348,8 @@ def test_the_map_shows_a_leak(tmp_path):
         image = colours(matrix)
         red = image[..., 0] - image[..., 2] > 0.3
         assert red.sum() == red.triu(1).sum() == count
-    assert (colours(sound).triu(1) - colours(sound * 0).triu(1)).eq(0).all()
+    future = torch.ones(10, 10, dtype=torch.bool).triu(1)
+    assert colours(sound)[future].equal(colours(sound * 0)[future])
 
     save_map(leak, tmp_path / "map.png")
     data = (tmp_path / "map.png").read_bytes()
