@@ -79,6 +79,13 @@ def test_a_missing_mask_is_seen_in_every_precision(monkeypatch, dtype, time):
         require_sound(peer_of("torch-encoder", plan), tokens_of(time), 65)
 
 
+def test_who_decodes_must_not_look_ahead_either(monkeypatch):
+    monkeypatch.setitem(PEERS, "transformers", Maskless)
+    plan = small_plan(kind="generate", peers=("transformers",), new=1)
+    with pytest.raises(ValueError, match="transformers sees the future"):
+        measure_generate(plan)
+
+
 @pytest.mark.parametrize("time", [64, 256])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sound_models_pass_in_every_precision(dtype, time):
@@ -365,6 +372,7 @@ def test_a_large_pass_is_sound_and_counted_without_a_gpu():
 
 def test_a_training_step_learns():
     plan = small_plan()
+    assert plan.config.dropout == 0  # no time, and no loss, depends on it
     tokens = Tokens(plan, 2, 8)
     styles, _ = build_styles(plan, tokens.ids, torch.float32)
     for style in styles:
