@@ -42,7 +42,7 @@ class Alone:
 
     def __init__(self, *folders: Path):
         self._folders = folders
-        self._modules: dict[str, ModuleType] = {}
+        self._modules: dict[str, Any] = {}  # not all are modules
         self._depth = 0
 
     @contextmanager
@@ -72,7 +72,7 @@ class Alone:
                 sys.modules.pop(name, None)
             sys.modules.update(hidden)
 
-    def _has(self, module: ModuleType) -> bool:
+    def _has(self, module: Any) -> bool:
         """Whether a module lies in the folders, and is not installed."""
         return any(
             _lies_in(path, folder) and not _is_installed(path)
@@ -80,7 +80,7 @@ class Alone:
             for folder in self._folders
         )
 
-    def _hides(self, name: str, module: ModuleType) -> bool:
+    def _hides(self, name: str, module: Any) -> bool:
         """Whether a folder has a package of its own that is called as ours."""
         top = name.partition(".")[0]
         return top in OUR_PACKAGES and any(
@@ -359,7 +359,7 @@ def first_on_path(*folders: Path) -> Iterator[None]:
                 sys.path.remove(folder)
 
 
-def _paths(module: ModuleType) -> list[Path]:
+def _paths(module: Any) -> list[Path]:
     file = getattr(module, "__file__", None)
     if file:
         return [Path(file)]
