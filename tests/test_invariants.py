@@ -325,6 +325,7 @@ def test_influence_is_a_lower_triangle_for_a_causal_model():
     assert leak.triu(1).gt(0).sum() == 66
 
 
+@pytest.mark.unhooked
 def test_influence_refuses_what_is_no_sequence_of_the_model():
     assert influence(GPT().double(), [3, 1, 4], rounds=1).shape == (3, 3)
     for tokens, words in (
