@@ -227,6 +227,10 @@ def test_a_shorter_limit_of_the_model_is_used_and_said():
     assert report.block_size == BLOCK
     assert "1000" in report.notes[0]
     assert f"block_size={BLOCK}" in report.notes[0]
+
+
+@pytest.mark.unhooked
+def test_a_limit_may_be_a_number_of_numpy():
     report = check_model(GPT, block_size=np.int64(5), checks=["shape"])
     assert (report.block_size, report.notes) == (5, [])
 
