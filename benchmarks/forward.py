@@ -14,7 +14,7 @@ from shared.training.recipe import Recipe, build_optimizer
 from .gates import require_as_eager, require_sound
 from .models import Candidate, build_peers, build_styles, parameter_note
 from .plan import Plan, Tokens
-from .rounds import Rounds, Tell
+from .timing import Rounds, Tell
 from .work import count_flops, least_bytes
 
 

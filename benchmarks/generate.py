@@ -12,7 +12,7 @@ from shared.protocol import CachedLanguageModel
 from .gates import require_sound
 from .models import Candidate, build_peers, build_styles
 from .plan import Plan, Tokens
-from .rounds import Rounds, Tell
+from .timing import Rounds, Tell
 from .work import least_bytes
 
 

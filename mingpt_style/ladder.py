@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gpt_duet.config import GPTConfig
 
 from .block import layer_norm
-from .heads import Head, MultiHead
+from .ladder_heads import Head, MultiHead
 
 Tokens = Int[Tensor, "batch time"]
 Stream = Float[Tensor, "batch time n_embd"]

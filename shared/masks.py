@@ -1,4 +1,8 @@
-"""Boolean masks: True where a position (row) may see another (column)."""
+"""Boolean masks: True where a position (row) may see another (column).
+
+annotated attends with `subsequent_mask`; mingpt_style's kernel is told
+`is_causal` instead, and has a mask only where it decodes with a cache.
+"""
 
 import torch
 from jaxtyping import Bool, Int

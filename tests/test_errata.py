@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import annotated
 import mingpt_style
-from mingpt_style.heads import (
+from mingpt_style.ladder_heads import (
     Head,
     average_by_loop,
     average_by_matrix,

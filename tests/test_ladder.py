@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import random_tokens, seeds
 
-from mingpt_style.heads import (
+from mingpt_style.ladder import RUNGS
+from mingpt_style.ladder_heads import (
     Head,
     average_by_loop,
     average_by_matrix,
     average_by_softmax,
 )
-from mingpt_style.ladder import RUNGS
 from shared import GPTConfig
 
 CONFIG = GPTConfig(

@@ -16,12 +16,6 @@ from torch import nn
 
 import annotated
 import mingpt_style
-from mingpt_style.heads import (
-    MultiHead,
-    average_by_loop,
-    average_by_matrix,
-    average_by_softmax,
-)
 from mingpt_style.ladder import (
     RUNGS,
     Bigram,
@@ -31,6 +25,12 @@ from mingpt_style.ladder import (
     OneHead,
     Positions,
     Residual,
+)
+from mingpt_style.ladder_heads import (
+    MultiHead,
+    average_by_loop,
+    average_by_matrix,
+    average_by_softmax,
 )
 from shared import GPTConfig, generate, load_tokenizer
 from shared.masks import causal_mask

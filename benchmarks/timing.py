@@ -1,4 +1,7 @@
-"""Models and limits of the machine, timed in turn in the same rounds."""
+"""Times styles, peers and the machine's limits, in the same shuffled rounds.
+
+The clock and the order of a round are shared/comparison/timing.py's.
+"""
 
 from collections.abc import Callable
 from typing import Any
