@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import app as commands
-from benchmarks import machine, output, rounds
+from benchmarks import machine, output
 from benchmarks.plan import make_plan
 from shared.cli import app as gpt_duet
 from shared.comparison.benchmark_results import read_results
@@ -298,7 +298,7 @@ def test_a_peer_that_is_not_installed_is_said_so(bench, monkeypatch):
 def test_old_results_are_compared(bench, tmp_path, monkeypatch):
     seconds = [1.0]
     monkeypatch.setattr(
-        rounds,
+        timing,
         "interleave",
         lambda runs, count, *_: {name: seconds * count for name in runs},
     )
