@@ -92,6 +92,8 @@ def attention(
         key: what each position offers to be found by.
         value: what each position gives when found.
         mask: 0 or False where a query must not see a key; None hides nothing.
+            A query that sees no key at all gets NaN, as 0 / 0 is;
+            combine_masks refuses such a mask.
         dropout: applied to the probabilities.
 
     Returns:

@@ -73,17 +73,19 @@ class CausalSelfAttention(nn.Module):
         k = k.view(B, T, self.n_head, hs).transpose(1, 2)  # (B, nh, T, hs)
         v = v.view(B, T, self.n_head, hs).transpose(1, 2)  # (B, nh, T, hs)
 
+        mask, is_causal = None, True
         if cache is not None:
             k, v = cache.append(k, v)  # (B, nh, S, hs), S >= T
-        S, mask = k.size(2), None
-        if 1 < T < S:  # one token alone may see all of the past
-            # the kernel's own mask would align the first key, not the last
-            mask = x.new_ones(T, S, dtype=torch.bool).tril(S - T)
+            S = k.size(2)
+            is_causal = S == T
+            if 1 < T < S:  # one token alone may see all of the past
+                # the kernel's mask would align the first key, not the last
+                mask = x.new_ones(T, S, dtype=torch.bool).tril(S - T)
 
         # the kernel does not know eval mode
         p = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=p, is_causal=S == T
+            q, k, v, attn_mask=mask, dropout_p=p, is_causal=is_causal
         )  # (B, nh, T, hs)
 
         y = y.transpose(1, 2).contiguous().view(B, T, C)

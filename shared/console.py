@@ -2,9 +2,11 @@
 
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Never
+from pathlib import Path
+from typing import Any, Never
 
 import torch
 from rich.console import Console
@@ -35,7 +37,9 @@ def fail(message: str, status: int = 2) -> Never:
 def run(command: Callable[[], object]) -> None:
     """Run a command; a user's mistake ends in one line and status 2."""
     try:
-        command()
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            command()
     except (ValueError, OSError, MemoryError) as error:
         fail(str(error) or type(error).__name__)
     except RuntimeError as error:
@@ -43,6 +47,21 @@ def run(command: Callable[[], object]) -> None:
         if not out and "can't allocate memory" not in str(error):
             raise
         fail(f"not enough memory: {error}")
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    *rest: Any,
+) -> None:
+    """Print a warning of the kit's in one line, and others as they are."""
+    if Path(filename).is_relative_to(Path(__file__).parent):
+        warn(str(message))
+    else:
+        text = warnings.formatwarning(message, category, filename, lineno)
+        print(text, file=sys.stderr, end="")
 
 
 def show_facts(console: Console, facts: Mapping[str, str]) -> None:

@@ -93,6 +93,8 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         yield beside
         try:
+            if path.is_dir():
+                path.rmdir()  # Windows puts no folder in place of another
             os.replace(beside, path)
         except OSError as error:  # a mount point, or the current folder
             raise ValueError(

@@ -88,6 +88,15 @@ def test_one_mask_a_row_of_the_batch():
     torch.testing.assert_close(both[1:], alone)
 
 
+def test_a_query_that_sees_nothing_gets_nan_and_no_hidden_key():
+    layer = MultiHeadedAttention(2, 4, dropout=0.0)
+    x = randn(1, 3, 4, seed=4).float()
+    mask = subsequent_mask(3).clone()
+    mask[0, 1] = False
+    found = layer(x, x, x, mask)[0].isnan().all(-1)
+    assert found.tolist() == [False, True, False]
+
+
 def test_probabilities_are_kept_only_when_asked_for():
     layer = MultiHeadedAttention(2, 4)
     x = torch.randn(1, 3, 4)

@@ -3,6 +3,8 @@
 import contextlib
 import hashlib
 import io
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -55,6 +57,14 @@ def test_training_equals_the_oracle_on_any_text(text, n_ranks):
 def test_what_cannot_be_trained(text, n_ranks, message):
     with pytest.raises(ValueError, match=message):
         bpe.train_bpe(text, n_ranks)
+
+
+def test_the_script_refuses_a_file_in_one_line():
+    words = [sys.executable, "-m", "shared.tokenization.bpe", "--file=nope"]
+    process = subprocess.run(words, capture_output=True, text=True)
+    assert process.returncode == 2
+    assert process.stderr.count("\n") == 1, process.stderr
+    assert "nope" in process.stderr
 
 
 def test_the_script_writes_what_training_gives(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Checkpoints that others made, in both styles, and back again."""
 
 import json
+import os
 import pickle
 import shutil
 from dataclasses import replace
@@ -511,7 +512,14 @@ def test_nothing_is_overwritten(tmp_path, path, layout, message):
     assert (tmp_path / "full" / "keep").read_text() == "me"
 
 
-def test_an_empty_folder_is_filled(tmp_path):
+def test_an_empty_folder_is_filled(tmp_path, monkeypatch):
+    replace = os.replace
+
+    def as_on_windows(old, new):  # where no folder takes another's place
+        assert not os.path.isdir(new)
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", as_on_windows)
     save_checkpoint(tmp_path, enlarged(), CONFIG)
     names = {p.name for p in tmp_path.iterdir()}
     assert names == {"config.json", "model.safetensors"}

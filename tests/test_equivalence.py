@@ -1,6 +1,7 @@
 """Same weights in, same log-probabilities out."""
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -299,6 +300,18 @@ def test_the_mode_is_carried_over():
     model = mingpt_style.build_model(SMALL)
     assert convert(model.train(), "annotated").training
     assert not convert(model.eval(), "annotated").training
+
+
+@pytest.mark.parametrize("eps", [None, 0.0])
+def test_a_norm_that_the_layout_cannot_hold_is_told(eps):
+    # its eps stands outside the root; without any eps both are one function
+    model = annotated.build_model(SMALL.replace(norm_eps=eps)).double().eval()
+    with warnings.catch_warnings(record=True) as told:
+        other = convert(model, "mingpt_style")
+    moved = (other.log_probs(TOKENS) - model.log_probs(TOKENS)).abs().max()
+    words = [str(warning.message) for warning in told]
+    assert (moved > 1e-9) == (words != []) == (eps is None)
+    assert all("annotated.LayerNorm (eps outside the" in w for w in words)
 
 
 def test_a_subclass_belongs_to_its_style():

@@ -201,6 +201,10 @@ def test_bad_numbers(settings, message):
         (generate_rows, [], "at least one prompt, got 0"),
         (generate, torch.ones(3).long(), r"int64 of shape \(3,\)"),
         (generate, torch.ones(1, 3), r"float32 of shape \(1, 3\)"),
+        (generate, torch.ones(1, 3).bool(), r"bool of shape \(1, 3\)"),
+        (stream_tokens, [[1, 2.7]], "float32 of shape"),
+        (generate_rows, [[1], [2.0]], "float32 of shape"),
+        (generate_rows, [[True]], "bool of shape"),
         (generate, [[1, 2], [3]], "got list; generate_rows"),
     ],
 )

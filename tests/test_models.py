@@ -291,3 +291,14 @@ def test_one_graph_for_the_compiler(style, backend):
     tokens = random_tokens(SMALL, 2, 8)
     compiled = torch.compile(model.log_probs, fullgraph=True, backend=backend)
     torch.testing.assert_close(compiled(tokens), model.log_probs(tokens))
+
+
+@pytest.mark.unhooked
+def test_an_export_takes_any_number_of_rows_and_tokens(style):
+    model = random_model(style, SMALL, dtype=torch.float32)
+    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("time", max=12)}
+    tokens = random_tokens(SMALL, 2, 5)
+    program = torch.export.export(model, (tokens,), dynamic_shapes=(sizes,))
+    tokens = random_tokens(SMALL, 3, 11)
+    found, expected = program.module()(tokens), model(tokens)
+    torch.testing.assert_close(found, expected)

@@ -44,6 +44,13 @@ def test_top_k_keeps_k_even_of_equals():
     assert sorted(got[0].tolist()) == [0, 0, 0, 0.5, 0.5]
 
 
+def test_of_equals_the_first_is_taken_by_greedy_and_by_top_1():
+    scores = torch.tensor([[0, 2, 2, 1, 2], [1.0, 0, 1, 1, 0]])
+    scores = scores.log_softmax(-1)
+    for sampler in (Sampler(), Sampler(1.0, top_k=1), Sampler(1e9, top_k=1)):
+        assert sampler.choose(scores).tolist() == [1, 0]
+
+
 def test_half_precision_is_sampled_in_single():
     got = Sampler(1.0).probabilities(LOG_PROBS.bfloat16())
     assert got.dtype == torch.float32

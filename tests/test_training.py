@@ -266,10 +266,29 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
             keep(tmp_path, run)
     assert open_run(tmp_path).step == 0
     # what a killed process left behind is cleared away by the next one
-    (tmp_path / "checkpoints" / ".step-00000001.77").mkdir()
+    folder = tmp_path / "checkpoints"
+    (folder / ".step-00000001.77").mkdir()
+    strays = {".DS_Store", "step-00000001.zip"}  # another program's files
+    for name in strays:
+        (folder / name).touch()
     keep(tmp_path, run)
     assert open_run(tmp_path).step == 1
-    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+    names = {"step-00000000", "step-00000001"} | strays
+    assert {path.name for path in folder.iterdir()} == names
+
+
+def test_a_frozen_parameter_has_no_moments_to_resume(tmp_path):
+    def frozen():
+        run = trainer()
+        run.model.transformer.wpe.requires_grad_(False)
+        return run
+
+    run = frozen()
+    run.take_step()
+    keep(tmp_path, run)
+    again = frozen()
+    open_run(tmp_path).load_trainer(again)
+    assert again.take_step().train_loss == run.take_step().train_loss
 
 
 @pytest.mark.parametrize("other", [None, *STYLES])

@@ -12,7 +12,7 @@
 Each style's own weights.py takes GPT-2's layout in, and writes it.
 """
 
-from .convert import convert
+from .convert import convert, in_gpt2_layout
 from .folder import (
     TARGETS,
     Checkpoint,
@@ -28,6 +28,7 @@ __all__ = [
     "State",
     "convert",
     "cut_vocabulary",
+    "in_gpt2_layout",
     "load_checkpoint",
     "save_checkpoint",
 ]

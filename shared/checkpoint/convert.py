@@ -1,10 +1,12 @@
 """A model of one style, rebuilt in another."""
 
+import warnings
+
 from torch import nn
 
 from ..config import GPTConfig
-from ..protocol import load_style, style_of
-from .gpt2_layout import require_tied
+from ..protocol import Style, load_style, style_of
+from .gpt2_layout import State, require_tied
 
 
 def convert(model: nn.Module, style: str) -> nn.Module:
@@ -15,14 +17,27 @@ def convert(model: nn.Module, style: str) -> nn.Module:
         style: name of the style's package.
 
     Returns:
-        A model with copies of the weights and the same config, in the same
-        train or eval mode; tie_weights becomes False where the head is not
-        the token table.
+        A model with copies of the weights and the config of
+        `in_gpt2_layout`, in the same train or eval mode.
 
     Raises:
         ValueError: where the model is of no style, or does not fit.
     """
-    state = style_of(model).to_gpt2(model)
+    state, config = in_gpt2_layout(model)
+    return load_style(style).from_gpt2(state, config).train(model.training)
+
+
+def in_gpt2_layout(model: nn.Module) -> tuple[State, GPTConfig]:
+    """Return copies of a model's weights in the GPT-2 layout, and its config.
+
+    tie_weights becomes False where the head is not the token table. A
+    warning names the parts that only the model's own style computes so.
+
+    Raises:
+        ValueError: where the model is of no style, or does not fit.
+    """
+    style = style_of(model)
+    state = style.to_gpt2(model)
     given = model.config
     assert isinstance(given, GPTConfig)
     config: GPTConfig = given
@@ -31,4 +46,20 @@ def convert(model: nn.Module, style: str) -> nn.Module:
             require_tied(state)
         except ValueError:  # trained apart, in a style that never ties
             config = config.replace(tie_weights=False)
-    return load_style(style).from_gpt2(state, config).train(model.training)
+    if config.norm_eps != 0 and (parts := _own_parts(model, style)):
+        warnings.warn(
+            f"the GPT-2 layout has no place for {' and '.join(parts)}: what "
+            "is read from it is close to this model, and not the same",
+            stacklevel=1,
+        )
+    return state, config
+
+
+def _own_parts(model: nn.Module, style: Style) -> list[str]:
+    used = {type(module) for module in model.modules()}
+    notes = getattr(style, "ORIGINAL_PARTS_NOTES", {})
+    return [
+        f"{style.__name__}.{part.__name__} ({notes.get(name, 'its own')})"
+        for name, part in getattr(style, "ORIGINAL_PARTS", {}).items()
+        if part in used
+    ]

@@ -5,6 +5,7 @@ The layout is that of transformers' GPT2LMHeadModel: linear weights are
 the head is tied to wte.weight.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -179,9 +180,14 @@ def require_tied(state: Mapping[str, Tensor]) -> None:
 
 
 def units_apart(a: Tensor, b: Tensor) -> float:
-    """Largest difference of two tensors, in units of a's last place."""
+    """Largest difference of two tensors, in units of a's last place.
+
+    Below the numbers that keep their precision when they are divided by the
+    root of their count in a row, a unit is as large as there.
+    """
     finfo = torch.finfo(a.dtype)
-    size = a.double().abs().clamp(min=finfo.smallest_normal)
+    smallest = finfo.smallest_normal * math.sqrt(a.size(-1))
+    size = a.double().abs().clamp(min=smallest)
     _, exponent = torch.frexp(size)
     unit = finfo.eps * 2.0 ** (exponent - 1).double()
     return ((a.double() - b.double()).abs() / unit).max().item()

@@ -96,8 +96,9 @@ def generate_rows(
     Raises:
         ValueError: as `generate`, and for no prompts at all.
     """
+    stream = stream_tokens(model, prompts, new_token_count, **settings)
     rows = [list(map(int, prompt)) for prompt in prompts]
-    for new in stream_tokens(model, rows, new_token_count, **settings):
+    for new in stream:
         for row, token in zip(rows, new.tolist(), strict=True):
             row.append(token)
     return rows
@@ -141,7 +142,7 @@ def stream_tokens(
         device=_device_of(model, torch.device("cpu")),
     )
     for i, prompt in enumerate(prompts):
-        ids = torch.tensor([[*prompt]], dtype=torch.long)
+        ids = torch.tensor([[*prompt]])
         _require_tokens(ids, model.vocab_size, row=i)
         rows[i, : len(prompt)] = ids[0]
     return _append(model, rows, lengths, count, sampler, generator)
@@ -190,16 +191,17 @@ def _device_of(model: object, default: torch.device) -> torch.device:
 def _require_tokens(
     tokens: Tensor, vocab_size: int, row: int | None = None
 ) -> None:
-    if tokens.dim() != 2 or tokens.is_floating_point():
-        raise ValueError(
-            "tokens must be whole numbers of shape (batch, time), got "
-            f"{tokens.dtype} of shape {tuple(tokens.shape)}"
-        )
     where = "" if row is None else f" of prompt {row}"
     if tokens.numel() == 0:
         raise ValueError(
             f"the prompt{'' if row is None else f' {row}'} is empty: tokens "
             f"of shape {tuple(tokens.shape)}"
+        )
+    whole = not tokens.is_floating_point() and tokens.dtype != torch.bool
+    if tokens.dim() != 2 or not whole:
+        raise ValueError(
+            f"tokens{where} must be whole numbers of shape (batch, time), "
+            f"got {tokens.dtype} of shape {tuple(tokens.shape)}"
         )
     outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
     if len(outside) > 0:

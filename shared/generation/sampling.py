@@ -62,7 +62,7 @@ class Sampler:
                 f"row {row} has no distribution to choose from: its largest "
                 f"log-probability is {best[row].item()}"
             )
-        if self.temperature == 0:
+        if self.temperature == 0 or self.top_k == 1:
             return likeliest
         probs = self.probabilities(log_probs)
         return torch.multinomial(probs, 1, generator=generator).squeeze(-1)

@@ -14,6 +14,7 @@ from pathlib import Path
 import regex
 import tiktoken
 
+from ..console import run
 from ..files import write_atomically
 from ..validation import whole_number
 from .texts import default_text, read_text, text_stamp
@@ -184,4 +185,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

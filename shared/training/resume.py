@@ -71,7 +71,11 @@ class SavedRun:
         if self.step == 0:
             return  # AdamW has no moments before its first step
         saved = read_tensors(self.folder / OPTIMIZER)
-        parameters = dict(trainer.model.named_parameters())
+        parameters = {
+            name: p
+            for name, p in trainer.model.named_parameters()
+            if f"{name}.step" in saved  # a frozen one has no moments
+        }
         shapes = {
             f"{name}.{m}": () if m == "step" else tuple(p.shape)
             for name, p in parameters.items()

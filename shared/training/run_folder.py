@@ -50,7 +50,7 @@ def save(
     """
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir(exist_ok=True)
-    for old in checkpoints.glob(".*"):
+    for old in checkpoints.glob(".step-*"):
         shutil.rmtree(old)  # what a killed process left half written
     path = checkpoints / f"step-{trainer.step:08}"
     if path.exists():
@@ -101,7 +101,7 @@ def last_checkpoint(folder: Path) -> Path:
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, the oldest first."""
-    return sorted(folder.glob("step-*"))
+    return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
