@@ -1,5 +1,18 @@
 """What a check raises, and what a user's mistake raises."""
 
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+# Frames that are not the user's: of the checks, of PyTorch, of Python.
+OURS = (str(Path(__file__).resolve().parent), str(Path(torch.__file__).parent))
+PYTHON = (sysconfig.get_path("stdlib"), "<frozen")
+
 
 class SkipCheck(Exception):
     """A check that does not apply to this model; the message says why."""
@@ -24,3 +37,48 @@ def sentence(error: BaseException) -> str:
     text = " ".join(str(error).split())
     name = type(error).__name__
     return f"{name}: {text[:300]}" if text else name
+
+
+def place_of(error: BaseException) -> str:
+    """Return the file and line of the user's own that raised, or "".
+
+    It is the innermost frame that is neither ours nor PyTorch's: none for
+    what PyTorch raises in a backward pass.
+    """
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        name = frame.filename
+        python = name.startswith(PYTHON) and "-packages" not in name
+        if python or name.startswith(OURS):
+            continue
+        path = Path(name)
+        if path.is_relative_to(Path.cwd()):
+            path = path.relative_to(Path.cwd())
+        return f"{path}, line {frame.lineno}"
+    return ""
+
+
+def cause_of(error: BaseException) -> str:
+    """Return what makes two failures one: the user's exception, its place.
+
+    Of its sentence the start counts, without numbers: the same crash at
+    another length or in another dtype is no other one.
+    """
+    first = error.__cause__ or error
+    return re.sub(r"\d+", "", sentence(first))[:60] + place_of(first)
+
+
+@contextmanager
+def asked(what: str) -> Iterator[None]:
+    """Say what was asked of the model when it raises inside.
+
+    Raises:
+        ModelRaised: with the model's own exception as its cause.
+    """
+    try:
+        yield
+    except Exception as error:
+        place = place_of(error)
+        where = f" ({place})" if place else ""
+        raise ModelRaised(
+            f"the model raised {sentence(error)}{where} {what}"
+        ) from error

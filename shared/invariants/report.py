@@ -5,7 +5,13 @@ import textwrap
 from dataclasses import asdict, dataclass, field
 
 # A terminal's codes for green, bold red, yellow and magenta.
-COLOURS = {"passed": "32", "failed": "1;31", "skipped": "33", "expected": "35"}
+COLOURS = {
+    "passed": "32",
+    "failed": "1;31",
+    "skipped": "33",
+    "expected": "35",
+    "error": "1;31",
+}
 
 
 @dataclass(frozen=True)
@@ -14,7 +20,8 @@ class CheckResult:
 
     Attributes:
         name: of the check.
-        status: "passed", "failed", "skipped" or "expected".
+        status: "passed", "failed", "skipped", "expected", or "error" where
+            the check itself broke, which says nothing about the model.
         message: what was tried, what failed, or why it was skipped.
         seconds: it took.
     """
@@ -55,7 +62,12 @@ class Report:
     @property
     def ok(self) -> bool:
         """Whether all was tried and nothing failed."""
-        return not self.failed and not self.interrupted
+        return not (self.failed or self.errors or self.interrupted)
+
+    @property
+    def errors(self) -> list[str]:
+        """Names of the checks that broke themselves: no fault of the model."""
+        return [r.name for r in self.results if r.status == "error"]
 
     def to_dict(self) -> dict[str, object]:
         """Return everything as plain data."""
@@ -67,13 +79,13 @@ class Report:
 
     def raise_for_failures(self) -> None:
         """Raise AssertionError with all failures, if there are any."""
-        if self.failed:
-            lines = [f"{self.model}: {len(self.failed)} checks failed"]
-            lines += [
-                f"{result.name}: {result.message}"
-                for result in self.results
-                if result.status == "failed"
-            ]
+        told = [r for r in self.results if r.status in ("failed", "error")]
+        if told:
+            counts = f"{len(self.failed)} checks failed"
+            if self.errors:
+                counts += f", {len(self.errors)} broke"
+            lines = [f"{self.model}: {counts}"]
+            lines += [f"{r.name}: {r.message}" for r in told]
             raise AssertionError("\n".join(lines))
 
     @property

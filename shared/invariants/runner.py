@@ -2,14 +2,16 @@
 
 import io
 import time
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from .checks import CHECKS, SLOW
-from .errors import SkipCheck, UnusableModel, sentence
+from .errors import SkipCheck, UnusableModel, cause_of, place_of, sentence
 from .model.randomness import isolated
 from .model.subject import Subject
 from .report import CheckResult, Report
@@ -135,10 +137,25 @@ def run_check(
     except (AssertionError, UnusableModel) as error:
         status, message = "failed", str(error)
         detail = "\n".join(getattr(error, "__notes__", []))
+        first = subject.told.setdefault(cause_of(error), name)
+        if first != name:
+            status, message = "skipped", f"see {first}: {message}"
     except Exception as error:
-        status, message = "failed", f"the check ended with {sentence(error)}"
+        place = place_of(error)
+        status = "failed" if place else "error"
+        message = (
+            f"the model raised {sentence(error)} ({place})"
+            if place
+            else f"a fault of the check, not of the model: {_ours(error)}"
+        )
     if status == "failed" and name in expected:
         status, message = "expected", f"{expected[name]}: {message}"
     if detail and report is not None and status == "failed":
         report.details[name] = detail
     return CheckResult(name, status, message, time.perf_counter() - start)
+
+
+def _ours(error: BaseException) -> str:
+    """Return an exception of the kit's own, with its file and line."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{sentence(error)} ({Path(frame.filename).name}:{frame.lineno})"

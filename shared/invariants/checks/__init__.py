@@ -22,18 +22,19 @@ from . import (
 
 Check = Callable[[Subject], str]
 
+# In the order of the report: what others would stumble over comes first.
 CHECKS: dict[str, Check] = {
     check.__name__: check
     for check in (
         outputs.check_shape,
         outputs.check_finite,
+        state.check_determinism,
         causality.check_causality,
         gradients.check_causal_gradients,
         context.check_prefix_consistency,
         rows.check_batch_independence,
         context.check_order_sensitivity,
         context.check_context_use,
-        state.check_determinism,
         state.check_purity,
         outputs.check_normalised,
         outputs.check_initial_loss,

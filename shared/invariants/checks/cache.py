@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ModelRaised, SkipCheck, sentence
+from ..errors import SkipCheck, asked
 from ..model.reading import find_scores, follow
 from ..model.subject import Subject
 from ..model.tokens import draw
@@ -63,14 +63,9 @@ class _Decoder:
     def decode(self, tokens: Tensor, cache: object) -> tuple[Tensor, object]:
         """Return the scores of these tokens, and the cache after them."""
         batch, time = tokens.shape
-        try:
-            with torch.no_grad():
-                answer = self.model.decode(tokens.clone(), cache)
-        except Exception as error:
-            raise ModelRaised(
-                f"decode raised {sentence(error)} on tokens of shape "
-                f"({batch}, {time})"
-            ) from error
+        what = f"in decode(), on tokens of shape {(batch, time)}"
+        with asked(what), torch.no_grad():
+            answer = self.model.decode(tokens.clone(), cache)
         found = find_scores(answer, batch, time, self.subject.vocab_size)
         found = [f for f in found if f[1] == self.subject.reader.form] or found
         if not found:

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ..errors import asked
 from ..search.leaks import DROPOUT_SEED, Search
 from ..search.trial import EVAL, Mode
 
@@ -86,7 +87,9 @@ def gradients_at(
     picked = scores[range(len(positions)), positions]
     weights = torch.randn(scores.size(2), generator=generator)
     total = (picked * weights.to(picked)).sum()
-    grads = torch.autograd.grad(total, seen.leaves, allow_unused=True)
+    where = "train" if mode.training else "eval"
+    with asked(f"in the backward pass in {where} mode"):
+        grads = torch.autograd.grad(total, seen.leaves, allow_unused=True)
     found = [g.flatten(2).abs().amax(-1) for g in grads if g is not None]
     if not found:
         return None

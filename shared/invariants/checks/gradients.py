@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import SkipCheck
+from ..errors import SkipCheck, asked
 from ..model.subject import Subject
 from ..model.tokens import SHORT, draw, rows_at_once, splits_to_try
 from ..search.larger_weights import amplified
@@ -167,9 +167,9 @@ def _gradient_sizes(subject: Subject, model: nn.Module) -> dict[str, float]:
             )
         if scores.dtype != torch.float64:
             scores = scores.float()
-        F.cross_entropy(
-            scores.flatten(0, 1), targets.flatten().to(scores.device)
-        ).backward()
+        targets = targets.flatten().to(scores.device)
+        with asked("in the backward pass in train mode"):
+            F.cross_entropy(scores.flatten(0, 1), targets).backward()
         for name, parameter in trainable.items():
             if parameter.grad is not None:
                 largest = float(parameter.grad.abs().max())

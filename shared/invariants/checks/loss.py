@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..errors import ModelRaised, SkipCheck, sentence
+from ..errors import ModelRaised, SkipCheck, asked
 from ..model.building import Model
 from ..model.reading import find_loss, find_scores, follow
 from ..model.subject import Subject
@@ -102,14 +102,8 @@ def _call(
         model.eval()
     batch, time = tokens.shape
     tokens, targets = (x.to(subject.device) for x in (tokens, targets))
-    try:
-        with torch.no_grad():
-            answer = subject.caller.call_with_targets(model, tokens, targets)
-    except Exception as error:
-        raise ModelRaised(
-            f"the model raised {sentence(error)} when given "
-            f"{subject.caller.target_name}"
-        ) from error
+    with asked(f"when given {subject.caller.target_name}"), torch.no_grad():
+        answer = subject.caller.call_with_targets(model, tokens, targets)
     scores = None
     for path, form in find_scores(answer, batch, time, subject.vocab_size):
         scores = form.read(follow(answer, path), batch, time)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..errors import SkipCheck
+from ..errors import SkipCheck, asked
 from ..model.subject import Subject
 from ..model.tokens import draw
 from ..search.larger_weights import amplified
@@ -103,7 +103,8 @@ def check_finite(subject: Subject) -> str:
             )
             _require_finite(scores.detach(), time, mode)
             if grads and isinstance(model, nn.Module) and scores.requires_grad:
-                _likelihood(scores, tokens).backward()
+                with asked(f"in the backward pass {mode}, at length {time}"):
+                    _likelihood(scores, tokens).backward()
                 _require_finite_gradients(model, time, mode)
     return f"lengths 1 to {longest}, eval and train mode"
 

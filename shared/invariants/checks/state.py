@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..errors import sentence
+from ..errors import asked, sentence
 from ..model.building import Model
 from ..model.randomness import random_states, seed_all
 from ..model.subject import Subject
@@ -83,7 +83,8 @@ def _require_pure(subject: Subject, model: Model, tokens: Tensor) -> None:
         model.eval()
     before, given = _snapshot(model), tokens.clone()
     random, dtype = random_states(), torch.get_default_dtype()
-    with torch.no_grad():
+    what = f"on tokens of shape {tuple(tokens.shape)}, in eval mode"
+    with asked(what), torch.no_grad():
         subject.caller.call(model, given)
         grad = torch.is_grad_enabled()
     if grad:

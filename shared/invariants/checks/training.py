@@ -5,7 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from ..errors import SkipCheck
+from ..errors import SkipCheck, asked
 from ..model.subject import Subject
 
 STEPS = 400
@@ -75,7 +75,8 @@ def _train(subject: Subject, ids: int, repeat: bool) -> list[float]:
             scores[:, first:-1].flatten(0, 1), tokens[:, first + 1 :].flatten()
         )
         optimiser.zero_grad()
-        loss.backward()
+        with asked("in the backward pass in train mode"):
+            loss.backward()
         optimiser.step()
         losses.append(float(loss))
     return losses

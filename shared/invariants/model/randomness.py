@@ -38,8 +38,8 @@ def random_states() -> dict[str, object]:
     name, keys, *rest = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state().numpy().tobytes(),
-        "random": random.getstate(),
-        "numpy": (name, np.asarray(keys).tobytes(), *rest),
+        "Python's random": random.getstate(),
+        "NumPy": (name, np.asarray(keys).tobytes(), *rest),
     }
 
 

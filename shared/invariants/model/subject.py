@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..errors import ModelRaised, SkipCheck, UnusableModel, sentence
+from ..errors import SkipCheck, UnusableModel, asked, sentence
 from .building import Builder, Model, called_modules, name_of
 from .calling import MASK, Caller, caller_of
 from .probing import probe
@@ -36,6 +36,7 @@ class Subject:
         heavy: whether it has so many parameters that calls are spared.
         says_log_probs: whether its scores are said to be normalised.
         notes: what the reader of a report should know.
+        told: the check that told a cause of failures, by the cause.
 
     Raises:
         UnusableModel: a ValueError, in one line, for what cannot be built,
@@ -58,6 +59,7 @@ class Subject:
             )
         self.seed = seed
         self.notes: list[str] = []
+        self.told: dict[str, str] = {}
         self.builder = Builder(model_or_factory, seed, device, self.notes)
         model = self.builder.build()
         self.is_module = isinstance(model, nn.Module)
@@ -191,12 +193,10 @@ class Subject:
         given = tokens.to(self.device, copy=True)
         extra = {} if mask is None else {MASK: mask.to(self.device)}
         batch, time = tokens.shape
-        try:
-            with torch.set_grad_enabled(grad):
-                answer = self.caller.call(model, given, **extra)
-        except Exception as error:
-            raise ModelRaised(
-                f"the model raised {sentence(error)} on tokens of shape "
-                f"{(batch, time)}"
-            ) from error
+        mode = "train" if training else "eval"
+        with (
+            asked(f"on tokens of shape {(batch, time)}, in {mode} mode"),
+            torch.set_grad_enabled(grad),
+        ):
+            answer = self.caller.call(model, given, **extra)
         return self.reader.read(answer, batch, time, strict)
