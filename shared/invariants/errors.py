@@ -1,7 +1,6 @@
 """What a check raises, and what a user's mistake raises."""
 
 import re
-import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ import torch
 
 # Frames that are not the user's: of the checks, of PyTorch, of Python.
 OURS = (str(Path(__file__).resolve().parent), str(Path(torch.__file__).parent))
-PYTHON = (sysconfig.get_path("stdlib"), "<frozen")
+PYTHON = (str(Path(traceback.__file__).parent), "<frozen")
 
 
 class SkipCheck(Exception):
