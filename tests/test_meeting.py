@@ -5,7 +5,6 @@ import re
 
 import torch
 from small_gpt import DIM, GPT
-from torch import nn
 
 from gpt_duet.invariants import CHECKS, check_model
 from gpt_duet.invariants.checks import outputs
@@ -45,7 +44,7 @@ class CannotGoBack(GPT):
 
 class FailsInTraining(GPT):
     def body(self, x, mask):
-            return x.view(-1, 7) if self.training else super().body(x, mask)
+        return x.view(-1, 7) if self.training else super().body(x, mask)
 
 
 def test_what_others_would_stumble_over_comes_first():
