@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Never
+from typing import Never, TextIO
 
 import torch
 from rich.console import Console
@@ -54,7 +54,8 @@ def _show_warning(
     category: type[Warning],
     filename: str,
     lineno: int,
-    *rest: Any,
+    file: TextIO | None = None,
+    line: str | None = None,
 ) -> None:
     """Print a warning of the kit's in one line, and others as they are."""
     if Path(filename).is_relative_to(Path(__file__).parent):
