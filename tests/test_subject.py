@@ -235,6 +235,56 @@ def test_a_limit_may_be_a_number_of_numpy():
     assert (report.block_size, report.notes) == (5, [])
 
 
+SIZED = {
+    "config": SimpleNamespace(n_vocab=VOCAB, n_ctx=8),
+    "cfg": {"vocabulary_size": VOCAB, "seq_len": 8},
+    "args": namedtuple("Args", "vocab_size max_seqlen")(VOCAB, 8),
+    "params": SimpleNamespace(padded_vocab_size=VOCAB, max_seq_len=8),
+    "hparams": {"num_tokens": VOCAB, "max_target_positions": np.int64(8)},
+}
+
+
+@pytest.mark.parametrize("place", SIZED)
+def test_sizes_are_read_where_they_are(place):
+    class Sized(GPT):
+        def add_parts(self, dim):
+            del self.vocab_size, self.block_size
+            setattr(self, place, SIZED[place])
+
+        def require_length(self, size):
+            pass
+
+    subject = Subject(Sized)
+    assert (subject.vocab_size, subject.block_size) == (VOCAB, 8)
+
+
+def test_a_tile_is_no_length_and_a_kernel_no_window():
+    class Tiled(GPT):
+        config = SimpleNamespace(max_position_embeddings=BLOCK, block_size=4)
+
+        def add_parts(self, dim):
+            self.block_size = 4
+
+        def require_length(self, size):
+            pass
+
+    assert Subject(Tiled).block_size == BLOCK
+
+    class Forgets(GPT):
+        def sees(self, i, j):
+            return (j <= i) & (i - j < 6)
+
+    for name, failed in (
+        ("kernel_size", ["check_context_use"]),
+        ("chunk_size", ["check_context_use"]),
+        ("local_attn_window_size", []),
+        ("attention_window", []),
+    ):
+        size = [6, 6] if name == "attention_window" else 6
+        kind = type("Kind", (Forgets,), {name: size})
+        assert check_model(kind, checks=["context_use"]).failed == failed
+
+
 # --- Mistakes: one line, with the numbers -----------------------------------
 
 
@@ -268,8 +318,16 @@ MISTAKES = {
         SIZES,
         "raised TypeError",
     ),
-    "no vocabulary": (Narrow, {"block_size": 8}, "vocab_size must be given"),
-    "no length": (Narrow, {"vocab_size": 65}, "block_size must be given"),
+    "no vocabulary": (
+        Narrow,
+        {"block_size": 8},
+        r"give vocab_size \(in the shell --vocab",
+    ),
+    "no length": (
+        Narrow,
+        {"vocab_size": 65},
+        r"give block_size \(in the shell --block",
+    ),
     "contradiction": (GPT, {"vocab_size": 99}, f"99.*vocab_size={VOCAB}"),
     "negative": (GPT, {"block_size": -3}, "block_size.*-3"),
     "no number": (GPT, {"vocab_size": True}, "vocab_size.*True"),

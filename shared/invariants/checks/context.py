@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..errors import SkipCheck
-from ..model.sizes import LENGTH, WINDOW, all_declared
+from ..model.sizes import WINDOW, all_declared
 from ..model.subject import Subject
 from ..model.tokens import SHORT, draw, others, rows_at_once, splits_to_try
 from ..search.larger_weights import amplified
@@ -174,9 +174,8 @@ def check_context_use(subject: Subject) -> str:
     longest = subject.block_size
     if longest < 2:
         return "one token has no past"
-    sizes = all_declared(subject.build(), WINDOW)
-    windows = [size for size in sizes if size.name not in LENGTH]
-    window = min(windows, key=lambda w: w.value) if windows else None
+    windows = all_declared(subject.build(), WINDOW)
+    window = min(windows, key=lambda w: w.value, default=None)
     generator = subject.generator()
     searches = Searches(subject)
     reported = ""

@@ -9,31 +9,61 @@ from torch import nn
 
 from ..errors import UnusableModel
 
-VOCABULARY = ("vocab_size", "n_vocab", "vocabulary_size", "num_tokens")
+VOCABULARY = (
+    "vocab_size",
+    "n_vocab",
+    "vocabulary_size",
+    "num_tokens",
+    "padded_vocab_size",
+)
+# Those that say how long a text was in training: a promise to refuse longer
+# ones only where the model holds a table of as many positions.
+TRAINED_AT = (
+    "max_position_embeddings",
+    "seq_len",
+    "seq_length",
+    "sequence_len",
+    "sequence_length",
+    "ctx_len",
+)
+# block_size comes last: beside another one it is a tile of the attention.
 LENGTH = (
-    "block_size",
+    "max_position_embeddings",
     "n_positions",
+    "max_target_positions",
+    "n_ctx",
     "context_length",
-    "max_len",
     "max_seq_len",
     "max_seq_length",
-    "n_ctx",
-    "max_position_embeddings",
+    "max_seqlen",
+    "max_sequence_length",
+    "max_len",
+    *TRAINED_AT[1:],
+    "block_size",
 )
 WINDOW = (
     "window",
     "window_size",
     "sliding_window",
+    "sliding_window_size",
     "attention_window",
+    "attention_window_size",
     "local_window",
+    "local_window_size",
+    "local_attn_window_size",
     "receptive_field",
+    "attention_chunk_size",
+)
+# Where a model may change its ways, though nothing is forgotten there.
+TILES = (
     "kernel_size",
     "conv_kernel",
     "chunk_size",
-    "attention_chunk_size",
     "block_length",
+    "block_size",
 )
-CONFIGS = ("config", "cfg", "args", "hparams")
+ROWS = ("max_batch_size", "max_bsz")
+CONFIGS = ("config", "cfg", "args", "params", "hparams")
 
 
 @dataclass(frozen=True)
@@ -67,7 +97,8 @@ def choose_sizes(
     if vocab_size is None:
         if known is None:
             raise UnusableModel(
-                f"{name} does not say its vocabulary: vocab_size must be given"
+                f"{name} does not say its vocabulary: give vocab_size (in "
+                f"the shell --vocab-size)"
             )
         vocab_size = known.value
     elif known is not None and known.value != vocab_size:
@@ -82,8 +113,8 @@ def choose_sizes(
     if block_size is None:
         if longest is None:
             raise UnusableModel(
-                f"{name} does not say its longest sequence: block_size must "
-                f"be given"
+                f"{name} does not say its longest sequence: give block_size "
+                f"(in the shell --block-size), the longest to try"
             )
         block_size = longest.value
     elif longest is not None and longest.value < block_size:
@@ -98,7 +129,7 @@ def choose_sizes(
 def _require_positive(name: str, size: int | None) -> None:
     if size is None:
         return
-    if not isinstance(size, Integral) or size is True or size < 1:
+    if not _is_size(size):
         raise ValueError(f"{name} must be a positive number, got {size!r}")
 
 
@@ -115,10 +146,18 @@ def all_declared(model: object, names: tuple[str, ...]) -> list[Declared]:
     for name in names:
         for place in places:
             value = _get(place, name)
-            if isinstance(value, int) and not isinstance(value, bool):
-                found.append(Declared(name, value))
+            if isinstance(value, list | tuple):  # one for each layer or side
+                value = max(filter(_is_size, value), default=None)
+            if _is_size(value):
+                found.append(Declared(name, int(value)))
                 break
-    return [size for size in found if size.value > 0]
+    return found
+
+
+def _is_size(value: Any) -> bool:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        return False
+    return int(value) > 0
 
 
 def _get(place: object, name: str) -> Any:
@@ -135,17 +174,13 @@ def promised_limit(
 ) -> tuple[Declared | None, str]:
     """Return the length that a model promises to refuse to exceed, if any.
 
-    max_position_embeddings is also what models without a table of positions
-    call the length they were trained at: it is a promise only where the
-    model holds such a table.
-
     Returns:
         The limit, or None and the reason.
     """
     limit = declared(model, LENGTH)
     if limit is None:
         return None, "no limit declared"
-    if limit.name == "max_position_embeddings" and not _has_table(
+    if limit.name in TRAINED_AT and not _has_table(
         model, limit.value, vocab_size
     ):
         return None, (

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from .sizes import WINDOW, all_declared
+from .sizes import TILES, WINDOW, all_declared
 
 SHORT = 16  # every split of every length up to this one is tried
 SPLITS = 24  # of a longer sequence at least as many
@@ -46,11 +46,11 @@ def lengths_to_try(model: object, longest: int) -> list[int]:
     """Return lengths over SHORT: the longest, near 32, near edges.
 
     Edges are powers of two, where kernels have their tiles, and each window
-    or chunk that the model declares.
+    or tile that the model declares.
     """
     power = 1 << (longest.bit_length() - 1)
     lengths = {longest, longest - 1, power - 1, power, power + 1, 33}
-    for window in all_declared(model, WINDOW):
+    for window in all_declared(model, WINDOW + TILES):
         w = window.value
         lengths |= {w - 1, w, w + 1, 2 * w + 1}
     return sorted(t for t in lengths if SHORT < t <= longest)
