@@ -1,9 +1,8 @@
-"""Writes the tables of tests/README.md from the tests themselves.
+"""Writes the tables of models in tests/README.md from the models.
 
 python tests/readme.py
 """
 
-import ast
 import re
 from pathlib import Path
 
@@ -11,22 +10,6 @@ from broken_models import BROKEN
 from correct_models import CORRECT
 
 TESTS = Path(__file__).resolve().parent
-
-
-def faults():
-    """Number, fault and remedy of every test of a tutorial's fault.
-
-    The first paragraph of its docstring is the fault, the second what this
-    kit does instead.
-    """
-    tree = ast.parse((TESTS / "test_errata.py").read_text("utf-8"))
-    rows = []
-    for node in tree.body:
-        name = getattr(node, "name", "")
-        if found := re.match(r"test_(d\d)_(\d\db?)_", name):
-            number = "-".join(found.groups()).replace("d", "D", 1)
-            rows.append((number, *ast.get_docstring(node).split("\n\n")))
-    return sorted(rows)
 
 
 def table(head, rows):
@@ -53,7 +36,6 @@ def tables():
     return {
         "broken": table(("fault", "caught by", "what it does"), broken),
         "correct": table(("model", "what is unusual about it"), correct),
-        "faults": table(("", "the tutorial", "here"), faults()),
     }
 
 

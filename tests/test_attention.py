@@ -74,7 +74,17 @@ def test_probabilities_are_returned_before_dropout():
 def test_query_and_key_may_come_from_different_sequences():
     layer = MultiHeadedAttention(2, 6).double().eval()
     query, memory = randn(3, 2, 6, seed=2), randn(3, 5, 6, seed=3)
-    assert layer(query, memory, memory).shape == (3, 2, 6)
+    out = layer(query, memory, memory)
+    assert out.shape == (3, 2, 6)
+    # the order of the memory does not matter, its keys and values do
+    turned = memory.flip(1)
+    torch.testing.assert_close(layer(query, turned, turned), out)
+    other = memory + 1
+    assert not layer(query, memory, other).allclose(out)
+    equal = memory[:, :1].expand_as(memory)
+    torch.testing.assert_close(
+        layer(query, memory, equal), layer(query, other, equal)
+    )
 
 
 def test_one_mask_a_row_of_the_batch():

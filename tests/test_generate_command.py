@@ -115,7 +115,9 @@ def test_prompts_of_different_lengths_are_their_own(run, weights, style):
 def test_a_batch_repeats_each_prompt(run):
     batch = ("generate", *SMALL, "--batch=3", "--ids")
     out, err = run(*batch, "--new-tokens=2")
-    ids = out.splitlines()[1::2]
+    texts, ids = out.splitlines()[::2], out.splitlines()[1::2]
+    decode = load_tokenizer("duet-1k").decode
+    assert texts == [decode(list(map(int, row.split()))) for row in ids]
     assert len(ids) == 3
     assert len(set(ids)) == 1
     assert "3, of 5 tokens" in err

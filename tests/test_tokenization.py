@@ -60,14 +60,6 @@ def test_each_numbers_its_tokens_in_its_way():
     assert load_tokenizer("bytes").decode([0xC3]) == "\ufffd"
 
 
-def test_the_ids_of_the_article(r50k_base):
-    tokenizer = load_tokenizer("davinci")
-    assert tokenizer.n_vocab == r50k_base.n_vocab == 50257
-    assert tokenizer.encode("A long time ago") == [32, 890, 640, 2084]
-    assert tokenizer.encode("she") == [7091]
-    assert tokenizer.encode(" she") == [673]
-
-
 @pytest.mark.unhooked
 def test_ids_of_any_kind_but_none_outside_the_vocabulary(tokenizer):
     for each in (tokenizer, CharTokenizer("ab")):

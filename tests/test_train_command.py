@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -110,6 +111,7 @@ def test_a_run_from_start_to_text(duet, train, style):
     assert len(sample) == 1 + 300 + 1
     assert set(sample) <= set(TEXT)
     assert "step    12" in err
+    assert re.search(r" \d,\d{3} parameters, ", err)
     status, written, err = duet(
         "generate", "--checkpoint", out, "--prompt=The cat",
         "--new-tokens=9", "--temperature=1",

@@ -161,14 +161,15 @@ def test_an_estimate_is_a_mean_that_leaves_the_model_as_it_was():
     assert same(weights(run), before)
     assert all(p.grad is None for p in run.model.parameters())
 
-    drawing = generator_for("eval", 0, "val")
     run.model.eval()
-    single = []
-    for _ in range(3):
-        x, y = random_batch(VAL, 4, 6, drawing)
-        log_probs = run.model.log_probs(x).flatten(0, 1)
-        single.append(float(F.nll_loss(log_probs, y.flatten()).detach()))
-    assert losses["val"] == pytest.approx(sum(single) / 3)
+    for part, ids in (("train", TRAIN), ("val", VAL)):
+        drawing = generator_for("eval", 0, part)
+        single = []
+        for _ in range(3):
+            x, y = random_batch(ids, 4, 6, drawing)
+            log_probs = run.model.log_probs(x).flatten(0, 1)
+            single.append(float(F.nll_loss(log_probs, y.flatten()).detach()))
+        assert losses[part] == pytest.approx(sum(single) / 3)
 
 
 def test_the_mode_is_put_back_even_after_an_error(monkeypatch):
@@ -177,7 +178,7 @@ def test_the_mode_is_put_back_even_after_an_error(monkeypatch):
     monkeypatch.setattr(run.model, "log_probs", lambda x: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run.estimate_losses()
-    assert run.model.training
+    assert all(m.training for m in run.model.modules())
 
 
 @pytest.mark.parametrize(
