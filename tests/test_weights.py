@@ -1,7 +1,6 @@
 """The GPT-2 layout in and out of both styles, and what does not fit."""
 
 import copy
-import re
 from functools import partial
 
 import pytest
@@ -89,10 +88,8 @@ def test_the_weights_are_copies(style):
         torch.testing.assert_close(back[name], tensor)
 
 
-@pytest.mark.parametrize("history", [False, True])
-def test_loaded_parameters_are_the_models_own_to_train(style, history):
-    state = random_state(SMALL)
-    state = {k: v.requires_grad_(history) for k, v in state.items()}
+def test_loaded_parameters_are_the_models_own_to_train(style):
+    state = {k: v.requires_grad_() for k, v in random_state(SMALL).items()}
     before = torch.get_rng_state()
     model = style.from_gpt2(state, SMALL)
     assert torch.get_rng_state().equal(before)
@@ -106,16 +103,10 @@ def test_loaded_parameters_are_the_models_own_to_train(style, history):
     ("change", "message"),
     [
         ({"h.1.ln_2.bias": None}, r"missing h\.1\.ln_2\.bias"),
-        ({"wte.weight": None}, r"missing wte\.weight"),
         ({"wqe": torch.zeros(1)}, "unknown wqe"),
-        ({"h.2.ln_1.bias": torch.zeros(8)}, r"unknown h\.2\.ln_1\.bias"),
         (
             {"h.0.mlp.c_fc.weight": torch.zeros(32, 8)},
             r"another shape h\.0\.mlp\.c_fc\.weight \(32, 8\) for \(8, 32\)",
-        ),
-        (
-            {"wpe.weight": torch.zeros(9, 8)},
-            r"wpe\.weight \(9, 8\) for \(8, 8\)",
         ),
         ({"lm_head.bias": torch.zeros(3)}, r"lm_head\.bias \(3,\) for \(13,"),
         (
@@ -129,12 +120,9 @@ def test_what_does_not_fit_is_named(style, change, message):
         style.from_gpt2(changed(random_state(SMALL), change), SMALL)
 
 
-def test_a_long_list_is_cut_and_counted():
+def test_a_long_list_is_cut_and_counted_and_every_key_is_needed():
     with pytest.raises(ValueError, match=r"missing .* and 25 more"):
         from_gpt2({}, SMALL)
-
-
-def test_loading_exactly_means_every_key():
     with torch.device("meta"):
         model = nn.Linear(2, 3)
     with pytest.raises(ValueError, match="missing bias"):
@@ -156,10 +144,9 @@ def test_an_absent_head_is_the_token_table():
 def test_a_bias_of_the_head_appears_only_where_it_is_not_zero():
     state = random_state(SMALL)
     assert from_gpt2(state, SMALL).lm_head.bias is not None
-    state["lm_head.bias"].zero_()
-    assert from_gpt2(state, SMALL).lm_head.bias is None
-    del state["lm_head.bias"]
-    assert from_gpt2(state, SMALL).lm_head.bias is None
+    for nothing in (torch.zeros(13), None):
+        state = changed(state, {"lm_head.bias": nothing})
+        assert from_gpt2(state, SMALL).lm_head.bias is None
 
 
 @pytest.mark.parametrize(
@@ -232,14 +219,12 @@ def test_matrices_that_differ_are_not_tied(moved, message):
             from_gpt2(state, TIED)
 
 
-@pytest.mark.parametrize("size", [0.0, 0.5, 1e-6])
-def test_a_bias_however_small_forbids_tying(size):
+def test_a_bias_however_small_forbids_tying():
     state = random_state(TIED)
     state["lm_head.bias"] = torch.zeros(13, dtype=torch.float64)
-    state["lm_head.bias"][5] = -size
-    if not size:
-        from_gpt2(state, TIED)
-    else:
+    from_gpt2(state, TIED)
+    for size in (0.5, 1e-6):
+        state["lm_head.bias"][5] = -size
         with pytest.raises(ValueError, match=rf"bias is up to {size:g}"):
             from_gpt2(state, TIED)
 
@@ -266,15 +251,15 @@ def nanogpt_state():
     return from_gpt2(random_state(SMALL), SMALL).state_dict()
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_state_dict_of_nanogpt_is_read(compiled):
+def test_a_state_dict_of_nanogpt_is_read_compiled_or_not():
     state = nanogpt_state()
-    if compiled:
-        state = {f"_orig_mod.{k}": v for k, v in state.items()}
-        mask = torch.ones(1, 1, 8, 8)
-        state["_orig_mod.transformer.h.0.attn.bias"] = mask
+    compiled = {f"_orig_mod.{k}": v for k, v in state.items()}
+    mask = torch.ones(1, 1, 8, 8)
+    compiled["_orig_mod.transformer.h.0.attn.bias"] = mask
     expected = log_probs(random_model(mingpt_style, SMALL))
-    assert log_probs(from_nanogpt(state, SMALL)).equal(expected)
+    for given_state in (state, compiled):
+        model = from_nanogpt(given_state, SMALL)
+        assert log_probs(model).equal(expected)
 
 
 def test_absent_biases_are_zeros():
@@ -289,11 +274,3 @@ def test_absent_biases_are_zeros():
     damaged = changed(state, {"transformer.h.1.attn.c_proj.bias": None})
     with pytest.raises(ValueError, match=r"missing h\.1\.attn\.c_proj\.bias"):
         from_nanogpt(damaged, SMALL)
-
-
-def test_a_linear_of_gpt2_orientation_is_refused():
-    state = nanogpt_state()
-    name = "transformer.h.0.mlp.c_fc.weight"
-    state[name] = state[name].t()
-    with pytest.raises(ValueError, match=re.escape("(32, 8) for (8, 32)")):
-        from_nanogpt(state, SMALL)
