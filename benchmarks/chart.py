@@ -18,11 +18,7 @@ TITLE = ("shape", "layers", "width", "batch", "time", "prompt", "new")
 
 
 def require_picture(path: Path | None) -> None:
-    """Refuse a name that says no format.
-
-    Raises:
-        ValueError: for a suffix that is neither .svg nor .png.
-    """
+    """Refuse a name that ends neither in .svg nor in .png."""
     if path is not None and path.suffix not in (".svg", ".png"):
         raise ValueError(f"a plot ends in .svg or .png, got {path.name}")
 

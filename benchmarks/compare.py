@@ -45,9 +45,8 @@ def compare_results(
 ) -> tuple[list[Change], list[str]]:
     """Compare each row with the same row of the same setting before.
 
-    Returns:
-        The changes, and in words what else a reader has to know: what was
-        not compared, and versions that are not the old ones.
+    The notes are what else a reader has to know: what was not compared, and
+    versions that are not the old ones.
     """
     before = {_key(run.what, run.setting): run for run in old.runs}
     changes, notes = [], []
@@ -79,15 +78,8 @@ def require_comparable(
 ) -> None:
     """Refuse old results that nothing planned can be compared to.
 
-    Args:
-        old: results.
-        machine: facts about the machine that is measured now.
-        what: will be measured.
-        settings: of each run.
-
-    Raises:
-        ValueError: for another machine, or where no setting is equal,
-            naming what differs from the old file's first run.
+    Another machine, or no equal setting: the message names what differs from
+    the old file's first run.
     """
     for fact in IDENTITY:
         was, now = old.machine.get(fact), machine.get(fact)

@@ -23,9 +23,6 @@ def measure_forward(plan: Plan, tell: Tell = lambda text: None) -> list[Run]:
 
     Everyone is tested at every size before anything is timed, so that a
     peer that cannot read the longest text is told at once.
-
-    Raises:
-        ValueError: for styles that differ, or a peer that is refused.
     """
     tell("building")
     longest = Tokens(plan, 1, max(plan.times))
@@ -95,11 +92,7 @@ def _prepare(
 
 
 def training_step(candidate: Candidate, tokens: Tokens) -> Callable[[], float]:
-    """Return a step of AdamW in train mode, which returns the loss before it.
-
-    Raises:
-        ValueError: for a candidate without parameters.
-    """
+    """Return a step of AdamW in train mode; it returns the loss before."""
     model: Any = candidate.model
     if not isinstance(model, nn.Module):
         raise ValueError(f"{candidate.name} is no module: it cannot train")

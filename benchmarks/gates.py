@@ -13,8 +13,7 @@ from .models import Candidate
 def answer(candidate: Candidate, tokens: Tensor, *, grad: bool = False) -> Any:
     """Run a candidate once on ids, with gradients as in training or without.
 
-    Raises:
-        ValueError: in one line, for one that cannot be run or compiled.
+    ValueError in one line for one that cannot be run or compiled.
     """
     try:
         with torch.inference_mode(not grad):
@@ -34,13 +33,8 @@ def require_sound(
     A model without a causal mask is another model, and often a faster one.
     Half of the text is changed, where one token among many would be lost in
     the rounding of a short format, and the last token alone, for a model
-    that looks ahead only within its last part.
-
-    Returns:
-        The seconds of the first of all runs.
-
-    Raises:
-        ValueError: naming the candidate, and both numbers.
+    that looks ahead only within its last part. Returns the seconds of the
+    first of all runs.
     """
     name, clock = candidate.name, clock_for(tokens.device)
     start = clock()
@@ -97,11 +91,7 @@ def require_as_eager(
 ) -> float:
     """Refuse a compiled candidate that computes something else than before.
 
-    Returns:
-        The seconds of its first run, in which it is compiled.
-
-    Raises:
-        ValueError: with the difference and what rounding explains.
+    Returns the seconds of its first run, in which it is compiled.
     """
     clock = clock_for(tokens.device)
     start = clock()

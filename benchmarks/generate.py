@@ -22,9 +22,6 @@ def measure_generate(plan: Plan, tell: Tell = lambda text: None) -> list[Run]:
     A style with a cache reads each token once, one without reads the whole
     text for each new token. On the CPU a style with a cache is optimized
     for it first, as `gpt-duet generate` does.
-
-    Raises:
-        ValueError: for styles that differ, and peers that are refused.
     """
     tell("building")
     trial = Tokens(plan, 1, max(plan.times)).ids

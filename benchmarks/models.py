@@ -80,19 +80,10 @@ def build_styles(
 ) -> tuple[list[Candidate], list[str]]:
     """Build a plan's styles from one set of weights: they must agree.
 
-    They are compared in float32, whatever they run in later: there a
-    difference is a mistake, and not the rounding of a short format.
-
-    Args:
-        plan: the last style draws the weights.
-        tokens: ids of all positions; the first row is compared.
-        dtype: what they shall run in.
-
-    Returns:
-        The styles, and a sentence on how far they agree.
-
-    Raises:
-        ValueError: for two styles that differ by more than rounding.
+    They are compared in float32 on the first row of the tokens, whatever
+    they run in later: there a difference is a mistake, and not the rounding
+    of a short format. The last style draws the weights. Returns a sentence
+    on how far they agree, too.
     """
     config, names, row = plan.config, plan.styles, tokens[:1]
     state = enlarged_random_weights(load_style(names[-1]), config, seed=0)
@@ -153,11 +144,7 @@ def _as_called(name: str, model: Any, note: str, tokens: Tensor) -> Candidate:
 def build_peers(plan: Plan) -> tuple[list[Candidate], list[str]]:
     """Build a plan's peers, with weights of their own, ready to run.
 
-    Returns:
-        The peers, and a sentence for each that was left out.
-
-    Raises:
-        ValueError: for a peer that cannot be had.
+    Returns a sentence for each that was left out, too.
     """
     peers, left_out = [], []
     for name in plan.peers:

@@ -22,11 +22,7 @@ from .timing import Tell
 
 @dataclass
 class Output:
-    """Where results go; what cannot work is refused before any work.
-
-    Raises:
-        ValueError: for a file that cannot be written or read.
-    """
+    """Where results go; what cannot work is refused before any work."""
 
     device: torch.device
     json: Path | None = None
@@ -50,11 +46,7 @@ class Output:
         self._machine = machine_facts(self.device)
 
     def prepare(self, what: str, settings: Sequence[Facts]) -> None:
-        """Refuse old results that what is planned cannot be compared to.
-
-        Raises:
-            ValueError: naming what differs.
-        """
+        """Refuse old results that what is planned cannot be compared to."""
         if self._old is not None:
             old = self._old.machine
             require_comparable(self._old, self._machine, what, settings)

@@ -121,11 +121,8 @@ PEERS: dict[str, Callable[[GPTConfig], Any]] = {
 def build_peer(name: str, config: GPTConfig) -> Any:
     """Build one of PEERS, or anyone's.
 
-    Args:
-        name: one of PEERS, or "package.module:factory" or
-            "path/to/file.py:factory", the factory taking the config or
-            nothing.
-        config: the shape.
+    That is "package.module:factory" or "path/to/file.py:factory", the factory
+    taking the config or nothing.
 
     Raises:
         ModuleNotFoundError: for one of PEERS that is not installed.

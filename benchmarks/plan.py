@@ -109,14 +109,10 @@ class Plan:
 
 
 class Tokens:
-    """Random ids that are drawn anew before each round.
+    """Random ids (batch, time) that are drawn anew before each round.
 
-    Attributes:
-        ids: (batch, time), what a model reads.
-        targets: (batch, time), the ids one place later.
-
-    Raises:
-        ValueError: for more ids than any machine could work on.
+    The targets are the ids one place later. ValueError for more ids than any
+    machine could work on.
     """
 
     def __init__(self, plan: Plan, batch: int, time: int):
@@ -157,10 +153,6 @@ def make_plan(
             of a preset that leaves it open is GPT-2's, the block as long as
             the longest text.
         **others: of the plan.
-
-    Raises:
-        ValueError: for an unknown name, what GPTConfig refuses, or a text
-            above the block size.
     """
     if preset not in PRESETS and preset not in preset_names():
         known = ", ".join([*PRESETS, *preset_names()])

@@ -79,12 +79,8 @@ def progress(console: Console, total: int) -> Iterator[Callable]:
 
     It is called with the number of steps that are done and a few words. In
     a terminal a bar appears once the work has taken a while, and goes when
-    it ends; elsewhere nothing is printed.
-
-    Args:
-        console: where the bar is drawn; lines that it prints meanwhile
-            stand above the bar.
-        total: number of steps.
+    it ends; lines that the console prints meanwhile stand above it.
+    Elsewhere nothing is printed.
     """
     bar = Progress(
         MofNCompleteColumn(),

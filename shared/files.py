@@ -11,11 +11,7 @@ from typing import Any
 
 
 def write_atomically(path: Path, content: str) -> None:
-    """Write beside the file, then put it in its place.
-
-    Args:
-        path: the file; an old one is replaced.
-        content: its text, written in UTF-8.
+    """Write a text in UTF-8 beside the file, then put it in its place.
 
     Raises:
         ValueError: where it cannot be written; the old one is then as it was.
@@ -25,13 +21,7 @@ def write_atomically(path: Path, content: str) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file as `write_atomically` does; NaN becomes null.
-
-    Args:
-        path: the file.
-        content: numbers that are not finite, which JSON does not know, are
-            written as null.
-    """
+    """Write a JSON file as `write_atomically` does; NaN becomes null."""
     text = json.dumps(_finite(content), indent=2, allow_nan=False)
     write_atomically(path, text + "\n")
 
@@ -39,9 +29,6 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 @contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
     """Give a path to write to, which takes the file's place once written.
-
-    Args:
-        path: the file; an old one is replaced.
 
     Raises:
         ValueError: where it cannot be written; the old one is then as it was.
@@ -60,9 +47,7 @@ def replace_file(path: Path) -> Iterator[Path]:
 def require_new_folder(path: Path) -> None:
     """Refuse a folder that cannot be made, before any work is done.
 
-    Raises:
-        ValueError: where something is in the way, or the folder above is
-            missing or cannot be written in.
+    Something may be in the way, or the folder above may be missing or closed.
     """
     if path.is_dir():
         if any(path.iterdir()):
@@ -80,8 +65,7 @@ def require_new_folder(path: Path) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """Give a folder to fill, which gets its name once all is written.
 
-    Args:
-        path: the name; an empty folder may be there already.
+    An empty folder of that name may be there already.
 
     Raises:
         ValueError: as `require_new_folder`, and where the name cannot be

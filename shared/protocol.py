@@ -100,11 +100,7 @@ STYLE_NAMES = ("build_model", "from_gpt2", "to_gpt2", "COMPONENTS", "STAGES")
 
 
 def load_style(name: str) -> Style:
-    """Import a style by the name of its package.
-
-    Raises:
-        ValueError: where there is no such package, or it is no style.
-    """
+    """Import a style by the name of its package; ValueError for none."""
     if not all(part.isidentifier() for part in name.split(".")):
         raise ValueError(f"no style {name!r}: that is no package's name")
     try:

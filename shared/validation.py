@@ -27,12 +27,6 @@ def whole_number(
 ) -> int:
     """Return a whole number as an int; NumPy's integers are whole, too.
 
-    Args:
-        name: what the message calls it.
-        value: what the user gave.
-        at_least: smallest that is right.
-        at_most: largest that is right.
-
     Raises:
         ValueError: naming the number, its bound, and the value.
     """
@@ -61,22 +55,14 @@ def is_number(value: object) -> bool:
 def choose_dtype(
     name: str, known: Iterable[str] = EXACT_DTYPES
 ) -> torch.dtype:
-    """Return the dtype of that name.
-
-    Raises:
-        ValueError: for a name that is not among the known ones.
-    """
+    """Return the dtype of that name; ValueError if it is not known."""
     if name not in known:
         raise ValueError(f"dtype must be {' or '.join(known)}, got {name!r}")
     return DTYPES[name]
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of that name, if it is there.
-
-    Raises:
-        ValueError: for a name torch does not know, or a device not present.
-    """
+    """Return the device of that name; ValueError if it is not there."""
     try:
         device = torch.device(name)
         torch.empty(1, device=device).cpu()
@@ -99,20 +85,12 @@ def choose_device(name: str) -> torch.device:
 
 
 def require_seed(seed: int) -> None:
-    """Refuse a seed that torch's generators do not take.
-
-    Raises:
-        ValueError: for one that is not from 0 to 2**63 - 1.
-    """
+    """Refuse a seed that torch's generators do not take."""
     whole_number("seed", seed)
 
 
 def require_parent(path: Path | None) -> None:
-    """Refuse a path that cannot be written, before any work is done.
-
-    Raises:
-        ValueError: for a folder, or a file in a folder that is not there.
-    """
+    """Refuse a path that cannot be written, before any work is done."""
     if path is None:
         return
     if path.is_dir():
@@ -126,11 +104,7 @@ def require_parent(path: Path | None) -> None:
 
 
 def require_different(outputs: dict[str, Path | None], **inputs: Any) -> None:
-    """Refuse to write a file over one that is read, or written too.
-
-    Raises:
-        ValueError: naming the two options.
-    """
+    """Refuse to write a file over one that is read, or written too."""
     seen: dict[Path, str] = {
         Path(path).resolve(): f"--{name}"
         for name, path in inputs.items()

@@ -33,14 +33,11 @@ _OUR_FIELDS = {field.name for field in fields(GPTConfig)}
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields of GPTConfig that a config.json fixes.
+    """Return the fields of GPTConfig that a config.json fixes, and notes.
 
-    Args:
-        path: transformers' for GPT-2 (it has a model_type), or the kit's
-            own: the fields of GPTConfig; nanoGPT's model_args will do.
-
-    Returns:
-        The fields, and notes about what was simplified.
+    It is transformers' for GPT-2 (it has a model_type), or the kit's own:
+    the fields of GPTConfig; nanoGPT's model_args will do. The notes say what
+    was simplified.
 
     Raises:
         ValueError: for what is no JSON object, a field that is missing or

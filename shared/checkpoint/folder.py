@@ -52,10 +52,6 @@ class Checkpoint:
 
         nanoGPT trains 50,304 rows for GPT-2's 50,257 tokens.
 
-        Args:
-            n_vocab: of the tokenizer.
-            name: of the tokenizer.
-
         Raises:
             ValueError: where the two vocabularies differ, with both sizes.
         """
@@ -78,12 +74,7 @@ class Checkpoint:
 
 
 def cut_vocabulary(state: Mapping[str, Tensor], n_vocab: int) -> State:
-    """Keep the first tokens only: the same function over fewer tokens.
-
-    Args:
-        state: in the GPT-2 layout.
-        n_vocab: how many tokens to keep.
-    """
+    """Keep the first tokens only: the same function over fewer tokens."""
     rows = ("wte.weight", "lm_head.weight", "lm_head.bias")
     return {
         name: tensor[:n_vocab] if name in rows else tensor

@@ -98,11 +98,7 @@ def read_gpt2(state: Mapping[str, Tensor], config: GPTConfig) -> State:
 def axes(
     state: Mapping[str, Tensor], name: str, count: int
 ) -> tuple[int, ...]:
-    """Return the shape of a tensor that must have so many axes.
-
-    Raises:
-        ValueError: where it is missing, or has other axes.
-    """
+    """Return the shape of a tensor, which must be there with so many axes."""
     if name not in state:
         raise ValueError(f"weights do not fit: missing {name}")
     shape = tuple(state[name].shape)
@@ -116,8 +112,7 @@ def require_shapes(
 ) -> None:
     """Refuse a state whose names or shapes are not the expected ones.
 
-    Raises:
-        ValueError: naming the first few of each kind, and counting them.
+    The message names the first few of each kind, and counts them.
     """
     problems = []
     if missing := sorted(shapes.keys() - state.keys()):
@@ -157,13 +152,8 @@ def require_tied(state: Mapping[str, Tensor]) -> None:
     """Refuse to tie a head that computes something else than wte.
 
     Four units in the last place are rounding: dividing a matrix by a root
-    and multiplying it again costs up to two.
-
-    Args:
-        state: in full form, as `read_gpt2` returns it.
-
-    Raises:
-        ValueError: with the size of the difference, or of the bias.
+    and multiplying it again costs up to two. The message has the size of the
+    difference, or of the bias.
     """
     wte, head = state["wte.weight"], state["lm_head.weight"]
     if not units_apart(wte, head) <= 4:

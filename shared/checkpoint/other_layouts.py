@@ -34,8 +34,7 @@ _SCRATCH_QKV = ("attn.query", "attn.key", "attn.value")
 def recognise(state: Mapping[str, Tensor]) -> str:
     """Return the layout's name: "gpt2", "nanogpt" or "scratch".
 
-    Raises:
-        ValueError: listing the keys that fit none.
+    ValueError lists the keys that fit none.
     """
     names = strip(state, "_orig_mod.", "transformer.")
     fused = names.get("h.0.attn.c_attn.weight")
@@ -68,9 +67,6 @@ def bring_to_gpt2(state: Mapping[str, Tensor], layout: str) -> State:
     Returns:
         Names without "transformer.", no mask buffers; lm_head.weight where
         the file has it.
-
-    Raises:
-        ValueError: listing the keys and shapes that do not fit.
     """
     if layout == "gpt2":
         return strip(state, "transformer.")
@@ -78,11 +74,7 @@ def bring_to_gpt2(state: Mapping[str, Tensor], layout: str) -> State:
 
 
 def nanogpt_from_gpt2(state: Mapping[str, Tensor]) -> State:
-    """Name and turn tensors as nanoGPT's and minGPT's state dicts do.
-
-    Args:
-        state: in GPT-2's layout, without a prefix, with lm_head.weight.
-    """
+    """Name and turn tensors as nanoGPT's and minGPT's state dicts do."""
     return with_prefix(_transpose_linears(state))
 
 

@@ -18,8 +18,7 @@ _PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
 def read_tensors(file: Path) -> State:
     """Return the tensors of a safetensors file.
 
-    Raises:
-        ValueError: for a pickle, and for a damaged file.
+    ValueError for a pickle, and for a damaged file.
     """
     _refuse_pickle(file)
     try:
@@ -33,8 +32,7 @@ def read_tensors(file: Path) -> State:
 def find_weights(folder: Path) -> Path:
     """Return a folder's model.safetensors, or its only .safetensors.
 
-    Raises:
-        ValueError: where there is none, or several, or a pickle instead.
+    ValueError where there is none, or several, or a pickle instead.
     """
     if folder.is_file():
         _refuse_pickle(folder)

@@ -39,11 +39,7 @@ def describe(config: GPTConfig) -> str:
 
 
 def choose_text(text: str | None, file: Path | None) -> tuple[str, str]:
-    """Return the text and where it is from.
-
-    Raises:
-        ValueError: for both at once, an empty text, or an unreadable file.
-    """
+    """Return the text and where it is from."""
     if text is not None and file is not None:
         raise ValueError("give --text or --file, not both")
     if file is not None:
@@ -55,11 +51,7 @@ def choose_text(text: str | None, file: Path | None) -> tuple[str, str]:
 
 
 def require_text(option: str, text: str) -> None:
-    """Refuse an empty text, and bytes of the command line that are none.
-
-    Raises:
-        ValueError: naming the option.
-    """
+    """Refuse an empty text, and bytes of the command line that are none."""
     if not text:
         raise ValueError(f"{option} is empty")
     try:
@@ -78,17 +70,7 @@ def choose_config(
 
     Sizes given by the user come first, then the preset's, then the
     defaults; the vocabulary is the tokenizer's where the preset leaves it
-    open.
-
-    Args:
-        options: what the user gave.
-        tokenizer: whose ids the model reads.
-        sizes: the defaults.
-        **others: further fields of the config; None for the default.
-
-    Raises:
-        ValueError: for what GPTConfig refuses, and for a tokenizer with
-            more tokens than the preset has room for.
+    open. Others are further fields of the config; None for the default.
     """
     given = {k: v for k, v in asdict(options).items() if v is not None}
     given |= {k: v for k, v in others.items() if v is not None}
@@ -127,10 +109,6 @@ def choose_weights(
         tokenizer_name: its name.
         style: the package that draws random weights.
         seed: of random weights.
-
-    Raises:
-        ValueError: for options beside --weights that say what weights show,
-            and as choose_config, load_checkpoint and for_vocabulary.
     """
     note = f"random, seed {seed}, enlarged so that every part matters"
     if (
@@ -153,17 +131,7 @@ def choose_weights(
 def choose_start(
     start: str, options: ModelOptions, tokenizer: Tokenizer, name: str
 ) -> Checkpoint:
-    """Return the weights that training starts from.
-
-    Args:
-        start: "default", the small model of the kit, or a folder.
-        options: what else the user gave about the model.
-        tokenizer: whose ids the model must know.
-        name: the tokenizer's.
-
-    Raises:
-        ValueError: as choose_weights, and where the small model was deleted.
-    """
+    """Return what --from names: a folder, or "default", the small model."""
     folder = SMALL_FOLDER if start == "default" else Path(start)
     return _trained(folder, options, tokenizer, name, "--from")
 

@@ -185,9 +185,7 @@ def _resume(
 ) -> Run:
     """Return a run as its last checkpoint has it.
 
-    Raises:
-        ValueError: for an option that contradicts the run's beginning, and
-            for another text.
+    Options that contradict its beginning are refused, and another text.
     """
     if "--preset" in given:
         raise ValueError("--resume brings its sizes: leave --preset out")

@@ -25,15 +25,7 @@ def attention_maps(
     while the stage "block.{i}.attention" runs. Where it calls the fused
     kernel, which shows no probabilities, they are computed from the query,
     the key and the mask that it was given, and kept only if they give the
-    kernel's own answer.
-
-    Args:
-        model: a language model with `config` and `log_probs`.
-        stages: its stages.
-        tokens: ids.
-
-    Returns:
-        Query position by key position, or None where a layer shows none.
+    kernel's own answer. None where a layer shows none.
     """
     stage = "block.{i}.attention"
     if stage not in stages:
@@ -59,11 +51,7 @@ def attention_maps(
 
 
 class _SoftmaxWatch(TorchFunctionMode):
-    """Collects the probabilities that are computed inside of attention.
-
-    Attributes:
-        found: for each stage its probabilities, in the order of the calls.
-    """
+    """Collects, for each stage of attention, its probabilities in order."""
 
     def __init__(self, time: int):
         super().__init__()

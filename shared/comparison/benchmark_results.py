@@ -80,7 +80,7 @@ class Run(msgspec.Struct, forbid_unknown_fields=True):
     """Things that were measured in turn, in the same rounds.
 
     Attributes:
-        what: which measurement: "forward", "generate" or "train-step".
+        what: "forward", "generate" or "train-step".
         setting: what was asked for, by name.
         rows: what was measured.
         reference: name of the row that the others are compared to.
@@ -94,11 +94,7 @@ class Run(msgspec.Struct, forbid_unknown_fields=True):
     notes: list[str] = []
 
     def __post_init__(self) -> None:
-        """Refuse rows of different rounds, which no ratio can be taken of.
-
-        Raises:
-            ValueError: with both numbers.
-        """
+        """Refuse rows of different rounds, which no ratio can be taken of."""
         rounds = {len(row.seconds) for row in self.rows}
         if len(rounds) > 1:
             raise ValueError(
@@ -124,13 +120,7 @@ class Run(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Results(msgspec.Struct, forbid_unknown_fields=True):
-    """All that one call measured, on one machine.
-
-    Attributes:
-        machine: facts about it, by name.
-        runs: what was measured.
-        version: of this format.
-    """
+    """All that one call measured, on one machine that facts describe."""
 
     machine: dict[str, Value]
     runs: list[Run]
@@ -143,12 +133,7 @@ class Results(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_results(path: Path) -> Results:
-    """Read what `Results.save` wrote.
-
-    Raises:
-        ValueError: in one line, for a file that cannot be read, is of
-            another version, or holds something else.
-    """
+    """Read what `Results.save` wrote; ValueError for anything else."""
     try:
         content = path.read_bytes()
     except OSError as error:

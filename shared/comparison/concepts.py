@@ -60,15 +60,7 @@ CONCEPTS = {
 
 
 def choose_concepts(name: str | None, known: list[str]) -> list[str]:
-    """Return the concept of that name, or all.
-
-    Args:
-        name: a concept; None: all that are known.
-        known: what the styles have.
-
-    Raises:
-        ValueError: for a name that is not known, naming those that are.
-    """
+    """Return the concept of that name if it is known; all for None."""
     if name is None:
         return known
     if name not in known:

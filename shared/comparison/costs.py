@@ -19,16 +19,8 @@ def count_flops(
     """Count floating-point operations by concept, in one real forward pass.
 
     Only products of matrices are counted, a multiplication and an addition
-    as two; attention is counted as if every score were computed, also the
-    masked ones.
-
-    Args:
-        model: a language model with `config` and `log_probs`.
-        stages: its stages.
-        tokens: ids.
-
-    Returns:
-        For each concept its operations in all layers together.
+    as two, in all layers together; attention is counted as if every score
+    were computed, also the masked ones.
     """
     counter = FlopCounterMode(display=False)
     started: dict[str, int] = {}
@@ -87,12 +79,7 @@ def parameters_by_concept(
 def difference_by_concept(
     differences: Mapping[str, float], stages: Mapping[str, str]
 ) -> dict[str, float]:
-    """Take the largest difference over all layers, for each concept.
-
-    Args:
-        differences: largest absolute difference at each stage.
-        stages: the stage of each concept; {i} is the layer.
-    """
+    """Take the largest difference over all layers, for each concept."""
     found = {}
     for concept, stage in stages.items():
         pattern = re.escape(stage).replace(r"\{i\}", r"\d+")

@@ -62,14 +62,7 @@ def stage_hooks(
 ) -> Iterator[None]:
     """Put a model in eval mode, and call functions around its stages.
 
-    Args:
-        model: a language model with `config`.
-        stages: its stages, {i} standing for the layer.
-        before: called with a stage's name, layer spelt out, before it runs.
-        after: called with its name and its output.
-
-    Raises:
-        ValueError: for a path that is no submodule of the model.
+    Both get the stage's name, the layer spelt out, `after` its output too.
     """
     hooks = []
     with eval_mode(model):
@@ -115,11 +108,7 @@ def stage_modules(
 
 
 def submodule(model: nn.Module, path: str) -> nn.Module:
-    """Return the submodule at a dotted path.
-
-    Raises:
-        ValueError: where there is none.
-    """
+    """Return the submodule at a dotted path; ValueError for none."""
     try:
         return model.get_submodule(path)
     except AttributeError:
@@ -128,11 +117,7 @@ def submodule(model: nn.Module, path: str) -> nn.Module:
 
 
 def require_same_config(left: GPTConfig, right: GPTConfig) -> None:
-    """Refuse two configs that describe different functions.
-
-    Raises:
-        ValueError: naming the first field that differs, and both values.
-    """
+    """Refuse two configs that describe different functions."""
     for field in fields(GPTConfig):
         name = "inner_size" if field.name == "n_inner" else field.name
         a, b = getattr(left, name), getattr(right, name)
@@ -147,12 +132,6 @@ def compare_models(
     tokens: Int[Tensor, "batch time"],
 ) -> dict[str, float]:
     """Return the largest absolute difference at each common stage.
-
-    Args:
-        left: a language model.
-        right: another, with the same config.
-        stages: the stages of each.
-        tokens: ids.
 
     Raises:
         ValueError: where the configs differ, naming field and values.
@@ -223,12 +202,8 @@ def forward_times(
 ) -> tuple[list[Quartiles], int]:
     """Time log_probs of each model in turn, small ones on one thread.
 
-    Args:
-        models: language models, each timed once in every round, so that a
-            slow moment of the machine hits all of them.
-        tokens: ids.
-        rounds: how often at most.
-        budget: seconds after which no further round starts.
+    Each is timed once in every round, so that a slow moment of the machine
+    hits all of them, until `budget` seconds are over.
 
     Returns:
         For each model the quartiles of its seconds, and the number of

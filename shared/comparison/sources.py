@@ -57,10 +57,7 @@ class Part:
 class Pair:
     """Two parts that do the same, or one that stands alone.
 
-    Attributes:
-        left: of one style, or None.
-        right: of the other, or None.
-        rows: their segments beside each other.
+    The rows are their segments beside each other.
     """
 
     left: Part | None
@@ -73,13 +70,6 @@ def pair_sources(left: Style, right: Style) -> dict[str, list[Pair]]:
 
     Components are paired where both styles say that they are the same stage
     of the model; what stands between those is paired in reading order.
-
-    Args:
-        left: a style.
-        right: another.
-
-    Raises:
-        ValueError: for a component whose source cannot be found.
     """
     stages = (_stage_classes(left), _stage_classes(right))
     found = {}
@@ -117,11 +107,7 @@ def describe(concept: str, pairs: Sequence[Pair]) -> str:
 
 
 def read_part(component: Any) -> Part:
-    """Read the source of a class, function or method.
-
-    Raises:
-        ValueError: where Python cannot find it.
-    """
+    """Read the source of a class, function or method."""
     name = getattr(component, "__qualname__", repr(component))
     try:
         lines, line = inspect.getsourcelines(component)
@@ -142,13 +128,7 @@ def align(
 ) -> list[tuple[Any, Any]]:
     """Pair two sequences: equal keys together, the rest in order.
 
-    Args:
-        left: items.
-        right: items.
-        keys: of the left items, and of the right.
-
-    Returns:
-        Pairs in which each item stands once; None where one has none.
+    Each item stands in one pair, with None where it has no partner.
     """
     pairs: list[tuple[Any, Any]] = []
     matcher = SequenceMatcher(None, keys[0], keys[1], autojunk=False)

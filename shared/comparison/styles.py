@@ -123,11 +123,11 @@ def compare_styles(
 ) -> Comparison:
     """Build both styles from one set of weights and compare them.
 
-    The weights are random: `enlarged_random_weights` of the second style.
+    The weights are random: `enlarged_random_weights` of the second style,
+    which is the reference for what rounding explains.
 
     Args:
-        names: packages of the two styles; the second is the reference for
-            what rounding explains.
+        names: packages of the two styles.
         config: what to build.
         tokens: ids to run, on the device to run on.
         dtype: torch.float32 or torch.float64.
@@ -183,13 +183,8 @@ def compare_weights(
 ) -> Comparison:
     """Compare two styles on given weights in the GPT-2 layout.
 
-    Args:
-        names: packages of the two styles.
-        config: what the weights do not show.
-        state: the weights; their dtype and device are used.
-        tokens: ids, on the same device.
-        weights: where the weights come from, in words.
-        top: how many likeliest next tokens to keep.
+    Their dtype and device are used; `weights` says in words where they come
+    from. The rest is as in `compare_styles`.
     """
     left, right = (load_style(name) for name in names)
     a = left.from_gpt2(state, config).eval()

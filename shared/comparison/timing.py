@@ -40,9 +40,6 @@ def interleave(
         before: called with the round's number, from 0, before each round.
         budget: seconds after which no further round starts.
         seed: of the order.
-
-    Returns:
-        For each name its seconds, in the order of the rounds.
     """
     end = time.monotonic() + budget
     order = random.Random(seed)
@@ -108,10 +105,8 @@ class EventClock:
 
     A reading is the moment at which the accelerator has done all that was
     asked of it. Between two of them is also the time that it waits for a
-    host which is slower to ask than it is to work.
-
-    Args:
-        device: one whose events know the time: CUDA's and XPU's do.
+    host which is slower to ask than it is to work. CUDA's and XPU's events
+    know the time.
     """
 
     def __init__(self, device: torch.device):

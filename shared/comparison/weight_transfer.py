@@ -54,14 +54,7 @@ def measure_weight_transfer(
     config: GPTConfig,
     tokens: Int[Tensor, "batch time"],
 ) -> list[TransferRow]:
-    """Measure every part on the first block of a model.
-
-    Args:
-        styles: the two.
-        state: weights in the GPT-2 layout.
-        config: their config.
-        tokens: ids, on the weights' device.
-    """
+    """Measure every part on the first block of a model."""
     state = _first_block(read_gpt2(state, config))
     config = replace(config, n_layer=1, tie_weights=False)
     other = "gelu_tanh" if config.activation == "relu" else "relu"

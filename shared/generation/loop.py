@@ -82,19 +82,7 @@ def generate_rows(
 
     Shorter rows are padded on the right, and each is read at its own last
     token: a causal model cannot see the padding, so every row is what its
-    prompt alone would give.
-
-    Args:
-        model: a causal language model.
-        prompts: ids, at least one each.
-        new_token_count: how many tokens to append to each.
-        **settings: temperature, top_k, top_p, generator: as in `generate`.
-
-    Returns:
-        Each prompt with its new tokens.
-
-    Raises:
-        ValueError: as `generate`, and for no prompts at all.
+    prompt alone would give. The settings and errors are those of `generate`.
     """
     stream = stream_tokens(model, prompts, new_token_count, **settings)
     rows = [list(map(int, prompt)) for prompt in prompts]
@@ -116,20 +104,9 @@ def stream_tokens(
 ) -> Iterator[Int[Tensor, "batch"]]:
     """Yield the next token of every prompt as soon as it is chosen.
 
-    Between two tokens the model is in the mode it came in. Wrong arguments
-    are refused at the call, not at the first token.
-
-    Args:
-        model: a causal language model.
-        prompts: ids, at least one each, of any lengths.
-        new_token_count: how many tokens to yield for each.
-        temperature: as in `generate`.
-        top_k: as in `generate`.
-        top_p: as in `generate`.
-        generator: as in `generate`.
-
-    Raises:
-        ValueError: as `generate`, and for no prompts at all.
+    Between two tokens the model is in the mode it came in. Prompts may be of
+    any lengths; the settings and errors are those of `generate`. Wrong
+    arguments are refused at the call, not at the first token.
     """
     sampler = Sampler(temperature, top_k, top_p)
     count = _require_count(new_token_count)

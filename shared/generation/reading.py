@@ -18,9 +18,6 @@ class Reader:
     full it slides, and every token in it has a new position: from then on
     the window is computed anew for each token, as for models without a
     cache and for rows of different lengths.
-
-    Args:
-        model: a causal language model.
     """
 
     def __init__(self, model: LanguageModel):
@@ -36,10 +33,8 @@ class Reader:
     ) -> Float[Tensor, "batch vocab"]:
         """Return what follows the last token of each row.
 
-        Args:
-            rows: ids, padded on the right by any ids of the vocabulary; what
-                was read before must be as it was.
-            lengths: number of tokens of each row that are no padding.
+        Rows are padded on the right by any ids of the vocabulary; what was
+        read before must be as it was. Lengths are those without the padding.
         """
         block, longest = self._model.block_size, max(lengths)
         equally_long = min(lengths) == longest

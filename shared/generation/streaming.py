@@ -12,9 +12,6 @@ class TextStream:
     Bytes that may still become a character are held back. All that is
     returned, joined, is what `tokenizer.decode` makes of all ids at once;
     an id that the tokenizer leaves unused becomes U+FFFD.
-
-    Args:
-        tokenizer: whose ids they are.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -22,11 +19,7 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, ids: Sequence[int]) -> str:
-        """Return the text that these ids complete, often all of theirs.
-
-        Raises:
-            ValueError: for an id outside the vocabulary.
-        """
+        """Return the text that these ids complete, often all of theirs."""
         return self._decoder.decode(b"".join(map(self._bytes, ids)))
 
     def close(self) -> str:

@@ -146,12 +146,7 @@ def parse_ranks(content: str) -> dict[bytes, int]:
 
 
 def build_encoding(name: str, ranks: Mapping[bytes, int]) -> tiktoken.Encoding:
-    """Return the encoding of these ranks, and one special token after them.
-
-    Args:
-        name: of the encoding.
-        ranks: tokens and their ids, from 0 without a gap.
-    """
+    """Return the encoding of these ranks, and one special token after them."""
     return tiktoken.Encoding(
         name,
         pat_str=PATTERN,

@@ -58,10 +58,6 @@ def split_ids(
 ) -> tuple[Int[Tensor, "train"], Int[Tensor, "validation"]]:
     """Cut a text in two: the first part to learn from, the rest to test on.
 
-    Args:
-        ids: of the whole text.
-        train_share: part of the ids that goes to training, rounded down.
-
     Raises:
         ValueError: for a share outside (0, 1), or a text so short that a
             part would be empty.
@@ -85,16 +81,9 @@ def random_batch(
 ) -> tuple[Int[Tensor, "batch time"], Int[Tensor, "batch time"]]:
     """Draw windows of a text, each start as likely as any other.
 
-    Args:
-        ids: of the text.
-        batch_size: number of windows.
-        block_size: length of a window, in tokens.
-        generator: what random numbers come from, on the CPU; None: torch's
-            own.
-
     Returns:
         The windows, and their targets: the windows one step on. Both on the
-        device of the ids.
+        device of the ids; the generator is one of the CPU.
 
     Raises:
         ValueError: for sizes below 1, and for a text that has not one

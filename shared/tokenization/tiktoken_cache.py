@@ -17,13 +17,9 @@ _PATCHING = threading.Lock()
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a tokenizer works here and now.
+    """Whether a tokenizer works here and now, and what it is or why not.
 
-    Attributes:
-        name: of the tokenizer.
-        n_vocab: number of ids; None where that is not known.
-        note: what it is, or why it does not work.
-        works: whether it does.
+    n_vocab is None where the number of ids is not known.
     """
 
     name: str
@@ -50,9 +46,6 @@ def look_up(name: str) -> Availability:
 
     The encoding's own constructor says which files it needs, and with which
     SHA-256; its reader is exchanged for one that never fetches.
-
-    Args:
-        name: of an encoding that tiktoken lists.
     """
     if name in tiktoken.registry.ENCODINGS:
         n_vocab = tiktoken.registry.ENCODINGS[name].n_vocab

@@ -28,11 +28,7 @@ class Tokenizer(Protocol):
         """
 
     def decode_bytes(self, ids: list[int]) -> bytes:
-        """Return the bytes of ids: one id may hold part of a character.
-
-        Raises:
-            ValueError: for an id outside the vocabulary.
-        """
+        """Return the bytes of ids: one id may hold part of a character."""
 
 
 class ByteTokenizer:
@@ -57,12 +53,6 @@ class ByteTokenizer:
 class CharTokenizer:
     """One id for each distinct character of a text, in sorted order.
 
-    Args:
-        text: what the characters are taken from.
-
-    Raises:
-        ValueError: for an empty text.
-
     Source: the lecture "Let's build GPT".
     """
 
@@ -74,11 +64,7 @@ class CharTokenizer:
         self._ids = {c: i for i, c in enumerate(self.characters)}
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of the characters.
-
-        Raises:
-            ValueError: naming the characters that are not known.
-        """
+        """Return the ids of the characters; ValueError names unknown ones."""
         if unknown := sorted(set(text) - self._ids.keys()):
             raise ValueError(
                 f"{len(unknown)} characters are not among the {self.n_vocab} "
@@ -97,11 +83,7 @@ class CharTokenizer:
 
 
 class TiktokenTokenizer:
-    """A tiktoken encoding, with special tokens read as ordinary text.
-
-    Args:
-        encoding: a tiktoken.Encoding.
-    """
+    """A tiktoken encoding, with special tokens read as ordinary text."""
 
     def __init__(self, encoding):
         self.encoding = encoding

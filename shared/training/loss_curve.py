@@ -11,10 +11,7 @@ Points = Sequence[Sequence[float]]
 def draw_losses(path: Path, curves: Mapping[str, Points], title: str) -> None:
     """Draw losses in nats a token against steps, as a PNG.
 
-    Args:
-        path: of the picture; an old one is replaced.
-        curves: for each name its (step, loss) points; many are drawn thin.
-        title: above the picture.
+    Each curve has (step, loss) points; many are drawn thin.
     """
     # slow to import, and only the end of a run needs it
     from matplotlib.figure import Figure

@@ -55,8 +55,7 @@ class Processes:
 def join_processes(device: torch.device) -> Iterator[Processes]:
     """Join the processes that torchrun started; without it there is one.
 
-    Args:
-        device: where the model will be: NCCL for CUDA, else Gloo.
+    NCCL connects them where the model will be on CUDA, else Gloo.
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:

@@ -34,13 +34,7 @@ from .trainer import Trainer
 class SavedRun:
     """A checkpoint, checked and read but for its tensors.
 
-    Attributes:
-        folder: of the checkpoint.
-        step: number of updates so far.
-        seconds: spent so far.
-        config: of the model.
-        recipe: of the run.
-        facts: what else the run must know: style, text, tokenizer, dtype.
+    The facts are what else the run must know: style, text, tokenizer, dtype.
     """
 
     folder: Path
@@ -51,22 +45,14 @@ class SavedRun:
     facts: dict[str, Any]
 
     def load_model(self, model: nn.Module) -> None:
-        """Give a model the saved weights, in place.
-
-        Raises:
-            ValueError: where names or shapes are not the model's.
-        """
+        """Give a model the saved weights, in place; ValueError for others."""
         saved, tensors = read_tensors(self.folder / MODEL), tensors_of(model)
         require_shapes(saved, {name: t.shape for name, t in tensors.items()})
         for name, tensor in tensors.items():
             tensor.copy_(saved[name])
 
     def load_trainer(self, trainer: Trainer) -> None:
-        """Put a trainer where the run was: weights, moments, step.
-
-        Raises:
-            ValueError: where names or shapes are not the model's.
-        """
+        """Put a trainer where the run was: weights, moments, step."""
         self.load_model(trainer.model)
         if self.step == 0:
             return  # AdamW has no moments before its first step

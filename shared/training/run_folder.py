@@ -39,14 +39,7 @@ def save(
 ) -> Path:
     """Write a checkpoint whole or not at all, and keep the last two.
 
-    Args:
-        folder: of the run.
-        trainer: between two steps.
-        config: of its model.
-        facts: what a resumed run must know.
-
-    Returns:
-        The checkpoint's folder.
+    The facts are what a resumed run must know. Returns its folder.
     """
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir(exist_ok=True)
@@ -84,11 +77,7 @@ def save(
 
 
 def last_checkpoint(folder: Path) -> Path:
-    """Return the newest checkpoint of a run; one named itself is that one.
-
-    Raises:
-        ValueError: where there is none.
-    """
+    """Return the newest checkpoint of a run; one named itself is that one."""
     if (folder / "run.json").is_file():
         return folder
     if not folder.is_dir():

@@ -184,13 +184,8 @@ class Trainer:
 def draw_sample(trainer: Trainer, count: int) -> list[int]:
     """Let a trained model go on from the text to be tested on.
 
-    Args:
-        trainer: of a model that can be generated from.
-        count: number of tokens to draw.
-
-    Returns:
-        The first token of that text, and those that were drawn; the same
-        for the same model and seed.
+    Returns the first token of that text, and `count` that were drawn; the
+    same for the same model and seed.
     """
     assert isinstance(trainer.model, LanguageModel)
     start = trainer.texts["val"][:1].reshape(1, 1)

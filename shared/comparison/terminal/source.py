@@ -24,11 +24,6 @@ def show_sources(
     """Print both styles' source, concept by concept.
 
     A terminal gets a pager where the source is longer than it is high.
-
-    Args:
-        console: where to, how wide and whether in colour.
-        names: of the two styles.
-        sources: for each concept its pairs.
     """
     blocks = [
         block
