@@ -11,11 +11,11 @@ from ...invariants.errors import UnusableModel, sentence
 from ...invariants.model.building import is_factory, name_of
 from ...invariants.model.randomness import isolated
 from ...invariants.model.subject import Subject
-from .found import NOWHERE, Alone, Found, Pair
+from .alone import lines_alone
+from .found import Found, Pair
 from .matching import Matches, match
-from .parting import Flow, find_parting
+from .parting import find_parting
 from .side import Side
-from .value import Value
 
 SEED = 0  # of drawn tokens, and of weights that a factory draws
 DRAWN = 16  # tokens, where none are given
@@ -49,6 +49,21 @@ def diff_by_value(
         ValueError: for two vocabularies, tokens that do not fit, a model
             that raises, or one of which nothing can be recorded.
     """
+    return run_diff(left, right, tokens, vocab_size=vocab_size, names=names)[0]
+
+
+def run_diff(
+    left: Model,
+    right: Model,
+    tokens: Int[Tensor, "batch time"] | Sequence[int] | None = None,
+    *,
+    vocab_size: int | None = None,
+    names: tuple[str, str] | None = None,
+) -> tuple[Found, tuple[Side, Side]]:
+    """Return what diff_by_value does, and the two sides, to be run again.
+
+    The arguments are its own.
+    """
     given = None if tokens is None else _as_tokens(tokens)
     length = DRAWN if given is None else given.size(1)
     subjects = [_subject(model, length, vocab_size) for model in (left, right)]
@@ -70,7 +85,7 @@ def diff_by_value(
         for side in sides:
             if side.doubled:
                 side.single()
-    return _found(names, sides, match(*sides))
+    return _found(names, sides, match(*sides)), sides
 
 
 def assert_same_values(
@@ -167,8 +182,8 @@ def _found(
         or not right.first.values[r].place.inside
     ]
     alone = {
-        "left": _alone(left, right, matches.seen, set(matches.partner)),
-        "right": _alone(
+        "left": lines_alone(left, right, matches.seen, set(matches.partner)),
+        "right": lines_alone(
             right,
             left,
             matches.seen[::-1],
@@ -183,42 +198,6 @@ def _found(
         nearest=[] if pairs else _nearest(left, right),
         notes=_notes(names, sides),
     )
-
-
-def _alone(
-    side: Side, other: Side, seen: tuple[set[int], set[int]], paired: set[int]
-) -> list[Alone]:
-    """Return the values of a side that are in no pair, and why."""
-    flow = Flow(side, seen[0], {})
-    found = []
-    for value in flow.values:
-        if value.number in paired or value.digest.trivial:
-            continue
-        if value.place.inside and value.number not in seen[0]:
-            continue  # a step that no line of this side takes by itself
-        why = _why(value, flow, seen[0], other)
-        found.append(Alone(value.place, value.shape, why, value.number))
-    return found
-
-
-def _why(value: Value, flow: Flow, seen: set[int], other: Side) -> str:
-    if value.number in seen:
-        return "computed once more"
-    for theirs in other.first.values:
-        scale = theirs.digest.scale_of(value.digest)
-        if scale is not None:
-            return f"{scale:.4g} times {theirs.place}"
-    if value.number not in flow.used:
-        return "no part of the scores"
-    if value.number not in flow.explained:
-        return NOWHERE
-    reached = {value.number}
-    for later in flow.values[value.number + 1 :]:
-        if reached.intersection(later.inputs):
-            reached.add(later.number)
-            if later.number in seen:
-                return f"a step to line {later.place.line} `{later.place.op}`"
-    return ""
 
 
 def _nearest(left: Side, right: Side) -> list[Pair]:

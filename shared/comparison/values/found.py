@@ -20,7 +20,7 @@ class Pair:
         right: the line of the right.
         shape: of the left's value.
         difference: the largest absolute one.
-        order: where the two stand in their runs.
+        order: their numbers in the two runs.
     """
 
     left: Place
@@ -38,7 +38,7 @@ class Alone:
         place: the line.
         shape: of its value.
         why: what is known about it.
-        order: where it stands in its run.
+        order: its number in its run.
     """
 
     place: Place

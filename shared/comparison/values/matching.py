@@ -190,19 +190,32 @@ def difference(a: Tensor, b: Tensor, enough: float = 0.0) -> float:
     """
     if a.numel() != b.numel():
         return math.inf
-    a, b = (plain(x).squeeze() for x in (a, b))
-    fewer, more = sorted((a, b), key=Tensor.dim)
-    flat = fewer.reshape(-1)
+    a, b = plain(a), plain(b)
     best = math.inf
-    for axes in islice(permutations(range(more.dim())), ORDERS):
-        other = more.permute(axes).reshape(-1)
-        gap = torch.where(flat == other, 0.0, (flat - other).abs())
-        best = min(
-            best, float(gap.nan_to_num(nan=math.inf, posinf=math.inf).max())
-        )
+    for other in layouts(b, a):
+        gap = torch.where(a == other, 0.0, (a - other).abs())
+        largest = gap.nan_to_num(nan=math.inf, posinf=math.inf).max()
+        best = min(best, float(largest))
         if best <= enough:
             break
     return best
+
+
+def layouts(value: Tensor, like: Tensor) -> Iterator[Tensor]:
+    """Yield a value in another's shape, for each order of their axes.
+
+    Axes are permuted where there are more, and joined to what the other
+    has.
+    """
+    few, many = value.squeeze(), like.squeeze()
+    if few.dim() >= many.dim():
+        for axes in islice(permutations(range(few.dim())), ORDERS):
+            yield few.permute(axes).reshape(like.shape)
+        return
+    for axes in islice(permutations(range(many.dim())), ORDERS):
+        turned = few.reshape([many.shape[axis] for axis in axes])
+        back = sorted(range(many.dim()), key=axes.__getitem__)
+        yield turned.permute(back).reshape(like.shape)
 
 
 def _largest(value: Tensor) -> float:

@@ -21,6 +21,7 @@ class Row:
         shape: of the value.
         difference: the largest absolute one, None for a line alone.
         note: what is known about a line alone.
+        order: number of the value in the left's run and in the right's.
         times: how many values these lines compute in turn, head by head.
     """
 
@@ -29,6 +30,7 @@ class Row:
     shape: tuple[int, ...]
     difference: float | None = None
     note: str = ""
+    order: tuple[int | None, int | None] = (None, None)
     times: int = 1
 
     @property
@@ -51,13 +53,27 @@ class Section:
     Attributes:
         layers: numbers of the layers with these rows, the first one's shown;
             none between layers.
-        rows: in the order of the run.
-        largest: difference in all of them; None without pairs.
+        rows_by_layer: for each layer its rows, in the order of the run.
     """
 
     layers: tuple[int, ...]
-    rows: Sequence[Row]
-    largest: float | None
+    rows_by_layer: Sequence[Sequence[Row]]
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """The rows that stand for all layers: the first one's."""
+        return self.rows_by_layer[0]
+
+    @property
+    def largest(self) -> float | None:
+        """The largest difference in all layers; None without pairs."""
+        apart = [
+            row.difference
+            for rows in self.rows_by_layer
+            for row in rows
+            if row.difference is not None
+        ]
+        return max(apart, default=None)
 
 
 def rows_of(found: Found) -> list[Row]:
@@ -68,16 +84,34 @@ def rows_of(found: Found) -> list[Row]:
     """
     placed: list[tuple[tuple[int, int, int], Row]] = []
     for pair in found.pairs:
-        row = Row(pair.left, pair.right, pair.shape, pair.difference)
+        row = Row(
+            pair.left,
+            pair.right,
+            pair.shape,
+            pair.difference,
+            order=pair.order,
+        )
         placed.append(((pair.order[0], 0, 0), row))
     before = sorted((pair.order[1], pair.order[0]) for pair in found.pairs)
     for alone in found.alone["left"]:
         if alone.why != NOWHERE:
-            row = Row(alone.place, None, alone.shape, note=alone.why)
+            row = Row(
+                alone.place,
+                None,
+                alone.shape,
+                note=alone.why,
+                order=(alone.order, None),
+            )
             placed.append(((alone.order, 0, 0), row))
     for alone in found.alone["right"]:
         if alone.why != NOWHERE:
-            row = Row(None, alone.place, alone.shape, note=alone.why)
+            row = Row(
+                None,
+                alone.place,
+                alone.shape,
+                note=alone.why,
+                order=(None, alone.order),
+            )
             anchor = max(
                 (left for right, left in before if right < alone.order),
                 default=-1,
@@ -150,10 +184,11 @@ def sections_of(
         last = sections[-1] if sections else None
         if number is None or last is None or not _alike(last.rows, own):
             layers = () if number is None else (number,)
-            sections.append(Section(layers, own, _largest(own)))
+            sections.append(Section(layers, [own]))
             continue
-        largest = _largest([*last.rows, *own])
-        sections[-1] = Section((*last.layers, number), last.rows, largest)
+        sections[-1] = Section(
+            (*last.layers, number), [*last.rows_by_layer, own]
+        )
     return sections
 
 
@@ -162,11 +197,6 @@ def _alike(ours: Sequence[Row], theirs: Sequence[Row]) -> bool:
     return [(r.key, r.times) for r in ours] == [
         (r.key, r.times) for r in theirs
     ]
-
-
-def _largest(rows: Sequence[Row]) -> float | None:
-    apart = [row.difference for row in rows if row.difference is not None]
-    return max(apart, default=None)
 
 
 def left_out(found: Found) -> dict[str, int]:
