@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,16 +12,20 @@ from rich.console import Console
 
 from ..checkpoint.small_model import load_small_model
 from ..comparison.concepts import choose_concepts
+from ..comparison.page.diff_page import render_diff
 from ..comparison.sources import concept_names, pair_sources
 from ..comparison.terminal import show_sources
-from ..comparison.values import Found, diff_by_value
+from ..comparison.text import token_text
+from ..comparison.values import Found
+from ..comparison.values.diff import run_diff
+from ..comparison.values.side import Side
 from ..comparison.values.terminal import show_found
-from ..files import write_json
+from ..files import write_atomically, write_json
 from ..protocol import Style, load_style
 from ..targets import first_on_path, load_target, show_theirs
 from ..tokenization.texts import default_text
 from ..tokenization.tokenizers import DEFAULT, load_tokenizer
-from ..validation import require_parent, whole_number
+from ..validation import require_different, require_parent, whole_number
 from . import options
 from .choices import choose_text
 
@@ -91,6 +96,14 @@ def diff(
         typer.Option("--layer", help="For two models: show this layer alone."),
     ] = None,
     json_file: options.Json = None,
+    html_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            help="For two models: also write a page that goes through both "
+            "step by step.",
+        ),
+    ] = None,
 ) -> None:
     """Show two implementations side by side.
 
@@ -110,6 +123,7 @@ def diff(
         "vocab-size": vocab_size,
         "layer": layer,
         "json": json_file,
+        "html": html_file,
     }
     if len(names) < 2:
         _refuse(by_value, "goes with two models")
@@ -117,10 +131,12 @@ def diff(
         return
     _refuse({"left": left, "right": right}, "goes with a concept")
     require_parent(json_file)
+    require_parent(html_file)
+    require_different({"json": json_file, "html": html_file})
     if layer is not None:
         whole_number("--layer", layer)
     ids = _choose_tokens(text, tokens, tokenizer_name)
-    found = _diff_values(names, ids, vocab_size)
+    found, sides = _diff_values(names, ids, vocab_size)
     if found.shares_nothing:
         raise ValueError(found.sentence)
     if layer is not None and layer not in found.layers:
@@ -131,6 +147,15 @@ def diff(
     if json_file is not None:
         content = {"models": names} | found.to_json()
         write_json(json_file, content)
+    if html_file is not None:
+        used = sides[0].tokens[0].tolist()
+        known = text is not None or (ids is None and _are_styles(names))
+        text_of: Callable[[int], str] = str
+        if known:
+            tokenizer = load_tokenizer(tokenizer_name, text or "")
+            text_of = partial(token_text, tokenizer)
+        write_atomically(html_file, render_diff(found, sides, used, text_of))
+        console.print(f"page: {html_file}", soft_wrap=True, markup=False)
     if not found.same:
         raise typer.Exit(1)
 
@@ -178,7 +203,7 @@ def _choose_tokens(
 
 def _diff_values(
     names: Sequence[str], ids: list[int] | None, vocab_size: int | None
-) -> Found:
+) -> tuple[Found, tuple[Side, Side]]:
     """Run the two; an exception of a user's code is printed as theirs."""
     styles = [_style(name) for name in names]
     checkpoint = load_small_model() if None not in styles else None
@@ -196,7 +221,7 @@ def _diff_values(
         ]
     try:
         with first_on_path(Path.cwd()):
-            return diff_by_value(
+            return run_diff(
                 models[0],
                 models[1],
                 ids,
@@ -207,6 +232,10 @@ def _diff_values(
         if error.__cause__ is not None:
             show_theirs(error.__cause__)
         raise ValueError(str(error)) from None
+
+
+def _are_styles(names: Sequence[str]) -> bool:
+    return all(_style(name) is not None for name in names)
 
 
 def _style(name: str) -> Style | None:

@@ -5,6 +5,7 @@ import hashlib
 import math
 import platform
 from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from jaxtyping import Int
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...protocol import load_style
 from ...tokenization.tokenizers import Tokenizer
@@ -20,13 +21,17 @@ from ..concepts import CONCEPTS
 from ..costs import count_flops, difference_by_concept, parameters_by_concept
 from ..styles import Comparison
 from ..text import token_text, visible
+from ..values.diff import run_diff
 from ..weight_transfer import measure_weight_transfer
 from .architecture import architecture
 from .bench import Bench
 from .highlight import highlight
 from .numbers import attention_data, influence_data
 from .sections import concept_sections
+from .walk import Walk, make_walk
 
+WALK_TOKENS = 24  # the first ones: enough to see, and soon loaded
+WALK_PARAMETERS = 20_000_000  # of larger models a page takes too long
 EXCERPT = 600  # characters of the text that are shown
 
 
@@ -66,8 +71,11 @@ def render_page(
         for style, model in zip(styles, models, strict=True)
     ]
     limit = math.inf if comparison.one_function else comparison.bound
-    environment = _environment()
-    script = _source(environment, "page.js")
+    environment = make_environment()
+    walk = _walk(comparison, models, tokens, tokenizer)
+    names = ("page", "walk") if walk else ("page",)
+    script = "".join(source_of(environment, f"{n}.js") for n in names)
+    style = "".join(source_of(environment, f"{n}.css") for n in names)
     pieces = [token_text(tokenizer, token) for token in tokens[0].tolist()]
     attention = attention_data(styles, models, tokens)
     influenced = influence_data(models, tokens)
@@ -82,10 +90,11 @@ def render_page(
         },
         weights=visible(comparison.weights),
         excerpt=_excerpt(tokenizer, tokens),
-        versions=_versions(),
-        style=Markup(_source(environment, "page.css")),
+        versions=versions(),
+        style=Markup(style),
+        walk=walk,
         script=Markup(script),
-        script_hash=_policy_hash(script),
+        script_hash=policy_hash(script),
         shape=str(tuple(tokens.shape)),
         architecture=architecture(styles, models, tokens, differences),
         concepts=concept_sections(styles, comparison, differences, costs),
@@ -98,6 +107,7 @@ def render_page(
             "bound": None if comparison.one_function else comparison.bound,
             "attention": attention,
             "influence": influenced,
+            "walk": walk.data if walk else None,
         },
         next_tokens=_next_tokens(comparison, tokenizer),
         weight_transfer=measure_weight_transfer(styles, state, config, tokens),
@@ -105,7 +115,25 @@ def render_page(
     )
 
 
-def _environment() -> Environment:
+def _walk(
+    comparison: Comparison,
+    models: tuple[nn.Module, nn.Module],
+    tokens: Int[Tensor, "1 time"],
+    tokenizer: Tokenizer,
+) -> Walk | None:
+    """Return the walk over the first tokens, None for a large model."""
+    if sum(p.numel() for p in models[0].parameters()) > WALK_PARAMETERS:
+        return None
+    used = tokens[:, :WALK_TOKENS]
+    found, sides = run_diff(*models, used, names=comparison.styles)
+    if found.shares_nothing:
+        return None
+    text_of = partial(token_text, tokenizer)
+    return make_walk(found, sides, used[0].tolist(), text_of)
+
+
+def make_environment() -> Environment:
+    """Return what fills templates in, every text escaped."""
     environment = Environment(
         loader=PackageLoader(str(__package__), "files"),
         autoescape=True,
@@ -131,18 +159,20 @@ def _large(count: float) -> str:
     return f"{count:.3g} P"
 
 
-def _source(environment: Environment, name: str) -> str:
+def source_of(environment: Environment, name: str) -> str:
+    """Return a file of the page as it is."""
     assert environment.loader is not None
     return environment.loader.get_source(environment, name)[0]
 
 
-def _policy_hash(script: str) -> str:
+def policy_hash(script: str) -> str:
     """Return the hash of the one script that the page's policy lets run."""
     digest = hashlib.sha256(script.encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Return what the page was made with."""
     return {
         "gpt-duet": version("gpt-duet"),
         "PyTorch": str(torch.__version__),

@@ -30,6 +30,7 @@ class Parting:
         difference: largest difference of the two; None where their sizes
             differ.
         factor: c where the right's value is c times the left's, else None.
+        order: numbers of the two values in their runs.
     """
 
     left: Place
@@ -39,6 +40,7 @@ class Parting:
     inputs: float | None
     difference: float | None
     factor: float | None
+    order: tuple[int, int]
 
     def __str__(self) -> str:
         right = self._place(self.right, self.since[1])
@@ -173,6 +175,7 @@ def find_parting(left: Side, right: Side, matches: Matches) -> Parting:
         inputs=theirs.inputs_apart(firsts[1]),
         difference=apart if math.isfinite(apart) else None,
         factor=pair[0].digest.scale_of(pair[1].digest),
+        order=(pair[0].number, pair[1].number),
     )
 
 

@@ -1,0 +1,130 @@
+"""Values of a forward pass as small maps that travel inside a page.
+
+A byte a number: 128 is 0, 1 and 255 are the largest of either sign, 0 is a
+masked score. Behind them the first numbers of each position, in float32.
+"""
+
+import base64
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..values.matching import layouts
+
+COLUMNS = 128  # of a map; of more features evenly spaced ones
+NUMBERS = 6  # of each position that can be read
+
+
+class ValueMaps:
+    """Small maps of values, each kept once: equal ones of both sides are one.
+
+    Args:
+        time: positions on each.
+        length: positions of the run.
+    """
+
+    def __init__(self, time: int, length: int):
+        self.time, self.length = time, length
+        self.found: list[str] = []
+        self.columns: list[list[int]] = []
+        self._numbers: dict[bytes, int] = {}
+
+    def numbers(
+        self, left: Tensor | None, right: Tensor | None
+    ) -> list[int | None]:
+        """Return the number of each side's map, None where it has no value.
+
+        The right is laid out as the left, and both have one scale.
+        """
+        if left is not None and right is not None:
+            right = _laid_out(right, left)
+        shown = [value for value in (left, right) if value is not None]
+        scale = max(map(_largest, shown), default=0.0) or 1.0
+        return [
+            None if value is None else self._number(value, scale)
+            for value in (left, right)
+        ]
+
+    def _number(self, value: Tensor, scale: float) -> int:
+        """Return the number of a value's map, drawn up to a scale."""
+        table, heads = as_table(value, self.length)
+        table = table[: self.time]
+        some = torch.linspace(
+            0, table.size(1) - 1, min(COLUMNS, table.size(1))
+        )
+        picked = table[:, some.round().long()]
+        level = (picked / scale).clamp(-1, 1).nan_to_num(0.0)
+        # 0 is a masked score, 128 a zero
+        code = torch.where(picked == -torch.inf, 0, 128 + level * 127)
+        numbers = table[:, :NUMBERS].float().numpy()
+        # to what can be read, so that rounding makes no second map
+        with np.errstate(invalid="ignore"):
+            size = np.abs(numbers).clip(1e-30)
+            unit = 10.0 ** (np.floor(np.log10(size)) - 4)
+            numbers = np.where(
+                np.isfinite(numbers), np.round(numbers / unit) * unit, numbers
+            )
+        data = code.round().to(torch.uint8).numpy().tobytes()
+        data += numbers.astype("<f4").tobytes()
+        key = data + bytes([heads % 256])
+        if key not in self._numbers:
+            self._numbers[key] = len(self.found)
+            self.found.append(base64.b64encode(data).decode())
+            self.columns.append([picked.size(1), numbers.shape[1], heads])
+        return self._numbers[key]
+
+
+def as_table(
+    value: Float[Tensor, "..."], length: int
+) -> tuple[Float[Tensor, "time columns"], int]:
+    """Lay a value out as positions by features, heads side by side.
+
+    Args:
+        value: of a run of one row, or more: the first is taken.
+        length: positions of the run.
+
+    Returns:
+        The table, and how many heads stand side by side in it.
+    """
+    if value.dim() > 2:
+        value = value[0]
+    while value.dim() > 2 and value.size(0) == 1:
+        value = value[0]
+    if value.dim() > 1 and value.size(0) == 1 and value.size(1) == length:
+        value = value[0]
+    if value.dim() == 1:
+        value = value.unsqueeze(1)
+    axes = [axis for axis in range(value.dim()) if value.size(axis) == length]
+    if not axes:
+        return value.reshape(1, -1), 1
+    # of two that fit, the one before the last: (heads, time, time)
+    axis = min(axes, key=lambda a: abs(a - (value.dim() - 2)))
+    table = value.movedim(axis, 0)
+    heads = table.size(1) if table.dim() > 2 else 1
+    return table.reshape(length, -1), heads
+
+
+def _laid_out(value: Tensor, like: Tensor) -> Tensor:
+    """Return a value in the layout in which it is nearest to another."""
+    if value.numel() != like.numel():
+        return value
+    best = value, float("inf")
+    for candidate in layouts(value, like):
+        apart = _direct(candidate, like)
+        if apart < best[1]:
+            best = candidate, apart
+        if apart <= 1e-6 * (_largest(like) or 1.0):
+            break
+    return best[0]
+
+
+def _direct(a: Tensor, b: Tensor) -> float:
+    gap = torch.where(a == b, 0.0, (a - b).abs())
+    return float(gap.nan_to_num(nan=torch.inf, posinf=torch.inf).max())
+
+
+def _largest(value: Tensor) -> float:
+    finite = value[value.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0

@@ -1,0 +1,299 @@
+"""The walk through a forward pass: what is in the page, and in a browser."""
+
+import base64
+import re
+
+import html5lib
+import numpy as np
+import pytest
+import torch
+from browser import FAINT, HOSTILE, Browser, data_of
+
+from shared.cli import main
+from shared.comparison.page.value_maps import ValueMaps, as_table
+
+
+def make_walk(run_command, folder, *words, status=0):
+    page = folder / "walk.html"
+    words = ["gpt-duet", "diff", *words, "--html", page]
+    found, _, err = run_command(main, *words)
+    assert found == status, err
+    return page
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The walk of both styles on the small model."""
+    import sys
+
+    folder = tmp_path_factory.mktemp("walk")
+    page = folder / "walk.html"
+    words = ["gpt-duet", "diff", "annotated", "mingpt_style", "--html"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [*words, str(page)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert not ended.value.code
+    return page
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    chromium = Browser(tmp_path_factory.mktemp("profile"))
+    yield chromium
+    chromium.driver.quit()
+
+
+# --- What is in the page ----------------------------------------------------
+
+
+def test_a_page_of_its_own_is_small_and_strict(page):
+    text = page.read_text(encoding="utf-8")
+    assert page.stat().st_size < 1_000_000
+    html5lib.HTMLParser(strict=True).parse(text)
+    assert not re.search(r"(src|href)=\"(?!#|data:)", text)
+    walk = data_of(page)["walk"]
+    assert len(walk["tokens"]) == 24
+    assert text.count("<li id=") == len(walk["steps"])
+    assert {len(step["apart"]) for step in walk["steps"]} == {1, 4}
+    assert "one function: " in text
+    assert "layer 0, and layers 1 to 3 alike" in text
+
+
+def test_equal_values_are_one_map(page):
+    walk = data_of(page)["walk"]
+    pairs = [m for s in walk["steps"] for m in s["maps"] if None not in m]
+    # rounding may put a few numbers on the other side of a step
+    alike = sum(left == right for left, right in pairs)
+    assert alike > 0.5 * len(pairs)
+    assert len(walk["maps"]) == len(walk["columns"])
+    for data, (width, read, _) in zip(
+        walk["maps"], walk["columns"], strict=True
+    ):
+        size = len(base64.b64decode(data))
+        assert size % (width + 4 * read) == 0
+
+
+def test_a_map_is_what_it_shows():
+    maps = ValueMaps(3, 3)
+    value = torch.tensor([[0.0, 1.0, -2.0], [-torch.inf, 0.5, 2.0], [1, 1, 1]])
+    left, right = maps.numbers(value.view(1, 3, 3), value.mT.unsqueeze(0))
+    assert left == right  # the right is laid out as the left
+    data = np.frombuffer(base64.b64decode(maps.found[left]), np.uint8)
+    assert data[:9].tolist() == [128, 192, 1, 0, 160, 255, 192, 192, 192]
+    numbers = data[9:].view("<f4").reshape(3, 3)
+    assert numbers.tolist() == value.tolist()
+    assert maps.numbers(None, None) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("shape", "table", "heads"),
+    [
+        ((1, 5, 8), (5, 8), 1),
+        ((5, 8), (5, 8), 1),
+        ((1, 5, 5), (5, 5), 1),
+        ((1, 2, 5, 5), (5, 10), 2),
+        ((1, 2, 5, 4), (5, 8), 2),
+        ((2, 5, 4), (5, 4), 1),  # two rows: the first
+        ((1, 5, 1), (5, 1), 1),
+        ((1, 7, 3), (1, 21), 1),
+    ],
+)
+def test_a_value_lies_as_positions_by_features(shape, table, heads):
+    value = torch.arange(float(np.prod(shape))).view(shape)
+    found, side_by_side = as_table(value, 5)
+    assert (tuple(found.shape), side_by_side) == (table, heads)
+
+
+def test_two_models_that_part_end_at_the_parting(run_command, tmp_path):
+    source = tmp_path / "model.py"
+    source.write_text(
+        "from mingpt_style import GPT\n"
+        "from shared.config import GPTConfig\n"
+        "import torch\n"
+        "def build(act='gelu_tanh'):\n"
+        "    torch.manual_seed(0)\n"
+        "    return GPT(GPTConfig(29, 16, 2, 2, 16, activation=act))\n"
+    )
+    target = f"{source}:build"
+    page = make_walk(
+        run_command, tmp_path, target, f"{source}:build('gelu')", status=1
+    )
+    text = page.read_text(encoding="utf-8")
+    assert "they part at mingpt_style/feed_forward.py:" in text
+    steps = data_of(page)["walk"]["steps"]
+    assert steps[-1]["layers"] == []
+    left, right = steps[-1]["maps"][0]
+    assert left is not None
+    assert right is not None
+
+
+def test_hostile_names_and_texts_are_text(run_command, tmp_path):
+    source = tmp_path / "model.py"
+    source.write_text(
+        "from torch import nn\n"
+        "class GPT(nn.Module):\n"
+        "    vocab_size, block_size = 1024, 128\n"
+        "    def __init__(self, name=''):\n"
+        "        super().__init__()\n"
+        "        import torch; torch.manual_seed(0)\n"
+        "        self.table = nn.Embedding(1024, 8)\n"
+        "        self.head = nn.Linear(8, 1024)\n"
+        "    def forward(self, x):\n"
+        "        '</script><script>alert(1)</script>'  # <img src=x>\n"
+        "        return self.head(self.table(x))\n"
+    )
+    evil = f"{source}:GPT('</title><script>alert(3)</script>')"
+    page = make_walk(run_command, tmp_path, evil, evil, f"--text={HOSTILE}")
+    text = page.read_text(encoding="utf-8")
+    html5lib.HTMLParser(strict=True).parse(text)
+    assert text.count("<script") == 2
+    assert "<img" not in text
+
+
+def test_compare_has_the_walk_before_the_sources(tmp_path):
+    from browser import make_page
+
+    page = make_page(tmp_path, "--text", "def f(x): return x", status=0)
+    text = page.read_text(encoding="utf-8")
+    assert text.index('id="walk"') < text.index('id="concepts"')
+    assert data_of(page)["walk"]["steps"]
+    html5lib.HTMLParser(strict=True).parse(text)
+
+
+# --- In a browser -----------------------------------------------------------
+
+
+def at(browser):
+    return browser.js("return document.getElementById('walk-at').textContent")
+
+
+def lit(browser, side):
+    return browser.js(
+        "return [...document.querySelectorAll(arguments[0])]"
+        ".filter(e => e.checkVisibility()).map(e => e.textContent.trim())",
+        f"#walk-{side} .line.lit",
+    )
+
+
+def press(browser, key, times=1):
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    for _ in range(times):
+        ActionChains(browser.driver).send_keys(getattr(Keys, key)).perform()
+
+
+def test_arrow_keys_and_buttons_go_step_by_step(browser, page):
+    browser.open(page)
+    assert browser.errors() == []
+    assert at(browser).startswith("step 1 of ")
+    assert "self.lut(x)" in lit(browser, "left")[0]
+    assert lit(browser, "right") == []  # a step of the left alone
+    press(browser, "ARROW_RIGHT")
+    assert at(browser).startswith("step 2 of ")
+    assert "self.transformer.wte(idx)" in lit(browser, "right")[0]
+    assert browser.js("return location.hash") == "#step-2"
+    browser.one("#walk-on").click()
+    press(browser, "ARROW_LEFT", 5)  # not beyond the first
+    assert at(browser).startswith("step 1 of ")
+    assert browser.one("#walk-back").get_attribute("disabled")
+
+
+def test_a_click_goes_to_a_line_in_the_list_or_in_the_source(browser, page):
+    browser.open(page)
+    item = next(e for e in browser.all(".walk-list li") if "softmax" in e.text)
+    browser.js("arguments[0].scrollIntoView({block: 'center'})", item)
+    item.find_element("css selector", "a").click()
+    assert "scores.softmax(dim=-1)" in lit(browser, "left")[0]
+    before = at(browser)
+    line = next(
+        e
+        for e in browser.all("#walk-left .line")
+        if e.is_displayed() and "weights @ value" in e.text
+    )
+    browser.js("arguments[0].scrollIntoView({block: 'center'})", line)
+    line.click()
+    assert at(browser) != before
+    assert "weights @ value" in lit(browser, "left")[0]
+
+
+def test_a_link_leads_to_its_step(browser, page):
+    browser.open(page)
+    last = len(data_of(page)["walk"]["steps"])
+    browser.driver.get(f"{page.as_uri()}#step-{last}")
+    assert at(browser) == f"step {last} of {last}"
+    what = browser.js("return document.getElementById('walk-what').innerText")
+    assert "Likeliest next: " in what
+    assert what.count("%") == 6  # three tokens of each side
+    top = browser.js(
+        "return document.getElementById('walk').getBoundingClientRect().top"
+    )
+    assert abs(top) < 400
+
+
+def test_layer_and_token_are_chosen(browser, page):
+    browser.open(page)
+    browser.driver.get(f"{page.as_uri()}#step-10")
+
+    def pixels():
+        return browser.js(
+            "return document.querySelector('#walk-left canvas').toDataURL()"
+        )
+
+    def numbers():
+        return browser.one("#walk-left .walk-numbers").text
+
+    first, said = pixels(), numbers()
+    choose = (
+        "const s = document.getElementById(arguments[0]);"
+        "s.value = arguments[1]; s.dispatchEvent(new Event('change'))"
+    )
+    browser.js(choose, "walk-layer", "3")
+    assert pixels() != first
+    assert "layer 3: " in browser.one("#walk-what").text
+    browser.js(choose, "walk-token", "0")
+    assert numbers() != said
+    left, right = (
+        browser.one(f"#walk-{side} .walk-numbers").text
+        for side in ("left", "right")
+    )
+    assert left == right
+
+
+@pytest.mark.parametrize("width", [360, 768, 1440])
+def test_no_width_scrolls_sideways(browser, page, width):
+    browser.open(page, width=width)
+    assert browser.js("return document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_contrast_in_both_themes_and_no_request(browser, page, dark):
+    browser.open(page, dark=dark)
+    assert browser.errors() == []
+    requests = browser.requests()
+    assert {r for r in requests if not r.startswith("data:")} == {
+        page.as_uri()
+    }
+    assert browser.js(FAINT) == []
+
+
+def test_printed_it_is_a_list(browser, page):
+    browser.open(page, media="print")
+    assert not browser.one("#walk-stage").is_displayed()
+    assert len(browser.all(".walk-list li")) > 20
+    assert browser.all(".walk-list li")[-1].is_displayed()
+
+
+def test_without_javascript_it_is_a_list(browser, page, tmp_path):
+    still = tmp_path / "still.html"
+    text = page.read_text(encoding="utf-8")
+    still.write_text(re.sub(r"<script>.*?</script>", "", text, flags=re.S))
+    browser.open(still)
+    assert not browser.one("#walk-stage").is_displayed()
+    assert browser.one("#step-9").is_displayed()
+    height = browser.js(
+        "const e = document.querySelector('.walk-list');"
+        "return [e.scrollHeight, e.clientHeight]"
+    )
+    assert height[0] == height[1]  # nothing is hidden
