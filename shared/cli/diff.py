@@ -213,7 +213,7 @@ def _diff_values(
     else:  # two styles: from one set of weights
         if ids is None:
             ids = load_tokenizer(DEFAULT).encode(default_text())[:TOKENS]
-        state = checkpoint.to(torch.device("cpu"), torch.float32)
+        state = checkpoint.to(torch.device("cpu"), torch.float64)
         models = [
             style.from_gpt2(state, checkpoint.config)
             for style in styles

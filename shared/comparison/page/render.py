@@ -72,7 +72,7 @@ def render_page(
     ]
     limit = math.inf if comparison.one_function else comparison.bound
     environment = make_environment()
-    walk = _walk(comparison, models, tokens, tokenizer)
+    walk = _walk(comparison, state, tokens, tokenizer)
     names = ("page", "walk") if walk else ("page",)
     script = "".join(source_of(environment, f"{n}.js") for n in names)
     style = "".join(source_of(environment, f"{n}.css") for n in names)
@@ -117,15 +117,21 @@ def render_page(
 
 def _walk(
     comparison: Comparison,
-    models: tuple[nn.Module, nn.Module],
+    state: Mapping[str, Tensor],
     tokens: Int[Tensor, "1 time"],
     tokenizer: Tokenizer,
 ) -> Walk | None:
     """Return the walk over the first tokens, None for a large model."""
-    if sum(p.numel() for p in models[0].parameters()) > WALK_PARAMETERS:
+    if sum(tensor.numel() for tensor in state.values()) > WALK_PARAMETERS:
         return None
-    used = tokens[:, :WALK_TOKENS]
-    found, sides = run_diff(*models, used, names=comparison.styles)
+    used = tokens[:, :WALK_TOKENS].cpu()
+    # weights that a style scales are scaled in float64, too
+    doubled = {name: tensor.cpu().double() for name, tensor in state.items()}
+    left, right = (
+        load_style(name).from_gpt2(doubled, comparison.config)
+        for name in comparison.styles
+    )
+    found, sides = run_diff(left, right, used, names=comparison.styles)
     if found.shares_nothing:
         return None
     text_of = partial(token_text, tokenizer)

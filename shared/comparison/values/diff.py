@@ -14,7 +14,7 @@ from ...invariants.model.subject import Subject
 from .alone import lines_alone
 from .found import Found, Pair
 from .matching import Matches, match
-from .parting import find_parting
+from .parting import Flow, find_parting
 from .side import Side
 
 SEED = 0  # of drawn tokens, and of weights that a factory draws
@@ -181,20 +181,19 @@ def _found(
         if not left.first.values[n].place.inside
         or not right.first.values[r].place.inside
     ]
+    apart = {r: matches.difference[n] for n, r in matches.partner.items()}
+    close = (set[int](), set[int]()) if same else matches.close
+    ours = Flow(left, matches.seen[0], close[0], matches.difference)
+    theirs = Flow(right, matches.seen[1], close[1], apart)
     alone = {
-        "left": lines_alone(left, right, matches.seen, set(matches.partner)),
-        "right": lines_alone(
-            right,
-            left,
-            matches.seen[::-1],
-            set(matches.partner.values()),
-        ),
+        "left": lines_alone(ours, theirs, set(matches.partner)),
+        "right": lines_alone(theirs, ours, set(apart)),
     }
     return Found(
         names=names,
         pairs=pairs,
         alone=alone,
-        parted=None if same else find_parting(left, right, matches),
+        parted=None if same else find_parting(sides, (ours, theirs), matches),
         nearest=[] if pairs else _nearest(left, right),
         notes=_notes(names, sides),
     )

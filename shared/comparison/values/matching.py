@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .side import Side, keep
+from .side import Side, keep, unit_of
 from .value import Value, may_pair, plain
 
 NEAR = 1e-3  # of a value's size: digests that are looked at again
@@ -30,11 +30,14 @@ class Matches:
         difference: for the same the largest absolute difference.
         seen: numbers of each side whose value is on the other, those
             computed twice included.
+        close: numbers of each side whose value is almost on the other, by
+            more than rounding.
     """
 
     partner: dict[int, int]
     difference: dict[int, float]
     seen: tuple[set[int], set[int]]
+    close: tuple[set[int], set[int]]
 
 
 def match(left: Side, right: Side) -> Matches:
@@ -70,8 +73,15 @@ def match(left: Side, right: Side) -> Matches:
         if free:
             partner[ours], difference[ours] = free[0]
             taken.add(partner[ours])
-    seen_right = {theirs for found in near.values() for theirs, _ in found}
-    return Matches(partner, difference, (set(near), seen_right))
+    seen = set(near), {r for found in near.values() for r, _ in found}
+    close = [
+        (ours, theirs)
+        for ours, others in candidates.items()
+        for theirs in others
+        if ours not in seen[0] and theirs not in seen[1]
+    ]
+    sides = {n for n, _ in close}, {r for _, r in close}
+    return Matches(partner, difference, seen, sides)
 
 
 def propose(
@@ -169,7 +179,7 @@ def _tolerances(
         return call
 
     if left.nudgeable:
-        unit = max(left.unit(), right.unit()) / 2
+        unit = unit_of(left, right) / 2
         left.visit({number: compare(number) for number in kept}, unit)
     return {
         number: min(size, NEAR * _largest(kept[number]))

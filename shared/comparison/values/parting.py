@@ -45,11 +45,10 @@ class Parting:
     def __str__(self) -> str:
         right = self._place(self.right, self.since[1])
         layer = "" if self.layer is None else f", layer {self.layer}"
-        given = (
-            ""
-            if self.inputs is None
-            else f"its inputs are equal to {self.inputs:.1g}, "
-        )
+        given = ""
+        if self.inputs is not None:
+            bound = f" to {self.inputs:.1g}" if self.inputs else ""
+            given = f"its inputs are equal{bound}, "
         left = self._place(self.left, self.since[0])
         start = f"they part at {right}{layer}: {given}its output is nowhere"
         if self.factor is not None and abs(self.factor - 1) < 1e-6:
@@ -77,25 +76,31 @@ class Flow:
 
     A value is explained where the other side has it, or has something that
     is computed from it: a step of its own on the way to a common value. So
-    is a part of a value that the other side has.
+    is a part of a value that the other side has. What the other side has
+    almost is none: what follows may hide it, as small weights do.
 
     Args:
         side: whose values.
         seen: numbers of those that the other side has.
-        differences: of them, where known.
+        close: numbers of those that it has almost.
+        differences: of those seen, where known.
     """
 
     def __init__(
-        self, side: Side, seen: set[int], differences: dict[int, float]
+        self,
+        side: Side,
+        seen: set[int],
+        close: set[int],
+        differences: dict[int, float],
     ):
         self.values = side.first.values
-        self.differences = differences
+        self.seen, self.differences = seen, differences
         self.used = self._upstream([side.first.normalised])
         parts = set(seen)
         for value in self.values:
             if value.view and parts.issuperset(value.inputs):
                 parts.add(value.number)
-        self.explained = self._upstream(seen) | parts
+        self.explained = self._upstream(seen) - close | parts
         self.open = [
             number
             for number in sorted(self.used - self.explained)
@@ -147,21 +152,18 @@ class Flow:
         return found
 
 
-def find_parting(left: Side, right: Side, matches: Matches) -> Parting:
+def find_parting(
+    sides: tuple[Side, Side], flows: tuple[Flow, Flow], matches: Matches
+) -> Parting:
     """Find the first lines that part, in two models that do."""
-    ours = Flow(left, matches.seen[0], matches.difference)
-    theirs = Flow(
-        right,
-        matches.seen[1],
-        {r: matches.difference[n] for n, r in matches.partner.items()},
-    )
+    ours, theirs = flows
     firsts = ours.first_open(), theirs.first_open()
     known = {
         (_key(ours.values[n]), _key(theirs.values[r]))
         for n, r in matches.partner.items()
     }
     *pair, apart = comparable(
-        (left, right),
+        sides,
         (ours.same_call(firsts[0]), theirs.same_call(firsts[1])),
         known,
     )

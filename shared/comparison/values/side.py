@@ -1,6 +1,6 @@
 """One of the two models: recorded once, run again for some of its values."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -9,9 +9,13 @@ from torch import Tensor, nn
 
 from ...invariants.model.subject import Subject
 from .recording import Recording, record, visit
-from .value import plain
+from .value import FEWEST, plain
 
 ROWS_AT_ONCE = 4096  # of a matrix that is nudged
+NUMBERS_AT_ONCE = 2**22
+HASH = -7046029254386353131  # odd, its bits mixed
+MARKS = 64  # numbers that a weight is known by
+SHARED = 8  # of them must be the other's
 
 
 class Side:
@@ -66,11 +70,6 @@ class Side:
             nudge_weights(model, nudge)
         visit(self.subject, model, self.tokens, events, self.by_heads)
 
-    def unit(self) -> float:
-        """Return the unit of rounding that weights and values have."""
-        kinds = {value.dtype for value in self.first.values}
-        return max(self._weights_unit, *(torch.finfo(k).eps for k in kinds))
-
     def _build(self) -> Any:
         subject = self.subject
         return subject.precise() if self.doubled else subject.build()
@@ -83,7 +82,7 @@ class Side:
         self.nudgeable = (
             isinstance(model, nn.Module) and self.subject.builder.can_copy
         )
-        self._weights_unit = weights_unit(model)
+        self.weights = [*_weights(model)]
 
 
 def keep(side: Side, numbers: Iterable[int]) -> dict[int, Tensor]:
@@ -115,20 +114,37 @@ def nudge_weights(model: Any, size: float) -> None:
                 part.addcmul_(part, noise, value=size)
 
 
-def weights_unit(model: Any) -> float:
-    """Return the unit of rounding that a model's weights were made with.
+def unit_of(left: Side, right: Side) -> float:
+    """Return the unit of rounding in which two sides may differ.
 
-    Weights that were float32 once keep its rounding in float64.
+    That of their values; and where both have weights that the other has
+    not, that of these: one may be made of the other, and rounded again.
     """
-    if not isinstance(model, nn.Module):
-        return 0.0
-    units = [0.0]
-    for tensor in model.parameters():
-        if not tensor.is_floating_point() or tensor.dim() == 0:
+    values = [*left.first.values, *right.first.values]
+    units = [0.0, 0.0]
+    for i, (ours, theirs) in enumerate(((left, right), (right, left))):
+        known = set[int]().union(*(marks for marks, _ in theirs.weights))
+        for marks, unit in ours.weights:
+            if len(marks & known) < min(len(marks), SHARED):
+                units[i] = max(units[i], unit)
+    return max(min(units), *(torch.finfo(v.dtype).eps for v in values))
+
+
+def _weights(model: Any) -> Iterator[tuple[set[int], float]]:
+    """Yield of each weight marks to know it by, and its unit of rounding.
+
+    The marks are the numbers with the lowest hashes: a part of a tensor has
+    some of them, in any layout. What was float32 once keeps its unit.
+    """
+    for tensor in model.parameters() if isinstance(model, nn.Module) else ():
+        if not tensor.is_floating_point():
             continue
-        some = tensor.detach()[:ROWS_AT_ONCE]
-        if some.dtype != torch.float64:
-            units.append(torch.finfo(some.dtype).eps)
-        elif some.min() != some.max() and some.equal(some.float().double()):
-            units.append(torch.finfo(torch.float32).eps)
-    return max(units)
+        marks, once = torch.tensor([], dtype=torch.int64), True
+        for part in tensor.detach().flatten().split(NUMBERS_AT_ONCE):
+            once &= part.equal(part.float().to(part.dtype))
+            hashed = part.cpu().double().view(torch.int64) * HASH
+            lowest = hashed.topk(min(MARKS, len(hashed)), largest=False)
+            marks = torch.cat([marks, lowest.values]).unique()[:MARKS]
+        if len(marks) >= FEWEST:
+            kind = torch.float32 if once else torch.float64
+            yield set(marks.tolist()), torch.finfo(kind).eps
