@@ -1,6 +1,7 @@
 """This style's names and choices, for views that show two styles."""
 
-# A common term, and the names that stand for it in the source.
+# A common term, and the names that stand for it in the source: those that
+# the values of a run do not show.
 NAMES = {
     "everywhere": {
         "width": ("d_model",),
@@ -10,25 +11,16 @@ NAMES = {
         "vocabulary": ("vocab_size", "vocab"),
         "longest sequence": ("max_len",),
     },
-    "embedding": {"token table": ("lut",), "position table": ("pe",)},
     "attention": {
         "query, key, value": ("linears[0..2]",),
-        "output projection": ("linears[-1]",),
         "width of a head": ("d_k",),
-    },
-    "feed_forward": {
-        "widen": ("w_1",),
-        "nonlinearity": ("activation",),
-        "narrow": ("w_2",),
     },
     "block": {
         "width": ("d_model", "size", "features"),
-        "norms": ("LayerNorm", "norm"),
         "attention": ("self_attn",),
         "feed-forward": ("feed_forward",),
     },
-    "model": {"last norm": ("norm",), "head": ("generator",)},
-    "head": {"output matrix": ("proj",)},
+    "model": {"head": ("generator",)},
 }
 
 # What this style chose, where the mathematics leaves a choice.

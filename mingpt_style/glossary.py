@@ -1,6 +1,7 @@
 """This style's names and choices, for views that show two styles."""
 
-# A common term, and the names that stand for it in the source.
+# A common term, and the names that stand for it in the source: those that
+# the values of a run do not show.
 NAMES = {
     "everywhere": {
         "width": ("n_embd", "C"),
@@ -10,24 +11,15 @@ NAMES = {
         "vocabulary": ("vocab_size",),
         "longest sequence": ("block_size",),
     },
-    "embedding": {"token table": ("wte",), "position table": ("wpe",)},
     "attention": {
         "query, key, value": ("c_attn",),
-        "output projection": ("c_proj",),
         "width of a head": ("hs",),
     },
-    "feed_forward": {
-        "widen": ("c_fc",),
-        "nonlinearity": ("act",),
-        "narrow": ("c_proj",),
-    },
     "block": {
-        "norms": ("ln_1", "ln_2", "layer_norm"),
         "attention": ("attn",),
         "feed-forward": ("mlp",),
     },
-    "model": {"last norm": ("ln_f",), "head": ("lm_head",)},
-    "head": {"output matrix": ("lm_head",)},
+    "model": {"head": ("lm_head",)},
 }
 
 # What this style chose, where the mathematics leaves a choice.

@@ -75,9 +75,9 @@ class Style(Protocol):
     roughly; ORIGINAL_PARTS_NOTES says how it differs. And texts for the
     views that put two styles side by side: NAMES (for each concept, and for
     "everywhere", common terms with the names that stand for them in the
-    source), CHOICES (for each concept what the style chose, in a sentence)
-    and WEIGHT_TRANSFER (for each part how it is written, and how it takes
-    over a GPT-2 checkpoint's weights).
+    source, where equal values do not show them), CHOICES (for each concept
+    what the style chose, in a sentence) and WEIGHT_TRANSFER (for each part
+    how it is written, and how it takes over a GPT-2 checkpoint's weights).
     """
 
     __name__: str

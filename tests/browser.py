@@ -138,3 +138,8 @@ class Browser:
     def all(self, selector):
         """Every element that a selector finds."""
         return self.driver.find_elements("css selector", selector)
+
+    def look_at(self, element):
+        """Scroll to an element at once, so that it can be clicked."""
+        self.js("document.documentElement.style.scrollBehavior = 'auto'")
+        self.js("arguments[0].scrollIntoView({block: 'center'})", element)

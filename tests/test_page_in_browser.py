@@ -32,11 +32,6 @@ def pixels(browser, canvas):
     )
 
 
-def look_at(browser, element):
-    browser.js("document.documentElement.style.scrollBehavior = 'auto'")
-    browser.js("arguments[0].scrollIntoView({block: 'center'})", element)
-
-
 def test_in_either_theme_no_error_no_request_and_contrast(browser, page):
     maps = []
     for dark in (False, True):
@@ -103,7 +98,7 @@ def test_a_click_in_the_drawing_leads_to_the_concept(browser, page, width):
     for link, target in zip(links, targets, strict=True):
         browser.js("scrollTo(0, 0)")
         title = link.find_element("css selector", ".title")
-        look_at(browser, title)
+        browser.look_at(title)
         title.click()
         assert browser.js("return location.hash") == target
         top = browser.js(
@@ -159,7 +154,7 @@ def test_names_that_correspond_light_up_together(browser, page):
     concept = "#concept-attention .code"
     assert browser.all(f"{concept} .lit") == []
     name = browser.one(f"{concept}.left [data-term='heads']")
-    look_at(browser, name)
+    browser.look_at(name)
     from selenium.webdriver import ActionChains
 
     ActionChains(browser.driver).move_to_element(name).perform()

@@ -67,7 +67,7 @@ def test_equal_values_are_one_map(page):
     alike = sum(left == right for left, right in pairs)
     assert alike > 0.5 * len(pairs)
     assert len(walk["maps"]) == len(walk["columns"])
-    for data, (width, read, _) in zip(
+    for data, (width, read, *_) in zip(
         walk["maps"], walk["columns"], strict=True
     ):
         size = len(base64.b64decode(data))
@@ -121,6 +121,7 @@ def test_two_models_that_part_end_at_the_parting(run_command, tmp_path):
     )
     text = page.read_text(encoding="utf-8")
     assert "they part at mingpt_style/feed_forward.py:" in text
+    assert "<h3>where they part</h3>" in text
     steps = data_of(page)["walk"]["steps"]
     assert steps[-1]["layers"] == []
     left, right = steps[-1]["maps"][0]
@@ -189,6 +190,9 @@ def test_arrow_keys_and_buttons_go_step_by_step(browser, page):
     assert browser.errors() == []
     assert at(browser).startswith("step 1 of ")
     assert "self.lut(x)" in lit(browser, "left")[0]
+    place = browser.one("#walk-left .walk-place").text
+    assert place == "annotated/embedding.py:29 self.lut(x)"
+    assert "times mingpt_style" in browser.one("#walk-right .walk-place").text
     assert lit(browser, "right") == []  # a step of the left alone
     press(browser, "ARROW_RIGHT")
     assert at(browser).startswith("step 2 of ")
@@ -203,7 +207,7 @@ def test_arrow_keys_and_buttons_go_step_by_step(browser, page):
 def test_a_click_goes_to_a_line_in_the_list_or_in_the_source(browser, page):
     browser.open(page)
     item = next(e for e in browser.all(".walk-list li") if "softmax" in e.text)
-    browser.js("arguments[0].scrollIntoView({block: 'center'})", item)
+    browser.look_at(item)
     item.find_element("css selector", "a").click()
     assert "scores.softmax(dim=-1)" in lit(browser, "left")[0]
     before = at(browser)
@@ -212,7 +216,7 @@ def test_a_click_goes_to_a_line_in_the_list_or_in_the_source(browser, page):
         for e in browser.all("#walk-left .line")
         if e.is_displayed() and "weights @ value" in e.text
     )
-    browser.js("arguments[0].scrollIntoView({block: 'center'})", line)
+    browser.look_at(line)
     line.click()
     assert at(browser) != before
     assert "weights @ value" in lit(browser, "left")[0]
@@ -225,7 +229,7 @@ def test_a_link_leads_to_its_step(browser, page):
     assert at(browser) == f"step {last} of {last}"
     what = browser.js("return document.getElementById('walk-what').innerText")
     assert "Likeliest next: " in what
-    assert what.count("%") == 6  # three tokens of each side
+    assert what.count("%") == 3  # the same ones on both sides
     top = browser.js(
         "return document.getElementById('walk').getBoundingClientRect().top"
     )
@@ -254,6 +258,12 @@ def test_layer_and_token_are_chosen(browser, page):
     assert "layer 3: " in browser.one("#walk-what").text
     browser.js(choose, "walk-token", "0")
     assert numbers() != said
+    canvas = browser.one("#walk-right canvas")
+    browser.look_at(canvas)
+    canvas.click()  # in the middle, between two rows
+    chosen = browser.one("#walk-token").get_attribute("value")
+    assert chosen in ("11", "12")
+    assert browser.one("#walk-left .walk-numbers").text.startswith(chosen)
     left, right = (
         browser.one(f"#walk-{side} .walk-numbers").text
         for side in ("left", "right")

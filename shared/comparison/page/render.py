@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...protocol import load_style
 from ...tokenization.tokenizers import Tokenizer

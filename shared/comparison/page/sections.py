@@ -1,12 +1,15 @@
 """The page's sections, one for each concept."""
 
-from collections.abc import Sequence
+import ast
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...protocol import Style
 from ..concepts import CONCEPTS
-from ..sources import Pair, describe, pair_sources
-from ..styles import Comparison
+from ..sources import TINY, Pair, Part, describe, pair_sources
+from ..styles import Comparison, enlarged_random_weights
+from ..values import Pair as ValuePair
+from ..values import Place, diff_by_value
 from .highlight import spans, terms_of
 
 Costs = tuple[dict[str, int], dict[str, int]]
@@ -27,10 +30,16 @@ def concept_sections(
         costs: parameters and operations by concept, for each style.
     """
     sections = []
+    values = _equal_values(styles)
     for concept, pairs in pair_sources(*styles).items():
         terms = [
             terms_of(getattr(style, "NAMES", {}), concept) for style in styles
         ]
+        shown = _correspondences(pairs, terms)
+        for op, left, right in _names_by_value(pairs, values):
+            term = f"{op} {left}"
+            terms[0][term], terms[1][term] = [left], right
+            shown.append({"term": term, "label": op, "names": [[left], right]})
         known = CONCEPTS.get(concept)
         sections.append(
             {
@@ -41,7 +50,7 @@ def concept_sections(
                     getattr(style, "CHOICES", {}).get(concept, "")
                     for style in styles
                 ],
-                "terms": _correspondences(pairs, terms),
+                "terms": shown,
                 "parameters": [c[0].get(concept) for c in costs],
                 "flops": [c[1].get(concept) for c in costs],
                 "buffers": [p["buffers"] for p in comparison.parameters]
@@ -50,7 +59,6 @@ def concept_sections(
                 "difference": differences.get(concept),
                 "names": terms,
                 "pairs": pairs,
-                "row_count": sum(1 + len(pair.rows) for pair in pairs),
             }
         )
     return sections
@@ -71,8 +79,62 @@ def _correspondences(
             for code, own in zip(sources, terms, strict=True)
         ]
         if all(names):
-            found.append({"term": term, "names": names})
+            found.append({"term": term, "label": term, "names": names})
     return found
+
+
+def _equal_values(styles: tuple[Style, Style]) -> Sequence[ValuePair]:
+    """Return the lines of both styles that compute the same."""
+    state = enlarged_random_weights(styles[1], TINY, 0)
+    left, right = (style.from_gpt2(state, TINY) for style in styles)
+    try:
+        return diff_by_value(left, right).pairs
+    except ValueError:  # nothing of one could be recorded
+        return []
+
+
+def _names_by_value(
+    pairs: Sequence[Pair], values: Iterable[ValuePair]
+) -> list[tuple[str, str, list[str]]]:
+    """Return names of a concept's parts that compute the same values.
+
+    Of each what torch calls it, the left's name, and those of the right.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for value in values:
+        left, right = _part_called(value.left), _part_called(value.right)
+        ops = [value.left.op, value.right.op]
+        op = next((op for op in ops if op.isidentifier()), "")
+        here = any(_holds(p.left, value.left) for p in pairs) and any(
+            _holds(p.right, value.right) for p in pairs
+        )
+        if left and right and op and here:
+            names = found.setdefault((op, left), [])
+            names += [right] if right not in names else []
+    return [(*key, names) for key, names in found.items()]
+
+
+def _holds(part: Part | None, place: Place) -> bool:
+    if part is None or not place.path.endswith(part.file):
+        return False
+    first, last = part.segments[0], part.segments[-1]
+    return first.line <= place.line <= last.line + last.code.count("\n")
+
+
+def _part_called(place: Place) -> str:
+    """Return w in "self.w(x)", "self.w[i]" or "self.w(x) * c", else ""."""
+    try:
+        node = ast.parse(place.code, mode="eval").body
+    except SyntaxError:
+        return ""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        node = node.left
+    if isinstance(node, ast.Call):
+        node = node.func
+    elif isinstance(node, ast.Subscript):
+        node = node.value
+    name = ast.unparse(node)
+    return name.rpartition(".")[2] if name.startswith("self.") else ""
 
 
 def _present(

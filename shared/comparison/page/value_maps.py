@@ -68,11 +68,12 @@ class ValueMaps:
             )
         data = code.round().to(torch.uint8).numpy().tobytes()
         data += numbers.astype("<f4").tobytes()
-        key = data + bytes([heads % 256])
+        key = data + f"{heads} {table.size(1)}".encode()
         if key not in self._numbers:
             self._numbers[key] = len(self.found)
             self.found.append(base64.b64encode(data).decode())
-            self.columns.append([picked.size(1), numbers.shape[1], heads])
+            shown = picked.size(1), numbers.shape[1], heads, table.size(1)
+            self.columns.append(list(shown))
         return self._numbers[key]
 
 

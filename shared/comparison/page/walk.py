@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 from torch import Tensor
 
-from ..values import Found, Place
+from ..values import Found, Parting, Place
 from ..values.rows import Row, Section, rows_of, sections_of
 from ..values.side import Side, keep
 from .highlight import highlight
@@ -34,6 +34,8 @@ class Walk:
         layers: how many layers a step can stand for.
         verdict: the finding in a sentence.
         same: whether the two are one function.
+        run: how many tokens, and in which precision.
+        notes: what could not be recorded.
         data: what the page's script reads.
     """
 
@@ -46,6 +48,8 @@ class Walk:
     layers: int = 0
     verdict: str = ""
     same: bool = True
+    run: str = ""
+    notes: Sequence[str] = ()
     data: dict[str, Any] = field(default_factory=dict)
 
 
@@ -65,7 +69,7 @@ def make_walk(
     """
     sections = sections_of(rows_of(found))
     if found.parted is not None:
-        sections.append(Section((), [[_parting(found)]]))
+        sections.append(Section((), [[_parting(found.parted, sides)]]))
     rows = [r for s in sections for rows in s.rows_by_layer for r in rows]
     values = tuple(
         keep(
@@ -84,6 +88,8 @@ def make_walk(
         layers=max((len(s.layers) for s in sections), default=0),
         verdict=found.sentence,
         same=found.same,
+        run=f"on {len(tokens)} tokens in {str(sides[0].dtype)[6:]}",
+        notes=found.notes,
     )
     steps: list[dict[str, Any]] = []
     for section in sections:
@@ -113,7 +119,10 @@ def make_walk(
                 }
             )
             shown.append({"number": len(steps), "row": versions[0]})
-        walk.sections.append({"title": _title(section), "steps": shown})
+        title = _title(section)
+        if found.parted is not None and section is sections[-1]:
+            title = "where they part"
+        walk.sections.append({"title": title, "steps": shown})
     walk.sources = sources.shown
     likeliest = [
         _likeliest(kept[side.first.normalised], time)
@@ -131,11 +140,13 @@ def make_walk(
     return walk
 
 
-def _parting(found: Found) -> Row:
-    parted = found.parted
-    assert parted is not None
+def _parting(parted: Parting, sides: tuple[Side, Side]) -> Row:
     return Row(
-        parted.left, parted.right, (), parted.difference, order=parted.order
+        parted.left,
+        parted.right,
+        sides[1].first.values[parted.order[1]].shape,
+        parted.difference,
+        order=parted.order,
     )
 
 

@@ -12,11 +12,11 @@ function startWalk({ steps, maps, columns, likeliest, tokens, pieces }) {
       .trim().split(" ").map(Number);
 
   function decode(number) {
-    const [width, read, heads] = columns[number];
+    const [width, read, heads, total] = columns[number];
     const bytes = Uint8Array.from(atob(maps[number]), (c) => c.charCodeAt(0));
     const rows = bytes.length / (width + 4 * read);
     const from = rows * width;
-    return { width, read, heads, rows, levels: bytes.subarray(0, from),
+    return { width, read, heads, total, rows, levels: bytes.subarray(0, from),
       numbers: new Float32Array(bytes.slice(from).buffer) };
   }
 
@@ -49,10 +49,11 @@ function startWalk({ steps, maps, columns, likeliest, tokens, pieces }) {
   const written = (x) => Number.isNaN(x) ? "NaN"
     : !Number.isFinite(x) ? (x < 0 ? "-inf" : "inf") : String(+x.toPrecision(4));
 
-  function showSide(index, step, layer, token) {
+  function showSide(index, step, layer, token, item) {
     const side = sides[index];
     const place = step.places[index];
-    side.querySelector(".walk-none").hidden = place !== null;
+    side.querySelector(".walk-place").replaceChildren(
+      ...item.querySelectorAll(".walk-line")[index].cloneNode(true).childNodes);
     side.querySelectorAll(".walk-source").forEach((source, number) => {
       source.hidden = !place || number !== place[0];
       if (source.hidden) return;
@@ -67,17 +68,21 @@ function startWalk({ steps, maps, columns, likeliest, tokens, pieces }) {
     const number = step.maps[layer][index];
     const map = number === null ? null : decode(number);
     side.querySelector("figure").hidden = map === null;
-    const text = side.querySelector(".walk-numbers");
-    text.textContent = "";
     if (map === null) return;
     paint(side.querySelector("canvas"), map);
     side.querySelector("figcaption").textContent =
       `${map.rows} positions, ` + (map.heads > 1
-        ? `${map.heads} heads side by side` : `${map.width} columns`);
+        ? `${map.heads} heads side by side` : map.width < map.total
+        ? `${map.width} of ${map.total} columns` : `${map.width} columns`);
     const row = Math.min(token, map.rows - 1);
+    const mark = side.querySelector(".walk-map i").style;
+    mark.top = `${100 * row / map.rows}%`;
+    mark.height = `${100 / map.rows}%`;
     const numbers = map.numbers.subarray(row * map.read, (row + 1) * map.read);
-    text.textContent = `${tokens[token]}: ` +
-      Array.from(numbers, written).join("  ") + (map.read < map.width ? " \u2026" : "");
+    side.querySelector(".walk-numbers").textContent =
+      `${token} \u201c${tokens[token]}\u201d: ` +
+      Array.from(numbers, written).join("  ") +
+      (map.read < map.total ? " \u2026" : "");
   }
 
   function go(number, scroll) {
@@ -95,13 +100,15 @@ function startWalk({ steps, maps, columns, likeliest, tokens, pieces }) {
     if (step.layers.length) what = `layer ${step.layers[shown]}: ${what}`;
     if (apart !== null)
       what += apart === 0 ? ", equal" : `, ${apart.toExponential(1)} apart`;
-    if (at === steps.length - 1)
-      what += ". Likeliest next: " + likeliest.map((side, index) =>
-        (index ? " and " : "") + side[token].map(([id, p]) =>
-          `${pieces[id]} (${(100 * p).toFixed(1)} %)`).join(", "))
-        .join("");
+    if (at === steps.length - 1) {
+      const next = likeliest.map((side) => side[token].map(([id, p]) =>
+        `\u201c${pieces[id]}\u201d ${(100 * p).toFixed(1)} %`).join(", "));
+      what += ". Likeliest next: " + (next[0] === next[1] ? next[0]
+        : next.map((text, i) =>
+          `${text} in ${sides[i].querySelector("h3").textContent}`).join("; "));
+    }
     byId("walk-what").textContent = what;
-    sides.forEach((_, index) => showSide(index, step, shown, token));
+    sides.forEach((_, index) => showSide(index, step, shown, token, item));
     for (const other of document.querySelectorAll(".walk-list li"))
       other.toggleAttribute("aria-current", other === item);
     const list = document.querySelector(".walk-list");
@@ -133,7 +140,14 @@ function startWalk({ steps, maps, columns, likeliest, tokens, pieces }) {
     event.preventDefault();
     follow(Number(item.id.slice(5)) - 1);
   });
-  for (const [index, side] of sides.entries())
+  for (const [index, side] of sides.entries()) {
+    const canvas = side.querySelector("canvas");
+    canvas.addEventListener("click", (event) => {
+      if (canvas.height !== tokens.length) return;
+      const share = event.offsetY / canvas.clientHeight;
+      byId("walk-token").value = Math.floor(share * canvas.height);
+      go(at, false);
+    });
     side.addEventListener("click", (event) => {
       const line = event.target.closest(".line");
       if (!line) return;
@@ -144,6 +158,7 @@ function startWalk({ steps, maps, columns, likeliest, tokens, pieces }) {
         step.places[index][1] === Number(line.dataset.line));
       if (found >= 0) follow(found);
     });
+  }
   document.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[
       event.key];
