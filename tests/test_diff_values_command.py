@@ -79,7 +79,7 @@ def test_two_files_that_part(diff, tmp_path):
     assert (status, err) == (1, "")
     *_, sentence = out.splitlines()
     assert sentence.startswith("they part at mine/model.py:")
-    assert "`relu`, layer 1: its inputs are equal to " in sentence
+    assert "`relu`, layer 1: its inputs are equal, its output " in sentence
     assert "nearest is theirs/model.py:" in sentence
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["models"] == [

@@ -12,6 +12,8 @@ from browser import FAINT, HOSTILE, Browser, data_of
 from shared.cli import main
 from shared.comparison.page.value_maps import ValueMaps, as_table
 
+pytestmark = pytest.mark.unhooked  # as for every diff by value
+
 
 def make_walk(run_command, folder, *words, status=0):
     page = folder / "walk.html"
