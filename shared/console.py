@@ -21,6 +21,15 @@ from rich.text import Text
 
 PATIENCE = 1.0  # seconds of work before a progress bar appears
 
+debug = False  # whether tracebacks are shown whole
+
+
+def set_debug(value: bool) -> bool:
+    """Show tracebacks whole from now on, or no longer."""
+    global debug
+    debug = value
+    return value
+
 
 def warn(message: str) -> None:
     """Print one line on stderr in the command's name."""
@@ -41,10 +50,12 @@ def run(command: Callable[[], object]) -> None:
             warnings.showwarning = _show_warning
             command()
     except (ValueError, OSError, MemoryError) as error:
+        if debug:
+            raise
         fail(str(error) or type(error).__name__)
     except RuntimeError as error:
         out = isinstance(error, torch.OutOfMemoryError)
-        if not out and "can't allocate memory" not in str(error):
+        if debug or (not out and "can't allocate memory" not in str(error)):
             raise
         fail(f"not enough memory: {error}")
 

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+STDOUT = Path("-")
+
 
 def write_atomically(path: Path, content: str) -> None:
     """Write a text in UTF-8 beside the file, then put it in its place.
@@ -21,9 +23,12 @@ def write_atomically(path: Path, content: str) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file as `write_atomically` does; NaN becomes null."""
+    """Write a JSON file, or to STDOUT; NaN becomes null."""
     text = json.dumps(_finite(content), indent=2, allow_nan=False)
-    write_atomically(path, text + "\n")
+    if path == STDOUT:
+        print(text)
+    else:
+        write_atomically(path, text + "\n")
 
 
 @contextmanager

@@ -20,8 +20,10 @@ from typing import Any
 
 from torch import nn
 
+from . import console
 from .config import GPTConfig
 
+LONGEST = 20  # lines of a user's traceback
 OURS = Path(__file__).resolve().parent
 OUR_PACKAGES = ("annotated", "benchmarks", "mingpt_style", "shared", "tests")
 STYLE_SIZES = {
@@ -388,14 +390,21 @@ def _theirs(name: str, error: BaseException) -> ValueError:
 
 
 def show_theirs(error: BaseException) -> None:
-    """Print the part of a traceback that is not ours."""
+    """Print the part of a traceback that is not ours, its end if it is long.
+
+    With --debug all of it is printed.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [
         frame
         for frame in frames
-        if not frame.filename.startswith(("<frozen", str(OURS)))
+        if console.debug
+        or not frame.filename.startswith(("<frozen", str(OURS)))
     ]
     lines = ["Traceback (most recent call last):\n"]
     lines += traceback.format_list(traceback.StackSummary.from_list(theirs))
     lines += traceback.format_exception_only(error)
-    print("".join(lines), file=sys.stderr, end="")
+    lines = "".join(lines).splitlines()
+    if len(lines) > LONGEST and not console.debug:
+        lines[1 : 2 - LONGEST] = ["  ..."]
+    print("\n".join(lines), file=sys.stderr)

@@ -2,9 +2,11 @@
 
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,9 +24,11 @@ from gpt_duet.invariants import (
     save_map,
     text_map,
 )
+from gpt_duet.invariants.parametrize import BoundCheck
 from gpt_duet.invariants.pictures import colours
 
 PURITY = "check_purity"
+ROOT = str(Path(__file__).resolve().parents[1])
 CONFIG = GPTConfig(65, 64, n_layer=2, n_head=4, n_embd=32)
 BUILDS = {model.name: model.build for model in BROKEN}
 
@@ -63,7 +67,8 @@ def test_both_styles_learn_no_more_than_there_is(model, check):
 @pytest.mark.unhooked  # the checker of shapes draws random numbers itself
 @pytest.mark.parametrize(
     ("build", "left_out"),
-    [(annotated, ["check_cache"]), (mingpt_style, [])],  # one has a cache
+    # one has a loss of its own and a cache
+    [(annotated, ["check_loss", "check_cache"]), (mingpt_style, [])],
 )
 def test_nothing_of_the_styles_is_left_out(build, left_out):
     report = check_model(build)
@@ -197,9 +202,11 @@ def test_short_blocks_work(length):
 def test_report_as_table_json_and_exception():
     came = []
     report = check_model(
-        leaky, checks=["causality", "cache", "shape"], on_result=came.append
+        leaky,
+        checks=["causality", "cache", "shape"],
+        on_progress=lambda report: came.append(len(report.results)),
     )
-    assert report.results == came
+    assert came == [0, 1, 2, 3]
     assert not report.ok
     assert report.failed == ["check_causality"]
     statuses = [result.status for result in report.results]
@@ -220,7 +227,8 @@ def test_the_table_fits_its_width_and_is_coloured_when_asked():
     assert head == f"leaky: {VOCAB} tokens, sequences to {BLOCK}"
     assert columns.split() == ["check", "s", "what", "was", "found"]
     assert shape.split()[:2] == ["check_shape", "passed"]
-    assert last == "1 passed, 1 failed"
+    others = f"{len(CHECKS) - 2} others not run (check --list shows them)"
+    assert last == f"1 passed, 1 failed; {others}"
     assert "check_causality:\ninfluence" in table
     narrow = report.table(width=60)
     assert max(map(len, narrow.splitlines())) <= 60
@@ -266,28 +274,111 @@ def test_an_interrupt_ends_with_the_table_so_far():
     assert "interrupted" in str(report)
 
 
+def test_a_small_model_runs_on_one_thread_or_on_as_many_as_asked():
+    seen = []
+
+    class Told(GPT):
+        def forward(self, tokens):
+            seen.append(torch.get_num_threads())
+            return super().forward(tokens)
+
+    check = BoundCheck("check_shape", {})
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for asked, count in ((None, 1), (3, 3)):
+            check_model(Told, checks=["shape"], threads=asked)
+            assert (seen[-1], torch.get_num_threads()) == (count, 2)
+        check(Told)
+        assert (seen[-1], torch.get_num_threads()) == (1, 2)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_parametrize_names_and_marks():
     def test(model, check):
         pass
 
     mark = parametrize_with_checks(
-        [GPT, lambda: GPT(vocab=5), leaky],
+        [GPT, lambda: GPT(vocab=5), named("GPT(11,\n  8)"), leaky],
         checks=["shape", "causality"],
-        expected_failures={"check_causality": "a reason"},
+        expected_failures=lambda model: (
+            {"causality": "a reason"} if model is leaky else {}
+        ),
+        strict=True,
     )(test).pytestmark[0]
     ids = [parameter.id for parameter in mark.args[1]]
     assert ids == [
         f"{model}-check_{name}"
-        for model in ("GPT", "GPT", "leaky")
+        for model in ("GPT", "GPT#2", "GPT(11, 8)", "leaky")
         for name in ("shape", "causality")
     ]
-    marks = [[m.name for m in p.marks] for p in mark.args[1]]
-    assert marks == [[], ["xfail"]] * 3
-    model, check = mark.args[1][5].values
+    marks = [list(p.marks) for p in mark.args[1]]
+    assert marks[:-1] == [[]] * 7
+    assert marks[-1][0].kwargs == {"reason": "a reason", "strict": True}
+    model, check = mark.args[1][-1].values
     with pytest.raises(AssertionError, match="position 0 sees token 1"):
         check(model)
     with pytest.raises(TypeError, match="vocabulary"):
         parametrize_with_checks([GPT], vocabulary=5)
+
+
+def named(expression):
+    """A factory as the command's targets are."""
+
+    def build():
+        return GPT()
+
+    build.__name__ = expression
+    return build
+
+
+FAILING = """
+import pytest
+from torch import nn
+from gpt_duet import parametrize_with_checks
+
+
+class Leaky(nn.Module):
+    vocab_size, block_size = 5, 4
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(5, 5)
+
+    def forward(self, idx):
+        return self.table(idx.flip(1))
+
+
+class Crashing(Leaky):
+    def forward(self, idx):
+        if idx.size(1) > 2:
+            raise RuntimeError("three are too many")
+        return super().forward(idx)
+
+
+@parametrize_with_checks([Leaky, Crashing], checks=["shape", "causality"])
+def test_my_gpt(model, check):
+    check(model)
+"""
+
+
+def test_pytest_shows_the_users_line_and_the_message(tmp_path):
+    (tmp_path / "test_mine.py").write_text(FAILING)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": ROOT, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+    )
+    shown = done.stdout
+    assert ">       check(model)" in shown or ">   check(model)" in shown
+    assert "shared/invariants" not in shown
+    assert shown.count("\n") < 120, shown
+    leak = "FAILED test_mine.py::test_my_gpt[Leaky-check_causality] - Asserti"
+    assert f"{leak}onError: position 0 sees token 1" in shown
+    assert 'raise RuntimeError("three are too many")' in shown
 
 
 IMPORTS = """

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from ..config import ACTIVATIONS, preset_names
+from ..console import set_debug
 
 Style = Annotated[
     str,
@@ -86,7 +87,28 @@ Device = Annotated[
 ]
 Json = Annotated[
     Path | None,
-    typer.Option("--json", help="Also write all results to this file."),
+    typer.Option(
+        "--json",
+        help="Also write all results to this file; - is the standard "
+        "output, and all else then goes to the standard error.",
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        min=1,
+        help="Of the CPU. Default: one for a small model, else all cores.",
+        show_default=False,
+    ),
+]
+Debug = Annotated[
+    bool,
+    typer.Option(
+        "--debug",
+        callback=set_debug,
+        help="Show whole tracebacks, the kit's own part too.",
+    ),
 ]
 
 

@@ -15,10 +15,6 @@ from ..config import GPTConfig
 from ..generation import eval_mode
 from .timing import Quartiles, interleave, quartiles, stopwatch
 
-# Multiplications of a forward pass below which several threads wait for each
-# other longer than they compute.
-SMALL_WORK = 2e9
-
 
 def stage_outputs(
     model: Any,
@@ -199,27 +195,19 @@ def forward_times(
     tokens: Int[Tensor, "batch time"],
     rounds: int = 20,
     budget: float = 3.0,
-) -> tuple[list[Quartiles], int]:
-    """Time log_probs of each model in turn, small ones on one thread.
+) -> list[Quartiles]:
+    """Time log_probs of each model in turn.
 
     Each is timed once in every round, so that a slow moment of the machine
     hits all of them, until `budget` seconds are over.
 
     Returns:
-        For each model the quartiles of its seconds, and the number of
-        threads.
+        For each model the quartiles of its seconds.
     """
     runs = {
         str(number): stopwatch(partial(model.log_probs, tokens), tokens.device)
         for number, model in enumerate(models)
     }
-    size = max(sum(p.numel() for p in m.parameters()) for m in models)
-    threads = torch.get_num_threads()
-    few = 1 if size * tokens.numel() < SMALL_WORK else threads
-    torch.set_num_threads(few)
-    try:
-        with torch.inference_mode():
-            seconds = interleave(runs, rounds, budget=budget)
-    finally:
-        torch.set_num_threads(threads)
-    return [quartiles(times) for times in seconds.values()], few
+    with torch.inference_mode():
+        seconds = interleave(runs, rounds, budget=budget)
+    return [quartiles(times) for times in seconds.values()]

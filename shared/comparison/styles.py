@@ -9,6 +9,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from ..config import GPTConfig
+from ..invariants.model.threads import few_threads
 from ..protocol import Style, load_style
 from .models import (
     compare_models,
@@ -180,17 +181,21 @@ def compare_weights(
     *,
     weights: str,
     top: int = 5,
+    threads: int | None = None,
 ) -> Comparison:
     """Compare two styles on given weights in the GPT-2 layout.
 
     Their dtype and device are used; `weights` says in words where they come
-    from. The rest is as in `compare_styles`.
+    from; without `threads` small models are timed on one. The rest is as in
+    `compare_styles`.
     """
     left, right = (load_style(name) for name in names)
     a = left.from_gpt2(state, config).eval()
     b = right.from_gpt2(state, config).eval()
     dtype = next(b.parameters()).dtype
-    (ours, theirs), threads = forward_times([a, b], tokens)
+    size = sum(p.numel() for p in b.parameters())
+    with few_threads(size, tokens.numel(), threads) as threads:
+        ours, theirs = forward_times([a, b], tokens)
     return Comparison(
         styles=names,
         config=config,

@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 
 import torch
 
@@ -45,15 +46,35 @@ def place_of(error: BaseException) -> str:
     what PyTorch raises in a backward pass.
     """
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        name = frame.filename
-        python = name.startswith(PYTHON) and "-packages" not in name
-        if python or name.startswith(OURS):
+        if not _is_theirs(frame.filename):
             continue
-        path = Path(name)
+        path = Path(frame.filename)
         if path.is_relative_to(Path.cwd()):
             path = path.relative_to(Path.cwd())
         return f"{path}, line {frame.lineno}"
     return ""
+
+
+def _is_theirs(file: str) -> bool:
+    python = file.startswith(PYTHON) and "-packages" not in file
+    return not python and not file.startswith(OURS)
+
+
+def with_their_frames(error: BaseException | None) -> BaseException | None:
+    """Return an exception with the user's own frames alone, None for none."""
+    if error is None:
+        return None
+    inside, frame = [], error.__traceback__
+    while frame is not None:
+        if _is_theirs(frame.tb_frame.f_code.co_filename):
+            inside.append(frame)
+        frame = frame.tb_next
+    kept: TracebackType | None = None
+    for frame in reversed(inside):
+        kept = TracebackType(
+            kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno
+        )
+    return error.with_traceback(kept) if kept else None
 
 
 def cause_of(error: BaseException) -> str:

@@ -1,15 +1,20 @@
 """The checks as tests of pytest."""
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from .checks import CHECKS
-from .errors import SkipCheck
+from .errors import SkipCheck, UnusableModel, with_their_frames
 from .model.building import Model, name_of
 from .model.randomness import isolated
 from .model.subject import Subject
 from .runner import choose_checks
+
+LONGEST = 60  # characters of an expression in a test's name
+
+Expected = Mapping[str, str] | Callable[[Model], Mapping[str, str]]
 
 
 class BoundCheck:
@@ -20,16 +25,28 @@ class BoundCheck:
         self._settings = dict(settings)
 
     def __call__(self, model: Model) -> str:
-        """Run the check; a skip is pytest's own."""
+        """Run the check; a skip is pytest's own.
+
+        Of a failure pytest shows the line of the test, the message, and
+        where the model's own code raised, if it did.
+        """
+        __tracebackhide__ = True
         import pytest
 
         seed = self._settings.get("seed", 0)
-        with isolated(seed):
-            subject = Subject(model, **self._settings)
-            try:
-                return CHECKS[self.__name__](subject)
-            except SkipCheck as skip:
-                pytest.skip(str(skip))
+        try:
+            with isolated(seed):
+                subject = Subject(model, **self._settings)
+                with subject.few_threads():
+                    return CHECKS[self.__name__](subject)
+        except SkipCheck as skip:
+            reason = str(skip)
+        except (AssertionError, UnusableModel) as error:
+            failure = AssertionError(str(error))
+            for note in getattr(error, "__notes__", []):
+                failure.add_note(note)
+            raise failure from with_their_frames(error.__cause__)
+        pytest.skip(reason)
 
     def __repr__(self) -> str:
         return self.__name__
@@ -39,7 +56,8 @@ def parametrize_with_checks(
     models: Iterable[Model],
     *,
     checks: Collection[str] | None = None,
-    expected_failures: Mapping[str, str] | None = None,
+    expected_failures: Expected | None = None,
+    strict: bool | None = None,
     **settings: Any,
 ) -> Callable[[Any], Any]:
     """Decorate a test with arguments model and check, once for each pair.
@@ -47,7 +65,10 @@ def parametrize_with_checks(
     Args:
         models: models or, better, factories, as for check_model.
         checks: names; None: all but the slow one.
-        expected_failures: reasons by name; such tests are marked xfail.
+        expected_failures: reasons by name of a check, or a function that
+            returns them for one of the models; such tests are marked xfail.
+        strict: whether one that passes after all fails; None: as pytest's
+            own xfail_strict says.
         **settings: vocab_size, block_size, outputs, seed and device, as for
             check_model, for all models.
 
@@ -59,20 +80,33 @@ def parametrize_with_checks(
     Raises:
         ValueError: for an unknown check.
         TypeError: for an unknown setting.
+
+    Source: scikit-learn's parametrize_with_checks.
     """
     import pytest
 
     names = choose_checks(checks)
-    expected = dict(expected_failures or {})
-    choose_checks(expected)
     inspect.signature(Subject).bind(None, **settings)
-    parameters = []
+    how: Any = {} if strict is None else {"strict": strict}
+    parameters, labels = [], Counter[str]()
     for index, model in enumerate(models):
+        expected = expected_failures or {}
+        if callable(expected):
+            expected = expected(model)
+        reasons = {
+            full: reason
+            for name, reason in expected.items()
+            for full in choose_checks([name])
+        }
         label = name_of(model) or _called_in(model) or f"model{index}"
+        label = " ".join(label.split())[:LONGEST]
+        labels[label] += 1
+        if labels[label] > 1:
+            label += f"#{labels[label]}"
         for name in names:
             marks = []
-            if name in expected:
-                marks = [pytest.mark.xfail(reason=expected[name])]
+            if name in reasons:
+                marks = [pytest.mark.xfail(reason=reasons[name], **how)]
             check = BoundCheck(name, settings)
             parameters.append(
                 pytest.param(model, check, id=f"{label}-{name}", marks=marks)

@@ -40,18 +40,24 @@ class Report:
         model: its name.
         vocab_size: number of tokens.
         block_size: longest sequence tried.
-        results: in the order of the checks.
+        asked: names of the checks that are run, in their order.
+        results: of those that have ended, in that order.
         notes: how the model was read, and what it did beside answering.
         details: longer texts by check, such as the map of a leak.
+        estimates: seconds that each check may take, roughly.
+        left_out: names of the checks that were not asked for.
         interrupted: whether it was stopped before its end.
     """
 
     model: str
     vocab_size: int
     block_size: int
+    asked: list[str] = field(default_factory=list)
     results: list[CheckResult] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     details: dict[str, str] = field(default_factory=dict)
+    estimates: dict[str, float] = field(default_factory=dict, repr=False)
+    left_out: list[str] = field(default_factory=list)
     interrupted: bool = False
 
     @property
@@ -63,6 +69,11 @@ class Report:
     def ok(self) -> bool:
         """Whether all was tried and nothing failed."""
         return not (self.failed or self.errors or self.interrupted)
+
+    @property
+    def seconds(self) -> float:
+        """All checks took so far."""
+        return sum(result.seconds for result in self.results)
 
     @property
     def errors(self) -> list[str]:
@@ -96,39 +107,76 @@ class Report:
             counts[result.status] += 1
         text = ", ".join(f"{n} {s}" for s, n in counts.items() if n)
         text = text or "no check was run"
-        return f"{text}; interrupted" if self.interrupted else text
+        if self.interrupted:
+            text += "; interrupted"
+        names = [name.removeprefix("check_") for name in self.left_out]
+        if len(names) == 1:
+            text += f"; not run: {names[0]} (--only {names[0]} runs it)"
+        elif names:
+            text += f"; {len(names)} others not run (check --list shows them)"
+        return text
 
     def table(self, width: int = 110, colour: bool = False) -> str:
         """Return the table as text; colour: with a terminal's codes."""
-
-        def paint(text: str, code: str) -> str:
-            return f"\x1b[{code}m{text}\x1b[0m" if colour else text
-
-        def row(name: str, status: str, seconds: str, message: str) -> str:
-            start = f"{name:<{names}}  {status:8}  {seconds:>6}  "
-            return textwrap.fill(
-                start + message,
-                max(width, len(start) + 20),
-                subsequent_indent=" " * len(start),
-                break_on_hyphens=False,
-            )
-
-        names = max([5, *(len(result.name) for result in self.results)])
-        lines = [
-            f"{paint(self.model, '1')}: {self.vocab_size:,} tokens, "
-            f"sequences to {self.block_size:,}"
-        ]
-        notes = [textwrap.fill(f"note: {note}", width) for note in self.notes]
-        lines += [paint(note, "2") for note in notes]
-        lines.append(paint(row("check", "", "s", "what was found"), "1;36"))
-        for r in self.results:
-            text = row(r.name, r.status, f"{r.seconds:.2f}", r.message)
-            painted = paint(r.status, COLOURS[r.status])
-            lines.append(text.replace(r.status, painted, 1))
-        for name, detail in self.details.items():
-            lines += ["", f"{name}:\n{detail}"]
-        lines.append(paint(self.verdict, "1;32" if self.ok else "1;31"))
-        return "\n".join(lines)
+        table = Table(self, width, colour)
+        rows = map(table.row, self.results)
+        return "\n".join([table.heading(), *rows, table.ending()])
 
     def __str__(self) -> str:
         return self.table()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A report as text, in pieces that can be printed as they come.
+
+    Attributes:
+        report: what is shown.
+        width: of the lines.
+        colour: whether with a terminal's codes.
+    """
+
+    report: Report
+    width: int = 110
+    colour: bool = False
+
+    def heading(self) -> str:
+        """Return what is known before the first check."""
+        report = self.report
+        return (
+            f"{self._paint(report.model, '1')}: {report.vocab_size:,} tokens, "
+            f"sequences to {report.block_size:,}\n"
+            + self._paint(
+                self._row("check", "", "s", "what was found"), "1;36"
+            )
+        )
+
+    def row(self, result: CheckResult) -> str:
+        """Return the line of a check that has ended."""
+        seconds, status = f"{result.seconds:.2f}", result.status
+        text = self._row(result.name, status, seconds, result.message)
+        return text.replace(status, self._paint(status, COLOURS[status]), 1)
+
+    def ending(self) -> str:
+        """Return the longer texts, the notes and the verdict."""
+        report = self.report
+        lines = [f"\n{n}:\n{text}" for n, text in report.details.items()]
+        for note in report.notes:
+            text = textwrap.fill(f"note: {note}", self.width)
+            lines.append(self._paint(text, "2"))
+        verdict = textwrap.fill(report.verdict, self.width)
+        lines.append(self._paint(verdict, "1;32" if report.ok else "1;31"))
+        return "\n".join(lines)
+
+    def _row(self, name: str, status: str, seconds: str, message: str) -> str:
+        names = max(map(len, ["check", *self.report.asked]))
+        start = f"{name:<{names}}  {status:8}  {seconds:>6}  "
+        return textwrap.fill(
+            start + message,
+            max(self.width, len(start) + 20),
+            subsequent_indent=" " * len(start),
+            break_on_hyphens=False,
+        )
+
+    def _paint(self, text: str, code: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.colour else text

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .checks import CHECKS, SLOW
+from .checks import CHECKS, FORWARDS, SLOW
 from .errors import SkipCheck, UnusableModel, cause_of, place_of, sentence
 from .model.randomness import isolated
 from .model.subject import Subject
@@ -27,7 +27,10 @@ def check_model(
     expected_failures: Mapping[str, str] | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
-    on_result: Callable[[CheckResult], None] | None = None,
+    threads: int | None = None,
+    budget: float | None = None,
+    debug: bool = False,
+    on_progress: Callable[[Report], None] = lambda report: None,
 ) -> Report:
     """Run the checks on a model and report what holds.
 
@@ -43,7 +46,11 @@ def check_model(
             the status "expected".
         seed: of weights and tokens.
         device: where to run; None: where the model is.
-        on_result: called with each result as it comes.
+        threads: on the CPU; None: one for a small model.
+        budget: seconds; a check that is likely to end later is skipped.
+        debug: let an exception that no check expects end the run.
+        on_progress: called with the report before the first check, and as
+            each one ends.
 
     Returns:
         The report: print it, or ask for .ok, .failed and .results.
@@ -65,15 +72,30 @@ def check_model(
             seed=seed,
             device=device,
         )
-    report = Report(subject.name, subject.vocab_size, subject.block_size)
+        report = Report(
+            subject.name,
+            subject.vocab_size,
+            subject.block_size,
+            asked=names,
+            estimates=_estimates(subject, names),
+            left_out=[name for name in CHECKS if name not in names],
+        )
     training = getattr(model_or_factory, "training", None)
     try:
+        on_progress(report)
         for name in names:
-            with redirect_stdout(printed):
-                result = run_check(subject, name, expected, report)
+            likely_end = report.seconds + report.estimates[name]
+            if budget is not None and likely_end > budget:
+                words = (
+                    f"about {report.estimates[name]:.0f} s, which goes beyond "
+                    f"the {budget:.0f} s there are"
+                )
+                result = CheckResult(name, "skipped", words, 0.0)
+            else:
+                with redirect_stdout(printed), subject.few_threads(threads):
+                    result = run_check(subject, name, expected, report, debug)
             report.results.append(result)
-            if on_result is not None:
-                on_result(result)
+            on_progress(report)
     except KeyboardInterrupt:
         report.interrupted = True
         done = len(report.results)
@@ -94,6 +116,23 @@ def check_model(
             f"{lines[0][:80]!r}"
         )
     return report
+
+
+def _estimates(subject: Subject, names: list[str]) -> dict[str, float]:
+    """Return about how many seconds each check takes, from one forward."""
+    model = subject.build()
+    tokens = torch.zeros(1, subject.block_size, dtype=torch.long)
+    try:
+        with isolated(subject.seed):
+            subject.scores(model, tokens)  # the first call is slower
+            start = time.perf_counter()
+            subject.scores(model, tokens)
+    except AssertionError:  # a check will tell
+        return dict.fromkeys(names, 0.0)
+    seconds = time.perf_counter() - start
+    if subject.heavy:  # fewer long sequences are tried
+        seconds /= 4
+    return {name: FORWARDS.get(name, 50) * seconds for name in names}
 
 
 def choose_checks(names: Collection[str] | None) -> list[str]:
@@ -123,6 +162,7 @@ def run_check(
     name: str,
     expected: Mapping[str, str],
     report: Report | None = None,
+    debug: bool = False,
 ) -> CheckResult:
     """Run one check and return its outcome; only Ctrl-C gets through."""
     start = time.perf_counter()
@@ -141,6 +181,8 @@ def run_check(
         if first != name:
             status, message = "skipped", f"see {first}: {message}"
     except Exception as error:
+        if debug:
+            raise
         place = place_of(error)
         status = "failed" if place else "error"
         message = (

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ..errors import SkipCheck
 from ..model.sizes import declared
 from ..model.subject import Subject
 from ..model.tokens import (
@@ -56,7 +57,7 @@ class _Causality:
     def run(self) -> str:
         subject = self.subject
         if self.longest < 2:
-            return "one token has no future"
+            raise SkipCheck("one token has no future")
         search = self._search()
         long = lengths_to_try(search.model, self.longest)
         # some models change themselves after a short call

@@ -58,7 +58,7 @@ def check_prefix_consistency(subject: Subject) -> str:
     """
     longest = subject.block_size
     if longest < 2:
-        return "one token has no prefix"
+        raise SkipCheck("one token has no prefix")
     generator = subject.generator()
     search = Search(subject, subject.precise())
     some = (2, 5, SHORT) if subject.heavy else (2, 5, SHORT, 33)
@@ -173,7 +173,7 @@ def check_context_use(subject: Subject) -> str:
     """
     longest = subject.block_size
     if longest < 2:
-        return "one token has no past"
+        raise SkipCheck("one token has no past")
     windows = all_declared(subject.build(), WINDOW)
     window = min(windows, key=lambda w: w.value, default=None)
     generator = subject.generator()

@@ -163,7 +163,7 @@ def check_normalised(subject: Subject) -> str:
             continue
         size = _check_sums(Search(subject, model, weights))
         if not subject.says_log_probs and size > NORMALISED:
-            return "logits, which need not be normalised"
+            raise SkipCheck("logits, which need not be normalised")
         worst = max(worst, size)
     return f"sums are 1 to {worst:.1g}"
 

@@ -1,5 +1,6 @@
 """The model under test, as the checks see it."""
 
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from .calling import MASK, Caller, caller_of
 from .probing import probe
 from .randomness import isolated, seed_all
 from .sizes import VOCABULARY, choose_sizes, declared, promised_limit
+from .threads import few_threads
 
 HEAVY = 2_000_000  # parameters: from here on fewer long sequences are tried
 OUTPUTS = ("auto", "logits", "log_probs")
@@ -33,7 +35,8 @@ class Subject:
         limit: the length that the model promises to refuse to exceed.
         no_limit: why there is none.
         is_module: whether it is an nn.Module.
-        heavy: whether it has so many parameters that calls are spared.
+        parameters: how many numbers it learns; 0 for a function.
+        heavy: whether these are so many that calls are spared.
         says_log_probs: whether its scores are said to be normalised.
         notes: what the reader of a report should know.
         told: the check that told a cause of failures, by the cause.
@@ -63,10 +66,10 @@ class Subject:
         self.builder = Builder(model_or_factory, seed, device, self.notes)
         model = self.builder.build()
         self.is_module = isinstance(model, nn.Module)
-        self.heavy = (
-            isinstance(model, nn.Module)
-            and sum(p.numel() for p in model.parameters()) > HEAVY
-        )
+        self.parameters = 0
+        if isinstance(model, nn.Module):
+            self.parameters = sum(p.numel() for p in model.parameters())
+        self.heavy = self.parameters > HEAVY
         self.name = name_of(model_or_factory) or name_of(model) or "model"
         self.vocab_size, self.block_size = choose_sizes(
             model, self.name, vocab_size, block_size, self.notes
@@ -118,6 +121,12 @@ class Subject:
     def device(self) -> torch.device | None:
         """Where the model is built, and its tokens are moved to."""
         return self.builder.device
+
+    def few_threads(
+        self, count: int | None = None
+    ) -> AbstractContextManager[int]:
+        """Run on this many threads inside; None: on one if it is small."""
+        return few_threads(self.parameters, self.block_size, count)
 
     def generator(self) -> torch.Generator:
         """Return a new generator of random numbers, with the seed."""
