@@ -73,9 +73,7 @@ def test_both_styles_write_the_same(run, words, note):
     assert len(texts) == 1
 
 
-def test_without_the_small_model_weights_are_random(
-    run, tmp_path, monkeypatch
-):
+def test_without_the_small_model_they_are_random(run, tmp_path, monkeypatch):
     monkeypatch.setattr(small_model, "SMALL_MODEL", tmp_path)
     _, err = run("generate")
     assert "random" in err
@@ -154,8 +152,9 @@ def test_settings_make_a_difference(run):
         return run("generate", *SMALL, *words)[0]
 
     assert text("--top-k=1") == text()
-    assert text("--temperature=1") == text("--temperature=1")
-    assert text("--temperature=1") != text("--temperature=1", "--seed=1")
+    drawn = text("--temperature=1")
+    assert drawn == text("--temperature=1")
+    assert drawn != text("--temperature=1", "--seed=1")
     assert text("--new-tokens=0", "--prompt=ä!") == "ä!\n"
 
 
@@ -237,17 +236,13 @@ def test_a_bar_comes_when_it_takes_long(monkeypatch, terminal, patience, bar):
     ("arguments", "message"),
     [
         (["--style=nope"], "no style 'nope'"),
-        (["--style=.nope"], "no style '.nope'"),
-        (["--style="], "no style ''"),
         (["--style=os"], "'os' is no style: it has no build_model"),
         (["--prompt="], "--prompt is empty"),
         (["--prompt=\ud800"], "--prompt is not UTF-8"),
         (["--new-tokens=-1"], "--new-tokens must be at least 0, got -1"),
         ([f"--new-tokens={10**30}"], "--new-tokens must be at most 2,147"),
         (["--temperature=-1"], "temperature must be .* got -1.0"),
-        (["--temperature=nan"], "temperature must be .* got nan"),
         (["--top-p=0"], r"top_p must be in \(0, 1\], got 0.0"),
-        (["--top-p=1.1"], r"top_p must be in \(0, 1\], got 1.1"),
         (["--top-k=0"], "top_k must be at least 1, got 0"),
         (["--batch=0"], "--batch must be at least 1, got 0"),
         (["--batch=2", "--stream"], "one row, and there are 2"),
@@ -256,8 +251,6 @@ def test_a_bar_comes_when_it_takes_long(monkeypatch, terminal, patience, bar):
         (["--tokenizer=char", "--prompt=\u65e5"], "1 characters are not"),
         (["--file=x"], "--file is for --tokenizer char, not for duet-1k"),
         (["--dtype=int8"], "be float32 or float64 or bfloat16, got 'int8'"),
-        (["--device=nowhere"], "no device 'nowhere' here"),
-        (["--n-head=3"], "n_embd=128 and n_head=3"),
         (["--activation=silu"], "activation must be one of relu"),
         (["--weights=/nowhere"], "there is no folder /nowhere"),
     ],

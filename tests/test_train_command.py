@@ -54,7 +54,6 @@ def places(tmp_path_factory):
     """A folder with a finished run and with what is no good as a text."""
     folder = tmp_path_factory.mktemp("places")
     (folder / "text").write_text(TEXT)
-    (folder / "empty").write_text("")
     (folder / "short").write_text("abcdefgh")
     (folder / "folder").mkdir()
     words = ("train", "--file", folder / "text", *SMALL, "--steps=2",
@@ -124,11 +123,8 @@ def test_a_run_from_start_to_text(duet, train, style):
 
 
 def test_another_seed_is_another_run(train):
-    a, b = (
-        what_was_learnt(train("--steps=1", f"--seed={i}", name=f"{i}")[0])
-        for i in (1, 2)
-    )
-    assert a[0] != b[0]
+    runs = [train("--steps=1", f"--seed={i}", name=f"{i}")[0] for i in (1, 2)]
+    assert what_was_learnt(runs[0])[0] != what_was_learnt(runs[1])[0]
 
 
 @pytest.mark.parametrize("tied", [(), ("--tie-weights",)])
@@ -345,18 +341,13 @@ def test_two_processes_have_the_gradients_of_one(tmp_path):
         (("--out", "{text}"), "exists and is no folder"),
         (("--out", "{new}/deep/er"), "there is no folder"),
         (("--out", "{new}", "--style=nobody"), "no style 'nobody'"),
-        (("--out", "{new}", "--file={empty}"), "empty is empty"),
         (
             ("--out", "{new}", "--file={short}"),
             "a text of 8 tokens, 7 to learn from and 1 to be tested on, is "
             "too short: a window of 8 and its target need 9 in each part",
         ),
-        (("--out", "{new}", "--file={absent}"), "cannot read"),
-        (("--out", "{new}", "--block-size=5000"), "a window of 5000 and"),
         (("--out", "{new}", "--steps=0"), "steps must be at least 1, got 0"),
         (("--out", "{new}", "--lr=-1"), "lr must be a number above 0"),
-        (("--out", "{new}", "--dropout=1"), r"dropout must be in [0, 1)"),
-        (("--out", "{new}", "--n-head=3"), "n_embd=16 and n_head=3"),
         (("--out", "{new}", "--device=abacus"), "no device 'abacus'"),
         (("--out", "{new}", "--dtype=int8"), "dtype must be float32 or"),
         (("--resume", "{absent}"), "there is no folder"),
@@ -371,7 +362,7 @@ def test_two_processes_have_the_gradients_of_one(tmp_path):
 def test_a_mistake_is_one_line_and_changes_nothing(
     refused, places, arguments, message
 ):
-    names = ("text", "run", "new", "empty", "short", "absent", "folder")
+    names = ("text", "run", "new", "short", "absent", "folder")
     paths = {name: places / name for name in names}
     before = folder_content(places)
     arguments = [argument.format(**paths) for argument in arguments]
@@ -474,15 +465,7 @@ def test_training_goes_on_from_the_small_model(duet, tmp_path, style):
     assert status == 0, err
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("--n-layer=2", "--from brings its own sizes"),
-        ("--tokenizer=char", "choose its own"),
-    ],
-)
-def test_training_from_weights_of_another_size(
-    refused, tmp_path, option, message
-):
-    out = tmp_path / "out"
-    assert message in refused("train", "--from=default", option, "--out", out)
+def test_training_from_weights_of_another_size(refused, tmp_path):
+    common = ("train", "--from=default", "--out", tmp_path / "out")
+    assert "--from brings its own sizes" in refused(*common, "--n-layer=2")
+    assert "choose its own" in refused(*common, "--tokenizer=char")
