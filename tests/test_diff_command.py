@@ -150,12 +150,14 @@ def test_a_short_answer_is_not_paged(tmp_path):
 
 def test_a_reader_that_stops_early_is_no_accident():
     done = subprocess.run(
-        f"{sys.executable} -m shared.cli diff | head -1",
+        f"{sys.executable} -m shared.cli diff | head -1; "
+        "exit ${PIPESTATUS[0]}",
         shell=True,
+        executable="/bin/bash",
         capture_output=True,
         text=True,
     )
-    assert "Traceback" not in done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("\n") == 1
 
 

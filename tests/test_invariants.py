@@ -129,7 +129,7 @@ def test_every_check_explains_itself_and_has_models_that_break_it():
             r"position 0 sees token 1: at length 2, changing token 1 from "
             r"\d+ to \d+ moves the scores of position 0 by [\d.e-]+ "
             r"\(float64; rounding there is [\de-]+\); first seen at "
-            r"blocks\.0\.mixer \(no_mask\); tokens \d+ \d+",
+            r"blocks\.0\.mixer \(no_mask\); the input ids were \d+ \d+",
         ),
         (
             "mask_one_too_far",

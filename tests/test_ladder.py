@@ -17,6 +17,7 @@ from mingpt_style.ladder_heads import (
     average_by_softmax,
 )
 from shared import GPTConfig
+from shared.cli.ladder import COLUMNS
 
 CONFIG = GPTConfig(
     vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=16, dropout=0.1
@@ -84,6 +85,18 @@ def test_a_rung_that_falls(climb):
     last = err.strip().splitlines()[-1]
     assert re.match(r"gpt-duet: bigram table: the .* is nan at step \d", last)
     assert not picture.exists()
+
+
+def test_a_row_is_printed_when_its_rung_ends(climb, monkeypatch):
+    def stops(config):
+        raise ValueError("stopped here")
+
+    monkeypatch.setitem(RUNGS, "+ positions and a head", stops)
+    status, out, err, _ = climb()
+    assert (status, err.splitlines()[-1]) == (2, "gpt-duet: stopped here")
+    heading, row = out.splitlines()
+    assert heading.split() == " ".join(COLUMNS).split()
+    assert row.startswith("bigram table   ")
 
 
 def test_the_command_climbs(climb):

@@ -372,6 +372,12 @@ def test_a_mistake_is_one_line_and_changes_nothing(
     assert folder_content(places) == before
 
 
+def test_a_finished_run_that_is_resumed_says_so(duet, finished):
+    status, _, err = duet("train", "--resume", finished)
+    assert status == 0
+    assert "resuming after step 2, its last: nothing is left to train" in err
+
+
 @pytest.mark.parametrize("name", ["model", "optimizer"])
 @pytest.mark.parametrize("damage", ["cut", "header", "empty", "pickle", "bit"])
 def test_a_damaged_checkpoint_is_not_resumed(refused, finished, name, damage):

@@ -12,7 +12,7 @@ import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -77,9 +77,23 @@ app.command(
 app.command("tokenizers")(tokenizers.tokenizers)
 
 
+class _Unread(io.FileIO):
+    """The standard output, also where its reader has gone, such as head."""
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except BrokenPipeError:
+            return len(content)
+
+
 def main() -> None:
     """Run gpt-duet; a user's style may lie in the current folder."""
     here = os.getcwd()
+    if type(sys.stdout) is io.TextIOWrapper and not sys.stdout.isatty():
+        raw = _Unread(sys.stdout.fileno(), "w", closefd=False)
+        encoding = sys.stdout.encoding
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), encoding)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may be ASCII
             stream.reconfigure(errors="backslashreplace")

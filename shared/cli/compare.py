@@ -13,7 +13,7 @@ from ..comparison.page.bench import read_bench
 from ..comparison.styles import compare_weights
 from ..comparison.terminal import show_comparison, show_tokens
 from ..console import show_facts
-from ..files import write_atomically, write_json
+from ..files import STDOUT, write_atomically, write_json
 from ..protocol import load_style
 from ..tokenization.texts import text_stamp
 from ..tokenization.tokenizers import DEFAULT, load_tokenizer
@@ -50,6 +50,7 @@ def compare(
     dtype_name: options.Dtype = "float32",
     seed: options.Seed = 0,
     device_name: options.Device = "cpu",
+    threads: options.Threads = None,
     json_file: options.Json = None,
     html_file: Annotated[
         Path | None,
@@ -100,7 +101,7 @@ def compare(
     used = ids[: config.block_size]
     notes = "; ".join(checkpoint.notes)
     cut = f"; the first {len(used)} are used (the block size)"
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=json_file == STDOUT)
     facts = {
         "text": f"{source}: {len(content):,} characters, sha256 "
         f"{text_stamp(content)}",
@@ -115,7 +116,9 @@ def compare(
     console.print()
     tokens = torch.tensor([used], device=device)
     state = checkpoint.to(device, dtype)
-    comparison = compare_weights(names, config, state, tokens, weights=notes)
+    comparison = compare_weights(
+        names, config, state, tokens, weights=notes, threads=threads
+    )
     show_comparison(console, comparison, tokenizer)
     text_facts = {
         "source": source,

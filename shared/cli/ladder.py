@@ -1,7 +1,6 @@
 """gpt-duet ladder: small models, each with one idea more, trained in turn."""
 
 import importlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from rich.text import Text as RichText
 from ..comparison.text import visible
 from ..config import GPTConfig
 from ..console import fail, progress, show_facts
+from ..invariants.model.threads import few_threads
 from ..tokenization.texts import split_ids
 from ..tokenization.tokenizers import load_tokenizer
 from ..training import (
@@ -28,19 +28,9 @@ from . import options
 from .choices import choose_text
 
 LADDER = "mingpt_style.ladder"
+COLUMNS = ("model", "parameters", "validation loss", "seconds", "sample")
 SAMPLE = 60  # characters
 SHOWN = 20  # evaluations along the way, for the picture
-
-
-@dataclass(frozen=True)
-class Result:
-    """One model of the ladder after its training."""
-
-    name: str
-    parameters: int
-    curve: list[tuple[float, float]]
-    seconds: float
-    sample: str
 
 
 def ladder(
@@ -62,6 +52,7 @@ def ladder(
     ] = 8,
     eval_batches: options.EvalBatches = 200,
     seed: options.Seed = 0,
+    threads: options.Threads = None,
     out: Annotated[
         Path, typer.Option("--out", help="The picture of the losses, a PNG.")
     ] = Path("ladder.png"),
@@ -99,12 +90,18 @@ def ladder(
     }
     show_facts(console, facts)
     models = importlib.import_module(LADDER).RUNGS
-    results: list[Result] = []
-    with progress(console, steps * len(models)) as show:
-        for name, build in models.items():
-            torch.manual_seed(seed)
-            trainer = Trainer(build(config), *parts, recipe)
-            curve: list[tuple[float, float]] = []
+    table, names = Console(), max(map(len, models))
+    table.print(_row(names, *COLUMNS, style="bold cyan"))
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for name, build in models.items():
+        torch.manual_seed(seed)
+        trainer = Trainer(build(config), *parts, recipe)
+        curve = curves[name] = []
+        count = sum(p.numel() for p in trainer.model.parameters())
+        with (
+            progress(console, steps) as show,
+            few_threads(count, batch_size * block_size, threads),
+        ):
             while not trainer.done:
                 try:
                     record = trainer.take_step()
@@ -112,28 +109,26 @@ def ladder(
                     fail(f"{name}: {error}; try a smaller --lr", status=1)
                 if record.val_loss is not None:
                     curve.append((float(record.step), record.val_loss))
-                show(steps * len(results) + record.step, name)
-            count = sum(p.numel() for p in trainer.model.parameters())
+                show(record.step, name)
             sample = tokenizer.decode(draw_sample(trainer, SAMPLE)[1:])
-            results.append(Result(name, count, curve, trainer.seconds, sample))
-    Console().print(_table(results))
-    curves = {result.name: result.curve for result in results}
+        row = (
+            name,
+            f"{count:,}",
+            f"{curve[-1][1]:.3f}",
+            f"{trainer.seconds:.0f}",
+            visible(" ".join(sample.split())),
+        )
+        table.print(_row(names, *row))
     draw_losses(out, curves, f"the ladder: validation loss, {steps} steps")
     console.print(f"the losses by step are drawn in {out}")
 
 
-def _table(results: list[Result]) -> Table:
-    table = Table(box=None, header_style="bold cyan", padding=(0, 2, 0, 0))
-    table.add_column("model", no_wrap=True)
-    for column in ("parameters", "validation loss", "seconds"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("sample", overflow="fold")
-    for result in results:
-        table.add_row(
-            result.name,
-            f"{result.parameters:,}",
-            f"{result.curve[-1][1]:.3f}",
-            f"{result.seconds:.0f}",
-            RichText(visible(" ".join(result.sample.split()))),
-        )
-    return table
+def _row(names: int, *cells: str, style: str = "") -> Table:
+    """Return a row of the table, to be printed as soon as it is known."""
+    row = Table.grid(padding=(0, 2, 0, 0))
+    row.add_column(width=names, no_wrap=True)
+    for title in COLUMNS[1:-1]:
+        row.add_column(width=len(title), justify="right", no_wrap=True)
+    row.add_column(overflow="fold")
+    row.add_row(*(RichText(cell) for cell in cells), style=style)
+    return row

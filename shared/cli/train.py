@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ..config import GPTConfig
 from ..files import require_new_folder
+from ..invariants.model.threads import few_threads
 from ..protocol import LanguageModel, load_style
 from ..tokenization.texts import split_ids, text_stamp
 from ..tokenization.tokenizers import DEFAULT, Tokenizer, load_tokenizer
@@ -93,6 +94,7 @@ def train(
     dtype_name: options.Dtype = "float32",
     seed: options.Seed = RECIPE.seed,
     device_name: options.Device = "cpu",
+    threads: options.Threads = None,
 ) -> None:
     """Train a model on a text, in either style.
 
@@ -163,7 +165,10 @@ def train(
             parts = _split(tokenizer, text, device)
             trainer = Trainer(model, *parts, recipe, processes)
             run = Run(out, trainer, config, facts, tokenizer, new=True)
-        train_to_the_end(run, Console(stderr=True, highlight=False))
+        size = sum(p.numel() for p in run.trainer.model.parameters())
+        window = run.trainer.recipe.batch_size * run.config.block_size
+        with few_threads(size, window, threads):
+            train_to_the_end(run, Console(stderr=True, highlight=False))
 
 
 def _continue(

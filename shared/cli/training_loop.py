@@ -67,7 +67,8 @@ def train_to_the_end(run: Run, console: Console) -> None:
             with new_folder(run.folder) as beside:
                 run.save(beside)
         else:
-            console.print(f"resuming after step {run.trainer.step}")
+            done = ", its last: nothing is left to train" * run.trainer.done
+            console.print(f"resuming after step {run.trainer.step}{done}")
         if not _take_steps(run, signals, console):
             return
     _finish(run, console)

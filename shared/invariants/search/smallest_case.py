@@ -42,7 +42,7 @@ def explain(search: Search, leak: Leak) -> AssertionError:
     if place is not None:
         text += f"; first seen at {place}"
     if time <= SHORT:
-        text += f"; tokens {' '.join(map(str, base.tolist()))}"
+        text += f"; the input ids were {' '.join(map(str, base.tolist()))}"
     error = AssertionError(text)
     if time <= 2 * SHORT:
         error.add_note(text_map(_map(search, base, trial.mode)))
