@@ -19,6 +19,8 @@ from shared.comparison.styles import enlarged_random_weights
 from shared.console import progress
 from shared.protocol import load_style
 from shared.tokenization.texts import text_stamp
+from shared.training import Recipe, Trainer
+from shared.training import save as save_run
 
 STYLES = ("annotated", "mingpt_style")
 SMALL = ("--n-layer=1", "--n-head=2", "--n-embd=16", "--block-size=8")
@@ -339,17 +341,43 @@ def test_whose_state_dict_it_is(run, tmp_path, changes, whose):
     assert whose in out
 
 
+@pytest.mark.parametrize("layout", ["gpt2", "nanogpt"])
+def test_a_run_is_converted_and_its_characters_travel_along(
+    run, tmp_path, layout
+):
+    torch.manual_seed(0)
+    config = BYTES.replace(vocab_size=3, tie_weights=True)
+    model, ids = mingpt_style.build_model(config), torch.arange(99) % 3
+    facts = {
+        "style": "mingpt_style",
+        "dtype": "float32",
+        "tokenizer": {"name": "char", "characters": "abc"},
+    }
+    save_run(tmp_path, Trainer(model, ids, ids, Recipe()), config, facts)
+    new = tmp_path / "new"
+    out, _ = run("convert", "--checkpoint", tmp_path, "--to", layout,
+                 "--out", new)  # fmt: skip
+    assert "mingpt_style, after 0 of" in out
+    written = [
+        run("generate", *source, "--prompt=abc", "--new-tokens=20")[0]
+        for source in (("--checkpoint", tmp_path), ("--weights", new))
+    ]
+    assert written[0] == written[1] != ""
+
+
 def test_what_cannot_be_converted(refused, weights, tmp_path):
-    def message(to="gpt2", out=tmp_path / "out"):
+    def message(out=tmp_path / "out"):
         before = sorted(tmp_path.rglob("*"))
         err = refused(
-            "convert", "--weights", weights, "--to", to, "--out", out
+            "convert", "--weights", weights, "--to=gpt2", "--out", out
         )
         assert sorted(tmp_path.rglob("*")) == before
         return err
 
-    assert "got 'scratch'" in message("scratch")
     assert "is not empty" in message(out=weights)
+    assert "give --weights or --checkpoint" in refused(
+        "convert", "--to=gpt2", "--out", tmp_path / "out"
+    )
     (weights / "config.json").unlink()
     assert "give --n-head and --activation" in message()
 

@@ -130,6 +130,7 @@ def save_checkpoint(
     state: Mapping[str, Tensor],
     config: GPTConfig,
     layout: str = "gpt2",
+    others: Mapping[str, str] | None = None,
 ) -> None:
     """Write weights and config.json into a new folder, whole or not at all.
 
@@ -139,6 +140,7 @@ def save_checkpoint(
         config: of the same model.
         layout: "gpt2", which transformers loads as a GPT2LMHeadModel, or
             "nanogpt", the names and orientation of nanoGPT and minGPT.
+        others: texts of further files, by name.
 
     Raises:
         ValueError: for an unknown layout, a folder in the way, a head with
@@ -169,7 +171,8 @@ def save_checkpoint(
     }
     with new_folder(Path(folder)) as beside:
         save_file(copies, beside / WEIGHTS, metadata={"format": "pt"})
-        (beside / CONFIG).write_text(description, encoding="utf-8")
+        for name, text in {CONFIG: description, **(others or {})}.items():
+            (beside / name).write_text(text, encoding="utf-8")
 
 
 def _widest(tensors: State) -> State:

@@ -1,5 +1,6 @@
 """What the options of several subcommands choose: text, config, weights."""
 
+import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from ..config import GPTConfig, preset_fields, preset_names
 from ..protocol import load_style
 from ..tokenization.texts import default_text, read_text
 from ..tokenization.tokenizers import DEFAULT, Tokenizer
+from ..training import recall_tokenizer
 
+TOKENIZER = "gpt_duet_tokenizer.json"  # beside weights that were trained here
 RANDOM = Path("random")  # of --weights: none of a file
 SMALL_NOTE = "the kit's small model, trained on Python's documentation"
 SIZES = {"n_layer": 3, "n_head": 4, "n_embd": 128, "block_size": 64}
@@ -58,6 +61,21 @@ def require_text(option: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"{option} is not UTF-8: {error.reason}") from None
+
+
+def tokenizer_beside(
+    weights: Path | None, name: str
+) -> tuple[Tokenizer, str] | None:
+    """Return the tokenizer that convert wrote beside weights, and its name.
+
+    None where there is none, or where a name asks for another.
+    """
+    if weights is None or not (weights / TOKENIZER).is_file():
+        return None
+    facts = json.loads((weights / TOKENIZER).read_text("utf-8"))
+    if name not in (DEFAULT, facts["name"]):
+        return None
+    return recall_tokenizer(facts), facts["name"]
 
 
 def choose_config(

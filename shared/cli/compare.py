@@ -25,7 +25,13 @@ from ..validation import (
     require_seed,
 )
 from . import options
-from .choices import ModelOptions, choose_text, choose_weights, describe
+from .choices import (
+    ModelOptions,
+    choose_text,
+    choose_weights,
+    describe,
+    tokenizer_beside,
+)
 
 
 def compare(
@@ -86,7 +92,10 @@ def compare(
     )
     bench = None if bench_file is None else read_bench(bench_file)
     content, source = choose_text(text, file)
-    tokenizer = load_tokenizer(tokenizer_name, content)
+    if own := tokenizer_beside(weights, tokenizer_name):
+        tokenizer, tokenizer_name = own
+    else:
+        tokenizer = load_tokenizer(tokenizer_name, content)
     model_options = ModelOptions(
         preset, n_layer, n_head, n_embd, block_size, activation
     )

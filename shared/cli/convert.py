@@ -1,32 +1,42 @@
 """gpt-duet convert: a checkpoint from one layout to another."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
-from ..checkpoint import TARGETS, load_checkpoint, save_checkpoint
+from ..checkpoint import (
+    Checkpoint,
+    in_gpt2_layout,
+    load_checkpoint,
+    save_checkpoint,
+)
 from ..config import GPTConfig
 from ..console import show_facts
 from ..files import require_new_folder
+from ..training import describe_tokenizer, load_trained
 from . import options
+from .choices import TOKENIZER
 
 
 def convert(
+    layout: Annotated[Literal["gpt2", "nanogpt"], typer.Option("--to")],
+    out: Annotated[Path, typer.Option("--out", help="A new folder.")],
     weights: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             "--weights",
             help="A folder with model.safetensors and config.json: of "
             "transformers' GPT-2, nanoGPT, minGPT or the post GPT from "
             "Scratch.",
         ),
-    ],
-    layout: Annotated[
-        str, typer.Option("--to", help=f"One of {', '.join(TARGETS)}.")
-    ],
-    out: Annotated[Path, typer.Option("--out", help="A new folder.")],
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--checkpoint", help="A run of gpt-duet train instead."),
+    ] = None,
     n_head: options.NHead = None,
     activation: options.Activation = None,
 ) -> None:
@@ -35,23 +45,34 @@ def convert(
     The new folder has model.safetensors and config.json, and appears once
     both are whole. "gpt2" is what transformers loads as a GPT2LMHeadModel,
     "nanogpt" what nanoGPT and minGPT load as their state dict. --n-head and
-    --activation are for weights whose config.json does not give them.
+    --activation are for weights whose config.json does not give them. The
+    tokenizer of a run goes along, for gpt-duet generate --weights.
     """
-    if layout not in TARGETS:
-        raise ValueError(
-            f"--to must be {' or '.join(TARGETS)}, got {layout!r}"
-        )
     require_new_folder(out)
-    checkpoint = load_checkpoint(weights, n_head=n_head, activation=activation)
-    save_checkpoint(out, checkpoint.state, checkpoint.config, layout)
+    others: dict[str, str] = {}
+    if weights is not None and run is None:
+        source = weights
+        checkpoint = load_checkpoint(
+            weights, n_head=n_head, activation=activation
+        )
+    elif run is not None and weights is None:
+        model, tokenizer, saved = load_trained(run)
+        source, facts = run, saved.facts
+        note = f"{facts['style']}, after {saved.step} of {saved.recipe.steps} "
+        checkpoint = Checkpoint(*in_gpt2_layout(model), (f"{note}steps",))
+        name = facts["tokenizer"]["name"]
+        others[TOKENIZER] = json.dumps(describe_tokenizer(name, tokenizer))
+    else:
+        raise ValueError("give --weights or --checkpoint, one of the two")
+    save_checkpoint(out, checkpoint.state, checkpoint.config, layout, others)
     reader = "transformers: GPT2LMHeadModel"
     if layout == "nanogpt":
         reader = _reader(checkpoint.config)
-    facts = {
-        "read": "; ".join((str(weights), *checkpoint.notes)),
+    shown = {
+        "read": "; ".join((str(source), *checkpoint.notes)),
         "written": f"{out}; for {reader}",
     }
-    show_facts(Console(highlight=False), facts)
+    show_facts(Console(highlight=False), shown)
 
 
 def _reader(config: GPTConfig) -> str:

@@ -41,6 +41,7 @@ from .choices import (
     choose_weights,
     describe,
     require_text,
+    tokenizer_beside,
 )
 
 # Draws the random weights, whatever style they are then loaded into.
@@ -154,7 +155,11 @@ def generate(
         given = options.given(context)
         chosen = _choose_trained(checkpoint_folder, given)
     else:
-        tokenizer, characters = _choose_tokenizer(tokenizer_name, file)
+        characters = ""
+        if file is None and (own := tokenizer_beside(weights, tokenizer_name)):
+            tokenizer, tokenizer_name = own
+        else:
+            tokenizer, characters = _choose_tokenizer(tokenizer_name, file)
         model_options = ModelOptions(
             preset, n_layer, n_head, n_embd, block_size, activation
         )
