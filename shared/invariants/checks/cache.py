@@ -9,7 +9,7 @@ from ..errors import SkipCheck, asked
 from ..model.reading import find_scores, follow
 from ..model.subject import Subject
 from ..model.tokens import draw
-from ..search.tolerance import floor, gaps, is_real, rounding
+from ..search.tolerance import floor, gaps, is_real, minus, rounding
 
 CONVENTION = ("init_cache", "decode")  # methods of a model with a cache
 
@@ -112,7 +112,7 @@ class _Decoder:
 
             def difference(pieces: list[int] = pieces) -> Tensor:
                 full = self.subject.scores(self.model, tokens)
-                return self.in_pieces(tokens, pieces) - full
+                return minus(self.in_pieces(tokens, pieces), full)
 
             if is_real(self.model, difference, rounding(full)):
                 row, position = divmod(int(moved.argmax()), time)

@@ -20,6 +20,11 @@ from ..search.leaks import NotFinite, Search
 from ..search.smallest_case import explain
 from ..search.trial import EVAL, Mode, Trial
 
+MASKS = {  # what they show, as shares of the length
+    "a full": (0.0, 1.0),
+    "a left-padded": (0.3, 1.0),
+    "a right-padded": (0.0, 0.7),
+}
 KINDS = ("suffix", "token", "padding", "left")
 
 
@@ -85,10 +90,11 @@ class _Causality:
         self._sweep(trained, quiet, few, end, 4)
 
         if subject.caller.takes_mask:
-            ones = Mode("with an attention mask of ones", padded=0.0)
-            left = Mode("with a left-padded attention mask", padded=0.3)
-            self._sweep(search, ones, few, end, 4)
-            self._sweep(search, left, few, end, 4)
+            masked = self._search(masked=True)
+            for name, visible in MASKS.items():
+                mode = Mode(f"with {name} attention mask", visible=visible)
+                self._sweep(masked, mode, few, end, 4)
+            self._finish(masked)
         self._finish(plain)
         self._finish(search)
         self._finish(trained)
@@ -100,12 +106,12 @@ class _Causality:
             )
         return self._summary(long)
 
-    def _search(self) -> Search:
+    def _search(self, masked: bool = False) -> Search:
         """Return a search in a fresh model; a heavy one starts as it is."""
         subject = self.subject
         if subject.heavy:
             return Search(subject, subject.build(), own_precision=True)
-        return Search(subject, subject.precise())
+        return Search(subject, subject.precise(masked))
 
     def _count(self, time: int) -> int:
         """Return how many splits of a length over SHORT are tried."""
@@ -181,9 +187,8 @@ class _Causality:
         count: int = SPLITS,
     ) -> None:
         splits = splits_to_try(time, self.generator, count)
-        if mode.padded:
-            start = int(mode.padded * time)
-            splits = [s for s in splits if s > start]
+        shown = mode.shown(time)
+        splits = [s for s in splits if shown.start < s]
         if not splits:
             return
         rows = [self._rows(search.model, time, splits, kind) for kind in kinds]

@@ -1,7 +1,5 @@
 """Gradients of scores with respect to what tokens are looked up as."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -25,6 +23,7 @@ class Lookups(TorchFunctionMode):
         super().__init__()
         self.tokens = tokens
         self.leaves: list[Tensor] = []
+        self.rows: list[int] = []  # of the tables that were looked in
         self._inside = False
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -37,18 +36,22 @@ class Lookups(TorchFunctionMode):
             return answer
         self._inside = True
         try:
-            looked_up = any(map(self._is_tokens, (*args, *kwargs.values())))
+            given = [*args, *kwargs.values()]
+            given = [x for x in given if isinstance(x, Tensor)]
+            looked_up = any(map(self._is_tokens, given))
             if looked_up and answer.shape[:2] == self.tokens.shape:
-                answer = answer.detach().requires_grad_()
-                self.leaves.append(answer)
+                tables = [x for x in given if x.is_floating_point()]
+                self.rows += [x.size(0) for x in tables if x.ndim == 2]
+                leaf = answer.detach().requires_grad_()
+                self.leaves.append(leaf)
+                answer = leaf.clone()  # which may be changed in place
             return answer
         finally:
             self._inside = False
 
-    def _is_tokens(self, value: Any) -> bool:
+    def _is_tokens(self, value: Tensor) -> bool:
         return (
-            isinstance(value, Tensor)
-            and not value.is_floating_point()
+            not value.is_floating_point()
             and value.shape == self.tokens.shape
             and value.device == self.tokens.device
             and bool((value == self.tokens).all())
@@ -61,11 +64,13 @@ def gradients_at(
     positions: list[int],
     generator: torch.Generator,
     mode: Mode = EVAL,
+    row: int | None = None,
 ) -> Float[Tensor, "positions time"] | None:
     """Return how the scores of positions move with each embedding.
 
     One backward for all: row i of a batch of equal rows has the gradient of
-    a random combination of the scores of position i.
+    a random combination of the scores of position i; with a row given, only
+    that row's scores are followed back.
 
     Returns:
         The largest entry of the gradient at each input position, or None
@@ -86,7 +91,8 @@ def gradients_at(
         return None
     picked = scores[range(len(positions)), positions]
     weights = torch.randn(scores.size(2), generator=generator)
-    total = (picked * weights.to(picked)).sum()
+    combined = (picked * weights.to(picked)).sum(1)
+    total = combined.sum() if row is None else combined[row]
     where = "train" if mode.training else "eval"
     with asked(f"in the backward pass in {where} mode"):
         grads = torch.autograd.grad(total, seen.leaves, allow_unused=True)

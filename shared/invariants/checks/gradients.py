@@ -65,9 +65,9 @@ def _require_none_ahead(
     for first in range(0, len(positions), at_once):
         part = positions[first : first + at_once]
 
-        def measure(part: list[int] = part) -> Tensor:
+        def measure(part: list[int] = part, row: int | None = None) -> Tensor:
             weights = torch.Generator().manual_seed(seed)
-            grads = gradients_at(search, tokens, part, weights, mode)
+            grads = gradients_at(search, tokens, part, weights, mode, row)
             if grads is None:
                 raise SkipCheck("no embedding of the tokens can be found")
             return grads
@@ -84,8 +84,10 @@ def _require_none_ahead(
             continue
         row, later = divmod(int(ahead.argmax()), time)
 
-        def difference(row: int = row, later: int = later) -> Tensor:
-            return measure()[row, later].reshape(1).double()
+        def difference(
+            part: list[int] = part, row: int = row, later: int = later
+        ) -> Tensor:
+            return measure(part, row)[row, later].reshape(1).double()
 
         if is_real(search.model, difference, noise):
             share = size / past if past else float("inf")

@@ -10,15 +10,18 @@ from torch import Tensor, nn
 
 from ..errors import ModelRaised, SkipCheck, sentence
 from ..model.building import Model
+from ..model.sizes import has_position_table
 from ..model.subject import Subject
 from ..model.tokens import draw
 from ..search.tolerance import dtype_name
+from .embedding import Lookups
 
 # An operation that lacks a dtype altogether; mixed dtypes read otherwise.
 NO_KERNEL = re.compile(
     r"not implemented for '|to be Float32, BFloat16 or Float16|"
     r"MPS framework doesn't support float64"
 )
+SPARE = 128  # rows of a table beyond the vocabulary: padding to a multiple
 ALL_IDS = 1 << 36  # parameters times ids: up to here every id is tried
 
 
@@ -132,23 +135,34 @@ def _on_cpu(subject: Subject) -> Iterator[Model]:
 
 
 def check_length_limit(subject: Subject) -> str:
-    """A model that declares a limit refuses one token more.
+    """A model whose positions end refuses one token more.
 
     Why: positions that wrap around, or a mask that no longer reaches, give
     an answer that looks like any other.
-    How: the limit itself must work, and one token and seven more must
-    raise. On the CPU.
+    How: the limit that the model declares must work, and one token and
+    seven more must raise; where there is no table of as many positions
+    (rotary ones, recurrence) and no contract (log_probs), what is answered
+    is told. So are positions that start behind the padding id. On the CPU.
     Cost: three forwards of that length.
     Reports: "GPT from Scratch" under python -O: a length beyond the mask is
     accepted, and not causal.
     """
     if subject.limit is None:
-        raise SkipCheck(subject.no_limit)
+        raise SkipCheck("no limit declared")
     limit = subject.limit.value
     if limit > subject.block_size and limit > 4096:
         raise SkipCheck(f"{subject.limit} is too long to try")
     generator = subject.generator()
+    told = ""
     with _on_cpu(subject) as model:
+        ends = subject.caller.method is not None or has_position_table(
+            model, limit, subject.vocab_size
+        )
+        fewer = _refused(subject, model, limit)
+        if fewer:
+            told = f"declared are {limit}, taken {limit - fewer}: positions "
+            told += "start behind the padding id; "
+            limit -= fewer
         for time in (limit, limit + 1, limit + 7):
             tokens = draw(subject.vocab_size, 1, time, generator)
             try:
@@ -163,11 +177,32 @@ def check_length_limit(subject: Subject) -> str:
                 reason = sentence(error.__cause__)
             else:
                 if time > limit:
-                    raise AssertionError(
+                    words = (
                         f"the model declares {subject.limit} and answers "
                         f"{time} tokens without an error"
                     )
-    return f"{limit + 1} tokens: {reason[:80]}"
+                    if ends:
+                        raise AssertionError(words)
+                    return f"{words}: it has no table of as many positions"
+    return f"{told}{limit + 1} tokens: {reason[:80]}"
+
+
+def _refused(subject: Subject, model: Model, limit: int) -> int:
+    """Return how many positions lie before the padding id, if refused."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    tables = [
+        module.padding_idx + 1
+        for module in modules
+        if isinstance(module, nn.Embedding)
+        and module.num_embeddings == limit
+        and module.padding_idx is not None
+    ]
+    tokens = draw(subject.vocab_size, 1, limit, subject.generator())
+    try:
+        subject.scores(model, tokens)
+    except ModelRaised:
+        return max(tables, default=0)
+    return 0
 
 
 def check_vocabulary(subject: Subject) -> str:
@@ -176,7 +211,8 @@ def check_vocabulary(subject: Subject) -> str:
     Why: an id that wraps around or is clamped is another token's text.
     How: all ids go through, or of a large model both ends, powers of two
     and some drawn ones; then vocab, vocab + 100 and -1, first and last in
-    the sequence. On the CPU.
+    the sequence. A token table may have some rows to spare, which is told;
+    then the first ids outside are those past its end. On the CPU.
     Cost: vocab tokens, of a large model some 600.
     Reports: karpathy/nanoGPT pads its vocabulary to 50304, and samples ids
     that no tokenizer knows.
@@ -197,7 +233,9 @@ def check_vocabulary(subject: Subject) -> str:
                     f"infinite"
                 )
         short = min(3, subject.block_size)
-        for outside in (vocab, vocab + 100, -1):
+        end = _table_rows(subject, model)
+        spare = end - vocab if vocab < end < vocab + SPARE else 0
+        for outside in (vocab + spare, vocab + spare + 100, -1):
             for position in sorted({0, short - 1}):
                 tokens = draw(vocab, 2, short, generator)
                 tokens[1, position] = outside
@@ -211,7 +249,16 @@ def check_vocabulary(subject: Subject) -> str:
                     f"id {outside} at position {position} is answered "
                     f"without an error; the vocabulary has {vocab} ids"
                 )
-    return f"{len(ids)} of {vocab} ids"
+    told = f"; the token table has {spare} rows to spare" if spare else ""
+    return f"{len(ids)} of {vocab} ids{told}"
+
+
+def _table_rows(subject: Subject, model: Model) -> int:
+    """Return how many rows the table has in which tokens are looked up."""
+    tokens = draw(subject.vocab_size, 2, 2, subject.generator())
+    with Lookups(tokens) as seen:
+        subject.scores(model, tokens[:, : subject.block_size])
+    return max(seen.rows, default=0)
 
 
 def _ids_to_try(

@@ -26,7 +26,9 @@ def check_loss(subject: Subject) -> str:
     How: where the model takes targets: the scores must not move with them,
     and the loss must equal the mean cross-entropy, of the targets as given
     or shifted by one inside, with and without targets that are marked as
-    absent (-100 or -1, where the model takes such marks).
+    absent (-100 or -1, where the model takes such marks). Told are what is
+    added to it whatever the targets (a router's balance), and a softmax
+    over the scores of a padded head, cut off later.
     Cost: some eight small forwards.
     Reports: huggingface/transformers 44642, targets shifted by the caller
     and once more by the model.
@@ -50,7 +52,7 @@ def _check_loss_of(subject: Subject, model: Model) -> str:
     first = draw(vocab, batch, time, generator)
     second = others(first, vocab, generator)
     scores, loss = _call(subject, model, tokens, first)
-    again, _ = _call(subject, model, tokens, second)
+    again, second_loss = _call(subject, model, tokens, second)
     if scores is not None and again is not None:
         moved = gaps(scores, again)
         if float(moved.max()) > floor(scores):
@@ -64,21 +66,30 @@ def _check_loss_of(subject: Subject, model: Model) -> str:
     if loss is None:
         return f"takes {name}, returns no loss of one number"
     _require_finite(loss, "")
-    shift = _shift_of(scores, first, loss, None)
-    found = ("as given", "shifted by one inside")[shift]
+    found, added = "", torch.zeros(())
+    if not _is_mean(scores, first, loss):
+        wide = _before_the_cut(subject, model, tokens, scores)
+        if wide is not None and _is_mean(wide, first, loss):
+            scores = wide
+            found = f" over the {wide.size(-1)} scores of a padded head"
+        elif second_loss is not None:
+            added = _added(scores, (first, second), (loss, second_loss))
+    if added:
+        found = f" plus {float(added):.3g}, which targets do not change"
+    shift = _shift_of(scores, first, loss - added, None)
+    found = ("as given", "shifted by one inside")[shift] + found
     for mark in IGNORED:
         marked = first.clone()
         marked[0, 1:] = mark  # rows of unlike length
         marked[1, : time // 2] = mark
         try:
-            new_scores, loss = _call(subject, model, tokens, marked)
+            _, loss = _call(subject, model, tokens, marked)
         except ModelRaised:
             continue
         if loss is None:
             continue
-        if new_scores is not None:
-            scores = new_scores
         _require_finite(loss, f" with targets {mark}")
+        loss = loss - added
         if mark != -100:
             # to some models -1 is an id like any other, as in indexing
             ids = marked.remainder(scores.size(-1))
@@ -126,6 +137,46 @@ def _mean(
         ignore_index=-100 if mark is None else mark,
         reduction="sum" if total else "mean",
     )
+
+
+def _is_mean(scores: Tensor, targets: Tensor, loss: Tensor) -> bool:
+    return any(_close(_mean(scores, targets, s, None), loss) for s in (0, 1))
+
+
+def _before_the_cut(
+    subject: Subject, model: Model, tokens: Tensor, scores: Tensor
+) -> Tensor | None:
+    """Return a module's output whose first columns are the scores."""
+    vocab, found = scores.size(-1), []
+
+    def look(module: nn.Module, given: object, answer: object) -> None:
+        if not isinstance(answer, Tensor) or answer.size(-1) <= vocab:
+            return
+        if answer[..., :vocab].equal(scores):
+            found.append(answer)
+
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    handles = [module.register_forward_hook(look) for module in modules]
+    try:
+        subject.scores(model, tokens)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else None
+
+
+def _added(
+    scores: Tensor, targets: tuple[Tensor, Tensor], losses: tuple
+) -> Tensor:
+    """Return what is added to the mean whatever the targets, or 0."""
+    for shift in (0, 1):
+        one, two = (
+            loss.double() - _mean(scores, ids, shift, None)
+            for ids, loss in zip(targets, losses, strict=True)
+        )
+        if (one - two).abs() <= 1e-6 * losses[0].abs():
+            return one
+    return torch.zeros(())
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

@@ -8,7 +8,14 @@ from ..model.subject import Subject
 from ..model.tokens import SHORT, draw, others
 from ..search.larger_weights import amplified
 from ..search.leaks import Search
-from ..search.tolerance import dtype_name, floor, gaps, is_real, rounding
+from ..search.tolerance import (
+    dtype_name,
+    floor,
+    gaps,
+    is_real,
+    minus,
+    rounding,
+)
 from ..search.trial import EVAL, Mode
 
 
@@ -111,7 +118,7 @@ class _Batch:
 
         def difference() -> Tensor:
             a = search.run(self.tokens, mode)[row]
-            return search.run(others, mode)[other] - a
+            return minus(search.run(others, mode)[other], a)
 
         if others_scores is None:
             others_scores = search.run(others, mode)

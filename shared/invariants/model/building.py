@@ -5,7 +5,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -162,6 +162,45 @@ def device_of(model: Model) -> torch.device:
         for tensor in [*model.parameters(), *model.buffers()]:
             return tensor.device
     return torch.device("cpu")
+
+
+class KeptState:
+    """What a model's modules hold beside their parameters, to be put back.
+
+    Buffers and plain attributes; what cannot be copied stays as it is.
+    """
+
+    OWN = nn.Module().__dict__.keys() - {"_buffers"}  # of every module
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self.versions = self._versions()
+        self.states: list[dict] = []
+        with suppress(Exception):
+            self.states = self._copy([self._state(m) for m in model.modules()])
+
+    def put_back(self) -> None:
+        """Put all of it back, if any buffer was changed or replaced."""
+        if self.versions == self._versions():
+            return
+        for module, state in zip(
+            self.model.modules(), self._copy(self.states), strict=False
+        ):
+            for name in self._state(module).keys() - state.keys():
+                del module.__dict__[name]
+            module.__dict__.update(state)
+        self.versions = self._versions()
+
+    def _state(self, module: nn.Module) -> dict[str, Any]:
+        return {k: v for k, v in module.__dict__.items() if k not in self.OWN}
+
+    def _copy(self, states: list[dict]) -> list[dict]:
+        """Return a copy that holds the same modules and parameters."""
+        same = [*self.model.modules(), *self.model.parameters()]
+        return copy.deepcopy(states, {id(part): part for part in same})
+
+    def _versions(self) -> list[tuple[int, int]]:
+        return [(id(b), b._version) for b in self.model.buffers()]
 
 
 @contextmanager

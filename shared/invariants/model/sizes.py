@@ -169,29 +169,11 @@ def _get(place: object, name: str) -> Any:
         return None
 
 
-def promised_limit(
-    model: object, vocab_size: int
-) -> tuple[Declared | None, str]:
-    """Return the length that a model promises to refuse to exceed, if any.
+def has_position_table(model: object, count: int, vocab_size: int) -> bool:
+    """Whether a module holds a table of as many positions.
 
-    Returns:
-        The limit, or None and the reason.
+    Without one, a limit may be no more than the length of training.
     """
-    limit = declared(model, LENGTH)
-    if limit is None:
-        return None, "no limit declared"
-    if limit.name in TRAINED_AT and not _has_table(
-        model, limit.value, vocab_size
-    ):
-        return None, (
-            f"no limit declared: {limit}, but there is no table of as many "
-            f"positions"
-        )
-    return limit, ""
-
-
-def _has_table(model: object, count: int, vocab_size: int) -> bool:
-    """Whether a module holds a table of as many positions."""
     if not isinstance(model, nn.Module):
         return False
     tables = [

@@ -13,7 +13,7 @@ from .building import Builder, Model, called_modules, name_of
 from .calling import MASK, Caller, caller_of
 from .probing import probe
 from .randomness import isolated, seed_all
-from .sizes import VOCABULARY, choose_sizes, declared, promised_limit
+from .sizes import LENGTH, VOCABULARY, choose_sizes, declared
 from .threads import few_threads
 
 HEAVY = 2_000_000  # parameters: from here on fewer long sequences are tried
@@ -32,8 +32,7 @@ class Subject:
         name: of the model's class, or of the function.
         vocab_size: number of tokens.
         block_size: longest sequence that is tried.
-        limit: the length that the model promises to refuse to exceed.
-        no_limit: why there is none.
+        limit: the longest sequence as the model declares it, or None.
         is_module: whether it is an nn.Module.
         parameters: how many numbers it learns; 0 for a function.
         heavy: whether these are so many that calls are spared.
@@ -74,7 +73,7 @@ class Subject:
         self.vocab_size, self.block_size = choose_sizes(
             model, self.name, vocab_size, block_size, self.notes
         )
-        self.limit, self.no_limit = promised_limit(model, self.vocab_size)
+        self.limit = declared(model, LENGTH)
         with called_modules() as called:
             self.caller, self.reader = probe(
                 partial(self._ask, model),
@@ -97,7 +96,7 @@ class Subject:
                 f"without {name} the model answers for fewer positions: it "
                 f"is called with {name}, all 0"
             )
-        self._double: bool | None = None
+        self._double: dict[bool, bool] = {}
 
     def _ask(self, model: Model, caller: Caller, batch: int, time: int) -> Any:
         """Call a model in eval mode, and leave its mode as it was."""
@@ -150,23 +149,54 @@ class Subject:
             raise SkipCheck("the model cannot be copied")
         return model
 
-    def precise(self) -> Model:
+    def precise(self, masked: bool = False) -> Model:
         """Return the model anew, in float64 where it can be."""
-        return self.doubled(self.build())
+        return self.doubled(self.build(), masked)
 
-    def doubled(self, model: Model) -> Model:
-        """Turn a model that was built into float64, where it can be."""
+    def doubled(self, model: Model, masked: bool = False) -> Model:
+        """Turn a model that was built into float64, where it can be.
+
+        Args:
+            model: changed in place.
+            masked: whether it is to be called with an attention mask.
+        """
         if not isinstance(model, nn.Module) or not self.builder.can_copy:
             return model
-        if self._double is None:
-            double = self.build_module("").double()
-            tokens = torch.zeros(1, min(2, self.block_size), dtype=torch.long)
-            try:
-                dtype = self.scores(double, tokens).dtype
-                self._double = dtype == torch.float64
-            except Exception:  # check_dtype says so; the others do without
-                self._double = False
-        return model.double() if self._double else model
+        if masked not in self._double:
+            self._double[masked] = self._holds_in_double(masked)
+        return model.double() if self._double[masked] else model
+
+    def _holds_in_double(self, masked: bool) -> bool:
+        """Whether a copy in float64 answers in it, and with numbers.
+
+        The lowest float64 in a mask, say, is minus infinity to a softmax in
+        float32.
+        """
+        tokens = torch.zeros(1, min(4, self.block_size), dtype=torch.long)
+        hidden = int(masked and tokens.size(1) > 1)
+        mask = torch.ones_like(tokens) if masked else None
+        if mask is not None:
+            mask[:, :hidden] = 0
+
+        def answer(model: nn.Module) -> Tensor:
+            return self.scores(model, tokens, mask=mask)[:, hidden:]
+
+        try:
+            scores = answer(self.build_module("").double())
+        except Exception:  # check_dtype says so; the others do without
+            return False
+        if scores.dtype != torch.float64:
+            return False
+        if bool(torch.isfinite(scores).all()):
+            return True
+        if not bool(torch.isfinite(answer(self.build_module(""))).all()):
+            return True
+        how = " with a left-padded attention mask" if masked else ""
+        self.notes.append(
+            f"in float64 the scores are NaN or infinite{how}, in the model's "
+            f"own precision they are not: it is judged in that"
+        )
+        return False
 
     def scores(
         self,

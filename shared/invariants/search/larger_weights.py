@@ -45,6 +45,9 @@ def amplified(
         tokens = draw(subject.vocab_size, 2, time, generator)
         try:
             scale_outputs(subject, model, tokens, size)
+        except ModelRaised:  # its weights are used in another way
+            scale_matrices(model, size)
+        try:
             scores = subject.scores(model, tokens)
         except ModelRaised:
             return None
@@ -81,12 +84,7 @@ def scale_outputs(
     idea of layer-sequential unit variance, Mishkin and Matas 2016). Tables
     of embeddings stay as they are, and so does what is tied to them.
     """
-    tables = {
-        id(p)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
-        for p in module.parameters(recurse=False)
-    }
+    tables = _tables(model)
     running: set[int] = set()  # modules that are called again
 
     def scale(
@@ -127,6 +125,27 @@ def scale_outputs(
     finally:
         for handle in handles:
             handle.remove()
+
+
+@torch.no_grad()
+def scale_matrices(model: nn.Module, size: float) -> None:
+    """Scale each matrix up by its own numbers, as if its inputs were 1."""
+    tables = _tables(model)
+    for p in model.parameters():
+        if p.ndim > 1 and p.requires_grad and id(p) not in tables:
+            rms = float(p.double().square().mean() * p[0].numel()) ** 0.5
+            if rms > 0:
+                p.mul_(min(max(size / rms, 1.0), LARGEST_FACTOR))
+
+
+def _tables(model: nn.Module) -> set[int]:
+    """Return the ids of what embeddings look up."""
+    return {
+        id(p)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        for p in module.parameters(recurse=False)
+    }
 
 
 def _own_parameters(module: nn.Module) -> list[nn.Parameter]:

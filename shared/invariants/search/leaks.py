@@ -5,17 +5,25 @@ shape; before the split their scores must be the same. `smallest_case` then
 says what was found.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..model.building import Model
+from ..model.building import KeptState, Model
 from ..model.randomness import RecordedDraws
 from ..model.subject import Subject
 from ..model.tokens import rows_at_once
-from .tolerance import dtype_name, floor, floor_of, gaps, is_real, rounding
+from .tolerance import (
+    dtype_name,
+    floor,
+    floor_of,
+    gaps,
+    is_real,
+    minus,
+    rounding,
+)
 from .trial import EVAL, Leak, Mode, Trial
 
 DROPOUT_SEED = 1234
@@ -57,18 +65,18 @@ class Search:
     moved: bool = False
     rows_mix: bool = False
     draws_differ: bool = False
-    _buffers: dict[str, Tensor] = field(default_factory=dict)
+    _kept: KeptState | None = None
 
     def run(
         self, tokens: Int[Tensor, "rows time"], mode: Mode = EVAL
     ) -> Float[Tensor, "rows time vocab"]:
         """Call the model on ids; in train mode always from one state."""
         mask = None
-        if mode.padded is not None:
-            mask = torch.ones_like(tokens)
-            mask[:, : int(mode.padded * tokens.size(1))] = 0
+        if mode.visible is not None:
+            mask = torch.zeros_like(tokens)
+            mask[:, mode.shown(tokens.size(1))] = 1
         if mode.training:
-            self._reset_buffers()
+            self._put_back()
         scores = self.subject.scores(
             self.model,
             tokens,
@@ -82,15 +90,17 @@ class Search:
             raise NotFinite
         return scores
 
-    def _reset_buffers(self) -> None:
+    def _put_back(self) -> None:
+        """Undo what calls in train mode have left in the model.
+
+        All of it, where any buffer has changed: a table that a forward
+        fills comes with a number that says how far.
+        """
         if not isinstance(self.model, nn.Module):
             return
-        with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
-                if name not in self._buffers:
-                    self._buffers[name] = buffer.clone()
-                elif self._buffers[name].shape == buffer.shape:
-                    buffer.copy_(self._buffers[name])
+        if self._kept is None:
+            self._kept = KeptState(self.model)
+        self._kept.put_back()
 
     def conditions(self, mode: Mode) -> str:
         """Return what a failure says about a mode and the weights."""
@@ -103,8 +113,9 @@ class Search:
             return self._find(trial)
         except _Suspicious:
             self.own_precision = False
-            self._buffers.clear()
-            self.model = self.subject.doubled(self.model)
+            self._kept = None
+            masked = trial.mode.visible is not None
+            self.model = self.subject.doubled(self.model, masked)
             return self._find(trial)
 
     def _find(self, trial: Trial) -> Leak | None:
@@ -128,8 +139,8 @@ class Search:
         moved = gaps(scores, base_scores).cpu()
         del scores
         before = torch.zeros_like(moved, dtype=torch.bool)
-        for row, split in enumerate(trial.splits):
-            before[row, trial.start : split] = True
+        for row in range(len(before)):
+            before[row, trial.before(row)] = True
         suspicious = moved.masked_fill(~before, 0.0).amax(1)
         if not self.moved:
             after = moved.masked_fill(before, 0.0).amax()
@@ -160,11 +171,12 @@ class Search:
         ):
             self.draws_differ = True
             return None
-        scope = slice(trial.start, trial.splits[row])
+        scope = trial.before(row)
 
         def difference() -> Tensor:
             base = self.run(trial.base, trial.mode)[row, scope]
-            return self.run(trial.changed, trial.mode)[row, scope] - base
+            changed = self.run(trial.changed, trial.mode)[row, scope]
+            return minus(changed, base)
 
         delta = difference()
         moved = gaps(delta, torch.zeros_like(delta))
@@ -180,7 +192,7 @@ class Search:
         return Leak(
             trial,
             row,
-            position + trial.start,
+            position + scope.start,
             size,
             noise,
             dtype_name(delta.dtype),

@@ -5,9 +5,11 @@ differences are told apart: up to FLOOR units of rounding of the largest
 score nothing is looked at; above, a difference is real if it stays the same
 when every weight is nudged by a few units of rounding, and noise if the
 nudge redraws it. A leak does not care about the last bits of the weights;
-rounding does. No constant has to fit all models: deep, sharp or partly
-single-precision ones bring their own noise, and a difference of 1e-9 in a
-clean float64 model still counts.
+rounding does. The units are those of the coarsest precision that is at work
+inside, or a float32 softmax in a float64 model would not feel the nudge. No
+constant has to fit all models: deep, sharp or partly single-precision ones
+bring their own noise, and a difference of 1e-9 in a clean float64 model
+still counts.
 """
 
 import math
@@ -17,6 +19,7 @@ from contextlib import contextmanager
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..model.building import Model
 
@@ -45,6 +48,13 @@ def gaps(
         exact[a[odd] == b[odd]] = 0
         gap[odd] = exact.nan_to_num_(nan=math.inf).amax(-1)
     return gap
+
+
+def minus(
+    a: Float[Tensor, "*shape"], b: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
+    """Return a - b, where two equal infinities do not differ."""
+    return torch.where(a == b, 0.0, a - b)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -80,23 +90,42 @@ def is_real(
         difference: measures it anew.
         noise: rounding of the numbers whose difference it is.
     """
-    first = difference()
+    with _Dtypes() as inside:
+        first = difference()
     size = float(first.abs().max())
     if not math.isfinite(size):
         return True
     if size <= floor_of(first.dtype) * noise:
         return False
     weights = _weights(model)
+    inside.seen |= {weight.dtype for weight in weights}
+    coarsest = max(inside.seen, key=lambda dtype: torch.finfo(dtype).eps)
+    unit = torch.finfo(coarsest).eps
     if not weights:
-        return size > WITHOUT_WEIGHTS.get(first.dtype, 16) * noise
-    dtype = weights[0].dtype
-    units = NUDGE if torch.finfo(dtype).bits > 16 else FLOOR_OF_16_BITS
-    for seed in (1, 2):
-        with nudged(model, units * torch.finfo(dtype).eps, seed):
+        noise *= max(1.0, unit / torch.finfo(first.dtype).eps)
+        return size > WITHOUT_WEIGHTS.get(coarsest, 16) * noise
+    units = NUDGE if torch.finfo(coarsest).bits > 16 else FLOOR_OF_16_BITS
+    for seed in (1, 2, 3):
+        with nudged(model, units * unit, seed):
             change = float((difference() - first).abs().max())
         if not change <= ALIKE * size:
             return False
     return True
+
+
+class _Dtypes(TorchDispatchMode):
+    """Notes the floating dtypes of all that is computed inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        answer = func(*args, **(kwargs or {}))
+        for part in answer if isinstance(answer, list | tuple) else [answer]:
+            if isinstance(part, Tensor) and part.is_floating_point():
+                self.seen.add(part.dtype)
+        return answer
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """What the search tries, and what it finds."""
 
+import math
 from dataclasses import dataclass
 
 from jaxtyping import Int
@@ -14,14 +15,19 @@ class Mode:
         description: what a failure says about it.
         training: whether in train mode, each call with the same seed.
         grad: whether gradients are recorded.
-        padded: None: no mask is given; else the share of each sequence that
-            an attention mask hides on the left.
+        visible: None: no mask is given; else where what an attention mask
+            shows starts and ends, as shares of the length.
     """
 
     description: str = ""
     training: bool = False
     grad: bool = False
-    padded: float | None = None
+    visible: tuple[float, float] | None = None
+
+    def shown(self, time: int) -> range:
+        """Return the positions that no mask hides."""
+        first, last = self.visible or (0.0, 1.0)
+        return range(int(first * time), math.ceil(last * time))
 
 
 EVAL = Mode()
@@ -36,10 +42,10 @@ class Trial:
     splits: list[int]
     mode: Mode
 
-    @property
-    def start(self) -> int:
-        """First position that no mask hides."""
-        return int((self.mode.padded or 0.0) * self.base.size(1))
+    def before(self, row: int) -> slice:
+        """Return the positions that must not change in a row."""
+        shown = self.mode.shown(self.base.size(1))
+        return slice(shown.start, min(shown.stop, self.splits[row]))
 
     def rows(self, index: list[int]) -> "Trial":
         """Return the trial of these rows alone."""
