@@ -198,6 +198,35 @@ def mask_multiplied(self, scores, mask):
 
 
 @broken("check_causality", Attention, "weights")
+def faint_in_single(self, scores, mask):
+    """A hundred-thousandth of the attention goes to the future, by a softmax
+    in float32."""
+    faint = torch.where(mask, 0.0, math.log(1e-5)).to(scores)
+    return (scores + faint).float().softmax(-1).to(scores.dtype)
+
+
+@broken("check_causality", Attention, "weights")
+def leak_in_bfloat16(self, scores, mask):
+    """The softmax is in bfloat16, and its mask is dropped."""
+    return scores.bfloat16().softmax(-1).to(scores.dtype)
+
+
+@broken("check_causality", only=True)
+class RightPaddingOnly(GPT):
+    """Takes a mask of padding; where it hides the end, it takes the place of
+    the causal one."""
+
+    def forward(self, tokens, attention_mask=None):
+        self.require_length(tokens.size(1))
+        mask = self.mask(tokens)
+        if attention_mask is not None:
+            shown = attention_mask.bool().unsqueeze(1)
+            mask = mask & shown if shown[0, 0, -1] else shown
+            mask = mask | torch.eye(len(mask[0]), device=mask.device).bool()
+        return self.scores(self.body(self.embed(tokens), mask))
+
+
+@broken("check_causality", Attention, "weights")
 def mask_after_softmax(self, scores, mask):
     """Probabilities are hidden after the softmax, whose denominator has
     seen the future."""
@@ -1164,8 +1193,11 @@ def positions_start_over(self, tokens):
 
 @broken("check_length_limit", only=True)
 class LimitNotMeant(Unlimited):
-    """The sequence may be longer than the declared limit: sines instead of
-    a table, and nobody compares."""
+    """Says that it is a LanguageModel, and answers more tokens than it
+    declares: sines instead of a table, and nobody compares."""
+
+    def log_probs(self, tokens):
+        return self(tokens).log_softmax(-1)
 
     def add_parts(self, dim):
         del self.wpe
@@ -1190,9 +1222,9 @@ def ids_clamped(self, tokens):
 
 @broken("check_vocabulary", GPT, "add_parts", only=True)
 def rows_to_spare(self, dim):
-    """The embedding has rows to spare: ids past the vocabulary are read
-    from rows that were never trained."""
-    self.wte = nn.Embedding(VOCAB + 7, dim)
+    """The embedding is ten times as long as the vocabulary: ids past that
+    are read from rows that were never trained."""
+    self.wte = nn.Embedding(10 * VOCAB, dim)
 
 
 @broken("check_vocabulary", GPT, "token_vectors", only=True)

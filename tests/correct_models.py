@@ -32,23 +32,31 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass(frozen=True)
 class Correct:
-    """A sound model, and what is unusual about it."""
+    """A sound model, and what is unusual about it.
+
+    Attributes:
+        double: whether in float64 it differs by float64's rounding alone.
+        told: properties that it has in a wider sense, which a check tells.
+    """
 
     name: str
     build: Callable[[], Callable]
     note: str
     vocab_size: int = VOCAB
     block_size: int = BLOCK
+    double: bool = True
+    told: tuple[str, ...] = ()
 
 
 CORRECT: list[Correct] = [Correct("base", GPT, "The small GPT as it is.")]
 
 
-def correct(owner=None, method="", whole=None):
+def correct(owner=None, method="", whole=None, **details):
     """Put a class into the list, or the owner with a method replaced."""
 
     def add(change):
-        CORRECT.append(Correct(*variant(change, owner, method, whole)))
+        parts = variant(change, owner, method, whole)
+        CORRECT.append(Correct(*parts, **details))
         return change
 
     return add
@@ -118,6 +126,71 @@ class Sinusoidal(GPT):
         return self.sines[: tokens.size(1)]
 
 
+@correct(whole=NoPositions)
+class FilledTable(Attention):
+    """A rotary table of zeros in a buffer that is not saved, and a number
+    that says how much of it is filled."""
+
+    def add_parts(self, dim):
+        self.register_buffer("angles", torch.zeros(BLOCK, 4), persistent=False)
+        self.filled = 0
+
+    def attend(self, q, k, v, mask):
+        size = q.size(-2)
+        if self.filled < size:
+            at = torch.arange(size, device=q.device).unsqueeze(1)
+            rate = 100 ** -torch.linspace(0, 1, 4, device=q.device)
+            self.angles[:size] = (at * rate).detach()
+            self.filled = size
+        angles = self.angles[:size]
+        q, k = (
+            torch.cat(
+                [
+                    x[..., :4] * angles.cos() - x[..., 4:] * angles.sin(),
+                    x[..., :4] * angles.sin() + x[..., 4:] * angles.cos(),
+                ],
+                -1,
+            )
+            for x in (q, k)
+        )
+        return super().attend(q, k, v, mask)
+
+
+@correct(GPT, "embed")
+def positions_in_place(self, tokens):
+    """Positions are added to the tokens' vectors in place."""
+    x = self.token_vectors(tokens)
+    x += self.position_vectors(tokens)
+    return x
+
+
+@correct()
+class BehindPadding(GPT):
+    """Positions start behind the padding id, as in RoBERTa: two fewer than
+    the table has."""
+
+    def add_parts(self, dim):
+        self.wpe = nn.Embedding(BLOCK + 2, dim, padding_idx=1)
+        self.block_size, self.max_len = None, BLOCK + 2
+
+    def require_length(self, size):
+        pass
+
+    def position_vectors(self, tokens):
+        return self.wpe(positions(tokens) + 2)
+
+
+@correct(told=("check_length_limit",))
+class LimitOfTraining(NoPositions):
+    """Declares the length it is to be trained at; its positions, rotary
+    ones, go on behind it."""
+
+    mixer = type("Rotary", (Attention,), {"attend": rotary})
+
+    def require_length(self, size):
+        pass
+
+
 # --- Attention --------------------------------------------------------------
 
 
@@ -184,6 +257,60 @@ def retention(self, scores, mask):
     far = (at.unsqueeze(1) - at).clamp(min=0)
     decay = (0.9**far * mask).to(scores.dtype)
     return scores * decay
+
+
+@correct(Attention, "weights", double=False)
+def softmax_in_single(self, scores, mask):
+    """The softmax is computed in float32, whatever the model is in."""
+    hidden = self.hide(scores, mask).float()
+    return hidden.softmax(-1).to(scores.dtype)
+
+
+@correct(Attention, "weights", double=False)
+def softmax_in_bfloat16(self, scores, mask):
+    """The softmax is computed in bfloat16."""
+    hidden = self.hide(scores, mask).bfloat16()
+    return hidden.softmax(-1).to(scores.dtype)
+
+
+@correct(Attention, "attend")
+def top_keys(self, q, k, v, mask):
+    """Each query sees only the two keys that fit it best."""
+    scores = self.hide(self.scores(q, k), mask)
+    least = scores.topk(min(2, scores.size(-1)), -1).values[..., -1:]
+    return self.hide(scores, scores >= least).softmax(-1) @ v
+
+
+class LowestSoftmax(Attention):
+    """Adds the mask, and takes the softmax in float32."""
+
+    def hide(self, scores, mask):
+        return (scores + mask).float()
+
+    def weights(self, scores, mask):
+        return super().weights(scores, mask).to(scores.dtype)
+
+
+@correct(double=False)
+class MaskAdded(GPT):
+    """Takes a mask of padding and adds the lowest number where it hides: the
+    lowest float64 is minus infinity to the float32 softmax."""
+
+    mixer = LowestSoftmax
+
+    def mask(self, tokens):
+        return self.additive(super().mask(tokens))
+
+    def additive(self, sees):
+        shape, lowest = sees.shape, torch.finfo(self.wte.weight.dtype).min
+        return self.wte.weight.new_zeros(shape).masked_fill(~sees, lowest)
+
+    def forward(self, tokens, attention_mask=None):
+        mask = super().mask(tokens)
+        if attention_mask is not None:
+            mask = mask & attention_mask.bool().unsqueeze(1)
+        self.require_length(tokens.size(1))
+        return self.scores(self.body(self.embed(tokens), self.additive(mask)))
 
 
 # --- Without attention ------------------------------------------------------
@@ -276,6 +403,38 @@ class Experts(nn.Module):
             gate = p[row, rank].unsqueeze(1)
             out = out.index_add(0, row, gate * expert(flat[row]))
         return out.view_as(x)
+
+
+@correct(double=False)
+class RouterInSingle(Experts):
+    """The experts' router is computed in float32."""
+
+    def __init__(self, dim):
+        super().__init__(dim)
+        self.router = type("Single", (nn.Linear,), {"forward": single})(dim, 3)
+
+
+def single(self, x):
+    """A linear layer in float32."""
+    return F.linear(x.float(), self.weight.float(), self.bias.float()).to(x)
+
+
+@correct()
+class WeightsExpanded(nn.Module):
+    """The MLP is called with a weight that is one column, expanded."""
+
+    part = "mlp"
+
+    def __init__(self, dim):
+        super().__init__()
+        self.mlp, self.column = MLP(dim), nn.Parameter(torch.randn(dim, 1))
+        del self.mlp.down.weight
+        self.mlp.down.weight = None
+
+    def forward(self, x):
+        weight = self.column.expand(-1, 2 * x.size(-1))
+        weights = {"down.weight": weight}
+        return torch.func.functional_call(self.mlp, weights, x)
 
 
 @correct(Block, "forward")
@@ -402,6 +561,26 @@ class PaddedHead(GPT):
 def soft_cap(self, x):
     """Scores are capped by a tanh."""
     return 5 * (GPT.scores(self, x) / 5).tanh()
+
+
+@correct(told=("check_loss", "check_vocabulary"))
+class PaddedTables(TrainableGPT):
+    """Token table and head are padded to 64, scores cut to the vocabulary;
+    the loss is over the padded width."""
+
+    def add_parts(self, dim):
+        self.wte, self.head = nn.Embedding(64, dim), nn.Linear(dim, 64)
+
+    def forward(self, tokens, targets=None):
+        logits, loss = super().forward(tokens, targets)
+        return logits[..., :VOCAB], loss
+
+
+@correct(TrainableGPT, "loss", told=("check_loss",))
+def balance_added(self, logits, targets):
+    """A router's balance is added to the returned loss."""
+    router = self.head.weight.square().mean()
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) + router
 
 
 # --- A plain function, and what differs in a size or a dtype ----------------

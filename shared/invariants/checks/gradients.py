@@ -76,8 +76,10 @@ def _require_none_ahead(
         future = torch.zeros_like(grads, dtype=torch.bool)
         for row, position in enumerate(part):
             future[row, position + 1 :] = True
-        ahead = grads.masked_fill(~future, 0.0).nan_to_num(nan=float("inf"))
-        past = float(grads.masked_fill(future, 0.0).nan_to_num().max())
+        if not torch.isfinite(grads).all():
+            raise SkipCheck("gradients are NaN or infinite: see check_finite")
+        ahead = grads.masked_fill(~future, 0.0)
+        past = float(grads.masked_fill(future, 0.0).max())
         noise = max(past, 1e-300) * torch.finfo(grads.dtype).eps
         size = float(ahead.max())
         if not size > FLOOR * noise:
