@@ -16,16 +16,6 @@ VOCABULARY = (
     "num_tokens",
     "padded_vocab_size",
 )
-# Those that say how long a text was in training: a promise to refuse longer
-# ones only where the model holds a table of as many positions.
-TRAINED_AT = (
-    "max_position_embeddings",
-    "seq_len",
-    "seq_length",
-    "sequence_len",
-    "sequence_length",
-    "ctx_len",
-)
 # block_size comes last: beside another one it is a tile of the attention.
 LENGTH = (
     "max_position_embeddings",
@@ -38,7 +28,11 @@ LENGTH = (
     "max_seqlen",
     "max_sequence_length",
     "max_len",
-    *TRAINED_AT[1:],
+    "seq_len",
+    "seq_length",
+    "sequence_len",
+    "sequence_length",
+    "ctx_len",
     "block_size",
 )
 WINDOW = (
