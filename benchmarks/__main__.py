@@ -1,4 +1,4 @@
-"""Runs the benchmarks as `python -m benchmarks`."""
+"""Runs the benchmarks, as gpt-duet bench does."""
 
 from shared.console import run
 

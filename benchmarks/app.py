@@ -1,4 +1,4 @@
-"""The command: gpt-duet bench, or python -m benchmarks."""
+"""The command gpt-duet bench."""
 
 import math
 from pathlib import Path

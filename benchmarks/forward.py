@@ -21,13 +21,16 @@ from .work import count_flops, least_bytes
 def measure_forward(plan: Plan, tell: Tell = lambda text: None) -> list[Run]:
     """Measure a pass, or a training step, at each batch and time of a plan.
 
-    Everyone is tested at every size before anything is timed, so that a
-    peer that cannot read the longest text is told at once.
+    Everyone is tested at every size before anything is timed; peers on the
+    longest text first, so that one that cannot read it is told at once.
     """
     tell("building")
     longest = Tokens(plan, 1, max(plan.times))
-    everyone, notes = build_styles(plan, longest.ids, plan.dtypes[0])
     peers, left_out = build_peers(plan)
+    for peer in peers:
+        tell(f"testing {peer.name}")
+        require_sound(peer, longest.ids, plan.config.vocab_size)
+    everyone, notes = build_styles(plan, longest.ids, plan.dtypes[0])
     everyone, notes = everyone + peers, notes + left_out
     if plan.log_probs:
         everyone = [candidate.with_log_probs() for candidate in everyone]

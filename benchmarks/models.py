@@ -11,6 +11,7 @@ from torch import Tensor
 from shared.comparison.models import largest_difference
 from shared.comparison.styles import enlarged_random_weights, rounding_bound
 from shared.config import GPTConfig
+from shared.invariants import Subject
 from shared.protocol import load_style
 
 from .peers import PEERS, build_peer
@@ -164,8 +165,39 @@ def build_peers(plan: Plan) -> tuple[list[Candidate], list[str]]:
             raise ValueError(
                 f"{name} builds {type(model).__name__}, which cannot be called"
             )
-        peers.append(Candidate(name, model, model, style=False))
+        peer = Candidate(name, model, model, style=False)
+        peers.append(peer if name in PEERS else _as_checked(peer, plan))
     return peers, left_out
+
+
+def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
+    """Call and read someone's own model as gpt-duet check does.
+
+    Raises:
+        ValueError: for one without scores of the plan's vocabulary, or that
+            says it cannot read the plan's longest text.
+    """
+    name, vocab, longest = (
+        peer.name, plan.config.vocab_size, max(plan.times)
+    )  # fmt: skip
+    subject = Subject(
+        lambda: peer.model,
+        vocab_size=vocab,
+        block_size=longest,
+        outputs="logits",
+    )
+    if subject.block_size < longest:
+        raise ValueError(
+            f"{name} reads at most {subject.block_size} tokens, and a text of "
+            f"{longest} is asked for: see --time"
+        )
+    caller, reader = subject.caller, subject.reader
+
+    def call(tokens: Tensor) -> Tensor:
+        return reader.read(caller.call(peer.model, tokens), *tokens.shape)
+
+    note = f"called with {caller.target_name}" if caller.with_targets else ""
+    return replace(peer, call=call, note=note)
 
 
 def parameter_note(candidate: Candidate, config: GPTConfig, ours: int) -> str:

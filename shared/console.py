@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Never, TextIO
+from typing import Any, Never
 
 import torch
 from rich.console import Console
@@ -46,8 +46,7 @@ def fail(message: str, status: int = 2) -> Never:
 def run(command: Callable[[], object]) -> None:
     """Run a command; a user's mistake ends in one line and status 2."""
     try:
-        with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+        with _own_warnings():
             command()
     except (ValueError, OSError, MemoryError) as error:
         if debug:
@@ -60,20 +59,22 @@ def run(command: Callable[[], object]) -> None:
         fail(f"not enough memory: {error}")
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """Print a warning of the kit's in one line, and others as they are."""
-    if Path(filename).is_relative_to(Path(__file__).parent):
-        warn(str(message))
-    else:
-        text = warnings.formatwarning(message, category, filename, lineno)
-        print(text, file=sys.stderr, end="")
+@contextmanager
+def _own_warnings() -> Iterator[None]:
+    """Print the kit's own warnings in one line inside."""
+    show = warnings.showwarning
+
+    def showwarning(
+        message: Any, category: Any, file: str, *rest: Any
+    ) -> None:
+        if Path(file).is_relative_to(Path(__file__).parent):
+            warn(str(message))
+        else:
+            show(message, category, file, *rest)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = showwarning  # type: ignore[assignment]
+        yield
 
 
 def show_facts(console: Console, facts: Mapping[str, str]) -> None:

@@ -146,7 +146,7 @@ def test_everyone_is_tested_at_every_size_before_anything_is_timed(
             return super().forward(tokens)
 
     monkeypatch.setitem(PEERS, "torch-encoder", Short)
-    monkeypatch.delattr("benchmarks.forward.Rounds")
+    monkeypatch.delattr("benchmarks.forward.build_styles")
     plan = make_plan(
         "gpt-nano", (1,), (4, 8), sizes=SMALL, peers=("torch-encoder",)
     )

@@ -238,6 +238,26 @@ def broken(config):
 
 def number():
     return 3
+
+class Last(Bigram):
+    # as nanoGPT's: all positions only where there are targets
+    def __init__(self, config):
+        super().__init__(config)
+        self.block_size = config.block_size
+
+    def forward(self, idx, targets=None):
+        scores = self.table(idx)
+        if targets is None:
+            return scores[:, -1:], None
+        return scores, scores.sum()
+
+def last(config):
+    return Last(config)
+
+def short(config):
+    model = Last(config)
+    model.block_size = 3
+    return model
 """
 
 
@@ -251,12 +271,14 @@ def test_anyones_model_runs_beside_ours(bench, own_peer):
     status, _, err = bench(
         "forward", *FAST, "--peers", "none", "--json", "found.json",
         "--peer", "bigram.py:build", "--peer", "bigram.py:bare",
+        "--peer", "bigram.py:last",
     )  # fmt: skip
     assert (status, err) == (0, "")
     rows = rows_of(Path("found.json"))
     assert rows["bigram.py:build"].parameters == 121
     assert "parameters unknown" in rows["bigram.py:bare"].note
     assert rows["bigram.py:bare"].flops == 0
+    assert "called with targets" in rows["bigram.py:last"].note
 
 
 @pytest.mark.parametrize(
@@ -268,6 +290,7 @@ def test_anyones_model_runs_beside_ours(bench, own_peer):
         ("bigram.py:ahead", ["sees the future"]),
         ("bigram.py:broken", ["cannot be built", "no weights"]),
         ("bigram.py:number", ["builds int"]),
+        ("bigram.py:short", ["reads at most 3 tokens, and a text of 4"]),
     ],
 )
 def test_a_peer_that_cannot_be_timed_is_refused(bench, own_peer, peer, words):

@@ -1,4 +1,4 @@
-"""gpt-duet bench: python -m benchmarks under this command's name."""
+"""gpt-duet bench: the package benchmarks, run by its name."""
 
 import runpy
 import sys
