@@ -1,6 +1,7 @@
 """Other people's decoders of the same shape, with weights of their own."""
 
 import inspect
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shared.checkpoint.config_json import transformers_config
 from shared.config import ACTIVATIONS, GPTConfig
 from shared.targets import load_target
 
@@ -25,22 +27,9 @@ def transformers_gpt2(
     """
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    theirs = GPT2Config(
-        vocab_size=config.vocab_size,
-        n_positions=config.block_size,
-        n_embd=config.n_embd,
-        n_layer=config.n_layer,
-        n_head=config.n_head,
-        n_inner=config.inner_size,
-        activation_function=gelu_tanh,
-        resid_pdrop=config.dropout,
-        embd_pdrop=config.dropout,
-        attn_pdrop=config.dropout,
-        tie_word_embeddings=config.tie_weights,
-        use_cache=False,  # forward would build one; generate asks for its own
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    theirs = GPT2Config(**json.loads(transformers_config(config)))
+    theirs.activation_function = gelu_tanh
+    theirs.use_cache = False  # forward would build one; generate asks for it
     theirs._attn_implementation = attention
     return GPT2LMHeadModel(theirs)
 

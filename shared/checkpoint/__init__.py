@@ -16,7 +16,6 @@ from .convert import convert, in_gpt2_layout
 from .folder import (
     TARGETS,
     Checkpoint,
-    cut_vocabulary,
     load_checkpoint,
     save_checkpoint,
 )
@@ -27,7 +26,6 @@ __all__ = [
     "Checkpoint",
     "State",
     "convert",
-    "cut_vocabulary",
     "in_gpt2_layout",
     "load_checkpoint",
     "save_checkpoint",

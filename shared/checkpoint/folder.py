@@ -1,7 +1,7 @@
 """A checkpoint's folder: model.safetensors and config.json, read, written."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -64,22 +64,19 @@ class Checkpoint:
                 f"the tokenizer {name} has {n_vocab} tokens, the checkpoint "
                 f"{rows}: choose its own with --tokenizer"
             )
-        note = f"{rows - n_vocab} rows that pad the vocabulary left out"
-        return replace(
-            self,
-            state=cut_vocabulary(self.state, n_vocab),
-            config=self.config.replace(vocab_size=n_vocab),
-            notes=(*self.notes, note),
+        return self.cut(
+            n_vocab, f"{rows - n_vocab} rows that pad the vocabulary left out"
         )
 
-
-def cut_vocabulary(state: Mapping[str, Tensor], n_vocab: int) -> State:
-    """Keep the first tokens only: the same function over fewer tokens."""
-    rows = ("wte.weight", "lm_head.weight", "lm_head.bias")
-    return {
-        name: tensor[:n_vocab] if name in rows else tensor
-        for name, tensor in state.items()
-    }
+    def cut(self, n_vocab: int, note: str) -> "Checkpoint":
+        """Keep the first tokens only: the same function over fewer tokens."""
+        rows = ("wte.weight", "lm_head.weight", "lm_head.bias")
+        state = {
+            name: tensor[:n_vocab] if name in rows else tensor
+            for name, tensor in self.state.items()
+        }
+        config = self.config.replace(vocab_size=n_vocab)
+        return Checkpoint(state, config, (*self.notes, note))
 
 
 def load_checkpoint(

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from torch import nn
 
-from ..checkpoint import Checkpoint, cut_vocabulary
+from ..checkpoint import Checkpoint
 from ..comparison.text import visible
 from ..console import progress, show_facts
 from ..files import write_json
@@ -145,7 +145,12 @@ def generate(
         temperature = 0.0 if top_k is None and top_p is None else 1.0
     sampler = Sampler(temperature, top_k, top_p)
     prompts = prompts or [PROMPT]
-    _require_prompts(prompts, new_tokens, batch, stream)
+    for prompt in prompts:
+        require_text("--prompt", prompt)
+    whole_number("--new-tokens", new_tokens, at_most=MAX_NEW_TOKENS)
+    count = len(prompts) * whole_number("--batch", batch, at_least=1)
+    if stream and count > 1:
+        raise ValueError(f"--stream writes one row, and there are {count}")
     dtype = choose_dtype(dtype_name, PRECISIONS)
     require_seed(seed)
     require_parent(json_file)
@@ -234,19 +239,6 @@ def generate(
         write_json(json_file, content)
 
 
-def _require_prompts(
-    prompts: list[str], new_tokens: int, batch: int, stream: bool
-) -> None:
-    for prompt in prompts:
-        require_text("--prompt", prompt)
-    whole_number("--new-tokens", new_tokens, at_most=MAX_NEW_TOKENS)
-    whole_number("--batch", batch, at_least=1)
-    if stream and len(prompts) * batch > 1:
-        raise ValueError(
-            f"--stream writes one row, and there are {len(prompts) * batch}"
-        )
-
-
 def _choose_trained(folder: Path, given: Mapping[str, object]) -> Chosen:
     """Return what a training run has learnt, in its style or another."""
     own = ("--tokenizer", "--file", "--weights", "--preset", "--n-layer",
@@ -285,11 +277,8 @@ def _for_writing(checkpoint: Checkpoint, n_vocab: int) -> Checkpoint:
     rows = checkpoint.config.vocab_size
     if rows == n_vocab:
         return checkpoint
-    note = f"the preset's {rows:,} tokens cut to {n_vocab:,}"
-    return Checkpoint(
-        cut_vocabulary(checkpoint.state, n_vocab),
-        checkpoint.config.replace(vocab_size=n_vocab),
-        (*checkpoint.notes, note),
+    return checkpoint.cut(
+        n_vocab, f"the preset's {rows:,} tokens cut to {n_vocab:,}"
     )
 
 

@@ -4,7 +4,7 @@ Each part is measured alone: on weights with which the rest of the model is
 the same in both styles to the last bit, so that what differs is its own.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -55,40 +55,45 @@ def measure_weight_transfer(
     tokens: Int[Tensor, "batch time"],
 ) -> list[TransferRow]:
     """Measure every part on the first block of a model."""
-    state = _first_block(read_gpt2(state, config))
+    state = {
+        name: tensor
+        for name, tensor in read_gpt2(state, config).items()
+        if not name.startswith("h.") or name.startswith("h.0.")
+    }
     config = replace(config, n_layer=1, tie_weights=False)
     other = "gelu_tanh" if config.activation == "relu" else "relu"
+    exact = replace(config, norm_eps=0.0)
+    bent = config, replace(config, activation=other)
 
-    def difference_at(stage: str, *zeroed: str) -> float:
+    def difference(
+        stage: str,
+        zeroed: Sequence[str] = (),
+        configs: tuple[GPTConfig, GPTConfig] = (config, config),
+        own: bool = False,
+    ) -> float:
         weights = _with_zeros(state, *zeroed)
-        return _difference(styles, weights, (config, config), tokens, stage)
+        return _difference(styles, weights, configs, tokens, stage, own)
 
-    def norm_difference() -> float:
-        exact = replace(config, norm_eps=0.0)
-        weights = _with_zeros(state, *TOKENS, *BLOCKS)
-        return _difference(
-            styles, weights, (exact, exact), tokens, "final_norm", own=True
-        )
-
+    everything = (*TOKENS, *BLOCKS)
     errors = {
         "token table": (
-            difference_at("embedding", "wpe.weight"),
+            difference("embedding", ["wpe.weight"]),
             "the embedding, positions zero",
         ),
         "position table": (
-            difference_at("embedding", *TOKENS),
+            difference("embedding", TOKENS),
             "the embedding, tokens zero",
         ),
         "projections": (
-            difference_at("block.0.attention", *TOKENS),
+            difference("block.0.attention", TOKENS),
             "the first attention, on equal input",
         ),
         "norm": (
-            norm_difference(),
+            difference("final_norm", everything, (exact, exact), own=True),
             "the last norm, each style's own, eps 0",
         ),
         "head": (
-            difference_at("log_probs", *TOKENS, *BLOCKS),
+            difference("log_probs", everything),
             "the log-probabilities, on equal input",
         ),
         "tied head": (
@@ -96,13 +101,7 @@ def measure_weight_transfer(
             "the matrices, as read",
         ),
         "activation": (
-            _difference(
-                styles,
-                state,
-                (config, replace(config, activation=other)),
-                tokens,
-                "log_probs",
-            ),
+            difference("log_probs", configs=bent),
             f"the log-probabilities, {config.activation} on the left and "
             f"{other} on the right",
         ),
@@ -111,25 +110,10 @@ def measure_weight_transfer(
     rows = []
     for name, (error, where) in errors.items():
         left, right = (w.get(name, ("", "")) for w in words)
-        rows.append(
-            TransferRow(
-                name,
-                (left[0], right[0]),
-                (left[1], right[1]),
-                error,
-                where,
-                absorbed=name != "activation",
-            )
-        )
+        written, taken = (left[0], right[0]), (left[1], right[1])
+        absorbed = name != "activation"
+        rows.append(TransferRow(name, written, taken, error, where, absorbed))
     return rows
-
-
-def _first_block(state: State) -> State:
-    return {
-        name: tensor
-        for name, tensor in state.items()
-        if not name.startswith("h.") or name.startswith("h.0.")
-    }
 
 
 def _with_zeros(state: State, *endings: str) -> State:
