@@ -39,11 +39,7 @@ def architecture(
 ) -> list[Part]:
     """Return the parts in the order of the data flow.
 
-    Args:
-        styles: the two.
-        models: one of each style.
-        tokens: ids, to measure shapes with.
-        differences: the largest by concept.
+    The shapes are those of a run on the tokens.
     """
     outputs = stage_outputs(models[0], styles[0].STAGES, tokens)
     features = str(tuple(next(iter(outputs.values())).shape))

@@ -22,12 +22,7 @@ class Bench:
 
 
 def read_bench(path: Path) -> Bench:
-    """Read what `gpt-duet bench forward --json FILE` wrote.
-
-    Raises:
-        ValueError: in one line, for a file that cannot be read, or is no
-            benchmark.
-    """
+    """Read what `gpt-duet bench forward --json FILE` wrote."""
     runs = read_results(path).runs
     if not runs or not runs[0].models:
         raise ValueError(f"{path} is no benchmark: it has no rows of times")

@@ -16,13 +16,9 @@ def render_diff(
     tokens: Sequence[int],
     text_of: Callable[[int], str],
 ) -> str:
-    """Return the page, with all it needs inside.
+    """Return the page of what diff_by_value found, with all it needs inside.
 
-    Args:
-        found: what diff_by_value found.
-        sides: the two, to be run again for their values.
-        tokens: the ids that were run.
-        text_of: says what an id stands for.
+    Both sides are run again on the tokens for their values.
     """
     walk = make_walk(found, sides, tokens, text_of)
     environment = make_environment()

@@ -16,10 +16,7 @@ Terms = Mapping[str, Sequence[str]]
 def terms_of(names: Mapping[str, Terms], concept: str) -> dict[str, list[str]]:
     """Names of each common term within a concept.
 
-    Args:
-        names: a style's NAMES: for each concept, and for "everywhere", the
-            names that stand for a term.
-        concept: the concept.
+    A style's NAMES has them for each concept, and for "everywhere".
     """
     found: dict[str, list[str]] = {}
     for scope in ("everywhere", concept):
@@ -51,10 +48,7 @@ def spans(code: str, terms: Terms) -> list[tuple[int, int, str]]:
 def highlight(code: str, terms: Terms) -> list[Markup]:
     """Return each line of Python source as HTML.
 
-    Args:
-        code: the source.
-        terms: for each term its names; where one stands, the element gets
-            the attribute data-term.
+    Where a name of a term stands, the element gets the attribute data-term.
     """
     marks = spans(code, terms)
     cuts = sorted({n for start, end, _ in marks for n in (start, end)})

@@ -47,10 +47,8 @@ def attention_data(
     """Return the attention maps of both models and their difference.
 
     Of a long text only the first tokens are run, of a very large model only
-    the first layers are kept: as many as the page has room for.
-
-    Returns:
-        What the page's script reads, or None where a style shows no maps.
+    the first layers are kept: as many as the page has room for. None where a
+    style shows no maps.
     """
     config = models[0].config
     heads = config.n_layer * config.n_head

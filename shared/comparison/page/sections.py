@@ -23,11 +23,7 @@ def concept_sections(
 ) -> list[dict[str, Any]]:
     """Return what the template needs for each concept.
 
-    Args:
-        styles: the two.
-        comparison: what comparing them found.
-        differences: the largest by concept.
-        costs: parameters and operations by concept, for each style.
+    Differences are the largest by concept, costs those of each style.
     """
     sections = []
     values = _equal_values(styles)

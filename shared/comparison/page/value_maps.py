@@ -82,12 +82,8 @@ def as_table(
 ) -> tuple[Float[Tensor, "time columns"], int]:
     """Lay a value out as positions by features, heads side by side.
 
-    Args:
-        value: of a run of one row, or more: the first is taken.
-        length: positions of the run.
-
-    Returns:
-        The table, and how many heads stand side by side in it.
+    Of several rows the first is taken. Returns the table, and how many heads
+    stand side by side in it.
     """
     if value.dim() > 2:
         value = value[0]

@@ -61,11 +61,7 @@ def make_walk(
 ) -> Walk:
     """Run both sides again for their values, and lay the steps out.
 
-    Args:
-        found: what diff_by_value found.
-        sides: the two, of which the first row of tokens is shown.
-        tokens: the ids of that row.
-        text_of: says what an id stands for.
+    The tokens are the first row of what both sides are run on.
     """
     sections = sections_of(rows_of(found))
     if found.parted is not None:

@@ -37,9 +37,7 @@ class Below(TorchDispatchMode):
     def watch(self, name: str, inputs: list[int]) -> Iterator[list[int]]:
         """Note what is computed inside; its numbers are in the list after.
 
-        Args:
-            name: of the torch function.
-            inputs: numbers of the values that it is given.
+        The inputs are numbers of the values that torch's function is given.
         """
         self.name, self.inputs = name, inputs
         self.inside, self.waiting = [], []

@@ -188,13 +188,10 @@ def comparable(
 ) -> tuple[Value, Value, float]:
     """Return the first two values that stand for the same thing.
 
-    One side may take several steps to what the other does in one. The third
-    is their largest difference.
-
-    Args:
-        sides: the two.
-        open_values: of each what follows in the call where it parts.
-        known: keys of the lines that are a pair in another layer.
+    One side may take several steps to what the other does in one: each has
+    its open values, what follows in the call where it parts. `known` are keys
+    of the lines that are a pair in another layer. The third is their largest
+    difference.
     """
     kept = [
         keep(side, [value.number for value in values])

@@ -91,12 +91,8 @@ def visit(
 ) -> None:
     """Run a model again and hand out some of its values as they come.
 
-    Args:
-        subject: as in the first run.
-        model: as in the first run.
-        tokens: as in the first run.
-        visitors: for an event what to call with the value.
-        by_heads: as in the first run.
+    The visitors are called with the values of their events; the rest is as in
+    the first run.
     """
     locator = Locator(model, _run.__code__)
     recorder = Recorder(locator, by_heads, visitors)

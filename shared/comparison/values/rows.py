@@ -170,12 +170,7 @@ def _unheaded(row: Row) -> Row:
 def sections_of(
     rows: Sequence[Row], layer: int | None = None
 ) -> list[Section]:
-    """Group rows by layers, and fold layers that do as the one before.
-
-    Args:
-        rows: in the order of the run.
-        layer: show this one alone.
-    """
+    """Group rows by layers, and fold layers that do as the one before."""
     sections: list[Section] = []
     for number, group in groupby(rows, key=lambda row: row.layer):
         if layer is not None and number != layer:

@@ -59,9 +59,7 @@ class Side:
     ) -> None:
         """Run again, and hand out values by their number.
 
-        Args:
-            visitors: for a value's number what to call with it.
-            nudge: relative size of a random change to all weights.
+        A nudge is the relative size of a random change to all weights.
         """
         values = self.first.values
         events = {values[n].event: call for n, call in visitors.items()}

@@ -17,13 +17,7 @@ from .rows import Row, Section, left_out, rows_of, sections_of
 def show_found(
     console: Console, found: Found, layer: int | None = None
 ) -> None:
-    """Print what was found, and the finding in one sentence.
-
-    Args:
-        console: where to, how wide and whether in colour.
-        found: what diff_by_value returned.
-        layer: show the lines of this layer alone.
-    """
+    """Print what was found, in one layer or all, and a sentence on it."""
     wide = console.width >= TWO_COLUMNS
     with console.capture() as capture:
         for section in sections_of(rows_of(found), layer):
