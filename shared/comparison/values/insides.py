@@ -6,7 +6,7 @@ with the lines of a model that takes them one by one.
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -73,7 +73,7 @@ def gelu(input: Tensor, approximate: str = "none") -> Steps:
 
 def layer_norm(
     input: Float[Tensor, "*batch features"],
-    normalized_shape: list[int],
+    normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
