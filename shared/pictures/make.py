@@ -3,7 +3,7 @@
     python shared/pictures/make.py
 
 A picture of a terminal is what it shows: colours and all, drawn as SVG. The
-pictures of the page are taken with chromium, where it is there.
+picture of the page is taken with chromium, where it is there.
 """
 
 import io
@@ -21,19 +21,24 @@ from rich.console import Console
 from rich.text import Text
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 # without the web font: a picture that asks the network for nothing
 SVG = re.sub(
     r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL
 )
 
-PROMPT = ["--prompt", "A long time ago"]
+PROMPT = ["--prompt", "The assert statement", "--new-tokens=40"]
 PICTURES = {
     "compare": ["compare"],
-    "diff": ["diff", "attention", "--width", "168"],
-    "generate": ["generate", *PROMPT, "--temperature", "1", "--seed", "3"],
+    "port": [
+        "diff",
+        "transformers:GPT2LMHeadModel.from_pretrained('gpt2_folder')",
+        "my_gpt.py:load('gpt2_folder')",
+        "--width=140",
+    ],
+    "generate": ["generate", *PROMPT],
 }
-# What of the page is shown: from where on, and how many pixels high.
-PAGES = {"page": ("body", 1150), "page-attention": ("#concept-attention", 990)}
+STEP, HEIGHT = 11, 1010  # of the walk on the page: the one that is shown
 CHROMIUM = (
     "--headless",
     "--no-sandbox",
@@ -47,12 +52,36 @@ CHROMIUM = (
 )
 
 
-def picture(arguments: list[str], width: int = 120) -> str:
-    """Run gpt-duet and return its output as SVG."""
+# my_gpt.py: nanoGPT's layout, with the exact GELU where GPT-2 has tanh's
+LOADER = """
+
+def load(folder):
+    from gpt_duet.checkpoint import load_checkpoint
+
+    checkpoint = load_checkpoint(folder)
+    state = checkpoint.to(torch.device("cpu"), torch.float32)
+    return nano(state, checkpoint.config)
+"""
+
+
+def write_port(folder: Path) -> None:
+    """Write a GPT with one fault, and weights for it."""
+    source = (ROOT / "tests/known_gpts.py").read_text(encoding="utf-8")
+    faulty = source.replace(', approximate="tanh"', "") + LOADER
+    (folder / "my_gpt.py").write_text(faulty, encoding="utf-8")
+    small_model = ROOT / "shared/checkpoint/small_model"
+    shutil.copytree(small_model, folder / "gpt2_folder")
+
+
+def picture(arguments: list[str], folder: Path) -> str:
+    """Run gpt-duet in a folder and return its output as SVG."""
+    width = int(arguments[-1].partition("=")[2] or 120)
     environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
         "COLUMNS": str(width),
         "FORCE_COLOR": "1",
         "TTY_INTERACTIVE": "0",  # no progress bars
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
     done = subprocess.run(
         [sys.executable, "-m", "shared.cli", *arguments],
@@ -60,20 +89,22 @@ def picture(arguments: list[str], width: int = 120) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        check=True,
-        cwd=HERE.parents[1],
+        cwd=folder,
     )
+    if "diff" not in arguments:  # which ends with status 1 at a fault
+        done.check_returncode()
     console = Console(record=True, width=width, file=io.StringIO())
     console.print(Text.from_ansi(done.stdout))
-    title = shlex.join(["gpt-duet", *arguments])
+    words = [f'"{a}"' if "'" in a else shlex.quote(a) for a in arguments]
+    title = " ".join(["gpt-duet", *words])
     return console.export_svg(title=title, code_format=SVG, unique_id="duet")
 
 
-def photograph() -> list[Path]:
-    """Make the page of gpt-duet compare and take pictures of it."""
+def photograph() -> Path:
+    """Make the page of gpt-duet compare and take a picture of its walk."""
     from selenium import webdriver
 
-    pictures = []
+    walk = HERE / "walk.png"
     options = webdriver.ChromeOptions()
     options.binary_location = str(shutil.which("chromium"))
     with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +113,7 @@ def photograph() -> list[Path]:
             [sys.executable, "-m", "shared.cli", "compare", "--html", page],
             stdout=subprocess.DEVNULL,
             check=True,
-            cwd=HERE.parents[1],
+            cwd=ROOT,
         )
         for flag in (*CHROMIUM, f"--user-data-dir={folder}/profile"):
             options.add_argument(flag)
@@ -90,34 +121,33 @@ def photograph() -> list[Path]:
             options, webdriver.ChromeService(shutil.which("chromedriver"))
         )
         try:
-            for name, (place, height) in PAGES.items():
-                pictures.append(HERE / f"{name}.png")
-                driver.execute_cdp_cmd(
-                    "Emulation.setDeviceMetricsOverride",
-                    {"width": 1440, "height": height}
-                    | {"deviceScaleFactor": 1, "mobile": False},
-                )
-                driver.get(page.as_uri())
-                driver.execute_script(
-                    "document.documentElement.style.scrollBehavior = 'auto';"
-                    "document.querySelector(arguments[0]).scrollIntoView()",
-                    place,
-                )
-                driver.save_screenshot(str(pictures[-1]))
+            driver.execute_cdp_cmd(
+                "Emulation.setDeviceMetricsOverride",
+                {"width": 1440, "height": HEIGHT}
+                | {"deviceScaleFactor": 1, "mobile": False},
+            )
+            driver.get(f"{page.as_uri()}#step-{STEP}")
+            driver.execute_script(
+                "document.documentElement.style.scrollBehavior = 'auto';"
+                "document.getElementById('walk').scrollIntoView()"
+            )
+            driver.save_screenshot(str(walk))
         finally:
             driver.quit()
-    return pictures
+    return walk
 
 
 if __name__ == "__main__":
     made = []
-    for name, arguments in PICTURES.items():
-        columns = 168 if "--width" in arguments else 120
-        made.append(HERE / f"{name}.svg")
-        made[-1].write_text(picture(arguments, columns), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        write_port(Path(folder))
+        for name, arguments in PICTURES.items():
+            made.append(HERE / f"{name}.svg")
+            drawn = picture(arguments, Path(folder))
+            made[-1].write_text(drawn, encoding="utf-8")
     if shutil.which("chromium") and shutil.which("chromedriver"):
-        made += photograph()
+        made.append(photograph())
     else:
-        print("no chromium: the pictures of the page stay as they are")
+        print("no chromium: the picture of the page stays as it is")
     for path in made:
-        print(path.relative_to(HERE.parents[1]))
+        print(path.relative_to(ROOT))
