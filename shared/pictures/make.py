@@ -27,7 +27,7 @@ SVG = re.sub(
     r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL
 )
 
-PROMPT = ["--prompt", "The assert statement", "--new-tokens=40"]
+PROMPT = ["--prompt", "The assert statement", "--new-tokens=60"]
 PICTURES = {
     "compare": ["compare"],
     "port": [
@@ -75,7 +75,8 @@ def write_port(folder: Path) -> None:
 
 def picture(arguments: list[str], folder: Path) -> str:
     """Run gpt-duet in a folder and return its output as SVG."""
-    width = int(arguments[-1].partition("=")[2] or 120)
+    widths = [a[8:] for a in arguments if a.startswith("--width=")]
+    width = int(widths[0]) if widths else 120
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "COLUMNS": str(width),
