@@ -39,20 +39,12 @@ def masked_attention(query, key, value, visible):
 
 def causal_attention(x, qkv_weight, qkv_bias, out_weight, out_bias, n_head):
     """Multi-head causal self-attention of one sequence (time, width)."""
-    time, width = x.shape
-    head = width // n_head
-    qkv = x @ qkv_weight + qkv_bias
-    joined = np.zeros((time, width))
+    parts = (x @ qkv_weight + qkv_bias).reshape(len(x), 3, n_head, -1)
+    visible, heads = np.tri(len(x)), []
     for h in range(n_head):
-        parts = [
-            qkv[:, part * width + h * head : part * width + (h + 1) * head]
-            for part in range(3)
-        ]
-        for t in range(time):
-            seen = slice(0, t + 1)
-            row, _ = attend(parts[0][t], parts[1][seen], parts[2][seen])
-            joined[t, h * head : (h + 1) * head] = row
-    return joined @ out_weight + out_bias
+        query, key, value = (parts[:, part, h] for part in range(3))
+        heads.append(masked_attention(query, key, value, visible)[0])
+    return np.concatenate(heads, axis=1) @ out_weight + out_bias
 
 
 def layer_norm(x, gain, shift, eps):

@@ -96,11 +96,10 @@ def test_the_ids_are_those_of_the_library(run, weights):
     assert "n_head 2 (config.json)" in err
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_prompts_of_different_lengths_are_their_own(run, weights, style):
+def test_prompts_of_different_lengths_are_their_own(run, weights):
     common = (
         "generate", "--weights", weights, "--tokenizer=bytes", "--ids",
-        "--dtype=float64", "--style", style,
+        "--dtype=float64",
     )  # fmt: skip
     prompts = ("a", "a prompt longer than the block", "bc")
     out, err = run(*common, *(f"--prompt={p}" for p in prompts))

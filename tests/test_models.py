@@ -138,20 +138,6 @@ def test_another_suffix_leaves_the_prefix_bit_equal(style, data):
     assert before.equal(model.log_probs(other)[:, :split])
 
 
-@given(data=st.data())
-def test_a_shorter_input_agrees_to_rounding(style, data):
-    config = data.draw(configs(vocab_size=13, norm_eps=1e-5))
-    tokens = data.draw(token_batches(config))
-    split = data.draw(st.integers(1, tokens.size(1)))
-    model = random_model(style, config, data.draw(seeds))
-    torch.testing.assert_close(
-        model.log_probs(tokens[:, :split]),
-        model.log_probs(tokens)[:, :split],
-        rtol=1e-9,
-        atol=1e-9,
-    )
-
-
 def test_the_sizes_of_the_config_are_honoured(style):
     config = SMALL.replace(n_inner=7, norm_eps=0.25, n_layer=3)
     model = style.build_model(config)

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import zip_longest
 from pathlib import PurePath
 from typing import Any
 
@@ -133,13 +134,7 @@ def align(
     pairs: list[tuple[Any, Any]] = []
     matcher = SequenceMatcher(None, keys[0], keys[1], autojunk=False)
     for _, a, a_end, b, b_end in matcher.get_opcodes():
-        for n in range(max(a_end - a, b_end - b)):
-            pairs.append(
-                (
-                    left[a + n] if a + n < a_end else None,
-                    right[b + n] if b + n < b_end else None,
-                )
-            )
+        pairs += zip_longest(left[a:a_end], right[b:b_end])
     return pairs
 
 
