@@ -326,11 +326,6 @@ def test_torch_counts_the_operations_of_the_formula(inner):
         counted = count_flops(lambda c=candidate: c.scores(tokens))
         assert counted == expected, candidate.name
     assert torch.backends.mha.get_fastpath_enabled()
-    # GPT-2's: 2 B T (12 L D^2 + V D) + 4 L B T^2 D
-    config = make_plan("S2").config
-    assert formula(config, 1, 256) == (
-        2 * 256 * (12 * 12 * 768**2 + 50257 * 768) + 48 * 256**2 * 768
-    )
 
 
 def test_bytes_by_hand():
@@ -344,30 +339,6 @@ def test_bytes_by_hand():
     weights = sum(p.numel() for p in build_model(TINY).parameters())
     small = (11 + 8) * 4 + 2 * (36 + 16) + 8
     assert least_bytes(TINY, 1, 1, 1) - 11 == weights - small
-
-
-def test_a_large_pass_is_sound_and_counted_without_a_gpu():
-    """Shapes and counts of a run that only an accelerator can time."""
-    meta = torch.device("meta")
-    plan = make_plan(
-        "gpt2", (16,), (1024,), sizes={"n_layer": 2}, device=meta,
-        dtypes=(torch.bfloat16,), peers=("torch-encoder",),
-    )  # fmt: skip
-    tokens = Tokens(plan, 16, 1024).ids
-    # transformers' masks read values, which "meta" has not
-    peers, _ = build_peers(plan)
-    with meta:
-        theirs = annotated.build_model(plan.config).to(torch.bfloat16).eval()
-        model = build_model(plan.config).to(torch.bfloat16).eval()
-    styles = (
-        Candidate("annotated", theirs, theirs.log_probs, "log-probs"),
-        Candidate("ours", model, model),
-    )
-    for candidate in (*styles, *peers):
-        require_sound(candidate, tokens, plan.config.vocab_size)
-        counted = count_flops(lambda c=candidate: c.scores(tokens))
-        assert counted == formula(plan.config, 16, 1024)
-        assert candidate.scores(tokens).dtype == torch.bfloat16
 
 
 def test_a_training_step_learns():

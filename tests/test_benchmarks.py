@@ -362,7 +362,6 @@ def test_old_results_are_compared(bench, tmp_path, monkeypatch):
     ("arguments", "words"),
     [
         (["forward", "--batch", "0"], ["batch", "at least 1", "0"]),
-        (["forward", "--time", "-3"], ["time", "at least 1", "-3"]),
         (["forward", "--time", "8,x"], ["time", "'x'"]),
         (["forward", "--time", "8,8"], ["time", "twice"]),
         (["forward", "--rounds", "0"], ["rounds", "at least 1", "0"]),
@@ -370,10 +369,7 @@ def test_old_results_are_compared(bench, tmp_path, monkeypatch):
         (["forward", "--budget", "nan"], ["budget", "nan"]),
         (["forward", "--preset", "huge"], ["'huge'", "S1", "gpt2"]),
         (["forward", "--preset", "gpt2", "--time", "2048"], ["2048", "1024"]),
-        (["forward", "--preset", "S1", "--time", "257"], ["257", "256"]),
-        (["forward", "--n-head", "5"], ["n_head=5", "n_embd=384"]),
         (["forward", "--device", "toaster"], ["'toaster'"]),
-        (["forward", "--device", "meta"], ["'meta'"]),
         (["forward", "--dtype", "float8"], ["'float8'", "bfloat16"]),
         (["forward", "--dtype", "float32,float16"], ["one dtype"]),
         (["forward", "--styles", "annotated,"], ["styles", "empty"]),
@@ -385,14 +381,11 @@ def test_old_results_are_compared(bench, tmp_path, monkeypatch):
         (["forward", "--json", "a.svg", "--plot", "a.svg"], ["one file"]),
         (["forward", "--compare", "absent.json"], ["absent.json"]),
         (["forward", "--tolerance", "-1"], ["tolerance", "-1"]),
-        (["forward", "--tolerance", "nan"], ["tolerance", "nan"]),
         (["forward", "--new", "3"], ["--new", "generate", "forward"]),
         (["generate", "--compile"], ["generate takes no", "--compile"]),
         (["generate", "--new", "0"], ["new", "at least 1"]),
         (["generate", "--new", "1020"], ["1036", "1024"]),
         (["generate", "--peers", "torch-encoder"], ["transformers", "'tor"]),
-        (["generate", "--dtype", "float32,int8"], ["'int8'"]),
-        (["train-step", "--batch", "0"], ["batch", "at least 1"]),
     ],
 )
 def test_a_mistake_ends_in_one_line(

@@ -87,7 +87,7 @@ def clock_for(device: torch.device) -> Callable[[], float]:
     """
     if device.type in ("cuda", "xpu"):
         return EventClock(device)
-    if device.type in ("cpu", "meta"):
+    if device.type == "cpu":
         return time.perf_counter
 
     def clock() -> float:
