@@ -1,6 +1,5 @@
 """Attention probabilities of a model, watched from outside while it runs."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .models import stage_hooks
+from .values.insides import attention
 
 Probabilities = Float[Tensor, "batch head time time"]
 
@@ -86,30 +86,13 @@ def _kernel_probabilities(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    *arguments: Any,
+    **options: Any,
 ) -> Tensor | None:
-    """Compute what the kernel must have weighted the values with.
-
-    Source: the equivalent code in PyTorch's documentation of
-    scaled_dot_product_attention.
-    """
-    if enable_gqa:
-        groups = query.size(-3) // key.size(-3)
-        key = key.repeat_interleave(groups, dim=-3)
-        value = value.repeat_interleave(groups, dim=-3)
-    scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
-    scores = query @ key.transpose(-2, -1) * scale
-    if is_causal:
-        later = torch.ones_like(scores, dtype=torch.bool).triu(1)
-        scores = scores.masked_fill(later, float("-inf"))
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, float("-inf"))
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    probabilities = scores.softmax(dim=-1)
-    close = torch.allclose(probabilities @ value, result, rtol=1e-3, atol=1e-4)
-    return probabilities if close else None
+    """Compute what the kernel must have weighted the values with."""
+    steps = dict(attention(query, key, value, *arguments, **options))
+    if options.get("enable_gqa"):
+        value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
+    found = steps["probabilities"]
+    close = torch.allclose(found @ value, result, rtol=1e-3, atol=1e-4)
+    return found if close else None
