@@ -186,17 +186,19 @@ def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
         block_size=longest,
         outputs="logits",
     )
+    subject.require_scores()
     if subject.block_size < longest:
         raise ValueError(
             f"{name} reads at most {subject.block_size} tokens, and a text of "
             f"{longest} is asked for: see --time"
         )
-    caller, reader = subject.caller, subject.reader
+    given = subject.caller.given
 
     def call(tokens: Tensor) -> Tensor:
-        return reader.read(caller.call(peer.model, tokens), *tokens.shape)
+        answer = subject.caller.call(peer.model, tokens)
+        return subject.read(answer, *tokens.shape)
 
-    note = f"called with {caller.target_name}" if caller.with_targets else ""
+    note = f"called with {', '.join(given)}" if given else ""
     return replace(peer, call=call, note=note)
 
 

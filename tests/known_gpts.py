@@ -108,7 +108,7 @@ class NanoGPT(nn.Module):
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
 
     def hidden(self, idx):
-        pos = torch.arange(0, idx.size(1), dtype=torch.long)
+        pos = torch.arange(0, idx.size(1), device=idx.device)
         x = self.transformer.wte(idx) + self.transformer.wpe(pos)
         for block in self.transformer.h:
             x = block(x)
@@ -146,7 +146,7 @@ class ScratchAttention(nn.Module):
         v = self.value(x).reshape(B, T, self.num_heads, -1).transpose(1, 2)
         q = self.query(x).reshape(B, T, self.num_heads, -1).transpose(1, 2)
         attn = torch.matmul(q, k_t) / math.sqrt(q.size(-1))
-        mask = torch.tril(torch.ones(1, 1, T, T))
+        mask = torch.tril(torch.ones(1, 1, T, T, device=x.device))
         attn = attn.masked_fill(mask == 0, float("-inf"))
         attn = F.softmax(attn, dim=-1)
         y = torch.matmul(attn, v).transpose(1, 2).reshape(B, T, -1)

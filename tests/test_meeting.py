@@ -2,11 +2,15 @@
 
 import random
 import re
+from pathlib import Path
 
+import pytest
 import torch
-from small_gpt import DIM, GPT
+import torch.nn.functional as F
+from small_gpt import DIM, GPT, VOCAB
+from strangers import AutoregressiveModel, GPTConfig, NanoGPT
 
-from gpt_duet.invariants import CHECKS, check_model
+from gpt_duet.invariants import CHECKS, UnusableModel, check_model, influence
 from gpt_duet.invariants.checks import outputs
 
 
@@ -92,3 +96,215 @@ def test_pythons_random_is_called_that():
 
     report = check_model(Draws, checks=["purity"])
     assert "state of Python's random" in report.results[0].message
+
+
+class DropsInEval(GPT):
+    def embed(self, tokens):
+        return F.dropout(super().embed(tokens), 0.1)
+
+
+def test_noise_in_eval_mode_is_the_matter_of_one_check():
+    report = check_model(DropsInEval)
+    assert report.failed == ["check_determinism"], str(report)
+    assert "from a fixed random state" in report.notes[0]
+    unequal = [r for r in report.results if "others at each size" in r.message]
+    assert [r.name for r in unequal] == [
+        "check_prefix_consistency",
+        "check_batch_independence",
+    ]
+    leaks = type("Leaks", (DropsInEval,), {"sees": lambda self, i, j: i == i})
+    report = check_model(leaks, checks=["causality"])
+    assert "position 0 sees token 1" in report.results[0].message
+
+
+# --- What a model refuses, and answers in another shape ----------------------
+
+
+def forward(change):
+    """A model whose forward differs."""
+    return type(change.__name__, (GPT,), {"forward": change})
+
+
+@forward
+def eight_at_a_time(self, tokens):
+    if tokens.size(1) % 8:
+        raise ValueError(f"{tokens.size(1)} tokens are no multiple of 8")
+    return GPT.forward(self, tokens)
+
+
+@forward
+def two_at_least(self, tokens):
+    assert tokens.size(1) > 1
+    return GPT.forward(self, tokens)
+
+
+@forward
+def rounded_up(self, tokens):
+    missing = -tokens.size(1) % 8
+    return GPT.forward(self, F.pad(tokens, (0, missing)))
+
+
+@forward
+def four_rows(self, tokens):
+    room = torch.zeros(4, 1, VOCAB, device=tokens.device)[: len(tokens)]
+    return room + GPT.forward(self, tokens)
+
+
+@forward
+def another_width(self, tokens):
+    return GPT.forward(self, tokens)[..., :-1]
+
+
+@forward
+def swapped(self, tokens):
+    scores = GPT.forward(self, tokens)
+    return scores.transpose(0, 1) + scores.mean(0).unsqueeze(1)
+
+
+@forward
+def wants_a_whole(self, tokens):
+    return GPT.forward(self, tokens.view(-1).view(tokens.shape))
+
+
+class Overflows(GPT):
+    def add_parts(self, dim):
+        self.wte = torch.nn.Embedding(VOCAB - 1, dim)
+
+
+class Shorter(GPT):
+    def add_parts(self, dim):
+        del self.block_size
+
+    def require_length(self, size):
+        pass
+
+
+REFUSES = [  # model, sizes, what check_shape says, what others do
+    (
+        eight_at_a_time,
+        {},
+        "no multiple of 8 .*; multiples of 8 from 8",
+        "passed",
+    ),
+    (two_at_least, {}, "lengths from 2 to 32 are answered", "passed"),
+    (rounded_up, {}, "multiples of 8 from 8 to 32 are", "passed"),
+    (four_rows, {}, r"shape \(5, 1\).*; 4 rows are answered", "passed"),
+    (Shorter, {"block_size": 40}, "lengths from 1 to 32 are", "passed"),
+    (wants_a_whole, {}, "are not contiguous", "passed"),
+    (another_width, {}, r"6, 17\) .*got shape \(2, 6, 16\)", "skipped"),
+    (Overflows, {}, "id 16 of 17 is refused: .*IndexError", "skipped"),
+    (swapped, {}, r"have shape \(time, batch, vocab\)", "skipped"),
+]
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize(
+    ("model", "sizes", "words", "others"),
+    REFUSES,
+    ids=[row[0].__name__ for row in REFUSES],
+)
+def test_a_shape_is_told_by_its_check_alone(model, sizes, words, others):
+    report = check_model(model, **sizes)
+    assert report.failed == ["check_shape"], str(report)
+    assert re.search(words, report.results[0].message), str(report)
+    # the limit that eight_at_a_time declares is one it answers
+    assert {r.status for r in report.results[2:8]} == {others}, str(report)
+
+
+@pytest.mark.parametrize("model", [another_width, Overflows])
+def test_a_fault_of_shape_is_told_where_its_check_is_not_asked(model):
+    with pytest.raises(UnusableModel, match="17"):
+        check_model(model, checks=["purity"])
+
+
+def test_rows_that_a_model_has_room_for_are_declared():
+    report = check_model(type("Declared", (four_rows,), {"max_batch_size": 4}))
+    assert report.ok, str(report)
+    assert report.notes == ["at most 4 rows at once: max_batch_size=4"]
+
+
+# --- As their users write them ----------------------------------------------
+
+STRANGERS = {
+    "MinGPT(GPTConfig())": (),
+    "torch.compile(NanoGPT(GPTConfig()))": (),
+    "Llama(ModelArgs(vocab_size=65))": (),
+    "Transformer(ModelConfig(block_size=16, vocab_size=27))": (
+        "--vocab-size",
+        27,
+    ),
+    "AutoregressiveModel": (
+        *("--vocab-size", 65, "--block-size", 32, "--layout", "tb"),
+    ),
+}
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize("target", STRANGERS)
+def test_one_command_checks_what_a_stranger_wrote(duet, target):
+    file = Path(__file__).with_name("strangers.py")
+    status, out, err = duet("check", f"{file}:{target}", *STRANGERS[target])
+    assert status == 0, out + err
+    assert "error" not in out
+
+
+@pytest.mark.unhooked
+def test_time_first_is_asked_for_and_then_understood():
+    sizes = {"vocab_size": 65, "block_size": 32}
+    with pytest.raises(UnusableModel, match=r"\(time, batch\).*--layout tb"):
+        check_model(AutoregressiveModel, **sizes)
+    with pytest.raises(ValueError, match="layout must be one of bt, tb"):
+        check_model(AutoregressiveModel, layout="bb")
+    matrix = influence(
+        AutoregressiveModel, range(9), vocab_size=65, layout="tb"
+    )
+    assert matrix.triu(1).eq(0).all()
+    assert matrix.diagonal().gt(0).all()
+
+    class SeesAll(AutoregressiveModel):
+        def forward(self, x):
+            self.mask = torch.ones(len(x), len(x), 1, 1)
+            return super().forward(x)
+
+    class InPlace(AutoregressiveModel):
+        def forward(self, x):
+            return super().forward(x.clamp_(min=3))
+
+    for model, check in (
+        (SeesAll, "check_causality"),
+        (SeesAll, "check_causal_gradients"),
+        (InPlace, "check_purity"),
+    ):
+        report = check_model(model, **sizes, layout="tb", checks=[check])
+        assert report.failed == [check], str(report)
+
+
+def test_parts_that_are_compiled_are_checked_as_they_are_written():
+    def build():
+        model = NanoGPT(GPTConfig())
+        for i, block in enumerate(model.transformer.h):
+            model.transformer.h[i] = torch.compile(block)
+        return model
+
+    report = check_model(build, checks=["shape", "causality", "purity"])
+    assert report.ok, str(report)
+
+
+def test_what_must_be_given_is_given():
+    class Asks(GPT):
+        def forward(self, input_ids, attention_mask, scale=1.0, past=None):
+            assert attention_mask.shape == input_ids.shape
+            assert attention_mask.all()
+            return super().forward(input_ids) * scale
+
+    report = check_model(Asks, checks=["shape", "determinism"])
+    assert report.ok, str(report)
+
+    class LastOnly(GPT):
+        def forward(self, idx, next_ids=None):
+            scores = super().forward(idx)
+            return scores if next_ids is not None else scores[:, -1]
+
+    report = check_model(LastOnly, checks=["shape", "causality"])
+    assert report.ok, str(report)
+    assert "called with next_ids, all 0" in report.notes[0]

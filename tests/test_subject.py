@@ -312,7 +312,11 @@ MISTAKES = {
     "factory raises": (raising, SIZES, "raising raised FileNotFoundError"),
     "factory returns": (lambda: 3, SIZES, "returned no model but int"),
     "class with arguments": (NeedsConfig, SIZES, "NeedsConfig is a class"),
-    "other shape": (Narrow, SIZES, r"6, 65\).*got shape \(2, 6, 30\)"),
+    "other shape": (
+        Narrow,
+        SIZES | {"checks": ["causality"]},
+        r"6, 65\).*got shape \(2, 6, 30\)",
+    ),
     "model raises": (
         lambda: Narrow().double().half,
         SIZES,

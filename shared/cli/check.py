@@ -61,6 +61,12 @@ def check(
         Literal["auto", "logits", "log_probs"],
         typer.Option(help="What the model's scores are."),
     ] = "auto",
+    layout: Annotated[
+        str,
+        typer.Option(
+            help="Order of the tokens' axes: bt (batch, time), or tb."
+        ),
+    ] = "bt",
     only: Annotated[
         list[str] | None,
         typer.Option(help="Run this check only; may be repeated."),
@@ -129,6 +135,7 @@ def check(
                 outputs=outputs,
                 seed=seed,
                 device=device,
+                layout=layout,
                 threads=threads,
                 budget=QUICK if quick else None,
                 debug=debug,
@@ -138,7 +145,7 @@ def check(
                 break
             if map_file is not None:
                 path = _map_path(map_file, target, len(models))
-                _draw(factory, report, seed, path)
+                _draw(factory, report, seed, path, layout)
                 _print(console, f"map: {path}")
             _print(console, "")
     except KeyboardInterrupt:  # while a model was built, or a map drawn
@@ -199,14 +206,22 @@ def _check_one(factory: Callable[..., Any], **settings: Any) -> Report:
 
 
 def _draw(
-    factory: Callable[..., Any], report: Report, seed: int, path: Path
+    factory: Callable[..., Any],
+    report: Report,
+    seed: int,
+    path: Path,
+    layout: str,
 ) -> None:
     length = min(MAP_LENGTH, report.block_size)
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(report.vocab_size, (length,), generator=generator)
     with first_on_path(Path.cwd()):
         matrix = influence(
-            factory, tokens, vocab_size=report.vocab_size, seed=seed
+            factory,
+            tokens,
+            vocab_size=report.vocab_size,
+            seed=seed,
+            layout=layout,
         )
     try:
         save_map(matrix, path, f"influence in {report.model}")

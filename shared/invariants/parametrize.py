@@ -37,6 +37,7 @@ class BoundCheck:
         try:
             with isolated(seed):
                 subject = Subject(model, **self._settings)
+                subject.require_scores()
                 with subject.few_threads():
                     return CHECKS[self.__name__](subject)
         except SkipCheck as skip:
@@ -69,8 +70,8 @@ def parametrize_with_checks(
             returns them for one of the models; such tests are marked xfail.
         strict: whether one that passes after all fails; None: as pytest's
             own xfail_strict says.
-        **settings: vocab_size, block_size, outputs, seed and device, as for
-            check_model, for all models.
+        **settings: vocab_size, block_size, outputs, seed, device and
+            layout, as for check_model, for all models.
 
     Example:
         >>> @parametrize_with_checks([build_a, build_b])

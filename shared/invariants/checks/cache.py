@@ -30,10 +30,11 @@ def check_cache(subject: Subject) -> str:
         raise SkipCheck("the model has no init_cache(batch) and decode()")
     if isinstance(model, nn.Module):
         model.eval()
+    subject.require_no_noise()
     decoder = _Decoder(subject, model)
     generator = subject.generator()
     longest = subject.block_size
-    lengths = sorted({1, min(7, longest), min(16, longest)})
+    lengths = subject.fit(1, 7, 16)
     for batch in (1, 3, 5):
         for time in lengths:
             decoder.compare(batch, time, _splits(time), generator)
@@ -42,7 +43,7 @@ def check_cache(subject: Subject) -> str:
         tail = [1] * min(4, longest - half - 1)
         rest = longest - half - sum(tail)
         decoder.compare(1, longest, [[half, *tail, rest]], generator)
-    decoder.compare_in_turns(min(5, longest), generator)
+    decoder.compare_in_turns(subject.lengths.fit(5), generator)
     return f"lengths to {longest}, one by one, whole and in pieces"
 
 

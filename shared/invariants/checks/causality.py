@@ -1,5 +1,7 @@
 """No position sees what follows it."""
 
+from collections.abc import Iterable
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -55,7 +57,8 @@ class _Causality:
         self.subject = subject
         self.generator = subject.generator()
         self.longest = subject.block_size
-        self.small = list(range(2, min(SHORT, self.longest) + 1))
+        self.small = self._accepted(range(2, SHORT + 1))
+        self.small = self.small or subject.fit(SHORT)
         self.notes: list[str] = []
         self.moved = False
 
@@ -64,7 +67,7 @@ class _Causality:
         if self.longest < 2:
             raise SkipCheck("one token has no future")
         search = self._search()
-        long = lengths_to_try(search.model, self.longest)
+        long = self._accepted(lengths_to_try(search.model, self.longest))
         # some models change themselves after a short call
         for time in reversed(long):
             self._try(search, EVAL, time, KINDS[:1], self._count(time))
@@ -77,8 +80,8 @@ class _Causality:
         for time in self.small:
             self._try(plain, EVAL, time, kinds)
 
-        few = [t for t in (2, 3, 5, 8, SHORT) if t <= self.longest]
-        near = [t for t in (33,) if t <= self.longest]
+        few = subject.fit(2, 3, 5, 8, SHORT)
+        near = self._accepted([33])
         end = [self.longest] if self.longest > SHORT else []
         grad = Mode("with gradients recorded", grad=True)
         self._sweep(search, grad, few, end, 4)
@@ -105,6 +108,9 @@ class _Causality:
                 "said about the future"
             )
         return self._summary(long)
+
+    def _accepted(self, lengths: Iterable[int]) -> list[int]:
+        return [t for t in lengths if self.subject.lengths.accepts(t)]
 
     def _search(self, masked: bool = False) -> Search:
         """Return a search in a fresh model; a heavy one starts as it is."""
@@ -236,7 +242,10 @@ class _Causality:
         return sorted({0, last, *(i for i in ids if 0 <= i <= last)})
 
     def _summary(self, long: list[int]) -> str:
-        tried = [f"every split of every length to {self.small[-1]}"]
+        some = "every length"
+        if self.subject.lengths.step > 1:
+            some = f"every multiple of {self.subject.lengths.step}"
+        tried = [f"every split of {some} to {self.small[-1]}"]
         for time in long:
             generator = torch.Generator().manual_seed(0)
             count = len(splits_to_try(time, generator, self._count(time)))

@@ -66,10 +66,11 @@ def check_prefix_consistency(subject: Subject) -> str:
     longest = subject.block_size
     if longest < 2:
         raise SkipCheck("one token has no prefix")
+    subject.require_no_noise()
     generator = subject.generator()
     search = Search(subject, subject.precise())
     some = (2, 5, SHORT) if subject.heavy else (2, 5, SHORT, 33)
-    for time in sorted({min(t, longest) for t in some}):
+    for time in subject.fit(*some):
         _prefixes(search, time, range(1, time), generator)
     if longest > 33:
         splits = splits_to_try(longest, generator, 4)
@@ -77,7 +78,7 @@ def check_prefix_consistency(subject: Subject) -> str:
     copy = amplified(subject)
     if copy is not None:
         larger = Search(subject, copy, "with larger weights")
-        time = min(SHORT, longest)
+        time = subject.lengths.fit(SHORT)
         _prefixes(larger, time, range(1, time), generator)
     return f"prefixes of lengths 2 to {longest}"
 
@@ -93,7 +94,7 @@ def _prefixes(
     tokens = draw(vocab, rows, time, generator)
     whole = search.run(tokens)
     noise, found = rounding(whole), []
-    for split in splits:
+    for split in filter(search.subject.lengths.accepts, splits):
         moved = gaps(search.run(tokens[:, :split]), whole[:, :split])
         size = float(moved.max())
         if size > floor(whole):
@@ -134,7 +135,7 @@ def check_order_sensitivity(subject: Subject) -> str:
     vocab, generator = subject.vocab_size, subject.generator()
     largest = 0.0
     for search in Searches(subject):
-        for time in sorted({3, min(8, longest)}, reverse=True):
+        for time in reversed(subject.fit(3, 8)):
             tokens = draw(vocab, 1, time, generator, False)[0]
             # two ids at least, however small the vocabulary
             tokens[time - 2] = others(tokens[time - 3], vocab, generator)
@@ -188,8 +189,7 @@ def check_context_use(subject: Subject) -> str:
     generator = subject.generator()
     searches = Searches(subject)
     reported = ""
-    lengths = {2, 3, min(8, longest), min(SHORT, longest), longest}
-    for time in sorted(t for t in lengths if t <= longest):
+    for time in subject.fit(2, 3, 8, SHORT, longest):
         columns = list(range(time - 1))
         if time > SHORT:
             columns = [s - 1 for s in splits_to_try(time, generator, 6)]

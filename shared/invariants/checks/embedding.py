@@ -78,7 +78,7 @@ def gradients_at(
     """
     subject = search.subject
     batch = tokens.repeat(len(positions), 1).to(subject.device)
-    with Lookups(batch) as seen:
+    with Lookups(subject.caller.arranged(batch)) as seen:
         scores = subject.scores(
             search.model,
             batch,
@@ -97,6 +97,8 @@ def gradients_at(
     with asked(f"in the backward pass in {where} mode"):
         grads = torch.autograd.grad(total, seen.leaves, allow_unused=True)
     found = [g.flatten(2).abs().amax(-1) for g in grads if g is not None]
+    if subject.caller.time_first:
+        found = [size.mT for size in found]
     if not found:
         return None
     # NaN is kept: amax returns it

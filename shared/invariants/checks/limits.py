@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import ModelRaised, SkipCheck, sentence
 from ..model.building import Model
-from ..model.sizes import has_position_table
+from ..model.sizes import before_first_position, has_position_table
 from ..model.subject import Subject
 from ..model.tokens import draw
 from ..search.tolerance import dtype_name
@@ -37,7 +37,7 @@ def check_dtype(subject: Subject) -> str:
     Reports: masks and positions made with torch.arange(T), without the
     device ("Let's build GPT", cell 82).
     """
-    time = min(5, subject.block_size)
+    time = subject.lengths.fit(5)
     tokens = draw(subject.vocab_size, 2, time, subject.generator())
     answers = {
         dtype: _answer_in(subject, dtype, tokens)
@@ -107,7 +107,7 @@ def _check_device(subject: Subject, tokens: Tensor) -> str:
     try:
         with torch.no_grad():
             answer = subject.caller.call(model, meta)
-        scores = subject.reader.read(answer, *meta.shape)
+        scores = subject.read(answer, *meta.shape)
     except Exception as error:
         text = str(error)
         if "meta" in text and "cpu" in text and "device" in text:
@@ -158,8 +158,8 @@ def check_length_limit(subject: Subject) -> str:
         ends = subject.caller.method is not None or has_position_table(
             model, limit, subject.vocab_size
         )
-        fewer = _refused(subject, model, limit)
-        if fewer:
+        fewer = before_first_position(model, limit)
+        if fewer and subject.block_size == limit - fewer:
             told = f"declared are {limit}, taken {limit - fewer}: positions "
             told += "start behind the padding id; "
             limit -= fewer
@@ -187,24 +187,6 @@ def check_length_limit(subject: Subject) -> str:
     return f"{told}{limit + 1} tokens: {reason[:80]}"
 
 
-def _refused(subject: Subject, model: Model, limit: int) -> int:
-    """Return how many positions lie before the padding id, if refused."""
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    tables = [
-        module.padding_idx + 1
-        for module in modules
-        if isinstance(module, nn.Embedding)
-        and module.num_embeddings == limit
-        and module.padding_idx is not None
-    ]
-    tokens = draw(subject.vocab_size, 1, limit, subject.generator())
-    try:
-        subject.scores(model, tokens)
-    except ModelRaised:
-        return max(tables, default=0)
-    return 0
-
-
 def check_vocabulary(subject: Subject) -> str:
     """Every id in [0, vocab) works, and an id outside raises.
 
@@ -221,7 +203,7 @@ def check_vocabulary(subject: Subject) -> str:
     generator = subject.generator()
     with _on_cpu(subject) as model:
         ids = _ids_to_try(model, vocab, generator)
-        time = min(subject.block_size, 64)
+        time = subject.lengths.fit(64)
         # the last row is filled up with the first ids
         rows = ids.repeat(time)[: time * -(-len(ids) // time)].view(-1, time)
         for part in rows.split(max(1, (1 << 24) // (time * vocab))):
@@ -232,7 +214,7 @@ def check_vocabulary(subject: Subject) -> str:
                     f"id {int(part[bad][0])} gives scores that are NaN or "
                     f"infinite"
                 )
-        short = min(3, subject.block_size)
+        short = subject.lengths.fit(3)
         end = _table_rows(subject, model)
         spare = end - vocab if vocab < end < vocab + SPARE else 0
         for outside in (vocab + spare, vocab + spare + 100, -1):
@@ -255,9 +237,10 @@ def check_vocabulary(subject: Subject) -> str:
 
 def _table_rows(subject: Subject, model: Model) -> int:
     """Return how many rows the table has in which tokens are looked up."""
-    tokens = draw(subject.vocab_size, 2, 2, subject.generator())
-    with Lookups(tokens) as seen:
-        subject.scores(model, tokens[:, : subject.block_size])
+    time = subject.lengths.fit(2)
+    tokens = draw(subject.vocab_size, 1, time, subject.generator())
+    with Lookups(subject.caller.arranged(tokens)) as seen:
+        subject.scores(model, tokens)
     return max(seen.rows, default=0)
 
 

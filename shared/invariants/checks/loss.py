@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import ModelRaised, SkipCheck, asked
 from ..model.building import Model
-from ..model.reading import find_loss, find_scores, follow
+from ..model.reading import find_loss
 from ..model.subject import Subject
 from ..model.tokens import draw, others
 from ..search.larger_weights import amplified
@@ -46,7 +46,7 @@ def check_loss(subject: Subject) -> str:
 
 def _check_loss_of(subject: Subject, model: Model) -> str:
     generator, name = subject.generator(), subject.caller.target_name
-    vocab, time = subject.vocab_size, min(6, subject.block_size)
+    vocab, time = subject.vocab_size, subject.lengths.fit(6)
     batch = 4 if time != 4 else 5
     tokens = draw(vocab, batch, time, generator)
     first = draw(vocab, batch, time, generator)
@@ -111,15 +111,10 @@ def _call(
     """Return scores and loss of the model's own call with targets."""
     if isinstance(model, nn.Module):
         model.eval()
-    batch, time = tokens.shape
     tokens, targets = (x.to(subject.device) for x in (tokens, targets))
     with asked(f"when given {subject.caller.target_name}"), torch.no_grad():
         answer = subject.caller.call_with_targets(model, tokens, targets)
-    scores = None
-    for path, form in find_scores(answer, batch, time, subject.vocab_size):
-        scores = form.read(follow(answer, path), batch, time)
-        break
-    return scores, find_loss(answer)
+    return subject.find(answer, *tokens.shape), find_loss(answer)
 
 
 def _mean(

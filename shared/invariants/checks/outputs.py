@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..errors import SkipCheck, asked
+from ..errors import ModelRaised, SkipCheck, asked
+from ..model.building import Model
 from ..model.subject import Subject
 from ..model.tokens import draw
 from ..search.larger_weights import amplified
@@ -39,8 +40,10 @@ def check_shape(subject: Subject) -> str:
     Why: a squeezed batch of one, or a last position where all were asked
     for, broadcasts into losses that look right.
     How: one row, one token, and several sizes up to the longest, in eval
-    and train mode. Scores in which time comes first are accepted only if
-    they are causal and independent of the other rows in that reading.
+    and train mode, and a slice that is not contiguous. What the model
+    refuses is told here; all other checks leave it out. Scores in which
+    time comes first are accepted only if they are causal and independent of
+    the other rows in that reading.
     Cost: a dozen small forwards.
     Reports: karpathy/nanoGPT, whose forward answers for the last position
     only unless it is given targets.
@@ -48,8 +51,14 @@ def check_shape(subject: Subject) -> str:
     generator = subject.generator()
     model = subject.build()
     longest = subject.block_size
+    if subject.fault:
+        raise AssertionError(subject.fault)
+    if subject.refusals:
+        told = [f"{error}; {answered}" for error, answered in subject.refusals]
+        first = subject.refusals[0][0]
+        raise ModelRaised("; ".join(told)) from first.__cause__
     sizes = {(1, 1), (4, 1), (1, 2), (3, 2), (5, 3), (2, 7), (1, longest)}
-    sizes = {(b, min(t, longest)) for b, t in sizes}
+    sizes = {(b, subject.lengths.fit(t)) for b, t in sizes}
     for training in (False, True):
         for batch, time in sorted(sizes):
             tokens = draw(subject.vocab_size, batch, time, generator)
@@ -58,17 +67,29 @@ def check_shape(subject: Subject) -> str:
             )
             if not scores.is_floating_point():
                 raise AssertionError(f"scores have dtype {scores.dtype}")
+    _require_sliced(subject, model)
     if subject.reader.form.time_first:
         try:
             check_causality(subject)
             check_batch_independence(subject)
         except AssertionError as error:
-            raise AssertionError(
+            subject.fault = (
                 f"the scores have shape (time, batch, vocab), and read so "
                 f"they break another property: {error}"
-            ) from None
+            )
+            raise AssertionError(subject.fault) from None
         return "(time, batch, vocab), which holds in that reading"
     return f"{len(sizes)} sizes, the longest of {longest}"
+
+
+def _require_sliced(subject: Subject, model: Model) -> None:
+    """Require an answer to batch[:, :-1], which is not contiguous."""
+    time = subject.lengths.fit(6)
+    tokens = draw(subject.vocab_size, 2, time + 1, subject.generator())
+    sliced = tokens.to(subject.device)[:, :-1]
+    with asked("on tokens[:, :-1], which are not contiguous"):
+        answer = subject.caller.call(model, sliced)
+    subject.read(answer, 2, time)
 
 
 def check_finite(subject: Subject) -> str:
@@ -84,7 +105,7 @@ def check_finite(subject: Subject) -> str:
     generator = subject.generator()
     vocab, longest = subject.vocab_size, subject.block_size
     model = subject.build()
-    for time in sorted({min(t, longest) for t in (1, 2, 3, 16, longest)}):
+    for time in subject.fit(1, 2, 3, 16, longest):
         tokens = draw(vocab, 5, time, generator)
         tokens[1, 0] = 0
         tokens[2], tokens[3], tokens[4] = 0, vocab - 1, tokens[4, 0]
@@ -172,7 +193,7 @@ def _check_sums(search: Search) -> float:
     """Return how far logarithms of sums are from 0; raise where too far."""
     subject = search.subject
     generator = subject.generator()
-    time = min(16, subject.block_size)
+    time = subject.lengths.fit(16)
     tokens = draw(subject.vocab_size, 3, time, generator)
     scores = search.run(tokens)
     ones = torch.ones(3, time, dtype=torch.float64, device=scores.device)
@@ -219,7 +240,7 @@ def check_initial_loss(subject: Subject) -> str:
     init".
     """
     generator = subject.generator()
-    time = min(32, subject.block_size)
+    time = subject.lengths.fit(32)
     room = (1 << 25) // (time * subject.vocab_size)
     batch = max(1, min(512 // time, room))
     model = subject.build()

@@ -32,17 +32,18 @@ def check_batch_independence(subject: Subject) -> str:
     Reports: huggingface/transformers 18809, one example changes the others
     of its batch.
     """
+    subject.require_no_noise()
     search = Search(subject, subject.precise())
     generator = subject.generator()
     longest = subject.block_size
-    for time in sorted({1, min(2, longest), min(7, longest)}):
+    for time in subject.fit(1, 2, 7):
         _try(search, time, generator)
     if longest > SHORT:
         _try(search, longest, generator, rows=2 if subject.heavy else 3)
     copy = amplified(subject)
     if copy is not None:
         larger = Search(subject, copy, "with larger weights")
-        _try(larger, min(7, longest), generator)
+        _try(larger, subject.lengths.fit(7), generator)
     note = ""
     if search.draws_differ:
         note = (

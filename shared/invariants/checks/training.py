@@ -58,7 +58,7 @@ def _means(losses: list[float]) -> list[float]:
 def _train(subject: Subject, ids: int, repeat: bool) -> list[float]:
     model = subject.build_module("a function cannot be trained")
     generator = subject.generator()
-    time = min(18, subject.block_size)
+    time = subject.lengths.fit(18)
     optimiser = torch.optim.Adam(
         [p for p in model.parameters() if p.requires_grad], lr=3e-3
     )

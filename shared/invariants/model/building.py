@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -39,7 +40,8 @@ class Builder:
                 f"a model, a function or a factory is needed, got "
                 f"{type(given).__name__}"
             )
-        self.given, self.seed, self.notes = given, seed, notes
+        self.seed, self.notes = seed, notes
+        self.given = self._as_written(given)
         self.device = None if device is None else torch.device(device)
         self.fresh = is_factory(given)
         self.can_copy = True
@@ -74,7 +76,17 @@ class Builder:
             return self._copy(model)  # the factory keeps its model
         if self._first is None and isinstance(model, nn.Module):
             self._first = weakref.ref(model)
-        return model
+        return self._as_written(model)
+
+    def _as_written(self, model: Model) -> Model:
+        """Return the module that torch.compile has wrapped, and say so."""
+        original = getattr(model, "_orig_mod", None)
+        if not isinstance(original, nn.Module):
+            return model
+        note = "the model is checked as it is written, without torch.compile"
+        if note not in self.notes:
+            self.notes.append(note)
+        return original
 
     def _copy(self, model: Model) -> Model:
         if not isinstance(model, nn.Module) or not self.can_copy:
@@ -148,6 +160,7 @@ def is_factory(given: Model) -> bool:
 
 def name_of(given: Model) -> str | None:
     """Return the name of a model's class or of a function, if it has one."""
+    given = getattr(given, "_orig_mod", given)
     if isinstance(given, functools.partial):
         return name_of(given.func)
     if isinstance(given, nn.Module):
@@ -213,6 +226,9 @@ def called_modules() -> Iterator[list[nn.Module]]:
 
     handle = register_module_forward_pre_hook(note)
     try:
-        yield called
+        with warnings.catch_warnings():
+            # parts that are compiled run as written: no hook fires twice
+            warnings.filterwarnings("ignore", "Using `torch.compile")
+            yield called
     finally:
         handle.remove()

@@ -1,7 +1,8 @@
 """How a model is called: which method, and under which names."""
 
 import inspect
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +14,13 @@ from .building import Model
 TOKENS = ("input_ids", "idx", "tokens", "x", "ids", "input", "inputs")
 TARGETS = ("targets", "target", "labels", "y")
 MASK = "attention_mask"
+# What a model must be given beside tokens, as its users give it.
+REQUIRED: dict[str, Callable[[Tensor], Any]] = {
+    MASK: torch.ones_like,
+    "start_pos": lambda tokens: 0,
+    **dict.fromkeys(TARGETS, torch.zeros_like),
+}
+LAYOUTS = ("bt", "tb")
 
 
 @dataclass(frozen=True)
@@ -25,7 +33,9 @@ class Caller:
         takes_mask: whether it takes an attention mask.
         target_name: the targets' keyword in the model's own call, or None.
         own_token_name: the ids' keyword there.
-        with_targets: whether each call gets targets, all 0.
+        given: what each call gets beside the ids, made from these.
+        time_first: whether it takes (time, batch).
+        optional: names of arguments that are None unless they are given.
     """
 
     method: str | None
@@ -33,16 +43,16 @@ class Caller:
     takes_mask: bool
     target_name: str | None
     own_token_name: str | None
-    with_targets: bool = False
+    given: dict[str, Callable[[Tensor], Any]] = field(default_factory=dict)
+    time_first: bool = False
+    optional: tuple[str, ...] = ()
 
     def call(
         self, model: Model, tokens: Int[Tensor, "batch time"], **extra: Any
     ) -> Any:
         """Return a model's answer."""
-        if self.with_targets and self.target_name is not None:
-            extra[self.target_name] = torch.zeros_like(tokens)
         function = getattr(model, self.method) if self.method else model
-        return _call(function, self.token_name, tokens, extra)
+        return self._call(function, self.token_name, tokens, extra)
 
     def call_with_targets(
         self,
@@ -52,50 +62,73 @@ class Caller:
     ) -> Any:
         """Return the answer of the model itself, not of its log_probs."""
         extra = {self.target_name: targets}
-        return _call(model, self.own_token_name, tokens, extra)
+        return self._call(model, self.own_token_name, tokens, extra)
+
+    def arranged(
+        self, tokens: Int[Tensor, "batch time"]
+    ) -> Int[Tensor, "first second"]:
+        """Return ids as the model takes them."""
+        return tokens.mT.contiguous() if self.time_first else tokens
+
+    def _call(
+        self,
+        function: Model,
+        token_name: str | None,
+        tokens: Tensor,
+        extra: dict,
+    ) -> Any:
+        extra = {n: make(tokens) for n, make in self.given.items()} | extra
+        tokens = self.arranged(tokens)
+        for name, value in extra.items():
+            if isinstance(value, Tensor):
+                extra[name] = self.arranged(value)
+        if token_name is None:
+            return function(tokens, **extra)
+        return function(**{token_name: tokens}, **extra)
 
 
-def _call(
-    function: Model, token_name: str | None, tokens: Tensor, extra: dict
-) -> Any:
-    if token_name is None:
-        return function(tokens, **extra)
-    return function(**{token_name: tokens}, **extra)
-
-
-def caller_of(model: Model, log_probs: bool) -> Caller:
+def caller_of(model: Model, log_probs: bool, time_first: bool) -> Caller:
     """Read from a signature how a model, or its log_probs, is called."""
     own = getattr(model, "log_probs", None) if log_probs else None
     function = own if callable(own) else model
-    names, token_name = token_argument(function)
+    parameters, token_name = token_argument(function)
     own_names, own_token_name = token_argument(model)
+    defaults = {name: p.default for name, p in parameters.items()}
     return Caller(
         method=None if function is model else "log_probs",
         token_name=token_name,
-        takes_mask=MASK in names,
+        takes_mask=MASK in parameters,
         target_name=next((n for n in TARGETS if n in own_names), None),
         own_token_name=own_token_name,
+        given={
+            name: make
+            for name, make in REQUIRED.items()
+            if defaults.get(name) is inspect.Parameter.empty
+        },
+        time_first=time_first,
+        optional=tuple(n for n, value in defaults.items() if value is None),
     )
 
 
-def token_argument(function: Model) -> tuple[set[str], str | None]:
-    """Return a model's argument names, and the one tokens go by, if any."""
+def token_argument(
+    function: Model,
+) -> tuple[dict[str, inspect.Parameter], str | None]:
+    """Return a model's arguments, and the name tokens go by, if any."""
     if isinstance(function, nn.Module):
         function = function.forward
     try:
-        parameters = inspect.signature(function).parameters
+        parameters = dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):
-        return set(), None
+        return {}, None
     positional = [
         name
         for name, p in parameters.items()
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
-    names = set(parameters)
     rest = any(p.kind == p.VAR_POSITIONAL for p in parameters.values())
-    keyword = next((n for n in TOKENS if n in names), None)
+    keyword = next((n for n in TOKENS if n in parameters), None)
     if positional and (positional[0] in TOKENS or keyword is None):
-        return names, None
+        return parameters, None
     if keyword is None and not positional and not rest:
         keyword = TOKENS[0] if parameters else None
-    return names, keyword
+    return parameters, keyword

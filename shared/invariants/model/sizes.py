@@ -163,6 +163,19 @@ def _get(place: object, name: str) -> Any:
         return None
 
 
+def before_first_position(model: object, count: int) -> int:
+    """Return how many rows of a table of positions padding takes."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    rows = [
+        module.padding_idx + 1
+        for module in modules
+        if isinstance(module, nn.Embedding)
+        and module.num_embeddings == count
+        and module.padding_idx is not None
+    ]
+    return max(rows, default=0)
+
+
 def has_position_table(model: object, count: int, vocab_size: int) -> bool:
     """Whether a module holds a table of as many positions.
 

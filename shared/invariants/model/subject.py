@@ -1,6 +1,6 @@
 """The model under test, as the checks see it."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
@@ -8,15 +8,26 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..errors import SkipCheck, UnusableModel, asked, sentence
+from ..errors import ModelRaised, SkipCheck, UnusableModel, asked
 from .building import Builder, Model, called_modules, name_of
-from .calling import MASK, Caller, caller_of
+from .calling import LAYOUTS, MASK, Caller, caller_of
+from .lengths import Lengths, find_lengths
 from .probing import probe
 from .randomness import isolated, seed_all
-from .sizes import LENGTH, VOCABULARY, choose_sizes, declared
+from .reading import find_scores, follow
+from .sizes import (
+    LENGTH,
+    ROWS,
+    VOCABULARY,
+    before_first_position,
+    choose_sizes,
+    declared,
+)
 from .threads import few_threads
+from .tokens import draw
 
 HEAVY = 2_000_000  # parameters: from here on fewer long sequences are tried
+MANY_ROWS = 64  # as many as the checks give at once, but for a few
 OUTPUTS = ("auto", "logits", "log_probs")
 
 
@@ -31,12 +42,18 @@ class Subject:
         reader: finds the scores in what it answers.
         name: of the model's class, or of the function.
         vocab_size: number of tokens.
-        block_size: longest sequence that is tried.
+        block_size: longest sequence that is tried, and accepted.
         limit: the longest sequence as the model declares it, or None.
         is_module: whether it is an nn.Module.
         parameters: how many numbers it learns; 0 for a function.
         heavy: whether these are so many that calls are spared.
         says_log_probs: whether its scores are said to be normalised.
+        lengths: those that it accepts.
+        rows: number of rows that it takes at once; None: as many as given.
+        refusals: of lengths and rows, and what is answered instead.
+        fault: why its answers cannot be read at all, or "".
+        noisy: whether random numbers show in its scores in eval mode.
+        for_inference: whether it answers in inference mode.
         notes: what the reader of a report should know.
         told: the check that told a cause of failures, by the cause.
 
@@ -54,11 +71,17 @@ class Subject:
         outputs: str = "auto",
         seed: int = 0,
         device: torch.device | str | None = None,
+        layout: str = "bt",
     ):
-        if outputs not in OUTPUTS:
-            raise ValueError(
-                f"outputs must be one of {', '.join(OUTPUTS)}, got {outputs!r}"
-            )
+        for name, value, choices in (
+            ("outputs", outputs, OUTPUTS),
+            ("layout", layout, LAYOUTS),
+        ):
+            if value not in choices:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(choices)}, got "
+                    f"{value!r}"
+                )
         self.seed = seed
         self.notes: list[str] = []
         self.told: dict[str, str] = {}
@@ -74,15 +97,46 @@ class Subject:
             model, self.name, vocab_size, block_size, self.notes
         )
         self.limit = declared(model, LENGTH)
+        self.caller = caller_of(model, outputs != "logits", layout == "tb")
+        self.lengths = Lengths(1, 1, self.block_size)
+        self.rows: int | None = None
+        self.refusals: list[tuple[ModelRaised, str]] = []
+        self.noisy = self.for_inference = False
+        self._double: dict[bool, bool] = {}
+        training = getattr(model, "training", False)
+        try:
+            with isolated(seed):
+                self._meet(model, outputs)
+        finally:
+            if isinstance(model, nn.Module):
+                model.train(training)
+
+    def _meet(self, model: Model, outputs: str) -> None:
+        """Find out how a model is called and read, and what it refuses."""
         with called_modules() as called:
-            self.caller, self.reader = probe(
-                partial(self._ask, model),
-                caller_of(model, log_probs=outputs != "logits"),
-                self.vocab_size,
-                self.block_size,
-                padded=declared(model, VOCABULARY) is not None,
-            )
+            try:
+                probed = probe(
+                    partial(self._ask, model),
+                    self.caller,
+                    self.vocab_size,
+                    self.block_size,
+                    padded=declared(model, VOCABULARY) is not None,
+                )
+            except ModelRaised as error:
+                raise UnusableModel(f"{self.name}: {error}") from (
+                    error.__cause__
+                )
         self.builder.require_own_modules(model, called)
+        self.fault = probed.fault
+        for name in probed.caller.given.keys() - self.caller.given.keys():
+            self.notes.append(
+                f"without {name} the model answers for fewer positions: it "
+                f"is called with {name}, all 0"
+            )
+        self.caller = probed.caller
+        if probed.reader is None:
+            return
+        self.reader = probed.reader
         self.says_log_probs = (
             outputs == "log_probs"
             or self.caller.method is not None
@@ -90,31 +144,121 @@ class Subject:
         )
         if self.reader.form.axes != (0, 1, 2):
             self.notes.append(f"the scores are read as {self.reader.form}")
-        if self.caller.with_targets:
-            name = self.caller.target_name
-            self.notes.append(
-                f"without {name} the model answers for fewer positions: it "
-                f"is called with {name}, all 0"
-            )
-        self._double: dict[bool, bool] = {}
+        with suppress(ModelRaised):  # the checks will meet it, too
+            self._require_batch_first(model, *probed.size)
+            self._find_refusals(model, *probed.size)
+            self._find_noise(model, probed.size[0])
 
-    def _ask(self, model: Model, caller: Caller, batch: int, time: int) -> Any:
-        """Call a model in eval mode, and leave its mode as it was."""
-        training = getattr(model, "training", False)
-        with isolated(self.seed), torch.no_grad():
-            tokens = torch.randint(self.vocab_size, (batch, time))
-            if isinstance(model, nn.Module):
-                model.eval()
+    def _ask(
+        self, model: Model, caller: Caller, batch: int, time: int, top: int
+    ) -> Any:
+        """Call a model in eval mode on ids below top, top - 1 among them."""
+        generator = self.generator()
+        tokens = torch.randint(top, (batch, time), generator=generator)
+        tokens[-1, -1] = top - 1
+        if isinstance(model, nn.Module):
+            model.eval()
+        seed_all(self.seed)
+        what = f"on tokens of shape {(batch, time)}, in eval mode"
+        with asked(what), torch.no_grad():
+            return caller.call(model, tokens.to(self.device))
+
+    def _require_batch_first(
+        self, model: Model, batch: int, time: int
+    ) -> None:
+        """Refuse a model that takes (time, batch) where nothing says so.
+
+        It shows when a token moves what comes after it in the first axis and
+        not in the second, along which equal tokens have equal scores.
+        """
+        if self.caller.time_first or min(batch, time) < 2:
+            return
+        tokens = draw(self.vocab_size, batch, time, self.generator())
+        changed = tokens.clone()
+        changed[0, 0] = (tokens[0, 0] + 1) % self.vocab_size
+        base, moved, equal = (
+            self.scores(model, ids, seed=self.seed)
+            for ids in (tokens, changed, torch.zeros_like(tokens))
+        )
+        differs = (base != moved).any(-1)
+        if (
+            differs[1:, 0].any()
+            and not differs[0, 1:].any()
+            and torch.allclose(equal, equal[:, :1].expand_as(equal))
+        ):
+            raise UnusableModel(
+                f"{self.name} mixes the first axis of its tokens and not the "
+                f'second: does it take (time, batch)? Then give layout="tb" '
+                f"(in the shell --layout tb)"
+            )
+
+    def _find_refusals(self, model: Model, batch: int, time: int) -> None:
+        """Find lengths and numbers of rows that are refused, told once."""
+        refused: dict[tuple[int, int], ModelRaised] = {}
+
+        def answers(rows: int, length: int) -> bool:
+            ids = draw(self.vocab_size, rows, length, self.generator())
             try:
-                return caller.call(model, tokens.to(self.device))
-            except Exception as error:
-                raise UnusableModel(
-                    f"{self.name} raised {sentence(error)} on tokens of "
-                    f"shape {(batch, time)}"
-                ) from error
-            finally:
-                if isinstance(model, nn.Module):
-                    model.train(training)
+                self.scores(model, ids)
+            except ModelRaised as error:
+                refused[rows, length] = error
+            return (rows, length) not in refused
+
+        rows = 1 if answers(1, time) else batch
+        refused.clear()
+        self.lengths = find_lengths(
+            lambda length: answers(rows, length), self.block_size, time
+        )
+        fewer = self.block_size - before_first_position(model, self.block_size)
+        if refused and self.lengths != Lengths(1, 1, fewer):
+            first = refused[min(refused)]
+            self.refusals.append((first, f"{self.lengths} are answered"))
+        self.block_size = self.lengths.longest
+        refused.clear()
+        low, high = batch, MANY_ROWS + 1
+        if not answers(MANY_ROWS, self.lengths.least):
+            while high - low > 1:
+                middle = (low + high) // 2
+                good = answers(middle, self.lengths.least)
+                low, high = (middle, high) if good else (low, middle)
+            self.rows = low
+            said = declared(model, ROWS)
+            if said is not None and said.value == low:
+                self.notes.append(f"at most {low} rows at once: {said}")
+            else:
+                first = refused[min(refused)]
+                self.refusals.append((first, f"{low} rows are answered"))
+
+    def _find_noise(self, model: Model, batch: int) -> None:
+        """Find out whether random numbers show in eval mode."""
+        time = self.lengths.fit(7)
+        tokens = draw(self.vocab_size, batch, time, self.generator())
+        first, again = (self.scores(model, tokens, seed=1) for _ in "ab")
+        other = self.scores(model, tokens, seed=2)
+        if first.equal(again) and not first.equal(other):
+            self.noisy = True
+            self.notes.append(
+                "random numbers are drawn in eval mode, which is the matter "
+                "of check_determinism: all other checks run the model from a "
+                "fixed random state"
+            )
+
+    def require_scores(self) -> None:
+        """Refuse a model whose answers cannot be read."""
+        if self.fault:
+            raise UnusableModel(f"{self.name}: {self.fault}")
+
+    def require_no_noise(self) -> None:
+        """Skip what compares inputs of unequal shape under noise."""
+        if self.noisy:
+            raise SkipCheck(
+                "random numbers are drawn in eval mode, others at each size: "
+                "see check_determinism"
+            )
+
+    def fit(self, *lengths: int) -> list[int]:
+        """Return these lengths, each as near as the model accepts it."""
+        return sorted({self.lengths.fit(time) for time in lengths})
 
     @property
     def device(self) -> torch.device | None:
@@ -172,7 +316,7 @@ class Subject:
         The lowest float64 in a mask, say, is minus infinity to a softmax in
         float32.
         """
-        tokens = torch.zeros(1, min(4, self.block_size), dtype=torch.long)
+        tokens = torch.zeros(1, self.lengths.fit(4), dtype=torch.long)
         hidden = int(masked and tokens.size(1) > 1)
         mask = torch.ones_like(tokens) if masked else None
         if mask is not None:
@@ -224,8 +368,26 @@ class Subject:
             ModelRaised: with the model's own exception as its cause, or for
                 an answer without scores of the right shape.
         """
+        if self.rows is not None and len(tokens) > self.rows:
+            parts = tokens.split(self.rows)
+            masks = (
+                [None] * len(parts) if mask is None else mask.split(self.rows)
+            )
+            if seed is not None:
+                seed_all(seed)
+            call = partial(
+                self.scores, model, training=training, grad=grad, strict=strict
+            )
+            return torch.cat(
+                [
+                    call(ids, mask=m)
+                    for ids, m in zip(parts, masks, strict=True)
+                ]
+            )
         if isinstance(model, nn.Module) and model.training != training:
             model.train(training)
+        if self.noisy and not training and seed is None:
+            seed = self.seed
         if seed is not None:
             seed_all(seed)
         # what a model does to its input must not reach the next check
@@ -238,4 +400,27 @@ class Subject:
             torch.set_grad_enabled(grad),
         ):
             answer = self.caller.call(model, given, **extra)
-        return self.reader.read(answer, batch, time, strict)
+        return self.read(answer, batch, time, strict)
+
+    def read(
+        self, answer: Any, batch: int, time: int, strict: bool = False
+    ) -> Float[Tensor, "batch time vocab"]:
+        """Return the scores in an answer, as `scores` does."""
+        if self.caller.time_first:
+            scores = self.reader.read(answer, time, batch, strict)
+            scores = scores.transpose(0, 1)
+        else:
+            scores = self.reader.read(answer, batch, time, strict)
+        self.for_inference = scores.is_inference()
+        return scores.clone() if self.for_inference else scores
+
+    def find(
+        self, answer: Any, batch: int, time: int
+    ) -> Float[Tensor, "batch time vocab"] | None:
+        """Return the first scores in an answer, wherever they are."""
+        if self.caller.time_first:
+            batch, time = time, batch
+        for path, form in find_scores(answer, batch, time, self.vocab_size):
+            scores = form.read(follow(answer, path), batch, time)
+            return scores.transpose(0, 1) if self.caller.time_first else scores
+        return None

@@ -22,6 +22,7 @@ def influence(
     vocab_size: int | None = None,
     rounds: int = 2,
     seed: int = 0,
+    layout: str = "bt",
 ) -> Float[Tensor, "time time"]:
     """Return how far each input position moves each output position.
 
@@ -35,6 +36,7 @@ def influence(
         vocab_size: where the model does not declare it.
         rounds: how many replacements of each token are tried.
         seed: of the replacements.
+        layout: "tb" for a model that takes (time, batch).
 
     Returns:
         The matrix, output position by input position; draw it with
@@ -55,8 +57,13 @@ def influence(
     if ids.is_floating_point() or ids.dtype == torch.bool:
         raise ValueError(f"tokens must be whole numbers, got {ids.dtype}")
     subject = Subject(
-        model, vocab_size=vocab_size, block_size=ids.numel(), seed=seed
+        model,
+        vocab_size=vocab_size,
+        block_size=ids.numel(),
+        seed=seed,
+        layout=layout,
     )
+    subject.require_scores()
     if ids.numel() > subject.block_size:
         raise ValueError(
             f"{ids.numel()} tokens are more than the {subject.block_size} "

@@ -41,7 +41,7 @@ def amplified(
     generator = subject.generator()
     with isolated(subject.seed):
         redraw_zeros(model, generator)
-        time = min(8, subject.block_size)
+        time = subject.lengths.fit(8)
         tokens = draw(subject.vocab_size, 2, time, generator)
         try:
             scale_outputs(subject, model, tokens, size)

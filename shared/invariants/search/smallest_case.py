@@ -72,7 +72,8 @@ def smallest(search: Search, leak: Leak) -> Leak:
     vocab, generator = search.subject.vocab_size, search.subject.generator()
     trial = leak.trial
     row = trial.base[leak.row]
-    for time in range(2, min(SHORT, row.numel() - 1) + 1):
+    lengths = range(2, min(SHORT, row.numel() - 1) + 1)
+    for time in filter(search.subject.lengths.accepts, lengths):
         drawn = draw(vocab, 1, time, generator, repeats=False)[0]
         for base in (drawn, row[:time]):
             changed = others(base, vocab, generator)
@@ -105,7 +106,7 @@ def _map(
 ) -> Float[Tensor, "length length"]:
     """Return the influence matrix, of eight tokens if they leak, too."""
     subject = search.subject
-    longer = min(MAP, subject.block_size) - ids.numel()
+    longer = subject.lengths.fit(MAP) - ids.numel()
     matrix = torch.empty(0, 0)
     for more in (max(0, longer), 0):
         rest = draw(subject.vocab_size, 1, more, subject.generator())[0]
