@@ -494,6 +494,46 @@ class RMSNorm(nn.Module):
         return (wide / size).to(x.dtype) * self.gain
 
 
+# --- Parameters and buffers --------------------------------------------------
+
+
+@correct(GPT, "add_parts")
+def sparse_embedding(self, dim):
+    """The token table has sparse gradients."""
+    self.wte = nn.Embedding(VOCAB, dim, sparse=True)
+
+
+@correct()
+class OddParameters(GPT):
+    """The mask is a parameter of bools, and another one is empty."""
+
+    def add_parts(self, dim):
+        mask = torch.ones(BLOCK, BLOCK, dtype=torch.bool).tril()
+        self.visible = nn.Parameter(mask, requires_grad=False)
+        self.none = nn.Parameter(torch.zeros(0, dim))
+
+    def mask(self, tokens):
+        return self.visible[: tokens.size(1), : tokens.size(1)]
+
+
+@correct()
+class ComplexBuffer(NoPositions):
+    """Embeddings are turned by a complex buffer, which .bfloat16() leaves
+    as it is."""
+
+    def add_parts(self, dim):
+        super().add_parts(dim)
+        angle = torch.arange(BLOCK).unsqueeze(1) * 0.5 ** torch.arange(dim / 2)
+        self.register_buffer("turn", torch.exp(1j * angle))
+
+    def embed(self, tokens):
+        x = self.wte(tokens)
+        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+        turned = torch.view_as_real(pairs * self.turn[: tokens.size(1)])
+        assert self.turn.is_complex()
+        return turned.flatten(-2).to(x.dtype)
+
+
 # --- Heads and answers ------------------------------------------------------
 
 

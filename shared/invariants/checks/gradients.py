@@ -11,7 +11,7 @@ from ..search.larger_weights import amplified
 from ..search.leaks import Search
 from ..search.tolerance import FLOOR, is_real
 from ..search.trial import EVAL, Mode
-from .embedding import gradients_at
+from .embedding import gradient_of, gradients_at
 
 ROUNDING_SHARE = 1e-6  # of the largest gradient: in float32, rounding
 
@@ -133,7 +133,8 @@ def check_gradient_flow(subject: Subject) -> str:
     if not sizes:
         raise AssertionError("the model has no trainable parameter")
     largest = max(sizes.values())
-    unit = max(torch.finfo(p.dtype).eps for p in model.parameters())
+    kinds = {p.dtype for p in model.parameters() if p.requires_grad}
+    unit = max(torch.finfo(dtype).eps for dtype in kinds)
     share = max(ROUNDING_SHARE, 16 * unit)
     faint = [n for n, s in sizes.items() if 0 < s < share * largest]
     notes = f"{len(sizes)} parameters"
@@ -156,7 +157,11 @@ def _gradient_sizes(subject: Subject, model: nn.Module) -> dict[str, float]:
     generator = subject.generator()
     vocab, time = subject.vocab_size, subject.lengths.fit(32)
     batch = max(1, min(8, rows_at_once(vocab, time) // 4))
-    trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    trainable = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and parameter.numel()
+    }
     sizes = dict.fromkeys(trainable, 0.0)
     for seed in range(16):
         tokens = draw(vocab, batch, time, generator)
@@ -178,8 +183,9 @@ def _gradient_sizes(subject: Subject, model: nn.Module) -> dict[str, float]:
         with asked("in the backward pass in train mode"):
             F.cross_entropy(scores.flatten(0, 1), targets).backward()
         for name, parameter in trainable.items():
-            if parameter.grad is not None:
-                largest = float(parameter.grad.abs().max())
+            grad = gradient_of(parameter)
+            if grad is not None:
+                largest = float(grad.abs().max())
                 sizes[name] = max(sizes[name], largest)
         if all(sizes.values()):
             break

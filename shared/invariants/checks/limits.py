@@ -75,7 +75,9 @@ def _answer_in(
     """
     model = subject.build_module("a function has no dtype to change")
     try:
-        scores = subject.scores(model.to(dtype), tokens)
+        # .to(dtype) would make complex buffers real, too
+        cast = model.double if dtype == torch.float64 else model.bfloat16
+        scores = subject.scores(cast(), tokens)
     except (ModelRaised, TypeError) as error:
         if NO_KERNEL.search(str(error)):
             return None

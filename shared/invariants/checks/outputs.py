@@ -22,6 +22,7 @@ from ..search.tolerance import (
 )
 from ..search.trial import EVAL
 from .causality import check_causality
+from .embedding import gradient_of
 from .rows import check_batch_independence
 
 ROWS = (  # of a batch that check_finite tries
@@ -154,7 +155,7 @@ def _require_finite(
 
 def _require_finite_gradients(model: nn.Module, time: int, mode: str) -> None:
     for name, parameter in model.named_parameters():
-        grad = parameter.grad
+        grad = gradient_of(parameter)
         if grad is not None and not bool(torch.isfinite(grad).all()):
             raise AssertionError(
                 f"the gradient of {name} is NaN or infinite at length {time} "
