@@ -160,7 +160,7 @@ def larger(model, factor):
         for name, p in model.named_parameters():
             if not p.any():
                 p.normal_()
-            elif p.dim() > 1 and "wte" not in name:
+            elif p.is_floating_point() and p.dim() > 1 and "wte" not in name:
                 p.mul_(factor)
     return model
 
@@ -404,7 +404,11 @@ def check_gradient_flow(case):
         if answer.requires_grad:
             cross_entropy(answer[:, :-1], tokens[:, 1:]).backward()
     for name, p in model.named_parameters():
-        if p.numel() and (p.grad is None or not p.grad.to_dense().any()):
+        if (
+            p.requires_grad
+            and p.numel()
+            and (p.grad is None or not p.grad.to_dense().any())
+        ):
             yield f"{name} gets no gradient"
 
 
