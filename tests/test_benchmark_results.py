@@ -6,9 +6,7 @@ import json
 import platform
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
-from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -25,7 +23,6 @@ from benchmarks.tables import part_of_peak, show_changes, show_results
 from shared.comparison import timing
 from shared.comparison.benchmark_results import Results, Row, Run, read_results
 from shared.comparison.timing import (
-    EventClock,
     clock_for,
     interleave,
     quartiles,
@@ -124,38 +121,14 @@ def test_a_stopwatch_leaves_the_first_run_out(monkeypatch):
     assert stopwatch(quick, CPU)() == pytest.approx(2e-6, rel=1e-3)
 
 
-@pytest.mark.unhooked  # the event is a fake one
-def test_an_event_clock_adds_up_what_the_events_say(monkeypatch):
-    events = []
-
-    def event(device, enable_timing):
-        assert (device, enable_timing) == (CUDA, True)
-        events.append(Mock(**{"elapsed_time.return_value": 250.0}))  # ms
-        return events[-1]
-
-    monkeypatch.setattr(torch, "Event", event)
-    monkeypatch.setattr(
-        torch.accelerator, "current_stream", lambda device: ("of", device)
-    )
-    clock = clock_for(CUDA)
-    assert isinstance(clock, EventClock)
-    assert [clock(), clock()] == [0.25, 0.5]
-    for one in events:
-        # the device's own stream, whatever device is torch's current one
-        own = [call.record(("of", CUDA)), call.synchronize()]
-        assert one.mock_calls[:2] == own
-    for one, later in pairwise(events):
-        one.elapsed_time.assert_called_once_with(later)
-
-
 def test_a_clock_waits_for_any_accelerator(monkeypatch):
     waited = []
     monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
     monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
     monkeypatch.setattr(timing.time, "perf_counter", lambda: 7.0)
     hpu, mps = torch.device("hpu", 0), torch.device("mps")
-    assert [clock_for(d)() for d in (hpu, mps, CPU)] == [7.0] * 3
-    assert waited == [hpu, "mps"]
+    assert [clock_for(d)() for d in (CUDA, hpu, mps, CPU)] == [7.0] * 4
+    assert waited == [CUDA, hpu, "mps"]
 
 
 # The machine

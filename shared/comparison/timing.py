@@ -81,12 +81,10 @@ def time_first(run: Callable[[], object], device: torch.device) -> float:
 
 
 def clock_for(device: torch.device) -> Callable[[], float]:
-    """Return a clock that has waited for the device when it is read.
+    """Return a clock that waits for the device whenever it is read.
 
-    Events where the device has them; elsewhere the host's clock.
+    So does torch's Timer for CUDA; its blocks are long beside the waiting.
     """
-    if device.type in ("cuda", "xpu"):
-        return EventClock(device)
     if device.type == "cpu":
         return time.perf_counter
 
@@ -98,33 +96,3 @@ def clock_for(device: torch.device) -> Callable[[], float]:
         return time.perf_counter()
 
     return clock
-
-
-class EventClock:
-    """Seconds on an accelerator's own clock, by its events.
-
-    A reading is the moment at which the accelerator has done all that was
-    asked of it. Between two of them is also the time that it waits for a
-    host which is slower to ask than it is to work. CUDA's and XPU's events
-    know the time.
-    """
-
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._last = self._event()
-        self._seconds = 0.0
-
-    def __call__(self) -> float:
-        """Wait for the accelerator; return the seconds since the start."""
-        event = self._event()
-        # summed here: an event's float32 milliseconds lose digits in time
-        self._seconds += self._last.elapsed_time(event) / 1e3
-        self._last = event
-        return self._seconds
-
-    def _event(self) -> torch.Event:
-        event = torch.Event(self._device, enable_timing=True)
-        # the default is the stream of torch's current device, maybe another
-        event.record(torch.accelerator.current_stream(self._device))
-        event.synchronize()
-        return event
