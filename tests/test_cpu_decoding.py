@@ -1,7 +1,6 @@
 """Linear layers that read a single token: the same numbers, other kernels."""
 
 import copy
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -16,16 +15,7 @@ import mingpt_style
 from shared import GPTConfig, generate
 from shared.generation import optimize_for_decoding
 from shared.generation.cpu_decoding import TokenLinear
-
-
-@contextmanager
-def few_threads(count):
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+from shared.invariants.model.threads import few_threads
 
 
 class Products(TorchDispatchMode):
@@ -57,7 +47,7 @@ def test_a_linear_layer_for_one_token_is_the_same_layer(data):
     want = layer(x)
     optimize_for_decoding(layer)
     assert type(layer) is TokenLinear
-    with few_threads(data.draw(st.integers(1, 4))):
+    with few_threads(0, 0, data.draw(st.integers(1, 4))):
         got = layer(x)
     assert got.shape == want.shape == (*shape, outputs)
     assert got.dtype == dtype
@@ -72,7 +62,7 @@ def test_a_linear_layer_for_one_token_is_the_same_layer(data):
 def test_one_token_is_a_batch_of_products_one_for_each_thread(threads, parts):
     layer = nn.Linear(12, 5)
     optimize_for_decoding(layer)
-    with few_threads(threads), Products() as products:
+    with few_threads(0, 0, threads), Products() as products:
         layer(torch.randn(1, 1, 12))
     assert products.shapes == [(parts, 1, 12 // parts)]
 
