@@ -5,15 +5,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch.nn.functional as F
-from torch import Tensor, nn
-
 from .validation import is_number, whole_number
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "relu": nn.ReLU,
-    "gelu": nn.GELU,
-    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
+
+def _module(name: str, **settings: Any) -> Any:
+    """Build a module of torch, which --help need not wait for."""
+    from torch import nn
+
+    return getattr(nn, name)(**settings)
+
+
+ACTIVATIONS: dict[str, Callable[[], Any]] = {
+    "relu": partial(_module, "ReLU"),
+    "gelu": partial(_module, "GELU"),
+    "gelu_tanh": partial(_module, "GELU", approximate="tanh"),
 }
 
 
@@ -164,12 +169,15 @@ def preset_fields(name: str) -> dict[str, Any]:
     return dict(_PRESETS[name])
 
 
-def activation_name(activation: Callable[[Tensor], Tensor] | str) -> str:
+def activation_name(activation: Callable[..., Any] | str) -> str:
     """Return the name of an activation given by name, function or module.
 
     Raises:
         ValueError: for one that GPTConfig has no name for.
     """
+    import torch.nn.functional as F
+    from torch import nn
+
     if isinstance(activation, str) and activation in ACTIVATIONS:
         return activation
     if activation is F.relu or type(activation) is nn.ReLU:

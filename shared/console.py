@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Never
 
-import torch
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -53,7 +52,7 @@ def run(command: Callable[[], object]) -> None:
             raise
         fail(str(error) or type(error).__name__)
     except RuntimeError as error:
-        out = isinstance(error, torch.OutOfMemoryError)
+        out = type(error).__name__ == "OutOfMemoryError"  # torch's
         if debug or (not out and "can't allocate memory" not in str(error)):
             raise
         fail(f"not enough memory: {error}")

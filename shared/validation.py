@@ -6,16 +6,12 @@ import os
 from collections.abc import Iterable
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:  # imported where it is used: --help need not wait for it
+    import torch
 
-DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 EXACT_DTYPES = ("float32", "float64")  # two styles agree to rounding in these
 
 
@@ -54,15 +50,20 @@ def is_number(value: object) -> bool:
 
 def choose_dtype(
     name: str, known: Iterable[str] = EXACT_DTYPES
-) -> torch.dtype:
+) -> "torch.dtype":
     """Return the dtype of that name; ValueError if it is not known."""
+    import torch
+
     if name not in known:
         raise ValueError(f"dtype must be {' or '.join(known)}, got {name!r}")
-    return DTYPES[name]
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str) -> "torch.device":
     """Return the device of that name; ValueError if it is not there."""
+    import torch
+
     try:
         device = torch.device(name)
         torch.empty(1, device=device).cpu()

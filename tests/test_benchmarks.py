@@ -12,7 +12,7 @@ import torch
 from benchmarks import app as commands
 from benchmarks import machine, output
 from benchmarks.plan import make_plan
-from shared.cli import app as gpt_duet
+from shared.cli import build_app
 from shared.comparison.benchmark_results import read_results
 from shared.console import run
 
@@ -205,7 +205,9 @@ def test_gpt_duet_bench_hands_its_words_on(run_command, monkeypatch, words):
         "runpy.run_module",
         lambda name, run_name: seen.append((name, run_name, sys.argv[1:])),
     )
-    status, _, err = run_command(partial(run, gpt_duet), "x", "bench", *words)
+    status, _, err = run_command(
+        partial(run, build_app("bench")), "x", "bench", *words
+    )
     assert (status, err) == (0, "")
     assert seen == [("benchmarks", "__main__", words)]
 

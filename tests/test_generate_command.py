@@ -12,9 +12,9 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 import mingpt_style
-from shared import GPTConfig, generate, load_tokenizer
+from shared import GPTConfig, generate, generation, load_tokenizer
 from shared.checkpoint import load_checkpoint, save_checkpoint, small_model
-from shared.cli import generate as command
+from shared.cli import writing
 from shared.comparison.styles import enlarged_random_weights
 from shared.console import progress
 from shared.protocol import load_style
@@ -187,13 +187,13 @@ def test_characters_of_a_file(run, tmp_path):
 @pytest.mark.parametrize("name", STYLES)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_it_writes_in_the_precision_asked_for(run, monkeypatch, name, dtype):
-    stream_tokens, dtypes = command.stream_tokens, set()
+    stream_tokens, dtypes = generation.stream_tokens, set()
 
     def watched(model, *arguments, **settings):
         dtypes.update(p.dtype for p in model.parameters())
         return stream_tokens(model, *arguments, **settings)
 
-    monkeypatch.setattr(command, "stream_tokens", watched)
+    monkeypatch.setattr(generation, "stream_tokens", watched)
     common = ("generate", *SMALL, "--prompt=she")
     out, err = run(*common, "--style", name, "--dtype", dtype)
     assert out.startswith("she")
@@ -215,7 +215,7 @@ class Terminal(io.StringIO):
 )
 def test_a_terminal_is_not_steered(monkeypatch, screen, shown):
     monkeypatch.setattr(sys, "stdout", screen)
-    assert command._printable("ä\n\x1b[2J\x07") == shown
+    assert writing.printable("ä\n\x1b[2J\x07") == shown
 
 
 @pytest.mark.parametrize(

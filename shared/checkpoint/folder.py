@@ -175,8 +175,8 @@ def save_checkpoint(
 def _widest(tensors: State) -> State:
     """Bring all tensors to the widest of their dtypes."""
     for name, tensor in tensors.items():
-        if tensor.dtype not in DTYPES.values():
-            kind = str(tensor.dtype).removeprefix("torch.")
+        kind = str(tensor.dtype).removeprefix("torch.")
+        if kind not in DTYPES:
             raise ValueError(f"{name} is {kind}: weights must be float")
     dtypes = (tensor.dtype for tensor in tensors.values())
     widest = reduce(torch.promote_types, dtypes, torch.float16)

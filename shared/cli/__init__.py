@@ -1,15 +1,21 @@
 """The command gpt-duet: one module for each of its subcommands.
 
-    options.py        the options that several of them have
-    choices.py        what those options choose: text, config, weights
-    training_loop.py  the loop of train: progress, checkpoints, stopping
+    options.py         the options that several of them have
+    choices.py         what those options choose: text, config, weights
+    checking.py        the rows of check, printed as they come
+    writing.py         what generate writes, and from what
+    training_start.py  where train starts
+    training_loop.py   its loop: progress, checkpoints, stopping
 
-Messages and progress bars are console.py's.
+Messages and progress bars are console.py's. A subcommand's module does not
+import torch: it does so once its options are parsed, so that --help and a
+mistyped option are answered at once.
 """
 
 import io
 import os
 import sys
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,24 +23,26 @@ from typing import Annotated, Any
 import typer
 
 from ..console import run
-from . import (
-    bench,
-    check,
-    compare,
-    convert,
-    diff,
-    generate,
-    ladder,
-    tokenizers,
-    train,
-)
 
-app = typer.Typer(
-    name="gpt-duet",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+# A command's module, which may take seconds to import, is loaded when it is
+# the one that runs: the others are a line in --help.
+COMMANDS = {
+    "check": "Check that models do not see future tokens, and much else.",
+    "compare": "Run two styles from one set of weights, and show how far they "
+    "differ.",
+    "diff": "Show two implementations side by side.",
+    "train": "Train a model on a text, in either style.",
+    "ladder": "Train eight small models on one text, from a bigram table to a "
+    "GPT.",
+    "generate": "Append new tokens to a prompt, or to several at once.",
+    "convert": "Write a checkpoint in another layout.",
+    "bench": "Measure speed: both styles, their peers, and the machine's "
+    "limit.",
+    "tokenizers": "List the tokenizers that can be used here, and why others "
+    "cannot.",
+}
+# the benchmarks have a manual of their own
+PASSED_ON = {"ignore_unknown_options": True, "help_option_names": []}
 
 
 def _print_version(asked: bool) -> bool:
@@ -44,8 +52,7 @@ def _print_version(asked: bool) -> bool:
     return asked
 
 
-@app.callback()
-def gpt_duet(
+def _gpt_duet(
     asked: Annotated[
         bool,
         typer.Option(
@@ -59,22 +66,26 @@ def gpt_duet(
     """One GPT decoder written twice, and checks for any language model."""
 
 
-app.command("check")(check.check)
-app.command("compare")(compare.compare)
-app.command("diff")(diff.diff)
-app.command("train")(train.train)
-app.command("ladder")(ladder.ladder)
-app.command("generate")(generate.generate)
-app.command("convert")(convert.convert)
-app.command(
-    "bench",
-    add_help_option=False,  # the benchmarks have a manual of their own
-    context_settings={
-        "ignore_unknown_options": True,
-        "help_option_names": [],
-    },
-)(bench.bench)
-app.command("tokenizers")(tokenizers.tokenizers)
+def build_app(*chosen: str) -> typer.Typer:
+    """Return the command; the subcommands that were chosen can be run."""
+    app = typer.Typer(
+        name="gpt-duet",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_gpt_duet)
+    for name, line in COMMANDS.items():
+        if name not in chosen:
+            app.command(name, help=line)(lambda: None)
+            continue
+        function = getattr(import_module(f".{name}", __package__), name)
+        if name == "bench":
+            app.command(name, add_help_option=False,
+                        context_settings=PASSED_ON)(function)  # fmt: skip
+        else:
+            app.command(name)(function)
+    return app
 
 
 class _Unread(io.FileIO):
@@ -100,8 +111,11 @@ def main() -> None:
     # the kit's own packages, too: an empty folder of their name hides none
     added = [str(Path(__file__).resolve().parents[2]), here]
     sys.path += added
+    words = [word for word in sys.argv[1:] if not word.startswith("-")]
+    completing = "_GPT_DUET_COMPLETE" in os.environ
+    chosen = COMMANDS if completing else words[:1]
     try:
-        run(app)
+        run(lambda: build_app(*chosen)())
     finally:
         for folder in added:
             sys.path.remove(folder)

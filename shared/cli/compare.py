@@ -3,20 +3,12 @@
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.text import Text as RichText
 
-from ..comparison.page import render_page
-from ..comparison.page.bench import read_bench
-from ..comparison.styles import compare_weights
-from ..comparison.terminal import show_comparison, show_tokens
 from ..console import show_facts
 from ..files import STDOUT, write_atomically, write_json
-from ..protocol import load_style
-from ..tokenization.texts import text_stamp
-from ..tokenization.tokenizers import DEFAULT, load_tokenizer
 from ..validation import (
     choose_device,
     choose_dtype,
@@ -25,13 +17,6 @@ from ..validation import (
     require_seed,
 )
 from . import options
-from .choices import (
-    ModelOptions,
-    choose_text,
-    choose_weights,
-    describe,
-    tokenizer_beside,
-)
 
 
 def compare(
@@ -45,7 +30,7 @@ def compare(
     ] = None,
     text: options.Text = None,
     file: options.File = None,
-    tokenizer_name: options.TokenizerName = DEFAULT,
+    tokenizer_name: options.TokenizerName = options.TOKENIZER,
     weights: options.Weights = None,
     preset: options.Preset = None,
     n_layer: options.NLayer = None,
@@ -79,9 +64,6 @@ def compare(
     names = tuple(styles or ("annotated", "mingpt_style"))
     if len(names) != 2:
         raise ValueError(f"compare takes two styles, got {len(names)}")
-    for name in names:
-        load_style(name)
-    dtype = choose_dtype(dtype_name)
     require_seed(seed)
     if bench_file is not None and html_file is None:
         raise ValueError("--bench is drawn in a page: give --html, too")
@@ -90,6 +72,26 @@ def compare(
     require_different(
         {"json": json_file, "html": html_file}, file=file, bench=bench_file
     )
+    import torch
+
+    from ..comparison.page import render_page
+    from ..comparison.page.bench import read_bench
+    from ..comparison.styles import compare_weights
+    from ..comparison.terminal import show_comparison, show_tokens
+    from ..protocol import load_style
+    from ..tokenization.texts import text_stamp
+    from ..tokenization.tokenizers import load_tokenizer
+    from .choices import (
+        ModelOptions,
+        choose_text,
+        choose_weights,
+        describe,
+        tokenizer_beside,
+    )
+
+    for name in names:
+        load_style(name)
+    dtype = choose_dtype(dtype_name)
     bench = None if bench_file is None else read_bench(bench_file)
     content, source = choose_text(text, file)
     if own := tokenizer_beside(weights, tokenizer_name):

@@ -7,18 +7,10 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from ..checkpoint import (
-    Checkpoint,
-    in_gpt2_layout,
-    load_checkpoint,
-    save_checkpoint,
-)
 from ..config import GPTConfig
 from ..console import show_facts
 from ..files import require_new_folder
-from ..training import describe_tokenizer, load_trained
 from . import options
-from .choices import TOKENIZER
 
 
 def convert(
@@ -48,22 +40,32 @@ def convert(
     --activation are for weights whose config.json does not give them. The
     tokenizer of a run goes along, for gpt-duet generate --weights.
     """
+    if (weights is None) == (run is None):
+        raise ValueError("give --weights or --checkpoint, one of the two")
     require_new_folder(out)
+    from ..checkpoint import (
+        Checkpoint,
+        in_gpt2_layout,
+        load_checkpoint,
+        save_checkpoint,
+    )
+    from ..training import describe_tokenizer, load_trained
+    from .choices import TOKENIZER
+
     others: dict[str, str] = {}
-    if weights is not None and run is None:
+    if weights is not None:
         source = weights
         checkpoint = load_checkpoint(
             weights, n_head=n_head, activation=activation
         )
-    elif run is not None and weights is None:
+    else:
+        assert run is not None
         model, tokenizer, saved = load_trained(run)
         source, facts = run, saved.facts
         note = f"{facts['style']}, after {saved.step} of {saved.recipe.steps} "
         checkpoint = Checkpoint(*in_gpt2_layout(model), (f"{note}steps",))
         name = facts["tokenizer"]["name"]
         others[TOKENIZER] = json.dumps(describe_tokenizer(name, tokenizer))
-    else:
-        raise ValueError("give --weights or --checkpoint, one of the two")
     save_checkpoint(out, checkpoint.state, checkpoint.config, layout, others)
     reader = "transformers: GPT2LMHeadModel"
     if layout == "nanogpt":

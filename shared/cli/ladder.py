@@ -4,28 +4,15 @@ import importlib
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text as RichText
 
-from ..comparison.text import visible
 from ..config import GPTConfig
 from ..console import fail, progress, show_facts
-from ..invariants.model.threads import few_threads
-from ..tokenization.texts import split_ids
-from ..tokenization.tokenizers import load_tokenizer
-from ..training import (
-    Recipe,
-    Trainer,
-    TrainingFailed,
-    draw_losses,
-    draw_sample,
-)
 from ..validation import require_parent
 from . import options
-from .choices import choose_text
 
 LADDER = "mingpt_style.ladder"
 COLUMNS = ("model", "parameters", "validation loss", "seconds", "sample")
@@ -66,6 +53,21 @@ def ladder(
     if out.suffix != ".png":
         raise ValueError(f"--out must end in .png, got {out}")
     require_parent(out)
+    import torch
+
+    from ..comparison.text import visible
+    from ..invariants.model.threads import few_threads
+    from ..tokenization.texts import split_ids
+    from ..tokenization.tokenizers import load_tokenizer
+    from ..training import (
+        Recipe,
+        Trainer,
+        TrainingFailed,
+        draw_losses,
+        draw_sample,
+    )
+    from .choices import choose_text
+
     recipe = Recipe(
         steps=steps,
         batch_size=batch_size,

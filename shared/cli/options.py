@@ -8,6 +8,8 @@ import typer
 from ..config import ACTIVATIONS, preset_names
 from ..console import set_debug
 
+TOKENIZER = "duet-1k"  # the kit's own, the default
+
 Style = Annotated[
     str,
     typer.Option(

@@ -1,11 +1,7 @@
 """gpt-duet tokenizers: what works here and now."""
 
-import tiktoken
 from rich.console import Console
 from rich.table import Table
-
-from ..tokenization.tiktoken_cache import Availability, look_up
-from ..tokenization.tokenizers import DEFAULT, load_tokenizer
 
 
 def tokenizers() -> None:
@@ -14,6 +10,11 @@ def tokenizers() -> None:
     The network is not asked. tiktoken downloads what is not in its cache
     when it is first used. The names of models ("davinci") work, too.
     """
+    import tiktoken
+
+    from ..tokenization.tiktoken_cache import Availability, look_up
+    from ..tokenization.tokenizers import DEFAULT, load_tokenizer
+
     own = load_tokenizer(DEFAULT).n_vocab
     rows = [
         Availability(DEFAULT, own, "gpt-duet's own, the default"),

@@ -1,44 +1,16 @@
 """gpt-duet train: a model learns a text, and can be stopped at any time."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 
-from ..config import GPTConfig
 from ..files import require_new_folder
-from ..invariants.model.threads import few_threads
-from ..protocol import LanguageModel, load_style
-from ..tokenization.texts import split_ids, text_stamp
-from ..tokenization.tokenizers import DEFAULT, Tokenizer, load_tokenizer
-from ..training import (
-    Processes,
-    Recipe,
-    Trainer,
-    build_saved,
-    cut_log,
-    describe_tokenizer,
-    join_processes,
-    open_run,
-    own_device,
-    recall_tokenizer,
-)
 from ..validation import choose_device, choose_dtype
 from . import options
-from .choices import (
-    ModelOptions,
-    choose_config,
-    choose_start,
-    choose_text,
-)
-from .training_loop import Run, train_to_the_end
 
 SIZES = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
-RECIPE = Recipe()
 
 
 def train(
@@ -80,19 +52,19 @@ def train(
             show_default=False,
         ),
     ] = None,
-    steps: options.Steps = RECIPE.steps,
-    batch_size: options.BatchSize = RECIPE.batch_size,
-    lr: options.LearningRate = RECIPE.lr,
+    steps: options.Steps = 2000,
+    batch_size: options.BatchSize = 12,
+    lr: options.LearningRate = 1e-3,
     eval_interval: Annotated[
         int,
         typer.Option(
             "--eval-interval",
             help="Steps from one evaluation and checkpoint to the next.",
         ),
-    ] = RECIPE.eval_interval,
-    eval_batches: options.EvalBatches = RECIPE.eval_batches,
+    ] = 250,
+    eval_batches: options.EvalBatches = 100,
     dtype_name: options.Dtype = "float32",
-    seed: options.Seed = RECIPE.seed,
+    seed: options.Seed = 0,
     device_name: options.Device = "cpu",
     threads: options.Threads = None,
 ) -> None:
@@ -107,11 +79,33 @@ def train(
         raise ValueError(
             "give --out for a new run, or --resume for one to go on with"
         )
+    import torch
+
+    from ..invariants.model.threads import few_threads
+    from ..protocol import LanguageModel, load_style
+    from ..tokenization.texts import text_stamp
+    from ..tokenization.tokenizers import load_tokenizer
+    from ..training import (
+        Recipe,
+        Trainer,
+        describe_tokenizer,
+        join_processes,
+        own_device,
+    )
+    from .choices import (
+        ModelOptions,
+        choose_config,
+        choose_start,
+        choose_text,
+    )
+    from .training_loop import Run, train_to_the_end
+    from .training_start import continue_from, resume_run, split
+
     device = own_device(choose_device(device_name))
     with join_processes(device) as processes:
         given = options.given(context)
         if resume is not None:
-            run = _resume(resume, file, given, device, processes)
+            run = resume_run(resume, file, given, device, processes)
         else:
             assert out is not None
             if processes.first:
@@ -128,7 +122,7 @@ def train(
             dtype = choose_dtype(dtype_name)
             text, _ = choose_text(None, file)
             if start == "default" and "--tokenizer" not in given:
-                tokenizer_name = DEFAULT
+                tokenizer_name = options.TOKENIZER
             tokenizer = load_tokenizer(tokenizer_name, text)
             model_options = ModelOptions(
                 preset, n_layer, n_head, n_embd, block_size, activation
@@ -149,7 +143,7 @@ def train(
                     start, model_options, tokenizer, tokenizer_name
                 )
                 config = checkpoint.config.replace(dropout=dropout)
-                model = _continue(style, checkpoint.state, config)
+                model = continue_from(style, checkpoint.state, config)
             if not isinstance(model, LanguageModel):
                 raise ValueError(f"style {style!r} builds no language model")
             facts = {
@@ -162,70 +156,10 @@ def train(
                 "tokenizer": describe_tokenizer(tokenizer_name, tokenizer),
             }
             model.to(device, dtype)
-            parts = _split(tokenizer, text, device)
+            parts = split(tokenizer, text, device)
             trainer = Trainer(model, *parts, recipe, processes)
             run = Run(out, trainer, config, facts, tokenizer, new=True)
         size = sum(p.numel() for p in run.trainer.model.parameters())
         window = run.trainer.recipe.batch_size * run.config.block_size
         with few_threads(size, window, threads):
             train_to_the_end(run, Console(stderr=True, highlight=False))
-
-
-def _continue(
-    name: str, state: Mapping[str, torch.Tensor], config: GPTConfig
-) -> torch.nn.Module:
-    """Return a style's own model with these weights, as it builds one anew."""
-    style = load_style(name)
-    parts = getattr(style, "ORIGINAL_PARTS", {})
-    wide = {key: tensor.float() for key, tensor in state.items()}
-    return style.from_gpt2(wide, config, **parts)
-
-
-def _resume(
-    folder: Path,
-    file: Path | None,
-    given: Mapping[str, Any],
-    device: torch.device,
-    processes: Processes,
-) -> Run:
-    """Return a run as its last checkpoint has it.
-
-    Options that contradict its beginning are refused, and another text.
-    """
-    if "--preset" in given:
-        raise ValueError("--resume brings its sizes: leave --preset out")
-    saved = open_run(folder)
-    facts = saved.facts
-    start = asdict(saved.recipe) | asdict(saved.config)
-    start |= {"style": facts["style"], "dtype": facts["dtype"]}
-    start |= {"tokenizer": facts["tokenizer"]["name"]}
-    for option, value in given.items():
-        name = option.removeprefix("--").replace("-", "_")
-        if name in start and value != start[name]:
-            raise ValueError(
-                f"{option} is {value}, but the run in {folder} has "
-                f"{start[name]}: a resumed run keeps to its start"
-            )
-    known = facts["text"]["file"]
-    if file is None and known is not None:
-        file = Path(known)
-    text, source = choose_text(None, file)
-    if text_stamp(text) != facts["text"]["sha256"]:
-        raise ValueError(
-            f"{source} is not the text of the run in {folder}: its sha256 is "
-            f"{text_stamp(text)}, not {facts['text']['sha256']}"
-        )
-    tokenizer = recall_tokenizer(facts["tokenizer"])
-    model = build_saved(saved).to(device)
-    parts = _split(tokenizer, text, device)
-    trainer = Trainer(model, *parts, saved.recipe, processes)
-    saved.load_trainer(trainer)
-    if processes.first:
-        cut_log(folder, saved.step)
-    return Run(folder, trainer, saved.config, facts, tokenizer, new=False)
-
-
-def _split(
-    tokenizer: Tokenizer, text: str, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return split_ids(torch.tensor(tokenizer.encode(text), device=device))

@@ -15,7 +15,7 @@ from ..checkpoint.weights_file import read_tensors
 from ..config import GPTConfig
 from ..protocol import load_style
 from ..tokenization import CharTokenizer, Tokenizer, load_tokenizer
-from ..validation import DTYPES
+from ..validation import DTYPES, choose_dtype
 from .recipe import Recipe
 from .run_folder import (
     FORMAT,
@@ -136,7 +136,7 @@ def build_saved(run: SavedRun) -> nn.Module:
     """Build a model of a run's style, sizes and dtype, freshly drawn."""
     torch.manual_seed(run.recipe.seed)
     model = load_style(run.facts["style"]).build_model(run.config)
-    return model.to(DTYPES[run.facts["dtype"]])
+    return model.to(choose_dtype(run.facts["dtype"], DTYPES))
 
 
 def describe_tokenizer(name: str, tokenizer: Tokenizer) -> dict[str, Any]:

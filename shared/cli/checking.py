@@ -1,0 +1,167 @@
+"""The checks on models that are named by text, printed as they end."""
+
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from ..console import warn
+from ..files import STDOUT, write_json
+from ..invariants import (
+    CHECKS,
+    Report,
+    Table,
+    UnusableModel,
+    check_model,
+    influence,
+    save_map,
+)
+from ..invariants.checks import SLOW
+from ..invariants.runner import choose_checks
+from ..targets import first_on_path, load_target, show_theirs
+
+MAP_LENGTH = 32
+PATIENCE = 20.0  # seconds; a check that takes longer is announced
+
+
+def choose_names(
+    only: Collection[str] | None, skip: Collection[str]
+) -> list[str]:
+    """Return the names of the checks to run; ValueError where none is left."""
+    left_out = set(choose_checks(skip))
+    names = [name for name in choose_checks(only) if name not in left_out]
+    if not names:
+        raise ValueError("no check is left to run")
+    return names
+
+
+def check_targets(
+    models: Sequence[str],
+    names: list[str],
+    json_file: Path | None,
+    map_file: Path | None,
+    *,
+    vocab_size: int | None,
+    block_size: int | None,
+    layout: str,
+    seed: int,
+    **settings: Any,
+) -> int:
+    """Check each model, print and write what is found: the exit status.
+
+    The settings are those of check_model.
+    """
+    console = Console(stderr=json_file == STDOUT)
+    reports: list[Report] = []
+    stopped = False
+    try:
+        for target in models:
+            factory = load_target(target, vocab_size, block_size)
+            report = _check_one(
+                factory,
+                on_progress=partial(_show, console, target, reports),
+                checks=names,
+                vocab_size=vocab_size,
+                block_size=block_size,
+                layout=layout,
+                seed=seed,
+                **settings,
+            )
+            _print(console, _table(console, report).ending())
+            if stopped := report.interrupted:
+                break
+            if map_file is not None:
+                path = _map_path(map_file, target, len(models))
+                _draw(factory, report, seed, path, layout)
+                _print(console, f"map: {path}")
+            _print(console, "")
+    except KeyboardInterrupt:  # while a model was built, or a map drawn
+        stopped = True
+    ok = not stopped and all(report.ok for report in reports)
+    if json_file is not None:
+        results = [report.to_dict() for report in reports]
+        write_json(json_file, {"ok": ok, "models": results})
+    return 130 if stopped else int(not ok)
+
+
+def list_checks() -> None:
+    """Print a line for each check; the slow ones are run when named."""
+    width = max(map(len, CHECKS))
+    for name, function in CHECKS.items():
+        line = (inspect.getdoc(function) or "").split("\n")[0]
+        if name in SLOW:
+            line += f" Slow: --only {name.removeprefix('check_')}."
+        print(f"{name:<{width}}  {line}")
+
+
+def _show(
+    console: Console, target: str, reports: list[Report], report: Report
+) -> None:
+    """Print what has just become known of a report."""
+    table = _table(console, report)
+    if report.results:
+        _print(console, table.row(report.results[-1]))
+    else:
+        report.model = target
+        reports.append(report)
+        _print(console, table.heading())
+    for name in report.asked[len(report.results) :][:1]:
+        seconds = report.estimates[name]
+        if seconds > PATIENCE:
+            warn(f"{name} takes about {seconds:.0f} s")
+
+
+def _table(console: Console, report: Report) -> Table:
+    colour = console.color_system is not None and not console.no_color
+    return Table(report, console.width, colour)
+
+
+def _print(console: Console, text: str) -> None:
+    print(text, file=console.file, flush=True)
+
+
+def _check_one(factory: Callable[..., Any], **settings: Any) -> Report:
+    """Run the checks; an exception of the user's is printed as theirs."""
+    try:
+        with first_on_path(Path.cwd()):
+            return check_model(factory, **settings)
+    except UnusableModel as error:
+        if error.__cause__ is not None:
+            show_theirs(error.__cause__)
+        raise ValueError(str(error)) from None
+
+
+def _draw(
+    factory: Callable[..., Any],
+    report: Report,
+    seed: int,
+    path: Path,
+    layout: str,
+) -> None:
+    length = min(MAP_LENGTH, report.block_size)
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(report.vocab_size, (length,), generator=generator)
+    with first_on_path(Path.cwd()):
+        matrix = influence(
+            factory,
+            tokens,
+            vocab_size=report.vocab_size,
+            seed=seed,
+            layout=layout,
+        )
+    try:
+        save_map(matrix, path, f"influence in {report.model}")
+    except OSError as error:
+        warn(f"no map: {error}")
+
+
+def _map_path(path: Path, target: str, count: int) -> Path:
+    """Return a file for each model, where there are several."""
+    if count == 1:
+        return path
+    word = "".join(c if c.isalnum() else "-" for c in target).strip("-")
+    return path.with_name(f"{path.stem}-{word}{path.suffix}")
