@@ -3,6 +3,7 @@
     options.py         the options that several of them have
     choices.py         what those options choose: text, config, weights
     checking.py        the rows of check, printed as they come
+    diffing.py         what diff shows
     writing.py         what generate writes, and from what
     training_start.py  where train starts
     training_loop.py   its loop: progress, checkpoints, stopping
