@@ -26,10 +26,10 @@ WITHIN_LAYERS = (
 TABLE = r"""
 == mingpt_style/attention.py
 * no mask
-- is_causal=S == T
+- is_causal=is_causal
 + is_causal=False
 * scores scaled by 1 / hs
-- is_causal=S == T
+- is_causal=is_causal
 + is_causal=True, scale=1 / hs
 * q and k swapped
 - q, k, v = self.c_attn(x).split(C, dim=2)

@@ -13,7 +13,7 @@ import pytest
 import third_style
 import torch
 import torch.nn.functional as F
-from planted_faults import FAULTS, expected_lines, plant
+from planted_faults import FAULTS, ROOT, expected_lines, plant
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -215,6 +215,13 @@ def check_fault(fault, weights, tmp_path):
     assert layer in found.sentence
 
 
+def test_every_fault_has_its_place():
+    assert len(FAULTS) > 30
+    for fault in FAULTS:
+        source = (ROOT / fault.file).read_text()
+        assert source.count(fault.old) == 1, fault
+
+
 @pytest.mark.parametrize(
     "fault", [f for f in FAULTS if f.name in QUICK], ids=str
 )
@@ -284,6 +291,7 @@ def test_a_fault_in_one_layer(change, line, faulty, weights):
     assert place.code.startswith(line), found.sentence
     assert place.layer == found.parted.layer == 1
     assert place.file.startswith("mingpt_style/")
+    assert "in another order" not in found.sentence
 
 
 @pytest.mark.parametrize("style", [annotated, mingpt_style])

@@ -45,6 +45,14 @@ class Layer(nn.Module):
 
 def broken():
     raise RuntimeError("no weights here")
+
+def memory():
+    sizes = [(rows, time) for rows in range(9) for time in range(17)]
+    kept = {size: torch.randn(*size, 29) for size in sizes}
+    def run(idx):
+        return kept[tuple(idx.shape)]
+    run.vocab_size = 29
+    return run
 """
 
 
@@ -133,6 +141,7 @@ def test_a_text_is_tokenized(diff):
         (["mine/model.py:GPT", "mine/model.py:GPT"], "two models, got 3"),
         (["mine/model.py:GPT", "--json=nowhere/x.json"], "no folder nowhere"),
         (["mine/model.py:broken"], "broken raised RuntimeError: no weights"),
+        (["mine/model.py:memory"], "no floating values of "),
         (["mine/model.py:GPT(seed=1)"], "share no value"),
         (["mine/model.py:GPT(width=8)"], "share no value"),
         (["mine/model.py:nothing"], "no 'nothing'"),

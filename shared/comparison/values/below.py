@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from .recorder import Recorder
 
 # Operations that compute nothing, beside those that are views.
-LAYOUT = ("_unsafe_view", "_reshape_alias", "clone", "_to_copy", "copy_")
+LAYOUT = (
+    "_unsafe_view",
+    "_reshape_alias",
+    "clone",
+    "_to_copy",
+    "copy_",
+    "empty_like",
+)
 
 
 class Below(TorchDispatchMode):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from operator import itemgetter
 
 from .insides import RAW_SCORES
@@ -131,7 +132,10 @@ class Flow:
                 continue
             if reached.intersection(value.inputs):
                 reached.add(number)
-        return [self.values[number] for number in sorted(reached)][:AHEAD]
+        found = [self.values[number] for number in sorted(reached)]
+        # not what dropout draws
+        plain = [v for v in found if not (v.place.inside and v.digest.trivial)]
+        return (plain or found)[:AHEAD]
 
     def inputs_apart(self, value: Value) -> float | None:
         """Return how far a value's inputs are from the other side's."""
@@ -158,11 +162,11 @@ def find_parting(
     """Find the first lines that part, in two models that do."""
     ours, theirs = flows
     firsts = ours.first_open(), theirs.first_open()
-    known = {
+    known: set[tuple[object, ...]] = {
         (_key(ours.values[n]), _key(theirs.values[r]))
         for n, r in matches.partner.items()
     }
-    *pair, apart = comparable(
+    *pair, apart, factor = comparable(
         sides,
         (ours.same_call(firsts[0]), theirs.same_call(firsts[1])),
         known,
@@ -176,7 +180,7 @@ def find_parting(
         layer=places[0].layer if layer is None else layer,
         inputs=theirs.inputs_apart(firsts[1]),
         difference=apart if math.isfinite(apart) else None,
-        factor=pair[0].digest.scale_of(pair[1].digest),
+        factor=factor,
         order=(pair[0].number, pair[1].number),
     )
 
@@ -184,14 +188,14 @@ def find_parting(
 def comparable(
     sides: tuple[Side, Side],
     open_values: tuple[Sequence[Value], Sequence[Value]],
-    known: set[tuple[object, object]],
-) -> tuple[Value, Value, float]:
+    known: set[tuple[object, ...]],
+) -> tuple[Value, Value, float, float | None]:
     """Return the first two values that stand for the same thing.
 
     One side may take several steps to what the other does in one: each has
     its open values, what follows in the call where it parts. `known` are keys
-    of the lines that are a pair in another layer. The third is their largest
-    difference.
+    of the lines that are a pair in another layer. With the two go their
+    largest difference, and c where the second is c times the first.
     """
     kept = [
         keep(side, [value.number for value in values])
@@ -201,29 +205,44 @@ def comparable(
     def apart(ours: Value, theirs: Value) -> float:
         return difference(kept[0][ours.number], kept[1][theirs.number])
 
+    def factor(ours: Value, theirs: Value) -> float | None:
+        scale = ours.digest.scale_of(theirs.digest)
+        if scale is None:
+            return None
+        a, b = kept[0][ours.number] * scale, kept[1][theirs.number]
+        gap = a.flatten().sort().values - b.flatten().sort().values
+        alike = gap.abs().nan_to_num(0.0).max() <= 1e-6 * theirs.digest.size
+        return scale if alike else None
+
     fitting: list[tuple[Value, Value, float]] = []
-    for theirs in open_values[1]:
-        fits = [
-            (ours, theirs, apart(ours, theirs))
-            for ours in open_values[0]
-            if math.prod(ours.shape) == math.prod(theirs.shape)
-        ]
-        fits.sort(key=itemgetter(2))
-        like = [fit for fit in fits if (_key(fit[0]), _key(theirs)) in known]
-        like += [f for f in fits[:1] if f[2] <= ALIKE * f[0].digest.size]
+    for _, line in groupby(open_values[1], lambda v: _key(v)[:2]):
+        fits, like = [], []
+        for theirs in line:
+            near = [
+                (ours, theirs, apart(ours, theirs))
+                for ours in open_values[0]
+                if math.prod(ours.shape) == math.prod(theirs.shape)
+            ]
+            near.sort(key=itemgetter(2))
+            like += [f for f in near if (_key(f[0]), _key(theirs)) in known]
+            like += [f for f in near[:1] if f[2] <= ALIKE * f[0].digest.size]
+            fits += near
         if like:
+            same = (fit for fit in like if fit[0] is like[0][0])
+            best = min(same, key=itemgetter(2))
             # where both sides have taken steps before, it is one of these
-            earlier = (f for f in fitting if f[0].number < like[0][0].number)
-            return next(earlier, like[0])
+            before = (f for f in fitting if f[0].number < best[0].number)
+            ours, theirs, gap = next(before, best)
+            return ours, theirs, gap, factor(ours, theirs)
         fitting += fits
     for ours, theirs, gap in fitting:
-        if ours.digest.scale_of(theirs.digest) is not None:
-            return ours, theirs, gap
+        if (scale := factor(ours, theirs)) is not None:
+            return ours, theirs, gap, scale
     if fitting:
-        return fitting[0]
-    return open_values[0][0], open_values[1][0], math.inf
+        return *fitting[0], None
+    return open_values[0][0], open_values[1][0], math.inf, None
 
 
-def _key(value: Value) -> object:
+def _key(value: Value) -> tuple[object, ...]:
     place = value.place
     return place.path, place.line, place.span, place.inside
