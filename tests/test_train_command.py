@@ -223,7 +223,7 @@ def test_told_to_stop_it_saves(text, tmp_path, number):
     process = start(*common, "--out", out)
     wait_for_steps(process, out, 20)
     process.send_signal(number)
-    err = end(process)
+    err = end(process, 128 + number)
     assert f"go on with: gpt-duet train --resume {out}" in err
     step = open_run(out).step
     assert 20 <= step < 120

@@ -71,9 +71,9 @@ def train(
     """Train a model on a text, in either style.
 
     The folder gets a log, the last two checkpoints, and at the end a loss
-    curve and a sample. Ctrl-C and SIGTERM save first; --resume then goes on
-    as if the run had not been stopped. With several processes: torchrun
-    --nproc-per-node 2 -m shared.cli train ...
+    curve and a sample. Ctrl-C and SIGTERM save first (status 130 and 143);
+    --resume then goes on as if the run had not been stopped. With several
+    processes: torchrun --nproc-per-node 2 -m shared.cli train ...
     """
     if (out is None) == (resume is None):
         raise ValueError(

@@ -70,7 +70,8 @@ def train_to_the_end(run: Run, console: Console) -> None:
             done = ", its last: nothing is left to train" * run.trainer.done
             console.print(f"resuming after step {run.trainer.step}{done}")
         if not _take_steps(run, signals, console):
-            return
+            # as a shell reports it; another process may have got the signal
+            raise typer.Exit(128 + (signals or [signal.SIGTERM])[0])
     _finish(run, console)
 
 

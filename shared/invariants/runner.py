@@ -82,7 +82,7 @@ def check_model(
             subject.vocab_size,
             subject.block_size,
             asked=names,
-            estimates=_estimates(subject, names),
+            estimates=_estimates(subject, names, threads),
             left_out=[name for name in CHECKS if name not in names],
         )
     training = getattr(model_or_factory, "training", None)
@@ -123,14 +123,16 @@ def check_model(
     return report
 
 
-def _estimates(subject: Subject, names: list[str]) -> dict[str, float]:
+def _estimates(
+    subject: Subject, names: list[str], threads: int | None
+) -> dict[str, float]:
     """Return about how many seconds each check takes, from one forward."""
     if subject.fault:
         return dict.fromkeys(names, 0.0)
     model = subject.build()
     tokens = torch.zeros(1, subject.block_size, dtype=torch.long)
     try:
-        with isolated(subject.seed):
+        with isolated(subject.seed), subject.few_threads(threads):
             subject.scores(model, tokens)  # the first call is slower
             start = time.perf_counter()
             subject.scores(model, tokens)
