@@ -196,26 +196,31 @@ def compare_weights(
     size = sum(p.numel() for p in b.parameters())
     with few_threads(size, tokens.numel(), threads) as threads:
         ours, theirs = forward_times([a, b], tokens)
-    return Comparison(
-        styles=names,
-        config=config,
-        weights=weights,
-        dtype=str(dtype).removeprefix("torch."),
-        device=str(tokens.device),
-        differences=compare_models(a, b, (left.STAGES, right.STAGES), tokens),
-        bound=rounding_bound(b, tokens),
-        parameters=(
-            count_parameters(a, left.STAGES),
-            count_parameters(b, right.STAGES),
-        ),
-        next_tokens=(_likeliest(a, tokens, top), _likeliest(b, tokens, top)),
-        seconds=(ours, theirs),
-        threads=threads,
-        original_parts=[
-            *_original_parts(left, state, config, tokens, a, b),
-            *_original_parts(right, state, config, tokens, b, a),
-        ],
-    )
+        return Comparison(
+            styles=names,
+            config=config,
+            weights=weights,
+            dtype=str(dtype).removeprefix("torch."),
+            device=str(tokens.device),
+            differences=compare_models(
+                a, b, (left.STAGES, right.STAGES), tokens
+            ),
+            bound=rounding_bound(b, tokens),
+            parameters=(
+                count_parameters(a, left.STAGES),
+                count_parameters(b, right.STAGES),
+            ),
+            next_tokens=(
+                _likeliest(a, tokens, top),
+                _likeliest(b, tokens, top),
+            ),
+            seconds=(ours, theirs),
+            threads=threads,
+            original_parts=[
+                *_original_parts(left, state, config, tokens, a, b),
+                *_original_parts(right, state, config, tokens, b, a),
+            ],
+        )
 
 
 def rounding_bound(model: Any, tokens: Int[Tensor, "batch time"]) -> float:
