@@ -69,6 +69,12 @@ def test_both_styles_from_the_small_model(diff):
     status, out, err = diff("annotated", "mingpt_style", "--width", 130)
     assert status == 0, err
     assert err == ""
+    assert out.splitlines()[1].split() == [
+        "annotated",
+        "mingpt_style",
+        "shape",
+        "apart",
+    ]
     assert "layers 1 to 3 as layer 0" in out
     assert "self.activation(self.w_1(x))" in out
     assert "masked scores, inside" in out

@@ -13,15 +13,23 @@ from .found import Found
 from .places import Place
 from .rows import Row, Section, left_out, rows_of, sections_of
 
+Cells = tuple[RenderableType, ...]
+
 
 def show_found(
     console: Console, found: Found, layer: int | None = None
 ) -> None:
     """Print what was found, in one layer or all, and a sentence on it."""
     wide = console.width >= TWO_COLUMNS
+    heads: Cells = (
+        *(Text(name, "bold cyan") for name in found.names),
+        Text("shape", "dim"),
+        "apart",
+    )
     with console.capture() as capture:
         for section in sections_of(rows_of(found), layer):
-            console.print(*_section(section, wide), sep="\n")
+            console.print(*_section(section, heads, wide), sep="\n")
+            heads = ()
     for line in capture.get().splitlines():
         console.file.write(line.rstrip() + "\n")
     if found.parted is not None:
@@ -40,21 +48,21 @@ def show_found(
     console.print(Text(found.sentence, style=colour), soft_wrap=True)
 
 
-def _section(section: Section, wide: bool) -> Iterator[RenderableType]:
+def _section(
+    section: Section, heads: Cells, wide: bool
+) -> Iterator[RenderableType]:
     title = "" if not section.layers else f"layer {section.layers[0]}"
     yield Rule(Text(title, style="bold"), style="cyan", align="left")
-    if wide:
-        table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-        table.add_column(ratio=1)
-        table.add_column(ratio=1)
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column(justify="right", no_wrap=True)
-    else:
-        table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-        table.add_column(ratio=1)
-        table.add_column(justify="right", no_wrap=True)
-    for row in section.rows:
-        _add(table, row, wide)
+    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    for options in ({"ratio": 1}, {"justify": "right", "no_wrap": True}):
+        for _ in range(1 + wide):
+            table.add_column(**options)
+    for cells in ([heads] if heads else []) + [*map(_cells, section.rows)]:
+        if wide:
+            table.add_row(*cells)
+        else:
+            table.add_row(*cells[::2])
+            table.add_row(*cells[1::2])
     yield table
     if len(section.layers) > 1:
         first, *_, last = section.layers
@@ -66,7 +74,7 @@ def _section(section: Section, wide: bool) -> Iterator[RenderableType]:
         yield Text(f"{others}, at most {section.largest:.1g} apart", "bold")
 
 
-def _add(table: Table, row: Row, wide: bool) -> None:
+def _cells(row: Row) -> Cells:
     shape = "\u00d7".join(map(str, row.shape))
     if row.times > 1:
         shape = f"{row.times} of {shape}"
@@ -74,11 +82,7 @@ def _add(table: Table, row: Row, wide: bool) -> None:
     note = Text(row.note, style="dim italic")
     left = note if row.left is None else _line(row.left)
     right = note if row.right is None else _line(row.right)
-    if wide:
-        table.add_row(left, right, Text(shape, "dim"), apart)
-        return
-    table.add_row(left, Text(shape, "dim"))
-    table.add_row(right, apart)
+    return left, right, Text(shape, "dim"), apart
 
 
 def _line(place: Place) -> Text:
