@@ -163,11 +163,12 @@ def test_a_long_text_and_many_heads_stay_small(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_default_is_made_in_time(duet, tmp_path):
+def test_the_default_is_made_in_time_and_small(duet, tmp_path):
     start = time.process_time()
     status, _, _ = duet("compare", "--html", tmp_path / "page.html")
     assert status == 0
     assert time.process_time() - start < 40  # 20 s on each of 2 cores
+    assert (tmp_path / "page.html").stat().st_size < 2**21
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import ast
 import linecache
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,31 +26,21 @@ class Walk:
     """What the page needs to go through a forward pass.
 
     Attributes:
-        names: of the two sides.
-        sections: for each part of the run its title and its steps.
-        sources: for each side the functions that steps are in: first line
-            and lines as HTML.
-        tokens: what to call each position.
-        layers: how many layers a step can stand for.
-        verdict: the finding in a sentence.
-        same: whether the two are one function.
+        found: what diff_by_value found.
         run: how many tokens, and in which precision.
-        notes: what could not be recorded.
+        tokens: what to call each position.
+        sections: for each part of the run its title and its rows.
+        sources: for each side the functions that rows are in: their first
+            line, and their lines as HTML.
         data: what the page's script reads.
     """
 
-    names: tuple[str, str]
-    sections: list[dict[str, Any]] = field(default_factory=list)
-    sources: list[list[dict[str, Any]]] = field(
-        default_factory=lambda: [[], []]
-    )
-    tokens: Sequence[str] = ()
-    layers: int = 0
-    verdict: str = ""
-    same: bool = True
-    run: str = ""
-    notes: Sequence[str] = ()
-    data: dict[str, Any] = field(default_factory=dict)
+    found: Found
+    run: str
+    tokens: Sequence[str]
+    sections: Sequence[tuple[str, Sequence[Row]]]
+    sources: Sequence[Sequence[dict[str, Any]]]
+    data: dict[str, Any]
 
 
 def make_walk(
@@ -64,76 +54,63 @@ def make_walk(
     The tokens are the first row of what both sides are run on.
     """
     sections = sections_of(rows_of(found))
+    titles = [_title(section) for section in sections]
     if found.parted is not None:
         sections.append(Section((), [[_parting(found.parted, sides)]]))
-    rows = [r for s in sections for rows in s.rows_by_layer for r in rows]
-    values = tuple(
+        titles.append("where they part")
+    steps = [
+        (section, versions)
+        for section in sections
+        for versions in zip(*section.rows_by_layer, strict=True)
+    ]
+    values = [
         keep(
             side,
-            {n for row in rows if (n := row.order[i]) is not None}
+            {row.order[i] for _, versions in steps for row in versions}
+            - {None}
             | {side.first.normalised},
         )
         for i, side in enumerate(sides)
-    )
+    ]
     time = min(ROWS, len(tokens))
     maps = ValueMaps(time, len(tokens))
     sources = Sources()
-    walk = Walk(
-        found.names,
-        tokens=[text_of(token) for token in tokens[:time]],
-        layers=max((len(s.layers) for s in sections), default=0),
-        verdict=found.sentence,
-        same=found.same,
-        run=f"on {len(tokens)} tokens in {str(sides[0].dtype)[6:]}",
-        notes=found.notes,
-    )
-    steps: list[dict[str, Any]] = []
-    for section in sections:
-        shown = []
-        for versions in zip(*section.rows_by_layer, strict=True):
-            steps.append(
-                {
-                    "layers": list(section.layers),
-                    "apart": [row.difference for row in versions],
-                    "maps": [
-                        maps.numbers(
-                            *(
-                                None if n is None else kept[n]
-                                for n, kept in zip(
-                                    row.order, values, strict=True
-                                )
-                            )
-                        )
-                        for row in versions
-                    ],
-                    "places": [
-                        sources.find(i, place)
-                        for i, place in enumerate(
-                            (versions[0].left, versions[0].right)
-                        )
-                    ],
-                }
-            )
-            shown.append({"number": len(steps), "row": versions[0]})
-        title = _title(section)
-        if found.parted is not None and section is sections[-1]:
-            title = "where they part"
-        walk.sections.append({"title": title, "steps": shown})
-    walk.sources = sources.shown
+    data = [
+        {
+            "layers": section.layers,
+            "apart": [row.difference for row in versions],
+            "maps": [
+                maps.numbers(*map(dict.get, values, row.order))
+                for row in versions
+            ],
+            "places": [
+                sources.find(0, versions[0].left),
+                sources.find(1, versions[0].right),
+            ],
+        }
+        for section, versions in steps
+    ]
     likeliest = [
         _likeliest(kept[side.first.normalised], time)
         for side, kept in zip(sides, values, strict=True)
     ]
     named = {id for side in likeliest for row in side for id, _ in row}
-    walk.data = {
-        "steps": steps,
-        "columns": maps.columns,
-        "maps": maps.found,
-        "likeliest": likeliest,
-        "tokens": walk.tokens,
-        "pieces": {token: text_of(int(token)) for token in named},
-    }
-    return walk
+    texts = [text_of(token) for token in tokens[:time]]
+    return Walk(
+        found,
+        run=f"on {len(tokens)} tokens in {str(sides[0].dtype)[6:]}",
+        tokens=texts,
+        sections=[*zip(titles, (s.rows for s in sections), strict=True)],
+        sources=sources.shown,
+        data={
+            "steps": data,
+            "columns": maps.columns,
+            "maps": maps.found,
+            "likeliest": likeliest,
+            "tokens": texts,
+            "pieces": {token: text_of(int(token)) for token in named},
+        },
+    )
 
 
 def _parting(parted: Parting, sides: tuple[Side, Side]) -> Row:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import itemgetter
 
 from .found import NOWHERE, Found
 from .places import Place
@@ -82,43 +83,25 @@ def rows_of(found: Found) -> list[Row]:
     A line alone on the right stands behind the pair before it. What
     follows a parting is left out: it is different, as a matter of course.
     """
-    placed: list[tuple[tuple[int, int, int], Row]] = []
-    for pair in found.pairs:
-        row = Row(
-            pair.left,
-            pair.right,
-            pair.shape,
-            pair.difference,
-            order=pair.order,
+    placed = [
+        (
+            (p.order[0], 0),
+            Row(p.left, p.right, p.shape, p.difference, "", p.order),
         )
-        placed.append(((pair.order[0], 0, 0), row))
+        for p in found.pairs
+    ]
     before = sorted((pair.order[1], pair.order[0]) for pair in found.pairs)
-    for alone in found.alone["left"]:
-        if alone.why != NOWHERE:
-            row = Row(
-                alone.place,
-                None,
-                alone.shape,
-                note=alone.why,
-                order=(alone.order, None),
-            )
-            placed.append(((alone.order, 0, 0), row))
-    for alone in found.alone["right"]:
-        if alone.why != NOWHERE:
-            row = Row(
-                None,
-                alone.place,
-                alone.shape,
-                note=alone.why,
-                order=(None, alone.order),
-            )
-            anchor = max(
-                (left for right, left in before if right < alone.order),
-                default=-1,
-            )
-            placed.append(((anchor, 1, alone.order), row))
-    placed.sort(key=lambda item: item[0])
-    return _without_small_steps(_heads_joined(row for _, row in placed))
+    for one in found.alone["left"]:
+        row = Row(one.place, None, one.shape, None, one.why, (one.order, None))
+        placed.append(((one.order, 0), row))
+    for one in found.alone["right"]:
+        row = Row(None, one.place, one.shape, None, one.why, (None, one.order))
+        at = max((n for r, n in before if r < one.order), default=-1)
+        placed.append(((at, 1), row))
+    placed.sort(key=itemgetter(0))
+    return _without_small_steps(
+        _heads_joined(row for _, row in placed if row.note != NOWHERE)
+    )
 
 
 def _heads_joined(rows: Iterator[Row]) -> list[Row]:
