@@ -21,6 +21,7 @@ from small_gpt import (
     MLP,
     VOCAB,
     Attention,
+    Block,
     CachedGPT,
     Mixer,
     Past,
@@ -30,6 +31,7 @@ from small_gpt import (
     variant,
 )
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True)
@@ -601,7 +603,7 @@ class LeakBehindZero(GPT):
         return super().body(x, mask) + self.gate * x.mean(1, keepdim=True)
 
 
-@broken("check_causality", GPT, "body", only=True)
+@broken("check_causality", GPT, "body")
 def leak_without_gradient(self, x, mask):
     """In train mode the detached mean over the whole sequence is added:
     no gradient shows it, and eval mode is sound."""
@@ -632,13 +634,16 @@ def backward_of_own(self, x, mask):
 
 @broken("check_causal_gradients", GPT, "body", only=True)
 def straight_through(self, x, mask):
-    """A straight-through term is 0 in value and sends the gradient of the
-    mean over the whole sequence."""
+    """A rounding's gradient is estimated by that of the mean over the whole
+    sequence."""
+    near = (64 * x).round() / 64
     mean = x.mean(1, keepdim=True)
-    return GPT.body(self, x + (mean - mean.detach()), mask)
+    return GPT.body(
+        self, near.detach() + x - x.detach() + mean - mean.detach(), mask
+    )
 
 
-@broken("check_causal_gradients", GPT, "body", only=True)
+@broken("check_causal_gradients", GPT, "body")
 def gradient_centred(self, x, mask):
     """A hook centres the gradient over the time axis."""
     if x.requires_grad:
@@ -900,7 +905,7 @@ def input_overwritten(self, tokens):
     return GPT.token_vectors(self, tokens.masked_fill_(tokens == 16, 0))
 
 
-@broken("check_purity", GPT, "add_parts", only=True)
+@broken("check_purity", GPT, "add_parts")
 def embedding_renormalised(self, dim):
     """An embedding with max_norm shrinks its rows in place while it is
     read, in eval mode too."""
@@ -1025,10 +1030,23 @@ def targets_in_scores(self, tokens, targets=None):
 # --- Gradients that do not arrive -------------------------------------------
 
 
-@broken("check_gradient_flow", MLP, "forward", only=True)
+@broken("check_gradient_flow", MLP, "forward")
 def detached_mlp(self, x):
     """A forgotten detach cuts the network behind it off from training."""
     return MLP.forward(self, x).detach()
+
+
+@broken("check_gradient_flow", only=True)
+class BothFactorsZero(MLP):
+    """An adapter of two factors that both start at 0: neither ever gets a
+    gradient."""
+
+    def add_parts(self, dim):
+        self.into = nn.Parameter(torch.zeros(dim, 4))
+        self.back = nn.Parameter(torch.zeros(4, dim))
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.into @ self.back
 
 
 @broken("check_gradient_flow", GPT, "add_parts", only=True)
@@ -1048,7 +1066,7 @@ class DeadUnits(MLP):
         return self.down(self.up(x).relu())
 
 
-@broken("check_gradient_flow", Norm, "forward", only=True)
+@broken("check_gradient_flow", Norm, "forward")
 def read_as_data(self, x):
     """The norm's gain is read through .data, and never trained."""
     bare = F.layer_norm(x, self.normalized_shape)
@@ -1328,11 +1346,85 @@ class Reversal(torch.autograd.Function):
         return -grad
 
 
-@broken("check_entropy_bound", GPT, "scores", only=True)
+@broken("check_gradients", GPT, "scores")
 def gradient_reversed(self, x):
-    """The gradient changes its sign on the way back: training unlearns,
-    and nothing short of training shows it."""
+    """The gradient changes its sign on the way back: training unlearns."""
     return Reversal.apply(GPT.scores(self, x))
+
+
+@broken("check_gradients", Block, "forward", only=True)
+def recomputed_with_another_mask(self, x, mask):
+    """A checkpointed block draws another dropout mask when it is computed
+    again for the backward pass."""
+
+    def run(x):
+        return Block.forward(self, F.dropout(x, 0.5, self.training), mask)
+
+    return checkpoint(run, x, use_reentrant=False, preserve_rng_state=False)
+
+
+class OneRowEach(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tokens, table):
+        ctx.save_for_backward(tokens, table)
+        return table[tokens]
+
+    @staticmethod
+    def backward(ctx, grad):
+        tokens, table = ctx.saved_tensors
+        rows = torch.zeros_like(table)
+        rows[tokens] = grad
+        return None, rows
+
+
+@broken("check_gradients", GPT, "token_vectors", only=True)
+def one_gradient_an_id(self, tokens):
+    """An id that occurs twice gets the gradient of one place only."""
+    self.wte(tokens)  # which refuses ids outside
+    return OneRowEach.apply(tokens, self.wte.weight)
+
+
+@broken("check_gradients", only=True)
+class TiedAtOneEnd(GPT):
+    """The head is the token table, and the input side is detached: it learns
+    from the output alone."""
+
+    def add_parts(self, dim):
+        nn.init.normal_(self.wte.weight, std=0.2)
+        self.head.weight = self.wte.weight
+
+    def token_vectors(self, tokens):
+        return self.wte(tokens).detach()
+
+
+@broken("check_gradients", Norm, "forward", only=True)
+def deviation_detached(self, x):
+    """The norm divides by a deviation that is cut off from the graph."""
+    x = x - x.mean(-1, keepdim=True)
+    size = x.square().mean(-1, keepdim=True).add(1e-5).sqrt().detach()
+    return x / size * self.weight + self.bias
+
+
+@broken("check_gradients", MLP, "forward", only=True)
+def gelu_by_hand(self, x):
+    """The activation's backward is that of another activation."""
+    up = self.up(x)
+    silu = F.silu(up)
+    return self.down(F.gelu(up).detach() + silu - silu.detach())
+
+
+@broken("check_entropy_bound", only=True)
+class MaskOpensWithTraining(GPT):
+    """Once the head's bias has moved the next token is let in: only training
+    gets there."""
+
+    def add_parts(self, dim):
+        self.register_buffer("start", self.head.bias.detach().clone())
+
+    def mask(self, tokens):
+        at = positions(tokens)
+        moved = (self.head.bias - self.start).abs().max() > 0.05
+        return at <= at.unsqueeze(1) + moved.long()
 
 
 @broken("check_entropy_bound")

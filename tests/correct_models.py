@@ -474,8 +474,34 @@ def layer_drop(self, x, mask):
 
 @correct(Block, "forward")
 def checkpointed(self, x, mask):
-    """The block runs again in the backward pass."""
+    """The block runs again in the backward pass, with the same dropout."""
+    x = F.dropout(x, 0.2, self.training)
     return checkpoint(Block.forward, self, x, mask, use_reentrant=False)
+
+
+@correct(Block, "forward", told=("check_gradients",))
+def rounded(self, x, mask):
+    """Rounds between blocks; the gradient passes straight through."""
+    x = Block.forward(self, x, mask)
+    return x + ((64 * x).round() / 64 - x).detach()
+
+
+@correct(GPT, "add_parts")
+def padding_row(self, dim):
+    """Id 0 is padding, and its row of the table is never trained."""
+    self.wte = nn.Embedding(VOCAB, dim, padding_idx=0)
+
+
+@correct()
+class OneFactorZero(MLP):
+    """An adapter of two factors of which one starts at 0."""
+
+    def add_parts(self, dim):
+        self.into = nn.Parameter(torch.randn(dim, 4) / 4)
+        self.back = nn.Parameter(torch.zeros(4, dim))
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.into @ self.back
 
 
 @correct()

@@ -397,19 +397,53 @@ def check_loss(case):
 
 
 def check_gradient_flow(case):
-    model = larger(wide(case), 1).train()
-    for step in range(4):
+    model = wide(case).train()
+    trainable = ((n, p) for n, p in model.named_parameters() if p.numel())
+    without = {n for n, p in trainable if p.requires_grad}
+    for step in range(6):
         tokens = draw(case, 4, longest(case), seed=step)
         answer = scores(model, tokens, case)
-        if answer.requires_grad:
-            cross_entropy(answer[:, :-1], tokens[:, 1:]).backward()
-    for name, p in model.named_parameters():
-        if (
-            p.requires_grad
-            and p.numel()
-            and (p.grad is None or not p.grad.to_dense().any())
-        ):
-            yield f"{name} gets no gradient"
+        model.zero_grad()
+        if not without:
+            return
+        cross_entropy(answer[:, :-1], tokens[:, 1:]).backward()
+        for name, p in model.named_parameters():
+            if p.grad is not None and p.grad.to_dense().any():
+                without.discard(name)
+                p.data -= 0.01 * p.grad.to_dense().sign()  # zeros move
+    for name in without:
+        yield f"{name} gets no gradient"
+
+
+def check_gradients(case):
+    """Compare the largest entry of each gradient with differences."""
+    model = larger(wide(case), 1)
+    tokens = draw(case, 3, 6)
+    tokens[:, -1] = tokens[:, 0]
+    weights = torch.linspace(-1, 2, 18 * case.vocab_size)
+
+    def value():
+        torch.manual_seed(1)
+        return (scores(model, tokens, case).flatten() * weights).sum()
+
+    for training, (name, p) in product(
+        (False, True), list(model.named_parameters())
+    ):
+        model.train(training)
+        model.zero_grad()
+        value().backward()
+        if p.dtype != torch.float64 or p.grad is None or not p.numel():
+            continue
+        grad = p.grad.to_dense()
+        index = int(grad.abs().argmax())
+        flat, old, ends = p.data.view(-1), p.data.view(-1)[index].item(), []
+        for end in (old + 1e-5, old - 1e-5):
+            flat[index] = end
+            ends.append(value().item())
+        flat[index] = old
+        slope, found = (ends[0] - ends[1]) / 2e-5, grad.view(-1)[index]
+        if not abs(slope - found) <= 1e-4 * (1 + abs(slope)):
+            yield f"{name} has gradient {found:.4g}, its slope is {slope:.4g}"
 
 
 def check_state_dict(case):

@@ -11,6 +11,7 @@ from . import (
     cache,
     causality,
     context,
+    derivatives,
     gradients,
     limits,
     loss,
@@ -40,6 +41,7 @@ CHECKS: dict[str, Check] = {
         outputs.check_initial_loss,
         loss.check_loss,
         gradients.check_gradient_flow,
+        derivatives.check_gradients,
         state.check_state_dict,
         limits.check_dtype,
         limits.check_length_limit,
@@ -58,6 +60,7 @@ FORWARDS = {
     "check_batch_independence": 350,
     "check_context_use": 120,
     "check_cache": 120,
+    "check_gradients": 5,
     "check_entropy_bound": 60_000,
 }
 

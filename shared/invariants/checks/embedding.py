@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..errors import asked
-from ..search.leaks import DROPOUT_SEED, Search
+from ..search.leaks import Search
 from ..search.trial import EVAL, Mode
 
 
@@ -87,13 +87,7 @@ def gradients_at(
     subject = search.subject
     batch = tokens.repeat(len(positions), 1).to(subject.device)
     with Lookups(subject.caller.arranged(batch)) as seen:
-        scores = subject.scores(
-            search.model,
-            batch,
-            training=mode.training,
-            grad=True,
-            seed=DROPOUT_SEED if mode.training else None,
-        )
+        scores = search.call(batch, mode, grad=True)
     # a model may clone its tokens: equal values are what counts
     if not seen.leaves or not scores.requires_grad:
         return None

@@ -109,7 +109,9 @@ def check_gradient_flow(subject: Subject) -> str:
     that is never called, a detached branch, a head whose output is dropped.
     How: train mode, cross-entropy of random targets, batch after batch
     until each gradient has been different from 0; what still has none is
-    tried on a copy whose zero-initialised parameters are redrawn. A
+    tried on a copy whose zero-initialised parameters are redrawn. Zeros
+    that only then get one must get one after three steps, too: two factors
+    that are both zero never learn. A
     gradient of mere rounding passes and is mentioned (a key's bias: softmax
     ignores a constant per row), as is a frozen parameter.
     Cost: one forward and backward where all is well, at most 16 more.
@@ -120,15 +122,19 @@ def check_gradient_flow(subject: Subject) -> str:
     frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
     sizes = _gradient_sizes(subject, model)
     without = [name for name, size in sizes.items() if size == 0]
+    stuck = ""
     if without:
         copy = amplified(subject)
         if copy is not None:
             again = _gradient_sizes(subject, copy)
             without = [name for name in without if not again.get(name)]
+        if not without:
+            without = _stuck_at_zero(subject, model)
+            stuck = ": factors that are both 0"
     if without:
         raise AssertionError(
             f"{len(without)} of {len(sizes)} trainable parameters never get "
-            f"a gradient: {_some(without, 4)}"
+            f"a gradient: {_some(without, 4)}{stuck}"
         )
     if not sizes:
         raise AssertionError("the model has no trainable parameter")
@@ -150,6 +156,19 @@ def _some(names: list[str], count: int) -> str:
     more = len(names) - count
     shown = ", ".join(names[:count])
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _stuck_at_zero(subject: Subject, model: nn.Module) -> list[str]:
+    """Return what still has no gradient after some steps, if it is all 0."""
+    parameters, left = dict(model.named_parameters()), list[str]()
+    for _ in range(3):
+        with torch.no_grad():
+            for p in parameters.values():
+                if p.grad is not None:
+                    p.sub_(p.grad.to_dense().sign(), alpha=1e-2)
+        sizes = _gradient_sizes(subject, model)
+        left = [name for name, size in sizes.items() if size == 0]
+    return left if not any(parameters[n].any() for n in left) else []
 
 
 def _gradient_sizes(subject: Subject, model: nn.Module) -> dict[str, float]:

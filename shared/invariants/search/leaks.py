@@ -70,6 +70,18 @@ class Search:
     def run(
         self, tokens: Int[Tensor, "rows time"], mode: Mode = EVAL
     ) -> Float[Tensor, "rows time vocab"]:
+        """Return the scores of ids, without their graph."""
+        scores = self.call(tokens, mode).detach()
+        if self.finite_only and not bool(torch.isfinite(scores).all()):
+            raise NotFinite
+        return scores
+
+    def call(
+        self,
+        tokens: Int[Tensor, "rows time"],
+        mode: Mode = EVAL,
+        grad: bool = False,
+    ) -> Float[Tensor, "rows time vocab"]:
         """Call the model on ids; in train mode always from one state."""
         mask = None
         if mode.visible is not None:
@@ -77,18 +89,14 @@ class Search:
             mask[:, mode.shown(tokens.size(1))] = 1
         if mode.training:
             self._put_back()
-        scores = self.subject.scores(
+        return self.subject.scores(
             self.model,
             tokens,
             training=mode.training,
-            grad=mode.grad,
+            grad=mode.grad or grad,
             seed=DROPOUT_SEED if mode.training else None,
             mask=mask,
         )
-        scores = scores.detach()
-        if self.finite_only and not bool(torch.isfinite(scores).all()):
-            raise NotFinite
-        return scores
 
     def _put_back(self) -> None:
         """Undo what calls in train mode have left in the model.

@@ -90,7 +90,7 @@ def is_real(
         difference: measures it anew.
         noise: rounding of the numbers whose difference it is.
     """
-    with _Dtypes() as inside:
+    with Inside() as inside:
         first = difference()
     size = float(first.abs().max())
     if not math.isfinite(size):
@@ -98,9 +98,8 @@ def is_real(
     if size <= floor_of(first.dtype) * noise:
         return False
     weights = _weights(model)
-    inside.seen |= {weight.dtype for weight in weights}
-    coarsest = max(inside.seen, key=lambda dtype: torch.finfo(dtype).eps)
-    unit = torch.finfo(coarsest).eps
+    inside.dtypes |= {weight.dtype for weight in weights}
+    coarsest, unit = inside.coarsest, inside.unit
     if not weights:
         noise *= max(1.0, unit / torch.finfo(first.dtype).eps)
         return size > WITHOUT_WEIGHTS.get(coarsest, 16) * noise
@@ -113,18 +112,36 @@ def is_real(
     return True
 
 
-class _Dtypes(TorchDispatchMode):
-    """Notes the floating dtypes of all that is computed inside."""
+class Inside(TorchDispatchMode):
+    """Notes the operations that compute floats inside, and their dtypes.
+
+    Attributes:
+        operations: by their names.
+        dtypes: of what they put out.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: set[torch.dtype] = set()
+        self.operations: set[str] = set()
+        self.dtypes: set[torch.dtype] = set()
+
+    @property
+    def coarsest(self) -> torch.dtype:
+        """The dtype with the largest rounding."""
+        return max(self.dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+
+    @property
+    def unit(self) -> float:
+        """The largest rounding of a number near 1."""
+        return torch.finfo(self.coarsest).eps
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         answer = func(*args, **(kwargs or {}))
         for part in answer if isinstance(answer, list | tuple) else [answer]:
             if isinstance(part, Tensor) and part.is_floating_point():
-                self.seen.add(part.dtype)
+                self.dtypes.add(part.dtype)
+        if any(isinstance(x, Tensor) and x.is_floating_point() for x in args):
+            self.operations.add(func.overloadpacket.__name__)
         return answer
 
 

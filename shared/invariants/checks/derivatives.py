@@ -1,0 +1,219 @@
+"""The gradient that a backward pass returns is the function's own."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from ..errors import SkipCheck, asked
+from ..model.subject import Subject
+from ..model.tokens import draw
+from ..search.larger_weights import redraw_zeros
+from ..search.leaks import Search
+from ..search.tolerance import FLOOR, Inside
+from ..search.trial import EVAL, Mode
+
+STEPS = (1, 1, 0.1, 0.1, 0.01)  # directions that are tried: a kink is crossed
+SMOOTH, ROUGH = 1e-3, 0.1  # shares of a derivative that are uncertain
+COARSE = 1e-4  # unit of rounding from which on nothing can be compared
+# Operations that stand still or jump: a gradient through them is estimated.
+PIECEWISE = {"round", "floor", "ceil", "trunc", "sign", "sgn", "argmax"}
+PIECEWISE |= {"argmin", "frac", "heaviside", "bucketize", "searchsorted"}
+
+
+def check_gradients(subject: Subject) -> str:
+    """The gradient belongs to the function that the forward computes.
+
+    Why: with a backward of one's own, a detached factor, or a block that is
+    recomputed with another dropout mask, training goes towards something
+    else, and the loss falls all the same.
+    How: the derivative of a random combination of scores, along a random
+    direction in all parameters at once, must be what central differences
+    say: in float64 where the model can, in eval and in train mode (one
+    dropout mask), zeros redrawn first. If not, each parameter is tried
+    alone. Straight-through estimators are told. Rows of padding ids and
+    parameters with hooks on their gradients are left out.
+    Cost: one backward and four forwards a mode where all is well.
+    Reports: allenai/OLMo-core 828, openai/guided-diffusion 167: checkpointed
+    blocks with another dropout mask in the backward pass.
+    """
+    model = subject.doubled(subject.build_module("a function has no weights"))
+    assert isinstance(model, nn.Module)
+    generator = subject.generator()
+    redraw_zeros(model, generator)
+    time = subject.lengths.fit(8)
+    tokens = draw(subject.vocab_size, 3, time, generator)
+    tokens[:, -1] = tokens[:, 0]  # an id that comes twice
+    search, told = Search(subject, model), ""
+    for mode in (EVAL, Mode("in train mode", training=True)):
+        told = _compare(search, mode, tokens, generator) or told
+    return f"eval and train mode, along random directions{told}"
+
+
+def _compare(
+    search: Search,
+    mode: Mode,
+    tokens: Int[Tensor, "rows time"],
+    generator: torch.Generator,
+) -> str:
+    """Return what there is to tell, or raise for a gradient that is wrong."""
+    assert isinstance(search.model, nn.Module)
+    parameters = _free_parameters(search.model)
+    with Inside() as inside:
+        scores = search.call(tokens, mode, grad=True)
+    if not parameters or not scores.requires_grad:
+        raise SkipCheck("the scores have no gradient")
+    if inside.unit > COARSE:
+        raise SkipCheck("too coarse inside for differences")
+    weights = torch.randn(scores.shape, generator=generator).to(scores)
+    with asked("in the backward pass"):
+        gradients = torch.autograd.grad(
+            (scores * weights).sum(), [*parameters.values()], allow_unused=True
+        )
+    named = dict(zip(parameters, gradients, strict=True))
+    along = _Along(
+        named={n: g.to_dense() for n, g in named.items() if g is not None},
+        parameters=parameters,
+        kept=_padding_rows(search.model, parameters),
+        value=lambda: float((search.call(tokens, mode) * weights).sum()),
+        step=inside.unit ** (1 / 3),
+        rounding=FLOOR
+        * inside.unit
+        * float((scores.detach() * weights).norm()),
+        generator=generator,
+    )
+    if along.smoothest(list(parameters)).agree:
+        return ""
+    pairs = {name: along.smoothest([name]) for name in parameters}
+    wrong = {n: pair for n, pair in pairs.items() if not pair.agree}
+    if inside.operations & PIECEWISE or any(
+        pair.difference == 0 for pair in wrong.values()
+    ):
+        return "; through what is piecewise constant gradients are estimates"
+    if not wrong:
+        return ""
+    name, pair = max(wrong.items(), key=lambda item: item[1].share)
+    raise AssertionError(
+        f"the gradient of {name} is not the function's: along a random "
+        f"direction the backward pass says {pair.backward:.6g}, differences "
+        f"of the scores say {pair.difference:.6g} (+- {pair.uncertain:.1g})"
+        f"{search.conditions(mode)}"
+    )
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A derivative by the backward pass, and by differences of values."""
+
+    backward: float
+    difference: float
+    uncertain: float
+    size: float
+
+    @property
+    def agree(self) -> bool:
+        if self.uncertain > ROUGH * self.size:  # nothing can be said
+            return True
+        return abs(self.backward - self.difference) <= self.uncertain
+
+    @property
+    def share(self) -> float:
+        largest = max(abs(self.backward), abs(self.difference))
+        return abs(self.backward - self.difference) / largest
+
+
+@dataclass
+class _Along:
+    """Measures the derivative of a value along directions in parameters."""
+
+    named: dict[str, Tensor]
+    parameters: dict[str, nn.Parameter]
+    kept: dict[str, int]
+    value: Callable[[], float]
+    step: float
+    rounding: float
+    generator: torch.Generator
+
+    def smoothest(self, names: list[str]) -> _Pair:
+        """Measure it along directions in these until one is smooth."""
+        pairs = []
+        for share in STEPS:
+            pairs.append(self._measure(names, share * self.step))
+            if pairs[-1].uncertain < SMOOTH * pairs[-1].size:
+                break
+        return min(pairs, key=lambda pair: pair.uncertain / pair.size)
+
+    def _measure(self, names: list[str], step: float) -> _Pair:
+        directions, parts = {}, []
+        for name in names:
+            p = self.parameters[name].detach()
+            size = float(p.double().square().mean()) ** 0.5 or 1.0
+            noise = torch.randn(p.shape, generator=self.generator)
+            directions[name] = noise.to(p) * size
+            if name in self.kept:
+                directions[name][self.kept[name]] = 0
+            if name in self.named:
+                parts.append(
+                    float((self.named[name] * directions[name]).sum())
+                )
+        wide = self._difference(directions, step)
+        near = self._difference(directions, step / 2)
+        difference = near + (near - wide) / 3  # Richardson
+        size = sum(part**2 for part in parts) ** 0.5 + abs(difference)
+        return _Pair(
+            backward=sum(parts),
+            difference=difference,
+            uncertain=2 * abs(near - wide) + self.rounding / step,
+            size=max(size, 1e-300),
+        )
+
+    def _difference(self, directions: dict[str, Tensor], step: float) -> float:
+        values = []
+        for sign in (1, -1):
+            with self._moved(directions, sign * step):
+                values.append(self.value())
+        return (values[0] - values[1]) / (2 * step)
+
+    @contextmanager
+    def _moved(
+        self, directions: dict[str, Tensor], step: float
+    ) -> Iterator[None]:
+        saved = {n: self.parameters[n].detach().clone() for n in directions}
+        with torch.no_grad():
+            for name, direction in directions.items():
+                self.parameters[name].add_(direction, alpha=step)
+            yield
+            for name, value in saved.items():
+                self.parameters[name].copy_(value)
+
+
+def _free_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the trainable parameters whose gradients nobody changes."""
+    by_frequency = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding) and module.scale_grad_by_freq
+    }
+    return {
+        name: p
+        for name, p in model.named_parameters()
+        if p.requires_grad
+        and p.numel()
+        and not getattr(p, "_backward_hooks", None)
+        and id(p) not in by_frequency
+    }
+
+
+def _padding_rows(
+    model: nn.Module, parameters: dict[str, nn.Parameter]
+) -> dict[str, int]:
+    """Return the rows that get no gradient by design, by parameter."""
+    rows = {
+        id(module.weight): module.padding_idx
+        for module in model.modules()
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None
+    }
+    return {n: rows[id(p)] for n, p in parameters.items() if id(p) in rows}
