@@ -204,7 +204,8 @@ def _gradient_sizes(subject: Subject, model: nn.Module) -> dict[str, float]:
         for name, parameter in trainable.items():
             grad = gradient_of(parameter)
             if grad is not None:
-                largest = float(grad.abs().max())
+                # NaN is check_finite's matter
+                largest = float(grad.abs().nan_to_num(nan=1.0).max())
                 sizes[name] = max(sizes[name], largest)
         if all(sizes.values()):
             break
