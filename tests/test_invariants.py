@@ -336,7 +336,7 @@ def named(expression):
 FAILING = """
 import pytest
 from torch import nn
-from gpt_duet import parametrize_with_checks
+from gpt_duet import check_model, parametrize_with_checks
 
 
 class Leaky(nn.Module):
@@ -360,6 +360,10 @@ class Crashing(Leaky):
 @parametrize_with_checks([Leaky, Crashing], checks=["shape", "causality"])
 def test_my_gpt(model, check):
     check(model)
+
+
+def test_the_whole_report():
+    check_model(Leaky, checks=["causality"]).raise_for_failures()
 """
 
 

@@ -92,6 +92,7 @@ class Report:
 
     def raise_for_failures(self) -> None:
         """Raise AssertionError with all failures, if there are any."""
+        __tracebackhide__ = True
         told = [r for r in self.results if r.status in ("failed", "error")]
         if told:
             counts = f"{len(self.failed)} checks failed"
