@@ -77,6 +77,16 @@ def test_a_crash_says_what_was_asked():
         assert all(m.startswith(f"see {failed[0]}: ") for m in elsewhere)
 
 
+def test_a_leak_is_told_by_causality_alone():
+    leaks = type("Leaks", (GPT,), {"sees": lambda self, i, j: i == i})
+    report = check_model(leaks)
+    failed, elsewhere = found(report)
+    assert failed == ["check_causality"], str(report)
+    assert len(elsewhere) == 2
+    only = ["causal_gradients", "prefix_consistency"]
+    assert len(check_model(leaks, checks=only).failed) == 2
+
+
 def test_a_fault_of_the_kit_is_no_failure_of_the_model(monkeypatch):
     monkeypatch.setattr(outputs, "draw", None)
     report = check_model(GPT, checks=["shape", "causality"])
@@ -188,7 +198,7 @@ REFUSES = [  # model, sizes, what check_shape says, what others do
     ),
     (two_at_least, {}, "lengths from 2 to 32 are answered", "passed"),
     (rounded_up, {}, "multiples of 8 from 8 to 32 are", "passed"),
-    (four_rows, {}, r"shape \(5, 1\).*; 4 rows are answered", "passed"),
+    (four_rows, {}, r"shape \(5, 7\).*; 4 rows are answered", "passed"),
     (Shorter, {"block_size": 40}, "lengths from 1 to 32 are", "passed"),
     (wants_a_whole, {}, "are not contiguous", "passed"),
     (another_width, {}, r"6, 17\) .*got shape \(2, 6, 16\)", "skipped"),

@@ -41,7 +41,7 @@ def check(
         typer.Option(help="What the model's scores are."),
     ] = "auto",
     layout: Annotated[
-        str,
+        Literal["bt", "tb"],
         typer.Option(
             help="Order of the tokens' axes: bt (batch, time), or tb."
         ),

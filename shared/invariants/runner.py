@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .checks import CHECKS, FORWARDS, SLOW
+from .checks import CHECKS, FORWARDS, IMPLIED, SLOW
 from .errors import SkipCheck, UnusableModel, cause_of, place_of, sentence
 from .model.randomness import isolated
 from .model.subject import Subject
@@ -189,6 +189,8 @@ def run_check(
         status, message = "failed", str(error)
         detail = "\n".join(getattr(error, "__notes__", []))
         first = subject.told.setdefault(cause_of(error), name)
+        if IMPLIED.get(name) in subject.told.values():
+            first = IMPLIED[name]
         if first != name:
             status, message = "skipped", f"see {first}: {message}"
     except Exception as error:

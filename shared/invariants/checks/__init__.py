@@ -64,5 +64,11 @@ FORWARDS = {
     "check_entropy_bound": 60_000,
 }
 
+# What fails where another check has failed, by the same cause.
+IMPLIED = {
+    "check_causal_gradients": "check_causality",
+    "check_prefix_consistency": "check_causality",
+}
+
 # Run only when they are named.
 SLOW = frozenset({"check_entropy_bound"})

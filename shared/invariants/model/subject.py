@@ -215,11 +215,11 @@ class Subject:
             self.refusals.append((first, f"{self.lengths} are answered"))
         self.block_size = self.lengths.longest
         refused.clear()
-        low, high = batch, MANY_ROWS + 1
-        if not answers(MANY_ROWS, self.lengths.least):
+        low, high, length = batch, MANY_ROWS + 1, self.lengths.fit(7)
+        if not answers(MANY_ROWS, length):
             while high - low > 1:
                 middle = (low + high) // 2
-                good = answers(middle, self.lengths.least)
+                good = answers(middle, length)
                 low, high = (middle, high) if good else (low, middle)
             self.rows = low
             said = declared(model, ROWS)
@@ -394,9 +394,12 @@ class Subject:
         given = tokens.to(self.device, copy=True)
         extra = {} if mask is None else {MASK: mask.to(self.device)}
         batch, time = tokens.shape
-        mode = "train" if training else "eval"
+        what = f"on tokens of shape {(batch, time)}, in "
+        what += "train mode" if training else "eval mode"
+        if mask is not None:
+            what += ", with an attention mask"
         with (
-            asked(f"on tokens of shape {(batch, time)}, in {mode} mode"),
+            asked(what),
             torch.set_grad_enabled(grad),
         ):
             answer = self.caller.call(model, given, **extra)
