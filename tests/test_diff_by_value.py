@@ -15,7 +15,12 @@ import torch
 import torch.nn.functional as F
 from planted_faults import FAULTS, ROOT, expected_lines, plant
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import annotated
 import mingpt_style
@@ -314,6 +319,27 @@ def test_small_weights_hide_no_fault(style):
     assert " 1 times " not in str(found)
 
 
+def test_a_value_of_one_position_explains_no_others():
+    """The first position, which no rotation turns, is equal in any head."""
+    models = []
+    for theta in (10_000.0, 20_000.0):
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=29,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            attn_implementation="eager",
+            initializer_range=0.3,
+            rope_parameters={"rope_type": "default", "rope_theta": theta},
+        )
+        models.append(LlamaForCausalLM(config))
+    found = diff_by_value(*models, TOKENS)
+    assert "inv_freq" in found.parted.right.code, found.sentence
+
+
 def test_the_sentence_is_the_whole_of_it(weights):
     left, right = build("annotated", weights), build("mingpt_style", weights)
     other_gelu(right)
@@ -599,7 +625,12 @@ def test_gpt2_small_fits_in_four_gibibytes(tmp_path):
     """124 million parameters, transformers' and ours, on 64 tokens."""
     program = f"""
 import resource, torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 from gpt_duet.checkpoint import load_checkpoint
 from gpt_duet.comparison import diff_by_value
 import mingpt_style

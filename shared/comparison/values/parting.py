@@ -8,7 +8,7 @@ from operator import itemgetter
 
 from .insides import RAW_SCORES
 from .matching import Matches, difference
-from .places import Place
+from .places import HEAD, Place
 from .side import Side, keep
 from .value import Value
 
@@ -95,13 +95,17 @@ class Flow:
         differences: dict[int, float],
     ):
         self.values = side.first.values
-        self.seen, self.differences = seen, differences
+        heads = [v for v in self.values if HEAD.search(v.place.inside)]
+        unseen = {v.inputs for v in heads if v.number not in seen}
+        # one head says little of the others: perhaps it is a position
+        self.seen = seen - {v.number for v in heads if v.inputs in unseen}
+        self.differences = differences
         self.used = self._upstream([side.first.normalised])
-        parts = set(seen)
+        parts = set(self.seen)
         for value in self.values:
             if value.view and parts.issuperset(value.inputs):
                 parts.add(value.number)
-        self.explained = self._upstream(seen) - close | parts
+        self.explained = self._upstream(self.seen) - close | parts
         self.open = [
             number
             for number in sorted(self.used - self.explained)

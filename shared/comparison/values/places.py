@@ -42,6 +42,9 @@ OPERATORS = {
     "setitem": "[]=",
 }
 
+# The end of what is inside an operation: one head of its value.
+HEAD = re.compile(r"(, )?head \d+$")
+
 # Files and instructions from a value's line outwards to the model's call.
 Stack = tuple[tuple[str, int], ...]
 

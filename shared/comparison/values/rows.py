@@ -1,15 +1,12 @@
 """What was found as rows, in the order of the run, equal layers folded."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 
 from .found import NOWHERE, Found
-from .places import Place
-
-HEAD = re.compile(r"(, )?head \d+$")
+from .places import HEAD, Place
 
 
 @dataclass(frozen=True)
