@@ -18,6 +18,7 @@ from ..search.trial import EVAL, Mode
 
 STEPS = (1, 1, 0.1, 0.1, 0.01)  # directions that are tried: a kink is crossed
 SMOOTH, ROUGH = 1e-3, 0.1  # shares of a derivative that are uncertain
+WIDE = 1e-4  # a step that may cross a kink, so that only ROUGH is certain
 COARSE = 1e-4  # unit of rounding from which on nothing can be compared
 # Operations that stand still or jump: a gradient through them is estimated.
 PIECEWISE = {"round", "floor", "ceil", "trunc", "sign", "sgn", "argmax"}
@@ -112,12 +113,14 @@ class _Pair:
     difference: float
     uncertain: float
     size: float
+    least: float  # difference that counts
 
     @property
     def agree(self) -> bool:
         if self.uncertain > ROUGH * self.size:  # nothing can be said
             return True
-        return abs(self.backward - self.difference) <= self.uncertain
+        apart = abs(self.backward - self.difference)
+        return apart <= max(self.uncertain, self.least)
 
     @property
     def share(self) -> float:
@@ -168,6 +171,7 @@ class _Along:
             difference=difference,
             uncertain=2 * abs(near - wide) + self.rounding / step,
             size=max(size, 1e-300),
+            least=ROUGH * size if step > WIDE else 0.0,
         )
 
     def _difference(self, directions: dict[str, Tensor], step: float) -> float:

@@ -28,6 +28,11 @@ FLOOR_OF_16_BITS = 2  # of which 64 units are half the scores
 NUDGE = 256  # units of rounding by which weights are nudged
 ALIKE = 0.2  # share by which a real difference may change under the nudge
 
+# Operations that make a mask of 0, 1 or infinity, or lay it out: in whatever
+# dtype, they do not round.
+OF_MASKS = {"ones", "zeros", "full", "ones_like", "zeros_like", "full_like"}
+OF_MASKS |= {"tril", "triu", "view", "expand", "slice", "unsqueeze", "t"}
+
 # The floor of functions, whose weights nobody can nudge: units of rounding.
 WITHOUT_WEIGHTS = {torch.float64: 2**20, torch.float32: 2**8}
 
@@ -137,11 +142,13 @@ class Inside(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         answer = func(*args, **(kwargs or {}))
-        for part in answer if isinstance(answer, list | tuple) else [answer]:
+        name = func.overloadpacket.__name__
+        parts = answer if isinstance(answer, list | tuple) else [answer]
+        for part in parts if name not in OF_MASKS else ():
             if isinstance(part, Tensor) and part.is_floating_point():
                 self.dtypes.add(part.dtype)
         if any(isinstance(x, Tensor) and x.is_floating_point() for x in args):
-            self.operations.add(func.overloadpacket.__name__)
+            self.operations.add(name)
         return answer
 
 
