@@ -410,6 +410,7 @@ def test_a_tied_head_of_another_shape(tmp_path):
         ({"activation_function": "silu"}, "'silu'; known: gelu_new"),
         ({"activation_function": 3}, "activation_function 3"),
         ({"scale_attn_weights": False}, "scale_attn_weights to False"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "layer_idx to True"),
         ({"add_cross_attention": True}, "add_cross_attention to True"),
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
