@@ -1,6 +1,8 @@
 """Which line computes what, and where two implementations part."""
 
+import math
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -200,20 +202,20 @@ def _found(
 
 
 def _nearest(left: Side, right: Side) -> list[Pair]:
-    """Return the values that are nearest by their digests."""
-    found = [
-        Pair(
-            a.place,
-            b.place,
-            a.shape,
-            a.digest.distance(b.digest),
-            (a.number, b.number),
-        )
-        for a in left.first.values
-        for b in right.first.values
-        if a.digest.finite == b.digest.finite and not a.digest.trivial
-    ]
-    return sorted(found, key=lambda pair: pair.difference)[:NEAREST]
+    """Return for lines of the left the nearest of the right, by digests."""
+    found: dict[tuple[str, int], tuple[float, Pair]] = {}
+    for a in left.first.values:
+        for b in right.first.values:
+            if a.digest.trivial or a.place.inside or b.place.inside:
+                continue
+            apart = a.digest.distance(b.digest)
+            line, size = (a.place.path, a.place.line), apart / a.digest.size
+            if size < found.get(line, (math.inf,))[0]:
+                order = a.number, b.number
+                pair = Pair(a.place, b.place, a.shape, apart, order)
+                found[line] = size, pair
+    nearest = sorted(found.values(), key=itemgetter(0))[:NEAREST]
+    return [pair for _, pair in nearest]
 
 
 def _notes(names: tuple[str, str], sides: tuple[Side, Side]) -> list[str]:
