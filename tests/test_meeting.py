@@ -56,6 +56,7 @@ def test_what_others_would_stumble_over_comes_first():
     assert list(CHECKS)[:3] == first
 
 
+@pytest.mark.unhooked
 def test_a_crash_is_told_once_with_the_users_line():
     report = check_model(RefusesOneRow)
     assert found(report)[0] == ["check_shape"], str(report)
@@ -64,6 +65,7 @@ def test_a_crash_is_told_once_with_the_users_line():
     assert re.search(r"test_meeting\.py, line \d+\)", told), told
 
 
+@pytest.mark.unhooked
 def test_a_crash_says_what_was_asked():
     for model, words in (
         (CannotGoBack, "in the backward pass in eval mode"),
@@ -87,6 +89,7 @@ def test_a_leak_is_told_by_causality_alone():
     assert len(check_model(leaks, checks=only).failed) == 2
 
 
+@pytest.mark.unhooked
 def test_a_fault_of_the_kit_is_no_failure_of_the_model(monkeypatch):
     monkeypatch.setattr(outputs, "draw", None)
     report = check_model(GPT, checks=["shape", "causality"])
@@ -289,15 +292,27 @@ def test_time_first_is_asked_for_and_then_understood():
         assert report.failed == [check], str(report)
 
 
-def test_parts_that_are_compiled_are_checked_as_they_are_written():
-    def build():
-        model = NanoGPT(GPTConfig())
-        for i, block in enumerate(model.transformer.h):
-            model.transformer.h[i] = torch.compile(block)
-        return model
+def in_parts(model):
+    for i, block in enumerate(model.transformer.h):
+        model.transformer.h[i] = torch.compile(block)
+    return model
 
-    report = check_model(build, checks=["shape", "causality", "purity"])
-    assert report.ok, str(report)
+
+def in_place(model):
+    model.compile()
+    return model
+
+
+@pytest.mark.parametrize("compiled", [torch.compile, in_parts, in_place])
+def test_what_is_compiled_is_checked_as_it_is_written(compiled):
+    for model in (
+        compiled(NanoGPT(GPTConfig())),
+        lambda: compiled(NanoGPT(GPTConfig())),
+    ):
+        checks = ["shape", "purity", "state_dict", "dtype"]
+        report = check_model(model, checks=checks)
+        assert report.ok, str(report)
+        assert "as it is written, not as compiled" in report.notes[0]
 
 
 def test_what_must_be_given_is_given():

@@ -79,14 +79,19 @@ class Builder:
         return self._as_written(model)
 
     def _as_written(self, model: Model) -> Model:
-        """Return the module that torch.compile has wrapped, and say so."""
-        original = getattr(model, "_orig_mod", None)
-        if not isinstance(original, nn.Module):
-            return model
-        note = "the model is checked as it is written, without torch.compile"
-        if note not in self.notes:
-            self.notes.append(note)
-        return original
+        """Return the module that torch.compile has wrapped, and say so.
+
+        Parts that are compiled run as written, too: see `isolated`.
+        """
+        parts = model.modules() if isinstance(model, nn.Module) else ()
+        if any(
+            hasattr(part, "_orig_mod") or part._compiled_call_impl is not None
+            for part in parts
+        ):
+            note = "the model is checked as it is written, not as compiled"
+            if note not in self.notes:
+                self.notes.append(note)
+        return getattr(model, "_orig_mod", model)
 
     def _copy(self, model: Model) -> Model:
         if not isinstance(model, nn.Module) or not self.can_copy:
