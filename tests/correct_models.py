@@ -181,6 +181,29 @@ class BehindPadding(GPT):
 
 
 @correct(told=("check_length_limit",))
+class BiasByDistance(NoPositions):
+    """As many biases by distance as positions are declared; the last one is
+    for all that is further."""
+
+    def add_parts(self, dim):
+        super().add_parts(dim)
+        self.position_bias = nn.Embedding(BLOCK, 2)
+
+    def require_length(self, size):
+        pass
+
+    def mask(self, tokens):
+        at = positions(tokens)
+        far = (at.unsqueeze(1) - at).clamp(0, BLOCK - 1)
+        bias = self.position_bias(far).permute(2, 0, 1)
+        return bias.masked_fill(at > at.unsqueeze(1), -math.inf).unsqueeze(0)
+
+    mixer = type(
+        "Biased", (Attention,), {"hide": lambda _, scores, mask: scores + mask}
+    )
+
+
+@correct(told=("check_length_limit",))
 class LimitOfTraining(NoPositions):
     """Declares the length it is to be trained at; its positions, rotary
     ones, go on behind it."""

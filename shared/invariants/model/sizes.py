@@ -179,17 +179,19 @@ def before_first_position(model: object, count: int) -> int:
 def has_position_table(model: object, count: int, vocab_size: int) -> bool:
     """Whether a module holds a table of as many positions.
 
-    Without one, a limit may be no more than the length of training.
+    Without one, a limit may be no more than the length of training. It is
+    as wide as the tokens' own; one of biases by distance is not.
     """
     if not isinstance(model, nn.Module):
         return False
-    tables = [
-        module.weight
-        for module in model.modules()
-        if isinstance(module, nn.Embedding)
-        and module.num_embeddings != vocab_size
-    ]
+    found = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    rows = range(count, count + 3)  # some keep a few more, for padding
+    widths = {m.embedding_dim for m in found if m.num_embeddings not in rows}
+    tables = [m.weight for m in found if m.num_embeddings != vocab_size]
     tensors = [*model.named_parameters(), *model.named_buffers()]
     tables += [t for name, t in tensors if "pos" in name or "wpe" in name]
-    # some tables keep a few rows more, for padding
-    return any(0 <= n - count <= 2 for table in tables for n in table.shape)
+    return any(
+        n in rows and (not widths or widths & {*shape[:i], *shape[i + 1 :]})
+        for shape in (tuple(table.shape) for table in tables)
+        for i, n in enumerate(shape)
+    )
