@@ -1,0 +1,167 @@
+"""Sound models of other packages, tiny and random: none is accused.
+
+transformers and x-transformers; what fails by design has its reason.
+"""
+
+import logging
+
+import pytest
+import torch
+
+from gpt_duet.invariants import check_model
+
+pytestmark = pytest.mark.slow
+
+CHECKS = (
+    *("causality", "causal_gradients", "prefix_consistency", "gradients"),
+    *("batch_independence", "determinism", "purity"),
+)
+
+# Whatever of these a config has is set; the names of many years.
+SIZES = {
+    32: "hidden_size n_embd d_model dim embedding_size word_embed_proj_dim",
+    48: "intermediate_size ffn_dim decoder_ffn_dim n_inner ffn_hidden_size "
+    "shared_intermediate_size shared_expert_intermediate_size "
+    "intermediate_size_mlp",
+    24: "moe_intermediate_size",
+    64: "max_position_embeddings n_positions max_seq_len seq_length n_ctx",
+    65: "vocab_size vocab_size_per_layer_input",
+    4: "num_attention_heads n_head n_heads num_heads decoder_attention_heads "
+    "num_decoder_attention_heads num_local_experts num_experts "
+    "n_routed_experts state_size mamba_d_state ssm_state_size rotary_dim "
+    "qk_rope_head_dim linear_num_value_heads linear_num_heads index_n_heads "
+    "index_topk laurel_rank time_step_rank mamba_dt_rank mamba_d_conv",
+    2: "num_hidden_layers n_layer n_layers num_layers decoder_layers "
+    "num_decoder_layers num_key_value_heads num_experts_per_tok moe_topk "
+    "linear_num_key_heads n_mamba_heads attn_layer_period top_k_experts "
+    "expert_layer_period eos_token_id",
+    8: "head_dim kv_lora_rank qk_nope_head_dim v_head_dim mamba_d_head "
+    "mamba_n_heads mamba_head_dim mamba_num_heads mamba_chunk_size chunk_size "
+    "sliding_window attention_window linear_key_head_dim index_head_dim "
+    "linear_value_head_dim linear_head_dim global_head_dim window_size "
+    "hidden_size_per_layer_input",
+    16: "q_lora_rank",
+    1: "n_group topk_group n_shared_experts mamba_n_groups n_groups "
+    "first_k_dense_replace attn_layer_offset expert_layer_offset "
+    "encoder_layers bos_token_id",
+    0: "pad_token_id num_kv_shared_layers",
+}
+DEFAULTS = {name: n for n, names in SIZES.items() for name in names.split()}
+DEFAULTS |= {"is_decoder": True, "is_encoder_decoder": False}
+DEFAULTS |= {"use_cache": False, "add_cross_attention": False}
+OWN = {
+    "GPTNeo": {"attention_types": [[["global", "local"], 1]]},
+    "Lfm2Moe": {"layer_types": ["conv", "full_attention"]},
+    "XLM": {"causal": True},
+}
+FAMILIES = """
+    Llama Mistral Qwen2 Qwen3 Gemma Gemma2 Gemma3 Phi Phi3 Olmo Olmo2 Granite
+    Cohere Cohere2 Glm Glm4 StableLm Starcoder2 Nemotron Persimmon Falcon GPTJ
+    GPTNeo GPTNeoX GPTBigCode CodeGen Bloom OPT Mpt XGLM BioGpt Helium Arcee
+    SmolLM3 SeedOss Exaone4 Ernie4_5 VaultGemma NanoChat Apertus BitNet
+    DiffLlama MiniCPM3 Bart Pegasus BertLMHeadModel Roberta Electra
+    CTRLLMHeadModel GPT2LMHeadModel XLMWithLMHeadModel Mixtral Qwen2Moe
+    Qwen3Moe Olmoe GptOss Jamba GraniteMoe PhiMoe DeepseekV2 DeepseekV3
+    Glm4Moe JetMoe Mamba FalconMamba Rwkv Qwen3Next MiniMax Lfm2 Lfm2Moe
+    KimiLinear GraniteSWA Llama4 ProphetNet HrmText
+"""
+EAGER = "Llama Qwen3 Gemma Granite Falcon OPT Bart Mixtral GptOss Lfm2"
+RUNS = [(name, None) for name in FAMILIES.split()]
+RUNS += [(name, "eager") for name in EAGER.split()]
+
+BY_DESIGN = {
+    "HrmText": {"check_gradients": "only the last cycle is followed back"},
+    "ProphetNet": {  # a fault of the released model
+        "check_causality": "biases of distance are permuted",
+        "check_causal_gradients": "the same",
+        "check_prefix_consistency": "the same",
+    },
+}
+
+
+def build(kind, attention):
+    """A model of a class, with whatever sizes its config has."""
+    base = kind.config_class()
+    known = {*base.to_dict(), *kind.config_class.attribute_map}
+    sizes = {name: n for name, n in DEFAULTS.items() if name in known}
+    for old, new in kind.config_class.attribute_map.items():
+        if new in sizes:
+            sizes.pop(old, None)
+    if "qk_rope_head_dim" in known:  # the latent attention of DeepSeek
+        sizes |= {"num_key_value_heads": 4}
+        sizes |= {"head_dim": 4} if "head_dim" in known else {}
+    kinds = list(dict.fromkeys(getattr(base, "layer_types", None) or []))
+    own = getattr(kind.config_class, "layer_types", None)
+    if kinds and "layer_types" in known and not isinstance(own, property):
+        sizes["layer_types"] = (kinds * 2)[:2]
+    sizes |= OWN.get(kind.__name__.removesuffix("ForCausalLM"), {})
+    config = kind.config_class(**sizes)
+    return kind._from_config(config, attn_implementation=attention)
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog):
+    caplog.set_level(logging.CRITICAL, "transformers")
+
+
+@pytest.mark.parametrize(("name", "attention"), RUNS)
+def test_models_of_transformers_are_not_accused(name, attention):
+    transformers = pytest.importorskip("transformers")
+    known = {n.lower(): n for n in dir(transformers)}
+    kind = known.get(f"{name}ForCausalLM".lower(), name)
+    expected = BY_DESIGN.get(name, {})
+    report = check_model(
+        lambda: build(getattr(transformers, kind), attention),
+        vocab_size=65,
+        block_size=32,
+        checks=CHECKS,
+        expected_failures=expected,
+    )
+    assert report.ok, str(report)
+    failing = {r.name for r in report.results if r.status == "expected"}
+    assert failing == expected.keys()
+
+
+OPTIONS = {
+    "default": {},
+    "rotary": {"rotary_pos_emb": True},
+    "xpos": {"rotary_pos_emb": True, "rotary_xpos": True},
+    "polar": {"polar_pos_emb": True},
+    "alibi": {"alibi_pos_bias": True},
+    "distances": {"rel_pos_bias": True},
+    "data dependent distances": {"attn_data_dependent_alibi": True},
+    "RMS norm": {"use_rmsnorm": True},
+    "scale norm": {"use_scalenorm": True},
+    "no norm": {"use_dynamic_tanh": True},
+    "norm behind": {"pre_norm": False},
+    "gated": {"ff_glu": True, "ff_swish": True, "attn_gate_values": True},
+    "grouped keys": {"attn_kv_heads": 2},
+    "one key": {"attn_one_kv_head": True},
+    "keys normed": {"attn_qk_norm": True},
+    "heads that talk": {"attn_pre_talking_heads": True},
+    "keys of its own": {"attn_num_mem_kv": 4},
+    "fused": {"attn_flash": True},
+    "capped": {"attn_softclamp_logits": True},
+    "selective": {"attn_selective": True},
+    "shifted": {"shift_tokens": 1},
+    "streams": {"num_residual_streams": 2},
+    "macaron": {"macaron": True},
+    "dropout": {"attn_dropout": 0.1, "ff_dropout": 0.1, "layer_dropout": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_models_of_x_transformers_are_not_accused(name):
+    x_transformers = pytest.importorskip("x_transformers")
+
+    def build():
+        layers = x_transformers.Decoder(
+            dim=32, depth=2, heads=4, attn_dim_head=8, **OPTIONS[name]
+        )
+        return x_transformers.TransformerWrapper(
+            num_tokens=65, max_seq_len=32, attn_layers=layers
+        )
+
+    torch.manual_seed(0)
+    report = check_model(build, vocab_size=65, block_size=32)
+    assert report.ok, str(report)
