@@ -213,6 +213,24 @@ def leak_in_bfloat16(self, scores, mask):
     return scores.bfloat16().softmax(-1).to(scores.dtype)
 
 
+@broken("check_causality", GPT, "mask")
+def single_row_unmasked(self, tokens):
+    """A single row takes a path of its own, where the mask was forgotten."""
+    mask = GPT.mask(self, tokens)
+    return mask | (tokens.size(0) == 1)
+
+
+@broken("check_causality", block_size=140)
+class TileBegunUnmasked(GPT):
+    """A tile of 64 is not masked where the next one has just begun."""
+
+    def __init__(self):
+        super().__init__(block_size=140)
+
+    def mask(self, tokens):
+        return super().mask(tokens) | (tokens.size(1) == 65)
+
+
 @broken("check_causality", only=True)
 class RightPaddingOnly(GPT):
     """Takes a mask of padding; where it hides the end, it takes the place of

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import SkipCheck
 from ..model.sizes import declared
@@ -81,6 +81,8 @@ class _Causality:
             self._try(plain, EVAL, time, kinds)
 
         few = subject.fit(2, 3, 5, 8, SHORT)
+        for time in few:
+            self._try(plain, EVAL, time, KINDS[:1], alone=True)
         near = self._accepted([33])
         end = [self.longest] if self.longest > SHORT else []
         grad = Mode("with gradients recorded", grad=True)
@@ -125,10 +127,14 @@ class _Causality:
             return SPLITS
         if time <= 2 * SHORT + 1:
             return time
-        return 4 if self.subject.heavy else SPLITS // 3
+        far = 2 * time < self.longest
+        return 4 if far or self.subject.heavy else SPLITS // 3
 
     def _large(self, long: list[int]) -> None:
         if not self.subject.is_module or not self.subject.builder.can_copy:
+            self.notes.append(
+                "less was tried than of others: no copy with larger weights"
+            )
             return
         weights = "with zeros redrawn and larger weights"
         if not self._holds_at(MODERATE, weights, long):
@@ -191,7 +197,9 @@ class _Causality:
         time: int,
         kinds: tuple[str, ...],
         count: int = SPLITS,
+        alone: bool = False,
     ) -> None:
+        """Try a length; alone: some splits, each a batch of one row."""
         splits = splits_to_try(time, self.generator, count)
         shown = mode.shown(time)
         splits = [s for s in splits if shown.start < s]
@@ -204,9 +212,14 @@ class _Causality:
             splits * len(kinds),
             mode,
         )
-        leak = search.find(trial)
-        if leak is not None:
-            raise explain(search, leak)
+        trials = [trial]
+        if alone:
+            some = sorted({0, len(splits) // 2, len(splits) - 1})
+            trials = [trial.rows([row]) for row in some]
+        for trial in trials:
+            leak = search.find(trial)
+            if leak is not None:
+                raise explain(search, leak)
 
     def _rows(
         self, model: object, time: int, splits: list[int], kind: str
@@ -238,6 +251,9 @@ class _Causality:
         names = ("pad_token_id", "padding_idx", "eos_token_id", "bos_token_id")
         known = [declared(model, (name,)) for name in names]
         ids = [size.value for size in known if size is not None]
+        modules = model.modules() if isinstance(model, nn.Module) else ()
+        tables = [m for m in modules if isinstance(m, nn.Embedding)]
+        ids += [m.padding_idx for m in tables if m.padding_idx is not None]
         last = self.subject.vocab_size - 1
         return sorted({0, last, *(i for i in ids if 0 <= i <= last)})
 

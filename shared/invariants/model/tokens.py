@@ -48,8 +48,9 @@ def lengths_to_try(model: object, longest: int) -> list[int]:
     Edges are powers of two, where kernels have their tiles, and each window
     or tile that the model declares.
     """
-    power = 1 << (longest.bit_length() - 1)
-    lengths = {longest, longest - 1, power - 1, power, power + 1, 33}
+    powers = [1 << k for k in range(6, longest.bit_length())]
+    lengths = {longest, longest - 1, 33}
+    lengths |= {power + d for power in powers for d in (-1, 0, 1)}
     for window in all_declared(model, WINDOW + TILES):
         w = window.value
         lengths |= {w - 1, w, w + 1, 2 * w + 1}
