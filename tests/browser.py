@@ -16,16 +16,21 @@ HOSTILE = (
 )
 
 
-def make_page(folder, *arguments, status=0):
-    """Run gpt-duet compare in this process; its page, in a folder."""
+def page_of(folder, *words, status=0):
+    """Run a command of gpt-duet in this process; its page, in a folder."""
     page = folder / "page.html"
-    words = ["gpt-duet", "compare", *SMALL, *arguments, "--html", page]
+    words = ["gpt-duet", *words, "--html", page]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [*map(str, words)])
         with pytest.raises(SystemExit) as ended:
             main()
     assert (ended.value.code or 0) == status
     return page
+
+
+def make_page(folder, *arguments, status=0):
+    """Run gpt-duet compare on a small model; its page."""
+    return page_of(folder, "compare", *SMALL, *arguments, status=status)
 
 
 def hostile_page(folder):

@@ -194,7 +194,22 @@ def test_models_and_random_state_are_left_as_they_were(weights):
 QUICK = ("exact GELU", "mask one off", "constant of GELU", "a layer skipped")
 
 
-def check_fault(fault, weights, tmp_path):
+def test_every_fault_has_its_place():
+    assert len(FAULTS) > 30
+    for fault in FAULTS:
+        source = (ROOT / fault.file).read_text()
+        assert source.count(fault.old) == 1, fault
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(f, marks=[] if f.name in QUICK else pytest.mark.slow)
+        for f in FAULTS
+    ],
+    ids=str,
+)
+def test_a_fault_is_named(fault, weights, tmp_path):
     module, target = plant(fault, tmp_path)
     state, config = weights, CONFIG
     if fault.file.startswith("annotated/layers"):
@@ -218,28 +233,6 @@ def check_fault(fault, weights, tmp_path):
     assert f"{file.name}:{found.parted.right.line} `" in found.sentence
     layer = "" if fault.layer is None else f", layer {fault.layer}: "
     assert layer in found.sentence
-
-
-def test_every_fault_has_its_place():
-    assert len(FAULTS) > 30
-    for fault in FAULTS:
-        source = (ROOT / fault.file).read_text()
-        assert source.count(fault.old) == 1, fault
-
-
-@pytest.mark.parametrize(
-    "fault", [f for f in FAULTS if f.name in QUICK], ids=str
-)
-def test_a_fault_is_named(fault, weights, tmp_path):
-    check_fault(fault, weights, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fault", [f for f in FAULTS if f.name not in QUICK], ids=str
-)
-def test_every_fault_is_named(fault, weights, tmp_path):
-    check_fault(fault, weights, tmp_path)
 
 
 def transposed(model):

@@ -7,36 +7,18 @@ import html5lib
 import numpy as np
 import pytest
 import torch
-from browser import FAINT, HOSTILE, Browser, data_of
+from browser import FAINT, HOSTILE, Browser, data_of, make_page, page_of
 
-from shared.cli import main
 from shared.comparison.page.value_maps import ValueMaps, as_table
 
 pytestmark = pytest.mark.unhooked  # as for every diff by value
 
 
-def make_walk(run_command, folder, *words, status=0):
-    page = folder / "walk.html"
-    words = ["gpt-duet", "diff", *words, "--html", page]
-    found, _, err = run_command(main, *words)
-    assert found == status, err
-    return page
-
-
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """The walk of both styles on the small model."""
-    import sys
-
     folder = tmp_path_factory.mktemp("walk")
-    page = folder / "walk.html"
-    words = ["gpt-duet", "diff", "annotated", "mingpt_style", "--html"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [*words, str(page)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    assert not ended.value.code
-    return page
+    return page_of(folder, "diff", "annotated", "mingpt_style")
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +89,7 @@ def test_a_value_lies_as_positions_by_features(shape, table, heads):
     assert (tuple(found.shape), side_by_side) == (table, heads)
 
 
-def test_two_models_that_part_end_at_the_parting(run_command, tmp_path):
+def test_two_models_that_part_end_at_the_parting(tmp_path):
     source = tmp_path / "model.py"
     source.write_text(
         "from mingpt_style import GPT\n"
@@ -118,9 +100,8 @@ def test_two_models_that_part_end_at_the_parting(run_command, tmp_path):
         "    return GPT(GPTConfig(29, 16, 2, 2, 16, activation=act))\n"
     )
     target = f"{source}:build"
-    page = make_walk(
-        run_command, tmp_path, target, f"{source}:build('gelu')", status=1
-    )
+    words = "diff", target, f"{source}:build('gelu')"
+    page = page_of(tmp_path, *words, status=1)
     text = page.read_text(encoding="utf-8")
     assert "they part at mingpt_style/feed_forward.py:" in text
     assert "<h3>where they part</h3>" in text
@@ -131,7 +112,7 @@ def test_two_models_that_part_end_at_the_parting(run_command, tmp_path):
     assert right is not None
 
 
-def test_hostile_names_and_texts_are_text(run_command, tmp_path):
+def test_hostile_names_and_texts_are_text(tmp_path):
     source = tmp_path / "model.py"
     source.write_text(
         "from torch import nn\n"
@@ -147,7 +128,7 @@ def test_hostile_names_and_texts_are_text(run_command, tmp_path):
         "        return self.head(self.table(x))\n"
     )
     evil = f"{source}:GPT('</title><script>alert(3)</script>')"
-    page = make_walk(run_command, tmp_path, evil, evil, f"--text={HOSTILE}")
+    page = page_of(tmp_path, "diff", evil, evil, f"--text={HOSTILE}")
     text = page.read_text(encoding="utf-8")
     html5lib.HTMLParser(strict=True).parse(text)
     assert text.count("<script") == 2
@@ -155,8 +136,6 @@ def test_hostile_names_and_texts_are_text(run_command, tmp_path):
 
 
 def test_compare_has_the_walk_before_the_sources(tmp_path):
-    from browser import make_page
-
     page = make_page(tmp_path, "--text", "def f(x): return x", status=0)
     text = page.read_text(encoding="utf-8")
     assert text.index('id="walk"') < text.index('id="concepts"')

@@ -93,6 +93,7 @@ def render_page(
         versions=versions(),
         style=Markup(style),
         walk=walk,
+        walk_parameters=WALK_PARAMETERS,
         script=Markup(script),
         script_hash=policy_hash(script),
         shape=str(tuple(tokens.shape)),
