@@ -101,7 +101,7 @@ class _Unread(io.FileIO):
 
 def main() -> None:
     """Run gpt-duet; a user's style may lie in the current folder."""
-    here = os.getcwd()
+    here, before = os.getcwd(), sys.stdout
     if type(sys.stdout) is io.TextIOWrapper and not sys.stdout.isatty():
         raw = _Unread(sys.stdout.fileno(), "w", closefd=False)
         encoding = sys.stdout.encoding
@@ -120,3 +120,5 @@ def main() -> None:
     finally:
         for folder in added:
             sys.path.remove(folder)
+        sys.stdout.flush()
+        sys.stdout = before
