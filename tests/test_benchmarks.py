@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import app as commands
-from benchmarks import machine, output
+from benchmarks import machine, output, timing
 from benchmarks.plan import make_plan
 from shared.cli import build_app
 from shared.comparison.benchmark_results import read_results
