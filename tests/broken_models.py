@@ -23,6 +23,8 @@ from small_gpt import (
     Attention,
     Block,
     CachedGPT,
+    CacheInside,
+    CacheInTheCall,
     Mixer,
     Past,
     TrainableGPT,
@@ -1278,6 +1280,20 @@ def unknown_is_nothing(self, tokens):
 
 
 # --- Caches -----------------------------------------------------------------
+
+
+@broken("check_cache", CacheInTheCall, "past_positions", only=True)
+def positions_restart_in_the_call(self, tokens, past):
+    """With past_key_values each piece starts at position 0 again."""
+    return positions(tokens)
+
+
+@broken("check_cache", CacheInside, "past_mask", only=True)
+def piece_sees_itself_only(self, past, size):
+    """Told where the tokens start, several of them see each other without a
+    mask."""
+    mask = CacheInside.past_mask(self, past, size)
+    return mask if past == 0 else mask | True
 
 
 @broken("check_cache", CachedGPT, "past_positions", only=True)

@@ -21,6 +21,8 @@ from small_gpt import (
     Attention,
     Block,
     CachedGPT,
+    CacheInside,
+    CacheInTheCall,
     Mixer,
     TrainableGPT,
     positions,
@@ -713,4 +715,6 @@ CORRECT += [
     Correct("one_layer", partial(GPT, layers=1), "One layer."),
     Correct("targets", TrainableGPT, "Returns (logits, loss)."),
     Correct("cached", CachedGPT, "Decodes with init_cache and decode."),
+    Correct("cache_in_the_call", CacheInTheCall, "Takes past_key_values."),
+    Correct("cache_inside", CacheInside, "Takes start_pos."),
 ]

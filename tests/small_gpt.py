@@ -219,6 +219,35 @@ class CachedGPT(GPT):
         return self.scores(x), cache
 
 
+class CacheInTheCall(CachedGPT):
+    """Takes and returns its cache in its own call, as transformers do."""
+
+    init_cache = None
+
+    def forward(self, tokens, past_key_values=None, use_cache=False):
+        if not use_cache:
+            return {"logits": super().forward(tokens)}
+        past = past_key_values or self.cache()
+        scores, past = self.decode(tokens, past)
+        return {"logits": scores, "past_key_values": past}
+
+
+class CacheInside(CachedGPT):
+    """Keeps its cache, and is told where the tokens start, as Llama is."""
+
+    init_cache = None
+
+    def begin(self, start_pos):
+        if start_pos == 0:
+            self.past = self.cache()
+
+    def forward(self, tokens, start_pos=0):
+        if torch.is_grad_enabled():
+            return super().forward(tokens)
+        self.begin(start_pos)
+        return self.decode(tokens, self.past)[0]
+
+
 class TrainableGPT(GPT):
     """Returns (logits, loss): the loss of targets as they are given."""
 

@@ -52,7 +52,6 @@ DEFAULTS |= {"use_cache": False, "add_cross_attention": False}
 OWN = {
     "GPTNeo": {"attention_types": [[["global", "local"], 1]]},
     "Lfm2Moe": {"layer_types": ["conv", "full_attention"]},
-    "XLM": {"causal": True},
 }
 FAMILIES = """
     Llama Mistral Qwen2 Qwen3 Gemma Gemma2 Gemma3 Phi Phi3 Olmo Olmo2 Granite
@@ -60,7 +59,7 @@ FAMILIES = """
     GPTNeo GPTNeoX GPTBigCode CodeGen Bloom OPT Mpt XGLM BioGpt Helium Arcee
     SmolLM3 SeedOss Exaone4 Ernie4_5 VaultGemma NanoChat Apertus BitNet
     DiffLlama MiniCPM3 Bart Pegasus BertLMHeadModel Roberta Electra
-    CTRLLMHeadModel GPT2LMHeadModel XLMWithLMHeadModel Mixtral Qwen2Moe
+    CTRLLMHeadModel GPT2LMHeadModel Mixtral Qwen2Moe
     Qwen3Moe Olmoe GptOss Jamba GraniteMoe PhiMoe DeepseekV2 DeepseekV3
     Glm4Moe JetMoe Mamba FalconMamba Rwkv Qwen3Next MiniMax Lfm2 Lfm2Moe
     KimiLinear GraniteSWA Llama4 ProphetNet HrmText

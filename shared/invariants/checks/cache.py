@@ -1,37 +1,43 @@
 """Decoding with a cache is the same function."""
 
+from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import SkipCheck, asked
+from ..model.calling import token_argument
 from ..model.reading import find_scores, follow
 from ..model.subject import Subject
 from ..model.tokens import draw
 from ..search.tolerance import floor, gaps, is_real, minus, rounding
 
 CONVENTION = ("init_cache", "decode")  # methods of a model with a cache
+# Arguments of a model's own call: the cache so far, which comes back with
+# the scores; and where the tokens start, with the cache inside the model.
+CACHES = ("past_key_values", "kv_cache", "kv_caches", "cache", "layer_past")
+START = "start_pos"
 
 
 def check_cache(subject: Subject) -> str:
     """Decoding with a cache, in any split, equals the full forward.
 
     Why: a cache that is one position off answers fluently, and wrongly.
-    How: models with init_cache(batch) and decode(tokens, cache) get a
-    sequence token by token, whole, and in pieces, in one, three and five
+    How: models with init_cache(batch) and decode(tokens, cache), or whose
+    own call takes a cache (past_key_values, kv_cache, ...) or start_pos, get
+    a sequence token by token, whole, and in pieces, in one, three and five
     rows, and two sequences in turns, each with its cache.
     Cost: some 30 small forwards.
     Reports: pytorch/executorch 2010, rotary positions that start again at 0
     with each call.
     """
     model = subject.precise()
-    if not all(callable(getattr(model, n, None)) for n in CONVENTION):
-        raise SkipCheck("the model has no init_cache(batch) and decode()")
     if isinstance(model, nn.Module):
         model.eval()
+    decoder = _Decoder(subject, model, _cache_of(subject, model))
     subject.require_no_noise()
-    decoder = _Decoder(subject, model)
     generator = subject.generator()
     longest = subject.block_size
     lengths = subject.fit(1, 7, 16)
@@ -43,8 +49,10 @@ def check_cache(subject: Subject) -> str:
         tail = [1] * min(4, longest - half - 1)
         rest = longest - half - sum(tail)
         decoder.compare(1, longest, [[half, *tail, rest]], generator)
-    decoder.compare_in_turns(subject.lengths.fit(5), generator)
-    return f"lengths to {longest}, one by one, whole and in pieces"
+    if decoder.cached.name != START:  # which has one cache for all
+        decoder.compare_in_turns(subject.lengths.fit(5), generator)
+    how = decoder.cached.name or " and ".join(CONVENTION)
+    return f"{how}: lengths to {longest}, one by one, whole and in pieces"
 
 
 def _splits(time: int) -> list[list[int]]:
@@ -54,19 +62,62 @@ def _splits(time: int) -> list[list[int]]:
     return splits
 
 
+def _cache_of(subject: Subject, model: Any) -> Any:
+    """Return what has init_cache and decode, and the cache's name or ""."""
+    if all(callable(getattr(model, n, None)) for n in CONVENTION):
+        return SimpleNamespace(
+            name="", init_cache=model.init_cache, decode=model.decode
+        )
+    arguments, _ = token_argument(model)
+    for name in (*CACHES, START):
+        if name in arguments and subject.caller.method is None:
+            return _OwnCall(subject, model, name, "use_cache" in arguments)
+    raise SkipCheck(
+        f"the model has no init_cache(batch) and decode(), and takes none of "
+        f"{', '.join((*CACHES, START))}"
+    )
+
+
+class _OwnCall:
+    """init_cache and decode for a model whose own call takes its cache."""
+
+    def __init__(self, subject: Subject, model: Any, name: str, asked: bool):
+        self.subject, self.model, self.name = subject, model, name
+        self.extra = {"use_cache": True} if asked else {}
+        self.start = 0
+
+    def init_cache(self, batch: int) -> None:
+        self.start = 0
+
+    def decode(self, tokens: Tensor, cache: Any) -> tuple[Any, Any]:
+        given = self.start if self.name == START else cache
+        self.start += tokens.size(1)
+        extra = {**self.extra, self.name: given}
+        answer = self.subject.caller.call(self.model, tokens, **extra)
+        if self.name == START:
+            return answer, None
+        if isinstance(answer, Mapping):
+            return answer, answer.get(self.name)
+        after = getattr(answer, self.name, None)
+        if after is None and isinstance(answer, tuple) and len(answer) == 2:
+            after = answer[1]
+        return answer, after
+
+
 class _Decoder:
     """Decodes with a model's cache, and compares with the full forward."""
 
-    def __init__(self, subject: Subject, model: Any):
+    def __init__(self, subject: Subject, model: Any, cached: Any):
         self.subject = subject
         self.model = model
+        self.cached = cached
 
     def decode(self, tokens: Tensor, cache: object) -> tuple[Tensor, object]:
         """Return the scores of these tokens, and the cache after them."""
         batch, time = tokens.shape
         what = f"in decode(), on tokens of shape {(batch, time)}"
         with asked(what), torch.no_grad():
-            answer = self.model.decode(tokens.clone(), cache)
+            answer = self.cached.decode(tokens.clone(), cache)
         found = find_scores(answer, batch, time, self.subject.vocab_size)
         found = [f for f in found if f[1] == self.subject.reader.form] or found
         if not found:
@@ -76,13 +127,15 @@ class _Decoder:
             )
         path, form = found[0]
         scores = form.read(follow(answer, path), batch, time)
-        if isinstance(answer, tuple) and len(answer) == 2 and path == (0,):
+        if isinstance(answer, tuple) and len(answer) == 2 and path[0] == 0:
             cache = cache if answer[1] is None else answer[1]
+        if cache is None and self.cached.name in CACHES:
+            raise SkipCheck(f"no {self.cached.name} comes with the scores")
         return scores, cache
 
     def in_pieces(self, tokens: Tensor, pieces: list[int]) -> Tensor:
         """Return the scores of tokens that are fed piece by piece."""
-        cache = self.model.init_cache(tokens.size(0))
+        cache = self.cached.init_cache(tokens.size(0))
         parts = []
         for piece in tokens.split(pieces, dim=1):
             scores, cache = self.decode(piece, cache)
@@ -127,7 +180,7 @@ class _Decoder:
     def compare_in_turns(self, time: int, generator: torch.Generator) -> None:
         """Require that two texts at once do not share a cache."""
         pair = [self.draw(2, time, generator) for _ in range(2)]
-        caches: list[object] = [self.model.init_cache(2) for _ in pair]
+        caches: list[object] = [self.cached.init_cache(2) for _ in pair]
         parts: list[list[Tensor]] = [[], []]
         for t in range(time):
             for i, tokens in enumerate(pair):
