@@ -18,8 +18,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
-
 from . import console
 from .config import GPTConfig
 
@@ -132,18 +130,9 @@ def load_target(
         ValueError: in one line, where there is no such thing. An exception
             of the user's own code is printed first, as theirs.
     """
-    path, separator, what = _cut(target)
-    if not separator:
-        if target.endswith(".py"):
-            raise ValueError(
-                f"{target} is a file: name its factory, as {target}:build"
-            )
+    path, what = parse_target(target)
+    if not what:
         return _style(target, vocab_size, block_size)
-    if not path or not what.strip():
-        raise ValueError(
-            f"{target!r} is no model: write package.module:factory or "
-            f"path/to/file.py:factory"
-        )
     if path.endswith(".py"):
         place = Alone(*dict.fromkeys((*_roots(Path(path)), Path.cwd())))
         with place.entered():
@@ -152,7 +141,6 @@ def load_target(
         place = Alone(Path.cwd())
         with place.entered():
             module = _import(path)
-    what = what.strip()
     if not all(part.isidentifier() for part in what.split(".")):
         return Target(what, _expression(module, what), place)
     found = _attribute(module, what, path)
@@ -163,16 +151,35 @@ def load_target(
         )
     if isinstance(found, type):
         return Target(what, _from_class(found, module, target), place)
+    from torch import nn  # late: a missing file is told at once
+
     if isinstance(found, nn.Module) or not _without_arguments(found):
         return found
     return Target(what, found, place)
 
 
-def _cut(target: str) -> tuple[str, str, str]:
-    """Split at the first colon, but for the one of a Windows drive."""
+def parse_target(target: str) -> tuple[str, str]:
+    """Return the module or file, and what it names; "" for a package alone.
+
+    Raises:
+        ValueError: where nothing is named, or the file is not there.
+    """
+    # the first colon, but for the one of a Windows drive
     drive = target[1:3] in (":\\", ":/") and target[:1].isalpha()
     path, separator, what = target[2 * drive :].partition(":")
-    return target[: 2 * drive] + path, separator, what
+    path, what = target[: 2 * drive] + path, what.strip()
+    if not separator and target.endswith(".py"):
+        raise ValueError(
+            f"{target} is a file: name its factory, as {target}:build"
+        )
+    if separator and not (path and what):
+        raise ValueError(
+            f"{target!r} is no model: write package.module:factory or "
+            f"path/to/file.py:factory"
+        )
+    if path.endswith(".py") and not Path(path).is_file():
+        raise ValueError(f"there is no file {path}")
+    return path, what
 
 
 def _style(
@@ -312,8 +319,6 @@ def _import(name: str) -> ModuleType:
 
 def _load_file(path: Path) -> ModuleType:
     """Run a file as a module; inside a package, as that package's."""
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}")
     path = path.resolve()
     name = ".".join((*_packages(path), path.stem))
     if "." in name:

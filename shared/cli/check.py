@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from ..targets import parse_target
 from ..validation import (
     choose_device,
     require_parent,
@@ -82,6 +83,8 @@ def check(
     """
     if not models and not show_list:
         raise ValueError("name what builds a model, as my_pkg.model:build")
+    for model in models or []:
+        parse_target(model)
     for name, size in (("vocab-size", vocab_size), ("block-size", block_size)):
         if size is not None:
             whole_number(f"--{name}", size, at_least=1)
