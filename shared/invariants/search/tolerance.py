@@ -140,6 +140,10 @@ class Inside(TorchDispatchMode):
         """The largest rounding of a number near 1."""
         return torch.finfo(self.coarsest).eps
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and dynamo takes a second
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         answer = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
