@@ -94,13 +94,17 @@ def _prefixes(
     tokens = draw(vocab, rows, time, generator)
     whole = search.run(tokens)
     noise, found = rounding(whole), []
-    for split in filter(search.subject.lengths.accepts, splits):
-        moved = gaps(search.run(tokens[:, :split]), whole[:, :split])
+    prefixes = {
+        split: tokens[:, :split]
+        for split in filter(search.subject.lengths.accepts, splits)
+    }
+    for split, prefix in prefixes.items():
+        moved = gaps(search.run(prefix), whole[:, :split])
         size = float(moved.max())
         if size > floor(whole):
             found.append((size, split, int(moved.argmax())))
     for size, split, index in sorted(found, reverse=True)[:3]:
-        prefix = tokens[:, :split]
+        prefix = prefixes[split]
         row, position = divmod(index, split)
 
         def difference(
