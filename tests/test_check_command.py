@@ -6,12 +6,13 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from gpt_duet.invariants.checks import CHECKS, FORWARDS
+from gpt_duet.invariants.checks import CHECKS, COSTS
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = """
@@ -57,6 +58,16 @@ def broken():
 class Slow(Tiny):
     def load_state_dict(self, *arguments, **settings):
         time.sleep(60)
+
+
+class Drowsy(Tiny):
+    def forward(self, idx):
+        time.sleep(0.1)
+        return super().forward(idx)
+
+
+def drowsy():
+    return Drowsy()
 
 
 def wordy():
@@ -249,15 +260,36 @@ def test_the_list_has_a_line_for_each_check(here):
     assert "Slow: --only entropy_bound." in out
 
 
-def test_a_long_check_is_announced_and_not_quick(here, monkeypatch):
-    monkeypatch.setitem(FORWARDS, "check_shape", 1e9)
+def test_a_long_check_is_announced_and_has_no_time(here, monkeypatch):
+    monkeypatch.setitem(COSTS, "check_shape", (10**9, 0))
     words = ("my_pkg.model:build", "--only=shape", "--only=purity")
-    _, out, err = here(*words)
+    _, out, err = here(*words, "--thorough")
     assert re.fullmatch(r"gpt-duet: check_shape takes about \d+ s\n", err)
     assert "2 passed" in out
-    _, out, err = here(*words, "--quick")
-    assert "goes beyond the 30 s there are" in " ".join(out.split())
-    assert "1 passed, 1 skipped" in out
+    for budget in ((), ("--budget", "4m"), ("--budget", "240")):
+        _, out, err = here(*words, *budget)
+        out = " ".join(out.split())
+        assert "about 4 minutes; --thorough tries all, in" in out
+        assert "240 left of 240" in out
+        assert "1 passed, 1 skipped" in out
+
+
+@pytest.mark.parametrize("target", ["my_pkg.model:drowsy"])
+def test_lines_of_a_slow_model_are_seen_as_they_come(project, target):
+    process = start(target, "--budget", "12s", folder=project)
+    lines, began = {}, time.monotonic()
+    for line in process.stdout:
+        lines[f"{line} ".split(" ")[0]] = time.monotonic() - began
+    assert process.wait() == 0, process.stderr.read()
+    assert "check_causality: so far in eval mode" in process.stderr.read()
+    assert list(lines)[:5] == [
+        target + ":",
+        "one",
+        "check",
+        "check_shape",
+        "check_causality",
+    ]
+    assert lines["check_shape"] + 1 < lines["check_causality"]
 
 
 def test_what_the_scores_are_can_be_said(here):

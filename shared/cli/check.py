@@ -1,5 +1,6 @@
 """gpt-duet check: the invariants, for anyone's model."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +15,7 @@ from ..validation import (
 )
 from . import options
 
-QUICK = 30.0  # seconds
+UNITS = {"s": 1, "m": 60, "h": 3600}  # seconds
 
 
 def check(
@@ -55,9 +56,16 @@ def check(
         list[str] | None,
         typer.Option(help="Leave this check out; may be repeated."),
     ] = None,
-    quick: Annotated[
-        bool,
-        typer.Option("--quick", help="Leave out what takes beyond 30 s."),
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Time there is: 90s, 4m or seconds; what finds most comes "
+            "first. Default: 4m where all would take longer.",
+            show_default=False,
+        ),
+    ] = None,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Try all, however long.")
     ] = False,
     show_list: Annotated[
         bool, typer.Option("--list", help="List the checks, and run none.")
@@ -88,6 +96,9 @@ def check(
     for name, size in (("vocab-size", vocab_size), ("block-size", block_size)):
         if size is not None:
             whole_number(f"--{name}", size, at_least=1)
+    if thorough and budget is not None:
+        raise ValueError("--thorough has no --budget")
+    seconds = math.inf if thorough else _seconds(budget)
     require_seed(seed)
     require_parent(json_file)
     require_parent(map_file)
@@ -110,8 +121,22 @@ def check(
         seed=seed,
         device=choose_device(device_name),
         threads=threads,
-        budget=QUICK if quick else None,
+        budget=seconds,
         debug=debug,
     )
     if status:
         raise typer.Exit(status)
+
+
+def _seconds(text: str | None) -> float | None:
+    """Return a time as it is typed (90s, 4m, 90) in seconds."""
+    if text is None:
+        return None
+    unit = UNITS.get(text[-1:])
+    try:
+        seconds = float(text[:-1] if unit else text) * (unit or 1)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"--budget takes 90s, 4m or seconds, got {text!r}")
+    return seconds

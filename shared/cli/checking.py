@@ -103,6 +103,9 @@ def _show(
 ) -> None:
     """Print what has just become known of a report."""
     table = _table(console, report)
+    if report.interim:
+        warn(report.interim)
+        return
     if report.results:
         _print(console, table.row(report.results[-1]))
     else:
@@ -111,7 +114,7 @@ def _show(
         _print(console, table.heading())
     for name in report.asked[len(report.results) :][:1]:
         seconds = report.estimates[name]
-        if seconds > PATIENCE:
+        if seconds > PATIENCE and not report.plan:
             warn(f"{name} takes about {seconds:.0f} s")
 
 

@@ -45,6 +45,8 @@ class Report:
         notes: how the model was read, and what it did beside answering.
         details: longer texts by check, such as the map of a leak.
         estimates: seconds that each check may take, roughly.
+        plan: what is done where time is short, or "".
+        interim: what a check has told before its end, or "".
         left_out: names of the checks that were not asked for.
         interrupted: whether it was stopped before its end.
     """
@@ -57,6 +59,8 @@ class Report:
     notes: list[str] = field(default_factory=list)
     details: dict[str, str] = field(default_factory=dict)
     estimates: dict[str, float] = field(default_factory=dict, repr=False)
+    plan: str = ""
+    interim: str = field(default="", repr=False)
     left_out: list[str] = field(default_factory=list)
     interrupted: bool = False
 
@@ -83,7 +87,7 @@ class Report:
     def to_dict(self) -> dict[str, object]:
         """Return everything as plain data."""
         content = asdict(self) | {"ok": self.ok, "failed": self.failed}
-        del content["estimates"]  # of use while the checks run
+        del content["estimates"], content["interim"]  # of use meanwhile
         return content
 
     def to_json(self) -> str:
@@ -149,6 +153,10 @@ class Table:
         return (
             f"{self._paint(report.model, '1')}: {report.vocab_size:,} tokens, "
             f"sequences to {report.block_size:,}\n"
+            + (
+                f"{textwrap.fill(report.plan, self.width)}\n"
+                * bool(report.plan)
+            )
             + self._paint(
                 self._row("check", "", "s", "what was found"), "1;36"
             )

@@ -1,6 +1,7 @@
 """Runs the checks on a model, one after the other."""
 
 import io
+import math
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
@@ -10,11 +11,14 @@ from typing import Any
 
 import torch
 
-from .checks import CHECKS, FORWARDS, IMPLIED, SLOW
+from .checks import CHECKS, COSTS, IMPLIED, SHARES, SLOW
 from .errors import SkipCheck, UnusableModel, cause_of, place_of, sentence
 from .model.randomness import isolated
 from .model.subject import Subject
 from .report import CheckResult, Report
+
+DEFAULT = 240.0  # seconds
+FIRST = ("check_shape", "check_causality")  # where time is short
 
 
 def check_model(
@@ -49,10 +53,12 @@ def check_model(
         device: where to run; None: where the model is.
         layout: "tb" for a model that takes (time, batch).
         threads: on the CPU; None: one for a small model.
-        budget: seconds; a check that is likely to end later is skipped.
+        budget: seconds; what finds most is tried first, and the report
+            says what was left out. None: four minutes where all would take
+            longer; math.inf: all is tried.
         debug: let an exception that no check expects end the run.
-        on_progress: called with the report before the first check, and as
-            each one ends.
+        on_progress: called with the report before the first check, as
+            each one ends, and when one has something to tell before.
 
     Returns:
         The report: print it, or ask for .ok, .failed and .results.
@@ -82,21 +88,31 @@ def check_model(
             subject.vocab_size,
             subject.block_size,
             asked=names,
-            estimates=_estimates(subject, names, threads),
+            estimates=dict.fromkeys(names, 0.0),
             left_out=[name for name in CHECKS if name not in names],
         )
+        with subject.few_threads(threads):
+            budget = _plan(subject, report, budget)
+
+    def tell(text: str) -> None:
+        report.interim = text
+        on_progress(report)
+        report.interim = ""
+
+    subject.tell = tell
     training = getattr(model_or_factory, "training", None)
     try:
         on_progress(report)
-        for name in names:
-            likely_end = report.seconds + report.estimates[name]
-            if budget is not None and likely_end > budget:
-                words = (
-                    f"about {report.estimates[name]:.0f} s, which goes beyond "
-                    f"the {budget:.0f} s there are"
-                )
+        for name in report.asked:
+            least = 0.0 if name in SHARES else report.estimates[name]
+            seconds = _allowance(subject, report, budget)
+            if seconds < least or report.seconds > budget:
+                words = f"no time: about {report.estimates[name]:.0f} s, "
+                left = max(min(seconds, budget - report.seconds), 0.0)
+                words += f"{left:.0f} left of {budget:.0f}"
                 result = CheckResult(name, "skipped", words, 0.0)
             else:
+                subject.costs.start(subject.costs.spent + seconds)
                 with redirect_stdout(printed), subject.few_threads(threads):
                     result = run_check(subject, name, expected, report, debug)
             report.results.append(result)
@@ -106,7 +122,7 @@ def check_model(
         done = len(report.results)
         report.results += [
             CheckResult(name, "skipped", "interrupted", 0.0)
-            for name in names[done:]
+            for name in report.asked[done:]
         ]
     finally:
         if training is not None and isinstance(
@@ -123,25 +139,63 @@ def check_model(
     return report
 
 
-def _estimates(
-    subject: Subject, names: list[str], threads: int | None
-) -> dict[str, float]:
-    """Return about how many seconds each check takes, from one forward."""
+def _plan(subject: Subject, report: Report, budget: float | None) -> float:
+    """Estimate what checks take, and return the seconds that there are."""
     if subject.fault:
-        return dict.fromkeys(names, 0.0)
-    model = subject.build()
-    tokens = torch.zeros(1, subject.block_size, dtype=torch.long)
+        return math.inf
     try:
-        with isolated(subject.seed), subject.few_threads(threads):
-            subject.scores(model, tokens)  # the first call is slower
-            start = time.perf_counter()
-            subject.scores(model, tokens).sum().item()  # waits for a device
+        finite = subject.measure()
     except AssertionError:  # a check will tell
-        return dict.fromkeys(names, 0.0)
-    seconds = time.perf_counter() - start
-    if subject.heavy:  # fewer long sequences are tried
-        seconds /= 4
-    return {name: FORWARDS.get(name, 50) * seconds for name in names}
+        return math.inf
+    total = sum(_estimate(subject, report).values())
+    if budget is None:
+        slow = sum(report.estimates[n] for n in SLOW & {*report.asked})
+        budget = DEFAULT + slow if total - slow > DEFAULT else math.inf
+    if total <= budget:
+        return math.inf
+    costs, time = subject.costs, subject.block_size
+    report.plan = (
+        f"one forward of {time:,} tokens takes {costs.of(time):.2g} s: "
+        f"about {_words(budget)}; --thorough tries all, in {_words(total)}"
+    )
+    if finite:  # what matters most
+        report.asked.sort(key=lambda name: name not in FIRST)
+    subject.build_once()
+    _estimate(subject, report)
+    costs.start(budget)
+    return budget
+
+
+def _estimate(subject: Subject, report: Report) -> dict[str, float]:
+    """Note about how many seconds each check takes, if nothing is short."""
+    costs = subject.costs
+    for name in report.asked:
+        calls, rows = COSTS[name]
+        seconds = costs.of(rows * subject.block_size, calls)
+        report.estimates[name] = seconds + 2 * costs.build
+    return report.estimates
+
+
+def _words(seconds: float) -> str:
+    """Return a time as one says it."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes"
+
+
+def _allowance(subject: Subject, report: Report, budget: float) -> float:
+    """Return the seconds that the next check may spend.
+
+    Those that ask as they go share what the others will leave: at least half
+    of what there is.
+    """
+    left = budget - subject.costs.spent
+    name, *rest = report.asked[len(report.results) :]
+    if name not in SHARES:
+        return left
+    fixed = sum(report.estimates[n] for n in rest if n not in SHARES)
+    shares = sum(SHARES.get(n, 0) for n in (name, *rest))
+    return max(left - fixed, left / 2) * SHARES[name] / shares
 
 
 def choose_checks(names: Collection[str] | None) -> list[str]:
@@ -181,6 +235,10 @@ def run_check(
             raise SkipCheck("see check_shape")
         with isolated(subject.seed):
             message = CHECKS[name](subject)
+        if left_out := subject.costs.told():
+            if not subject.costs.granted:
+                raise SkipCheck(f"no time for {left_out}")
+            message += f"; no time for {left_out}"
         if name in expected:
             message = f"{message}; expected to fail: {expected[name]}"
     except SkipCheck as skip:

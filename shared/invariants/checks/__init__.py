@@ -51,17 +51,41 @@ CHECKS: dict[str, Check] = {
     )
 }
 
-# What a check costs, in forwards of the longest sequence, one row; 50 where
-# it is not named. Measured on four layers, 128 wide, 256 tokens.
-FORWARDS = {
-    "check_causality": 900,
-    "check_causal_gradients": 300,
-    "check_prefix_consistency": 75,
-    "check_batch_independence": 350,
-    "check_context_use": 120,
-    "check_cache": 120,
-    "check_gradients": 5,
-    "check_entropy_bound": 60_000,
+# What a check costs: calls, and forwards of the longest sequence, one row;
+# a backward pass counts as two, and float64 doubles. Counted on two layers
+# and 1,024 positions.
+COSTS = {
+    "check_shape": (14, 2),
+    "check_finite": (40, 6),
+    "check_determinism": (20, 1),
+    "check_causality": (600, 500),
+    "check_causal_gradients": (200, 150),
+    "check_prefix_consistency": (160, 20),
+    "check_batch_independence": (250, 60),
+    "check_order_sensitivity": (12, 0),
+    "check_context_use": (24, 20),
+    "check_purity": (2, 2),
+    "check_normalised": (8, 0),
+    "check_initial_loss": (1, 1),
+    "check_loss": (8, 0),
+    "check_gradient_flow": (3, 1),
+    "check_gradients": (60, 1),
+    "check_state_dict": (2, 0),
+    "check_dtype": (5, 0),
+    "check_length_limit": (1, 1),
+    "check_vocabulary": (12, 1),
+    "check_cache": (100, 3),
+    "check_entropy_bound": (2400, 3000),
+}
+
+# Those that ask for time as they go, and the share that each gets of it.
+SHARES = {
+    "check_causality": 6,
+    "check_causal_gradients": 1,
+    "check_prefix_consistency": 1,
+    "check_batch_independence": 1,
+    "check_context_use": 1,
+    "check_cache": 1,
 }
 
 # What fails where another check has failed, by the same cause.

@@ -44,12 +44,19 @@ def check_cache(subject: Subject) -> str:
     lengths = subject.fit(1, 7, 16)
     for batch in (1, 3, 5):
         for time in lengths:
-            decoder.compare(batch, time, _splits(time), generator)
+            splits = _splits(time)
+            calls = 1 + sum(map(len, splits))
+            tokens = batch * time * (1 + len(splits))
+            seconds = subject.costs.of(tokens, calls, double=True)
+            if subject.costs.has_time(seconds, time, f"{batch} rows"):
+                decoder.compare(batch, time, splits, generator)
     if longest > 16:
         half = longest // 2
         tail = [1] * min(4, longest - half - 1)
         rest = longest - half - sum(tail)
-        decoder.compare(1, longest, [[half, *tail, rest]], generator)
+        seconds = subject.costs.of(2 * longest, 7, double=True)
+        if subject.costs.has_time(seconds, longest):
+            decoder.compare(1, longest, [[half, *tail, rest]], generator)
     if decoder.cached.name != START:  # which has one cache for all
         decoder.compare_in_turns(subject.lengths.fit(5), generator)
     how = decoder.cached.name or " and ".join(CONVENTION)

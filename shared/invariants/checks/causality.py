@@ -17,6 +17,7 @@ from ..model.tokens import (
     others,
     splits_to_try,
 )
+from ..search.affordable import Affordable
 from ..search.larger_weights import EXTREME, MODERATE, amplified
 from ..search.leaks import NotFinite, Search
 from ..search.smallest_case import explain
@@ -42,7 +43,9 @@ def check_causality(subject: Subject) -> str:
     model takes them, and on copies with larger weights, in which a mask of
     -1e4 or a projection of zeros no longer hides a leak. What is found is
     tried with one row changed alone, then with every weight nudged by a few
-    units of rounding: see search/tolerance.py.
+    units of rounding: see search/tolerance.py. Where time is short, each
+    mode gets a few lengths and splits first, and what is left goes to eval
+    mode.
     Cost: some 30 short batches a mode, and 24 sequences of block_size in
     four of them.
     Reports: huggingface/transformers 48745; karpathy/nanochat 844.
@@ -59,6 +62,8 @@ class _Causality:
         self.longest = subject.block_size
         self.small = self._accepted(range(2, SHORT + 1))
         self.small = self.small or subject.fit(SHORT)
+        masks = len(MASKS) if subject.caller.takes_mask else 0
+        self.affordable = Affordable(modes=8 + masks)
         self.notes: list[str] = []
         self.moved = False
 
@@ -68,48 +73,59 @@ class _Causality:
             raise SkipCheck("one token has no future")
         search = self._search()
         long = self._accepted(lengths_to_try(search.model, self.longest))
-        # some models change themselves after a short call
-        for time in reversed(long):
-            self._try(search, EVAL, time, KINDS[:1], self._count(time))
-        if subject.heavy:
-            plain = Search(subject, subject.precise())
-            plain.moved = search.moved
-        else:
-            plain = search
-        kinds = ("suffix", "mixed") if subject.heavy else KINDS
-        for time in self.small:
-            self._try(plain, EVAL, time, kinds)
-
-        few = subject.fit(2, 3, 5, 8, SHORT)
-        for time in few:
-            self._try(plain, EVAL, time, KINDS[:1], alone=True)
+        small, few = self.small, subject.fit(2, 3, 5, 8, SHORT)
         near = self._accepted([33])
         end = [self.longest] if self.longest > SHORT else []
-        grad = Mode("with gradients recorded", grad=True)
-        self._sweep(search, grad, few, end, 4)
+        plain = search
+        limited = subject.costs.limited
+        if limited:
+            small, near = few, []
+            self._sweep(search, EVAL, few, end, SPLITS)
+            if search.moved:
+                subject.tell(f"check_causality: so far {self.affordable}")
+        else:
+            # some models change themselves after a short call
+            for time in reversed(long):
+                self._try(search, EVAL, time, KINDS[:1], self._count(time))
+            if subject.heavy:
+                plain = Search(subject, subject.precise())
+                plain.moved = search.moved
+            kinds = ("suffix", "mixed") if subject.heavy else KINDS
+            for time in small:
+                self._try(plain, EVAL, time, kinds)
+        self.affordable.begin(subject.costs)
+        for time in few:
+            self._try(plain, EVAL, time, KINDS[:1], alone=True)
 
         trained = self._search()
         train = Mode("in train mode", training=True, grad=True)
-        self._sweep(trained, train, self.small, near + end, SPLITS)
-        quiet = Mode("in train mode without gradients", training=True)
-        self._sweep(trained, quiet, few, end, 4)
-
+        self._sweep(trained, train, small, near + end, SPLITS)
+        self._large(small, near + end)
         if subject.caller.takes_mask:
             masked = self._search(masked=True)
             for name, visible in MASKS.items():
                 mode = Mode(f"with {name} attention mask", visible=visible)
                 self._sweep(masked, mode, few, end, 4)
             self._finish(masked)
+        grad = Mode("with gradients recorded", grad=True)
+        self._sweep(search, grad, few, end, 4)
+        quiet = Mode("in train mode without gradients", training=True)
+        self._sweep(trained, quiet, few, end, 4)
+        if limited:
+            rest = [time for time in long if time not in end] + end
+            self._sweep(search, EVAL, self.small, rest, SPLITS)
+            if not subject.costs.granted:
+                raise SkipCheck("no time for any split")
         self._finish(plain)
         self._finish(search)
         self._finish(trained)
-        self._large(near + end)
         if not self.moved:
             raise AssertionError(
                 "no change of any token moves any score, so nothing can be "
                 "said about the future"
             )
-        return self._summary(long)
+        told = str(self.affordable) if limited else self._summary(long)
+        return "; ".join([told, *dict.fromkeys(self.notes)])
 
     def _accepted(self, lengths: Iterable[int]) -> list[int]:
         return [t for t in lengths if self.subject.lengths.accepts(t)]
@@ -119,7 +135,8 @@ class _Causality:
         subject = self.subject
         if subject.heavy:
             return Search(subject, subject.build(), own_precision=True)
-        return Search(subject, subject.precise(masked))
+        model = subject.doubled(subject.build(), masked)
+        return Search(subject, model)
 
     def _count(self, time: int) -> int:
         """Return how many splits of a length over SHORT are tried."""
@@ -130,22 +147,24 @@ class _Causality:
         far = 2 * time < self.longest
         return 4 if far or self.subject.heavy else SPLITS // 3
 
-    def _large(self, long: list[int]) -> None:
+    def _large(self, small: list[int], long: list[int]) -> None:
         if not self.subject.is_module or not self.subject.builder.can_copy:
             self.notes.append(
                 "less was tried than of others: no copy with larger weights"
             )
             return
         weights = "with zeros redrawn and larger weights"
-        if not self._holds_at(MODERATE, weights, long):
+        if not self._holds_at(MODERATE, weights, small, long):
             self.notes.append("no larger weights give finite scores")
         for size in EXTREME:
             weights = f"with weights scaled up to activations of {size:.0f}"
-            if self._holds_at(size, weights, long):
+            if self._holds_at(size, weights, small, long):
                 return
         self.notes.append("no large weights give finite scores")
 
-    def _holds_at(self, size: float, weights: str, long: list[int]) -> bool:
+    def _holds_at(
+        self, size: float, weights: str, small: list[int], long: list[int]
+    ) -> bool:
         """Search a copy; whether its scores are finite all the way."""
         heavy = self.subject.heavy
         copy = amplified(self.subject, size, precise=not heavy)
@@ -159,7 +178,7 @@ class _Causality:
             own_precision=heavy,
         )
         try:
-            self._sweep(search, EVAL, self.small, long, SPLITS // 3)
+            self._sweep(search, EVAL, small, long, SPLITS // 3)
         except NotFinite:
             return False
         self._finish(search)
@@ -185,6 +204,7 @@ class _Causality:
         long: list[int],
         count: int,
     ) -> None:
+        self.affordable.begin(self.subject.costs)
         for time in reversed(long):
             self._try(search, mode, time, ("suffix",), count)
         for time in small:
@@ -203,6 +223,12 @@ class _Causality:
         splits = splits_to_try(time, self.generator, count)
         shown = mode.shown(time)
         splits = [s for s in splits if shown.start < s]
+        if alone:
+            some = sorted({0, len(splits) // 2, len(splits) - 1})
+            splits = [splits[i] for i in some]
+        if self.subject.costs.limited:
+            choose = self.affordable.choose
+            splits = choose(search, mode, time, splits, alone)
         if not splits:
             return
         rows = [self._rows(search.model, time, splits, kind) for kind in kinds]
@@ -214,8 +240,7 @@ class _Causality:
         )
         trials = [trial]
         if alone:
-            some = sorted({0, len(splits) // 2, len(splits) - 1})
-            trials = [trial.rows([row]) for row in some]
+            trials = [trial.rows([row]) for row in range(len(splits))]
         for trial in trials:
             leak = search.find(trial)
             if leak is not None:
@@ -266,4 +291,4 @@ class _Causality:
             generator = torch.Generator().manual_seed(0)
             count = len(splits_to_try(time, generator, self._count(time)))
             tried.append(f"{count} of {time - 1} at {time}")
-        return "; ".join([", ".join(tried), *dict.fromkeys(self.notes)])
+        return ", ".join(tried)

@@ -34,9 +34,11 @@ class Searches:
     May be gone through again and again.
     """
 
-    def __init__(self, subject: Subject):
+    def __init__(self, subject: Subject, long: bool = False):
         self._subject = subject
-        self._fresh = Search(subject, subject.precise())
+        self._precise = not (long and subject.spares)
+        model = subject.for_long() if long else subject.precise()
+        self._fresh = Search(subject, model)
 
     def __iter__(self) -> Iterator[Search]:
         yield self._fresh
@@ -45,7 +47,7 @@ class Searches:
 
     @cached_property
     def _larger(self) -> Search | None:
-        copy = amplified(self._subject)
+        copy = amplified(self._subject, precise=self._precise)
         if copy is None:
             return None
         return Search(self._subject, copy, "with larger weights")
@@ -74,6 +76,7 @@ def check_prefix_consistency(subject: Subject) -> str:
         _prefixes(search, time, range(1, time), generator)
     if longest > 33:
         splits = splits_to_try(longest, generator, 4)
+        search = Search(subject, subject.for_long())
         _prefixes(search, longest, splits, generator)
     copy = amplified(subject)
     if copy is not None:
@@ -91,6 +94,8 @@ def _prefixes(
 ) -> None:
     vocab = search.subject.vocab_size
     rows = min(2, rows_at_once(vocab, time))
+    if not search.has_time(time, rows, 1 + len(splits)):
+        return
     tokens = draw(vocab, rows, time, generator)
     whole = search.run(tokens)
     noise, found = rounding(whole), []
@@ -197,6 +202,9 @@ def check_context_use(subject: Subject) -> str:
         columns = list(range(time - 1))
         if time > SHORT:
             columns = [s - 1 for s in splits_to_try(time, generator, 6)]
+            searches = Searches(subject, long=True)
+        if not next(iter(searches)).has_time(time, 1, 1 + len(columns)):
+            continue
         used = _used(searches, time, columns, generator)
         unused = [s for s in columns if not used.get(s)]
         if not unused:

@@ -46,6 +46,9 @@ def check_causal_gradients(subject: Subject) -> str:
     for search, mode in searches:
         for time in lengths:
             _require_none_ahead(search, mode, time, generator)
+    if subject.spares:
+        searches = [(Search(subject, subject.for_long()), EVAL)]
+    for search, mode in searches:
         if not subject.heavy or not mode.training:
             _require_none_ahead(search, mode, longest, generator)
     return f"lengths 2 to {longest}, eval and train mode"
@@ -65,6 +68,8 @@ def _require_none_ahead(
     seed = int(torch.randint(1 << 30, (1,), generator=generator))
     for first in range(0, len(positions), at_once):
         part = positions[first : first + at_once]
+        if not search.has_time(time, len(part), 1, mode, grad=True):
+            return
 
         def measure(part: list[int] = part, row: int | None = None) -> Tensor:
             weights = torch.Generator().manual_seed(seed)

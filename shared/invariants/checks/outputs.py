@@ -106,16 +106,18 @@ def check_finite(subject: Subject) -> str:
     generator = subject.generator()
     vocab, longest = subject.vocab_size, subject.block_size
     model = subject.build()
-    for time in subject.fit(1, 2, 3, 16, longest):
+    few = subject.spares  # a backward pass fills as many numbers
+    for time in subject.fit(*((1, 16) if few else (1, 2, 3, 16)), longest):
         tokens = draw(vocab, 5, time, generator)
         tokens[1, 0] = 0
         tokens[2], tokens[3], tokens[4] = 0, vocab - 1, tokens[4, 0]
         if time > 16:
             tokens = tokens[:2] if time * vocab < 1 << 22 else tokens[:1]
-        scores = subject.scores(model, tokens)
-        _require_finite(scores, time, "in eval mode")
         grads = time <= 256 and subject.builder.can_copy
-        seeds = range(4 if 3 < time <= 16 else 1)
+        if grads:  # without them, too
+            scores = subject.scores(model, tokens)
+            _require_finite(scores, time, "in eval mode")
+        seeds = range(4 if 3 < time <= 16 and not few else 1)
         for training, seed in [(False, 0)] + [(True, s) for s in seeds]:
             mode = "in train mode" if training else "in eval mode"
             if isinstance(model, nn.Module):

@@ -39,6 +39,7 @@ def check_batch_independence(subject: Subject) -> str:
     for time in subject.fit(1, 2, 7):
         _try(search, time, generator)
     if longest > SHORT:
+        search = Search(subject, subject.for_long())
         _try(search, longest, generator, rows=2 if subject.heavy else 3)
     copy = amplified(subject)
     if copy is not None:
@@ -61,6 +62,8 @@ def _try(
         rows = 2
     tokens = draw(vocab, rows, time, generator)
     some = range(rows) if time <= SHORT else (0, rows - 1)
+    if not search.has_time(time, rows, 3):
+        return
     batch = _Batch(search, EVAL, tokens)
     for row in some:
         batch.compare(row, tokens[row : row + 1], 0, "alone")
@@ -72,6 +75,9 @@ def _try(
     if time <= SHORT:
         batch.compare(0, tokens.repeat(2, 1), rows, "repeated")
     for mode in (EVAL, Mode("in train mode", training=True)):
+        calls = 9 if time <= SHORT else 3
+        if not search.has_time(time, rows, calls, mode, what="replaced,"):
+            continue
         batch = _Batch(search, mode, tokens)
         for row in some if time > SHORT else sorted({0, 1 % rows, rows - 1}):
             replaced = others(tokens, vocab, generator)

@@ -26,6 +26,7 @@ class Builder:
         fresh: whether a factory builds it, with untrained weights.
         can_copy: whether copies of a model have modules of their own.
         device: where models are moved to; at first where the first one is.
+        original: what is copied in place of calling the factory, or None.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Builder:
         self.device = None if device is None else torch.device(device)
         self.fresh = is_factory(given)
         self.can_copy = True
+        self.original: nn.Module | None = None
         self._first: Callable[[], Any] | None = None
 
     def build(self, seed: int | None = None) -> Model:
@@ -54,6 +56,8 @@ class Builder:
             seed: of the weights; None: the builder's own, so that each model
                 built has the same weights.
         """
+        if seed is None and self.original is not None:
+            return copy.deepcopy(self.original).to(self.device)
         with isolated(self.seed if seed is None else seed):
             model = self._make() if self.fresh else self._copy(self.given)
         if self.device is None:

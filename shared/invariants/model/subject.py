@@ -1,7 +1,10 @@
 """The model under test, as the checks see it."""
 
+import copy
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -11,6 +14,7 @@ from torch import Tensor, nn
 from ..errors import ModelRaised, SkipCheck, UnusableModel, asked
 from .building import Builder, Model, called_modules, name_of
 from .calling import LAYOUTS, MASK, Caller, caller_of
+from .costs import Costs
 from .lengths import Lengths, find_lengths
 from .probing import probe
 from .randomness import isolated, seed_all
@@ -27,6 +31,7 @@ from .threads import few_threads
 from .tokens import draw
 
 HEAVY = 2_000_000  # parameters: from here on fewer long sequences are tried
+KEPT = 3  # copies that checks share where time is short
 MANY_ROWS = 64  # as many as the checks give at once, but for a few
 OUTPUTS = ("auto", "logits", "log_probs")
 
@@ -56,6 +61,8 @@ class Subject:
         for_inference: whether it answers in inference mode.
         notes: what the reader of a report should know.
         told: the check that told a cause of failures, by the cause.
+        costs: what calls take, and how much time there is.
+        tell: called with what a check knows before it ends.
 
     Raises:
         UnusableModel: a ValueError, in one line, for what cannot be built,
@@ -85,6 +92,9 @@ class Subject:
         self.seed = seed
         self.notes: list[str] = []
         self.told: dict[str, str] = {}
+        self.costs = Costs()
+        self.tell: Callable[[str], None] = lambda text: None
+        self._kept: dict[object, Any] = {}
         self.builder = Builder(model_or_factory, seed, device, self.notes)
         model = self.builder.build()
         self.is_module = isinstance(model, nn.Module)
@@ -275,8 +285,69 @@ class Subject:
         """Return a new generator of random numbers, with the seed."""
         return torch.Generator().manual_seed(self.seed)
 
+    def measure(self) -> bool:
+        """Measure what a copy, a short call and the longest call take.
+
+        Returns:
+            Whether the scores are finite.
+        """
+        costs, short = self.costs, self.lengths.fit(1)
+        start = perf_counter()
+        model = self.build()
+        costs.build = perf_counter() - start
+        seconds = {}
+        finite = True
+        for length in (short, self.block_size, short):  # the first is slower
+            tokens = torch.zeros(1, length, dtype=torch.long)
+            start = perf_counter()
+            scores = self.scores(model, tokens)
+            finite &= bool(torch.isfinite(scores).all())  # waits for it
+            seconds[length] = perf_counter() - start
+        costs.call, costs.heavy = seconds[short], self.heavy
+        more = seconds[self.block_size] - costs.call
+        costs.token = max(more, 0.0) / self.block_size
+        costs.spent = 0.0
+        return finite
+
+    def build_once(self) -> None:
+        """Copy one model from now on, where building each takes long."""
+        model = self.build()
+        if not isinstance(model, nn.Module) or not self.builder.fresh:
+            return
+        tokens = torch.zeros(1, self.lengths.fit(2), dtype=torch.long)
+        with suppress(Exception), called_modules() as called:
+            self.scores(copy.deepcopy(model), tokens)
+            if not {*called} & {*model.modules()}:  # a lambda calls its own
+                self.builder.original = model
+        start = perf_counter()
+        self.build()
+        self.costs.build = perf_counter() - start
+        self.costs.spent = 0.0
+
+    def shared(self, name: object, make: Callable[[], Any]) -> Any:
+        """Return a copy not to be changed; where time is short, one is kept.
+
+        Args:
+            name: of the kind of copy.
+            make: makes one.
+        """
+        if not self.costs.limited:
+            return make()
+        model = self._kept.pop(name, None)
+        if model is None:
+            while len(self._kept) >= KEPT:
+                del self._kept[next(iter(self._kept))]
+            model = make()
+        self._kept[name] = model
+        return model
+
+    def unshare(self, model: Any) -> None:
+        """Let a copy be changed: no other check gets it."""
+        self._kept = {n: m for n, m in self._kept.items() if m is not model}
+
     def build(self, seed: int | None = None) -> Model:
         """Return the model anew; seed is that of its weights, if another."""
+        self.costs.spent += self.costs.build
         return self.builder.build(seed)
 
     def build_module(self, for_a_function: str) -> nn.Module:
@@ -286,6 +357,7 @@ class Subject:
             SkipCheck: with the reason given for a function; or where the
                 model cannot be copied.
         """
+        self._kept.clear()  # it may need the memory
         model = self.build()
         if not isinstance(model, nn.Module):
             raise SkipCheck(for_a_function)
@@ -294,8 +366,21 @@ class Subject:
         return model
 
     def precise(self, masked: bool = False) -> Model:
-        """Return the model anew, in float64 where it can be."""
-        return self.doubled(self.build(), masked)
+        """Return the model in float64 where it can be, not to be changed."""
+        return self.shared(
+            ("float64", masked), lambda: self.doubled(self.build(), masked)
+        )
+
+    @property
+    def spares(self) -> bool:
+        """Whether long sequences are too slow for float64."""
+        return self.costs.limited and self.heavy
+
+    def for_long(self) -> Model:
+        """Return the model for long sequences, not to be changed."""
+        if self.spares:
+            return self.shared("own", self.build)
+        return self.precise()
 
     def doubled(self, model: Model, masked: bool = False) -> Model:
         """Turn a model that was built into float64, where it can be.
@@ -403,7 +488,9 @@ class Subject:
             torch.set_grad_enabled(grad),
         ):
             answer = self.caller.call(model, given, **extra)
-        return self.read(answer, batch, time, strict)
+        scores = self.read(answer, batch, time, strict)
+        self.costs.charge(scores)
+        return scores
 
     def read(
         self, answer: Any, batch: int, time: int, strict: bool = False

@@ -24,7 +24,7 @@ LARGEST_FACTOR = 3000.0  # of a weight
 def amplified(
     subject: Subject, size: float = MODERATE, precise: bool = True
 ) -> nn.Module | None:
-    """Return a copy with larger weights, or None.
+    """Return a copy with larger weights, not to be changed, or None.
 
     Zeros in trainable parameters are redrawn, and each matrix is scaled up
     until its outputs are of a size. None where scores are then not finite,
@@ -35,9 +35,22 @@ def amplified(
         size: root mean square of what each matrix puts out.
         precise: whether in float64, where the model can.
     """
-    model = subject.precise() if precise else subject.build()
+    if size != MODERATE or not precise:
+        return _amplified(subject, size, precise)
+    return subject.shared(
+        "larger weights", lambda: _amplified(subject, size, precise)
+    )
+
+
+def _amplified(
+    subject: Subject, size: float, precise: bool
+) -> nn.Module | None:
+    model = subject.build()
     if not isinstance(model, nn.Module) or not subject.builder.can_copy:
         return None
+    if precise:
+        model = subject.doubled(model)
+    assert isinstance(model, nn.Module)
     generator = subject.generator()
     with isolated(subject.seed):
         redraw_zeros(model, generator)

@@ -110,6 +110,28 @@ class Search:
             self._kept = KeptState(self.model)
         self._kept.put_back()
 
+    def has_time(
+        self,
+        time: int,
+        rows: int,
+        calls: int,
+        mode: Mode = EVAL,
+        grad: bool = False,
+        what: str = "",
+    ) -> bool:
+        """Whether there is time for calls of a size; if not, it is told."""
+        costs = self.subject.costs
+        what = (what + self.conditions(mode)).lstrip(", ")
+        seconds = costs.of(calls * rows * time, calls, grad, self.double)
+        return costs.has_time(seconds, time, what)
+
+    @property
+    def double(self) -> bool:
+        """Whether the copy is in float64."""
+        if not isinstance(self.model, nn.Module):
+            return False
+        return any(p.dtype == torch.float64 for p in self.model.parameters())
+
     def conditions(self, mode: Mode) -> str:
         """Return what a failure says about a mode and the weights."""
         parts = (mode.description, self.weights)
@@ -123,6 +145,7 @@ class Search:
             self.own_precision = False
             self._kept = None
             masked = trial.mode.visible is not None
+            self.subject.unshare(self.model)
             self.model = self.subject.doubled(self.model, masked)
             return self._find(trial)
 

@@ -25,6 +25,7 @@ from ..model.building import Model
 
 FLOOR = 64  # units of rounding of the largest score: never looked at
 FLOOR_OF_16_BITS = 2  # of which 64 units are half the scores
+BLOCK = 1 << 22  # scores whose differences are taken at once
 NUDGE = 256  # units of rounding by which weights are nudged
 ALIKE = 0.2  # share by which a real difference may change under the nudge
 
@@ -44,6 +45,10 @@ def gaps(
 
     Two equal infinities do not differ.
     """
+    if a.ndim > 1 and a.numel() > 2 * BLOCK:  # no table beside the two
+        size = max(1, BLOCK * a.size(-2) // a.numel())
+        pairs = zip(a.split(size, -2), b.split(size, -2), strict=True)
+        return torch.cat([gaps(*pair) for pair in pairs], -1)
     if a.dtype != torch.float64:
         a, b = a.float(), b.float()
     gap = (a - b).abs_().amax(-1)
@@ -74,7 +79,7 @@ def floor_of(dtype: torch.dtype) -> int:
 
 def rounding(scores: Float[Tensor, "..."]) -> float:
     """Return the rounding of the largest score."""
-    largest = scores.detach().abs().nan_to_num(posinf=0.0, neginf=0.0).max()
+    largest = scores.detach().abs().nan_to_num_(posinf=0.0).max()
     return torch.finfo(scores.dtype).eps * float(largest)
 
 

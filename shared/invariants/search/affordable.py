@@ -1,0 +1,89 @@
+"""Which splits are tried where time is short."""
+
+import math
+from collections import defaultdict
+
+from ..model.costs import Costs, spans
+from ..model.tokens import SHORT, rows_at_once
+from .leaks import Search
+from .trial import Mode
+
+LONG = 3 / 4  # share of a mode's time that a long sequence takes at most
+
+
+class Affordable:
+    """Chooses splits that there is time for, and tells which were tried.
+
+    Attributes:
+        tried: splits, by mode and length.
+        wanted: how many there are to try, by mode and length.
+        modes: how many are to come.
+    """
+
+    def __init__(self, modes: int) -> None:
+        self.modes, self.end = modes, math.inf
+        self.tried: dict[str, dict[int, set[int]]] = defaultdict(dict)
+        self.wanted: dict[str, dict[int, int]] = defaultdict(dict)
+
+    def begin(self, costs: Costs) -> None:
+        """Begin a mode: it gets its part of the time left."""
+        self.end = costs.spent + costs.left / max(self.modes, 1)
+        self.modes -= 1
+
+    def choose(
+        self,
+        search: Search,
+        mode: Mode,
+        time: int,
+        splits: list[int],
+        alone: bool = False,
+    ) -> list[int]:
+        """Return those that there is time for, and that were not tried.
+
+        Of a short length all or none; of a longer one the ends and powers
+        of two first, as many as leave time for other lengths.
+        """
+        costs = search.subject.costs
+        name = search.conditions(mode).lstrip(", ") or "in eval mode"
+        name += ", a row alone" * alone
+        tried = self.tried[name].setdefault(time, set())
+        self.wanted[name].setdefault(time, len(splits))
+        left = sorted(
+            {*splits} - tried,
+            key=lambda s: (s not in (1, time - 1), s & (s - 1) > 0, -s),
+        )
+        double = search.double
+        room = min(self.end - costs.spent, costs.left)
+        at_once = rows_at_once(search.subject.vocab_size, time)
+        at_once = 1 if alone else at_once
+        least = len(left) if time <= SHORT else 1
+        for count in range(len(left), least - 1, -1):
+            rows = min(count, at_once)
+            calls = 1 + -(-count // max(rows, 1))  # the base first
+            tokens = calls * rows * time
+            seconds = costs.of(tokens, calls, double=double)
+            if seconds <= room * (1 if count == least else LONG):
+                break
+        else:
+            return []
+        costs.granted += bool(count)
+        tried |= {*left[:count]}
+        return sorted(left[:count])
+
+    def __str__(self) -> str:
+        return "; ".join(map(self._of_mode, self.tried))
+
+    def _of_mode(self, name: str) -> str:
+        counts = {t: len(splits) for t, splits in self.tried[name].items()}
+        wanted = self.wanted[name]
+        whole = [t for t, count in counts.items() if count >= wanted[t]]
+        words = [f"all splits at {spans(whole)}"] if whole else []
+        words += [
+            f"{count} of {wanted[t]} at {t}"
+            for t, count in counts.items()
+            if 0 < count < wanted[t]
+        ]
+        none = [t for t, count in counts.items() if not count]
+        if none:
+            words.append(f"none at {spans(none)}" if words else "none")
+        return f"{name} {', '.join(words)}"

@@ -1,0 +1,183 @@
+"""What is tried where time is short: by costs that are set, not measured."""
+
+import math
+import time
+from functools import partial
+
+import pytest
+import torch
+from broken_models import BROKEN, as_parameters
+from torch import nn
+
+from gpt_duet import GPTConfig
+from gpt_duet.invariants import check_model
+from gpt_duet.invariants.checks import CHECKS, COSTS, SHARES
+from gpt_duet.invariants.model.subject import Subject
+from gpt_duet.invariants.search import tolerance
+from gpt_duet.invariants.search.tolerance import gaps
+from mingpt_style import build_model
+
+LONG = GPTConfig(vocab_size=31, block_size=256, n_layer=3, n_head=2, n_embd=16)
+
+
+class Leaky(nn.Module):
+    """A GPT in which one layer's scores see some of what is ahead."""
+
+    vocab_size, block_size = LONG.vocab_size, LONG.block_size
+
+    def __init__(self, at=2, ahead=1, least=2):
+        super().__init__()
+        self.gpt = build_model(LONG)
+        self.least, self.ahead = least, ahead
+        self.gpt.transformer.h[at].register_forward_hook(self._leak)
+
+    def _leak(self, module, given, x):
+        if x.size(1) < self.least:
+            return x
+        seen = x.roll(-self.ahead, 1) * (torch.arange(x.size(1)) % 2)[:, None]
+        return x + 1e-3 * seen
+
+    def forward(self, tokens):
+        return self.gpt(tokens)[0]
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Reckon with calls of a large model: 2 s at the longest."""
+
+    def measure(self, seconds=2.0):
+        self.costs.call, self.costs.heavy = 0.05 * seconds, True
+        self.costs.token = 0.95 * seconds / self.block_size
+        self.costs.build = 0.1
+        return True
+
+    monkeypatch.setattr(Subject, "measure", measure)
+    return lambda seconds: monkeypatch.setattr(
+        Subject, "measure", lambda subject: measure(subject, seconds)
+    )
+
+
+@pytest.fixture
+def heavy(monkeypatch):
+    monkeypatch.setattr("shared.invariants.model.subject.HEAVY", 0)
+
+
+@pytest.mark.usefixtures("slow", "heavy")
+@pytest.mark.parametrize(
+    "fault",
+    [{"at": 0}, {"at": 2}, {"least": 256}, {"ahead": 200, "least": 256}],
+    ids=["first layer", "last layer", "full length only", "far"],
+)
+def test_a_leak_is_found_in_the_default_time(fault):
+    report = check_model(partial(Leaky, **fault))
+    assert "check_causality" in report.failed, str(report)
+    assert report.plan.startswith("one forward of 256 tokens takes 2 s: about")
+
+
+@pytest.mark.parametrize(
+    "model", as_parameters(b for b in BROKEN if b.check in SHARES)
+)
+def test_broken_models_are_caught_though_calls_are_slow(model, monkeypatch):
+    def measure(subject):
+        subject.costs.call = 1.0
+        return True
+
+    monkeypatch.setattr(Subject, "measure", measure)
+    report = check_model(
+        model.build,
+        vocab_size=model.vocab_size,
+        block_size=model.block_size,
+        outputs=getattr(model, "outputs", "auto"),
+        checks=[model.check],
+    )
+    assert report.failed == [model.check], str(report)
+
+
+def test_the_report_says_what_was_tried(slow, heavy, monkeypatch):
+    monkeypatch.setattr(Subject, "build_once", lambda subject: None)
+    build = partial(build_model, LONG)
+    told = []
+    report = check_model(build, on_progress=lambda r: told.append(r.interim))
+    assert report.ok, str(report)
+    assert [t for t in told if t and "causality: so far in eval mode" in t]
+    found = {result.name: result.message for result in report.results}
+    assert list(found)[:2] == ["check_shape", "check_causality"]
+    causality = found["check_causality"]
+    assert "all splits at 2, 3, 5, 8, 16" in causality
+    assert " of 24 at 256" in causality
+    assert "in train mode" in causality
+    assert "no time for " in found["check_causal_gradients"]
+    again = check_model(build)
+    assert [r.message for r in again.results] == list(found.values())
+    slow(0.001)
+    assert not check_model(build, checks=["shape"]).plan
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_without_time_nothing_passes(name, slow):
+    report = check_model(partial(build_model, LONG), checks=[name], budget=0.1)
+    assert [r.status for r in report.results] == ["skipped"], str(report)
+    assert "no time for" in report.results[0].message
+    slow(1e-6)
+    report = check_model(partial(build_model, LONG), checks=["purity"])
+    assert report.ok
+
+
+def test_all_checks_have_costs():
+    assert COSTS.keys() == CHECKS.keys() > SHARES.keys()
+
+
+@pytest.mark.usefixtures("slow")
+def test_copies_are_made_of_one_model_where_it_can_be_copied():
+    built = []
+
+    def build(closure):
+        model = build_model(LONG)
+        if closure:
+            head, x = model.lm_head, torch.zeros(LONG.n_embd)
+            model.register_forward_hook(lambda m, a, o: o and (*o, head(x)))
+        built.append(model)
+        return model
+
+    def count(closure):
+        built.clear()
+        checks = ["causality", "prefix_consistency", "context_use"]
+        report = check_model(
+            partial(build, closure),
+            vocab_size=31,
+            checks=checks,
+            outputs="logits",
+        )
+        assert report.ok, str(report)
+        return len(built)
+
+    assert count(False) <= 3
+    assert count(True) > 8
+
+
+def test_gaps_are_the_same_in_blocks(monkeypatch):
+    a, b = torch.randn(2, 3, 50, 7)
+    a[0, 3, 2], b[1, 4, 5], a[2, 6], b[2, 6] = math.nan, math.inf, 1, 1
+    whole = gaps(a, b)
+    monkeypatch.setattr(tolerance, "BLOCK", 60)
+    assert torch.equal(gaps(a, b), whole)
+    assert min(whole[0, 3], whole[1, 4]) > 1e38
+    assert whole[2, 6] == 0
+
+
+def test_a_forward_is_measured_on_the_clock():
+    class Sleepy(nn.Module):
+        vocab_size, block_size = 5, 64
+
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(5, 5)
+
+        def forward(self, tokens):
+            time.sleep(0.01 + 0.001 * tokens.size(1))
+            return self.table(tokens)
+
+    subject = Subject(Sleepy)
+    assert subject.measure()
+    assert 0.01 < subject.costs.call < 0.05
+    assert 0.07 < subject.costs.of(64) < 0.3
