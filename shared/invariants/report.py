@@ -24,12 +24,16 @@ class CheckResult:
             the check itself broke, which says nothing about the model.
         message: what was tried, what failed, or why it was skipped.
         seconds: it took.
+        forwards: calls of the model whose scores were read.
+        backwards: passes back from these.
     """
 
     name: str
     status: str
     message: str
     seconds: float
+    forwards: int = 0
+    backwards: int = 0
 
 
 @dataclass

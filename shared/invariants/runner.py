@@ -229,6 +229,7 @@ def run_check(
 ) -> CheckResult:
     """Run one check and return its outcome; only Ctrl-C gets through."""
     start = time.perf_counter()
+    calls, backwards = subject.costs.calls, subject.costs.backwards
     status, detail = "passed", ""
     try:
         if subject.fault and name != "check_shape":
@@ -265,7 +266,14 @@ def run_check(
         status, message = "expected", f"{expected[name]}: {message}"
     if detail and report is not None and status == "failed":
         report.details[name] = detail
-    return CheckResult(name, status, message, time.perf_counter() - start)
+    return CheckResult(
+        name,
+        status,
+        message,
+        time.perf_counter() - start,
+        subject.costs.calls - calls,
+        subject.costs.backwards - backwards,
+    )
 
 
 def _ours(error: BaseException) -> str:

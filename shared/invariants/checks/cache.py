@@ -140,6 +140,7 @@ class _Decoder:
             cache = cache if answer[1] is None else answer[1]
         if cache is None and self.cached.name in CACHES:
             raise SkipCheck(f"no {self.cached.name} comes with the scores")
+        self.subject.costs.charge(scores)
         return scores, cache
 
     def in_pieces(self, tokens: Tensor, pieces: list[int]) -> Tensor:

@@ -6,6 +6,7 @@
     probing.py      where its scores are, found out by calling it
     reading.py      its scores, read from whatever it answers
     sizes.py        vocabulary, length and window, as it declares them
+    costs.py        what calls take, and how much time there is
     tokens.py       ids, lengths and splits to try
     randomness.py   the random state, set and put back
 

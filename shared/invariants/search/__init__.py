@@ -3,6 +3,7 @@
     leaks.py             pairs of sequences that are equal up to a split
     trial.py             what such a search tries and finds
     tolerance.py         which difference is a leak, and which is rounding
+    affordable.py        which splits are tried where time is short
     larger_weights.py    copies in which a leak can no longer hide
     smallest_case.py     the failure's sentence: its smallest case
     first_difference.py  the first module that shows it
