@@ -63,7 +63,7 @@ class _Causality:
         self.small = self._accepted(range(2, SHORT + 1))
         self.small = self.small or subject.fit(SHORT)
         masks = len(MASKS) if subject.caller.takes_mask else 0
-        self.affordable = Affordable(modes=8 + masks)
+        self.affordable = Affordable(modes=9 + masks)
         self.notes: list[str] = []
         self.moved = False
 
@@ -80,7 +80,12 @@ class _Causality:
         limited = subject.costs.limited
         if limited:
             small, near = few, []
-            self._sweep(search, EVAL, few, end, SPLITS)
+            # a leak of short ones is confirmed at once; a model that has
+            # met these may have changed
+            short = self._search()
+            self._sweep(short, EVAL, few, [], SPLITS)
+            search.moved = short.moved
+            self._sweep(search, EVAL, [], end, SPLITS)
             if search.moved:
                 subject.tell(f"check_causality: so far {self.affordable}")
         else:

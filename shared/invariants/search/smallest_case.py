@@ -94,6 +94,10 @@ def _of_one_token(
     """Return a leak from changing one token only, or None."""
     time = base.numel()
     splits = list(range(first, time))
+    costs = search.subject.costs
+    if costs.limited and time > SHORT:
+        seconds = costs.of(time, double=search.double)
+        splits = splits[: max(1, int(costs.left / seconds))]
     rows = base.repeat(len(splits), 1)
     other = rows.clone()
     for i, split in enumerate(splits):
