@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .checks import CHECKS, COSTS, IMPLIED, SHARES, SLOW
+from .checks import CHECKS, COPIES, COSTS, IMPLIED, SHARES, SLOW
 from .errors import SkipCheck, UnusableModel, cause_of, place_of, sentence
 from .model.randomness import isolated
 from .model.subject import Subject
@@ -115,6 +115,8 @@ def check_model(
                 subject.costs.start(subject.costs.spent + seconds)
                 with redirect_stdout(printed), subject.few_threads(threads):
                     result = run_check(subject, name, expected, report, debug)
+                copies = COPIES.get(name, 0)
+                subject.costs.spent += copies * subject.costs.build
             report.results.append(result)
             on_progress(report)
     except KeyboardInterrupt:
@@ -172,7 +174,7 @@ def _estimate(subject: Subject, report: Report) -> dict[str, float]:
     for name in report.asked:
         calls, rows = COSTS[name]
         seconds = costs.of(rows * subject.block_size, calls)
-        report.estimates[name] = seconds + 2 * costs.build
+        report.estimates[name] = seconds + COPIES.get(name, 2) * costs.build
     return report.estimates
 
 

@@ -78,6 +78,9 @@ COSTS = {
     "check_entropy_bound": (2400, 3000),
 }
 
+# What is done to all weights, in copies of the model; 2 where not named.
+COPIES = {"check_finite": 40, "check_gradients": 100}
+
 # Those that ask for time as they go, and the share that each gets of it.
 SHARES = {
     "check_causality": 6,
