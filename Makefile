@@ -28,7 +28,7 @@ lint: .venv/linters
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	! grep -rnE "^ *(from|import) (shared|gpt_duet)\b" shared --include=*.py \
-	    --exclude=__init__.py
+	    --exclude=__init__.py --exclude-dir=pictures
 
 .venv/core: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gpt-duet needs Python 3.11 or newer")'

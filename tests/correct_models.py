@@ -38,7 +38,7 @@ class Correct:
 
     Attributes:
         double: whether in float64 it differs by float64's rounding alone.
-        told: properties that it has in a wider sense, which a check tells.
+        loosely: checks whose property holds in a wider sense only.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Correct:
     vocab_size: int = VOCAB
     block_size: int = BLOCK
     double: bool = True
-    told: tuple[str, ...] = ()
+    loosely: tuple[str, ...] = ()
 
 
 CORRECT: list[Correct] = [Correct("base", GPT, "The small GPT as it is.")]
@@ -182,7 +182,7 @@ class BehindPadding(GPT):
         return self.wpe(positions(tokens) + 2)
 
 
-@correct(told=("check_length_limit",))
+@correct(loosely=("check_length_limit",))
 class BiasByDistance(NoPositions):
     """As many biases by distance as positions are declared; the last one is
     for all that is further."""
@@ -205,7 +205,7 @@ class BiasByDistance(NoPositions):
     )
 
 
-@correct(told=("check_length_limit",))
+@correct(loosely=("check_length_limit",))
 class LimitOfTraining(NoPositions):
     """Declares the length it is to be trained at; its positions, rotary
     ones, go on behind it."""
@@ -504,7 +504,7 @@ def checkpointed(self, x, mask):
     return checkpoint(Block.forward, self, x, mask, use_reentrant=False)
 
 
-@correct(Block, "forward", told=("check_gradients",))
+@correct(Block, "forward", loosely=("check_gradients",))
 def rounded(self, x, mask):
     """Rounds between blocks; the gradient passes straight through."""
     x = Block.forward(self, x, mask)
@@ -654,7 +654,7 @@ def soft_cap(self, x):
     return 5 * (GPT.scores(self, x) / 5).tanh()
 
 
-@correct(told=("check_loss", "check_vocabulary"))
+@correct(loosely=("check_loss", "check_vocabulary"))
 class PaddedTables(TrainableGPT):
     """Token table and head are padded to 64, scores cut to the vocabulary;
     the loss is over the padded width."""
@@ -667,7 +667,7 @@ class PaddedTables(TrainableGPT):
         return logits[..., :VOCAB], loss
 
 
-@correct(TrainableGPT, "loss", told=("check_loss",))
+@correct(TrainableGPT, "loss", loosely=("check_loss",))
 def balance_added(self, logits, targets):
     """A router's balance is added to the returned loss."""
     router = self.head.weight.square().mean()

@@ -360,9 +360,9 @@ def test_a_busy_machine_is_told_before_and_after(
     monkeypatch.setattr(output, "load", lambda: next(busy))
     where = Output(CPU, compare=tmp_path / "old.json")
     where.prepare("forward", [old.runs[0].setting])
-    told = capsys.readouterr().err.splitlines()
+    lines = capsys.readouterr().err.splitlines()
     assert [str(cores + more) in line for more, line in zip(
-        (1.5, 2.5), told, strict=True
+        (1.5, 2.5), lines, strict=True
     )] == [True, True]  # fmt: skip
     assert where.put(results().runs) is False
     out, err = capsys.readouterr()

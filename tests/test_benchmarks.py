@@ -306,15 +306,15 @@ def test_a_peer_that_cannot_be_timed_is_refused(bench, own_peer, peer, words):
 
 def test_a_peer_that_is_not_installed_is_said_so(bench, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    told = "transformers was not run: there is no module 'transformers'"
+    line = "transformers was not run: there is no module 'transformers'"
     decode = ["generate", *TOY, "--new", 1, "--prompt", 1, "--rounds", 1]
     for words in (["forward", *FAST], decode):
         status, out, err = bench(*words)
         assert (status, err) == (0, "")
-        assert told in out
+        assert line in out
         status, out, err = bench(*words, "--peers", "transformers")
         assert (status, out) == (2, "")
-        assert told in err
+        assert line in err
 
 
 # Old results
@@ -343,7 +343,7 @@ def test_old_results_are_compared(bench, tmp_path, monkeypatch):
     # what cannot be compared is refused before anything is measured
     monkeypatch.delattr(commands, "measure_forward")
     content = json.loads(old.read_text())
-    for change, more, told in (
+    for change, more, line in (
         ({}, ["--batch", 3], "batch 1 (here 3)"),
         ({}, ["--compile"], "compile False (here True)"),
         ({"version": 2}, [], "has version 2, this reads version 3"),
@@ -353,7 +353,7 @@ def test_old_results_are_compared(bench, tmp_path, monkeypatch):
         old.write_text(json.dumps(content | change))
         status, out, err = bench(*words, *more, "--compare", old)
         assert (status, out) == (2, "")
-        assert told in err
+        assert line in err
         assert err.count("\n") == 1
 
 

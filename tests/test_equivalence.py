@@ -275,10 +275,10 @@ def test_what_is_told_of_each_style_is_its_own():
 def test_a_norm_that_the_layout_cannot_hold_is_told(eps):
     # its eps stands outside the root; without any eps both are one function
     model = annotated.build_model(SMALL.replace(norm_eps=eps)).double().eval()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as given:
         other = convert(model, "mingpt_style")
     moved = (other.log_probs(TOKENS) - model.log_probs(TOKENS)).abs().max()
-    words = [str(warning.message) for warning in told]
+    words = [str(warning.message) for warning in given]
     assert (moved > 1e-9) == (words != []) == (eps is None)
     assert all("annotated.LayerNorm (eps outside the" in w for w in words)
 

@@ -20,10 +20,10 @@ def test_the_readme_names_faults():
 @pytest.mark.slow
 @pytest.mark.unhooked
 @pytest.mark.parametrize(
-    ("package", "version", "words", "told"), ROWS, ids=[r[2] for r in ROWS]
+    ("package", "version", "words", "sentence"), ROWS, ids=[r[2] for r in ROWS]
 )
 def test_what_the_readme_says_is_found(
-    duet, monkeypatch, package, version, words, told
+    duet, monkeypatch, package, version, words, sentence
 ):
     try:
         found = metadata.version(package)
@@ -35,5 +35,5 @@ def test_what_the_readme_says_is_found(
     status, out, _ = duet("check", *shlex.split(words))
     assert status == 1, out
     out = " ".join(out.split())
-    for piece in told.split(" ... "):  # what follows a colon explains
+    for piece in sentence.split(" ... "):  # what follows a colon explains
         assert re.sub(r"(?<=\)|p): it.*", "", piece) in out

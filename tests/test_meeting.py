@@ -60,9 +60,9 @@ def test_what_others_would_stumble_over_comes_first():
 def test_a_crash_is_told_once_with_the_users_line():
     report = check_model(RefusesOneRow)
     assert found(report)[0] == ["check_shape"], str(report)
-    told = message(report, "check_shape")
-    assert "RuntimeError: one row is too few" in told
-    assert re.search(r"test_meeting\.py, line \d+\)", told), told
+    text = message(report, "check_shape")
+    assert "RuntimeError: one row is too few" in text
+    assert re.search(r"test_meeting\.py, line \d+\)", text), text
 
 
 @pytest.mark.unhooked

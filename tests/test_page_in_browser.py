@@ -140,13 +140,13 @@ def test_the_maps_show_the_numbers(browser, page):
     assert (red[np.triu_indices(T, 1)] == low).all()
     # and the arrow keys tell them: down, down, right
     browser.one("#map-left").send_keys("\ue015\ue015\ue014")
-    told = browser.one("#map-readout").text
-    assert told.startswith("2 \u201cs\u201d attends to 1 \u201c/\u201d: 0.")
-    assert "in annotated" in told
-    assert "in mingpt_style" in told
+    readout = browser.one("#map-readout").text
+    assert readout.startswith("2 \u201cs\u201d attends to 1 \u201c/\u201d: 0.")
+    assert "in annotated" in readout
+    assert "in mingpt_style" in readout
     browser.one("#influence-right").send_keys("\ue015")
-    told = browser.one("#influence-readout").text
-    assert "changes the prediction after 1" in told
+    readout = browser.one("#influence-readout").text
+    assert "changes the prediction after 1" in readout
 
 
 def test_names_that_correspond_light_up_together(browser, page):

@@ -101,13 +101,13 @@ class Report:
     def raise_for_failures(self) -> None:
         """Raise AssertionError with all failures, if there are any."""
         __tracebackhide__ = True
-        told = [r for r in self.results if r.status in ("failed", "error")]
-        if told:
+        bad = [r for r in self.results if r.status in ("failed", "error")]
+        if bad:
             counts = f"{len(self.failed)} checks failed"
             if self.errors:
                 counts += f", {len(self.errors)} broke"
             lines = [f"{self.model}: {counts}"]
-            lines += [f"{r.name}: {r.message}" for r in told]
+            lines += [f"{r.name}: {r.message}" for r in bad]
             raise AssertionError("\n".join(lines))
 
     @property

@@ -249,8 +249,8 @@ def run_check(
     except (AssertionError, UnusableModel) as error:
         status, message = "failed", str(error)
         detail = "\n".join(getattr(error, "__notes__", []))
-        first = subject.told.setdefault(cause_of(error), name)
-        if IMPLIED.get(name) in subject.told.values():
+        first = subject.failed_first.setdefault(cause_of(error), name)
+        if IMPLIED.get(name) in subject.failed_first.values():
             first = IMPLIED[name]
         if first != name:
             status, message = "skipped", f"see {first}: {message}"

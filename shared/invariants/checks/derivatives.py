@@ -48,10 +48,10 @@ def check_gradients(subject: Subject) -> str:
     time = subject.lengths.fit(8)
     tokens = draw(subject.vocab_size, 3, time, generator)
     tokens[:, -1] = tokens[:, 0]  # an id that comes twice
-    search, told = Search(subject, model), ""
+    search, note = Search(subject, model), ""
     for mode in (EVAL, Mode("in train mode", training=True)):
-        told = _compare(search, mode, tokens, generator) or told
-    return f"eval and train mode, along random directions{told}"
+        note = _compare(search, mode, tokens, generator) or note
+    return f"eval and train mode, along random directions{note}"
 
 
 def _compare(

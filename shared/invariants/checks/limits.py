@@ -155,15 +155,15 @@ def check_length_limit(subject: Subject) -> str:
     if limit > subject.block_size and limit > 4096:
         raise SkipCheck(f"{subject.limit} is too long to try")
     generator = subject.generator()
-    told = ""
+    offset = ""
     with _on_cpu(subject) as model:
         ends = subject.caller.method is not None or has_position_table(
             model, limit, subject.vocab_size
         )
         fewer = before_first_position(model, limit)
         if fewer and subject.block_size == limit - fewer:
-            told = f"declared are {limit}, taken {limit - fewer}: positions "
-            told += "start behind the padding id; "
+            offset = f"declared are {limit}, taken {limit - fewer}: positions "
+            offset += "start behind the padding id; "
             limit -= fewer
         for time in (limit, limit + 1, limit + 7):
             tokens = draw(subject.vocab_size, 1, time, generator)
@@ -186,7 +186,7 @@ def check_length_limit(subject: Subject) -> str:
                     if ends:
                         raise AssertionError(words)
                     return f"{words}: it has no table of as many positions"
-    return f"{told}{limit + 1} tokens: {reason[:80]}"
+    return f"{offset}{limit + 1} tokens: {reason[:80]}"
 
 
 def check_vocabulary(subject: Subject) -> str:
@@ -233,8 +233,8 @@ def check_vocabulary(subject: Subject) -> str:
                     f"id {outside} at position {position} is answered "
                     f"without an error; the vocabulary has {vocab} ids"
                 )
-    told = f"; the token table has {spare} rows to spare" if spare else ""
-    return f"{len(ids)} of {vocab} ids{told}"
+    rest = f"; the token table has {spare} rows to spare" if spare else ""
+    return f"{len(ids)} of {vocab} ids{rest}"
 
 
 def _table_rows(subject: Subject, model: Model) -> int:

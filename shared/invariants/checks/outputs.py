@@ -55,9 +55,11 @@ def check_shape(subject: Subject) -> str:
     if subject.fault:
         raise AssertionError(subject.fault)
     if subject.refusals:
-        told = [f"{error}; {answered}" for error, answered in subject.refusals]
+        sentences = [
+            f"{error}; {answered}" for error, answered in subject.refusals
+        ]
         first = subject.refusals[0][0]
-        raise ModelRaised("; ".join(told)) from first.__cause__
+        raise ModelRaised("; ".join(sentences)) from first.__cause__
     sizes = {(1, 1), (4, 1), (1, 2), (3, 2), (5, 3), (2, 7), (1, longest)}
     sizes = {(b, subject.lengths.fit(t)) for b, t in sizes}
     for training in (False, True):

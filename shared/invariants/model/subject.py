@@ -60,7 +60,7 @@ class Subject:
         noisy: whether random numbers show in its scores in eval mode.
         for_inference: whether it answers in inference mode.
         notes: what the reader of a report should know.
-        told: the check that told a cause of failures, by the cause.
+        failed_first: the first check that failed, by the cause.
         costs: what calls take, and how much time there is.
         tell: called with what a check knows before it ends.
 
@@ -91,7 +91,7 @@ class Subject:
                 )
         self.seed = seed
         self.notes: list[str] = []
-        self.told: dict[str, str] = {}
+        self.failed_first: dict[str, str] = {}
         self.costs = Costs()
         self.tell: Callable[[str], None] = lambda text: None
         self._kept: dict[object, Any] = {}
