@@ -238,7 +238,7 @@ def run_check(
             raise SkipCheck("see check_shape")
         with isolated(subject.seed):
             message = CHECKS[name](subject)
-        if left_out := subject.costs.told():
+        if left_out := subject.costs.not_tried():
             if not subject.costs.granted:
                 raise SkipCheck(f"no time for {left_out}")
             message += f"; no time for {left_out}"

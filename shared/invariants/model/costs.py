@@ -96,7 +96,7 @@ class Costs:
         self.granted += 1
         return True
 
-    def told(self) -> str:
+    def not_tried(self) -> str:
         """Return what there was no time for, or ""."""
         return ", ".join(
             f"{what} at {spans(lengths)}".lstrip()
