@@ -64,6 +64,9 @@ def check(
             show_default=False,
         ),
     ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The same as --budget 30s.")
+    ] = False,
     thorough: Annotated[
         bool, typer.Option("--thorough", help="Try all, however long.")
     ] = False,
@@ -96,8 +99,10 @@ def check(
     for name, size in (("vocab-size", vocab_size), ("block-size", block_size)):
         if size is not None:
             whole_number(f"--{name}", size, at_least=1)
-    if thorough and budget is not None:
-        raise ValueError("--thorough has no --budget")
+    if thorough + quick + (budget is not None) > 1:
+        raise ValueError("--thorough, --quick and --budget: choose one")
+    if quick:
+        budget = "30s"
     seconds = math.inf if thorough else _seconds(budget)
     require_seed(seed)
     require_parent(json_file)
