@@ -57,6 +57,7 @@ def broken():
 
 class Slow(Tiny):
     def load_state_dict(self, *arguments, **settings):
+        open("asleep", "w").close()
         time.sleep(60)
 
 
@@ -239,6 +240,8 @@ def test_each_line_is_printed_when_it_is_known_and_ctrl_c_keeps_them(project):
     lines = [process.stdout.readline() for _ in range(3)]
     assert lines[0] == "my_pkg.model:Slow: 11 tokens, sequences to 8\n"
     assert lines[2].startswith("check_shape ")
+    while not (project / "asleep").exists():
+        time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -42,7 +42,7 @@ def check_cache(subject: Subject) -> str:
     generator = subject.generator()
     longest = subject.block_size
     lengths = subject.fit(1, 7, 16)
-    for batch in (1, 3, 5):
+    for batch in sorted({subject.fit_rows(rows) for rows in (1, 3, 5)}):
         for time in lengths:
             splits = _splits(time)
             calls = 1 + sum(map(len, splits))
@@ -197,7 +197,9 @@ class _Decoder:
 
     def in_turns(self, pair: list[Tensor]) -> list[Tensor]:
         """Return the scores of two texts, each a token at a time."""
-        caches: list[object] = [self.cached.init_cache(2) for _ in pair]
+        caches: list[object] = [
+            self.cached.init_cache(len(tokens)) for tokens in pair
+        ]
         parts: list[list[Tensor]] = [[], []]
         for t in range(pair[0].size(1)):
             for i, tokens in enumerate(pair):
@@ -209,7 +211,8 @@ class _Decoder:
 
     def compare_in_turns(self, time: int, generator: torch.Generator) -> None:
         """Require that two texts at once do not share a cache."""
-        pair = [self.draw(2, time, generator) for _ in range(2)]
+        rows = self.subject.fit_rows(2)
+        pair = [self.draw(rows, time, generator) for _ in range(2)]
         turns = self.in_turns(pair)
         for i, tokens in enumerate(pair):
             full = self.subject.scores(self.model, tokens)

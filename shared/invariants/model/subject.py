@@ -270,6 +270,10 @@ class Subject:
         """Return these lengths, each as near as the model accepts it."""
         return sorted({self.lengths.fit(time) for time in lengths})
 
+    def fit_rows(self, count: int) -> int:
+        """Return a number of rows, fewer where the model has no room."""
+        return count if self.rows is None else min(count, self.rows)
+
     @property
     def device(self) -> torch.device | None:
         """Where the model is built, and its tokens are moved to."""
