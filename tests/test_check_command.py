@@ -81,7 +81,9 @@ number = 3
 
 def start(*words, folder):
     """Start the command in a folder, as an installed one would run there."""
-    run = (
+    run = (  # Ctrl-C works, also where a shell's background job ignores it
+        "import signal; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "
         "import sys; sys.path[0:1] = []; "
         f"sys.path.append({str(ROOT)!r}); "
         "from shared.cli import main; sys.argv[0] = 'gpt-duet'; main()"
