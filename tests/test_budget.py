@@ -74,6 +74,7 @@ def test_a_leak_is_found_in_the_default_time(fault):
     assert report.plan.startswith("one forward of 256 tokens takes 2 s: about")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model", as_parameters(b for b in BROKEN if b.check in SHARES)
 )
