@@ -77,6 +77,9 @@ def _train(subject: Subject, ids: int, repeat: bool) -> list[float]:
         optimiser.zero_grad()
         with asked("in the backward pass in train mode"):
             loss.backward()
+        for p in model.parameters():
+            if p.grad is not None and p.grad.is_sparse:
+                p.grad = p.grad.to_dense()  # Adam takes no other
         optimiser.step()
         losses.append(float(loss))
     return losses
