@@ -192,6 +192,7 @@ def test_nothing_overflows(browser, page, width, dark):
     assert out == []
 
 
+@pytest.mark.unhooked  # which shows its own frames on the page
 def test_columns_on_a_desk_and_stacked_on_a_phone(browser, page):
     places = (
         "return ['left', 'right'].map(side => document.querySelector("
