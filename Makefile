@@ -3,6 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# A group of tests, which share a browser, runs in one worker.
+WORKERS := -n auto --dist loadgroup
 
 .PHONY: demo test test-slow test-shapes test-all lint clean
 
@@ -10,14 +12,14 @@ demo: .venv/core
 	$(BIN)/gpt-duet compare
 
 test: .venv/installed
-	$(BIN)/pytest -n auto -m "not slow" $(FLAGS)
+	$(BIN)/pytest $(WORKERS) -m "not slow" $(FLAGS)
 
 test-slow: .venv/installed
-	$(BIN)/pytest -n auto -m slow $(FLAGS)
+	$(BIN)/pytest $(WORKERS) -m slow $(FLAGS)
 
 # The shape annotations of every call, checked at run time.
 test-shapes: .venv/installed
-	$(BIN)/pytest -n auto -m "not slow" --check-shapes
+	$(BIN)/pytest $(WORKERS) -m "not slow" --check-shapes
 
 test-all: test test-slow test-shapes
 

@@ -27,6 +27,7 @@ def test_nothing_else_is_broken(model):
     assert not found_in(model, MEASUREMENTS.keys() - {model.check, SLOW})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", as_parameters(CORRECT))
 def test_correct_model_holds_every_property(model):
     assert not found_in(model, MEASUREMENTS.keys() - {SLOW, *model.loosely})

@@ -33,7 +33,6 @@ SMALL = GPTConfig(11, 8, n_layer=2, n_head=2, n_embd=8)
 TOKENS = random_tokens(SMALL, 2, 8)
 
 
-@settings(max_examples=100)
 @given(data=st.data())
 def test_the_whole_model_is_one_function(data):
     config = data.draw(configs(norm_eps=0.0))
@@ -63,7 +62,7 @@ def smallest_deviation(model, tokens):
     return min(smallest)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_both_styles_compute_what_the_loops_compute(data):
     config = data.draw(configs(min_embd=3, norm_eps=1e-5, n_layer=2))
@@ -78,7 +77,7 @@ def test_both_styles_compute_what_the_loops_compute(data):
         np.testing.assert_allclose(ours, loops, rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_gradients_of_the_token_embedding_agree(data):
     # two features with eps 0: a norm's gradient is rounding noise
@@ -101,7 +100,7 @@ def test_gradients_of_the_token_embedding_agree(data):
     )
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_float32_with_the_schools_own_eps(data):
     config = data.draw(configs(min_embd=8, norm_eps=None))
@@ -119,7 +118,7 @@ def test_float32_with_the_schools_own_eps(data):
     assert difference <= rounding_bound(other, tokens)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_any_chain_of_styles_computes_the_same(data):
     config = data.draw(configs(min_embd=3, norm_eps=1e-5))
@@ -194,7 +193,7 @@ def test_models_of_different_configs_are_not_compared(field, value):
         compare_models(a, b, STAGES, TOKENS)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_the_verdict_is_one_function(data):
     config = data.draw(configs(min_embd=4, norm_eps=None))

@@ -24,7 +24,7 @@ from gpt_duet.invariants import (
     save_map,
     text_map,
 )
-from gpt_duet.invariants.parametrize import BoundCheck
+from gpt_duet.invariants.parametrize import BoundCheck, Subjects
 from gpt_duet.invariants.pictures import colours
 
 PURITY = "check_purity"
@@ -98,6 +98,7 @@ def test_a_broken_model_is_caught_by_its_check(model):
     assert report.results[0].message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", as_parameters(b for b in BROKEN if b.only))
 def test_and_by_no_other_where_no_other_can_see_it(model):
     report = run(model, CHECKS.keys() - {SLOW, model.check})
@@ -282,7 +283,7 @@ def test_a_small_model_runs_on_one_thread_or_on_as_many_as_asked():
             seen.append(torch.get_num_threads())
             return super().forward(tokens)
 
-    check = BoundCheck("check_shape", {})
+    check = BoundCheck("check_shape", Subjects())
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -321,6 +322,20 @@ def test_parametrize_names_and_marks():
         check(model)
     with pytest.raises(TypeError, match="vocabulary"):
         parametrize_with_checks([GPT], vocabulary=5)
+
+
+def test_the_checks_of_a_model_meet_it_once():
+    built = []
+
+    def build():
+        built.append(1)
+        return GPT()
+
+    subjects = Subjects()
+    for model, count in ((build, 2), (build, 1), (GPT, 0), (build, 2)):
+        built.clear()
+        BoundCheck("check_shape", subjects)(model)
+        assert len(built) == count
 
 
 def named(expression):
@@ -388,19 +403,18 @@ def test_pytest_shows_the_users_line_and_the_message(tmp_path):
 IMPORTS = """
 import sys, torch
 before = set(sys.modules)
-import {package}.invariants
-from {package}.invariants import check_model
+import shared.invariants
+from gpt_duet.invariants import check_model
 report = str(check_model(lambda x: torch.zeros(*x.shape, 5), vocab_size=5,
                          block_size=4, checks=["shape"]))
 assert "1 passed" in report
-print(*{{name.split(".")[0] for name in sys.modules.keys() - before}})
+print(*{name.split(".")[0] for name in sys.modules.keys() - before})
 """
 
 
-@pytest.mark.parametrize("package", ["gpt_duet", "shared"])
-def test_checks_need_little_beside_torch(package):
+def test_checks_need_little_beside_torch():
     """Neither their import nor a printed report loads what commands need."""
-    run = [sys.executable, "-c", IMPORTS.format(package=package)]
+    run = [sys.executable, "-c", IMPORTS]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split()) - sys.stdlib_module_names
     ours = {"gpt_duet", "shared", "jaxtyping", "numpy"}

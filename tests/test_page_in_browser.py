@@ -10,6 +10,8 @@ from browser import FAINT, HOSTILE, Browser, data_of, hostile_page, make_page
 
 from shared.comparison.benchmark_results import Results, Row, Run
 
+pytestmark = pytest.mark.xdist_group("page")
+
 CONCEPTS = ["embedding", "attention", "feed_forward", "block", "model", "head"]
 MAPS = ["map-left", "map-right", "map-difference"]
 

@@ -127,26 +127,40 @@ def test_another_seed_is_another_run(train):
     assert what_was_learnt(runs[0])[0] != what_was_learnt(runs[1])[0]
 
 
-@pytest.mark.parametrize("tied", [(), ("--tie-weights",)])
-@pytest.mark.parametrize("style", STYLES)
-def test_a_run_that_crashed_goes_on(duet, train, monkeypatch, style, tied):
-    given = ("--steps=14", "--eval-interval=4", "--style", style, *tied)
+@pytest.mark.parametrize(
+    ("style", "words", "stop"),
+    [
+        ("annotated", (), None),
+        ("annotated", ("--tie-weights",), signal.SIGINT),
+        ("mingpt_style", (), signal.SIGTERM),
+        ("mingpt_style", ("--tie-weights",), None),
+    ],
+)
+def test_a_run_that_crashed_or_was_stopped_goes_on(
+    duet, train, monkeypatch, style, words, stop
+):
+    given = ("--steps=14", "--eval-interval=4", "--style", style, *words)
     whole, _, _ = train(*given, name="whole")
     take_step = Trainer.take_step
 
-    def crash(trainer):
-        if trainer.step == 10:
+    def end(trainer):
+        if trainer.step == 10 and stop is None:
             raise ValueError("the power went")
+        if trainer.step == 10:
+            signal.raise_signal(stop)
         return take_step(trainer)
 
+    status, saved, logged = (128 + stop, 11, 11) if stop else (2, 8, 10)
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "take_step", crash)
-        out, _, _ = train(*given, status=2)
-    assert open_run(out).step == 8
-    assert len(read_log(out)) == 10
+        patch.setattr(Trainer, "take_step", end)
+        out, _, err = train(*given, status=status)
+    advice = f"go on with: gpt-duet train --resume {out}"
+    assert (advice in err) == (stop is not None)
+    assert open_run(out).step == saved
+    assert len(read_log(out)) == logged  # nothing is lost by a signal
     status, _, err = duet("train", "--resume", out)
     assert status == 0, err
-    assert "resuming after step 8" in err
+    assert f"resuming after step {saved}" in err
     assert what_was_learnt(out) == what_was_learnt(whole)
     # a run that is done has nothing to do but to draw and write again
     (out / "loss.png").unlink()
@@ -213,10 +227,8 @@ def wait_for_steps(process, folder, steps):
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize(
-    "number",
-    [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_told_to_stop_it_saves(text, tmp_path, number):
     common = ("--file", text, *SMALL, "--steps=150", "--eval-interval=120")
     whole, out = tmp_path / "whole", tmp_path / "run"

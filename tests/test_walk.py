@@ -11,7 +11,10 @@ from browser import FAINT, HOSTILE, Browser, data_of, make_page, page_of
 
 from shared.comparison.page.value_maps import ValueMaps, as_table
 
-pytestmark = pytest.mark.unhooked  # as for every diff by value
+pytestmark = [
+    pytest.mark.unhooked,  # as for every diff by value
+    pytest.mark.xdist_group("walk"),
+]
 
 
 @pytest.fixture(scope="module")

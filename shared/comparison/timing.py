@@ -11,6 +11,8 @@ from torch.utils.benchmark import Timer
 
 Quartiles = tuple[float, float, float]
 
+SHORTEST = 0.02  # seconds that are timed at least: what is quick runs again
+
 
 def quartiles(values: Sequence[float]) -> Quartiles:
     """Return first quartile, median and third quartile of some numbers."""
@@ -69,7 +71,7 @@ def stopwatch(
         globals={"run": run},
         num_threads=torch.get_num_threads(),
     )
-    return lambda: timer.blocked_autorange(min_run_time=0.02).median
+    return lambda: timer.blocked_autorange(min_run_time=SHORTEST).median
 
 
 def time_first(run: Callable[[], object], device: torch.device) -> float:

@@ -17,12 +17,30 @@ LONGEST = 60  # characters of an expression in a test's name
 Expected = Mapping[str, str] | Callable[[Model], Mapping[str, str]]
 
 
-class BoundCheck:
-    """A check and the settings of its Subject: call it with a model."""
+class Subjects:
+    """Makes Subjects, and keeps the last: the checks of a model share it."""
 
-    def __init__(self, name: str, settings: Mapping[str, Any]):
+    def __init__(self, **settings: Any):
+        inspect.signature(Subject).bind(None, **settings)
+        self._settings = settings
+        self._model: Model | None = None
+
+    def of(self, model: Model) -> Subject:
+        """Return the Subject of a model, made when it is another's turn."""
+        if model is not self._model:
+            with isolated(self._settings.get("seed", 0)):
+                self._subject = Subject(model, **self._settings)
+            self._subject.require_scores()
+            self._model = model
+        return self._subject
+
+
+class BoundCheck:
+    """A check and what makes its Subject: call it with a model."""
+
+    def __init__(self, name: str, subjects: Subjects):
         self.__name__ = name
-        self._settings = dict(settings)
+        self._subjects = subjects
 
     def __call__(self, model: Model) -> str:
         """Run the check; a skip is pytest's own.
@@ -33,13 +51,10 @@ class BoundCheck:
         __tracebackhide__ = True
         import pytest
 
-        seed = self._settings.get("seed", 0)
         try:
-            with isolated(seed):
-                subject = Subject(model, **self._settings)
-                subject.require_scores()
-                with subject.few_threads():
-                    return CHECKS[self.__name__](subject)
+            subject = self._subjects.of(model)
+            with isolated(subject.seed), subject.few_threads():
+                return CHECKS[self.__name__](subject)
         except SkipCheck as skip:
             reason = str(skip)
         except (AssertionError, UnusableModel) as error:
@@ -87,7 +102,7 @@ def parametrize_with_checks(
     import pytest
 
     names = choose_checks(checks)
-    inspect.signature(Subject).bind(None, **settings)
+    subjects = Subjects(**settings)
     how: Any = {} if strict is None else {"strict": strict}
     parameters, labels = [], Counter[str]()
     for index, model in enumerate(models):
@@ -108,7 +123,7 @@ def parametrize_with_checks(
             marks = []
             if name in reasons:
                 marks = [pytest.mark.xfail(reason=reasons[name], **how)]
-            check = BoundCheck(name, settings)
+            check = BoundCheck(name, subjects)
             parameters.append(
                 pytest.param(model, check, id=f"{label}-{name}", marks=marks)
             )

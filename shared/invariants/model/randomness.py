@@ -12,7 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 def seed_all(seed: int) -> None:
     """Seed each generator that a model may draw from."""
-    torch.manual_seed(seed)
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:  # which would note the whole stack, for devices that are not there
+        torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
