@@ -7,10 +7,8 @@ import typer
 from rich.console import Console
 
 from ..files import require_new_folder
-from ..validation import choose_device, choose_dtype
+from ..validation import choose_device
 from . import options
-
-SIZES = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
 
 
 def train(
@@ -79,27 +77,11 @@ def train(
         raise ValueError(
             "give --out for a new run, or --resume for one to go on with"
         )
-    import torch
-
     from ..invariants.model.threads import few_threads
-    from ..protocol import LanguageModel, load_style
-    from ..tokenization.texts import text_stamp
-    from ..tokenization.tokenizers import load_tokenizer
-    from ..training import (
-        Recipe,
-        Trainer,
-        describe_tokenizer,
-        join_processes,
-        own_device,
-    )
-    from .choices import (
-        ModelOptions,
-        choose_config,
-        choose_start,
-        choose_text,
-    )
-    from .training_loop import Run, train_to_the_end
-    from .training_start import continue_from, resume_run, split
+    from ..training import Recipe, join_processes, own_device
+    from .choices import ModelOptions
+    from .training_loop import train_to_the_end
+    from .training_start import resume_run, start_run
 
     device = own_device(choose_device(device_name))
     with join_processes(device) as processes:
@@ -118,47 +100,19 @@ def train(
                 eval_batches=eval_batches,
                 seed=seed,
             )
-            load_style(style)
-            dtype = choose_dtype(dtype_name)
-            text, _ = choose_text(None, file)
             if start == "default" and "--tokenizer" not in given:
                 tokenizer_name = options.TOKENIZER
-            tokenizer = load_tokenizer(tokenizer_name, text)
-            model_options = ModelOptions(
-                preset, n_layer, n_head, n_embd, block_size, activation
-            )
-            torch.manual_seed(recipe.seed)
-            if start is None:
-                config = choose_config(
-                    model_options, tokenizer, SIZES,
-                    dropout=dropout, tie_weights=tie_weights,
-                )  # fmt: skip
-                # a preset may have room for more tokens than can be written
-                config = config.replace(vocab_size=tokenizer.n_vocab)
-                model = load_style(style).build_model(config)
-            else:
-                if "--tie-weights" in given:
-                    raise ValueError("--from brings its own head")
-                checkpoint = choose_start(
-                    start, model_options, tokenizer, tokenizer_name
-                )
-                config = checkpoint.config.replace(dropout=dropout)
-                model = continue_from(style, checkpoint.state, config)
-            if not isinstance(model, LanguageModel):
-                raise ValueError(f"style {style!r} builds no language model")
-            facts = {
-                "style": style,
-                "dtype": dtype_name,
-                "text": {
-                    "file": None if file is None else str(file.absolute()),
-                    "sha256": text_stamp(text),
-                },
-                "tokenizer": describe_tokenizer(tokenizer_name, tokenizer),
-            }
-            model.to(device, dtype)
-            parts = split(tokenizer, text, device)
-            trainer = Trainer(model, *parts, recipe, processes)
-            run = Run(out, trainer, config, facts, tokenizer, new=True)
+            run = start_run(
+                out, recipe, file, tokenizer_name, device, processes,
+                style=style,
+                start=start,
+                sizes=ModelOptions(
+                    preset, n_layer, n_head, n_embd, block_size, activation
+                ),
+                dropout=dropout,
+                tie_weights=tie_weights,
+                dtype_name=dtype_name,
+            )  # fmt: skip
         size = sum(p.numel() for p in run.trainer.model.parameters())
         window = run.trainer.recipe.batch_size * run.config.block_size
         with few_threads(size, window, threads):

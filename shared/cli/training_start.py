@@ -1,4 +1,4 @@
-"""Where a training starts: from weights, or from its own last checkpoint."""
+"""Where a training starts: anew, from weights, or from its checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -8,19 +8,76 @@ from typing import Any
 import torch
 
 from ..config import GPTConfig
-from ..protocol import load_style
+from ..protocol import LanguageModel, load_style
 from ..tokenization.texts import split_ids, text_stamp
-from ..tokenization.tokenizers import Tokenizer
+from ..tokenization.tokenizers import Tokenizer, load_tokenizer
 from ..training import (
     Processes,
+    Recipe,
     Trainer,
     build_saved,
     cut_log,
+    describe_tokenizer,
     open_run,
     recall_tokenizer,
 )
-from .choices import choose_text
+from ..validation import choose_dtype
+from .choices import ModelOptions, choose_config, choose_start, choose_text
 from .training_loop import Run
+
+SIZES = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
+
+
+def start_run(
+    out: Path,
+    recipe: Recipe,
+    file: Path | None,
+    tokenizer_name: str,
+    device: torch.device,
+    processes: Processes,
+    *,
+    style: str,
+    start: str | None,
+    sizes: ModelOptions,
+    dropout: float,
+    tie_weights: bool | None,
+    dtype_name: str,
+) -> Run:
+    """Return a new run: of a model drawn at random, or of trained weights."""
+    load_style(style)
+    dtype = choose_dtype(dtype_name)
+    text, _ = choose_text(None, file)
+    tokenizer = load_tokenizer(tokenizer_name, text)
+    torch.manual_seed(recipe.seed)
+    if start is None:
+        config = choose_config(
+            sizes, tokenizer, SIZES, dropout=dropout, tie_weights=tie_weights
+        )
+        # a preset may have room for more tokens than can be written
+        config = config.replace(vocab_size=tokenizer.n_vocab)
+        model = load_style(style).build_model(config)
+    else:
+        if tie_weights is not None:
+            raise ValueError("--from brings its own head")
+        weights = choose_start(start, sizes, tokenizer, tokenizer_name)
+        config = weights.config.replace(dropout=dropout)
+        model = continue_from(style, weights.state, config)
+    if not isinstance(model, LanguageModel):
+        raise ValueError(f"style {style!r} builds no language model")
+    facts = {
+        "style": style,
+        "dtype": dtype_name,
+        "text": {
+            "file": None if file is None else str(file.absolute()),
+            "sha256": text_stamp(text),
+        },
+        "tokenizer": describe_tokenizer(tokenizer_name, tokenizer),
+    }
+    model.to(device, dtype)
+    trainer = Trainer(
+        model, *split(tokenizer, text, device), recipe, processes
+    )
+    return Run(out, trainer, config, facts, tokenizer, new=True)
 
 
 def continue_from(

@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ...invariants.errors import UnusableModel, sentence
-from ...invariants.model.building import is_factory, name_of
-from ...invariants.model.randomness import isolated
+from ...invariants.errors import UnusableModel
+from ...invariants.model.building import Builder, is_factory
 from ...invariants.model.subject import Subject
 from .alone import lines_alone
 from .found import Found, Pair
@@ -122,29 +121,11 @@ def _as_tokens(
 
 def _subject(model: Model, length: int, vocab_size: int | None) -> Subject:
     try:
-        if is_factory(model):
-            model = _built(model)
+        if is_factory(model):  # once: a loader may take longer than a run
+            model = Builder(model, SEED, None, []).build()
         return Subject(model, vocab_size=vocab_size, block_size=length)
     except UnusableModel as error:
         raise ValueError(str(error)) from error.__cause__
-
-
-def _built(factory: Model) -> Model:
-    """Build a model once, of which the runs take copies.
-
-    A loader may take longer than a run.
-    """
-    name = name_of(factory) or "the factory"
-    try:
-        with isolated(SEED):
-            model = factory()
-    except Exception as error:
-        raise ValueError(f"{name} raised {sentence(error)}") from error
-    if not callable(model):
-        raise ValueError(
-            f"{name} returned no model but {type(model).__name__}"
-        )
-    return model
 
 
 def _require_tokens(

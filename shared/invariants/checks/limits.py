@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import ModelRaised, SkipCheck, sentence
 from ..model.building import Model
@@ -204,7 +204,7 @@ def check_vocabulary(subject: Subject) -> str:
     vocab = subject.vocab_size
     generator = subject.generator()
     with _on_cpu(subject) as model:
-        ids = _ids_to_try(model, vocab, generator)
+        ids = _ids_to_try(subject, generator)
         time = subject.lengths.fit(64)
         # the last row is filled up with the first ids
         rows = ids.repeat(time)[: time * -(-len(ids) // time)].view(-1, time)
@@ -247,13 +247,11 @@ def _table_rows(subject: Subject, model: Model) -> int:
 
 
 def _ids_to_try(
-    model: Model, vocab: int, generator: torch.Generator
+    subject: Subject, generator: torch.Generator
 ) -> Int[Tensor, "ids"]:
     """Return all ids, or of a large model ends, powers of two and some."""
-    count = 0
-    if isinstance(model, nn.Module):
-        count = sum(p.numel() for p in model.parameters())
-    if count * vocab <= ALL_IDS and vocab <= 1 << 14:
+    vocab = subject.vocab_size
+    if subject.parameters * vocab <= ALL_IDS and vocab <= 1 << 14:
         return torch.arange(vocab)
     edges = [1 << k for k in range(vocab.bit_length() - 1)]
     drawn = torch.randint(vocab, (512,), generator=generator)

@@ -4,6 +4,7 @@
     building.py     built anew for each check
     calling.py      called as its signature asks
     probing.py      where its scores are, found out by calling it
+    refusals.py     lengths and rows that it refuses, and noise in eval mode
     reading.py      its scores, read from whatever it answers
     sizes.py        vocabulary, length and window, as it declares them
     costs.py        what calls take, and how much time there is

@@ -15,24 +15,16 @@ from ..errors import ModelRaised, SkipCheck, UnusableModel, asked
 from .building import Builder, Model, called_modules, name_of
 from .calling import LAYOUTS, MASK, Caller, caller_of
 from .costs import Costs
-from .lengths import Lengths, find_lengths
+from .lengths import Lengths
 from .probing import probe
 from .randomness import isolated, seed_all
 from .reading import find_scores, follow
-from .sizes import (
-    LENGTH,
-    ROWS,
-    VOCABULARY,
-    before_first_position,
-    choose_sizes,
-    declared,
-)
+from .refusals import find_noise, find_refusals, require_batch_first
+from .sizes import LENGTH, VOCABULARY, choose_sizes, declared
 from .threads import few_threads
-from .tokens import draw
 
 HEAVY = 2_000_000  # parameters: from here on fewer long sequences are tried
 KEPT = 3  # copies that checks share where time is short
-MANY_ROWS = 64  # as many as the checks give at once, but for a few
 OUTPUTS = ("auto", "logits", "log_probs")
 
 
@@ -155,9 +147,9 @@ class Subject:
         if self.reader.form.axes != (0, 1, 2):
             self.notes.append(f"the scores are read as {self.reader.form}")
         with suppress(ModelRaised):  # the checks will meet it, too
-            self._require_batch_first(model, *probed.size)
-            self._find_refusals(model, *probed.size)
-            self._find_noise(model, probed.size[0])
+            require_batch_first(self, model, *probed.size)
+            find_refusals(self, model, *probed.size)
+            find_noise(self, model, probed.size[0])
 
     def _ask(
         self, model: Model, caller: Caller, batch: int, time: int, top: int
@@ -172,86 +164,6 @@ class Subject:
         what = f"on tokens of shape {(batch, time)}, in eval mode"
         with asked(what), torch.no_grad():
             return caller.call(model, tokens.to(self.device))
-
-    def _require_batch_first(
-        self, model: Model, batch: int, time: int
-    ) -> None:
-        """Refuse a model that takes (time, batch) where nothing says so.
-
-        It shows when a token moves what comes after it in the first axis and
-        not in the second, along which equal tokens have equal scores.
-        """
-        if self.caller.time_first or min(batch, time) < 2:
-            return
-        tokens = draw(self.vocab_size, batch, time, self.generator())
-        changed = tokens.clone()
-        changed[0, 0] = (tokens[0, 0] + 1) % self.vocab_size
-        base, moved, equal = (
-            self.scores(model, ids, seed=self.seed)
-            for ids in (tokens, changed, torch.zeros_like(tokens))
-        )
-        differs = (base != moved).any(-1)
-        if (
-            differs[1:, 0].any()
-            and not differs[0, 1:].any()
-            and torch.allclose(equal, equal[:, :1].expand_as(equal))
-        ):
-            raise UnusableModel(
-                f"{self.name} mixes the first axis of its tokens and not the "
-                f'second: does it take (time, batch)? Then give layout="tb" '
-                f"(in the shell --layout tb)"
-            )
-
-    def _find_refusals(self, model: Model, batch: int, time: int) -> None:
-        """Find lengths and numbers of rows that are refused, told once."""
-        refused: dict[tuple[int, int], ModelRaised] = {}
-
-        def answers(rows: int, length: int) -> bool:
-            ids = draw(self.vocab_size, rows, length, self.generator())
-            try:
-                self.scores(model, ids)
-            except ModelRaised as error:
-                refused[rows, length] = error
-            return (rows, length) not in refused
-
-        rows = 1 if answers(1, time) else batch
-        refused.clear()
-        self.lengths = find_lengths(
-            lambda length: answers(rows, length), self.block_size, time
-        )
-        fewer = self.block_size - before_first_position(model, self.block_size)
-        if refused and self.lengths != Lengths(1, 1, fewer):
-            first = refused[min(refused)]
-            self.refusals.append((first, f"{self.lengths} are answered"))
-        self.block_size = self.lengths.longest
-        refused.clear()
-        low, high, length = batch, MANY_ROWS + 1, self.lengths.fit(7)
-        if not answers(MANY_ROWS, length):
-            while high - low > 1:
-                middle = (low + high) // 2
-                good = answers(middle, length)
-                low, high = (middle, high) if good else (low, middle)
-            self.rows = low
-            said = declared(model, ROWS)
-            if said is not None and said.value == low:
-                self.notes.append(f"at most {low} rows at once: {said}")
-            else:
-                first = refused[min(refused)]
-                self.refusals.append((first, f"{low} rows are answered"))
-
-    def _find_noise(self, model: Model, batch: int) -> None:
-        """Find out whether random numbers show in eval mode."""
-        time = self.lengths.fit(7)
-        tokens = draw(self.vocab_size, batch, time, self.generator())
-        first, again = (self.scores(model, tokens, seed=1) for _ in "ab")
-        other = self.scores(model, tokens, seed=2)
-        if first.equal(again) and not first.equal(other):
-            self.noisy = True
-            self.notes.append(
-                "random numbers are drawn in eval mode, which is the matter "
-                "of check_determinism: all other checks run the model from a "
-                "fixed random state"
-            )
 
     def require_scores(self) -> None:
         """Refuse a model whose answers cannot be read."""

@@ -1,0 +1,106 @@
+"""What a model refuses, and how it takes what it is given: found by trying.
+
+Told once, by check_shape or as a note: no other check stumbles over it.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..errors import ModelRaised, UnusableModel
+from .building import Model
+from .lengths import Lengths, find_lengths
+from .sizes import ROWS, before_first_position, declared
+from .tokens import draw
+
+if TYPE_CHECKING:
+    from .subject import Subject
+
+MANY_ROWS = 64  # as many as the checks give at once, but for a few
+
+
+def require_batch_first(
+    subject: "Subject", model: Model, batch: int, time: int
+) -> None:
+    """Refuse a model that takes (time, batch) where nothing says so.
+
+    It shows when a token moves what comes after it in the first axis and
+    not in the second, along which equal tokens have equal scores.
+    """
+    if subject.caller.time_first or min(batch, time) < 2:
+        return
+    vocab = subject.vocab_size
+    tokens = draw(vocab, batch, time, subject.generator())
+    changed = tokens.clone()
+    changed[0, 0] = (tokens[0, 0] + 1) % vocab
+    base, moved, equal = (
+        subject.scores(model, ids, seed=subject.seed)
+        for ids in (tokens, changed, torch.zeros_like(tokens))
+    )
+    differs = (base != moved).any(-1)
+    if (
+        differs[1:, 0].any()
+        and not differs[0, 1:].any()
+        and torch.allclose(equal, equal[:, :1].expand_as(equal))
+    ):
+        raise UnusableModel(
+            f"{subject.name} mixes the first axis of its tokens and not the "
+            f'second: does it take (time, batch)? Then give layout="tb" '
+            f"(in the shell --layout tb)"
+        )
+
+
+def find_refusals(
+    subject: "Subject", model: Model, batch: int, time: int
+) -> None:
+    """Find lengths and numbers of rows that are refused."""
+    refused: dict[tuple[int, int], ModelRaised] = {}
+
+    def answers(rows: int, length: int) -> bool:
+        ids = draw(subject.vocab_size, rows, length, subject.generator())
+        try:
+            subject.scores(model, ids)
+        except ModelRaised as error:
+            refused[rows, length] = error
+        return (rows, length) not in refused
+
+    rows, longest = 1 if answers(1, time) else batch, subject.block_size
+    refused.clear()
+    subject.lengths = find_lengths(
+        lambda length: answers(rows, length), longest, time
+    )
+    fewer = longest - before_first_position(model, longest)
+    if refused and subject.lengths != Lengths(1, 1, fewer):
+        first = refused[min(refused)]
+        subject.refusals.append((first, f"{subject.lengths} are answered"))
+    subject.block_size = subject.lengths.longest
+    refused.clear()
+    low, high, length = batch, MANY_ROWS + 1, subject.lengths.fit(7)
+    if answers(MANY_ROWS, length):
+        return
+    while high - low > 1:
+        middle = (low + high) // 2
+        good = answers(middle, length)
+        low, high = (middle, high) if good else (low, middle)
+    subject.rows = low
+    said = declared(model, ROWS)
+    if said is not None and said.value == low:
+        subject.notes.append(f"at most {low} rows at once: {said}")
+    else:
+        first = refused[min(refused)]
+        subject.refusals.append((first, f"{low} rows are answered"))
+
+
+def find_noise(subject: "Subject", model: Model, batch: int) -> None:
+    """Find out whether random numbers show in eval mode."""
+    time = subject.lengths.fit(7)
+    tokens = draw(subject.vocab_size, batch, time, subject.generator())
+    first, again = (subject.scores(model, tokens, seed=1) for _ in "ab")
+    other = subject.scores(model, tokens, seed=2)
+    if first.equal(again) and not first.equal(other):
+        subject.noisy = True
+        subject.notes.append(
+            "random numbers are drawn in eval mode, which is the matter of "
+            "check_determinism: all other checks run the model from a fixed "
+            "random state"
+        )
