@@ -2,11 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from markupsafe import Markup
-
 from ..values import Found
 from ..values.side import Side
-from .render import make_environment, policy_hash, source_of, versions
+from .render import fill
 from .walk import make_walk
 
 
@@ -21,16 +19,10 @@ def render_diff(
     Both sides are run again on the tokens for their values.
     """
     walk = make_walk(found, sides, tokens, text_of)
-    environment = make_environment()
-    script = source_of(environment, "walk.js")
-    style = "".join(
-        source_of(environment, name) for name in ("page.css", "walk.css")
-    )
-    return environment.get_template("diff.html").render(
+    return fill(
+        "diff.html",
+        scripts=["walk"],
+        styles=["page", "walk"],
         walk=walk,
-        style=Markup(style),
-        script=Markup(script),
-        script_hash=policy_hash(script),
-        versions=versions(),
         data={"walk": walk.data},
     )

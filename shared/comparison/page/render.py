@@ -4,7 +4,7 @@ import base64
 import hashlib
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -71,15 +71,15 @@ def render_page(
         for style, model in zip(styles, models, strict=True)
     ]
     limit = math.inf if comparison.one_function else comparison.bound
-    environment = make_environment()
     walk = _walk(comparison, state, tokens, tokenizer)
-    names = ("page", "walk") if walk else ("page",)
-    script = "".join(source_of(environment, f"{n}.js") for n in names)
-    style = "".join(source_of(environment, f"{n}.css") for n in names)
+    assets = ("page", "walk") if walk else ("page",)
     pieces = [token_text(tokenizer, token) for token in tokens[0].tolist()]
     attention = attention_data(styles, models, tokens)
     influenced = influence_data(models, tokens)
-    return environment.get_template("page.html").render(
+    return fill(
+        "page.html",
+        scripts=assets,
+        styles=assets,
         comparison=comparison,
         too_far=lambda difference: not difference <= limit,
         config=config,
@@ -90,12 +90,8 @@ def render_page(
         },
         weights=visible(comparison.weights),
         excerpt=_excerpt(tokenizer, tokens),
-        versions=versions(),
-        style=Markup(style),
         walk=walk,
         walk_parameters=WALK_PARAMETERS,
-        script=Markup(script),
-        script_hash=policy_hash(script),
         shape=str(tuple(tokens.shape)),
         architecture=architecture(styles, models, tokens, differences),
         concepts=concept_sections(styles, comparison, differences, costs),
@@ -137,6 +133,25 @@ def _walk(
         return None
     text_of = partial(token_text, tokenizer)
     return make_walk(found, sides, used[0].tolist(), text_of)
+
+
+def fill(
+    template: str,
+    scripts: Sequence[str],
+    styles: Sequence[str],
+    **content: Any,
+) -> str:
+    """Return a page: a template with its scripts and styles inside."""
+    environment = make_environment()
+    script = "".join(source_of(environment, f"{n}.js") for n in scripts)
+    style = "".join(source_of(environment, f"{n}.css") for n in styles)
+    return environment.get_template(template).render(
+        script=Markup(script),
+        script_hash=policy_hash(script),
+        style=Markup(style),
+        versions=versions(),
+        **content,
+    )
 
 
 def make_environment() -> Environment:
