@@ -23,7 +23,8 @@ test-shapes: .venv/installed
 
 test-all: test test-slow test-shapes
 
-# The last line: inside shared imports are relative, so that it has two names.
+# The last lines: inside shared imports are relative, so that it has two names;
+# the others import it as gpt_duet, and never its command.
 lint: .venv/linters
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -31,6 +32,8 @@ lint: .venv/linters
 	$(BIN)/lint-imports
 	! grep -rnE "^ *(from|import) (shared|gpt_duet)\b" shared --include=*.py \
 	    --exclude=__init__.py --exclude-dir=pictures
+	! grep -rnE "^ *(from|import) (shared\b|gpt_duet\.cli)" \
+	    annotated mingpt_style benchmarks --include=*.py
 
 .venv/core: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gpt-duet needs Python 3.11 or newer")'

@@ -15,3 +15,9 @@
 
 measured/ keeps results; README.md says how they were measured.
 """
+
+from typing import Literal
+
+# Here, as --help is not to wait for torch.
+Kind = Literal["forward", "generate", "train-step"]
+STYLES = ("annotated", "mingpt_style")

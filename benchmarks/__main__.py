@@ -1,6 +1,6 @@
 """Runs the benchmarks, as gpt-duet bench does."""
 
-from shared.console import run
+from gpt_duet.console import run
 
 from .app import main
 

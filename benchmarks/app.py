@@ -2,20 +2,17 @@
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from typer import Argument, Option
 
-from shared.validation import choose_device, choose_dtype, whole_number
+from gpt_duet.validation import choose_device, choose_dtype, whole_number
 
-from .forward import measure_forward
-from .generate import measure_generate
-from .machine import keep_freed_memory
-from .output import Output, telling
-from .peers import PEERS
-from .plan import STYLES, Kind, make_plan
+from . import STYLES, Kind
+
+if TYPE_CHECKING:  # imported where it is used: --help need not wait for it
+    import torch
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -75,9 +72,10 @@ def bench(
     peers: Annotated[
         str,
         Option(
-            help="Other people's decoders of the same shape: "
-            f"{', '.join(PEERS)}; none; or all that are installed. With "
-            "generate: transformers only."
+            help="Other people's decoders of the same shape: transformers, "
+            "transformers-eager, transformers-one-gelu, torch-encoder, "
+            "x-transformers; none; or all that are installed. With generate: "
+            "transformers only."
         ),
     ] = "all",
     peer: Annotated[
@@ -178,6 +176,15 @@ def bench(
         )
     if not decoding and (prompt or new):
         raise ValueError(f"--prompt and --new are for generate, not {kind}")
+    import torch
+
+    from .forward import measure_forward
+    from .generate import measure_generate
+    from .machine import keep_freed_memory
+    from .output import Output, telling
+    from .peers import PEERS
+    from .plan import make_plan
+
     keep_freed_memory()
     if threads is not None:
         torch.set_num_threads(whole_number("threads", threads, 1))
@@ -227,15 +234,19 @@ def main() -> None:
     app(prog_name="gpt-duet bench")
 
 
-def _device(name: str) -> torch.device:
+def _device(name: str) -> "torch.device":
+    import torch
+
     if name == "auto":
         found = torch.accelerator.is_available()
         name = str(torch.accelerator.current_accelerator()) if found else "cpu"
     return choose_device(name)
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
+def _dtype(name: str, device: "torch.device") -> "torch.dtype":
     """Return the dtype of that name, if the device multiplies in it."""
+    import torch
+
     dtype = choose_dtype(name, DTYPES)
     try:
         x = torch.ones(4, 4, dtype=dtype, device=device)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shared.comparison.benchmark_results import Results, Run
-from shared.files import replace_file
+from gpt_duet.comparison.benchmark_results import Results, Run
+from gpt_duet.files import replace_file
 
 from .tables import seconds
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.comparison.benchmark_results import Results, Row, Value
+from gpt_duet.comparison.benchmark_results import Results, Row, Value
 
 from .machine import LIBRARIES
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shared.comparison.benchmark_results import Run
-from shared.training.recipe import Recipe, build_optimizer
+from gpt_duet.comparison.benchmark_results import Run
+from gpt_duet.training.recipe import Recipe, build_optimizer
 
 from .gates import require_as_eager, require_sound
 from .models import Candidate, build_peers, build_styles, parameter_note

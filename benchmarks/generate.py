@@ -5,9 +5,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from shared.comparison.benchmark_results import Run
-from shared.generation import generate, optimize_for_decoding
-from shared.protocol import CachedLanguageModel
+from gpt_duet.comparison.benchmark_results import Run
+from gpt_duet.generation import generate, optimize_for_decoding
+from gpt_duet.protocol import CachedLanguageModel
 
 from .gates import require_sound
 from .models import Candidate, build_peers, build_styles

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shared.comparison.benchmark_results import Value
+from gpt_duet.comparison.benchmark_results import Value
 
 LIBRARIES = ("torch", "transformers", "x-transformers")
 SQUARE = 1536  # large enough for any processor's best rate, and quick

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared.comparison.models import largest_difference
-from shared.comparison.styles import enlarged_random_weights, rounding_bound
-from shared.config import GPTConfig
-from shared.invariants import Subject
-from shared.protocol import load_style
+from gpt_duet.comparison.models import largest_difference
+from gpt_duet.comparison.styles import enlarged_random_weights, rounding_bound
+from gpt_duet.config import GPTConfig
+from gpt_duet.invariants import Subject
+from gpt_duet.protocol import load_style
 
 from .peers import PEERS, build_peer
 from .plan import Plan

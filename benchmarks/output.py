@@ -9,9 +9,9 @@ import torch
 from rich.console import Console
 from rich.live import Live
 
-from shared.comparison.benchmark_results import Results, Run, read_results
-from shared.console import warn
-from shared.validation import require_different, require_parent
+from gpt_duet.comparison.benchmark_results import Results, Run, read_results
+from gpt_duet.console import warn
+from gpt_duet.validation import require_different, require_parent
 
 from .chart import draw, require_picture
 from .compare import Facts, compare_results, require_comparable

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared.checkpoint.config_json import transformers_config
-from shared.config import ACTIVATIONS, GPTConfig
-from shared.targets import load_target
+from gpt_duet.checkpoint.config_json import transformers_config
+from gpt_duet.config import ACTIVATIONS, GPTConfig
+from gpt_duet.targets import load_target
 
 
 def transformers_gpt2(

@@ -4,16 +4,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from shared.comparison.benchmark_results import Value
-from shared.config import GPTConfig, preset_fields, preset_names
+from gpt_duet.comparison.benchmark_results import Value
+from gpt_duet.config import GPTConfig, preset_fields, preset_names
 
+from . import STYLES, Kind
 from .peers import PEERS
 
-STYLES = ("annotated", "mingpt_style")
 CPU = torch.device("cpu")
 MOST_TOKENS = 2**31 - 1
 # A GPTConfig's fields, a batch and a time: a small model on characters,
@@ -33,9 +33,6 @@ PRESETS: dict[str, tuple[dict[str, Any], int, int]] = {
         1024,
     ),
 }
-
-
-Kind = Literal["forward", "generate", "train-step"]
 
 
 @dataclass(frozen=True)

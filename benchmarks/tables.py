@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from torch.utils.benchmark import select_unit
 
-from shared.comparison.benchmark_results import Results, Row, Run
+from gpt_duet.comparison.benchmark_results import Results, Row, Run
 
 from .compare import Change
 

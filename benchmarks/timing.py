@@ -6,8 +6,8 @@ The clock and the order of a round are shared/comparison/timing.py's.
 from collections.abc import Callable
 from typing import Any
 
-from shared.comparison.benchmark_results import Row, Run
-from shared.comparison.timing import interleave, stopwatch, time_first
+from gpt_duet.comparison.benchmark_results import Row, Run
+from gpt_duet.comparison.timing import interleave, stopwatch, time_first
 
 from .machine import limits
 from .plan import Plan, Tokens

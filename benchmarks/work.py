@@ -6,7 +6,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from shared.config import GPTConfig
+from gpt_duet.config import GPTConfig
 
 
 def count_flops(run: Callable[[], object]) -> int:

@@ -6,6 +6,11 @@ import subprocess
 import sys
 from importlib import import_module
 
+import pytest
+import torch
+
+from benchmarks.app import bench
+from benchmarks.peers import PEERS
 from shared.cli import COMMANDS, options
 from shared.cli.train import train
 from shared.tokenization import DEFAULT
@@ -27,7 +32,7 @@ CALLS = {
     "--help": 0,
     "--version": 0,
     "nonsense": 2,
-    **{f"{name} --help": 0 for name in COMMANDS if name != "bench"},
+    **{f"{name} --help": 0 for name in COMMANDS},
     "check annotated --nonsense": 2,
     "check annotated --block-size=0": 2,
     "compare --seed=-1": 2,
@@ -35,6 +40,8 @@ CALLS = {
     "ladder --out=x.gif": 2,
     "generate --json=no/where.json": 2,
     "convert --to=gpt3 --out=x": 2,
+    "bench nonsense": 2,
+    "bench forward --new=3": 2,
 }
 
 
@@ -54,8 +61,32 @@ def test_the_list_of_commands_says_what_each_says_of_itself():
         assert inspect.getdoc(function).startswith(line)
 
 
-def test_defaults_that_the_options_repeat():
+def test_what_the_options_repeat():
+    [peers] = (
+        inspect.signature(bench).parameters["peers"].annotation.__metadata__
+    )
+    assert f": {', '.join(PEERS)};" in peers.help
     assert options.TOKENIZER == DEFAULT
     given = inspect.signature(train).parameters
     for field, value in vars(Recipe()).items():
         assert field not in given or given[field].default == value
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "compare annotated annotated",
+        "check annotated --only shape",
+        "train --steps 1 --eval-batches 1 --block-size 8 --out {folder}/run",
+        "ladder --steps 1 --eval-batches 1 --out {folder}/ladder.png",
+    ],
+)
+def test_threads_are_as_asked(words, duet, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    text = tmp_path / "text.txt"
+    text.write_text("abcdefgh" * 64)
+    words = words.format(folder=tmp_path).split()
+    more = [] if words[0] == "check" else ["--file", text]
+    assert duet(*words, *more, "--threads", 7)[0] == 0
+    assert 7 in asked

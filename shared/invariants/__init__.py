@@ -1,6 +1,6 @@
 """Checks that tell whether a decoder-only language model is one.
 
-from shared.invariants import check_model
+from gpt_duet import check_model
 print(check_model(lambda: MyGPT(config), vocab_size=65, block_size=64))
 """
 
