@@ -157,9 +157,10 @@ def test_styles_compile_in_one_graph(bench, tmp_path):
 )  # fmt: skip
 def test_what_a_command_measures(bench, monkeypatch, words, expected):
     plans = []
-    for name in ("measure_forward", "measure_generate"):
+    for name in ("forward", "generate"):
         monkeypatch.setattr(
-            commands, name, lambda plan, tell: plans.append(plan) or []
+            f"benchmarks.{name}.measure_{name}",
+            lambda plan, tell: plans.append(plan) or [],
         )
     assert bench(*words)[0] == 0
     (plan,) = plans
@@ -341,7 +342,7 @@ def test_old_results_are_compared(bench, tmp_path, monkeypatch):
     more = ["--tolerance", 0.25, "--rounds", 3]  # the latest word counts
     assert bench(*words, *more, "--compare", old)[0] == 0
     # what cannot be compared is refused before anything is measured
-    monkeypatch.delattr(commands, "measure_forward")
+    monkeypatch.setattr("benchmarks.forward.measure_forward", None)
     content = json.loads(old.read_text())
     for change, more, line in (
         ({}, ["--batch", 3], "batch 1 (here 3)"),
