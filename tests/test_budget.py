@@ -8,6 +8,7 @@ import pytest
 import torch
 from broken_models import BROKEN, as_parameters
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from gpt_duet import GPTConfig
 from gpt_duet.invariants import check_model
@@ -166,6 +167,31 @@ def test_gaps_are_the_same_in_blocks(monkeypatch):
     assert torch.equal(gaps(a, b), whole)
     assert min(whole[0, 3], whole[1, 4]) > 1e38
     assert whole[2, 6] == 0
+
+
+class Fetched(TorchFunctionMode):
+    """Notes how many numbers are fetched from where they were computed."""
+
+    HOW = ("cpu", "item", "numpy", "tolist", "__float__", "__bool__")
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name = getattr(function, "__name__", "")
+        if name in self.HOW or (name == "to" and "cpu" in map(str, args[1:])):
+            self.sizes.append(args[0].numel())
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["causality", "prefix_consistency"])
+def test_no_table_of_scores_leaves_the_device(name):
+    with Fetched() as fetched:
+        report = check_model(partial(build_model, LONG), checks=[name])
+    assert report.ok
+    assert max(fetched.sizes) <= 24 * LONG.block_size  # gaps, not scores
+    assert len(fetched.sizes) < 4 * report.results[0].forwards
 
 
 def test_a_forward_is_measured_on_the_clock():

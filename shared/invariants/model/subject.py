@@ -107,7 +107,7 @@ class Subject:
         self._double: dict[bool, bool] = {}
         training = getattr(model, "training", False)
         try:
-            with isolated(seed):
+            with isolated(seed), self.few_threads():
                 self._meet(model, outputs)
         finally:
             if isinstance(model, nn.Module):
