@@ -191,7 +191,7 @@ def test_no_table_of_scores_leaves_the_device(name):
         report = check_model(partial(build_model, LONG), checks=[name])
     assert report.ok
     assert max(fetched.sizes) <= 24 * LONG.block_size  # gaps, not scores
-    assert len(fetched.sizes) < 4 * report.results[0].forwards
+    assert len(fetched.sizes) < 8 * report.results[0].forwards
 
 
 def test_a_forward_is_measured_on_the_clock():
