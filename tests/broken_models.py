@@ -1157,6 +1157,16 @@ class TableNotRegistered(GPT):
         return super().embed(tokens) + self.sines[: tokens.size(1)]
 
 
+@broken("check_dtype", GPT, "body", only=True)
+def mask_left_behind(self, x, mask):
+    """A boolean table is no buffer, and a value is read before it is met."""
+    if x.abs().max().item() < 0:
+        return x
+    shown = self.__dict__.setdefault("shown", torch.ones(BLOCK).bool())
+    x = x.masked_fill(~shown[: x.size(1), None], 0.0)
+    return GPT.body(self, x, mask)
+
+
 @broken("check_dtype", GPT, "scores", only=True)
 def double_narrowed(self, x):
     """Scores in float64 are taken for a mistake and cast to float32."""

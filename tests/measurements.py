@@ -487,6 +487,12 @@ def check_dtype(case):
             yield f"{dtype}: {error}"
         if answer.dtype != dtype:
             yield f"{dtype} weights answer in {answer.dtype}"
+    model = build(case).eval()
+    scores(model, tokens, case)
+    for module in model.to("meta").modules():
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and not value.is_meta:
+                yield f"{name} is not moved"
     try:
         build(case).to("meta").eval()(tokens.to("meta"))
     except (RuntimeError, NotImplementedError) as error:

@@ -1,0 +1,82 @@
+"""Another device, where a machine has none: it computes on the CPU."""
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+# The device's name. "meta" itself has no numbers, and imports for a second.
+NAME = "meta"
+ATEN = torch.ops.aten
+# Operations that take tensors of two devices, on CUDA as well.
+ACROSS = {ATEN._to_copy, ATEN.copy_, ATEN.index, ATEN.index_put_}
+
+
+class Away(Tensor):
+    """A tensor that says it is on the other device.
+
+    Attributes:
+        here: its numbers, on the CPU.
+    """
+
+    here: Tensor
+
+    @staticmethod
+    def __new__(cls, here: Tensor) -> Self:
+        """Return a tensor of this one's shape, strides and dtype."""
+        away: Self = Tensor._make_wrapper_subclass(
+            cls,
+            here.size(),
+            strides=here.stride(),
+            storage_offset=here.storage_offset(),
+            dtype=here.dtype,
+            device=torch.device(NAME),
+        )
+        away.here = here
+        return away
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return _compute(function, args, kwargs or {})
+
+
+class Elsewhere(TorchDispatchMode):
+    """Inside, NAME is a device that computes.
+
+    A tensor that stays on the CPU cannot be combined with one that moved, as
+    on any two devices: RuntimeError.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and dynamo takes a second
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return _compute(function, args, kwargs or {})
+
+
+def _compute(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    tensors: list[Tensor] = []
+    tree_map_only(Tensor, tensors.append, (args, kwargs))
+    moved = [t for t in tensors if isinstance(t, Away)]
+    wanted = kwargs.get("device")
+    away = bool(moved) if wanted is None else str(wanted) == NAME
+    if moved and function.overloadpacket not in ACROSS:
+        for tensor in tensors:
+            if not isinstance(tensor, Away) and tensor.dim():
+                raise RuntimeError(
+                    "expected all tensors to be on the same device, found "
+                    f"one of shape {(*tensor.shape,)} on the {tensor.device} "
+                    f"in {function.overloadpacket.__name__}"
+                )
+    if away and wanted is not None:
+        kwargs = kwargs | {"device": "cpu"}
+    own_args, own_kwargs = tree_map_only(
+        Away, lambda t: t.here, (args, kwargs)
+    )
+    result = function(*own_args, **own_kwargs)
+    if function._schema.is_mutable and args and result is own_args[0]:
+        return args[0]
+    return tree_map_only(Tensor, Away, result) if away else result
