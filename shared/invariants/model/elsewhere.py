@@ -38,7 +38,9 @@ class Away(Tensor):
         return away
 
     @classmethod
-    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function, types, args=(), kwargs=None
+    ):
         return _compute(function, args, kwargs or {})
 
 
