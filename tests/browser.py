@@ -119,6 +119,14 @@ class Browser:
         self.requests()
         self.driver.get(path.as_uri())
 
+    def open_by_itself(self, path, **how):
+        """Open a file that asks for no other, and that all can read."""
+        self.open(path, **how)
+        assert self.errors() == []
+        requests = {r for r in self.requests() if not r.startswith("data:")}
+        assert requests == {path.as_uri()}
+        assert self.js(FAINT) == []
+
     def errors(self):
         """What the console said since it was last asked."""
         return [entry["message"] for entry in self.driver.get_log("browser")]

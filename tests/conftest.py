@@ -166,6 +166,16 @@ def refused(duet):
     return refused
 
 
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """Chromium, headless; tests that share it are in one xdist_group."""
+    from browser import Browser
+
+    chromium = Browser(tmp_path_factory.mktemp("profile"))
+    yield chromium
+    chromium.driver.quit()
+
+
 @pytest.fixture
 def no_network(monkeypatch):
     """Whoever asks the network fails."""

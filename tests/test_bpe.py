@@ -3,8 +3,7 @@
 import contextlib
 import hashlib
 import io
-import subprocess
-import sys
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from tiktoken._educational import SimpleBytePairEncoding, bpe_train
 
 from shared import load_tokenizer
+from shared.console import run
 from shared.tokenization import bpe
 from shared.tokenization.texts import default_text, text_stamp
 
@@ -59,12 +59,10 @@ def test_what_cannot_be_trained(text, n_ranks, message):
         bpe.train_bpe(text, n_ranks)
 
 
-def test_the_script_refuses_a_file_in_one_line():
-    words = [sys.executable, "-m", "shared.tokenization.bpe", "--file=nope"]
-    process = subprocess.run(words, capture_output=True, text=True)
-    assert process.returncode == 2
-    assert process.stderr.count("\n") == 1, process.stderr
-    assert "nope" in process.stderr
+def test_the_script_refuses_a_file_in_one_line(run_command):
+    status, out, err = run_command(partial(run, bpe.main), "", "--file=nope")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "nope" in err
 
 
 def test_the_script_writes_what_training_gives(tmp_path, capsys):

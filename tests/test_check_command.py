@@ -311,7 +311,10 @@ def test_what_the_scores_are_can_be_said(here):
     assert here(*words, "log_probs")[0] == 1
 
 
-def test_a_long_traceback_is_cut_and_debug_shows_all_of_it(here, project):
+def test_a_long_traceback_is_cut_and_debug_shows_all_of_it(
+    here, monkeypatch, capsys
+):
+    monkeypatch.setattr("shared.console.debug", False)  # put back at the end
     status, _, err = here("my_pkg.model:wordy")
     assert status == 2
     *shown, last = err.splitlines()
@@ -319,6 +322,8 @@ def test_a_long_traceback_is_cut_and_debug_shows_all_of_it(here, project):
     assert shown[1] == "  ..."
     assert shown[-1] == "line 39"
     assert last.startswith("gpt-duet: ")
-    _, _, err = gpt_duet("my_pkg.model:wordy", "--debug", folder=project)
+    with pytest.raises(ValueError, match="wordy raised RuntimeError"):
+        here("my_pkg.model:wordy", "--debug")
+    err = capsys.readouterr().err
     assert "line 3\n" in err
     assert str(ROOT / "shared" / "invariants") in err

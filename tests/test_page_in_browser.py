@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from browser import FAINT, HOSTILE, Browser, data_of, hostile_page, make_page
+from browser import HOSTILE, data_of, hostile_page, make_page
 
 from shared.comparison.benchmark_results import Results, Row, Run
 
@@ -21,13 +21,6 @@ def page(tmp_path_factory):
     return hostile_page(tmp_path_factory.mktemp("page"))
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    chromium = Browser(tmp_path_factory.mktemp("profile"))
-    yield chromium
-    chromium.driver.quit()
-
-
 def pixels(browser, canvas):
     return browser.js(
         f"return document.getElementById('{canvas}').toDataURL()"
@@ -37,13 +30,7 @@ def pixels(browser, canvas):
 def test_in_either_theme_no_error_no_request_and_contrast(browser, page):
     maps = []
     for dark in (False, True):
-        browser.open(page, dark=dark)
-        assert browser.errors() == []
-        requests = browser.requests()
-        assert {r for r in requests if not r.startswith("data:")} == {
-            page.as_uri()
-        }
-        assert browser.js(FAINT) == []
+        browser.open_by_itself(page, dark=dark)
         back = browser.js(
             "return getComputedStyle(document.body).backgroundColor"
         )

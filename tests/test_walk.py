@@ -7,7 +7,7 @@ import html5lib
 import numpy as np
 import pytest
 import torch
-from browser import FAINT, HOSTILE, Browser, data_of, make_page, page_of
+from browser import HOSTILE, data_of, make_page, page_of
 
 from shared.comparison.page.value_maps import ValueMaps, as_table
 
@@ -22,13 +22,6 @@ def page(tmp_path_factory):
     """The walk of both styles on the small model."""
     folder = tmp_path_factory.mktemp("walk")
     return page_of(folder, "diff", "annotated", "mingpt_style")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    chromium = Browser(tmp_path_factory.mktemp("profile"))
-    yield chromium
-    chromium.driver.quit()
 
 
 # --- What is in the page ----------------------------------------------------
@@ -263,13 +256,7 @@ def test_no_width_scrolls_sideways(browser, page, width):
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_contrast_in_both_themes_and_no_request(browser, page, dark):
-    browser.open(page, dark=dark)
-    assert browser.errors() == []
-    requests = browser.requests()
-    assert {r for r in requests if not r.startswith("data:")} == {
-        page.as_uri()
-    }
-    assert browser.js(FAINT) == []
+    browser.open_by_itself(page, dark=dark)
 
 
 def test_printed_it_is_a_list(browser, page):
