@@ -1,5 +1,6 @@
 """gpt-duet train as a user runs it: stopped, killed, resumed, misused."""
 
+import inspect
 import json
 import os
 import random
@@ -17,7 +18,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shared.cli import main
-from shared.training import Trainer, last_checkpoint, open_run, read_log
+from shared.cli.train import train as train_command
+from shared.training import (
+    Recipe,
+    Trainer,
+    last_checkpoint,
+    open_run,
+    read_log,
+)
 
 STYLES = ("annotated", "mingpt_style")
 ROOT = Path(__file__).resolve().parents[1]
@@ -104,6 +112,9 @@ def test_a_run_from_start_to_text(duet, train, style):
     assert all(fields <= line.keys() for line in log)
     evaluated = [line["step"] for line in log if "val_loss" in line]
     assert evaluated == [5, 10, 12]
+    seconds = [line["seconds"] for line in log]
+    assert 0 < seconds[0]
+    assert seconds == sorted({*seconds})
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     sample = (out / "sample.txt").read_text()
     assert sample == written
@@ -111,15 +122,17 @@ def test_a_run_from_start_to_text(duet, train, style):
     assert set(sample) <= set(TEXT)
     assert "step    12" in err
     assert re.search(r" \d,\d{3} parameters, ", err)
-    status, written, err = duet(
-        "generate", "--checkpoint", out, "--prompt=The cat",
-        "--new-tokens=9", "--temperature=1",
-    )  # fmt: skip
-    assert status == 0, err
-    assert written.startswith("The cat")
-    assert len(written) == 7 + 9 + 1
-    assert style in err
-    assert "after 12 of 12 steps" in err
+    one = out / "checkpoints" / "step-00000010"
+    for folder, step in ((out, 12), (one, 10)):
+        status, written, err = duet(
+            "generate", "--checkpoint", folder, "--prompt=The cat",
+            "--new-tokens=9", "--temperature=1",
+        )  # fmt: skip
+        assert status == 0, err
+        assert written.startswith("The cat")
+        assert len(written) == 7 + 9 + 1
+        assert style in err
+        assert f"after {step} of 12 steps" in err
 
 
 def test_another_seed_is_another_run(train):
@@ -162,6 +175,8 @@ def test_a_run_that_crashed_or_was_stopped_goes_on(
     assert status == 0, err
     assert f"resuming after step {saved}" in err
     assert what_was_learnt(out) == what_was_learnt(whole)
+    seconds = [line["seconds"] for line in read_log(out)]
+    assert seconds == sorted({*seconds})
     # a run that is done has nothing to do but to draw and write again
     (out / "loss.png").unlink()
     assert duet("train", "--resume", out)[0] == 0
@@ -364,6 +379,10 @@ def test_two_processes_have_the_gradients_of_one(tmp_path):
         (("--out", "{new}", "--dtype=int8"), "dtype must be float32 or"),
         (("--resume", "{absent}"), "there is no folder"),
         (("--resume", "{folder}"), "has no checkpoints"),
+        (
+            ("--resume", "{run}/checkpoints/step-00000001"),
+            "step-00000001 is one checkpoint: --resume takes its run's folder",
+        ),
         (("--resume", "{run}", "--n-embd=32"), "--n-embd is 32"),
         (("--resume", "{run}", "--lr=0.5"), "--lr is 0.5, but the run"),
         (("--resume", "{run}", "--style=annotated"), "--style is annotated"),
@@ -385,9 +404,20 @@ def test_a_mistake_is_one_line_and_changes_nothing(
 
 
 def test_a_finished_run_that_is_resumed_says_so(duet, finished):
+    # what is told of a damaged log: it goes on without
+    (finished / "log.jsonl").rename(finished / "away")
     status, _, err = duet("train", "--resume", finished)
     assert status == 0
     assert "resuming after step 2, its last: nothing is left to train" in err
+    assert read_log(finished) == []
+
+
+def test_the_options_defaults_are_the_recipes():
+    asked = inspect.signature(train_command).parameters
+    names = asked.keys() & vars(Recipe()).keys()
+    assert len(names) == 6
+    for name in names:
+        assert asked[name].default == getattr(Recipe(), name), name
 
 
 @pytest.mark.parametrize("name", ["model", "optimizer"])

@@ -75,6 +75,7 @@ def test_the_rate_rises_and_falls_to_a_tenth():
     assert max(rates) == pytest.approx(1e-3, rel=1e-4)
     assert recipe.lr_at(1050) == pytest.approx((1e-3 + 1e-4) / 2)
     assert rates[-1] == pytest.approx(1e-4)
+    assert recipe.lr_at(3000) == rates[-1]  # past the last step
     assert Recipe(steps=1).lr_at(1) == pytest.approx(1e-4)
 
 
@@ -88,6 +89,7 @@ def test_the_rate_rises_and_falls_to_a_tenth():
         ({"lr": 0.0}, r"lr must be a number above 0, got 0\.0"),
         ({"lr": float("nan")}, "lr .* got nan"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"seed": 2**63}, f"seed must be at most {2**63 - 1:,}, got {2**63}"),
     ],
 )
 def test_a_recipe_that_cannot_be_done_is_refused(setting, message):
@@ -205,15 +207,15 @@ def test_what_is_no_number_stops_before_the_weights(broken, message):
     assert run.step == 1
 
 
-@pytest.mark.parametrize("cut", [6, 250])
-def test_a_text_without_a_window_is_refused(cut):
+@pytest.mark.parametrize(("cut", "rest"), [(6, 250), (250, 6)])
+def test_a_text_without_a_window_is_refused(cut, rest):
     model = mingpt_style.build_model(CONFIG)
     message = (
-        f"a text of {cut + 5} tokens, {cut} to learn from and 5 to be tested "
+        f"a text of 256 tokens, {cut} to learn from and {rest} to be tested "
         "on, is too short: a window of 6 and its target need 7 in each part"
     )
     with pytest.raises(ValueError, match=message):
-        Trainer(model, IDS[:cut], IDS[cut : cut + 5], RECIPE)
+        Trainer(model, IDS[:cut], IDS[cut : cut + rest], RECIPE)
     Trainer(model, IDS[:7], IDS[7:14], RECIPE)
 
 
@@ -290,6 +292,18 @@ def test_a_frozen_parameter_has_no_moments_to_resume(tmp_path):
     again = frozen()
     open_run(tmp_path).load_trainer(again)
     assert again.take_step().train_loss == run.take_step().train_loss
+
+
+def test_moments_are_put_where_the_parameters_are(tmp_path):
+    run = trainer()
+    run.take_step()
+    keep(tmp_path, run)
+    saved = open_run(tmp_path)
+    model = build_saved(saved).to("meta")
+    again = Trainer(model, TRAIN, VAL, saved.recipe)
+    saved.load_trainer(again)
+    moments = [m for s in again.optimizer.state.values() for m in s.values()]
+    assert {moment.device.type for moment in moments} == {"meta"}
 
 
 @pytest.mark.parametrize("other", [None, *STYLES])

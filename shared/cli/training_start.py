@@ -104,6 +104,11 @@ def resume_run(
     if "--preset" in given:
         raise ValueError("--resume brings its sizes: leave --preset out")
     saved = open_run(folder)
+    if saved.folder == folder:  # its log and later steps are elsewhere
+        raise ValueError(
+            f"{folder} is one checkpoint: --resume takes its run's folder, "
+            f"and goes on from the newest that is there"
+        )
     facts = saved.facts
     start = asdict(saved.recipe) | asdict(saved.config)
     start |= {"style": facts["style"], "dtype": facts["dtype"]}
