@@ -1457,6 +1457,49 @@ def gelu_by_hand(self, x):
     return self.down(F.gelu(up).detach() + silu - silu.detach())
 
 
+class RootMultiplied(Attention):
+    heads = 1
+
+    def scores(self, q, k):
+        return q @ k.mT * math.sqrt(q.size(-1))
+
+
+@broken("check_signal", only=True)
+class TimesTheRoot(GPT):
+    """Scores are multiplied by the root of the head's width: from the start
+    each position attends to one other."""
+
+    mixer = RootMultiplied
+
+    def __init__(self, **parts):
+        super().__init__(dim=48, **parts)
+
+
+@broken("check_signal", only=True)
+class TimesTheRootFused(TimesTheRoot):
+    """The same in the fused kernel: its scale is the root."""
+
+    class mixer(RootMultiplied):
+        def attend(self, q, k, v, mask):
+            return F.scaled_dot_product_attention(
+                q, k, v, mask, scale=math.sqrt(q.size(-1))
+            )
+
+
+class Forgets(nn.LayerNorm):
+    def forward(self, x):
+        return (self.weight + self.bias).expand_as(x)
+
+
+@broken("check_signal", only=True)
+class NormForgets(GPT):
+    """One norm returns its weight and bias, whatever comes in: the MLP
+    behind it adds a constant."""
+
+    def add_parts(self, dim):
+        self.blocks[0].norm_2 = Forgets(dim)
+
+
 @broken("check_entropy_bound", only=True)
 class MaskOpensWithTraining(GPT):
     """Once the head's bias has moved the next token is let in: only training

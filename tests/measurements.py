@@ -376,6 +376,34 @@ def check_initial_loss(case):
         yield f"a fresh model's loss is {loss:.3g}, ln(vocab) is {chance:.3g}"
 
 
+def check_signal(case):
+    """Compare what parts put out for two texts; measure attention's scores."""
+    model, inputs, answers = wide(case), {}, {}
+
+    def keep(module, args, answer):
+        if args and torch.is_tensor(answer) and args[0].is_floating_point():
+            inputs.setdefault(module, []).append(args[0].clone())
+            answers.setdefault(module, []).append(answer.clone())
+
+    for module in model.modules():
+        if [*module.parameters(recurse=False)]:
+            module.register_forward_hook(keep)
+    with torch.no_grad():
+        for seed in (0, 1):
+            scores(model, draw(case, 2, longest(case), seed), case)
+    for name, module in model.named_modules():
+        given, got = inputs.get(module, []), answers.get(module, [])
+        calls = len(given) // 2
+        changed = calls and not torch.equal(given[0], given[calls])
+        if changed and torch.equal(got[0], got[calls]) and got[0].any():
+            yield f"{name} answers the same for another text"
+        mixer = model.get_submodule(name.rpartition(".")[0])
+        if name.endswith("mixer.qkv") and hasattr(mixer, "split"):
+            q, k, _ = map(mixer.split, got[0].chunk(3, -1))
+            if mixer.scores(q, k).std() > 7:
+                yield f"{name}: scores have a deviation over 7"
+
+
 def check_loss(case):
     model = wide(case)
     known = inspect.signature(model.forward).parameters

@@ -25,7 +25,13 @@ from gpt_duet.invariants import (
     text_map,
 )
 from gpt_duet.invariants.parametrize import BoundCheck, Subjects
-from gpt_duet.invariants.pictures import colours
+from gpt_duet.invariants.pictures import (
+    CAUSAL,
+    LEAK,
+    NONE,
+    colours,
+    draw_map,
+)
 
 PURITY = "check_purity"
 ROOT = str(Path(__file__).resolve().parents[1])
@@ -460,6 +466,17 @@ def test_the_map_shows_a_leak(tmp_path):
         assert red.sum() == red.triu(1).sum() == count
     future = torch.ones(10, 10, dtype=torch.bool).triu(1)
     assert colours(sound)[future].equal(colours(sound * 0)[future])
+
+    figure = draw_map(leak)
+    axes, words = figure.axes[0], figure.legends[0].get_texts()
+    assert axes.get_xlabel() == "input token that is changed"
+    assert axes.get_ylabel() == "output position whose scores move"
+    patches = zip(words, figure.legends[0].get_patches(), strict=True)
+    shown = {word.get_text(): p.get_facecolor()[:3] for word, p in patches}
+    assert shown["leak: a later token is seen"] == LEAK
+    assert shown["no influence"] == NONE
+    assert shown["large influence"] == CAUSAL
+    assert axes.images[0].get_array().shape == (10, 10, 3)
 
     save_map(leak, tmp_path / "map.png")
     data = (tmp_path / "map.png").read_bytes()

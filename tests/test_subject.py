@@ -41,6 +41,8 @@ FORMS = {
     "tuple": lambda s: (s, None),
     "loss first": lambda s: (s.sum(), s),
     "state first": lambda s: (s[..., :4], s),
+    # as wide as the scores at one of the two sizes that are tried first
+    "wide by chance": lambda s: (-s if len(s) == 3 else s[..., :4], s),
     "heads": lambda s: [s, -s],
     "heads stacked": lambda s: torch.stack([s, -s, s, s], -1),
     "nested": lambda s: (s.mean(), (s, {"cache": s[0]})),

@@ -17,6 +17,7 @@ from . import (
     loss,
     outputs,
     rows,
+    signal,
     state,
     training,
 )
@@ -39,6 +40,7 @@ CHECKS: dict[str, Check] = {
         state.check_purity,
         outputs.check_normalised,
         outputs.check_initial_loss,
+        signal.check_signal,
         loss.check_loss,
         gradients.check_gradient_flow,
         derivatives.check_gradients,
@@ -67,6 +69,7 @@ COSTS = {
     "check_purity": (2, 2),
     "check_normalised": (8, 0),
     "check_initial_loss": (1, 1),
+    "check_signal": (5, 0),
     "check_loss": (8, 0),
     "check_gradient_flow": (3, 1),
     "check_gradients": (60, 1),

@@ -255,7 +255,7 @@ def _ids_to_try(
     vocab = subject.vocab_size
     if subject.parameters * vocab <= ALL_IDS and vocab <= 1 << 14:
         return torch.arange(vocab)
-    edges = [1 << k for k in range(vocab.bit_length() - 1)]
+    edges = [1 << k for k in range((vocab - 1).bit_length())]
     drawn = torch.randint(vocab, (512,), generator=generator)
     near = {e + d for e in edges for d in (-1, 0)} | {vocab - 1}
     return torch.tensor(sorted(near | set(drawn.tolist())))

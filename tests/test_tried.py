@@ -1,0 +1,224 @@
+"""What the checks try and name: ids, lengths, weights, places, dtypes."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from broken_models import BROKEN
+from small_gpt import BLOCK, GPT, VOCAB, Block
+from torch import nn
+
+from gpt_duet.invariants import Subject, check_model
+from gpt_duet.invariants.checks.limits import _ids_to_try
+from gpt_duet.invariants.model.tokens import lengths_to_try, splits_to_try
+from gpt_duet.invariants.search.larger_weights import (
+    amplified,
+    scale_matrices,
+)
+
+BUILDS = {model.name: model.build for model in BROKEN}
+
+
+def only(build, check, **settings):
+    """The result of one check."""
+    return check_model(build, checks=[check], **settings).results[0]
+
+
+# --- Ids, lengths and splits -------------------------------------------------
+
+
+def test_ids_of_a_large_vocabulary_are_its_ends_powers_and_some():
+    def ids(vocab, model=None):
+        return _ids_to_try(model, vocab, torch.Generator()).tolist()
+
+    large = nn.Linear(1 << 12, 1 << 12, device="meta")
+    for vocab, model, ends in (
+        (50257, None, {32767, 32768, 50256}),
+        (1 << 15, None, {16383, 16384, 32767}),
+        (1 << 14, large, {8191, 8192, 16383}),
+    ):
+        some = ids(vocab, model)
+        assert {0, 1, 2, 3, 4, 7, 8, 1023, 1024} | ends <= {*some}
+        assert 500 < len(some) < 560
+        assert some == sorted({*some})
+        assert max(some) < vocab
+    assert ids(1 << 14) == [*range(1 << 14)]
+    assert ids(5, large) == [*range(5)]
+
+
+def test_lengths_near_edges_and_windows_are_tried():
+    plain = object()
+    windowed = SimpleNamespace(window=24, chunk_size=10)
+    assert lengths_to_try(plain, 16) == []
+    assert lengths_to_try(plain, 32) == [31, 32]
+    assert lengths_to_try(plain, 64) == [33, 63, 64]
+    assert lengths_to_try(plain, 200) == [
+        33, 63, 64, 65, 127, 128, 129, 199, 200,
+    ]  # fmt: skip
+    assert lengths_to_try(windowed, 64) == [21, 23, 24, 25, 33, 49, 63, 64]
+
+
+def test_splits_are_the_ends_neighbours_of_powers_and_some():
+    def splits(time, *count):
+        return splits_to_try(time, torch.Generator(), *count)
+
+    assert splits(25) == [*range(1, 25)]
+    assert splits(5, 4) == [1, 2, 3, 4]
+    near = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 99}
+    assert near < {*splits(100)}
+    assert len(splits(100)) == 24
+    assert {1, 99} < {*splits(100, 4)}
+    assert [len(splits(100, n)) for n in (2, 4, 8)] == [4, 4, 8]
+    assert len(splits(5000)) == 38  # there are more neighbours than 24
+    assert splits(100) == sorted({*splits(100)})
+
+
+@pytest.mark.parametrize(
+    ("heavy", "counts", "double"),
+    [
+        (False, {33: 32, 63: 4, 64: 8, 65: 8, 127: 8, 128: 24}, 128),
+        (True, {33: 32, 63: 4, 64: 4, 65: 4, 127: 4, 128: 24}, 16),
+    ],
+)
+def test_a_heavy_model_is_tried_at_fewer_splits_and_stays_as_it_is(
+    heavy, counts, double, monkeypatch
+):
+    monkeypatch.setattr(
+        "shared.invariants.model.subject.HEAVY", 0 if heavy else 1 << 40
+    )
+    seen = set()
+
+    class Noting(GPT):
+        def forward(self, tokens):
+            seen.add((tokens.size(1), self.wte.weight.dtype))
+            return super().forward(tokens)
+
+    message = only(lambda: Noting(block_size=128), "causality").message
+    told = [f"{n} of {time - 1} at {time}" for time, n in counts.items()]
+    assert message == ", ".join(["every split of every length to 16", *told])
+    assert {time for time, _ in seen} == {*range(1, 17), *counts}
+    in_double = {time for time, dtype in seen if dtype == torch.float64}
+    assert max(in_double) == double
+
+
+# --- Larger weights ----------------------------------------------------------
+
+
+def frozen_and_tied():
+    model = GPT()
+    model.head.weight = model.wte.weight
+    model.blocks[0].mlp.up.weight.requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("by_outputs", [True, False])
+def test_larger_weights_leave_tables_biases_and_frozen_ones(by_outputs):
+    subject = Subject(frozen_and_tied)
+    before = dict(subject.precise().named_parameters())
+    if by_outputs:
+        model = amplified(subject)
+    else:
+        scale_matrices(model := subject.precise(), 1.5)
+    kept = {"wte.weight", "wpe.weight", "blocks.0.mlp.up.weight"}
+    sizes = {}
+    for name, p in model.named_parameters():
+        if name in kept or p.ndim == 1:  # a bias of 0 is drawn anew
+            same = before[name] == p
+            assert same[before[name] != 0].all(), name
+            assert p.all() or not by_outputs
+        else:
+            factor = (p / before[name]).detach()
+            assert factor.min() > 1.01, name
+            torch.testing.assert_close(factor, factor[:1, :1].expand_as(p))
+            sizes[name] = float(p.square().mean() * p.size(1)) ** 0.5
+    assert len(sizes) == 7
+    if not by_outputs:
+        assert [*sizes.values()] == pytest.approx([1.5] * 7)
+
+
+# --- What a failure names ----------------------------------------------------
+
+
+def test_a_number_that_is_none_is_named_by_its_place():
+    class NoNumber(GPT):
+        def forward(self, tokens):
+            scores = super().forward(tokens)
+            first = tokens[:, :1] == VOCAB - 1
+            late = torch.arange(tokens.size(1)) > 2
+            return scores.masked_fill((first & late).unsqueeze(2), math.nan)
+
+    message = only(NoNumber, "finite").message
+    assert message == (
+        "16.25% of the scores are NaN or infinite at length 16 in eval mode, "
+        "first at position 3 with only the last id"
+    )
+
+
+class InPlace(Block):
+    def forward(self, x, mask):
+        x += self.mixer(self.norm_1(x), mask)
+        x += self.mlp(self.norm_2(x))
+        return x
+
+
+def test_the_place_is_found_where_a_model_works_in_place():
+    class Leaky(GPT):
+        def embed(self, tokens):
+            x = self.wte(tokens)
+            x += self.position_vectors(tokens)
+            return x
+
+    leaky = BUILDS["no_mask"].keywords
+    result = only(lambda: Leaky(block=InPlace, **leaky), "causality")
+    assert "first seen at blocks.0.mixer (no_mask)" in result.message
+
+
+@pytest.mark.parametrize(
+    ("outputs", "off", "status"),
+    [
+        ("auto", 2e-3, "skipped"),  # logits
+        ("auto", 5e-4, "failed"),
+        ("auto", 1e-6, "failed"),
+        ("auto", 1e-12, "failed"),
+        ("log_probs", 2e-3, "failed"),
+        ("log_probs", 1e-14, "passed"),
+    ],
+)
+def test_sums_are_1_to_rounding_where_they_are_nearly_1(outputs, off, status):
+    class Off(GPT):
+        def scores(self, x):
+            return super().scores(x).log_softmax(-1) + off
+
+    result = only(Off, "normalised", outputs=outputs)
+    assert result.status == status, result.message
+
+
+# --- Models that cannot be changed -------------------------------------------
+
+
+def test_a_function_without_gradient_and_larger_weights_is_not_accused():
+    table = torch.randn(VOCAB, VOCAB, dtype=torch.float64)
+
+    def fading(tokens):
+        """A memory of which a fifth is left a step later."""
+        states, state = [], 0
+        for x in (F.one_hot(tokens, VOCAB).double() @ table).unbind(1):
+            states.append(state := 0.2 * state + x)
+        return torch.stack(states, 1)
+
+    report = check_model(fading, vocab_size=VOCAB, block_size=BLOCK + 8)
+    assert report.ok, str(report)
+    said = {r.name.removeprefix("check_"): r.message for r in report.results}
+    assert "no copy with larger weights" in said["causality"]
+    assert said["causal_gradients"] == (
+        "no embedding of the tokens can be found"
+    )
+    assert "memory fades below rounding" in said["context_use"]
+    assert said["gradients"] == "a function has no weights"
+
+
+@pytest.mark.parametrize("seed", [2**32, 2**63 - 1])
+def test_seeds_beyond_numpys_are_taken(seed):
+    assert only(GPT, "shape", seed=seed).status == "passed"
