@@ -1457,11 +1457,8 @@ def gelu_by_hand(self, x):
     return self.down(F.gelu(up).detach() + silu - silu.detach())
 
 
-class RootMultiplied(Attention):
+class OneHead(Attention):
     heads = 1
-
-    def scores(self, q, k):
-        return q @ k.mT * math.sqrt(q.size(-1))
 
 
 @broken("check_signal", only=True)
@@ -1469,17 +1466,31 @@ class TimesTheRoot(GPT):
     """Scores are multiplied by the root of the head's width: from the start
     each position attends to one other."""
 
-    mixer = RootMultiplied
+    class mixer(OneHead):
+        def scores(self, q, k):
+            return q @ k.mT * math.sqrt(q.size(-1))
 
     def __init__(self, **parts):
         super().__init__(dim=48, **parts)
 
 
-@broken("check_signal", only=True)
-class TimesTheRootFused(TimesTheRoot):
-    """The same in the fused kernel: its scale is the root."""
+@broken("check_signal")
+class TimesTheRootBefore(TimesTheRoot):
+    """Queries are multiplied by the root, and then cut into heads."""
 
-    class mixer(RootMultiplied):
+    class mixer(OneHead):
+        def split(self, x):
+            return super().split(x * 48**0.25)
+
+        def scores(self, q, k):
+            return q @ k.mT
+
+
+@broken("check_signal")
+class TimesTheRootFused(TimesTheRoot):
+    """The root of the head's width is the scale of the fused kernel."""
+
+    class mixer(TimesTheRoot.mixer):
         def attend(self, q, k, v, mask):
             return F.scaled_dot_product_attention(
                 q, k, v, mask, scale=math.sqrt(q.size(-1))

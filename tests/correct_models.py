@@ -105,6 +105,19 @@ class Endless(NoPositions):
         pass
 
 
+@correct(Attention, "scores", loosely=("check_signal",))
+def cosines(self, q, k):
+    """Queries and keys have length 1, and choose how sharp attention is."""
+    return F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT * 40
+
+
+@correct(Attention, "attend", loosely=("check_signal",))
+def cosines_fused(self, q, k, v, mask):
+    """The same in the fused kernel, by its scale."""
+    q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+    return F.scaled_dot_product_attention(q, k, v, mask, scale=40.0)
+
+
 @correct(Attention, "hide", whole=NoPositions)
 def alibi(self, scores, mask):
     """The further back a key, the lower its score."""

@@ -14,10 +14,15 @@ from ..search.larger_weights import amplified
 
 TIME = 31  # a prime: the width of no head is taken for it
 CHOICE = 8  # positions that a row has to choose from, at least
-SHARP = 0.8  # share of the first choice, on average; normal scores of spread 7
+SHARP = 0.5  # share of the first choice, on average; sound ones get 0.1 to 0.3
 NORMED = 1e-3  # share by which lengths of vectors differ, at most
 SAME = 1e-6  # share of the largest entry by which rows differ, at most
-PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
+PRODUCTS = ("matmul", "bmm", "baddbmm", "einsum")
+SCALING = ("mul", "mul_", "div", "div_")
+KEEPING = (  # of a tensor's numbers, in another shape or dtype
+    *("view", "reshape", "transpose", "permute", "contiguous", "unflatten"),
+    *("flatten", "clone", "to", "float", "__get__"),
+)
 
 
 def check_signal(subject: Subject) -> str:
@@ -29,9 +34,9 @@ def check_signal(subject: Subject) -> str:
     which. Both train, to a worse loss.
     How: what a module with weights puts out must differ between positions or
     texts where its input does: zeros redrawn, weights larger. In a fresh
-    model the largest probability of attention, among eight positions or
-    more, must not be near 1 on average; queries that are normed choose their
-    own sharpness.
+    model whose products of queries and keys are multiplied by more than 1
+    the largest probability of attention must not be near 1 on average;
+    normed queries choose their own sharpness, and narrow heads do no harm.
     Cost: two forwards.
     Reports: Vaswani et al. 2017, section 3.2.1: large products push the
     softmax to where its gradients are extremely small.
@@ -45,19 +50,22 @@ def check_signal(subject: Subject) -> str:
     with _Choices(time) as choices:
         tokens = draw(subject.vocab_size, 2, time, subject.generator())
         subject.scores(subject.precise(), tokens)
-    if model is None and not choices.largest:
+    if model is None and not choices.found:
         raise SkipCheck("no part and no attention can be seen")
-    for number, largest in enumerate(choices.largest, start=1):
-        if largest > SHARP:
-            raise AssertionError(
-                f"a fresh model's attention has decided: in softmax {number} "
-                f"of {len(choices.largest)} the largest probability is "
-                f"{largest:.2f} on average over rows of {time} positions; "
-                f"are scores multiplied by the root of the head's width?"
-            )
-    if not choices.largest:
+    if not choices.found:
         return "every part moves; no attention of its own is seen"
-    return f"every part moves; first choices get {max(choices.largest):.2f}"
+    first, times, width = max(choices.found, key=lambda f: (f[1] > 1, f))
+    told = f"every part moves; first choices of attention get {first:.2f}"
+    if times <= 1:
+        return told
+    words = f"products of queries and keys are multiplied by {times:.4g}, "
+    words += f"where 1 / sqrt({width}) = {width**-0.5:.4g} keeps them small"
+    if first > SHARP:
+        raise AssertionError(
+            f"a fresh model's attention has decided: the largest probability "
+            f"is {first:.2f} on average over {time} positions; {words}"
+        )
+    return f"{told}; {words}"
 
 
 def _require_parts_that_move(subject: Subject, model: nn.Module) -> None:
@@ -104,31 +112,42 @@ def _spread(value: Any) -> float:
 class _Choices(TorchFunctionMode):
     """Notes how much attention each softmax gives to one position.
 
+    By the products of queries and keys alone, as if it were causal: biases
+    may be as sharp as they like. Normed queries are left out.
+
     Attributes:
-        largest: mean of the largest probability of a row, by softmax.
+        found: by softmax the mean of the largest probability of a row, what
+            its products are multiplied by, and the width of a query.
     """
 
     def __init__(self, time: int):
         super().__init__()
         self.time = time
-        self.largest: list[float] = []
-        self._normed = False
+        self.found: list[tuple[float, float, int]] = []
+        self._products: Tensor | None = None
+        self._query = self._key = torch.empty(0)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         answer = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name == "scaled_dot_product_attention":
-            given = dict(zip(("query", "key"), args, strict=False))
-            self._fused(**given, **kwargs)
-        elif not isinstance(answer, Tensor):
-            pass
+        if not isinstance(answer, Tensor):
+            return answer
+        if name in SCALING or name in KEEPING:
+            times = _times(next(iter(args), None)) * _factor(name, args)
+            if times != 1:
+                answer.multiplied_by = times  # type: ignore[attr-defined]
+        elif name == "scaled_dot_product_attention":
+            named = dict(zip(("query", "key"), args, strict=False))
+            self._fused(**named, **kwargs)
         elif answer.shape[-2:] == (self.time, self.time):
             if name in PRODUCTS:
-                query = next(x for x in args if isinstance(x, Tensor))
-                self._normed = _is_normed(query)
-            elif name == "softmax" and not self._normed:
-                self._note(answer)
+                given = [*args, *kwargs.values()]  # a bias comes first
+                tensors = [x for x in given if isinstance(x, Tensor)]
+                self._query, self._key = tensors[-2:]
+                self._products = answer.clone()
+            elif name == "softmax" and self._products is not None:
+                self._scaled(self._products, args[0], answer > 0)
         return answer
 
     def _fused(
@@ -138,24 +157,40 @@ class _Choices(TorchFunctionMode):
         scale: float | None = None,
         **_rest: Any,
     ) -> None:
-        """Note what a fused kernel does not show, as if it were causal."""
-        time, width = query.shape[-2:]
-        if not time == key.size(-2) == self.time or _is_normed(query):
+        if query.size(-2) == key.size(-2) == self.time:
+            self._query, self._key = query, key
+            if query.ndim == 4:  # a key's head may serve several queries'
+                key = key.repeat_interleave(query.size(1) // key.size(1), 1)
+            self._note(query @ key.mT, scale or query.size(-1) ** -0.5)
+
+    def _scaled(self, products: Tensor, scores: Tensor, seen: Tensor) -> None:
+        """Note products, scaled as scores are that may have biases, too."""
+        if products.shape == scores.shape:
+            x, y = products[seen].double(), scores[seen].double()
+            x, y = x - x.mean(), y - y.mean()
+            self._note(products, float(x @ y / (x @ x).clamp(1e-300)))
+
+    def _note(self, products: Tensor, scale: float) -> None:
+        sizes = self._query.norm(dim=-1)
+        if self.time < CHOICE or sizes.std() <= NORMED * sizes.mean():
             return
-        if query.ndim == 4:  # a key's head may serve several queries'
-            shared = query.size(1) // key.size(1)
-            key = key.repeat_interleave(shared, 1)
-        scores = query @ key.mT * (scale or width**-0.5)
-        future = torch.ones_like(scores, dtype=torch.bool).triu(1)
-        self._note(scores.masked_fill(future, -torch.inf).softmax(-1))
-
-    def _note(self, chances: Tensor) -> None:
-        rows = (chances > 0).sum(-1) >= CHOICE
-        if rows.any():
-            self.largest.append(float(chances.amax(-1)[rows].mean()))
+        future = torch.ones_like(products, dtype=torch.bool).triu(1)
+        scores = (products * scale).masked_fill(future, -torch.inf)
+        first = scores.softmax(-1)[..., CHOICE - 1 :, :].amax(-1).mean()
+        times = scale * _times(self._query) * _times(self._key)
+        self.found.append((float(first), times, self._query.size(-1)))
 
 
-def _is_normed(query: Tensor) -> bool:
-    """Whether all vectors have one length."""
-    sizes = query.detach().norm(dim=-1)
-    return bool(sizes.std() <= NORMED * sizes.mean())
+def _times(x: object) -> float:
+    """Return what a tensor was multiplied by since it was computed."""
+    return getattr(x, "multiplied_by", 1.0)
+
+
+def _factor(name: str, args: tuple[Any, ...]) -> float:
+    """Return the number that an operation multiplies by, or 1."""
+    by = args[1] if name in SCALING and len(args) > 1 else 1.0
+    if isinstance(by, Tensor) and by.numel() == 1:
+        by = by.item()
+    if not isinstance(by, int | float) or by == 0:
+        return 1.0
+    return by if name.startswith("mul") else 1 / by
