@@ -7,12 +7,11 @@ from contextlib import contextmanager
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import ModelRaised, SkipCheck, sentence
 from ..model.building import Model
 from ..model.elsewhere import NAME as ELSEWHERE
-from ..model.elsewhere import Elsewhere
+from ..model.elsewhere import elsewhere
 from ..model.sizes import before_first_position, has_position_table
 from ..model.subject import Subject
 from ..model.tokens import draw
@@ -108,8 +107,7 @@ def _check_device(subject: Subject, tokens: Tensor) -> str:
             )
         return str(scores.device)
     try:
-        # in plain operations: a fused one knows the devices there are
-        with Elsewhere(), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        with elsewhere(), torch.no_grad():
             moved, ids = model.to(ELSEWHERE).eval(), tokens.to(ELSEWHERE)
             answer = subject.caller.call(moved, ids)
             scores = subject.read(answer, *ids.shape)

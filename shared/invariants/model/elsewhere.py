@@ -1,9 +1,13 @@
 """Another device, where a machine has none: it computes on the CPU."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -12,6 +16,18 @@ NAME = "meta"
 ATEN = torch.ops.aten
 # Operations that take tensors of two devices, on CUDA as well.
 ACROSS = {ATEN._to_copy, ATEN.copy_, ATEN.index, ATEN.index_put_}
+
+
+@contextmanager
+def elsewhere() -> Iterator[None]:
+    """Inside, NAME is a device that computes.
+
+    A tensor that stays on the CPU cannot be combined with one that moved, as
+    on any two devices: RuntimeError, "same device". Attention is computed in
+    plain operations: a fused one knows the devices there are.
+    """
+    with _Operations(), _Numbers(), sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 class Away(Tensor):
@@ -44,12 +60,8 @@ class Away(Tensor):
         return _compute(function, args, kwargs or {})
 
 
-class Elsewhere(TorchDispatchMode):
-    """Inside, NAME is a device that computes.
-
-    A tensor that stays on the CPU cannot be combined with one that moved, as
-    on any two devices: RuntimeError.
-    """
+class _Operations(TorchDispatchMode):
+    """Computes each operation where its tensors are."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -57,6 +69,20 @@ class Elsewhere(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         return _compute(function, args, kwargs or {})
+
+
+class _Numbers(TorchFunctionMode):
+    """Numbers of Python's become tensors there, and the other way round."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function is Tensor.tolist and isinstance(args[0], Away):
+            return args[0].here.tolist()
+        if function in (torch.tensor, torch.as_tensor) and (
+            str(kwargs.get("device")) == NAME
+        ):
+            return function(*args, **kwargs | {"device": "cpu"}).to(NAME)
+        return function(*args, **kwargs)
 
 
 def _compute(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
