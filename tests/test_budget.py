@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from gpt_duet import GPTConfig
 from gpt_duet.invariants import check_model
 from gpt_duet.invariants.checks import CHECKS, COSTS, SHARES
+from gpt_duet.invariants.model.elsewhere import elsewhere
 from gpt_duet.invariants.model.subject import Subject
 from gpt_duet.invariants.search import tolerance
 from gpt_duet.invariants.search.tolerance import gaps
@@ -35,7 +36,8 @@ class Leaky(nn.Module):
     def _leak(self, module, given, x):
         if x.size(1) < self.least:
             return x
-        seen = x.roll(-self.ahead, 1) * (torch.arange(x.size(1)) % 2)[:, None]
+        odd = torch.arange(x.size(1), device=x.device) % 2
+        seen = x.roll(-self.ahead, 1) * odd[:, None]
         return x + 1e-3 * seen
 
     def forward(self, tokens):
@@ -192,6 +194,20 @@ def test_no_table_of_scores_leaves_the_device(name):
     assert report.ok
     assert max(fetched.sizes) <= 24 * LONG.block_size  # gaps, not scores
     assert len(fetched.sizes) < 8 * report.results[0].forwards
+
+
+@pytest.mark.slow
+def test_every_check_runs_on_another_device(style):
+    sizes = GPTConfig(17, 32, n_layer=1, n_head=2, n_embd=8)
+    with elsewhere():
+        report = check_model(
+            partial(style.build_model, sizes), device="meta", budget=8
+        )
+        leaking = check_model(
+            Leaky, device="meta", budget=8, checks=["causality"]
+        )
+    assert report.ok, str(report)
+    assert leaking.failed
 
 
 def test_a_forward_is_measured_on_the_clock():

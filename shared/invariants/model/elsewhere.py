@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_map_only
 NAME = "meta"
 ATEN = torch.ops.aten
 # Operations that take tensors of two devices, on CUDA as well.
-ACROSS = {ATEN._to_copy, ATEN.copy_, ATEN.index, ATEN.index_put_}
+ACROSS = {ATEN._to_copy, ATEN.copy_, ATEN.index, ATEN.index_put}
+ACROSS |= {ATEN.index_put_}
 
 
 @contextmanager
@@ -26,8 +27,13 @@ def elsewhere() -> Iterator[None]:
     on any two devices: RuntimeError, "same device". Attention is computed in
     plain operations: a fused one knows the devices there are.
     """
-    with _Operations(), _Numbers(), sdpa_kernel(SDPBackend.MATH):
-        yield
+    before = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        with _Operations(), _Numbers(), sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(before)
 
 
 class Away(Tensor):
@@ -82,6 +88,15 @@ class _Numbers(TorchFunctionMode):
             str(kwargs.get("device")) == NAME
         ):
             return function(*args, **kwargs | {"device": "cpu"}).to(NAME)
+        if function is Tensor.__getitem__ and isinstance(args[0], Away):
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            args = (
+                args[0],
+                tuple(
+                    torch.tensor(i) if isinstance(i, list | range) else i
+                    for i in index
+                ),
+            )
         return function(*args, **kwargs)
 
 
@@ -91,6 +106,9 @@ def _compute(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     moved = [t for t in tensors if isinstance(t, Away)]
     wanted = kwargs.get("device")
     away = bool(moved) if wanted is None else str(wanted) == NAME
+    for tensor in tensors if moved else ():
+        if not isinstance(tensor, Away) and tensor.is_meta:
+            raise NotImplementedError("a tensor was made without its numbers")
     if moved and function.overloadpacket not in ACROSS:
         for tensor in tensors:
             if not isinstance(tensor, Away) and tensor.dim():
