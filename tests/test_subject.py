@@ -12,6 +12,7 @@ from small_gpt import BLOCK, GPT, VOCAB, TrainableGPT
 from torch import nn
 
 from gpt_duet.invariants import Subject, UnusableModel, check_model
+from gpt_duet.invariants.search.tolerance import put_back_after
 
 Answer = namedtuple("Answer", "loss logits")
 QUICK = ["shape", "causality"]
@@ -163,6 +164,14 @@ class Closure(GPT):
 
     def scores(self, x):
         return super().scores(x + self.also(x))
+
+
+def test_weights_are_put_back_where_a_forward_raises():
+    weight = torch.ones(3)
+    with pytest.raises(KeyError), put_back_after([weight]):
+        weight.add_(1)
+        raise KeyError
+    assert weight.equal(torch.ones(3))
 
 
 def test_a_model_whose_copy_is_none_is_not_accused():

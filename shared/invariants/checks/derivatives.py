@@ -1,7 +1,6 @@
 """The gradient that a backward pass returns is the function's own."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +12,7 @@ from ..model.subject import Subject
 from ..model.tokens import draw
 from ..search.larger_weights import redraw_zeros
 from ..search.leaks import Search
-from ..search.tolerance import FLOOR, Inside
+from ..search.tolerance import FLOOR, Inside, put_back_after
 from ..search.trial import EVAL, Mode
 
 STEPS = (1, 1, 0.1, 0.1, 0.01)  # directions that are tried: a kink is crossed
@@ -175,23 +174,13 @@ class _Along:
         )
 
     def _difference(self, directions: dict[str, Tensor], step: float) -> float:
-        values = []
+        moved, values = [self.parameters[n] for n in directions], []
         for sign in (1, -1):
-            with self._moved(directions, sign * step):
+            with put_back_after(moved), torch.no_grad():
+                for name, direction in directions.items():
+                    self.parameters[name].add_(direction, alpha=sign * step)
                 values.append(self.value())
         return (values[0] - values[1]) / (2 * step)
-
-    @contextmanager
-    def _moved(
-        self, directions: dict[str, Tensor], step: float
-    ) -> Iterator[None]:
-        saved = {n: self.parameters[n].detach().clone() for n in directions}
-        with torch.no_grad():
-            for name, direction in directions.items():
-                self.parameters[name].add_(direction, alpha=step)
-            yield
-            for name, value in saved.items():
-                self.parameters[name].copy_(value)
 
 
 def _free_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

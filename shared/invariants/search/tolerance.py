@@ -13,7 +13,7 @@ still counts.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -171,14 +171,21 @@ def nudged(model: Model, size: float, seed: int) -> Iterator[None]:
         seed: of the signs.
     """
     weights = _weights(model)
-    saved = [weight.detach().clone() for weight in weights]
-    try:
+    with put_back_after(weights):
         with torch.no_grad():
             for weight in weights:
                 generator = torch.Generator().manual_seed(seed)
                 noise = torch.rand(weight.shape, generator=generator)
                 noise = noise.to(weight) * 2 - 1
                 weight.addcmul_(weight, noise, value=size)
+        yield
+
+
+@contextmanager
+def put_back_after(weights: Collection[Tensor]) -> Iterator[None]:
+    """Give weights that are changed inside their values back."""
+    saved = [weight.detach().clone() for weight in weights]
+    try:
         yield
     finally:
         with torch.no_grad():
