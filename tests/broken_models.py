@@ -908,6 +908,22 @@ class FastPathAfterWarmUp(GPT):
         return F.linear(self.ln(x), weight, self.head.bias)
 
 
+@broken("check_determinism", only=True)
+class MaskOfTheFirstRow(GPT):
+    """Hides id 0 by a mask that is kept as long as the first row stays the
+    same, whatever the other rows are."""
+
+    kept = None, None
+
+    def mask(self, tokens):
+        first = tokens.shape, tokens[0].tolist()
+        if self.kept[0] != first:
+            at = positions(tokens)
+            shown = (tokens != 0).unsqueeze(1) | (at.unsqueeze(1) == at)
+            self.kept = first, super().mask(tokens) & shown
+        return self.kept[1]
+
+
 # --- Side effects -----------------------------------------------------------
 
 
@@ -943,6 +959,41 @@ class CountsItsCalls(GPT):
     def scores(self, x):
         self.calls += 1
         return super().scores(x)
+
+
+@broken("check_purity", GPT, "scores", only=True)
+def gradients_left_off(self, x):
+    """Eval mode switches gradients off and never on again: the caller's next
+    loss has no graph."""
+    scores = GPT.scores(self, x)
+    torch.set_grad_enabled(torch.is_grad_enabled() and self.training)
+    return scores
+
+
+@broken("check_purity", GPT, "scores", only=True)
+def training_ended(self, x):
+    """A forward in train mode switches to eval mode: from the second step on
+    training goes without dropout."""
+    self.eval()
+    return GPT.scores(self, x)
+
+
+@broken("check_purity", GPT, "token_vectors", only=True)
+def words_dropped_in_place(self, tokens):
+    """Train mode drops a tenth of the ids in the caller's own tensor, which
+    holds the targets, too."""
+    if self.training:
+        tokens[torch.rand(tokens.shape) < 0.1] = 0
+    return GPT.token_vectors(self, tokens)
+
+
+@broken("check_purity", GPT, "body", only=True)
+def seeds_in_training(self, x, mask):
+    """Train mode seeds the global generator, so that runs repeat: each step
+    has the same dropout, and the loader the same order."""
+    if self.training:
+        torch.manual_seed(0)
+    return GPT.body(self, x, mask)
 
 
 # --- Log-probabilities that are none ----------------------------------------
@@ -1139,6 +1190,65 @@ class SavedWithoutBias(GPT):
     @staticmethod
     def forgive(module, incompatible):
         incompatible.missing_keys.clear()
+
+
+@broken("check_state_dict", only=True)
+class MergedForGood(GPT):
+    """The last norm's gain is merged into the head in the first evaluation,
+    and stays there: weights that come later are not used."""
+
+    merged = None
+
+    def scores(self, x):
+        if self.training:
+            return super().scores(x)
+        if self.merged is None:
+            self.merge()
+        x = F.layer_norm(x, (DIM,), None, self.ln.bias / self.ln.weight)
+        return F.linear(x, self.merged, self.head.bias)
+
+    def merge(self):
+        self.merged = (self.head.weight * self.ln.weight).detach()
+
+
+@broken("check_state_dict", only=True)
+class MergedUntilLoaded(MergedForGood):
+    """What is merged in an evaluation is merged anew when weights are loaded,
+    and not when they are trained."""
+
+    def add_parts(self, dim):
+        self.register_load_state_dict_post_hook(lambda self, _: self.merge())
+
+
+@broken("check_state_dict", only=True)
+class MergedUntilTrained(MergedForGood):
+    """What is merged in an evaluation is forgotten in train mode, and not
+    when weights are loaded."""
+
+    def train(self, mode=True):
+        self.merged = None
+        return super().train(mode)
+
+
+@broken("check_state_dict", only=True)
+class AdapterMergedTwice(GPT):
+    """An adapter is added to the head's weight in eval mode and taken off in
+    train mode: what is saved after an evaluation has it twice when loaded."""
+
+    def add_parts(self, dim):
+        self.into = nn.Parameter(torch.randn(VOCAB, 2) / 4)
+        self.back = nn.Parameter(torch.zeros(2, dim))
+
+    def train(self, mode=True):
+        if mode != self.training:
+            with torch.no_grad():
+                change = self.into @ self.back
+                self.head.weight += -change if mode else change
+        return super().train(mode)
+
+    def scores(self, x):
+        change = self.ln(x) @ (self.into @ self.back).mT
+        return super().scores(x) + (change if self.training else 0)
 
 
 # --- Types and devices ------------------------------------------------------

@@ -334,9 +334,13 @@ def check_determinism(case):
         scores(model, draw(case, 2, time, seed=time), case)
         if differ(first, scores(model, tokens, case)):
             yield f"another answer after {time} other tokens"
+    other = torch.cat([tokens[:1], 0 * tokens[1:]])
+    if differ(scores(model, other, case), scores(wide(case), other, case)):
+        yield "another answer after a batch with the same first row"
 
 
 def check_purity(case):
+    yield from changed_by_a_call(case)
     model = wide(case)
     state = copy.deepcopy(model.state_dict())
     tokens = torch.arange(case.vocab_size)[-24:].unsqueeze(0)
@@ -354,6 +358,28 @@ def check_purity(case):
     for name, tensor in model.state_dict().items():
         if not torch.equal(tensor, state[name]):
             yield f"{name} has changed"
+
+
+def changed_by_a_call(case):
+    """Measure what the caller has set, in both modes, with gradients."""
+    for training in (False, True):
+        model = wide(case).train(training)
+        tokens = torch.arange(case.vocab_size)[-24:].repeat(8, 1)
+        given, after = tokens.clone(), []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            scores(model, given, case)
+            after.append(torch.get_rng_state())
+        mode = "train" if training else "eval"
+        if torch.equal(*after):
+            yield f"{mode} mode seeds torch"
+        if not torch.is_grad_enabled():
+            torch.set_grad_enabled(True)
+            yield f"{mode} mode leaves gradients off"
+        if not all(m.training == training for m in model.modules()):
+            yield f"{mode} mode is left"
+        if not torch.equal(given, tokens):
+            yield f"{mode} mode changes its input"
 
 
 def check_normalised(case):
@@ -499,6 +525,19 @@ def check_state_dict(case):
     other.load_state_dict(model.state_dict())
     if differ(before, scores(other, tokens, case)):
         yield "a reloaded model computes something else"
+    larger_head = larger(wide(case), 3).state_dict()
+    fresh = wide(case)
+    fresh.load_state_dict(larger_head)
+    expected = scores(fresh, tokens, case)
+    other.load_state_dict(larger_head)
+    if differ(expected, scores(other, tokens, case)):
+        yield "weights loaded after an evaluation are not used"
+    model.train()
+    with torch.no_grad():
+        for p, new in zip(model.parameters(), fresh.parameters(), strict=True):
+            p.copy_(new)
+    if differ(scores(fresh, tokens, case), scores(model.eval(), tokens, case)):
+        yield "weights changed after an evaluation are not used"
 
 
 def check_dtype(case):
@@ -626,7 +665,11 @@ def check_entropy_bound(case):
 
 
 def first_of(measure):
-    return lambda case: next(measure(case), "")
+    def first(case):
+        with torch.enable_grad():  # and put back after, whatever a model does
+            return next(measure(case), "")
+
+    return first
 
 
 MEASUREMENTS = {

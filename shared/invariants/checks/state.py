@@ -9,12 +9,15 @@ from torch.nn.parameter import is_lazy
 
 from ..errors import asked, sentence
 from ..model.building import Model
-from ..model.randomness import random_states
+from ..model.randomness import random_states, seed_all
 from ..model.subject import Subject
-from ..model.tokens import draw
+from ..model.tokens import draw, others
+from ..search.larger_weights import redraw_zeros
 from ..search.tolerance import floor, gaps
+from ..search.trial import EVAL, Mode
 
 NOT_SAVED = "buffer (not saved)"
+MAY_CHANGE = ("buffer", "parameter")  # in train mode
 
 
 def check_determinism(subject: Subject) -> str:
@@ -23,8 +26,9 @@ def check_determinism(subject: Subject) -> str:
     Why: dropout that never stops, and caches that outlive a sequence, make
     every evaluation another model's.
     How: one input again and again, with other seeds, after inputs of other
-    sizes, and with gradients recorded.
-    Cost: some 20 small forwards.
+    sizes, and with gradients recorded; then batches that agree in one row or
+    one column, and a fresh model gets them in the opposite order.
+    Cost: some 30 small forwards.
     Reports: pytorch/pytorch 26338, F.dropout goes on in eval mode.
     """
     generator = subject.generator()
@@ -35,17 +39,8 @@ def check_determinism(subject: Subject) -> str:
     seeds = itertools.count(2)
 
     def compare(after: str, grad: bool = False) -> None:
-        scores = subject.scores(
-            model, tokens, grad=grad, seed=next(seeds)
-        ).detach()
-        moved = gaps(scores, first)
-        if float(moved.max()) > floor(first):
-            position = int(moved.amax(0).argmax())
-            raise AssertionError(
-                f"the same tokens give other scores {after}: position "
-                f"{position} moves by {float(moved.max()):.2g} at length "
-                f"{time}"
-            )
+        scores = subject.scores(model, tokens, grad=grad, seed=next(seeds))
+        _require_same(scores.detach(), first, after)
 
     for call in range(2, 10):
         compare(f"at call {call}")
@@ -55,7 +50,36 @@ def check_determinism(subject: Subject) -> str:
         mixed = draw(subject.vocab_size, batch, other, generator)
         subject.scores(model, mixed)
         compare(f"after an input of shape ({batch}, {other})")
-    return "13 calls, with inputs of other sizes between them"
+    batches = _alike(tokens, others(tokens, subject.vocab_size, generator))
+    answers = [subject.scores(model, ids) for ids in batches]
+    fresh = subject.build()
+    for ids, answer in reversed([*zip(batches, answers, strict=True)]):
+        what = "after batches that agree with theirs in a row or a column"
+        _require_same(subject.scores(fresh, ids), answer, what)
+    return f"{19 + len(batches)} calls, with other inputs between them"
+
+
+def _require_same(scores: Tensor, first: Tensor, after: str) -> None:
+    """Require that the same tokens have the same scores as at first."""
+    moved = gaps(scores, first)
+    if float(moved.max()) > floor(first):
+        position = int(moved.amax(0).argmax())
+        raise AssertionError(
+            f"the same tokens give other scores {after}: position "
+            f"{position} moves by {float(moved.max()):.2g} at length "
+            f"{moved.size(1)}"
+        )
+
+
+def _alike(tokens: Tensor, others: Tensor) -> list[Tensor]:
+    """Return batches of which two in a row agree in one row or column."""
+    others[:, 1:-1:2] = 0  # which may count as padding
+    batches, rows = [], slice(None)
+    for part in ((0,), (-1,), (rows, 0), (rows, -1)):
+        mixed = others.clone()
+        mixed[part] = tokens[part]
+        batches += [tokens, mixed, others]
+    return batches
 
 
 def check_purity(subject: Subject) -> str:
@@ -63,53 +87,71 @@ def check_purity(subject: Subject) -> str:
 
     Why: an evaluation in the middle of training must not change the
     training: neither its weights, nor its data, nor its random numbers.
-    How: the input, parameters, buffers, gradients, modes and the global
-    random states are compared before and after. A buffer that is not saved
-    may be filled or grow, as a table of positions does, where the scores
-    stay a fresh model's.
-    Cost: two forwards and a copy of the weights.
+    How: the input, parameters, buffers, gradients, modes, the global random
+    states and PyTorch's settings are compared before and after. A buffer
+    that is not saved may be filled or grow, as a table of positions does,
+    where the scores stay a fresh model's. With gradients and in train mode,
+    too: there weights and buffers may change, and random numbers be drawn,
+    but no generator seeded.
+    Cost: six forwards and a copy of the weights.
     Reports: running statistics updated in eval mode; a manual_seed inside
     forward.
     """
     generator = subject.generator()
     model = subject.build()
-    for time in subject.fit(5, subject.block_size):
+    short, longest = subject.lengths.fit(5), subject.block_size
+    for time in sorted({short, longest}):
         tokens = draw(subject.vocab_size, 2, time, generator)
         if time * subject.vocab_size > 1 << 24:
             tokens = tokens[:1]
-        _require_pure(subject, model, tokens.to(subject.device))
-    return "input, weights, buffers, modes, random states"
+        _require_pure(subject, model, tokens.to(subject.device), EVAL)
+    tokens = draw(subject.vocab_size, 8, short, generator)
+    for training in (False, True):
+        mode = Mode(training=training, grad=True)
+        _require_pure(subject, model, tokens.to(subject.device), mode)
+    return "input, weights, buffers, modes, random states, settings"
 
 
-def _require_pure(subject: Subject, model: Model, tokens: Tensor) -> None:
+def _require_pure(
+    subject: Subject, model: Model, tokens: Tensor, mode: Mode
+) -> None:
     if isinstance(model, nn.Module):
-        model.eval()
+        model.train(mode.training)
+    name = "train" if mode.training else "eval"
+    where = f"a forward in {name} mode"
     before = _snapshot(model)
     # as the model takes them, so that what it does to them is seen
     given = subject.caller.arranged(tokens).clone()
     if subject.caller.time_first:
         given = given.mT
-    random, dtype = random_states(), torch.get_default_dtype()
-    what = f"on tokens of shape {tuple(tokens.shape)}, in eval mode"
-    with asked(what), torch.no_grad():
+    what = f"on tokens of shape {tuple(tokens.shape)}, in {name} mode"
+    with asked(what), torch.set_grad_enabled(mode.grad):
+        settings, random = _settings(), random_states()
         subject.caller.call(model, given)
-        grad = torch.is_grad_enabled()
-    if grad:
-        raise AssertionError("a forward switches gradients on")
-    if torch.get_default_dtype() != dtype:
-        raise AssertionError("a forward changes the default dtype")
+        changed, drawn = _settings(), random_states()
+    for setting, value in settings.items():
+        if changed[setting] != value:
+            raise AssertionError(
+                f"{where} changes {setting}, from {value} to "
+                f"{changed[setting]}"
+            )
     if not torch.equal(given, tokens):
         at = (given != tokens).nonzero()[0].tolist()
-        raise AssertionError(f"a forward changes its input, at {at}")
+        raise AssertionError(f"{where} changes its input, at {at}")
+    if mode.training:
+        seed_all(subject.seed + 1)
+        subject.caller.call(model, given)
     for name, state in random_states().items():
-        if state != random[name] and not subject.noisy:
-            raise AssertionError(
-                f"a forward in eval mode changes the random state of {name}"
-            )
+        if mode.training and state == drawn[name]:
+            raise AssertionError(f"{where} seeds {name}")
+        if not mode.training and state != random[name] and not subject.noisy:
+            raise AssertionError(f"{where} changes the random state of {name}")
     after = _snapshot(model)
     fresh = None
     for name in before | after:
         if _same(before.get(name), after.get(name)):
+            continue
+        if mode.training and name.startswith(MAY_CHANGE):
             continue
         what = f"changes {name}" if name in before else f"adds {name}"
         if name.startswith(NOT_SAVED):
@@ -119,7 +161,21 @@ def _require_pure(subject: Subject, model: Model, tokens: Tensor) -> None:
             if float(moved.max()) <= floor(fresh):
                 continue
             what += ", and with it the scores"
-        raise AssertionError(f"a forward in eval mode {what}")
+        raise AssertionError(f"{where} {what}")
+
+
+def _settings() -> dict[str, object]:
+    """Return what of PyTorch is set for all."""
+    return {
+        "whether gradients are recorded": torch.is_grad_enabled(),
+        "the default dtype": torch.get_default_dtype(),
+        "the default device": torch.get_default_device(),
+        "the number of threads": torch.get_num_threads(),
+        "the precision of products": torch.get_float32_matmul_precision(),
+        "whether operations must be deterministic": (
+            torch.are_deterministic_algorithms_enabled()
+        ),
+    }
 
 
 def _snapshot(model: Model) -> dict[str, object]:
@@ -156,45 +212,79 @@ def check_state_dict(subject: Subject) -> str:
     """A reloaded copy computes the same function.
 
     Why: what is no parameter and no saved buffer is lost in a checkpoint.
-    How: a copy of the state goes into a model built with another seed, whose
-    weights and saved buffers are scrambled first.
-    Cost: two builds, four forwards, one copy of the weights.
+    Weights that come later must be used, too, whatever an evaluation has
+    computed from those before.
+    How: a model is evaluated and then trained a little (all weights are
+    changed in place); a copy of its state goes into one built with another
+    seed, whose weights and saved buffers are scrambled first. Both are then
+    evaluated; after more training a copy of the state goes once more.
+    Cost: two builds, five forwards, two copies of the weights.
     Reports: modules in a plain list, which PyTorch does not see.
     """
     model = subject.build_module("a function has no state to save")
     generator = subject.generator()
     time = subject.lengths.fit(8)
     tokens = draw(subject.vocab_size, 2, time, generator)
-    expected = subject.scores(model, tokens)
-    state = copy.deepcopy(model.state_dict())
-    del model
     other = subject.build(seed=subject.seed + 1)
     assert isinstance(other, nn.Module)
     _scramble(other, generator)
-    try:
-        other.load_state_dict(state, strict=True)
-    except Exception as error:
-        raise AssertionError(
-            f"a copy does not load the state: {sentence(error)}"
-        ) from error
-    moved = gaps(subject.scores(other, tokens), expected)
-    if float(moved.max()) > floor(expected):
-        raise AssertionError(
-            f"a reloaded copy computes something else: scores differ by "
-            f"{float(moved.max()):.2g}, so some state is not saved"
-        )
-    return f"{len(state)} tensors"
+    subject.scores(model, tokens)
+    for times in ("", ", after it was evaluated"):
+        _train_a_little(model, generator)
+        expected = subject.scores(model, tokens)
+        state = copy.deepcopy(model.state_dict())
+        try:
+            other.load_state_dict(state, strict=True)
+        except Exception as error:
+            raise AssertionError(
+                f"a copy does not load the state: {sentence(error)}"
+            ) from error
+        if size := _apart(subject.scores(other, tokens), expected):
+            fresh = subject.build()
+            assert isinstance(fresh, nn.Module)
+            with torch.no_grad():
+                for new, old in zip(_saved(fresh), _saved(model), strict=True):
+                    new.copy_(old)
+            why = "what was computed from other weights is still in use"
+            if not times and not _apart(
+                subject.scores(fresh, tokens), expected
+            ):
+                why = "some state is not saved"
+            raise AssertionError(
+                f"a reloaded copy computes something else{times}: scores "
+                f"differ by {size:.2g}, so {why}"
+            )
+    return f"{len(state)} tensors, loaded before and after an evaluation"
+
+
+def _apart(scores: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, 0 for rounding; no number is a 0."""
+    size = float(gaps(scores.nan_to_num(), expected.nan_to_num()).max())
+    return size if size > floor(expected) else 0.0
+
+
+@torch.no_grad()
+def _train_a_little(model: nn.Module, generator: torch.Generator) -> None:
+    """Change trainable weights in place, as an optimiser does."""
+    model.train()
+    redraw_zeros(model, generator)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.mul_(1.1)
+
+
+def _saved(model: nn.Module) -> list[Tensor]:
+    """Return all that a state dict should bring back."""
+    saved = model.state_dict().keys()
+    tensors: list[Tensor] = list(model.parameters())
+    tensors += [b for n, b in model.named_buffers() if n in saved]
+    return [tensor for tensor in tensors if not is_lazy(tensor)]
 
 
 @torch.no_grad()
 def _scramble(model: nn.Module, generator: torch.Generator) -> None:
     """Replace all that a state dict should bring back."""
-    saved = model.state_dict().keys()
-    tensors: list[Tensor] = list(model.parameters())
-    tensors += [b for n, b in model.named_buffers() if n in saved]
-    for tensor in tensors:
-        if is_lazy(tensor):
-            continue
+    for tensor in _saved(model):
         if tensor.is_floating_point():
             noise = torch.randn(tensor.shape, generator=generator)
             tensor.copy_(noise.to(tensor))
