@@ -1087,6 +1087,42 @@ def loss_of_twice_softmaxed(self, logits, targets):
     return TrainableGPT.loss(self, logits.softmax(-1), targets)
 
 
+@broken("check_loss", TrainableGPT, "loss", only=True)
+def loss_of_whole_tiles(self, logits, targets):
+    """A kernel takes targets by eights, and those left over have no loss."""
+    size = max(targets.numel() // 8 * 8, 1)
+    return F.cross_entropy(
+        logits.flatten(0, 1)[:size], targets.flatten()[:size]
+    )
+
+
+@broken("check_loss", TrainableGPT, "loss", only=True)
+def loss_without_graph(self, logits, targets):
+    """The loss is made anew from its number: no gradient comes back."""
+    return torch.tensor(TrainableGPT.loss(self, logits, targets).item())
+
+
+@broken("check_loss", TrainableGPT, "loss", only=True)
+def loss_learns_the_sum(self, logits, targets):
+    """A fused loss returns the mean and the gradient of the sum."""
+    total = loss_summed(self, logits, targets)
+    mean = TrainableGPT.loss(self, logits, targets)
+    return mean.detach() + total - total.detach()
+
+
+@broken("check_loss", vocab_size=600, only=True)
+class LastIdIgnored(TrainableGPT):
+    """The last id ends a text and fills up short ones: the loss ignores it,
+    and no text learns to end."""
+
+    def __init__(self):
+        super().__init__(vocab=600)
+
+    def loss(self, logits, targets):
+        ends = {"ignore_index": 599}
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), **ends)
+
+
 @broken("check_loss", TrainableGPT, "forward", only=True)
 def targets_in_scores(self, tokens, targets=None):
     """Given targets, a little of their embedding gets into the scores that
@@ -1397,6 +1433,13 @@ def unknown_is_nothing(self, tokens):
     ids = torch.arange(VOCAB, device=tokens.device)
     hot = (tokens.unsqueeze(-1) == ids).to(self.wte.weight.dtype)
     return hot @ self.wte.weight
+
+
+@broken("check_vocabulary", GPT, "scores", only=True)
+def head_cut_short(self, x):
+    """The head is two rows short, and the last two scores are always 0: no
+    training can tell these ids apart."""
+    return F.pad(GPT.scores(self, x)[..., :-2], (0, 2))
 
 
 # --- Caches -----------------------------------------------------------------

@@ -598,6 +598,47 @@ class ComplexBuffer(NoPositions):
         return turned.flatten(-2).to(x.dtype)
 
 
+@correct()
+class MergedWhileItHolds(GPT):
+    """The last norm's gain is merged into the head in the first evaluation,
+    until the model is trained or weights are loaded."""
+
+    merged = None
+
+    def add_parts(self, dim):
+        self.register_load_state_dict_post_hook(self.forget)
+
+    @staticmethod
+    def forget(module, incompatible=None):
+        module.merged = None
+
+    def train(self, mode=True):
+        self.forget(self)
+        return super().train(mode)
+
+    def scores(self, x):
+        if self.training or torch.is_grad_enabled():
+            return super().scores(x)
+        if self.merged is None:
+            self.merged = self.head.weight * self.ln.weight
+        x = F.layer_norm(x, (DIM,), None, self.ln.bias / self.ln.weight)
+        return F.linear(x, self.merged, self.head.bias)
+
+
+@correct()
+class RunningMean(GPT):
+    """A mean that training keeps in a buffer is taken off in eval mode."""
+
+    def add_parts(self, dim):
+        self.register_buffer("mean", torch.zeros(dim))
+
+    def scores(self, x):
+        if not self.training:
+            return super().scores(x - self.mean)
+        self.mean.lerp_(x.detach().mean((0, 1)), 0.1)
+        return super().scores(x)
+
+
 # --- Heads and answers ------------------------------------------------------
 
 
@@ -659,6 +700,12 @@ class PaddedHead(GPT):
 
     def scores(self, x):
         return super().scores(x)[..., :VOCAB]
+
+
+@correct(GPT, "scores")
+def one_score_at_zero(self, x):
+    """The last score is always 0, and all others are measured by it."""
+    return F.pad(GPT.scores(self, x)[..., :-1], (0, 1))
 
 
 @correct(GPT, "scores")

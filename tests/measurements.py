@@ -436,10 +436,28 @@ def check_loss(case):
     name = next((n for n in ("targets", "labels") if n in known), None)
     if name is None:
         return
+    model = model.train()
+    tokens, targets = draw(case, 3, 7), draw(case, 3, 7, seed=1)
+    answer = model(tokens, **{name: targets})
+    loss = next(part for part in answer if part.dim() == 0)
+    if not loss.requires_grad:
+        yield "the loss has no graph"
+    weight = model.head.weight
+    own = cross_entropy(read(answer, tokens, case), targets)
+    shift = read(answer, tokens, case)[:, :-1], targets[:, 1:]
+    grads = [
+        torch.autograd.grad(value, weight, retain_graph=True)[0]
+        for value in (loss, own, cross_entropy(*shift))
+        if value.requires_grad
+    ]
+    if not any(torch.allclose(grads[0], grad) for grad in grads[1:]):
+        yield "the loss has the gradient of something else"
+    model = model.eval()
     tokens = draw(case, 3, 12)
     bare = scores(model, tokens, case)
     for ignored in (None, -100, -1):
         targets = draw(case, 3, 12, seed=1)
+        targets[:, 1:3] = case.vocab_size - 1
         if ignored is not None:
             targets[:, ::2] = ignored
         try:
@@ -585,6 +603,11 @@ def check_length_limit(case):
 
 def check_vocabulary(case):
     model, vocab = wide(case), case.vocab_size
+    moved = larger(model, 1)  # a head that starts at 0 is drawn anew
+    answer = scores(moved, draw(case, 4, 8), case).flatten(0, 1)
+    same = (answer == answer[0]).all(0) & (answer > answer.amax() - 30).all(0)
+    if same.sum() > 1:
+        yield f"the scores of ids {same.nonzero().flatten()} never move"
     for ids in torch.arange(vocab)[-256:].split(16):
         scores(model, ids.unsqueeze(0), case)
     for outside in (vocab, vocab + 5, -1, -vocab - 1):

@@ -15,6 +15,7 @@ from ..model.elsewhere import elsewhere
 from ..model.sizes import before_first_position, has_position_table
 from ..model.subject import Subject
 from ..model.tokens import draw
+from ..search.larger_weights import amplified
 from ..search.tolerance import dtype_name
 from .embedding import Lookups
 
@@ -24,6 +25,7 @@ NO_KERNEL = re.compile(
     r"MPS framework doesn't support float64"
 )
 SPARE = 128  # rows of a table beyond the vocabulary: padding to a multiple
+EXCLUDED = 100  # a score so far below the highest leaves no probability
 ALL_IDS = 1 << 36  # parameters times ids: up to here every id is tried
 
 
@@ -196,7 +198,9 @@ def check_vocabulary(subject: Subject) -> str:
     How: all ids go through, or of a large model both ends, powers of two
     and some drawn ones; then vocab, vocab + 100 and -1, first and last in
     the sequence. A token table may have some rows to spare, which is told;
-    then the first ids outside are those past its end. On the CPU.
+    then the first ids outside are those past its end. On the CPU. A score
+    that never moves, with larger weights, is told; of two such, no training
+    can tell the ids apart, unless they are excluded by a very low score.
     Cost: vocab tokens, of a large model some 600.
     Reports: karpathy/nanoGPT pads its vocabulary to 50304, and samples ids
     that no tokenizer knows.
@@ -234,7 +238,32 @@ def check_vocabulary(subject: Subject) -> str:
                     f"without an error; the vocabulary has {vocab} ids"
                 )
     rest = f"; the token table has {spare} rows to spare" if spare else ""
-    return f"{len(ids)} of {vocab} ids{rest}"
+    return f"{len(ids)} of {vocab} ids{rest}{_require_told_apart(subject)}"
+
+
+def _require_told_apart(subject: Subject) -> str:
+    """Return which scores never move; raise where ids share such a score."""
+    model = amplified(subject) or subject.build()
+    time = subject.lengths.fit(8)
+    tokens = draw(subject.vocab_size, 3, time, subject.generator())
+    scores = subject.scores(model, tokens).flatten(0, 1)
+    still = (scores == scores[0]).all(0)
+    if len(scores) == 1 or not still.any():
+        return ""
+    excluded = still & (scores[0] < scores.amax() - EXCLUDED)
+    ids = (still & ~excluded).nonzero().flatten().tolist()
+    if len(ids) > 1 and not still.all():
+        raise AssertionError(
+            f"the scores of ids {', '.join(map(str, ids[:4]))} (of "
+            f"{len(ids)}) are the same whatever the tokens: no training "
+            f"tells these ids apart"
+        )
+    parts = [
+        f"; the score of id {i} is always {scores[0, i]:.3g}" for i in ids
+    ]
+    if excluded.any():
+        parts.append(f"; {int(excluded.sum())} ids are excluded")
+    return "".join(parts)
 
 
 def _table_rows(subject: Subject, model: Model) -> int:

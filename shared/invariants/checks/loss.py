@@ -1,6 +1,8 @@
 """The loss that a model returns itself."""
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +27,13 @@ def check_loss(subject: Subject) -> str:
     mean over padding, changes the learning rate with the batch.
     How: where the model takes targets: the scores must not move with them,
     and the loss must equal the mean cross-entropy, of the targets as given
-    or shifted by one inside, with and without targets that are marked as
-    absent (-100 or -1, where the model takes such marks). Told are what is
-    added to it whatever the targets (a router's balance), and a softmax
-    over the scores of a padded head, cut off later.
-    Cost: some eight small forwards.
+    or shifted by one inside, at several lengths and with every id as a
+    target (of a large vocabulary its ends); and with targets that are
+    marked as absent (-100 or -1, where the model takes such marks). Its
+    gradient must be that of the same cross-entropy. Told are what is added
+    to it whatever the targets (a router's balance), and a softmax over the
+    scores of a padded head, cut off later.
+    Cost: some 25 small forwards and six backwards.
     Reports: huggingface/transformers 44642, targets shifted by the caller
     and once more by the model.
     """
@@ -44,12 +48,55 @@ def check_loss(subject: Subject) -> str:
     return found
 
 
+@dataclass(frozen=True)
+class _Loss:
+    """How a loss follows from scores and targets.
+
+    Attributes:
+        tokens: whose scores they are.
+        scores: those that the softmax runs over.
+        shift: of the targets, inside.
+        added: what targets do not change.
+        note: what there is to tell.
+    """
+
+    tokens: Int[Tensor, "batch time"]
+    scores: Float[Tensor, "batch time vocab"]
+    shift: int
+    added: Float[Tensor, ""]
+    note: str
+
+
 def _check_loss_of(subject: Subject, model: Model) -> str:
-    generator, name = subject.generator(), subject.caller.target_name
-    vocab, time = subject.vocab_size, subject.lengths.fit(6)
-    batch = 4 if time != 4 else 5
-    tokens = draw(vocab, batch, time, generator)
-    first = draw(vocab, batch, time, generator)
+    generator, vocab = subject.generator(), subject.vocab_size
+    time, name = subject.lengths.fit(6), subject.caller.target_name
+    first = draw(vocab, 4 if time != 4 else 5, time, generator)
+    case = _loss_of(subject, model, first, generator)
+    if case is None:
+        return f"takes {name}, returns no loss of one number"
+    how = ("as given", "shifted by one inside")
+    found = how[case.shift] + case.note
+    for batch, length, start in ((3, 7, -1), (1, 13, 0), (2, 33, -66)):
+        time = subject.lengths.fit(length)
+        ids = (torch.arange(batch * time) + start).view(batch, time) % vocab
+        other = _loss_of(subject, model, ids, generator)
+        if other is None or other.shift != case.shift:
+            how = (*how, "not returned")
+            raise AssertionError(
+                f"the loss of {name} is {how[case.shift]}, and for {batch} x "
+                f"{time} of them {how[other.shift if other else 2]}"
+            )
+    found += _try_marks(subject, model, first, case)
+    _require_gradient(subject, model, first, case)
+    return f"mean cross-entropy of {name} {found}"
+
+
+def _loss_of(
+    subject: Subject, model: Model, first: Tensor, generator: torch.Generator
+) -> _Loss | None:
+    """Return how a loss comes about, None where there is none, or raise."""
+    name, vocab = subject.caller.target_name, subject.vocab_size
+    tokens = draw(vocab, *first.shape, generator)
     second = others(first, vocab, generator)
     scores, loss = _call(subject, model, tokens, first)
     again, second_loss = _call(subject, model, tokens, second)
@@ -64,40 +111,92 @@ def _check_loss_of(subject: Subject, model: Model) -> str:
     if scores is None:
         scores = subject.scores(model, tokens)
     if loss is None:
-        return f"takes {name}, returns no loss of one number"
+        return None
     _require_finite(loss, "")
-    found, added = "", torch.zeros(())
+    note, added = "", torch.zeros(())
     if not _is_mean(scores, first, loss):
         wide = _before_the_cut(subject, model, tokens, scores)
         if wide is not None and _is_mean(wide, first, loss):
             scores = wide
-            found = f" over the {wide.size(-1)} scores of a padded head"
+            note = f" over the {wide.size(-1)} scores of a padded head"
         elif second_loss is not None:
             added = _added(scores, (first, second), (loss, second_loss))
     if added:
-        found = f" plus {float(added):.3g}, which targets do not change"
+        note = f" plus {float(added):.3g}, which targets do not change"
     shift = _shift_of(scores, first, loss - added, None)
-    found = ("as given", "shifted by one inside")[shift] + found
+    return _Loss(tokens, scores, shift, added, note)
+
+
+def _try_marks(
+    subject: Subject, model: Model, targets: Tensor, case: _Loss
+) -> str:
+    """Return which targets are left out of the mean, or raise."""
+    found = ""
     for mark in IGNORED:
-        marked = first.clone()
+        marked = targets.clone()
         marked[0, 1:] = mark  # rows of unlike length
-        marked[1, : time // 2] = mark
+        marked[1, : targets.size(1) // 2] = mark
         try:
-            _, loss = _call(subject, model, tokens, marked)
+            _, loss = _call(subject, model, case.tokens, marked)
         except ModelRaised:
             continue
         if loss is None:
             continue
         _require_finite(loss, f" with targets {mark}")
-        loss = loss - added
+        loss = loss - case.added
         if mark != -100:
             # to some models -1 is an id like any other, as in indexing
-            ids = marked.remainder(scores.size(-1))
-            if _close(_mean(scores, ids, shift, None), loss):
+            ids = marked.remainder(case.scores.size(-1))
+            if _close(_mean(case.scores, ids, case.shift, None), loss):
                 continue
-        _shift_of(scores, marked, loss, mark)
+        _shift_of(case.scores, marked, loss, mark)
         found += f", {mark} left out"
-    return f"mean cross-entropy of {name} {found}"
+    return found
+
+
+def _require_gradient(
+    subject: Subject, model: Model, targets: Tensor, case: _Loss
+) -> None:
+    """Require that the loss has a gradient, that of the cross-entropy."""
+    weights = [
+        p
+        for p in getattr(model, "parameters", list)()
+        if p.requires_grad and p.numel()
+    ]
+    for training in (True, False):
+        answer = _answer(subject, model, case.tokens, targets, training)
+        scores = subject.find(answer, *targets.shape)
+        loss = find_loss(answer)
+        if loss is None or not weights:
+            return
+        if training and not loss.requires_grad:
+            raise AssertionError(
+                "the loss has no graph: its backward pass trains nothing"
+            )
+    if scores is None or not (scores.requires_grad and loss.requires_grad):
+        return
+    if case.note:
+        return  # it is the loss of more than these scores
+    mean = _mean(scores, targets, case.shift, None)
+    with asked("in the backward pass of the loss"):
+        ours, theirs = (
+            torch.autograd.grad(
+                value, weights, retain_graph=True, materialize_grads=True
+            )
+            for value in (mean, loss)
+        )
+    pairs = [*zip(map(_dense, ours), map(_dense, theirs), strict=True)]
+    size = sum(float(a.square().sum()) for a, _ in pairs) ** 0.5
+    apart = sum(float((a - b).square().sum()) for a, b in pairs) ** 0.5
+    if apart > 100 * _tolerance(scores) * size:
+        raise AssertionError(
+            f"the gradient of the loss is not that of the cross-entropy of "
+            f"the scores: {apart:.3g} apart, of {size:.3g}"
+        )
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense().double()
 
 
 def _require_finite(loss: Float[Tensor, ""], where: str) -> None:
@@ -109,12 +208,23 @@ def _call(
     subject: Subject, model: Model, tokens: Tensor, targets: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return scores and loss of the model's own call with targets."""
-    if isinstance(model, nn.Module):
-        model.eval()
-    tokens, targets = (x.to(subject.device) for x in (tokens, targets))
-    with asked(f"when given {subject.caller.target_name}"), torch.no_grad():
-        answer = subject.caller.call_with_targets(model, tokens, targets)
+    with torch.no_grad():
+        answer = _answer(subject, model, tokens, targets)
     return subject.find(answer, *tokens.shape), find_loss(answer)
+
+
+def _answer(
+    subject: Subject,
+    model: Model,
+    tokens: Tensor,
+    targets: Tensor,
+    training: bool = False,
+) -> Any:
+    if isinstance(model, nn.Module):
+        model.train(training)
+    tokens, targets = (x.to(subject.device) for x in (tokens, targets))
+    with asked(f"when given {subject.caller.target_name}"):
+        return subject.caller.call_with_targets(model, tokens, targets)
 
 
 def _mean(
@@ -175,8 +285,11 @@ def _added(
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    tolerance = 1e-5 if b.dtype in (torch.float32, torch.float64) else 1e-2
-    return bool((a - b).abs() <= tolerance * (1 + a.abs()))
+    return bool((a - b).abs() <= _tolerance(b) * (1 + a.abs()))
+
+
+def _tolerance(value: Tensor) -> float:
+    return 1e-5 if value.dtype in (torch.float32, torch.float64) else 1e-2
 
 
 def _shift_of(
@@ -198,11 +311,13 @@ def _shift_of(
         if _close(wrong[name], loss)
         else f"nearest is that {name}, {float(wrong[name]):.6g}"
     )
-    where = "" if mark is None else f" with targets of {mark}"
+    where = "" if mark is None else f", some of them {mark}"
+    batch, time = targets.shape
     raise AssertionError(
-        f"the loss is {float(loss):.6g}{where}, but the mean cross-entropy "
-        f"of the model's own scores is {float(means[0]):.6g}, or "
-        f"{float(means[1]):.6g} shifted by one: {hint}"
+        f"the loss of {batch} x {time} targets{where} is {float(loss):.6g}, "
+        f"but the mean cross-entropy of the model's own scores is "
+        f"{float(means[0]):.6g}, or {float(means[1]):.6g} shifted by one: "
+        f"{hint}"
     )
 
 
@@ -223,9 +338,11 @@ def _wrong_losses(
             f"summed{where}": total,
             f"summed over time, averaged over the batch{where}": total / batch,
             f"summed over the batch, averaged over time{where}": total / steps,
-            f"averaged over padding, too{where}": total / (batch * steps),
             f"divided by all positions{where}": total / (batch * time),
             f"in bits{where}": mean / math.log(2),
             f"of probabilities taken for logits{where}": odds,
         }
+        if mark is not None:
+            padded = f"averaged over padding, too{where}"
+            losses[padded] = total / (batch * steps)
     return losses | {"shifted twice": _mean(scores, targets, 2, mark)}

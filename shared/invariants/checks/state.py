@@ -195,7 +195,7 @@ def _snapshot(model: Model) -> dict[str, object]:
         kind = "buffer" if name in saved else NOT_SAVED
         seen[f"{kind} {name}"] = buffer.clone()
     for name, module in model.named_modules():
-        seen[f"the mode of {name}"] = module.training
+        seen[f"the mode of {name or 'the model'}"] = module.training
     return seen
 
 
