@@ -25,6 +25,7 @@ from small_gpt import (
     CachedGPT,
     CacheInside,
     CacheInTheCall,
+    CacheWithMask,
     Mixer,
     Past,
     TrainableGPT,
@@ -1457,6 +1458,53 @@ def piece_sees_itself_only(self, past, size):
     mask."""
     mask = CacheInside.past_mask(self, past, size)
     return mask if past == 0 else mask | True
+
+
+@broken("check_cache", CacheWithMask, "hide", only=True)
+def padding_seen_by_new_tokens(self, mask, shown):
+    """A token that is decoded alone sees the padding of shorter rows."""
+    return mask if len(mask) == 1 else CacheWithMask.hide(self, mask, shown)
+
+
+@broken("check_cache", only=True)
+class PositionsCountPadding(CacheWithMask):
+    """Positions start behind the padding, and those of tokens decoded alone
+    count it."""
+
+    def past_positions(self, tokens, past):
+        at = super().past_positions(tokens, past)
+        if self.shown is None or past.length:
+            return at
+        return (self.shown.cumsum(1) - 1).clamp(min=0)
+
+
+@broken("check_cache", CachedGPT, "decode", only=True)
+def cache_past_the_end(self, tokens, cache):
+    """With a cache the text goes on past block_size, at the last position."""
+    more = cache.length + tokens.size(1) - self.block_size
+    if cache.length and more > 0:
+        cache.length -= more
+        for attention, (k, v) in cache.kept.items():
+            cache.kept[attention] = k[..., more:, :], v[..., more:, :]
+    return CachedGPT.decode(self, tokens, cache)
+
+
+@broken("check_cache", only=True)
+class PromptOfTheFirstRow(CachedGPT):
+    """The keys of a prompt are kept for the next text, if its first row is
+    the same."""
+
+    kept = None, None, None
+
+    def decode(self, tokens, cache):
+        if cache.length:
+            return super().decode(tokens, cache)
+        first = tokens.shape, tokens[0].tolist()
+        if self.kept[0] != first:
+            scores, cache = super().decode(tokens, cache)
+            self.kept = first, scores, dict(cache.kept)
+        cache.kept, cache.length = dict(self.kept[2]), tokens.size(1)
+        return self.kept[1], cache
 
 
 @broken("check_cache", CachedGPT, "past_positions", only=True)

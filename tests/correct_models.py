@@ -23,6 +23,7 @@ from small_gpt import (
     CachedGPT,
     CacheInside,
     CacheInTheCall,
+    CacheWithMask,
     Mixer,
     TrainableGPT,
     positions,
@@ -734,6 +735,42 @@ def balance_added(self, logits, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) + router
 
 
+# --- Caches -----------------------------------------------------------------
+
+
+@correct()
+class CacheBehindTheLoss(CachedGPT):
+    """Returns (logits, loss, cache), and takes the cache as kv_cache."""
+
+    init_cache = None
+
+    def forward(self, tokens, targets=None, kv_cache=None):
+        logits, kv_cache = self.decode(tokens, kv_cache or self.cache())
+        loss = None
+        if targets is not None:
+            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return logits, loss, kv_cache
+
+
+@correct(CacheInTheCall, "past_mask")
+def one_at_a_time(self, past, size):
+    """After the first piece its cache is for one token at a time."""
+    if past and size > 1:
+        raise ValueError(f"one token at a time, got {size}")
+    return CacheInTheCall.past_mask(self, past, size)
+
+
+@correct()
+class PaddingCounted(CacheWithMask):
+    """Positions start behind the padding, in new tokens, too."""
+
+    def past_positions(self, tokens, past):
+        if self.shown is None:
+            return super().past_positions(tokens, past)
+        at = (self.shown.cumsum(1) - 1).clamp(min=0)
+        return at[:, past.length :]
+
+
 # --- A plain function, and what differs in a size or a dtype ----------------
 
 
@@ -776,5 +813,6 @@ CORRECT += [
     Correct("targets", TrainableGPT, "Returns (logits, loss)."),
     Correct("cached", CachedGPT, "Decodes with init_cache and decode."),
     Correct("cache_in_the_call", CacheInTheCall, "Takes past_key_values."),
+    Correct("cache_with_mask", CacheWithMask, "And a mask of padding."),
     Correct("cache_inside", CacheInside, "Takes start_pos."),
 ]

@@ -232,6 +232,28 @@ class CacheInTheCall(CachedGPT):
         return {"logits": scores, "past_key_values": past}
 
 
+class CacheWithMask(CacheInTheCall):
+    """Takes a mask of padding, too: over the cache and the new tokens."""
+
+    def forward(
+        self,
+        tokens,
+        attention_mask=None,
+        past_key_values=None,
+        use_cache=False,
+    ):
+        self.shown = attention_mask
+        return super().forward(tokens, past_key_values or self.cache(), True)
+
+    def past_mask(self, past, size):
+        mask = super().past_mask(past, size)
+        return mask if self.shown is None else self.hide(mask, self.shown)
+
+    def hide(self, mask, shown):
+        own = torch.ones_like(mask).triu(mask.size(1) - mask.size(0))
+        return mask & (own | shown.bool().unsqueeze(1))
+
+
 class CacheInside(CachedGPT):
     """Keeps its cache, and is told where the tokens start, as Llama is."""
 

@@ -1,15 +1,17 @@
 """Decoding with a cache is the same function."""
 
-from collections.abc import Mapping
-from types import SimpleNamespace
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import SkipCheck, asked
-from ..model.calling import token_argument
+from ..errors import ModelRaised, SkipCheck, asked
+from ..model.calling import MASK, token_argument
 from ..model.reading import find_scores, follow
+from ..model.sizes import has_position_table
 from ..model.subject import Subject
 from ..model.tokens import draw
 from ..search.tolerance import floor, gaps, is_real, minus, rounding
@@ -18,6 +20,7 @@ CONVENTION = ("init_cache", "decode")  # methods of a model with a cache
 # Arguments of a model's own call: the cache so far, which comes back with
 # the scores; and where the tokens start, with the cache inside the model.
 CACHES = ("past_key_values", "kv_cache", "kv_caches", "cache", "layer_past")
+CACHES += ("cache_params", "state")
 START = "start_pos"
 
 
@@ -28,16 +31,16 @@ def check_cache(subject: Subject) -> str:
     How: models with init_cache(batch) and decode(tokens, cache), or whose
     own call takes a cache (past_key_values, kv_cache, ...) or start_pos, get
     a sequence token by token, whole, and in pieces, in one, three and five
-    rows, and two sequences in turns, each with its cache. What takes its
-    cache in its own call need go on with a token at a time only.
-    Cost: some 30 small forwards.
+    rows; two sequences in turns, each with its cache; one after another that
+    has the same first row; and, where a mask is taken, rows that begin with
+    padding. What takes its cache in its own call need go on with a token at
+    a time only, which is told. Past the end a token must be refused, if the
+    full forward refuses it.
+    Cost: some 50 small forwards.
     Reports: pytorch/executorch 2010, rotary positions that start again at 0
     with each call.
     """
-    model = subject.precise()
-    if isinstance(model, nn.Module):
-        model.eval()
-    decoder = _Decoder(subject, model, _cache_of(subject, model))
+    decoder = _decoder_of(subject)
     subject.require_no_noise()
     generator = subject.generator()
     longest = subject.block_size
@@ -49,18 +52,23 @@ def check_cache(subject: Subject) -> str:
             tokens = batch * time * (1 + len(splits))
             seconds = subject.costs.of(tokens, calls, double=True)
             if subject.costs.has_time(seconds, time, f"{batch} rows"):
-                decoder.compare(batch, time, splits, generator)
+                decoder.compare(decoder.draw(batch, time, generator), splits)
     if longest > 16:
         half = longest // 2
         tail = [1] * min(4, longest - half - 1)
         rest = longest - half - sum(tail)
         seconds = subject.costs.of(2 * longest, 7, double=True)
         if subject.costs.has_time(seconds, longest):
-            decoder.compare(1, longest, [[half, *tail, rest]], generator)
-    if decoder.cached.name != START:  # which has one cache for all
-        decoder.compare_in_turns(subject.lengths.fit(5), generator)
+            tokens = decoder.draw(1, longest, generator)
+            decoder.compare(tokens, [[half, *tail, rest]])
+            decoder.require_an_end(decoder.draw(1, longest + 1, generator))
+    decoder.compare_two_texts(subject.lengths.fit(5), generator)
+    decoder.compare_padded(subject.lengths.fit(8), generator)
     how = decoder.cached.name or " and ".join(CONVENTION)
-    return f"{how}: lengths to {longest}, one by one, whole and in pieces"
+    return (
+        f"{how}: lengths to {longest}, one by one, whole and in pieces"
+        f"{decoder.told}"
+    )
 
 
 def _splits(time: int) -> list[list[int]]:
@@ -71,16 +79,20 @@ def _splits(time: int) -> list[list[int]]:
     return splits
 
 
-def _cache_of(subject: Subject, model: Any) -> Any:
-    """Return what has init_cache and decode, and the cache's name or ""."""
+def _decoder_of(subject: Subject) -> "_Decoder":
+    """Return what decodes with the model's cache, as its convention is."""
+    masked = subject.caller.takes_mask
+    model = subject.precise(masked)
+    if isinstance(model, nn.Module):
+        model.eval()
     if all(callable(getattr(model, n, None)) for n in CONVENTION):
-        return SimpleNamespace(
-            name="", init_cache=model.init_cache, decode=model.decode
-        )
+        arguments, _ = token_argument(model.decode)
+        return _Decoder(subject, model, model, MASK in arguments)
     arguments, _ = token_argument(model)
     for name in (*CACHES, START):
         if name in arguments and subject.caller.method is None:
-            return _OwnCall(subject, model, name, "use_cache" in arguments)
+            own = _OwnCall(subject, model, name, "use_cache" in arguments)
+            return _Decoder(subject, model, own, masked)
     raise SkipCheck(
         f"the model has no init_cache(batch) and decode(), and takes none of "
         f"{', '.join((*CACHES, START))}"
@@ -98,35 +110,49 @@ class _OwnCall:
     def init_cache(self, batch: int) -> None:
         self.start = 0
 
-    def decode(self, tokens: Tensor, cache: Any) -> tuple[Any, Any]:
+    def decode(
+        self, tokens: Tensor, cache: Any, **mask: Tensor
+    ) -> tuple[Any, Any]:
         given = self.start if self.name == START else cache
         self.start += tokens.size(1)
-        extra = {**self.extra, self.name: given}
+        extra = {**self.extra, **mask, self.name: given}
         answer = self.subject.caller.call(self.model, tokens, **extra)
         if self.name == START:
             return answer, None
         if isinstance(answer, Mapping):
             return answer, answer.get(self.name)
         after = getattr(answer, self.name, None)
-        if after is None and isinstance(answer, tuple) and len(answer) == 2:
-            after = answer[1]
+        if after is None and isinstance(answer, tuple) and len(answer) > 1:
+            after = answer[-1]
         return answer, after
 
 
 class _Decoder:
-    """Decodes with a model's cache, and compares with the full forward."""
+    """Decodes with a model's cache, and compares with the full forward.
 
-    def __init__(self, subject: Subject, model: Any, cached: Any):
-        self.subject = subject
-        self.model = model
-        self.cached = cached
+    Attributes:
+        cached: has init_cache and decode.
+        name: of the argument that takes the cache, or "".
+        masked: whether decode takes a mask of padding.
+        told: what the report should say.
+    """
 
-    def decode(self, tokens: Tensor, cache: object) -> tuple[Tensor, object]:
+    def __init__(
+        self, subject: Subject, model: Any, cached: Any, masked: bool
+    ):
+        self.subject, self.model = subject, model
+        self.cached, self.masked = cached, masked
+        self.name = cached.name if isinstance(cached, _OwnCall) else ""
+        self.told = ""
+
+    def decode(
+        self, tokens: Tensor, cache: object, **mask: Tensor
+    ) -> tuple[Tensor, object]:
         """Return the scores of these tokens, and the cache after them."""
         batch, time = tokens.shape
         what = f"in decode(), on tokens of shape {(batch, time)}"
         with asked(what), torch.no_grad():
-            answer = self.cached.decode(tokens.clone(), cache)
+            answer = self.cached.decode(tokens.clone(), cache, **mask)
         found = find_scores(answer, batch, time, self.subject.vocab_size)
         found = [f for f in found if f[1] == self.subject.reader.form] or found
         if not found:
@@ -138,17 +164,25 @@ class _Decoder:
         scores = form.read(follow(answer, path), batch, time)
         if isinstance(answer, tuple) and len(answer) == 2 and path[0] == 0:
             cache = cache if answer[1] is None else answer[1]
-        if cache is None and self.cached.name in CACHES:
-            raise SkipCheck(f"no {self.cached.name} comes with the scores")
+        if cache is None and self.name in CACHES:
+            raise SkipCheck(
+                f"no {self.name} comes with the scores, under this name or "
+                f"as the last of a tuple"
+            )
         self.subject.costs.charge(scores)
         return scores, cache
 
-    def in_pieces(self, tokens: Tensor, pieces: list[int]) -> Tensor:
+    def in_pieces(
+        self, tokens: Tensor, pieces: list[int], mask: Tensor | None = None
+    ) -> Tensor:
         """Return the scores of tokens that are fed piece by piece."""
         cache = self.cached.init_cache(tokens.size(0))
-        parts = []
+        parts, end, seen = [], 0, {}
         for piece in tokens.split(pieces, dim=1):
-            scores, cache = self.decode(piece, cache)
+            end += piece.size(1)
+            if mask is not None:
+                seen = {MASK: mask[:, :end]}
+            scores, cache = self.decode(piece, cache, **seen)
             parts.append(scores)
         return torch.cat(parts, dim=1)
 
@@ -164,36 +198,45 @@ class _Decoder:
                 tokens[tokens == padding] = (padding + 1) % vocab
         return tokens.to(self.subject.device)
 
-    def compare(
-        self,
-        batch: int,
-        time: int,
-        splits: list[list[int]],
-        generator: torch.Generator,
-    ) -> None:
+    def compare(self, tokens: Tensor, splits: list[list[int]]) -> None:
         """Require that tokens fed in pieces have the scores of the whole."""
-        tokens = self.draw(batch, time, generator)
         full = self.subject.scores(self.model, tokens)
         for pieces in splits:
-            if self.cached.name in CACHES and max(pieces[1:], default=1) > 1:
-                continue  # not all go on with more than a token at once
-            moved = gaps(self.in_pieces(tokens, pieces), full)
-            size = float(moved.max())
-            if not size > floor(full):
+            several = self.name in CACHES and max(pieces[1:], default=1) > 1
+            if several and self.told:
                 continue
-
-            def difference(pieces: list[int] = pieces) -> Tensor:
-                full = self.subject.scores(self.model, tokens)
-                return minus(self.in_pieces(tokens, pieces), full)
-
-            if is_real(self.model, difference, rounding(full)):
-                row, position = divmod(int(moved.argmax()), time)
-                shown = " + ".join(map(str, pieces[:6]))
-                raise AssertionError(
-                    f"with a cache, fed as {shown} tokens, position "
-                    f"{position} of {time} in row {row} of {batch} differs "
-                    f"from the full forward by {size:.2g}"
+            shown = " + ".join(map(str, pieces[:6]))
+            try:
+                self.require(
+                    partial(self.in_pieces, tokens, pieces),
+                    tokens,
+                    f"fed as {shown} tokens",
+                    full=full,
                 )
+            except AssertionError as error:
+                if not several:
+                    raise
+                self.told = f"; goes on with one token at a time only: {error}"
+
+    def compare_two_texts(self, time: int, generator: torch.Generator) -> None:
+        """Require that a text leaves another one alone."""
+        rows = self.subject.fit_rows(2)
+        pair = [self.draw(rows, time, generator) for _ in range(2)]
+        if self.name != START:  # which has one cache for all
+            for i, tokens in enumerate(pair):
+                self.require(
+                    lambda i=i: self.in_turns(pair)[i],
+                    tokens,
+                    "in turns with another text",
+                )
+        pair[1][0] = pair[0][0]
+        pieces = _prompt_first(time)
+
+        def one_after_the_other() -> Tensor:
+            return [self.in_pieces(tokens, pieces) for tokens in pair][1]
+
+        how = "after another text with the same first row"
+        self.require(one_after_the_other, pair[1], how)
 
     def in_turns(self, pair: list[Tensor]) -> list[Tensor]:
         """Return the scores of two texts, each a token at a time."""
@@ -209,23 +252,87 @@ class _Decoder:
                 parts[i].append(scores)
         return [torch.cat(scores, dim=1) for scores in parts]
 
-    def compare_in_turns(self, time: int, generator: torch.Generator) -> None:
-        """Require that two texts at once do not share a cache."""
-        rows = self.subject.fit_rows(2)
-        pair = [self.draw(rows, time, generator) for _ in range(2)]
-        turns = self.in_turns(pair)
-        for i, tokens in enumerate(pair):
-            full = self.subject.scores(self.model, tokens)
-            moved = gaps(turns[i], full)
+    def compare_padded(self, time: int, generator: torch.Generator) -> None:
+        """Require the same of rows of unlike length, padded on the left."""
+        rows = self.subject.fit_rows(3)
+        if not self.masked or time < 4:
+            return
+        tokens = self.draw(rows, time, generator)
+        mask = torch.ones_like(tokens)
+        for row in range(rows):
+            mask[row, :row] = 0
+        try:
+            self.require(
+                partial(self.in_pieces, tokens, _prompt_first(time), mask),
+                tokens,
+                "rows of unlike length padded on the left",
+                mask,
+            )
+        except ModelRaised as error:  # its mask may mean something else
+            self.told += f"; not with a mask: {error}"
 
-            def difference(i: int = i, tokens: Tensor = tokens) -> Tensor:
-                full = self.subject.scores(self.model, tokens)
-                return minus(self.in_turns(pair)[i], full)
+    def require_an_end(self, tokens: Tensor) -> None:
+        """Require that the last token is refused, if it is without a cache."""
+        subject, end = self.subject, tokens.size(1) - 1
+        ends = (
+            subject.limit is not None
+            and subject.limit.value == end
+            and has_position_table(self.model, end, subject.vocab_size)
+        )
+        if not ends or tokens.device.type != "cpu":
+            return
+        with suppress(ModelRaised):
+            subject.scores(self.model, tokens)
+            return  # the matter of check_length_limit
+        with suppress(ModelRaised):
+            self.in_pieces(tokens, [end, 1])
+            raise AssertionError(
+                f"with a cache token {end + 1} is answered, which the full "
+                f"forward refuses: the model declares {subject.limit}"
+            )
 
-            if float(moved.max()) > floor(full) and is_real(
-                self.model, difference, rounding(full)
-            ):
-                raise AssertionError(
-                    f"two sequences decoded in turns disturb each other, by "
-                    f"{float(moved.max()):.2g}"
-                )
+    def require(
+        self,
+        decode: Callable[[], Tensor],
+        tokens: Tensor,
+        how: str,
+        mask: Tensor | None = None,
+        full: Tensor | None = None,
+    ) -> None:
+        """Require that tokens are decoded to the scores of the full forward.
+
+        Args:
+            decode: decodes them.
+            tokens: ids.
+            how: they are decoded, for the failure.
+            mask: of padding, where nothing is compared.
+            full: the scores of the full forward, where they are known.
+        """
+
+        def forward() -> Tensor:
+            return self.subject.scores(self.model, tokens, mask=mask)
+
+        full = forward() if full is None else full
+        moved = gaps(decode(), full)
+        if mask is not None:
+            moved = moved.where(mask.bool(), 0.0)
+        row, position = divmod(int(moved.argmax()), tokens.size(1))
+        size = float(moved[row, position])
+
+        def difference() -> Tensor:
+            return minus(decode(), forward())[row, position]
+
+        if size > floor(full) and is_real(
+            self.model, difference, rounding(full)
+        ):
+            batch, time = tokens.shape
+            raise AssertionError(
+                f"with a cache, {how}, position {position} of {time} in row "
+                f"{row} of {batch} differs from the full forward by {size:.2g}"
+            )
+
+
+def _prompt_first(time: int) -> list[int]:
+    """Return pieces of which all but the first are one token."""
+    first = time // 2 + 1
+    return [first, *[1] * (time - first)]
