@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from correct_models import CORRECT
 from small_gpt import DIM, GPT, VOCAB
 from strangers import AutoregressiveModel, GPTConfig, NanoGPT
 
@@ -109,6 +110,78 @@ def test_pythons_random_is_called_that():
 
     report = check_model(Draws, checks=["purity"])
     assert "state of Python's random" in report.results[0].message
+
+
+SETTINGS = {
+    "the default dtype": (torch.set_default_dtype, torch.float16, torch.float),
+    "the default device": (torch.set_default_device, "meta", None),
+    "the number of threads": (torch.set_num_threads, 3, 1),
+    "the precision of products": (
+        torch.set_float32_matmul_precision,
+        "medium",
+        "highest",
+    ),
+    "whether operations must be deterministic": (
+        torch.use_deterministic_algorithms,
+        True,
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SETTINGS)
+def test_what_is_set_for_all_is_left_as_it_was(what):
+    change, new, old = SETTINGS[what]
+
+    class Sets(GPT):
+        def scores(self, x):
+            scores = super().scores(x)
+            if self.training:
+                change(new)
+            return scores
+
+    try:
+        report = check_model(Sets, checks=["purity"])
+    finally:
+        change(old)
+    words = f"a forward in train mode changes {what}, from "
+    assert report.results[0].message.startswith(words), str(report)
+
+
+class ExcludesIds(GPT):
+    """Two ids, of images, say, never follow."""
+
+    def scores(self, x):
+        out = torch.full_like(x[..., :2], torch.finfo(x.dtype).min)
+        return torch.cat([super().scores(x)[..., :-2], out], -1)
+
+
+class OwnCache(GPT):
+    """Takes an object that it does not return."""
+
+    def forward(self, tokens, kv_cache=None):
+        return super().forward(tokens)
+
+
+SOUND = {model.name: model.build for model in CORRECT}
+
+
+@pytest.mark.parametrize(
+    ("build", "check", "status", "words"),
+    [
+        ("one_score_at_zero", "vocabulary", "passed", "of id 16 is always 0"),
+        (ExcludesIds, "vocabulary", "passed", "; 2 ids are excluded"),
+        ("cache_behind_the_loss", "cache", "passed", "kv_cache: lengths to"),
+        ("one_at_a_time", "cache", "passed", "one token at a time only: the"),
+        ("cache_inside", "cache", "passed", "start_pos: lengths to 32"),
+        (OwnCache, "cache", "skipped", "no kv_cache comes with the scores"),
+        ("base", "cache", "skipped", "takes none of past_key_values, kv_"),
+    ],
+)
+def test_what_is_told_of_ids_and_caches(build, check, status, words):
+    report = check_model(SOUND.get(build, build), checks=[check])
+    assert report.results[0].status == status
+    assert words in report.results[0].message
 
 
 class DropsInEval(GPT):

@@ -62,8 +62,11 @@ def check_cache(subject: Subject) -> str:
             tokens = decoder.draw(1, longest, generator)
             decoder.compare(tokens, [[half, *tail, rest]])
             decoder.require_an_end(decoder.draw(1, longest + 1, generator))
-    decoder.compare_two_texts(subject.lengths.fit(5), generator)
-    decoder.compare_padded(subject.lengths.fit(8), generator)
+    time = subject.lengths.fit(8)
+    seconds = subject.costs.of(18 * time, 5 * time, double=True)
+    if subject.costs.has_time(seconds, time, "two texts"):
+        decoder.compare_two_texts(time, generator)
+        decoder.compare_padded(time, generator)
     how = decoder.cached.name or " and ".join(CONVENTION)
     return (
         f"{how}: lengths to {longest}, one by one, whole and in pieces"
@@ -223,12 +226,9 @@ class _Decoder:
         rows = self.subject.fit_rows(2)
         pair = [self.draw(rows, time, generator) for _ in range(2)]
         if self.name != START:  # which has one cache for all
-            for i, tokens in enumerate(pair):
-                self.require(
-                    lambda i=i: self.in_turns(pair)[i],
-                    tokens,
-                    "in turns with another text",
-                )
+            self.require(
+                lambda: self.in_turns(pair), torch.cat(pair), "two in turns"
+            )
         pair[1][0] = pair[0][0]
         pieces = _prompt_first(time)
 
@@ -238,19 +238,19 @@ class _Decoder:
         how = "after another text with the same first row"
         self.require(one_after_the_other, pair[1], how)
 
-    def in_turns(self, pair: list[Tensor]) -> list[Tensor]:
+    def in_turns(self, pair: list[Tensor]) -> Tensor:
         """Return the scores of two texts, each a token at a time."""
         caches: list[object] = [
             self.cached.init_cache(len(tokens)) for tokens in pair
         ]
-        parts: list[list[Tensor]] = [[], []]
-        for t in range(pair[0].size(1)):
-            for i, tokens in enumerate(pair):
-                scores, caches[i] = self.decode(
-                    tokens[:, t : t + 1], caches[i]
-                )
-                parts[i].append(scores)
-        return [torch.cat(scores, dim=1) for scores in parts]
+        parts = []
+        for column in zip(
+            *(tokens.split(1, 1) for tokens in pair), strict=True
+        ):
+            answers = [*map(self.decode, column, caches)]
+            caches = [cache for _, cache in answers]
+            parts.append(torch.cat([scores for scores, _ in answers]))
+        return torch.cat(parts, dim=1)
 
     def compare_padded(self, time: int, generator: torch.Generator) -> None:
         """Require the same of rows of unlike length, padded on the left."""

@@ -28,7 +28,7 @@ def check_determinism(subject: Subject) -> str:
     How: one input again and again, with other seeds, after inputs of other
     sizes, and with gradients recorded; then batches that agree in one row or
     one column, and a fresh model gets them in the opposite order.
-    Cost: some 30 small forwards.
+    Cost: some 40 small forwards.
     Reports: pytorch/pytorch 26338, F.dropout goes on in eval mode.
     """
     generator = subject.generator()
@@ -83,7 +83,7 @@ def _alike(tokens: Tensor, others: Tensor) -> list[Tensor]:
 
 
 def check_purity(subject: Subject) -> str:
-    """A forward in eval mode changes nothing outside itself.
+    """A forward changes nothing outside itself.
 
     Why: an evaluation in the middle of training must not change the
     training: neither its weights, nor its data, nor its random numbers.
