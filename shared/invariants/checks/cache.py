@@ -19,8 +19,10 @@ from ..search.tolerance import floor, gaps, is_real, minus, rounding
 CONVENTION = ("init_cache", "decode")  # methods of a model with a cache
 # Arguments of a model's own call: the cache so far, which comes back with
 # the scores; and where the tokens start, with the cache inside the model.
-CACHES = ("past_key_values", "kv_cache", "kv_caches", "cache", "layer_past")
-CACHES += ("cache_params", "state")
+CACHES = (
+    *("past_key_values", "kv_cache", "kv_caches", "cache", "layer_past"),
+    *("cache_params", "state"),
+)
 START = "start_pos"
 
 
@@ -59,8 +61,8 @@ def check_cache(subject: Subject) -> str:
         rest = longest - half - sum(tail)
         seconds = subject.costs.of(2 * longest, 7, double=True)
         if subject.costs.has_time(seconds, longest):
-            tokens = decoder.draw(1, longest, generator)
-            decoder.compare(tokens, [[half, *tail, rest]])
+            row = decoder.draw(1, longest, generator)
+            decoder.compare(row, [[half, *tail, rest]])
             decoder.require_an_end(decoder.draw(1, longest + 1, generator))
     time = subject.lengths.fit(8)
     seconds = subject.costs.of(18 * time, 5 * time, double=True)
@@ -85,7 +87,7 @@ def _splits(time: int) -> list[list[int]]:
 def _decoder_of(subject: Subject) -> "_Decoder":
     """Return what decodes with the model's cache, as its convention is."""
     masked = subject.caller.takes_mask
-    model = subject.precise(masked)
+    model: Any = subject.precise(masked)
     if isinstance(model, nn.Module):
         model.eval()
     if all(callable(getattr(model, n, None)) for n in CONVENTION):

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -74,14 +74,13 @@ def _check_loss_of(subject: Subject, model: Model) -> str:
     case = _loss_of(subject, model, first, generator)
     if case is None:
         return f"takes {name}, returns no loss of one number"
-    how = ("as given", "shifted by one inside")
+    how = "as given", "shifted by one inside", "not returned"
     found = how[case.shift] + case.note
     for batch, length, start in ((3, 7, -1), (1, 13, 0), (2, 33, -66)):
         time = subject.lengths.fit(length)
         ids = (torch.arange(batch * time) + start).view(batch, time) % vocab
         other = _loss_of(subject, model, ids, generator)
         if other is None or other.shift != case.shift:
-            how = (*how, "not returned")
             raise AssertionError(
                 f"the loss of {name} is {how[case.shift]}, and for {batch} x "
                 f"{time} of them {how[other.shift if other else 2]}"
@@ -96,7 +95,7 @@ def _loss_of(
 ) -> _Loss | None:
     """Return how a loss comes about, None where there is none, or raise."""
     name, vocab = subject.caller.target_name, subject.vocab_size
-    tokens = draw(vocab, *first.shape, generator)
+    tokens = draw(vocab, first.size(0), first.size(1), generator)
     second = others(first, vocab, generator)
     scores, loss = _call(subject, model, tokens, first)
     again, second_loss = _call(subject, model, tokens, second)
@@ -163,20 +162,21 @@ def _require_gradient(
         for p in getattr(model, "parameters", list)()
         if p.requires_grad and p.numel()
     ]
-    for training in (True, False):
-        answer = _answer(subject, model, case.tokens, targets, training)
-        scores = subject.find(answer, *targets.shape)
-        loss = find_loss(answer)
-        if loss is None or not weights:
-            return
-        if training and not loss.requires_grad:
-            raise AssertionError(
-                "the loss has no graph: its backward pass trains nothing"
-            )
-    if scores is None or not (scores.requires_grad and loss.requires_grad):
+    if not weights:
         return
-    if case.note:
-        return  # it is the loss of more than these scores
+    call = partial(_call, subject, model, case.tokens, targets, grad=True)
+    scores, loss = call(training=True)
+    if loss is None or (scores is not None and not scores.requires_grad):
+        return
+    if not loss.requires_grad:
+        raise AssertionError(
+            "the loss has no graph: its backward pass trains nothing"
+        )
+    scores, loss = call()
+    if scores is None or loss is None or case.note:  # of more than these
+        return
+    if not (scores.requires_grad and loss.requires_grad):
+        return
     mean = _mean(scores, targets, case.shift, None)
     with asked("in the backward pass of the loss"):
         ours, theirs = (
@@ -205,26 +205,23 @@ def _require_finite(loss: Float[Tensor, ""], where: str) -> None:
 
 
 def _call(
-    subject: Subject, model: Model, tokens: Tensor, targets: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return scores and loss of the model's own call with targets."""
-    with torch.no_grad():
-        answer = _answer(subject, model, tokens, targets)
-    return subject.find(answer, *tokens.shape), find_loss(answer)
-
-
-def _answer(
     subject: Subject,
     model: Model,
     tokens: Tensor,
     targets: Tensor,
     training: bool = False,
-) -> Any:
+    grad: bool = False,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return scores and loss of the model's own call with targets."""
     if isinstance(model, nn.Module):
         model.train(training)
     tokens, targets = (x.to(subject.device) for x in (tokens, targets))
-    with asked(f"when given {subject.caller.target_name}"):
-        return subject.caller.call_with_targets(model, tokens, targets)
+    with (
+        asked(f"when given {subject.caller.target_name}"),
+        torch.set_grad_enabled(grad),
+    ):
+        answer = subject.caller.call_with_targets(model, tokens, targets)
+    return subject.find(answer, *tokens.shape), find_loss(answer)
 
 
 def _mean(
