@@ -1124,6 +1124,15 @@ class LastIdIgnored(TrainableGPT):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), **ends)
 
 
+@broken("check_loss", TrainableGPT, "loss", only=True)
+def targets_overwritten(self, logits, targets):
+    """Whatever is negative marks no target, and becomes -100 in the caller's
+    own tensor."""
+    return TrainableGPT.loss(
+        self, logits, targets.masked_fill_(targets < 0, -100)
+    )
+
+
 @broken("check_loss", TrainableGPT, "forward", only=True)
 def targets_in_scores(self, tokens, targets=None):
     """Given targets, a little of their embedding gets into the scores that

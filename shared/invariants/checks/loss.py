@@ -1,11 +1,9 @@
 """The loss that a model returns itself."""
 
-import math
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -16,6 +14,14 @@ from ..model.subject import Subject
 from ..model.tokens import draw, others
 from ..search.larger_weights import amplified
 from ..search.tolerance import floor, gaps
+from .cross_entropy import (
+    added_to,
+    close,
+    is_mean,
+    mean_loss,
+    shift_of,
+    tolerance_of,
+)
 
 IGNORED = (-100, -1)  # PyTorch's own mark for no target, and minGPT's
 
@@ -113,16 +119,16 @@ def _loss_of(
         return None
     _require_finite(loss, "")
     note, added = "", torch.zeros(())
-    if not _is_mean(scores, first, loss):
+    if not is_mean(scores, first, loss):
         wide = _before_the_cut(subject, model, tokens, scores)
-        if wide is not None and _is_mean(wide, first, loss):
+        if wide is not None and is_mean(wide, first, loss):
             scores = wide
             note = f" over the {wide.size(-1)} scores of a padded head"
         elif second_loss is not None:
-            added = _added(scores, (first, second), (loss, second_loss))
+            added = added_to(scores, (first, second), (loss, second_loss))
     if added:
         note = f" plus {float(added):.3g}, which targets do not change"
-    shift = _shift_of(scores, first, loss - added, None)
+    shift = shift_of(scores, first, loss - added, None)
     return _Loss(tokens, scores, shift, added, note)
 
 
@@ -146,9 +152,9 @@ def _try_marks(
         if mark != -100:
             # to some models -1 is an id like any other, as in indexing
             ids = marked.remainder(case.scores.size(-1))
-            if _close(_mean(case.scores, ids, case.shift, None), loss):
+            if close(mean_loss(case.scores, ids, case.shift, None), loss):
                 continue
-        _shift_of(case.scores, marked, loss, mark)
+        shift_of(case.scores, marked, loss, mark)
         found += f", {mark} left out"
     return found
 
@@ -177,7 +183,7 @@ def _require_gradient(
         return
     if not (scores.requires_grad and loss.requires_grad):
         return
-    mean = _mean(scores, targets, case.shift, None)
+    mean = mean_loss(scores, targets, case.shift, None)
     with asked("in the backward pass of the loss"):
         ours, theirs = (
             torch.autograd.grad(
@@ -188,7 +194,7 @@ def _require_gradient(
     pairs = [*zip(map(_dense, ours), map(_dense, theirs), strict=True)]
     size = sum(float(a.square().sum()) for a, _ in pairs) ** 0.5
     apart = sum(float((a - b).square().sum()) for a, b in pairs) ** 0.5
-    if apart > 100 * _tolerance(scores) * size:
+    if apart > 100 * tolerance_of(scores) * size:
         raise AssertionError(
             f"the gradient of the loss is not that of the cross-entropy of "
             f"the scores: {apart:.3g} apart, of {size:.3g}"
@@ -215,34 +221,13 @@ def _call(
     """Return scores and loss of the model's own call with targets."""
     if isinstance(model, nn.Module):
         model.train(training)
-    tokens, targets = (x.to(subject.device) for x in (tokens, targets))
-    with (
-        asked(f"when given {subject.caller.target_name}"),
-        torch.set_grad_enabled(grad),
-    ):
-        answer = subject.caller.call_with_targets(model, tokens, targets)
+    name = subject.caller.target_name
+    given = [x.to(subject.device, copy=True) for x in (tokens, targets)]
+    with asked(f"when given {name}"), torch.set_grad_enabled(grad):
+        answer = subject.caller.call_with_targets(model, *given)
+    if not given[1].equal(targets.to(subject.device)):
+        raise AssertionError(f"a forward changes its {name}")
     return subject.find(answer, *tokens.shape), find_loss(answer)
-
-
-def _mean(
-    scores: Float[Tensor, "batch time vocab"],
-    targets: Int[Tensor, "batch time"],
-    shift: int,
-    mark: int | None,
-    total: bool = False,
-) -> Float[Tensor, ""]:
-    if shift:
-        scores, targets = scores[:, :-shift], targets[:, shift:]
-    return F.cross_entropy(
-        scores.flatten(0, 1).double(),
-        targets.flatten().to(scores.device),
-        ignore_index=-100 if mark is None else mark,
-        reduction="sum" if total else "mean",
-    )
-
-
-def _is_mean(scores: Tensor, targets: Tensor, loss: Tensor) -> bool:
-    return any(_close(_mean(scores, targets, s, None), loss) for s in (0, 1))
 
 
 def _before_the_cut(
@@ -265,81 +250,3 @@ def _before_the_cut(
         for handle in handles:
             handle.remove()
     return found[0] if found else None
-
-
-def _added(
-    scores: Tensor, targets: tuple[Tensor, Tensor], losses: tuple
-) -> Tensor:
-    """Return what is added to the mean whatever the targets, or 0."""
-    for shift in (0, 1):
-        one, two = (
-            loss.double() - _mean(scores, ids, shift, None)
-            for ids, loss in zip(targets, losses, strict=True)
-        )
-        if (one - two).abs() <= 1e-6 * losses[0].abs():
-            return one
-    return torch.zeros(())
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    return bool((a - b).abs() <= _tolerance(b) * (1 + a.abs()))
-
-
-def _tolerance(value: Tensor) -> float:
-    return 1e-5 if value.dtype in (torch.float32, torch.float64) else 1e-2
-
-
-def _shift_of(
-    scores: Float[Tensor, "batch time vocab"],
-    targets: Int[Tensor, "batch time"],
-    loss: Float[Tensor, ""],
-    mark: int | None,
-) -> int:
-    """Return the shift at which the loss is right, or raise."""
-    loss = loss.double()
-    means = [_mean(scores, targets, shift, mark) for shift in (0, 1)]
-    for shift, mean in enumerate(means):
-        if _close(mean, loss):
-            return shift
-    wrong = _wrong_losses(scores, targets, mark)
-    name = min(wrong, key=lambda name: float((wrong[name] - loss).abs()))
-    hint = (
-        f"it is the cross-entropy {name}"
-        if _close(wrong[name], loss)
-        else f"nearest is that {name}, {float(wrong[name]):.6g}"
-    )
-    where = "" if mark is None else f", some of them {mark}"
-    batch, time = targets.shape
-    raise AssertionError(
-        f"the loss of {batch} x {time} targets{where} is {float(loss):.6g}, "
-        f"but the mean cross-entropy of the model's own scores is "
-        f"{float(means[0]):.6g}, or {float(means[1]):.6g} shifted by one: "
-        f"{hint}"
-    )
-
-
-def _wrong_losses(
-    scores: Float[Tensor, "batch time vocab"],
-    targets: Int[Tensor, "batch time"],
-    mark: int | None,
-) -> dict[str, Tensor]:
-    """Return losses that models are known to return, by what they are."""
-    batch, time = targets.shape
-    losses: dict[str, Tensor] = {}
-    for shift, where in ((0, ""), (1, ", shifted by one")):
-        mean = _mean(scores, targets, shift, mark)
-        total = _mean(scores, targets, shift, mark, total=True)
-        odds = _mean(scores.softmax(-1), targets, shift, mark)
-        steps = time - shift
-        losses |= {
-            f"summed{where}": total,
-            f"summed over time, averaged over the batch{where}": total / batch,
-            f"summed over the batch, averaged over time{where}": total / steps,
-            f"divided by all positions{where}": total / (batch * time),
-            f"in bits{where}": mean / math.log(2),
-            f"of probabilities taken for logits{where}": odds,
-        }
-        if mark is not None:
-            padded = f"averaged over padding, too{where}"
-            losses[padded] = total / (batch * steps)
-    return losses | {"shifted twice": _mean(scores, targets, 2, mark)}

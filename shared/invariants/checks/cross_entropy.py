@@ -1,0 +1,113 @@
+"""Which cross-entropy a loss is, of all that it might be."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def mean_loss(
+    scores: Float[Tensor, "batch time vocab"],
+    targets: Int[Tensor, "batch time"],
+    shift: int,
+    mark: int | None,
+    total: bool = False,
+) -> Float[Tensor, ""]:
+    """Return the mean cross-entropy of shifted targets, or its sum."""
+    if shift:
+        scores, targets = scores[:, :-shift], targets[:, shift:]
+    return F.cross_entropy(
+        scores.flatten(0, 1).double(),
+        targets.flatten().to(scores.device),
+        ignore_index=-100 if mark is None else mark,
+        reduction="sum" if total else "mean",
+    )
+
+
+def is_mean(scores: Tensor, targets: Tensor, loss: Tensor) -> bool:
+    """Whether a loss is the mean, of targets shifted or not."""
+    return any(
+        close(mean_loss(scores, targets, s, None), loss) for s in (0, 1)
+    )
+
+
+def added_to(
+    scores: Tensor, targets: tuple[Tensor, Tensor], losses: tuple
+) -> Tensor:
+    """Return what is added to the mean whatever the targets, or 0."""
+    for shift in (0, 1):
+        one, two = (
+            loss.double() - mean_loss(scores, ids, shift, None)
+            for ids, loss in zip(targets, losses, strict=True)
+        )
+        if (one - two).abs() <= 1e-6 * losses[0].abs():
+            return one
+    return torch.zeros(())
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    """Whether two losses are the same to the rounding of the second."""
+    return bool((a - b).abs() <= tolerance_of(b) * (1 + a.abs()))
+
+
+def tolerance_of(value: Tensor) -> float:
+    """Return what losses of a dtype may differ by, relative to them."""
+    return 1e-5 if value.dtype in (torch.float32, torch.float64) else 1e-2
+
+
+def shift_of(
+    scores: Float[Tensor, "batch time vocab"],
+    targets: Int[Tensor, "batch time"],
+    loss: Float[Tensor, ""],
+    mark: int | None,
+) -> int:
+    """Return the shift at which the loss is right, or raise."""
+    loss = loss.double()
+    means = [mean_loss(scores, targets, shift, mark) for shift in (0, 1)]
+    for shift, mean in enumerate(means):
+        if close(mean, loss):
+            return shift
+    wrong = _wrong_losses(scores, targets, mark)
+    name = min(wrong, key=lambda name: float((wrong[name] - loss).abs()))
+    hint = (
+        f"it is the cross-entropy {name}"
+        if close(wrong[name], loss)
+        else f"nearest is that {name}, {float(wrong[name]):.6g}"
+    )
+    where = "" if mark is None else f", some of them {mark}"
+    batch, time = targets.shape
+    raise AssertionError(
+        f"the loss of {batch} x {time} targets{where} is {float(loss):.6g}, "
+        f"but the mean cross-entropy of the model's own scores is "
+        f"{float(means[0]):.6g}, or {float(means[1]):.6g} shifted by one: "
+        f"{hint}"
+    )
+
+
+def _wrong_losses(
+    scores: Float[Tensor, "batch time vocab"],
+    targets: Int[Tensor, "batch time"],
+    mark: int | None,
+) -> dict[str, Tensor]:
+    """Return losses that models are known to return, by what they are."""
+    batch, time = targets.shape
+    losses: dict[str, Tensor] = {}
+    for shift, where in ((0, ""), (1, ", shifted by one")):
+        mean = mean_loss(scores, targets, shift, mark)
+        total = mean_loss(scores, targets, shift, mark, total=True)
+        odds = mean_loss(scores.softmax(-1), targets, shift, mark)
+        steps = time - shift
+        losses |= {
+            f"summed{where}": total,
+            f"summed over time, averaged over the batch{where}": total / batch,
+            f"summed over the batch, averaged over time{where}": total / steps,
+            f"divided by all positions{where}": total / (batch * time),
+            f"in bits{where}": mean / math.log(2),
+            f"of probabilities taken for logits{where}": odds,
+        }
+        if mark is not None:
+            padded = f"averaged over padding, too{where}"
+            losses[padded] = total / (batch * steps)
+    return losses | {"shifted twice": mean_loss(scores, targets, 2, mark)}

@@ -1,0 +1,97 @@
+"""A saved model is the model."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from ..errors import sentence
+from ..model.subject import Subject
+from ..model.tokens import draw
+from ..search.larger_weights import redraw_zeros
+from ..search.tolerance import floor, gaps
+
+
+def check_state_dict(subject: Subject) -> str:
+    """A reloaded copy computes the same function.
+
+    Why: what is no parameter and no saved buffer is lost in a checkpoint.
+    Weights that come later must be used, too, whatever an evaluation has
+    computed from those before.
+    How: a model is evaluated and then trained a little (all weights are
+    changed in place); a copy of its state goes into one built with another
+    seed, whose weights and saved buffers are scrambled first. Both are then
+    evaluated; after more training a copy of the state goes once more.
+    Cost: two builds, five forwards, two copies of the weights.
+    Reports: modules in a plain list, which PyTorch does not see.
+    """
+    model = subject.build_module("a function has no state to save")
+    generator = subject.generator()
+    time = subject.lengths.fit(8)
+    tokens = draw(subject.vocab_size, 2, time, generator)
+    other = subject.build(seed=subject.seed + 1)
+    assert isinstance(other, nn.Module)
+    _scramble(other, generator)
+    subject.scores(model, tokens)
+    for times in ("", ", after it was evaluated"):
+        _train_a_little(model, generator)
+        expected = subject.scores(model, tokens)
+        state = copy.deepcopy(model.state_dict())
+        try:
+            other.load_state_dict(state, strict=True)
+        except Exception as error:
+            raise AssertionError(
+                f"a copy does not load the state: {sentence(error)}"
+            ) from error
+        if size := _apart(subject.scores(other, tokens), expected):
+            fresh = subject.build()
+            assert isinstance(fresh, nn.Module)
+            with torch.no_grad():
+                for new, old in zip(_saved(fresh), _saved(model), strict=True):
+                    new.copy_(old)
+            why = "what was computed from other weights is still in use"
+            if not times and not _apart(
+                subject.scores(fresh, tokens), expected
+            ):
+                why = "some state is not saved"
+            raise AssertionError(
+                f"a reloaded copy computes something else{times}: scores "
+                f"differ by {size:.2g}, so {why}"
+            )
+    return f"{len(state)} tensors, loaded before and after an evaluation"
+
+
+def _apart(scores: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, 0 for rounding; no number is a 0."""
+    size = float(gaps(scores.nan_to_num(), expected.nan_to_num()).max())
+    return size if size > floor(expected) else 0.0
+
+
+@torch.no_grad()
+def _train_a_little(model: nn.Module, generator: torch.Generator) -> None:
+    """Change trainable weights in place, as an optimiser does."""
+    model.train()
+    redraw_zeros(model, generator)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.mul_(1.1)
+
+
+def _saved(model: nn.Module) -> list[Tensor]:
+    """Return all that a state dict should bring back."""
+    saved = model.state_dict().keys()
+    tensors: list[Tensor] = list(model.parameters())
+    tensors += [b for n, b in model.named_buffers() if n in saved]
+    return [tensor for tensor in tensors if not is_lazy(tensor)]
+
+
+@torch.no_grad()
+def _scramble(model: nn.Module, generator: torch.Generator) -> None:
+    """Replace all that a state dict should bring back."""
+    for tensor in _saved(model):
+        if tensor.is_floating_point():
+            noise = torch.randn(tensor.shape, generator=generator)
+            tensor.copy_(noise.to(tensor))
+        else:
+            tensor.zero_()
