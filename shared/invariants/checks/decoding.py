@@ -10,18 +10,19 @@ from torch import Tensor, nn
 
 from ..errors import ModelRaised, SkipCheck, asked
 from ..model.calling import MASK, token_argument
-from ..model.reading import find_scores, follow
+from ..model.reading import describe, find_scores, follow
 from ..model.sizes import has_position_table
 from ..model.subject import Subject
 from ..model.tokens import draw
 from ..search.tolerance import floor, gaps, is_real, minus, rounding
 
 CONVENTION = ("init_cache", "decode")  # methods of a model with a cache
+STATES = ("cache_params", "state")  # of a recurrence: nothing to hide later
 # Arguments of a model's own call: the cache so far, which comes back with
 # the scores; and where the tokens start, with the cache inside the model.
 CACHES = (
     *("past_key_values", "kv_cache", "kv_caches", "cache", "layer_past"),
-    *("cache_params", "state"),
+    *STATES,
 )
 START = "start_pos"
 
@@ -105,7 +106,8 @@ class Decoder:
         if not found:
             vocab = self.subject.vocab_size
             raise AssertionError(
-                f"decode should answer ({batch}, {time}, {vocab})"
+                f"with a cache ({batch}, {time}) ids give {describe(answer)} "
+                f"where scores of shape ({batch}, {time}, {vocab}) should be"
             )
         path, form = found[0]
         scores = form.read(follow(answer, path), batch, time)
@@ -124,11 +126,13 @@ class Decoder:
     ) -> Tensor:
         """Return the scores of tokens that are fed piece by piece."""
         cache = self.cached.init_cache(tokens.size(0))
-        parts, end, seen = [], 0, {}
+        parts: list[Tensor] = []
+        end = 0
         for piece in tokens.split(pieces, dim=1):
             end += piece.size(1)
-            if mask is not None:
-                seen = {MASK: mask[:, :end]}
+            seen = {} if mask is None else {MASK: mask[:, :end]}
+            if parts and self.name in STATES:
+                seen = {}
             scores, cache = self.decode(piece, cache, **seen)
             parts.append(scores)
         return torch.cat(parts, dim=1)
