@@ -98,11 +98,12 @@ def check_purity(subject: Subject) -> str:
     model = subject.build()
     short, longest = subject.lengths.fit(5), subject.block_size
     for time in sorted({short, longest}):
-        tokens = draw(subject.vocab_size, 2, time, generator)
-        if time * subject.vocab_size > 1 << 24:
-            tokens = tokens[:1]
+        rows = 1 if time * subject.vocab_size > 1 << 24 else 2
+        rows = subject.fit_rows(rows)
+        tokens = draw(subject.vocab_size, rows, time, generator)
         _require_pure(subject, model, tokens.to(subject.device), EVAL)
-    tokens = draw(subject.vocab_size, 8, short, generator)
+    rows = subject.fit_rows(8)
+    tokens = draw(subject.vocab_size, rows, short, generator)
     for training in (False, True):
         mode = Mode(training=training, grad=True)
         _require_pure(subject, model, tokens.to(subject.device), mode)
@@ -138,10 +139,11 @@ def _require_pure(
     if mode.training:
         seed_all(subject.seed + 1)
         subject.caller.call(model, given)
-    for name, state in random_states().items():
-        if mode.training and state == drawn[name]:
-            raise AssertionError(f"{where} seeds {name}")
-        if not mode.training and state != random[name] and not subject.noisy:
+        for name, state in random_states().items():
+            if state == drawn[name]:
+                raise AssertionError(f"{where} seeds {name}")
+    for name, state in drawn.items():
+        if not (mode.training or subject.noisy or state == random[name]):
             raise AssertionError(f"{where} changes the random state of {name}")
     after = _snapshot(model)
     fresh = None
