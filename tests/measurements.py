@@ -83,7 +83,8 @@ def read(answer, tokens, case):
 
 
 def scores(model, tokens, case):
-    return read(model(tokens), tokens, case)
+    with torch.set_grad_enabled(torch.is_grad_enabled()):  # put back after
+        return read(model(tokens), tokens, case)
 
 
 def rounding(tensor):
@@ -368,7 +369,7 @@ def changed_by_a_call(case):
         given, after = tokens.clone(), []
         for seed in (1, 2):
             torch.manual_seed(seed)
-            scores(model, given, case)
+            model(given)
             after.append(torch.get_rng_state())
         mode = "train" if training else "eval"
         if torch.equal(*after):
@@ -618,18 +619,34 @@ def check_vocabulary(case):
             yield f"id {outside} gets an answer, the vocabulary is {vocab}"
 
 
-def cached(model, piece, past, start):
+def cached(model, piece, past, start, **mask):
     """Scores of a piece and the cache after it, None where there is none."""
     taken = inspect.signature(model.forward).parameters
     with torch.no_grad():
         if "past_key_values" in taken:
-            answer = model(piece, past_key_values=past, use_cache=True)
+            more = {"past_key_values": past, "use_cache": True, **mask}
+            answer = model(piece, **more)
             return answer["logits"], answer["past_key_values"]
+        if "kv_cache" in taken:
+            scores, _, after = model(piece, kv_cache=past)
+            return scores, after
         if "start_pos" in taken:
             return model(piece, start_pos=start), None
     if hasattr(model, "init_cache"):
         return model.decode(piece, past or model.init_cache(len(piece)))
     return None
+
+
+def fed(model, tokens, sizes, mask=None):
+    """Scores of tokens that are fed in pieces of these sizes."""
+    past, start, pieces = None, 0, []
+    for piece in tokens.split(sizes, 1):
+        end = start + piece.size(1)
+        seen = {} if mask is None else {"attention_mask": mask[:, :end]}
+        answer, past = cached(model, piece, past, start, **seen)
+        pieces.append(answer)
+        start = end
+    return torch.cat(pieces, 1)
 
 
 def check_cache(case):
@@ -640,16 +657,32 @@ def check_cache(case):
     tokens = draw(case, 2, time)
     whole = scores(model, tokens, case)
     for sizes in ([time], [1] * time, [5, time - 5], [time - 3, 1, 2]):
-        past, start, pieces = None, 0, []
         try:
-            for piece in tokens.split(sizes, 1):
-                answer, past = cached(model, piece, past, start)
-                start += piece.size(1)
-                pieces.append(answer)
+            answer = fed(model, tokens, sizes)
         except (ValueError, RuntimeError) as error:
             yield f"pieces of {sizes[:3]}... tokens: {error}"
-        if differ(whole, torch.cat(pieces, 1)):
+        if differ(whole, answer):
             yield f"pieces of {sizes[:3]}... tokens score otherwise"
+    other = torch.cat([tokens[:1], draw(case, 1, time, seed=1)])
+    fed(model, tokens, [5, *[1] * (time - 5)])
+    answer = fed(model, other, [5, *[1] * (time - 5)])
+    if differ(scores(model, other, case), answer):
+        yield "a text with the same first row scores otherwise"
+    longer = draw(case, 1, time + 1)
+    if refuses(model, longer):
+        try:
+            fed(model, longer, [time, 1])
+            yield "one token too many is answered"
+        except (ValueError, RuntimeError, IndexError):
+            pass
+    if "attention_mask" in inspect.signature(model.forward).parameters:
+        mask = torch.ones(2, 9, dtype=torch.long)
+        mask[1, :3] = 0
+        one = raw(model(tokens[:, :9], attention_mask=mask))
+        two = fed(model, tokens[:, :9], [5, 1, 1, 1, 1], mask)
+        shown = mask.bool()
+        if differ(one[shown], two[shown]):
+            yield "rows that begin with padding score otherwise"
 
 
 def trained_loss(case, batches):
