@@ -1,15 +1,27 @@
-"""Writes the tables of models in tests/README.md from the models.
+"""Writes tables of READMEs: the models of the tests, what checks cost.
 
-python tests/readme.py
+python tests/readme.py          the models, in tests/README.md
+python tests/readme.py costs    the costs, in shared/invariants/README.md:
+                                some six minutes of a quiet machine
 """
 
 import re
+import sys
+from functools import partial
 from pathlib import Path
 
 from broken_models import BROKEN
 from correct_models import CORRECT
 
+from gpt_duet import GPTConfig, check_model
+from mingpt_style import build_model
+
 TESTS = Path(__file__).resolve().parent
+MEASURED = {
+    "small": GPTConfig(65, 64, n_layer=2, n_head=4, n_embd=32),
+    "10 million": GPTConfig(65, 256, n_layer=6, n_head=6, n_embd=384),
+    "124 million": GPTConfig.preset("gpt2"),
+}
 
 
 def table(head, rows):
@@ -39,9 +51,29 @@ def tables():
     }
 
 
-def filled(text):
+def costs():
+    """What each check takes of models of three sizes."""
+    rows = {}
+    for config in MEASURED.values():
+        report = check_model(partial(build_model, config))
+        rows.setdefault("all", []).append(
+            f"{sum(r.seconds for r in report.results):.0f} s"
+        )
+        for r in report.results:
+            name = r.name.removeprefix("check_")
+            cost = f"{r.forwards} / {r.backwards}, {r.seconds:.2g} s"
+            rows.setdefault(name, []).append(cost)
+    rows["all"] = rows.pop("all")  # the last row
+    return {
+        "costs": table(
+            ("check", *MEASURED), [(n, *r) for n, r in rows.items()]
+        )
+    }
+
+
+def filled(text, tables):
     """The text with every table that it has a place for made anew."""
-    for name, content in tables().items():
+    for name, content in tables.items():
         start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         text = re.sub(
             f"{start}.*?{end}",
@@ -53,5 +85,8 @@ def filled(text):
 
 
 if __name__ == "__main__":
-    readme = TESTS / "README.md"
-    readme.write_text(filled(readme.read_text("utf-8")), "utf-8")
+    readme, made = TESTS / "README.md", tables
+    if sys.argv[1:] == ["costs"]:
+        readme = TESTS.parent / "shared" / "invariants" / "README.md"
+        made = costs
+    readme.write_text(filled(readme.read_text("utf-8"), made()), "utf-8")
