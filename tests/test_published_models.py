@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 CHECKS = (
     *("causality", "causal_gradients", "prefix_consistency", "gradients"),
-    *("batch_independence", "determinism", "purity"),
+    *("batch_independence", "determinism", "purity", "signal"),
 )
 
 # Whatever of these a config has is set; the names of many years.

@@ -222,6 +222,14 @@ def test_a_function_without_gradient_and_larger_weights_is_not_accused():
     assert said["gradients"] == "a function has no weights"
 
 
+def test_attention_that_is_trained_or_does_no_harm_is_told():
+    times_the_root = BUILDS["times_the_root"]
+    assert "may have decided" in only(times_the_root(), "signal").message
+    narrow = only(lambda: GPT(dim=4, mixer=times_the_root.mixer), "signal")
+    assert narrow.status == "passed"
+    assert "multiplied by 2, where 1 / sqrt(4) = 0.5" in narrow.message
+
+
 @pytest.mark.parametrize("seed", [2**32, 2**63 - 1])
 def test_seeds_beyond_numpys_are_taken(seed):
     assert only(GPT, "shape", seed=seed).status == "passed"
