@@ -228,6 +228,15 @@ def test_a_project_with_folders_named_like_ours_works(project):
     words = ("mine:build", "mine.py:build", "--only", "shape")
     status, *texts = gpt_duet(*words, folder=project)
     assert status == 0, texts
+    run = "from gpt_duet.cli import main; main()"  # the folder comes first
+    done = subprocess.run(
+        [sys.executable, "-c", run, "bench", "--help"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "gpt-duet bench" in done.stdout
 
 
 def test_imports_inside_a_factory_find_the_project(project, here):
