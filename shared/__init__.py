@@ -12,6 +12,7 @@
     invariants/    the checks, for anyone's model
     comparison/    two models side by side
     targets.py     a model named on the command line, loaded
+    importing.py   imports of a user's files, each alone
     console.py     messages to the user, and how a command ends
     cli/           the command gpt-duet
 

@@ -1,29 +1,17 @@
-"""Models that are named by text: a style, a module, a file, an expression.
-
-Each is loaded alone: the modules that one target brings from its folder are
-gone before the next one, so that two folders may both have an attention.py.
-"""
+"""Models that are named by text: a style, a module, a file, an expression."""
 
 import ast
 import difflib
-import importlib
-import importlib.util
 import inspect
-import sys
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import console
 from .config import GPTConfig
+from .importing import Alone, first_on_path, import_file, import_module, roots
 
-LONGEST = 20  # lines of a user's traceback
-OURS = Path(__file__).resolve().parent
-OUR_PACKAGES = ("annotated", "benchmarks", "mingpt_style", "shared", "tests")
 STYLE_SIZES = {
     "n_layer": 2,
     "n_head": 4,
@@ -31,64 +19,6 @@ STYLE_SIZES = {
     "vocab_size": 65,
     "block_size": 64,
 }
-
-
-class Alone:
-    """A place to import from that leaves no module behind.
-
-    Args:
-        *folders: searched before all others inside `entered`.
-    """
-
-    def __init__(self, *folders: Path):
-        self._folders = folders
-        self._modules: dict[str, Any] = {}  # not all are modules
-        self._depth = 0
-
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Import from the folders first; afterwards what came is put away.
-
-        Entered again, the same modules are there again.
-        """
-        if self._depth:
-            yield
-            return
-        hidden = {n: m for n, m in sys.modules.items() if self._hides(n, m)}
-        for name in hidden:
-            del sys.modules[name]
-        sys.modules.update(self._modules)
-        before = dict(sys.modules)
-        self._depth += 1
-        try:
-            with first_on_path(*self._folders):
-                yield
-        finally:
-            self._depth -= 1
-            for name, module in list(sys.modules.items()):
-                if before.get(name) is not module and self._has(module):
-                    self._modules[name] = module
-            for name in self._modules:
-                sys.modules.pop(name, None)
-            sys.modules.update(hidden)
-
-    def _has(self, module: Any) -> bool:
-        """Whether a module lies in the folders, and is not installed."""
-        return any(
-            _lies_in(path, folder) and not _is_installed(path)
-            for path in _paths(module)
-            for folder in self._folders
-        )
-
-    def _hides(self, name: str, module: Any) -> bool:
-        """Whether a folder has a package of its own that is called as ours."""
-        top = name.partition(".")[0]
-        return top in OUR_PACKAGES and any(
-            (folder / top / "__init__.py").is_file()
-            or (folder / f"{top}.py").is_file()
-            for folder in self._folders
-            if not any(_lies_in(path, folder) for path in _paths(module))
-        )
 
 
 class Target:
@@ -134,13 +64,13 @@ def load_target(
     if not what:
         return _style(target, vocab_size, block_size)
     if path.endswith(".py"):
-        place = Alone(*dict.fromkeys((*_roots(Path(path)), Path.cwd())))
+        place = Alone(*dict.fromkeys((*roots(Path(path)), Path.cwd())))
         with place.entered():
-            module = _load_file(Path(path))
+            module = import_file(Path(path))
     else:
         place = Alone(Path.cwd())
         with place.entered():
-            module = _import(path)
+            module = import_module(path)
     if not all(part.isidentifier() for part in what.split(".")):
         return Target(what, _expression(module, what), place)
     found = _attribute(module, what, path)
@@ -186,7 +116,7 @@ def _style(
     name: str, vocab_size: int | None, block_size: int | None
 ) -> Callable[..., Any]:
     with first_on_path(Path.cwd()):
-        module = _import(name)
+        module = import_module(name)
     build = getattr(module, "build_model", None)
     if not callable(build):
         raise ValueError(
@@ -295,121 +225,3 @@ def _attribute(module: ModuleType, name: str, path: str) -> Any:
             raise ValueError(f"{path} has no {name!r}{hint}")
         found = getattr(found, part)
     return found
-
-
-def _import(name: str) -> ModuleType:
-    """Import a module by its dotted name.
-
-    Raises:
-        ValueError: where it is not there, or raises.
-    """
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if f"{name}.".startswith(f"{missing}.") and missing:
-            raise ValueError(
-                f"no module {name!r}: there is no {missing!r} in "
-                f"{Path.cwd()} or among the installed packages"
-            ) from None
-        raise _theirs(name, error) from None
-    except (Exception, SystemExit) as error:
-        raise _theirs(name, error) from None
-
-
-def _load_file(path: Path) -> ModuleType:
-    """Run a file as a module; inside a package, as that package's."""
-    path = path.resolve()
-    name = ".".join((*_packages(path), path.stem))
-    if "." in name:
-        return _import(name)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(name, module)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise _theirs(str(path), error) from None
-    return module
-
-
-def _packages(path: Path) -> list[str]:
-    """Return the packages that a file lies in, from the outermost."""
-    names: list[str] = []
-    folder = path.parent
-    while (folder / "__init__.py").is_file() and folder.name.isidentifier():
-        names.insert(0, folder.name)
-        folder = folder.parent
-    return names
-
-
-def _roots(path: Path) -> tuple[Path, ...]:
-    """Return where a file's imports start: its package's folder, its own."""
-    path = path.resolve()
-    above = path.parents[len(_packages(path))]
-    return tuple(dict.fromkeys((above, path.parent)))
-
-
-@contextmanager
-def first_on_path(*folders: Path) -> Iterator[None]:
-    """Put folders in front of sys.path inside."""
-    added = [str(folder) for folder in folders]
-    sys.path[:0] = added
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        for folder in added:
-            if folder in sys.path:
-                sys.path.remove(folder)
-
-
-def _paths(module: Any) -> list[Path]:
-    file = getattr(module, "__file__", None)
-    if file:
-        return [Path(file)]
-    return [Path(path) for path in getattr(module, "__path__", [])]
-
-
-def _is_installed(path: Path) -> bool:
-    """Whether a module is nobody's own folder's: installed, or the kit's."""
-    ours = [OURS.parent / name for name in OUR_PACKAGES]
-    return not {"site-packages", "dist-packages"}.isdisjoint(
-        path.parts
-    ) or any(_lies_in(path, folder) for folder in ours)
-
-
-def _lies_in(path: Path, folder: Path) -> bool:
-    return path.resolve().is_relative_to(folder.resolve())
-
-
-def _theirs(name: str, error: BaseException) -> ValueError:
-    """Print an exception of the user's code, and return ours about it."""
-    show_theirs(error)
-    text = " ".join(str(error).split())
-    return ValueError(
-        f"{name} cannot be imported: {type(error).__name__}: {text[:200]}"
-    )
-
-
-def show_theirs(error: BaseException) -> None:
-    """Print the part of a traceback that is not ours, its end if it is long.
-
-    With --debug all of it is printed.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [
-        frame
-        for frame in frames
-        if console.debug
-        or not frame.filename.startswith(("<frozen", str(OURS)))
-    ]
-    lines = ["Traceback (most recent call last):\n"]
-    lines += traceback.format_list(traceback.StackSummary.from_list(theirs))
-    lines += traceback.format_exception_only(error)
-    lines = "".join(lines).splitlines()
-    if len(lines) > LONGEST and not console.debug:
-        lines[1 : 2 - LONGEST] = ["  ..."]
-    print("\n".join(lines), file=sys.stderr)

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ..console import warn
 from ..files import STDOUT, write_json
+from ..importing import first_on_path, show_theirs
 from ..invariants import (
     CHECKS,
     Report,
@@ -22,7 +23,7 @@ from ..invariants import (
 )
 from ..invariants.checks import SLOW
 from ..invariants.runner import choose_checks
-from ..targets import first_on_path, load_target, show_theirs
+from ..targets import load_target
 
 MAP_LENGTH = 32
 PATIENCE = 20.0  # seconds; a check that takes longer is announced

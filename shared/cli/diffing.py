@@ -20,8 +20,9 @@ from ..comparison.values.diff import run_diff
 from ..comparison.values.side import Side
 from ..comparison.values.terminal import show_found
 from ..files import write_atomically, write_json
+from ..importing import first_on_path, show_theirs
 from ..protocol import Style, load_style
-from ..targets import first_on_path, load_target, show_theirs
+from ..targets import load_target
 from ..tokenization.texts import default_text
 from ..tokenization.tokenizers import DEFAULT, load_tokenizer
 from .choices import choose_text
