@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import SkipCheck
-from ..model.sizes import declared
+from ..model.sizes import all_declared, padding_ids
 from ..model.subject import Subject
 from ..model.tokens import (
     SHORT,
@@ -129,8 +129,8 @@ class _Causality:
                 "no change of any token moves any score, so nothing can be "
                 "said about the future"
             )
-        told = str(self.affordable) if limited else self._summary(long)
-        return "; ".join([told, *dict.fromkeys(self.notes)])
+        tried = str(self.affordable) if limited else self._summary(long)
+        return "; ".join([tried, *dict.fromkeys(self.notes)])
 
     def _accepted(self, lengths: Iterable[int]) -> list[int]:
         return [t for t in lengths if self.subject.lengths.accepts(t)]
@@ -278,12 +278,8 @@ class _Causality:
 
     def _padding(self, model: object) -> list[int]:
         """Return ids that a model may take for padding."""
-        names = ("pad_token_id", "padding_idx", "eos_token_id", "bos_token_id")
-        known = [declared(model, (name,)) for name in names]
-        ids = [size.value for size in known if size is not None]
-        modules = model.modules() if isinstance(model, nn.Module) else ()
-        tables = [m for m in modules if isinstance(m, nn.Embedding)]
-        ids += [m.padding_idx for m in tables if m.padding_idx is not None]
+        marks = all_declared(model, ("eos_token_id", "bos_token_id"))
+        ids = [*padding_ids(model), *(size.value for size in marks)]
         last = self.subject.vocab_size - 1
         return sorted({0, last, *(i for i in ids if 0 <= i <= last)})
 

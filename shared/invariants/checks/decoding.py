@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..errors import ModelRaised, SkipCheck, asked
 from ..model.calling import MASK, token_argument
 from ..model.reading import describe, find_scores, follow
-from ..model.sizes import has_position_table
+from ..model.sizes import has_position_table, padding_ids
 from ..model.subject import Subject
 from ..model.tokens import draw
 from ..search.tolerance import floor, gaps, is_real, minus, rounding
@@ -143,10 +143,8 @@ class Decoder:
         """Draw ids, none of them padding: that shifts some positions."""
         vocab = self.subject.vocab_size
         tokens = draw(vocab, batch, time, generator)
-        for module in getattr(self.model, "modules", list)():
-            padding = getattr(module, "padding_idx", None)
-            if isinstance(padding, int):
-                tokens[tokens == padding] = (padding + 1) % vocab
+        for padding in padding_ids(self.model):
+            tokens[tokens == padding] = (padding + 1) % vocab
         return tokens.to(self.subject.device)
 
     def compare(self, tokens: Tensor, splits: list[list[int]]) -> None:

@@ -56,6 +56,7 @@ TILES = (
     "block_length",
     "block_size",
 )
+PADDING = ("pad_token_id", "padding_idx", "pad_id", "pad_idx", "padding_id")
 ROWS = ("max_batch_size", "max_bsz")
 CONFIGS = ("config", "cfg", "args", "params", "hparams")
 
@@ -161,6 +162,14 @@ def _get(place: object, name: str) -> Any:
         return getattr(place, name, None)
     except Exception:  # a property of the user's may raise anything
         return None
+
+
+def padding_ids(model: object) -> list[int]:
+    """Return the ids that a model says are padding, or its tables hold."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    held = [getattr(module, "padding_idx", None) for module in modules]
+    ids = {i for i in held if isinstance(i, int)}
+    return sorted(ids | {size.value for size in all_declared(model, PADDING)})
 
 
 def before_first_position(model: object, count: int) -> int:
