@@ -110,6 +110,13 @@ def padded_to_kernel(self, tokens):
     return GPT.forward(self, F.pad(tokens, (0, missing)))
 
 
+@broken("check_shape", GPT, "token_vectors", only=True)
+def strides_ignored(self, tokens):
+    """Ids are read as if they lay row by row in memory: those of a slice
+    are others."""
+    return self.wte(tokens.as_strided(tokens.shape, (tokens.size(1), 1)))
+
+
 # --- NaN and infinity ------------------------------------------------------
 
 
@@ -189,6 +196,43 @@ def mask_too_weak(self, scores, mask):
     return scores + torch.where(mask, 0.0, -1e4).to(scores.dtype)
 
 
+@broken("check_causality", only=True)
+class WeakInAFrozenModel(GPT):
+    """The mask is -1e4, and no weight is trainable any more."""
+
+    mixer = type("Weak", (Attention,), {"hide": mask_too_weak})
+
+    def add_parts(self, dim):
+        self.requires_grad_(False)
+
+
+@broken("check_causality", only=True)
+class WeakWithBareWeights(Mixer):
+    """The mask is -1e4, and the weights are in a dictionary that no module
+    is called for."""
+
+    def add_parts(self, dim):
+        self.weights = nn.ParameterDict(
+            {name: torch.randn(dim, dim) / 4 for name in "qkvo"}
+        )
+
+    def forward(self, x, mask):
+        q, k, v = (x @ self.weights[name] for name in "qkv")
+        scores = q @ k.mT / 4 + torch.where(mask, 0.0, -1e4).to(x)
+        return scores.softmax(-1) @ v @ self.weights["o"]
+
+
+@broken("check_causality")
+class WeakWithAMaskedId(GPT):
+    """The mask is -1e4, and one id's score is always minus infinity."""
+
+    mixer = type("Weak", (Attention,), {"hide": mask_too_weak})
+
+    def scores(self, x):
+        hidden = torch.arange(VOCAB, device=x.device) == 3
+        return super().scores(x).masked_fill(hidden, -INF)
+
+
 @broken("check_causality", Attention, "hide")
 def mask_leaky(self, scores, mask):
     """Hidden scores get log(1e-6) added: a millionth of the attention goes
@@ -223,6 +267,38 @@ def single_row_unmasked(self, tokens):
     return mask | (tokens.size(0) == 1)
 
 
+@broken("check_causality", GPT, "mask", only=True)
+def packed_row_unmasked(self, tokens):
+    """In train mode one row of full length is taken for a packed batch, and
+    its mask was forgotten."""
+    packed = self.training and tokens.shape == (1, self.block_size)
+    return GPT.mask(self, tokens) | packed
+
+
+@broken("check_causality", vocab_size=1009)
+class PaddingIdUntold(GPT):
+    """A text that ends in two of id 500 counts as padded, and has no mask;
+    nothing says which id that is."""
+
+    def __init__(self):
+        super().__init__(vocab=1009)
+
+    def mask(self, tokens):
+        padded = (tokens[:, -2:] == 500).all(1).view(-1, 1, 1)
+        return super().mask(tokens) | padded
+
+
+@broken("check_causality", block_size=140)
+class TileFilledUnmasked(GPT):
+    """A text that fills a tile of 32 is not masked."""
+
+    def __init__(self):
+        super().__init__(block_size=140)
+
+    def mask(self, tokens):
+        return super().mask(tokens) | (tokens.size(1) == 32)
+
+
 @broken("check_causality", block_size=140)
 class TileBegunUnmasked(GPT):
     """A tile of 64 is not masked where the next one has just begun."""
@@ -234,18 +310,55 @@ class TileBegunUnmasked(GPT):
         return super().mask(tokens) | (tokens.size(1) == 65)
 
 
-@broken("check_causality", only=True)
-class RightPaddingOnly(GPT):
-    """Takes a mask of padding; where it hides the end, it takes the place of
-    the causal one."""
+class Padded(GPT):
+    """Takes a mask of padding."""
 
     def forward(self, tokens, attention_mask=None):
         self.require_length(tokens.size(1))
         mask = self.mask(tokens)
         if attention_mask is not None:
-            shown = attention_mask.bool().unsqueeze(1)
-            mask = mask & shown if shown[0, 0, -1] else shown
+            mask = self.padded(mask, attention_mask.bool().unsqueeze(1))
             mask = mask | torch.eye(len(mask[0]), device=mask.device).bool()
+        return self.scores(self.body(self.embed(tokens), mask))
+
+    def padded(self, mask, shown):
+        return mask & shown
+
+
+@broken("check_causality", Padded, "padded", only=True)
+def right_padding_only(self, mask, shown):
+    """Takes a mask of padding; where it hides the end, it takes the place of
+    the causal one."""
+    return mask & shown if shown[0, 0, -1] else shown
+
+
+@broken("check_causality", Padded, "padded", only=True)
+def padding_in_training(self, mask, shown):
+    """In train mode a mask of padding takes the place of the causal one."""
+    return shown if self.training and not shown.all() else mask & shown
+
+
+class WeakWithNumbers(Attention):
+    def hide(self, scores, mask):
+        return (
+            scores + mask
+            if mask.is_floating_point()
+            else (super().hide(scores, mask))
+        )
+
+
+@broken("check_causality", only=True)
+class PaddedByNumbers(Padded):
+    """Together with a mask of padding the causal one is -1e4, which larger
+    scores outweigh."""
+
+    mixer = WeakWithNumbers
+
+    def forward(self, tokens, attention_mask=None):
+        if attention_mask is None:
+            return super().forward(tokens)
+        mask = self.mask(tokens) & attention_mask.bool().unsqueeze(1)
+        mask = torch.where(mask, 0.0, -1e4).to(self.wte.weight)
         return self.scores(self.body(self.embed(tokens), mask))
 
 
@@ -802,6 +915,24 @@ class OnePositionForAll(GPT):
         return self.wpe.weight[:1]
 
 
+@broken("check_order_sensitivity", only=True)
+class PositionsRepeat(GPT):
+    """Positions start again after 16, and one layer cannot tell two tokens
+    apart that are as far from each other."""
+
+    layers = 1
+
+    def position_vectors(self, tokens):
+        return self.wpe(positions(tokens) % 16)
+
+
+@broken("check_context_use", GPT, "scores", only=True)
+def scores_one_step_late(self, x):
+    """Scores come one step late: each position answers for the token before
+    it, and never reads its own."""
+    return GPT.scores(self, F.pad(x, (0, 0, 1, -1)))
+
+
 @broken("check_context_use", GPT, "sees")
 def bigram(self, i, j):
     """The mask is the diagonal: each position sees itself alone."""
@@ -863,7 +994,7 @@ class NoiseOfItsOwn(GPT):
         return super().scores(x + 0.01 * noise.to(x))
 
 
-@broken("check_determinism")
+@broken("check_determinism", only=True)
 class StateKept(Pointwise):
     """A recurrent state is kept from call to call and never reset."""
 
@@ -875,6 +1006,30 @@ class StateKept(Pointwise):
             y = y + self.state
         self.state = y[:1, -1:].detach()
         return y
+
+
+@broken("check_determinism", only=True)
+class StateOfItsOwn(GPT):
+    """The last scores are kept where no copy of the model reaches them, and
+    a little of them is added."""
+
+    def add_parts(self, dim):
+        self.kept = (lambda kept: lambda: kept)([])
+
+    def scores(self, x):
+        scores = super().scores(x)
+        before = [x for x in self.kept() if x.device == scores.device]
+        self.kept()[:] = [scores[:1, -1:].detach()]
+        return scores + sum(before) / 9 if before else scores
+
+
+@broken("check_determinism", only=True)
+class CacheNeverReset(CacheInside):
+    """In inference each call goes on where the last one ended."""
+
+    def begin(self, start_pos):
+        if "past" not in self.__dict__:
+            self.past = self.cache()
 
 
 @broken(
@@ -1347,6 +1502,29 @@ def made_on_the_cpu(self, tokens):
     """Positions are made without a device: they stay on the CPU."""
     at = torch.arange(tokens.size(1)).to(self.wpe.weight.dtype)
     return self.wpe.weight[: tokens.size(1)] + at.view(-1, 1) / BLOCK
+
+
+@broken("check_dtype", Attention, "hide", only=True)
+def mask_of_a_billion(self, scores, mask):
+    """The mask is -1e9, a number that float16 does not have."""
+    return scores.masked_fill(~mask, -1e9)
+
+
+@broken("check_dtype", report="huggingface/transformers#29285", block_size=300)
+class PositionsInTheModelsDtype(GPT):
+    """Positions are counted in the model's dtype: bfloat16 has no number
+    between 256 and 258."""
+
+    def __init__(self):
+        super().__init__(block_size=300)
+
+    def add_parts(self, dim):
+        del self.wpe
+
+    def position_vectors(self, tokens):
+        rate = 100 ** -torch.linspace(0, 1, DIM, device=tokens.device)
+        at = positions(tokens).to(self.wte.weight.dtype)
+        return (at.unsqueeze(1) * rate.to(at)).sin()
 
 
 @broken("check_dtype")
