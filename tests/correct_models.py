@@ -715,6 +715,20 @@ def soft_cap(self, x):
     return 5 * (GPT.scores(self, x) / 5).tanh()
 
 
+@correct(loosely=("check_finite", "check_initial_loss", "check_gradients"))
+class MaskedIdAndZeros(TrainableGPT):
+    """The score of one id is always minus infinity, and what mixes tokens
+    starts at 0."""
+
+    def add_parts(self, dim):
+        for block in self.blocks:
+            nn.init.zeros_(block.mixer.out.weight)
+
+    def scores(self, x):
+        hidden = torch.arange(VOCAB, device=x.device) == 3
+        return super().scores(x).masked_fill(hidden, -math.inf)
+
+
 @correct(loosely=("check_loss", "check_vocabulary"))
 class PaddedTables(TrainableGPT):
     """Token table and head are padded to 64, scores cut to the vocabulary;

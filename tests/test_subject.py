@@ -180,10 +180,14 @@ def test_a_model_whose_copy_is_none_is_not_accused():
     report = check_model(model)
     assert report.ok, str(report)
     assert "a copy still calls extra" in report.notes[0]
+    causality = report.results[3]
+    assert causality.message.startswith("less tested, the model cannot be")
+    assert "(4 less tested: the model cannot be copied" in report.verdict
     assert all(p.grad is None for p in model.parameters())
     report = check_model(Closure)
     assert report.ok, str(report)
     assert report.notes == []
+    assert "less" not in str(report)
 
 
 @pytest.mark.unhooked  # the checker of shapes draws random numbers itself

@@ -26,6 +26,7 @@ class CheckResult:
         seconds: it took.
         forwards: calls of the model whose scores were read.
         backwards: passes back from these.
+        less: why a check that passed has tried less than of other models.
     """
 
     name: str
@@ -34,6 +35,7 @@ class CheckResult:
     seconds: float
     forwards: int = 0
     backwards: int = 0
+    less: str = ""
 
 
 @dataclass
@@ -117,6 +119,10 @@ class Report:
         for result in self.results:
             counts[result.status] += 1
         text = ", ".join(f"{n} {s}" for s, n in counts.items() if n)
+        less = [result.less for result in self.results if result.less]
+        if less:
+            words = f" ({len(less)} less tested: {', '.join({*less})})"
+            text = text.replace(" passed", f" passed{words}")
         text = text or "no check was run"
         if self.interrupted:
             text += "; interrupted"

@@ -18,7 +18,7 @@ from ..model.tokens import (
     splits_to_try,
 )
 from ..search.affordable import Affordable
-from ..search.larger_weights import EXTREME, MODERATE, amplified
+from ..search.larger_weights import EXTREME, MODERATE, NOT_FINITE, amplified
 from ..search.leaks import NotFinite, Search
 from ..search.smallest_case import explain
 from ..search.trial import EVAL, Mode, Trial
@@ -153,19 +153,12 @@ class _Causality:
         return 4 if far or self.subject.heavy else SPLITS // 3
 
     def _large(self, small: list[int], long: list[int]) -> None:
-        if not self.subject.is_module or not self.subject.builder.can_copy:
-            self.notes.append(
-                "less was tried than of others: no copy with larger weights"
-            )
-            return
         weights = "with zeros redrawn and larger weights"
-        if not self._holds_at(MODERATE, weights, small, long):
-            self.notes.append("no larger weights give finite scores")
+        self._holds_at(MODERATE, weights, small, long)
         for size in EXTREME:
             weights = f"with weights scaled up to activations of {size:.0f}"
             if self._holds_at(size, weights, small, long):
                 return
-        self.notes.append("no large weights give finite scores")
 
     def _holds_at(
         self, size: float, weights: str, small: list[int], long: list[int]
@@ -185,6 +178,7 @@ class _Causality:
         try:
             self._sweep(search, EVAL, small, long, SPLITS // 3)
         except NotFinite:
+            self.subject.less = NOT_FINITE
             return False
         self._finish(search)
         return True

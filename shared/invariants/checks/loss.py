@@ -103,6 +103,8 @@ def _loss_of(
     name, vocab = subject.caller.target_name, subject.vocab_size
     tokens = draw(vocab, first.size(0), first.size(1), generator)
     second = others(first, vocab, generator)
+    for ids in (first, second):  # none whose score is minus infinity
+        ids[torch.isin(ids, torch.tensor(subject.hidden))] = subject.scored[0]
     scores, loss = _call(subject, model, tokens, first)
     again, second_loss = _call(subject, model, tokens, second)
     if scores is not None and again is not None:

@@ -209,7 +209,7 @@ def _check_sums(search: Search) -> float:
             "the scores are probabilities, not their logarithms: none is "
             "negative, and those of a position sum to 1"
         )
-    off = scores.double().logsumexp(-1)
+    off = scores[..., subject.scored].double().logsumexp(-1)
     size = float(off.abs().nan_to_num(nan=math.inf).max())
     noise = max(rounding(scores), torch.finfo(scores.dtype).eps)
     # logits are no promise; what is nearly normalised was meant to be
@@ -217,7 +217,8 @@ def _check_sums(search: Search) -> float:
         return size
 
     def sums() -> Tensor:
-        return search.run(tokens).double().logsumexp(-1)
+        scores = search.run(tokens)[..., subject.scored]
+        return scores.double().logsumexp(-1)
 
     # what is computed in float32 inside keeps float32's rounding
     inner = FLOOR * torch.finfo(torch.float32).eps

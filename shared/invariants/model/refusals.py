@@ -3,6 +3,7 @@
 Told once, by check_shape or as a note: no other check stumbles over it.
 """
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -92,11 +93,19 @@ def find_refusals(
 
 
 def find_noise(subject: "Subject", model: Model, batch: int) -> None:
-    """Find out whether random numbers show in eval mode."""
+    """Find ids without a score, and whether random numbers are drawn."""
     time = subject.lengths.fit(7)
     tokens = draw(subject.vocab_size, batch, time, subject.generator())
     first, again = (subject.scores(model, tokens, seed=1) for _ in "ab")
     other = subject.scores(model, tokens, seed=2)
+    hidden = (first == -math.inf).flatten(0, 1).all(0)
+    if hidden.any() and not hidden.all():
+        subject.hidden = hidden.nonzero().flatten().tolist()
+        subject.notes.append(
+            f"the scores of {len(subject.hidden)} ids are minus infinity at "
+            f"every position ({subject.hidden[0]} is the first): they are "
+            f"left out"
+        )
     if first.equal(again) and not first.equal(other):
         subject.noisy = True
         subject.notes.append(

@@ -51,7 +51,9 @@ class Subject:
         fault: why its answers cannot be read at all, or "".
         noisy: whether random numbers show in its scores in eval mode.
         for_inference: whether it answers in inference mode.
+        hidden: ids whose scores are always minus infinity; read as 0.
         notes: what the reader of a report should know.
+        less: why a check has tried less than of other models, or "".
         failed_first: the first check that failed, by the cause.
         costs: what calls take, and how much time there is.
         tell: called with what a check knows before it ends.
@@ -104,6 +106,8 @@ class Subject:
         self.rows: int | None = None
         self.refusals: list[tuple[ModelRaised, str]] = []
         self.noisy = self.for_inference = False
+        self.hidden: list[int] = []
+        self.less = ""
         self._double: dict[bool, bool] = {}
         training = getattr(model, "training", False)
         try:
@@ -164,6 +168,11 @@ class Subject:
         what = f"on tokens of shape {(batch, time)}, in eval mode"
         with asked(what), torch.no_grad():
             return caller.call(model, tokens.to(self.device))
+
+    @property
+    def scored(self) -> list[int]:
+        """The ids whose scores are numbers."""
+        return sorted({*range(self.vocab_size)} - {*self.hidden})
 
     def require_scores(self) -> None:
         """Refuse a model whose answers cannot be read."""
@@ -417,6 +426,9 @@ class Subject:
             scores = scores.transpose(0, 1)
         else:
             scores = self.reader.read(answer, batch, time, strict)
+        if self.hidden:
+            at = torch.tensor(self.hidden, device=scores.device)
+            scores = scores.index_fill(-1, at, 0.0)
         self.for_inference = scores.is_inference()
         return scores.clone() if self.for_inference else scores
 

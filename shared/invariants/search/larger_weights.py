@@ -5,10 +5,13 @@ the future until scores have grown beyond it, and a leak behind a projection
 that starts at zero moves nothing at all.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from ..errors import ModelRaised
 from ..model.randomness import isolated
@@ -19,6 +22,7 @@ from ..model.tokens import draw
 MODERATE = 1.5  # size of what each matrix puts out, as if trained a little
 EXTREME = (300.0, 100.0, 30.0, 10.0, 3.0)  # scores of two such: 1e5
 LARGEST_FACTOR = 3000.0  # of a weight
+NOT_FINITE = "with larger weights the scores are not finite"
 
 
 def amplified(
@@ -27,27 +31,31 @@ def amplified(
     """Return a copy with larger weights, not to be changed, or None.
 
     Zeros in trainable parameters are redrawn, and each matrix is scaled up
-    until its outputs are of a size. None where scores are then not finite,
-    or there is no module to change.
+    until its outputs are of a size. Where there is none, subject.less says
+    why.
 
     Args:
         subject: what is copied.
         size: root mean square of what each matrix puts out.
         precise: whether in float64, where the model can.
     """
-    if size != MODERATE or not precise:
-        return _amplified(subject, size, precise)
-    return subject.shared(
-        "larger weights", lambda: _amplified(subject, size, precise)
-    )
+    if not subject.is_module:
+        subject.less = "a function has no weights to enlarge"
+    elif not subject.builder.can_copy:
+        subject.less = "the model cannot be copied, nor its weights enlarged"
+    else:
+        subject.less = ""
+        make = partial(_amplified, subject, size, precise)
+        if size == MODERATE and precise:
+            return subject.shared("larger weights", make)
+        return make()
+    return None
 
 
 def _amplified(
     subject: Subject, size: float, precise: bool
 ) -> nn.Module | None:
     model = subject.build()
-    if not isinstance(model, nn.Module) or not subject.builder.can_copy:
-        return None
     if precise:
         model = subject.doubled(model)
     assert isinstance(model, nn.Module)
@@ -59,12 +67,17 @@ def _amplified(
         try:
             scale_outputs(subject, model, tokens, size)
         except ModelRaised:  # its weights are used in another way
-            scale_matrices(model, size)
+            for p in _matrices(model):
+                scale_alone(p, size)
         try:
             scores = subject.scores(model, tokens)
-        except ModelRaised:
+        except ModelRaised as error:
+            subject.less = f"with larger weights {error}"
             return None
-    return model if bool(torch.isfinite(scores).all()) else None
+    if not bool(torch.isfinite(scores).all()):
+        subject.less = NOT_FINITE
+        return None
+    return model
 
 
 @torch.no_grad()
@@ -94,10 +107,12 @@ def scale_outputs(
     """Scale each module's matrices up until its output has a size.
 
     One forward pass, module after module in the order of their calls (the
-    idea of layer-sequential unit variance, Mishkin and Matas 2016). Tables
-    of embeddings stay as they are, and so does what is tied to them.
+    idea of layer-sequential unit variance, Mishkin and Matas 2016); then
+    what else is multiplied with, in the model itself or by a function.
+    Tables of embeddings stay as they are, and so does what is tied to them.
     """
-    tables = _tables(model)
+    left = {id(p): p for p in _matrices(model)}
+    met: set[int] = set()
     running: set[int] = set()  # modules that are called again
 
     def scale(
@@ -106,13 +121,11 @@ def scale_outputs(
         kwargs: dict[str, Any],
         answer: Any,
     ) -> Any:
-        matrices = [
-            p
-            for p in _own_parameters(module)
-            if p.ndim > 1 and p.requires_grad and id(p) not in tables
-        ]
+        own = _own_parameters(module)
+        matrices = [left[id(p)] for p in own if id(p) in left]
         if not matrices or id(module) in running:
             return None
+        met.update(map(id, matrices))
         output = next((t for _, t in tensors_in(answer)), None)
         if output is None or not output.is_floating_point():
             return None
@@ -134,31 +147,62 @@ def scale_outputs(
         if module is not model
     ]
     try:
-        subject.scores(model, tokens)
+        with Multiplied() as multiplied:
+            subject.scores(model, tokens)
     finally:
         for handle in handles:
             handle.remove()
+    for key in (left.keys() & multiplied.seen) - met:
+        scale_alone(left[key], size)
 
 
 @torch.no_grad()
-def scale_matrices(model: nn.Module, size: float) -> None:
-    """Scale each matrix up by its own numbers, as if its inputs were 1."""
-    tables = _tables(model)
-    for p in model.parameters():
-        if p.ndim > 1 and p.requires_grad and id(p) not in tables:
-            rms = float(p.double().square().mean() * p[0].numel()) ** 0.5
-            if rms > 0:
-                p.mul_(min(max(size / rms, 1.0), LARGEST_FACTOR))
+def scale_alone(matrix: nn.Parameter, size: float) -> None:
+    """Scale a matrix up by its own numbers, as if its inputs were 1."""
+    rms = float(matrix.double().square().mean() * matrix[0].numel()) ** 0.5
+    if rms > 0:
+        matrix.mul_(min(max(size / rms, 1.0), LARGEST_FACTOR))
 
 
-def _tables(model: nn.Module) -> set[int]:
-    """Return the ids of what embeddings look up."""
-    return {
+class Multiplied(TorchFunctionMode):
+    """Notes what goes into products of matrices, by id; of a view its base."""
+
+    NAMES = (
+        *("linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm"),
+        *("addmm", "baddbmm", "einsum", "conv1d"),
+        "multi_head_attention_forward",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") in self.NAMES:
+            for x in tree_leaves((args, kwargs)):
+                if isinstance(x, Tensor):
+                    self.seen |= {id(x), id(x._base)}
+        return func(*args, **(kwargs or {}))
+
+
+def _matrices(model: nn.Module) -> list[nn.Parameter]:
+    """Return the matrices that are trained, but for tables of embeddings.
+
+    Where nothing is trained any more, all of them: none is told from what
+    the model was given for good.
+    """
+    tables = {
         id(p)
         for module in model.modules()
         if isinstance(module, nn.Embedding | nn.EmbeddingBag)
         for p in module.parameters(recurse=False)
     }
+    found = [
+        p
+        for p in model.parameters()
+        if p.ndim > 1 and p.is_floating_point() and id(p) not in tables
+    ]
+    return [p for p in found if p.requires_grad] or found
 
 
 def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
