@@ -252,8 +252,8 @@ def run_check(
         status, message = "failed", str(error)
         detail = "\n".join(getattr(error, "__notes__", []))
         first = subject.failed_first.setdefault(cause_of(error), name)
-        if IMPLIED.get(name) in subject.failed_first.values():
-            first = IMPLIED[name]
+        failed = subject.failed_first.values()
+        first = next((n for n in IMPLIED.get(name, ()) if n in failed), first)
         if first != name:
             status, message = "skipped", f"see {first}: {message}"
     except Exception as error:

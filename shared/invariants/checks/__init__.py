@@ -97,8 +97,8 @@ SHARES = {
 
 # What fails where another check has failed, by the same cause.
 IMPLIED = {
-    "check_causal_gradients": "check_causality",
-    "check_prefix_consistency": "check_causality",
+    "check_causal_gradients": ("check_causality",),
+    "check_prefix_consistency": ("check_determinism", "check_causality"),
 }
 
 # Run only when they are named.

@@ -20,6 +20,7 @@ def check_cache(subject: Subject) -> str:
     Reports: pytorch/executorch 2010, rotary positions that start again at 0
     with each call.
     """
+    subject.require_no_state()
     decoder = decoder_of(subject)
     subject.require_no_noise()
     generator = subject.generator()

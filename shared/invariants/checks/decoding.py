@@ -57,6 +57,8 @@ class _OwnCall:
 
     def init_cache(self, batch: int) -> None:
         self.start = 0
+        if self.subject.keeps_state:
+            self.subject.start_again(self.model)
 
     def decode(
         self, tokens: Tensor, cache: Any, **mask: Tensor

@@ -45,6 +45,7 @@ def check_loss(subject: Subject) -> str:
     """
     if subject.caller.target_name is None:
         raise SkipCheck("the model takes no targets")
+    subject.require_no_state()
     if subject.block_size < 3:
         raise SkipCheck("a shifted loss needs three tokens")
     found = _check_loss_of(subject, subject.precise())

@@ -26,6 +26,7 @@ def check_state_dict(subject: Subject) -> str:
     Cost: two builds, five forwards, two copies of the weights.
     Reports: modules in a plain list, which PyTorch does not see.
     """
+    subject.require_no_state()
     model = subject.build_module("a function has no state to save")
     generator = subject.generator()
     time = subject.lengths.fit(8)

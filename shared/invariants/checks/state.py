@@ -1,6 +1,7 @@
 """State: calls leave no trace, and a saved model is the model."""
 
 import itertools
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -32,34 +33,39 @@ def check_determinism(subject: Subject) -> str:
     model = subject.build()
     time = subject.lengths.fit(8)
     tokens = draw(subject.vocab_size, 2, time, generator)
-    first = subject.scores(model, tokens, seed=1)
+    call = partial(subject.scores, model, go_on=True)
+    first = call(tokens, seed=1)
     seeds = itertools.count(2)
 
     def compare(after: str, grad: bool = False) -> None:
-        scores = subject.scores(model, tokens, grad=grad, seed=next(seeds))
-        _require_same(scores.detach(), first, after)
+        scores = call(tokens, grad=grad, seed=next(seeds))
+        _require_same(subject, scores.detach(), first, after)
 
-    for call in range(2, 10):
-        compare(f"at call {call}")
+    for count in range(2, 10):
+        compare(f"at call {count}")
     compare("with gradients recorded", grad=True)
     sizes = ((1, 1), (1, subject.block_size), (2, time), (3, 5))
     for batch, other in ((b, subject.lengths.fit(t)) for b, t in sizes):
         mixed = draw(subject.vocab_size, batch, other, generator)
-        subject.scores(model, mixed)
+        call(mixed)
         compare(f"after an input of shape ({batch}, {other})")
     batches = _alike(tokens, others(tokens, subject.vocab_size, generator))
-    answers = [subject.scores(model, ids) for ids in batches]
+    answers = [call(ids) for ids in batches]
     fresh = subject.build()
     for ids, answer in reversed([*zip(batches, answers, strict=True)]):
         what = "after batches that agree with theirs in a row or a column"
-        _require_same(subject.scores(fresh, ids), answer, what)
+        scores = subject.scores(fresh, ids, go_on=True)
+        _require_same(subject, scores, answer, what)
     return f"{19 + len(batches)} calls, with other inputs between them"
 
 
-def _require_same(scores: Tensor, first: Tensor, after: str) -> None:
+def _require_same(
+    subject: Subject, scores: Tensor, first: Tensor, after: str
+) -> None:
     """Require that the same tokens have the same scores as at first."""
     moved = gaps(scores, first)
     if float(moved.max()) > floor(first):
+        subject.keeps_state = True  # for the checks to come
         position = int(moved.amax(0).argmax())
         raise AssertionError(
             f"the same tokens give other scores {after}: position "
@@ -115,6 +121,8 @@ def _require_pure(
 ) -> None:
     if isinstance(model, nn.Module):
         model.train(mode.training)
+    if subject.keeps_state:
+        subject.start_again(model)
     name = "train" if mode.training else "eval"
     where = f"a forward in {name} mode"
     before = _snapshot(model)

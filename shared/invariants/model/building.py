@@ -195,15 +195,26 @@ class KeptState:
     OWN = nn.Module().__dict__.keys() - {"_buffers"}  # of every module
 
     def __init__(self, model: nn.Module):
-        self.model = model
+        self._model = weakref.ref(model)
         self.versions = self._versions()
         self.states: list[dict] = []
         with suppress(Exception):
             self.states = self._copy([self._state(m) for m in model.modules()])
 
-    def put_back(self) -> None:
-        """Put all of it back, if any buffer was changed or replaced."""
-        if self.versions == self._versions():
+    @property
+    def model(self) -> nn.Module:
+        """The model, which may be kept together with this."""
+        model = self._model()
+        assert model is not None
+        return model
+
+    def put_back(self, always: bool = False) -> None:
+        """Put all of it back, if any buffer was changed or replaced.
+
+        Args:
+            always: whether or not one was.
+        """
+        if self.versions == self._versions() and not always:
             return
         for module, state in zip(
             self.model.modules(), self._copy(self.states), strict=False
@@ -222,7 +233,10 @@ class KeptState:
         return copy.deepcopy(states, {id(part): part for part in same})
 
     def _versions(self) -> list[tuple[int, int]]:
-        return [(id(b), b._version) for b in self.model.buffers()]
+        return [
+            (id(b), -1 if b.is_inference() else b._version)
+            for b in self.model.buffers()
+        ]
 
 
 @contextmanager

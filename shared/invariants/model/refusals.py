@@ -11,6 +11,7 @@ import torch
 from ..errors import ModelRaised, UnusableModel
 from .building import Model
 from .lengths import Lengths, find_lengths
+from .randomness import RecordedDraws
 from .sizes import ROWS, before_first_position, declared
 from .tokens import draw
 
@@ -90,6 +91,44 @@ def find_refusals(
     else:
         first = refused[min(refused)]
         subject.refusals.append((first, f"{low} rows are answered"))
+
+
+def find_state(
+    subject: "Subject", model: Model, batch: int, time: int
+) -> None:
+    """Find out whether a call shows in the next one, and can be undone."""
+    drawn = draw(subject.vocab_size, 2 * batch, time, subject.generator())
+    tokens, between = drawn.split(batch)
+
+    def differs() -> bool:
+        try:
+            subject.scores(model, between)
+            scores = subject.scores(model, tokens, seed=subject.seed)
+        except ModelRaised:
+            return True
+        return not torch.allclose(scores, first, 0, noise, True)
+
+    subject.start_again(model)
+    first = subject.scores(model, tokens, seed=subject.seed)
+    largest = float(first.abs().nan_to_num_(posinf=0.0).max())
+    noise = 64 * torch.finfo(first.dtype).eps * largest
+    subject.keeps_state = differs()
+    if not subject.keeps_state:
+        return
+    if differs():
+        subject.lost_state = (
+            "what a call leaves for the next one cannot be undone: see "
+            "check_determinism"
+        )
+        return
+    with RecordedDraws() as draws:
+        subject.scores(model, tokens)
+    subject.noisy = bool(draws.shapes)  # by a generator that is kept
+    subject.notes.append(
+        "a call shows in the scores of the next one, which is the matter of "
+        "check_determinism: all other checks start each call from the state "
+        "that the model was built in"
+    )
 
 
 def find_noise(subject: "Subject", model: Model, batch: int) -> None:

@@ -6,20 +6,26 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from time import perf_counter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..errors import ModelRaised, SkipCheck, UnusableModel, asked
-from .building import Builder, Model, called_modules, name_of
+from .building import Builder, KeptState, Model, called_modules, name_of
 from .calling import LAYOUTS, MASK, Caller, caller_of
 from .costs import Costs
 from .lengths import Lengths
 from .probing import probe
 from .randomness import isolated, seed_all
 from .reading import find_scores, follow
-from .refusals import find_noise, find_refusals, require_batch_first
+from .refusals import (
+    find_noise,
+    find_refusals,
+    find_state,
+    require_batch_first,
+)
 from .sizes import LENGTH, VOCABULARY, choose_sizes, declared
 from .threads import few_threads
 
@@ -50,6 +56,8 @@ class Subject:
         refusals: of lengths and rows, and what is answered instead.
         fault: why its answers cannot be read at all, or "".
         noisy: whether random numbers show in its scores in eval mode.
+        keeps_state: whether a call shows in the scores of the next one.
+        lost_state: why that cannot be undone, or "".
         for_inference: whether it answers in inference mode.
         hidden: ids whose scores are always minus infinity; read as 0.
         notes: what the reader of a report should know.
@@ -106,6 +114,8 @@ class Subject:
         self.rows: int | None = None
         self.refusals: list[tuple[ModelRaised, str]] = []
         self.noisy = self.for_inference = False
+        self.keeps_state, self.lost_state = False, ""
+        self._states = WeakKeyDictionary[nn.Module, KeptState]()
         self.hidden: list[int] = []
         self.less = ""
         self._double: dict[bool, bool] = {}
@@ -114,11 +124,13 @@ class Subject:
             with isolated(seed), self.few_threads():
                 self._meet(model, outputs)
         finally:
+            self._states.clear()
             if isinstance(model, nn.Module):
                 model.train(training)
 
     def _meet(self, model: Model, outputs: str) -> None:
         """Find out how a model is called and read, and what it refuses."""
+        self.start_again(model)
         with called_modules() as called:
             try:
                 probed = probe(
@@ -151,6 +163,7 @@ class Subject:
         if self.reader.form.axes != (0, 1, 2):
             self.notes.append(f"the scores are read as {self.reader.form}")
         with suppress(ModelRaised):  # the checks will meet it, too
+            find_state(self, model, *probed.size)
             require_batch_first(self, model, *probed.size)
             find_refusals(self, model, *probed.size)
             find_noise(self, model, probed.size[0])
@@ -164,10 +177,25 @@ class Subject:
         tokens[-1, -1] = top - 1
         if isinstance(model, nn.Module):
             model.eval()
-        seed_all(self.seed)
         what = f"on tokens of shape {(batch, time)}, in eval mode"
-        with asked(what), torch.no_grad():
-            return caller.call(model, tokens.to(self.device))
+        for attempt in (1, 2):
+            seed_all(self.seed)
+            try:
+                with asked(what), torch.no_grad():
+                    return caller.call(model, tokens.to(self.device))
+            except ModelRaised:
+                if attempt == 2:
+                    raise
+                self.start_again(model)  # the last call may have left it so
+
+    def start_again(self, model: Model) -> None:
+        """Put back what a model held when it was first called."""
+        if not isinstance(model, nn.Module):
+            return
+        if model in self._states:
+            self._states[model].put_back(always=True)
+        else:
+            self._states[model] = KeptState(model)
 
     @property
     def scored(self) -> list[int]:
@@ -178,6 +206,11 @@ class Subject:
         """Refuse a model whose answers cannot be read."""
         if self.fault:
             raise UnusableModel(f"{self.name}: {self.fault}")
+
+    def require_no_state(self) -> None:
+        """Skip what compares two calls where the first shows in the second."""
+        if self.lost_state:
+            raise SkipCheck(self.lost_state)
 
     def require_no_noise(self) -> None:
         """Skip what compares inputs of unequal shape under noise."""
@@ -362,6 +395,7 @@ class Subject:
         seed: int | None = None,
         mask: Int[Tensor, "batch time"] | None = None,
         strict: bool = False,
+        go_on: bool = False,
     ) -> Float[Tensor, "batch time vocab"]:
         """Call a model and return its scores in the common form.
 
@@ -373,11 +407,15 @@ class Subject:
             seed: of the global generators; None: they go on as they are.
             mask: the attention mask, for a caller that takes one.
             strict: whether nothing is mended: see `Reader.read`.
+            go_on: whether a model that keeps state has what the last call
+                left, and not what it was built with.
 
         Raises:
             ModelRaised: with the model's own exception as its cause, or for
                 an answer without scores of the right shape.
         """
+        if self.keeps_state and not go_on:
+            self.start_again(model)
         if self.rows is not None and len(tokens) > self.rows:
             parts = tokens.split(self.rows)
             masks = (

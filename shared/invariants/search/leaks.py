@@ -67,6 +67,10 @@ class Search:
     draws_differ: bool = False
     _kept: KeptState | None = None
 
+    def __post_init__(self) -> None:
+        """Search in no model whose calls disturb each other."""
+        self.subject.require_no_state()
+
     def run(
         self, tokens: Int[Tensor, "rows time"], mode: Mode = EVAL
     ) -> Float[Tensor, "rows time vocab"]:
