@@ -1,6 +1,7 @@
 """No position sees what follows it."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 import torch
 from jaxtyping import Int
@@ -29,6 +30,16 @@ MASKS = {  # what they show, as shares of the length
     "a right-padded": (0.0, 0.7),
 }
 KINDS = ("suffix", "token", "padding", "left")
+EACH_ID = 1 << 22  # scores of a position times ids that are tried
+
+
+def _masks(training: bool = False) -> list[Mode]:
+    """Return a mode for each attention mask."""
+    where = "in train mode " if training else ""
+    return [
+        Mode(f"{where}with {name} attention mask", training, training, visible)
+        for name, visible in MASKS.items()
+    ]
 
 
 def check_causality(subject: Subject) -> str:
@@ -63,8 +74,9 @@ class _Causality:
         self.small = self._accepted(range(2, SHORT + 1))
         self.small = self.small or subject.fit(SHORT)
         masks = len(MASKS) if subject.caller.takes_mask else 0
-        self.affordable = Affordable(modes=9 + masks)
+        self.affordable = Affordable(modes=9 + 2 * masks + bool(masks))
         self.notes: list[str] = []
+        self.larger: Search | None = None  # with the largest weights
         self.moved = False
 
     def run(self) -> str:
@@ -98,20 +110,26 @@ class _Causality:
             kinds = ("suffix", "mixed") if subject.heavy else KINDS
             for time in small:
                 self._try(plain, EVAL, time, kinds)
-        self.affordable.begin(subject.costs)
-        for time in few:
-            self._try(plain, EVAL, time, KINDS[:1], alone=True)
-
         trained = self._search()
         train = Mode("in train mode", training=True, grad=True)
+        self.affordable.begin(subject.costs)
+        for time in few + end:
+            self._try(plain, EVAL, time, KINDS[:1], alone=True)
+        for time in few[-1:] + end:
+            self._try(trained, train, time, KINDS[:1], alone=True)
+        self._each_id(plain)
+
         self._sweep(trained, train, small, near + end, SPLITS)
         self._large(small, near + end)
         if subject.caller.takes_mask:
             masked = self._search(masked=True)
-            for name, visible in MASKS.items():
-                mode = Mode(f"with {name} attention mask", visible=visible)
-                self._sweep(masked, mode, few, end, 4)
+            for training in (False, True):
+                for mode in _masks(training):
+                    self._sweep(masked, mode, few, end, 4)
             self._finish(masked)
+            if self.larger is not None:
+                with suppress(NotFinite):
+                    self._sweep(self.larger, _masks()[-1], few[-1:], end, 4)
         grad = Mode("with gradients recorded", grad=True)
         self._sweep(search, grad, few, end, 4)
         quiet = Mode("in train mode without gradients", training=True)
@@ -152,6 +170,21 @@ class _Causality:
         far = 2 * time < self.longest
         return 4 if far or self.subject.heavy else SPLITS // 3
 
+    def _each_id(self, search: Search) -> None:
+        """End a text in each id: one may count as padding, or as a mark."""
+        vocab, time = self.subject.vocab_size, self.subject.lengths.fit(8)
+        ids = torch.randperm(vocab, generator=self.generator)
+        ids = ids[: max(1, EACH_ID // vocab)]
+        if not search.has_time(time, len(ids), 2, what="each id at the end"):
+            return
+        base = draw(vocab, 1, time, self.generator).repeat(len(ids), 1)
+        changed = base.clone()
+        changed[:, time // 2 :] = ids.unsqueeze(1)
+        splits = [time // 2] * len(ids)
+        leak = search.find(Trial(base, changed, splits, EVAL))
+        if leak is not None:
+            raise explain(search, leak)
+
     def _large(self, small: list[int], long: list[int]) -> None:
         weights = "with zeros redrawn and larger weights"
         self._holds_at(MODERATE, weights, small, long)
@@ -181,6 +214,8 @@ class _Causality:
             self.subject.less = NOT_FINITE
             return False
         self._finish(search)
+        if self.subject.caller.takes_mask:
+            self.larger = search
         return True
 
     def _finish(self, search: Search) -> None:
@@ -254,16 +289,17 @@ class _Causality:
         base = draw(vocab, 1, time, generator, repeats)
         base = base.repeat(len(splits), 1)
         changed = base.clone()
-        if kind == "left":
-            base[:, : time // 2] = changed[:, : time // 2] = 0
         padding = self._padding(model)
         for row, split in enumerate(splits):
+            pad = padding[row % len(padding)]
+            if kind == "left":
+                base[row, : time // 2] = changed[row, : time // 2] = pad
             how = kind if kind != "mixed" else KINDS[row % len(KINDS)]
             fresh = others(base[row, split:], vocab, generator)
             if how == "token":
                 changed[row, split] = fresh[0]
             elif how == "padding":
-                changed[row, split:] = padding[row % len(padding)]
+                changed[row, split:] = pad
                 if (changed[row] == base[row]).all():
                     changed[row, split] = fresh[0]
             else:

@@ -43,13 +43,13 @@ def others(
 
 
 def lengths_to_try(model: object, longest: int) -> list[int]:
-    """Return lengths over SHORT: the longest, near 32, near edges.
+    """Return lengths over SHORT: the longest, and near edges.
 
     Edges are powers of two, where kernels have their tiles, and each window
     or tile that the model declares.
     """
-    powers = [1 << k for k in range(6, longest.bit_length())]
-    lengths = {longest, longest - 1, 33}
+    powers = [1 << k for k in range(5, longest.bit_length())]
+    lengths = {longest, longest - 1}
     lengths |= {power + d for power in powers for d in (-1, 0, 1)}
     for window in all_declared(model, WINDOW + TILES):
         w = window.value
