@@ -178,10 +178,10 @@ def _swapped(tokens: Int[Tensor, "time"], at: int) -> Int[Tensor, "time"]:
 
 
 def check_context_use(subject: Subject) -> str:
-    """Every earlier token can change the last output.
+    """Every token so far can change the last output, the newest included.
 
-    Why: a window one too short, or a cache that drops the first token, costs
-    quality and shows nowhere else.
+    Why: a window one too short, a cache that drops the first token, or scores
+    that come a step late cost quality and show nowhere else.
     How: each token of short sequences is replaced, several times, on the
     fresh model and on a copy with larger weights; of the longest sequence
     sampled tokens, by value or by gradient, since an influence that fades
@@ -199,9 +199,10 @@ def check_context_use(subject: Subject) -> str:
     searches = Searches(subject)
     reported = ""
     for time in subject.fit(2, 3, 8, SHORT, longest):
-        columns = list(range(time - 1))
+        columns = list(range(time))
         if time > SHORT:
             columns = [s - 1 for s in splits_to_try(time, generator, 6)]
+            columns.append(time - 1)
             searches = Searches(subject, long=True)
         if not next(iter(searches)).has_time(time, 1, 1 + len(columns)):
             continue
@@ -225,10 +226,11 @@ def check_context_use(subject: Subject) -> str:
         shown = ", ".join(map(str, unused[:6]))
         more = ", ..." if len(unused) > 6 else ""
         declared = f" (declared: {window})" if window else ""
+        late = ", the newest: do they come a step late?"
         raise AssertionError(
             f"at length {time} the last scores never change with "
             f"{'token' if len(unused) == 1 else 'tokens'} {shown}{more}"
-            f"{declared}"
+            f"{declared}{late * (unused == [time - 1])}"
         )
     return f"every token tried, at lengths to {longest}{reported}"
 
