@@ -208,15 +208,28 @@ class BiasByDistance(NoPositions):
     def require_length(self, size):
         pass
 
+    furthest = BLOCK - 1
+
     def mask(self, tokens):
         at = positions(tokens)
-        far = (at.unsqueeze(1) - at).clamp(0, BLOCK - 1)
+        far = (at.unsqueeze(1) - at).clamp(0, self.furthest)
         bias = self.position_bias(far).permute(2, 0, 1)
         return bias.masked_fill(at > at.unsqueeze(1), -math.inf).unsqueeze(0)
 
     mixer = type(
         "Biased", (Attention,), {"hide": lambda _, scores, mask: scores + mask}
     )
+
+
+@correct(loosely=("check_length_limit", "check_order_sensitivity"))
+class ClippedDistances(BiasByDistance):
+    """One layer, and one bias for all that is 8 positions back or more."""
+
+    layers, furthest = 1, 8
+
+    def add_parts(self, dim):
+        super().add_parts(dim)
+        self.position_bias = nn.Embedding(9, 2)
 
 
 @correct(loosely=("check_length_limit",))

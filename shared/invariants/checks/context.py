@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from functools import cached_property
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from ..errors import SkipCheck
@@ -125,56 +124,6 @@ def _prefixes(
                 f"by {size:.2g} ({dtype_name(whole.dtype)}"
                 f"{search.conditions(EVAL)}; rounding there is {noise:.1g})"
             )
-
-
-def check_order_sensitivity(subject: Subject) -> str:
-    """Permuting earlier tokens changes the prediction.
-
-    Why: without positions a model reads a bag of words.
-    How: the tokens before the last are swapped and reversed; some
-    permutation must move the last scores by more than rounding, on the
-    fresh model or on a copy with larger weights.
-    Cost: one batch for each of the two.
-    Reports: Vaswani et al. 2017, section 3.5: without positions attention
-    cannot make use of the order.
-    """
-    longest = subject.block_size
-    if longest < 3:
-        raise SkipCheck(f"needs three tokens, the longest is {longest}")
-    vocab, generator = subject.vocab_size, subject.generator()
-    largest = 0.0
-    for search in Searches(subject):
-        for time in reversed(subject.fit(3, 8)):
-            tokens = draw(vocab, 1, time, generator, False)[0]
-            # two ids at least, however small the vocabulary
-            tokens[time - 2] = others(tokens[time - 3], vocab, generator)
-            rows = [tokens, _swapped(tokens, time - 3), _swapped(tokens, 0)]
-            rows.append(torch.cat([tokens[:-1].flip(0), tokens[-1:]]))
-            batch = torch.stack(rows)
-
-            def difference(
-                batch: Tensor = batch, search: Search = search
-            ) -> Tensor:
-                last = search.run(batch)[:, -1]
-                return minus(last[1:], last[0].expand_as(last[1:]))
-
-            scores = search.run(batch)
-            size = float(difference().abs().max())
-            largest = max(largest, size)
-            if size > floor(scores) and is_real(
-                search.model, difference, rounding(scores)
-            ):
-                return f"the last scores move by {size:.2g}"
-    raise AssertionError(
-        f"no permutation of the earlier tokens moves the last scores by "
-        f"more than rounding ({largest:.1g}): the model reads a bag of words"
-    )
-
-
-def _swapped(tokens: Int[Tensor, "time"], at: int) -> Int[Tensor, "time"]:
-    tokens = tokens.clone()
-    tokens[[at, at + 1]] = tokens[[at + 1, at]]
-    return tokens
 
 
 def check_context_use(subject: Subject) -> str:

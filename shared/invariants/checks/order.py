@@ -1,0 +1,140 @@
+"""The order of what came before counts."""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ..errors import SkipCheck
+from ..model.subject import Subject
+from ..model.tokens import draw, others, rows_at_once
+from ..search.leaks import Search
+from ..search.tolerance import floor, gaps, is_real, minus, rounding
+from .context import Searches
+
+ALIKE = 1e-5  # of what another id does: a swap that does less does nothing
+
+
+def check_order_sensitivity(subject: Subject) -> str:
+    """Permuting earlier tokens changes the prediction.
+
+    Why: without positions a model reads a bag of words; and positions that
+    start again after some, or are kept in a byte, are the same far apart.
+    How: the tokens before the last are swapped and reversed; some
+    permutation must move the last scores by more than rounding, on the
+    fresh model or on a copy with larger weights. Then, in the longest
+    sequence, the first token is swapped with tokens 1, 2, 4, 8, ... behind
+    it: where a swap does nothing, though each of the two counts, and a swap
+    with the next token does, two positions are one. Positions that stop to
+    differ, as clipped distances do, are told.
+    Cost: one batch for each of the two, and a long row for each swap.
+    Reports: Vaswani et al. 2017, section 3.5: without positions attention
+    cannot make use of the order.
+    """
+    longest = subject.block_size
+    if longest < 3:
+        raise SkipCheck(f"needs three tokens, the longest is {longest}")
+    found = _some_permutation(subject)
+    far = [1 << k for k in range((longest - 2).bit_length())]
+    far = far[::2] if subject.heavy else far
+    for at in _swapped_in_vain(subject, far):
+        near = [s for s in (at - 1, at + 1) if 0 < s < longest - 1]
+        if _swapped_in_vain(subject, near):
+            return f"{found}; tokens 0 and {at} of {longest} may be swapped"
+        raise AssertionError(
+            f"at length {longest} the last scores do not change when tokens "
+            f"0 and {at} are swapped, but for tokens 0 and {near[-1]} they "
+            f"do: two positions are the same"
+        )
+    return found
+
+
+def _swapped_in_vain(subject: Subject, places: list[int]) -> list[int]:
+    """Return with which of these tokens the first is swapped in vain.
+
+    Not those of which one or the other does not count either.
+    """
+    time, vocab = subject.block_size, subject.vocab_size
+    generator = subject.generator()
+    for search in Searches(subject, long=True):
+        for _ in range(3):
+            calls = 1 + len(places)
+            if not places or not search.has_time(time, 1, calls, what="swaps"):
+                return []
+            text = draw(vocab, 1, time, generator)[0]
+            text[places] = others(
+                text[0].expand(len(places)), vocab, generator
+            )
+            swaps = [_with(text, {0: text[s], s: text[0]}) for s in places]
+            base, moved = _moved(search, text, swaps)
+            largest = max(moved)
+            places = [
+                s
+                for s, swap in zip(places, moved, strict=True)
+                if swap <= max(base, ALIKE * largest)
+            ]
+            rows = [_with(text, {s: text[0]}) for s in places]
+            rows.append(_with(text, {0: others(text[0], vocab, generator)}))
+            counts = _moved(search, text, rows)[1] if places else [0.0]
+            places = [
+                s
+                for s, count in zip(places, counts, strict=False)
+                if min(count, counts[-1]) > base / ALIKE
+            ]
+    return places
+
+
+def _with(text: Int[Tensor, "time"], ids: dict[int, Tensor]) -> Tensor:
+    text = text.clone()
+    for place, token in ids.items():
+        text[place] = token
+    return text
+
+
+def _moved(
+    search: Search, text: Int[Tensor, "time"], rows: list[Tensor]
+) -> tuple[float, list[float]]:
+    """Return what rounding does to the last scores, and what rows do."""
+    batch = torch.stack([text, *rows])
+    parts = batch.split(rows_at_once(search.subject.vocab_size, text.numel()))
+    last = torch.cat([search.run(part)[:, -1] for part in parts])
+    if not bool(torch.isfinite(last).all()):
+        raise SkipCheck("scores are NaN or infinite: see check_finite")
+    return floor(last), gaps(last[1:], last[:1].expand_as(last[1:])).tolist()
+
+
+def _some_permutation(subject: Subject) -> str:
+    """Return what a permutation moves, or raise where none moves anything."""
+    vocab, generator = subject.vocab_size, subject.generator()
+    largest = 0.0
+    for search in Searches(subject):
+        for time in reversed(subject.fit(3, 8)):
+            tokens = draw(vocab, 1, time, generator, False)[0]
+            # two ids at least, however small the vocabulary
+            tokens[time - 2] = others(tokens[time - 3], vocab, generator)
+            rows = [tokens, _swapped(tokens, time - 3), _swapped(tokens, 0)]
+            rows.append(torch.cat([tokens[:-1].flip(0), tokens[-1:]]))
+            batch = torch.stack(rows)
+
+            def difference(
+                batch: Tensor = batch, search: Search = search
+            ) -> Tensor:
+                last = search.run(batch)[:, -1]
+                return minus(last[1:], last[0].expand_as(last[1:]))
+
+            scores = search.run(batch)
+            size = float(difference().abs().max())
+            largest = max(largest, size)
+            if size > floor(scores) and is_real(
+                search.model, difference, rounding(scores)
+            ):
+                return f"the last scores move by {size:.2g}"
+    raise AssertionError(
+        f"no permutation of the earlier tokens moves the last scores by "
+        f"more than rounding ({largest:.1g}): the model reads a bag of words"
+    )
+
+
+def _swapped(tokens: Int[Tensor, "time"], at: int) -> Int[Tensor, "time"]:
+    tokens = tokens.clone()
+    tokens[[at, at + 1]] = tokens[[at + 1, at]]
+    return tokens
