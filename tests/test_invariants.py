@@ -182,6 +182,54 @@ def test_a_leak_of_one_millionth_is_seen():
     assert not check_model(BUILDS["tiny_leak"], checks=["causality"]).ok
 
 
+class TimeFirst(GPT):
+    """Takes a model's tokens as (time, batch), and its mask."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, tokens, attention_mask=None):
+        mask = {}
+        if attention_mask is not None:
+            mask = {"attention_mask": attention_mask.mT}
+        return self.inner(tokens.mT, **mask).transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "where"),
+    [
+        ("no_mask", "inner.blocks.0.mixer"),
+        ("packed_row_unmasked", "in train mode"),
+        ("padding_in_training", "in train mode with a left-padded"),
+    ],
+)
+def test_a_leak_is_found_where_time_comes_first(fault, where):
+    report = check_model(
+        lambda: TimeFirst(BUILDS[fault]()),
+        checks=["causality"],
+        layout="tb",
+    )
+    assert report.failed == ["check_causality"]
+    assert where in report.results[0].message
+
+
+def test_a_leak_is_found_in_a_model_that_keeps_state():
+    class Both(GPT):
+        calls = 0
+
+        def sees(self, i, j):
+            return j <= i + 1
+
+        def scores(self, x):
+            self.calls += 1
+            return super().scores(x) + self.calls
+
+    report = check_model(Both, checks=["determinism", "causality"])
+    assert report.failed == ["check_determinism", "check_causality"]
+    assert "start each call from the state" in report.notes[0]
+
+
 def test_noise_is_no_leak():
     """Sums over all positions, whose effect is rounding alone."""
 

@@ -76,7 +76,7 @@ COSTS = {
     "check_gradient_flow": (3, 1),
     "check_gradients": (60, 1),
     "check_state_dict": (5, 0),
-    "check_dtype": (5, 0),
+    "check_dtype": (7, 1),
     "check_length_limit": (1, 1),
     "check_vocabulary": (15, 1),
     "check_cache": (200, 4),

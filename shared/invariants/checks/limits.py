@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ModelRaised, SkipCheck, sentence
 from ..model.building import Model
@@ -22,36 +23,42 @@ from .embedding import Lookups
 # An operation that lacks a dtype altogether; mixed dtypes read otherwise.
 NO_KERNEL = re.compile(
     r"not implemented for '|to be Float32, BFloat16 or Float16|"
-    r"MPS framework doesn't support float64"
+    r"Unsupported dtype|MPS framework doesn't support float64"
 )
+DTYPES = {
+    torch.float64: "double",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "half",
+}
+UNIQUE = 257  # whole numbers from 0 that differ in bfloat16
 SPARE = 128  # rows of a table beyond the vocabulary: padding to a multiple
 EXCLUDED = 100  # a score so far below the highest leaves no probability
 ALL_IDS = 1 << 36  # parameters times ids: up to here every id is tried
 
 
 def check_dtype(subject: Subject) -> str:
-    """.double() and .bfloat16() work, and .to(device) moves everything.
+    """.double(), .bfloat16(), .half() work; .to(device) moves everything.
 
     Why: a tensor that is no buffer stays behind, in another dtype or on
-    another device; and a model that answers in less than it was asked for
-    hides its own rounding.
-    How: a forward in each dtype; one on the given device, else on one that
-    is made up.
-    Cost: three builds and forwards.
+    another device; a model that answers in less than it was asked for hides
+    its own rounding; float16 has no -1e9 for a mask, and bfloat16 no 257th
+    position.
+    How: a forward in each dtype, in bfloat16 of up to 300 tokens, where
+    whole numbers in a row must stay different; what overflows in float16 is
+    told. One on the given device, else on one that is made up.
+    Cost: four builds and forwards.
     Reports: masks and positions made with torch.arange(T), without the
-    device ("Let's build GPT", cell 82).
+    device ("Let's build GPT", cell 82); huggingface/transformers 29285,
+    rotary positions in bfloat16.
     """
     time = subject.lengths.fit(5)
     tokens = draw(subject.vocab_size, 2, time, subject.generator())
-    answers = {
-        dtype: _answer_in(subject, dtype, tokens)
-        for dtype in (torch.float64, torch.bfloat16)
-    }
+    answers = {dtype: _answer_in(subject, dtype, tokens) for dtype in DTYPES}
     fixed = answers[torch.bfloat16]
     notes = []
     for dtype, answer in answers.items():
-        if answer is None:
-            notes.append(f"no kernel for {dtype_name(dtype)}")
+        if isinstance(answer, str):
+            notes.append(f"{answer} {dtype_name(dtype)}")
         elif answer == dtype:
             notes.append(dtype_name(dtype))
         elif _bits(answer) < min(_bits(dtype), 32) or (
@@ -72,27 +79,81 @@ def check_dtype(subject: Subject) -> str:
 
 def _answer_in(
     subject: Subject, dtype: torch.dtype, tokens: Tensor
-) -> torch.dtype | None:
+) -> torch.dtype | str:
     """Return the dtype of the scores of a model in a dtype.
 
-    None where PyTorch has no kernel for it, which is not the model's fault.
+    Or what is not the model's fault: PyTorch has no kernel for it, or its
+    range is too small.
     """
     model = subject.build_module("a function has no dtype to change")
+    positions = None
+    time = subject.lengths.fit(300)
+    if dtype == torch.bfloat16 and time > UNIQUE:
+        tokens = draw(subject.vocab_size, 1, time, subject.generator())
+        positions = Positions(time)
     try:
         # .to(dtype) would make complex buffers real, too
-        cast = model.double if dtype == torch.float64 else model.bfloat16
-        scores = subject.scores(cast(), tokens)
+        cast = getattr(model, DTYPES[dtype])
+        with positions or nullcontext():
+            scores = subject.scores(cast(), tokens)
     except (ModelRaised, TypeError) as error:
         if NO_KERNEL.search(str(error)):
-            return None
+            return "no kernel for"
         raise AssertionError(
             f"in {dtype_name(dtype)} {error}"
         ) from error.__cause__
     if not bool(torch.isfinite(scores).all()):
+        if dtype == torch.float16:
+            return "NaN or infinite in"
         raise AssertionError(
             f"in {dtype_name(dtype)} scores are NaN or infinite"
         )
+    if positions and positions.same:
+        raise AssertionError(
+            f"in bfloat16 the positions {positions.same} of {tokens.size(1)} "
+            f"are one number: count them as integers or in float32"
+        )
     return scores.dtype
+
+
+class Positions(TorchDispatchMode):
+    """Sees whole numbers in a row become 16-bit floats, and two of them one.
+
+    Args:
+        count: how many there are.
+
+    Attributes:
+        same: two that become one, or None.
+    """
+
+    NAMES = ("arange", "_to_copy", "copy_", "mul", "div", "add", "sub")
+
+    def __init__(self, count: int):
+        super().__init__()
+        self.count = count
+        self.same: tuple[int, int] | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and dynamo takes a second
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        answer = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in self.NAMES:
+            for x in (*args, answer):
+                if isinstance(x, Tensor) and answer.dtype == torch.bfloat16:
+                    self._look(x)
+        return answer
+
+    def _look(self, x: Tensor) -> None:
+        """See whether these are all positions, and differ in bfloat16."""
+        if x.numel() != self.count or self.same:
+            return
+        x = x.flatten()
+        rounded = torch.arange(self.count, device=x.device).to(torch.bfloat16)
+        if bool((x.to(torch.bfloat16) - x[0] == rounded).all()):
+            first = int((rounded[1:] == rounded[:-1]).nonzero()[0])
+            self.same = first, first + 1
 
 
 def _bits(dtype: torch.dtype) -> int:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..errors import ModelRaised, SkipCheck, asked
+from ..errors import ModelRaised, SkipCheck, asked, sentence
 from ..model.building import Model
 from ..model.subject import Subject
 from ..model.tokens import draw
@@ -16,7 +16,9 @@ from ..search.leaks import Search
 from ..search.tolerance import (
     FLOOR,
     dtype_name,
+    floor,
     floor_of,
+    gaps,
     is_real,
     rounding,
 )
@@ -41,10 +43,11 @@ def check_shape(subject: Subject) -> str:
     Why: a squeezed batch of one, or a last position where all were asked
     for, broadcasts into losses that look right.
     How: one row, one token, and several sizes up to the longest, in eval
-    and train mode, and a slice that is not contiguous. What the model
-    refuses is told here; all other checks leave it out. Scores in which
-    time comes first are accepted only if they are causal and independent of
-    the other rows in that reading.
+    and train mode. Slices that are not contiguous have the scores of their
+    copies; what int32 ids do is told. What the model refuses is told here;
+    all other checks leave it out. Scores in which time comes first are
+    accepted only if they are causal and independent of the other rows in
+    that reading.
     Cost: a dozen small forwards.
     Reports: karpathy/nanoGPT, whose forward answers for the last position
     only unless it is given targets.
@@ -70,7 +73,7 @@ def check_shape(subject: Subject) -> str:
             )
             if not scores.is_floating_point():
                 raise AssertionError(f"scores have dtype {scores.dtype}")
-    _require_sliced(subject, model)
+    inputs = _require_inputs(subject, model)
     if subject.reader.form.time_first:
         try:
             check_causality(subject)
@@ -82,17 +85,36 @@ def check_shape(subject: Subject) -> str:
             )
             raise AssertionError(subject.fault) from None
         return "(time, batch, vocab), which holds in that reading"
-    return f"{len(sizes)} sizes, the longest of {longest}"
+    return f"{len(sizes)} sizes, the longest of {longest}; {inputs}"
 
 
-def _require_sliced(subject: Subject, model: Model) -> None:
-    """Require an answer to batch[:, :-1], which is not contiguous."""
+def _require_inputs(subject: Subject, model: Model) -> str:
+    """Require slices to be read as their copies; return what int32 ids do."""
     time = subject.lengths.fit(6)
-    tokens = draw(subject.vocab_size, 2, time + 1, subject.generator())
-    sliced = tokens.to(subject.device)[:, :-1]
-    with asked("on tokens[:, :-1], which are not contiguous"):
-        answer = subject.caller.call(model, sliced)
-    subject.read(answer, 2, time)
+    ids = draw(subject.vocab_size, 2, time + 1, subject.generator())
+    ids = ids.to(subject.device)
+    slices = {"tokens[:, :-1]": ids[:, :-1], "tokens[:, 1:]": ids[:, 1:]}
+
+    def differ(a: Tensor, b: Tensor) -> bool:
+        moved = gaps(a.nan_to_num(), b.nan_to_num())
+        return not subject.lost_state and float(moved.max()) > floor(b)
+
+    for name, sliced in slices.items():
+        expected = subject.scores(model, sliced.contiguous(), seed=1)
+        with asked(f"on {name}, which are not contiguous"):
+            scores = subject.scores(model, sliced, seed=1, as_given=True)
+        if differ(scores, expected):
+            raise AssertionError(
+                f"{name}, which are not contiguous, are read as other ids: "
+                f"they have other scores than their copy"
+            )
+    try:
+        scores = subject.scores(model, sliced.int(), seed=1)
+    except ModelRaised as error:
+        return f"int32 ids are refused ({sentence(error.__cause__ or error)})"
+    if differ(scores, expected):
+        return "int32 ids have other scores than int64 ids"
+    return "int32 ids, too"
 
 
 def check_finite(subject: Subject) -> str:

@@ -396,6 +396,7 @@ class Subject:
         mask: Int[Tensor, "batch time"] | None = None,
         strict: bool = False,
         go_on: bool = False,
+        as_given: bool = False,
     ) -> Float[Tensor, "batch time vocab"]:
         """Call a model and return its scores in the common form.
 
@@ -409,6 +410,7 @@ class Subject:
             strict: whether nothing is mended: see `Reader.read`.
             go_on: whether a model that keeps state has what the last call
                 left, and not what it was built with.
+            as_given: whether it gets these very ids, not a copy of them.
 
         Raises:
             ModelRaised: with the model's own exception as its cause, or for
@@ -424,7 +426,13 @@ class Subject:
             if seed is not None:
                 seed_all(seed)
             call = partial(
-                self.scores, model, training=training, grad=grad, strict=strict
+                self.scores,
+                model,
+                training=training,
+                grad=grad,
+                strict=strict,
+                go_on=go_on,
+                as_given=as_given,
             )
             return torch.cat(
                 [
@@ -439,7 +447,7 @@ class Subject:
         if seed is not None:
             seed_all(seed)
         # what a model does to its input must not reach the next check
-        given = tokens.to(self.device, copy=True)
+        given = tokens.to(self.device, copy=not as_given)
         extra = {} if mask is None else {MASK: mask.to(self.device)}
         batch, time = tokens.shape
         what = f"on tokens of shape {(batch, time)}, in "
