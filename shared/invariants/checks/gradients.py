@@ -125,6 +125,8 @@ def check_gradient_flow(subject: Subject) -> str:
     """
     model = subject.build_module("a function has no parameters to see")
     frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
+    if frozen and len(frozen) == len([*model.parameters()]):
+        raise SkipCheck("every parameter is frozen")
     sizes = _gradient_sizes(subject, model)
     without = [name for name, size in sizes.items() if size == 0]
     stuck = ""
