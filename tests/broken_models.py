@@ -983,7 +983,7 @@ def dropout_in_eval(self, scores, mask):
     return F.dropout(Attention.weights(self, scores, mask), 0.1)
 
 
-@broken("check_determinism", only=True)
+@broken("check_determinism")
 class NoiseOfItsOwn(GPT):
     """Noise from a generator of its own is added in eval mode, too."""
 
@@ -995,7 +995,7 @@ class NoiseOfItsOwn(GPT):
         return super().scores(x + 0.01 * noise.to(x))
 
 
-@broken("check_determinism", only=True)
+@broken("check_determinism")
 class StateKept(Pointwise):
     """A recurrent state is kept from call to call and never reset."""
 
@@ -1009,7 +1009,7 @@ class StateKept(Pointwise):
         return y
 
 
-@broken("check_determinism", only=True)
+@broken("check_determinism")
 class StateOfItsOwn(GPT):
     """The last scores are kept where no copy of the model reaches them, and
     a little of them is added."""
@@ -1024,7 +1024,7 @@ class StateOfItsOwn(GPT):
         return scores + sum(before) / 9 if before else scores
 
 
-@broken("check_determinism", only=True)
+@broken("check_determinism")
 class CacheNeverReset(CacheInside):
     """In inference each call goes on where the last one ended."""
 

@@ -302,7 +302,8 @@ def check_prefix_consistency(case):
         tokens = draw(case, 2, time)
         whole = scores(model, tokens, case)
         for t in set(range(1, time)) - {case.vocab_size}:  # can be misread
-            if differ(whole[:, :t], scores(model, tokens[:, :t], case)):
+            prefix = tokens[:, :t].contiguous()
+            if differ(whole[:, :t], scores(model, prefix, case)):
                 yield f"the first {t} of {time} tokens alone score otherwise"
 
 
@@ -561,7 +562,7 @@ def check_gradients(case):
         torch.manual_seed(1)
         return (scores(model, tokens, case).flatten() * weights).sum()
 
-    if value().dtype != torch.float64:
+    if value().dtype != torch.float64 or not value().requires_grad:
         return
     for training, (name, p) in product(
         (False, True), list(model.named_parameters())

@@ -214,6 +214,16 @@ def test_a_leak_is_found_where_time_comes_first(fault, where):
     assert where in report.results[0].message
 
 
+@pytest.mark.parametrize(
+    "name", ["state_kept", "state_of_its_own", "cache_never_reset"]
+)
+def test_a_model_that_keeps_state_fails_for_that_alone(name):
+    report = check_model(BUILDS[name])
+    assert report.failed == ["check_determinism"], str(report)
+    words = "see check_determinism|the matter of check_determinism"
+    assert re.search(words, " ".join(str(report).split()))
+
+
 def test_a_leak_is_found_in_a_model_that_keeps_state():
     class Both(GPT):
         calls = 0
