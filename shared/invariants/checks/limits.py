@@ -312,6 +312,7 @@ def _require_told_apart(subject: Subject) -> str:
     if len(scores) == 1 or not still.any():
         return ""
     excluded = still & (scores[0] < scores.amax() - EXCLUDED)
+    excluded[subject.hidden] = True
     ids = (still & ~excluded).nonzero().flatten().tolist()
     if len(ids) > 1 and not still.all():
         raise AssertionError(
