@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from known_gpts import MinGPT, NanoBlock, NanoGPT
+from known_gpts import MinGPT, NanoGPT
 from torch import nn
 
 __all__ = ["MinGPT", "NanoGPT"]
@@ -200,34 +200,19 @@ class ModelConfig:
     n_head: int = 4
 
 
-class Transformer(nn.Module):
+class Transformer(NanoGPT):
     def __init__(self, config):
-        super().__init__()
+        super().__init__(config)
         self.block_size = config.block_size
-        self.transformer = nn.ModuleDict(
-            {
-                "wte": nn.Embedding(config.vocab_size, config.n_embd),
-                "wpe": nn.Embedding(config.block_size, config.n_embd),
-                "h": nn.ModuleList(
-                    NanoBlock(config) for _ in range(config.n_layer)
-                ),
-                "ln_f": nn.LayerNorm(config.n_embd),
-            }
-        )
-        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        del self.config
 
     def forward(self, idx, targets=None):
-        device = idx.device
         _b, t = idx.size()
         assert t <= self.block_size, (
             f"Cannot forward sequence of length {t}, block size is only "
             f"{self.block_size}"
         )
-        pos = torch.arange(0, t, dtype=torch.long, device=device).unsqueeze(0)
-        x = self.transformer.wte(idx) + self.transformer.wpe(pos)
-        for block in self.transformer.h:
-            x = block(x)
-        logits = self.lm_head(self.transformer.ln_f(x))
+        logits = self.lm_head(self.hidden(idx))
         loss = None
         if targets is not None:
             loss = F.cross_entropy(

@@ -161,6 +161,7 @@ print(kept, given_back, faults())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="other libraries are left alone"
 )

@@ -55,7 +55,13 @@ def leaky():
     [annotated, mingpt_style], checks=sorted(CHECKS.keys() - {SLOW, PURITY})
 )
 def test_both_styles(model, check):
-    check(model)
+    # one has neither a loss of its own nor a cache
+    lacks = {annotated: ("check_loss", "check_cache")}.get(model, ())
+    try:
+        found = check(model)
+    except pytest.skip.Exception:
+        found = None
+    assert (found is None) == (check.__name__ in lacks)
 
 
 @pytest.mark.unhooked  # the checker of shapes draws random numbers itself
@@ -68,20 +74,6 @@ def test_both_styles_change_nothing_outside(model, check):
 @parametrize_with_checks([annotated, mingpt_style], checks=[SLOW])
 def test_both_styles_learn_no_more_than_there_is(model, check):
     check(model)
-
-
-@pytest.mark.unhooked  # the checker of shapes draws random numbers itself
-@pytest.mark.parametrize(
-    ("build", "left_out"),
-    # one has a loss of its own and a cache
-    [(annotated, ["check_loss", "check_cache"]), (mingpt_style, [])],
-)
-def test_nothing_of_the_styles_is_left_out(build, left_out):
-    report = check_model(build)
-    assert report.ok, str(report)
-    skipped = [r.name for r in report.results if r.status == "skipped"]
-    assert skipped == left_out
-    assert {r.name for r in report.results} == CHECKS.keys() - {SLOW}
 
 
 # --- Models broken on purpose, and correct ones ------------------------------
@@ -573,7 +565,14 @@ def check_other(name, checks=None):
     return check_model(lambda: kind(config), block_size=32, checks=checks)
 
 
-@pytest.mark.parametrize("name", list(OTHERS)[:-1])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *["GPT2LMHeadModel", "LlamaForCausalLM"],
+        pytest.param("MambaForCausalLM", marks=pytest.mark.slow),
+        pytest.param("MixtralForCausalLM", marks=pytest.mark.slow),
+    ],
+)
 def test_models_of_transformers_pass(name):
     report = check_other(name)
     assert report.ok, str(report)
