@@ -81,5 +81,5 @@ def _train(subject: Subject, ids: int, repeat: bool) -> list[float]:
             if p.grad is not None and p.grad.is_sparse:
                 p.grad = p.grad.to_dense()  # Adam takes no other
         optimiser.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     return losses
