@@ -16,28 +16,33 @@ HOSTILE = (
 )
 
 
-def page_of(folder, *words, status=0):
-    """Run a command of gpt-duet in this process; its page, in a folder."""
+def page_of(folder, *words, status=0, walk=True):
+    """Run a command of gpt-duet in this process; its page, in a folder.
+
+    Without the walk, which takes the longest, where nobody looks at it.
+    """
     page = folder / "page.html"
     words = ["gpt-duet", *words, "--html", page]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [*map(str, words)])
+        if not walk:
+            patch.setattr("shared.comparison.page.render.WALK_PARAMETERS", 0)
         with pytest.raises(SystemExit) as ended:
             main()
     assert (ended.value.code or 0) == status
     return page
 
 
-def make_page(folder, *arguments, status=0):
+def make_page(folder, *arguments, status=0, walk=False):
     """Run gpt-duet compare on a small model; its page."""
-    return page_of(folder, "compare", *SMALL, *arguments, status=status)
+    words = ("compare", *SMALL, *arguments)
+    return page_of(folder, *words, status=status, walk=walk)
 
 
 def hostile_page(folder):
     """A page about a text that would be more than a text."""
-    return make_page(
-        folder, "--text", HOSTILE, "--tokenizer=char", "--block-size=128"
-    )
+    words = ("--text", HOSTILE, "--tokenizer=char", "--block-size=128")
+    return make_page(folder, *words, walk=True)
 
 
 def data_of(page):

@@ -90,6 +90,14 @@ def golden(sibling):
     return golden
 
 
+@pytest.fixture
+def one_layer(monkeypatch):
+    """Take a layer from the small GPT, where what is asked is not deep."""
+    from small_gpt import GPT
+
+    monkeypatch.setattr(GPT, "layers", 1)
+
+
 @pytest.fixture(scope="session", params=["annotated", "mingpt_style"])
 def style(request):
     """Both styles in turn."""

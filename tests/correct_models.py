@@ -40,6 +40,7 @@ class Correct:
     Attributes:
         double: whether in float64 it differs by float64's rounding alone.
         loosely: checks whose property holds in a wider sense only.
+        deep: whether one layer would not see every token.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Correct:
     block_size: int = BLOCK
     double: bool = True
     loosely: tuple[str, ...] = ()
+    deep: bool = False
 
 
 CORRECT: list[Correct] = [Correct("base", GPT, "The small GPT as it is.")]
@@ -325,7 +327,7 @@ def softmax_in_bfloat16(self, scores, mask):
     return hidden.softmax(-1).to(scores.dtype)
 
 
-@correct(Attention, "attend")
+@correct(Attention, "attend", deep=True)
 def top_keys(self, q, k, v, mask):
     """Each query sees only the two keys that fit it best."""
     scores = self.hide(self.scores(q, k), mask)
@@ -368,7 +370,7 @@ class MaskAdded(GPT):
 # --- Without attention ------------------------------------------------------
 
 
-@correct()
+@correct(deep=True)
 class Convolution(Mixer):
     """Two convolutions, padded on the left alone; together they see far."""
 

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -20,16 +18,10 @@ def compare(duet, monkeypatch):
     return partial(duet, "compare", *SMALL)
 
 
-def test_the_default_needs_nothing():
-    done = subprocess.run(
-        [sys.executable, "-m", "shared.cli", "compare"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "one function: largest difference" in done.stdout
-    assert "Traceback" not in done.stderr
+def test_the_default_needs_nothing(duet):
+    status, out, err = duet("compare")
+    assert (status, err) == (0, "")
+    assert "one function: largest difference" in out
 
 
 def test_everything_is_printed(compare):

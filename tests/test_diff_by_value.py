@@ -88,8 +88,14 @@ def paired(found):
 # --- One function -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("right", [m for m in MODELS if m != "mingpt_style"])
+@pytest.mark.parametrize(
+    ("right", "dtype"),
+    [
+        *[(m, torch.float64) for m in MODELS if m != "mingpt_style"],
+        *[(m, torch.float32) for m in ("annotated", "eager", "ported")],
+    ],
+    ids=str,
+)
 def test_one_function(right, dtype, weights):
     left = build("mingpt_style", weights, dtype)
     found = diff_by_value(left, build(right, weights, dtype), TOKENS)
@@ -279,7 +285,9 @@ def one_weight(model):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-@pytest.mark.parametrize("faulty", ["left", "right"])
+@pytest.mark.parametrize(
+    "faulty", ["right", pytest.param("left", marks=pytest.mark.slow)]
+)
 def test_a_fault_in_one_layer(change, line, faulty, weights):
     good, bad = build("eager", weights), build("mingpt_style", weights)
     change(bad)

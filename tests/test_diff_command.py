@@ -134,6 +134,7 @@ def in_terminal(arguments, rows, tmp_path):
     return seen.decode(), paged.read_text() if paged.exists() else None
 
 
+@pytest.mark.slow
 def test_a_long_answer_is_paged_in_colour(tmp_path):
     seen, paged = in_terminal(["diff", "attention"], 30, tmp_path)
     assert "CausalSelfAttention" not in seen
@@ -141,6 +142,7 @@ def test_a_long_answer_is_paged_in_colour(tmp_path):
     assert "\x1b[" in paged
 
 
+@pytest.mark.slow
 def test_a_short_answer_is_not_paged(tmp_path):
     seen, paged = in_terminal(["diff", "head"], 300, tmp_path)
     assert paged is None
@@ -148,6 +150,7 @@ def test_a_short_answer_is_not_paged(tmp_path):
     assert "\x1b[" in seen
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_early_is_no_accident():
     done = subprocess.run(
         f"{sys.executable} -m shared.cli diff | head -1; "

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import STYLES, random_model
 from torch import nn
@@ -66,6 +66,7 @@ def test_greedy_is_argmax_of_the_last_position(model):
     assert got.dtype == torch.long
 
 
+@settings(max_examples=20)
 @given(
     prompts=st.lists(
         st.lists(st.integers(0, 10), min_size=1, max_size=11),

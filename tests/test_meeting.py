@@ -14,6 +14,8 @@ from strangers import AutoregressiveModel, GPTConfig, NanoGPT
 from gpt_duet.invariants import CHECKS, UnusableModel, check_model, influence
 from gpt_duet.invariants.checks import outputs
 
+pytestmark = pytest.mark.usefixtures("one_layer")
+
 
 def found(report):
     """The failures, and what the others were skipped for."""

@@ -235,10 +235,9 @@ def test_copies_compute_the_same(style):
         assert same.log_probs(tokens).equal(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.unhooked
-@pytest.mark.parametrize(
-    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_one_graph_for_the_compiler(style, backend):
     model = random_model(style, SMALL, dtype=torch.float32)
     tokens = random_tokens(SMALL, 2, 8)

@@ -124,7 +124,7 @@ def test_the_maps_are_the_models_own(tmp_path):
 
 def test_a_large_model_has_no_walk(tmp_path, monkeypatch):
     monkeypatch.setattr("shared.comparison.page.render.WALK_PARAMETERS", 999)
-    page = make_page(tmp_path, "--text=abc")
+    page = make_page(tmp_path, "--text=abc", walk=True)
     assert "or have more than 999 parameters" in page.read_text()
     assert data_of(page)["walk"] is None
 
@@ -143,7 +143,8 @@ def test_two_functions_are_told_apart(tmp_path, scale_weights):
 
 def test_a_style_that_sees_the_future_is_caught(tmp_path, monkeypatch):
     monkeypatch.setattr("third_style.CAUSAL", False)
-    page = make_page(tmp_path, "annotated", "third_style", status=1)
+    words = ("annotated", "third_style")
+    page = make_page(tmp_path, *words, status=1, walk=True)
     assert page.read_text().count("sees the future: up to") == 1
     assert "Here is no forward pass" not in page.read_text()
     early = data_of(page)["influence"]["early"]

@@ -17,6 +17,8 @@ from gpt_duet.invariants import Subject, UnusableModel, check_model
 from gpt_duet.invariants.model.sizes import padding_ids
 from gpt_duet.invariants.search.tolerance import put_back_after
 
+pytestmark = pytest.mark.usefixtures("one_layer")
+
 Answer = namedtuple("Answer", "loss logits")
 QUICK = ["shape", "causality"]
 

@@ -497,7 +497,10 @@ def test_a_checkpoint_brings_its_own(refused, tmp_path, option):
     assert f"leave {option.split('=')[0]} out" in err
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    "style",
+    ["annotated", pytest.param("mingpt_style", marks=pytest.mark.slow)],
+)
 def test_training_goes_on_from_the_small_model(duet, tmp_path, style):
     run = tmp_path / "run"
     status, _, err = duet(

@@ -132,7 +132,7 @@ def test_hostile_names_and_texts_are_text(tmp_path):
 
 
 def test_compare_has_the_walk_before_the_sources(tmp_path):
-    page = make_page(tmp_path, "--text", "def f(x): return x", status=0)
+    page = make_page(tmp_path, "--text", "def f(x): return x", walk=True)
     text = page.read_text(encoding="utf-8")
     assert text.index('id="walk"') < text.index('id="concepts"')
     assert data_of(page)["walk"]["steps"]
