@@ -165,6 +165,21 @@ class OwnCache(GPT):
         return super().forward(tokens)
 
 
+class StartsAtZero(GPT):
+    """Every loss of a fresh model is the same; this one is shifted."""
+
+    def add_parts(self, dim):
+        torch.nn.init.zeros_(self.head.weight)
+        torch.nn.init.zeros_(self.head.bias)
+
+    def forward(self, tokens, labels=None):
+        logits, loss = super().forward(tokens), None
+        if labels is not None:
+            shifted = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+            loss = F.cross_entropy(*shifted)
+        return logits, loss
+
+
 SOUND = {model.name: model.build for model in CORRECT}
 
 
@@ -173,6 +188,7 @@ SOUND = {model.name: model.build for model in CORRECT}
     [
         ("one_score_at_zero", "vocabulary", "passed", "of id 16 is always 0"),
         (ExcludesIds, "vocabulary", "passed", "; 2 ids are excluded"),
+        (StartsAtZero, "loss", "passed", "of labels shifted by one inside,"),
         ("cache_behind_the_loss", "cache", "passed", "kv_cache: lengths to"),
         ("one_at_a_time", "cache", "passed", "one token at a time only: the"),
         ("cache_inside", "cache", "passed", "start_pos: lengths to 32"),
@@ -180,7 +196,7 @@ SOUND = {model.name: model.build for model in CORRECT}
         ("base", "cache", "skipped", "takes none of past_key_values, kv_"),
     ],
 )
-def test_what_is_told_of_ids_and_caches(build, check, status, words):
+def test_what_is_told_of_ids_losses_and_caches(build, check, status, words):
     report = check_model(SOUND.get(build, build), checks=[check])
     assert report.results[0].status == status
     assert words in report.results[0].message

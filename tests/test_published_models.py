@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 CHECKS = (
     *("causality", "causal_gradients", "prefix_consistency", "gradients"),
     *("batch_independence", "determinism", "purity", "signal"),
+    *("loss", "state_dict", "vocabulary", "cache"),
 )
 
 # Whatever of these a config has is set; the names of many years.
@@ -33,7 +34,7 @@ SIZES = {
     "index_topk laurel_rank time_step_rank mamba_dt_rank mamba_d_conv",
     2: "num_hidden_layers n_layer n_layers num_layers decoder_layers "
     "num_decoder_layers num_key_value_heads num_experts_per_tok moe_topk "
-    "linear_num_key_heads n_mamba_heads attn_layer_period top_k_experts "
+    "encoder_layers linear_num_key_heads n_mamba_heads attn_layer_period top_k_experts "
     "expert_layer_period eos_token_id",
     8: "head_dim kv_lora_rank qk_nope_head_dim v_head_dim mamba_d_head "
     "mamba_n_heads mamba_head_dim mamba_num_heads mamba_chunk_size chunk_size "
@@ -43,7 +44,7 @@ SIZES = {
     16: "q_lora_rank",
     1: "n_group topk_group n_shared_experts mamba_n_groups n_groups "
     "first_k_dense_replace attn_layer_offset expert_layer_offset "
-    "encoder_layers bos_token_id",
+    "bos_token_id",
     0: "pad_token_id num_kv_shared_layers",
 }
 DEFAULTS = {name: n for n, names in SIZES.items() for name in names.split()}
@@ -72,7 +73,10 @@ BY_DESIGN = {
     "HrmText": {"check_gradients": "only the last cycle is followed back"},
     "ProphetNet": {  # a fault of the released model
         "check_causality": "biases of distance are permuted",
+        "check_loss": "its loss predicts two tokens at once",
+        "check_cache": "fed one by one, other scores",
     },
+    "Rwkv": {"check_cache": "rows are broadcast against states"},
 }
 
 

@@ -57,18 +57,17 @@ def tolerance_of(value: Tensor) -> float:
     return 1e-5 if value.dtype in (torch.float32, torch.float64) else 1e-2
 
 
-def shift_of(
+def shifts_of(
     scores: Float[Tensor, "batch time vocab"],
     targets: Int[Tensor, "batch time"],
     loss: Float[Tensor, ""],
     mark: int | None,
-) -> int:
-    """Return the shift at which the loss is right, or raise."""
+) -> set[int]:
+    """Return the shifts at which the loss is right, or raise."""
     loss = loss.double()
     means = [mean_loss(scores, targets, shift, mark) for shift in (0, 1)]
-    for shift, mean in enumerate(means):
-        if close(mean, loss):
-            return shift
+    if shifts := {s for s, mean in enumerate(means) if close(mean, loss)}:
+        return shifts
     wrong = _wrong_losses(scores, targets, mark)
     name = min(wrong, key=lambda name: float((wrong[name] - loss).abs()))
     hint = (
