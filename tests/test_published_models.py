@@ -34,8 +34,8 @@ SIZES = {
     "index_topk laurel_rank time_step_rank mamba_dt_rank mamba_d_conv",
     2: "num_hidden_layers n_layer n_layers num_layers decoder_layers "
     "num_decoder_layers num_key_value_heads num_experts_per_tok moe_topk "
-    "encoder_layers linear_num_key_heads n_mamba_heads attn_layer_period top_k_experts "
-    "expert_layer_period eos_token_id",
+    "encoder_layers linear_num_key_heads n_mamba_heads attn_layer_period "
+    "top_k_experts expert_layer_period eos_token_id",
     8: "head_dim kv_lora_rank qk_nope_head_dim v_head_dim mamba_d_head "
     "mamba_n_heads mamba_head_dim mamba_num_heads mamba_chunk_size chunk_size "
     "sliding_window attention_window linear_key_head_dim index_head_dim "
