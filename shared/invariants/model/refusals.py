@@ -3,7 +3,6 @@
 Told once, by check_shape or as a note: no other check stumbles over it.
 """
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +17,7 @@ from .tokens import draw
 if TYPE_CHECKING:
     from .subject import Subject
 
+NEVER = -9e3  # a score below this everywhere leaves no probability
 MANY_ROWS = 64  # as many as the checks give at once, but for a few
 
 
@@ -137,13 +137,13 @@ def find_noise(subject: "Subject", model: Model, batch: int) -> None:
     tokens = draw(subject.vocab_size, batch, time, subject.generator())
     first, again = (subject.scores(model, tokens, seed=1) for _ in "ab")
     other = subject.scores(model, tokens, seed=2)
-    hidden = (first == -math.inf).flatten(0, 1).all(0)
+    hidden = (first < NEVER).flatten(0, 1).all(0)
     if hidden.any() and not hidden.all():
         subject.hidden = hidden.nonzero().flatten().tolist()
         subject.notes.append(
-            f"the scores of {len(subject.hidden)} ids are minus infinity at "
-            f"every position ({subject.hidden[0]} is the first): they are "
-            f"left out"
+            f"the scores of {len(subject.hidden)} ids are minus infinity, or "
+            f"as good as, at every position ({subject.hidden[0]} is the "
+            f"first): they are left out"
         )
     if first.equal(again) and not first.equal(other):
         subject.noisy = True

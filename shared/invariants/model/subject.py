@@ -59,7 +59,8 @@ class Subject:
         keeps_state: whether a call shows in the scores of the next one.
         lost_state: why that cannot be undone, or "".
         for_inference: whether it answers in inference mode.
-        hidden: ids whose scores are always minus infinity; read as 0.
+        hidden: ids whose scores are always minus infinity, or as good as; read
+            as 0.
         notes: what the reader of a report should know.
         less: why a check has tried less than of other models, or "".
         failed_first: the first check that failed, by the cause.
