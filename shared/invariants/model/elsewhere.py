@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,9 +46,9 @@ class Away(Tensor):
     here: Tensor
 
     @staticmethod
-    def __new__(cls, here: Tensor) -> Self:
+    def __new__(cls, here: Tensor) -> "Away":
         """Return a tensor of this one's shape, strides and dtype."""
-        away: Self = Tensor._make_wrapper_subclass(
+        away: Away = Tensor._make_wrapper_subclass(
             cls,
             here.size(),
             strides=here.stride(),
