@@ -60,7 +60,7 @@ def _seed(monkeypatch):
     """Start from one random state; what is timed is timed in no time."""
     import torch
 
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     monkeypatch.setattr("shared.comparison.timing.SHORTEST", 0.0)
 
 
@@ -174,7 +174,7 @@ def refused(duet):
     return refused
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser(tmp_path_factory):
     """Chromium, headless; tests that share it are in one xdist_group."""
     from browser import Browser

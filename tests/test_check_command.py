@@ -296,6 +296,7 @@ def test_a_long_check_is_announced_and_has_no_time(here, monkeypatch):
         assert "1 passed, 1 skipped" in out
 
 
+@pytest.mark.slow
 def test_lines_of_a_slow_model_are_seen_as_they_come(project):
     target = "my_pkg.model:drowsy"
     process = start(target, "--budget", "4s", folder=project)

@@ -10,7 +10,7 @@ from browser import HOSTILE, data_of, hostile_page, make_page
 
 from shared.comparison.benchmark_results import Results, Row, Run
 
-pytestmark = pytest.mark.xdist_group("page")
+pytestmark = pytest.mark.xdist_group("browser")
 
 SLOW = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from shared.comparison.page.value_maps import ValueMaps, as_table
 
 pytestmark = [
     pytest.mark.unhooked,  # as for every diff by value
-    pytest.mark.xdist_group("walk"),
+    pytest.mark.xdist_group("browser"),
 ]
 
 
