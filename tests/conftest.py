@@ -162,6 +162,18 @@ def duet(run_command):
 
 
 @pytest.fixture
+def done(duet):
+    """Run gpt-duet where it must succeed: its stdout and stderr."""
+
+    def done(*words):
+        status, out, err = duet(*words)
+        assert status == 0, out + err
+        return out, err
+
+    return done
+
+
+@pytest.fixture
 def refused(duet):
     """Run gpt-duet on a mistake; return the one line it answers."""
 

@@ -40,18 +40,6 @@ def weights(tmp_path):
     return save(tmp_path / "weights")
 
 
-@pytest.fixture
-def run(duet):
-    """Run a command that must succeed: what it writes, and what it tells."""
-
-    def run(*words):
-        status, out, err = duet(*words)
-        assert status == 0, err
-        return out, err
-
-    return run
-
-
 # generate ------------------------------------------------------------------
 
 
@@ -64,10 +52,10 @@ def run(duet):
         (["--tokenizer=bytes"], "random, seed 0"),
     ],
 )
-def test_both_styles_write_the_same(run, words, note):
+def test_both_styles_write_the_same(done, words, note):
     texts = set()
     for style in STYLES:
-        out, err = run("generate", "--style", style, *words)
+        out, err = done("generate", "--style", style, *words)
         assert out.startswith("The assert statement")
         assert style in err
         assert note in err
@@ -75,19 +63,19 @@ def test_both_styles_write_the_same(run, words, note):
     assert len(texts) == 1
 
 
-def test_without_the_small_model_they_are_random(run, tmp_path, monkeypatch):
+def test_without_the_small_model_they_are_random(done, tmp_path, monkeypatch):
     monkeypatch.setattr(small_model, "SMALL_MODEL", tmp_path)
-    _, err = run("generate")
+    _, err = done("generate")
     assert "random" in err
     assert "small trained model is not there" in err
 
 
-def test_the_ids_are_those_of_the_library(run, weights):
+def test_the_ids_are_those_of_the_library(done, weights):
     found = load_checkpoint(weights)
     model = load_style("annotated").from_gpt2(found.state, found.config)
     prompt = torch.tensor([load_tokenizer("bytes").encode("she")])
     want = generate(model, prompt, 9)[0].tolist()
-    out, err = run(
+    out, err = done(
         "generate", "--weights", weights, "--tokenizer=bytes", "--ids",
         "--prompt=she", "--new-tokens=9", "--style=annotated",
     )  # fmt: skip
@@ -96,40 +84,40 @@ def test_the_ids_are_those_of_the_library(run, weights):
     assert "n_head 2 (config.json)" in err
 
 
-def test_prompts_of_different_lengths_are_their_own(run, weights):
+def test_prompts_of_different_lengths_are_their_own(done, weights):
     common = (
         "generate", "--weights", weights, "--tokenizer=bytes", "--ids",
         "--dtype=float64",
     )  # fmt: skip
     prompts = ("a", "a prompt longer than the block", "bc")
-    out, err = run(*common, *(f"--prompt={p}" for p in prompts))
+    out, err = done(*common, *(f"--prompt={p}" for p in prompts))
     assert "3, of 1 and 2 and 30 tokens; the model sees the last 8" in err
     together = [x for x in out.splitlines() if x.replace(" ", "").isdigit()]
     alone = [
-        run(*common, f"--prompt={p}")[0].splitlines()[-1] for p in prompts
+        done(*common, f"--prompt={p}")[0].splitlines()[-1] for p in prompts
     ]
     assert together == alone
 
 
-def test_a_batch_repeats_each_prompt(run):
+def test_a_batch_repeats_each_prompt(done):
     batch = ("generate", *SMALL, "--batch=3", "--ids")
-    out, err = run(*batch, "--new-tokens=2")
+    out, err = done(*batch, "--new-tokens=2")
     texts, ids = out.splitlines()[::2], out.splitlines()[1::2]
     decode = load_tokenizer("duet-1k").decode
     assert texts == [decode(list(map(int, row.split()))) for row in ids]
     assert len(ids) == 3
     assert len(set(ids)) == 1
     assert "3, of 5 tokens" in err
-    out, _ = run(*batch, "--temperature=1")
+    out, _ = done(*batch, "--temperature=1")
     assert len(set(out.splitlines())) > 2  # sampled rows go their own ways
 
 
-def test_a_stream_writes_the_same_as_all_at_once(run, weights):
+def test_a_stream_writes_the_same_as_all_at_once(done, weights):
     common = (
         "generate", "--weights", weights, "--tokenizer=bytes",
         "--temperature=2", "--new-tokens=40", "--prompt=ä",
     )  # fmt: skip
-    whole, streamed = run(*common), run(*common, "--stream")
+    whole, streamed = done(*common), done(*common, "--stream")
     assert whole == streamed
     assert "\ufffd" in whole[0]  # half characters did come up
 
@@ -144,13 +132,13 @@ def test_a_stream_writes_the_same_as_all_at_once(run, weights):
         (("--preset=gpt2",), "the preset's 50,257 tokens cut to 1,024"),
     ],
 )
-def test_settings_are_told(run, words, note):
-    assert note in run("generate", *SMALL, "--new-tokens=2", *words)[1]
+def test_settings_are_told(done, words, note):
+    assert note in done("generate", *SMALL, "--new-tokens=2", *words)[1]
 
 
-def test_settings_make_a_difference(run):
+def test_settings_make_a_difference(done):
     def text(*words):
-        return run("generate", *SMALL, *words)[0]
+        return done("generate", *SMALL, *words)[0]
 
     assert text("--top-k=1") == text()
     drawn = text("--temperature=1")
@@ -159,9 +147,9 @@ def test_settings_make_a_difference(run):
     assert text("--new-tokens=0", "--prompt=ä!") == "ä!\n"
 
 
-def test_everything_in_json(run, tmp_path):
+def test_everything_in_json(done, tmp_path):
     file = tmp_path / "out.json"
-    out, _ = run(
+    out, _ = done(
         "generate", *SMALL, "--prompt=a", "--prompt=b", "--json", file,
         "--new-tokens=3", "--activation=relu",
     )  # fmt: skip
@@ -172,9 +160,9 @@ def test_everything_in_json(run, tmp_path):
     assert found["prompts"] == ["a", "b"]
 
 
-def test_characters_of_a_file(run, tmp_path):
+def test_characters_of_a_file(done, tmp_path):
     (tmp_path / "text").write_text("abc ")
-    out, err = run(
+    out, err = done(
         "generate", *SMALL, "--tokenizer=char", "--file", tmp_path / "text",
         "--prompt=a cab", "--new-tokens=20",
     )  # fmt: skip
@@ -186,7 +174,7 @@ def test_characters_of_a_file(run, tmp_path):
 
 @pytest.mark.parametrize("name", STYLES)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-def test_it_writes_in_the_precision_asked_for(run, monkeypatch, name, dtype):
+def test_it_writes_in_the_precision_asked_for(done, monkeypatch, name, dtype):
     stream_tokens, dtypes = generation.stream_tokens, set()
 
     def watched(model, *arguments, **settings):
@@ -195,7 +183,7 @@ def test_it_writes_in_the_precision_asked_for(run, monkeypatch, name, dtype):
 
     monkeypatch.setattr(generation, "stream_tokens", watched)
     common = ("generate", *SMALL, "--prompt=she")
-    out, err = run(*common, "--style", name, "--dtype", dtype)
+    out, err = done(*common, "--style", name, "--dtype", dtype)
     assert out.startswith("she")
     assert f"{dtype} on cpu" in err
     assert dtypes == {getattr(torch, dtype)}
@@ -295,9 +283,9 @@ def test_weights_of_nan_are_told(duet, weights):
     assert "row 0 has no distribution to choose from" in err
 
 
-def test_compare_takes_weights(run, weights, tmp_path):
+def test_compare_takes_weights(done, weights, tmp_path):
     file = tmp_path / "out.json"
-    out, _ = run(
+    out, _ = done(
         "compare", "--weights", weights, "--tokenizer=bytes", "--text=she",
         "--dtype=float64", "--json", file,
     )  # fmt: skip
@@ -311,14 +299,14 @@ def test_compare_takes_weights(run, weights, tmp_path):
 # convert -------------------------------------------------------------------
 
 
-def test_there_and_back(run, weights, tmp_path):
+def test_there_and_back(done, weights, tmp_path):
     nano, again = tmp_path / "nano", tmp_path / "again"
-    out, _ = run(
+    out, _ = done(
         "convert", "--weights", weights, "--to=nanogpt", "--out", nano
     )
     assert "as transformers saves it" in out
     assert f"{nano}; for minGPT" in out
-    out, _ = run("convert", "--weights", nano, "--to=gpt2", "--out", again)
+    out, _ = done("convert", "--weights", nano, "--to=gpt2", "--out", again)
     assert "a state dict of minGPT" in out
     first, last = load_checkpoint(weights), load_checkpoint(again)
     assert first.config == last.config
@@ -334,15 +322,15 @@ def test_there_and_back(run, weights, tmp_path):
         ({"tie_weights": True}, "has a tied head and gelu_tanh"),
     ],
 )
-def test_whose_state_dict_it_is(run, tmp_path, changes, whose):
+def test_whose_state_dict_it_is(done, tmp_path, changes, whose):
     a, b = save(tmp_path / "a", BYTES.replace(**changes)), tmp_path / "b"
-    out, _ = run("convert", "--weights", a, "--to=nanogpt", "--out", b)
+    out, _ = done("convert", "--weights", a, "--to=nanogpt", "--out", b)
     assert whose in out
 
 
 @pytest.mark.parametrize("layout", ["gpt2", "nanogpt"])
 def test_a_run_is_converted_and_its_characters_travel_along(
-    run, tmp_path, layout
+    done, tmp_path, layout
 ):
     torch.manual_seed(0)
     config = BYTES.replace(vocab_size=3, tie_weights=True)
@@ -354,11 +342,11 @@ def test_a_run_is_converted_and_its_characters_travel_along(
     }
     save_run(tmp_path, Trainer(model, ids, ids, Recipe()), config, facts)
     new = tmp_path / "new"
-    out, _ = run("convert", "--checkpoint", tmp_path, "--to", layout,
+    out, _ = done("convert", "--checkpoint", tmp_path, "--to", layout,
                  "--out", new)  # fmt: skip
     assert "mingpt_style, after 0 of" in out
     written = [
-        run("generate", *source, "--prompt=abc", "--new-tokens=20")[0]
+        done("generate", *source, "--prompt=abc", "--new-tokens=20")[0]
         for source in (("--checkpoint", tmp_path), ("--weights", new))
     ]
     assert written[0] == written[1] != ""
@@ -385,11 +373,11 @@ def test_what_cannot_be_converted(refused, weights, tmp_path):
 
 
 def test_tokenizers_are_listed_without_a_network(
-    run, empty_cache, no_network, monkeypatch
+    done, empty_cache, no_network, monkeypatch
 ):
     monkeypatch.setenv("COLUMNS", "200")
     reader = tiktoken.load.read_file_cached
-    out, _ = run("tokenizers")
+    out, _ = done("tokenizers")
     assert tiktoken.load.read_file_cached is reader  # it was put back
     assert list(empty_cache.iterdir()) == []
     lines = {line.split()[0]: line for line in out.splitlines() if line}
@@ -402,8 +390,8 @@ def test_tokenizers_are_listed_without_a_network(
         assert f"not cached in {empty_cache}" in lines[name]
 
 
-def test_a_cached_tokenizer_is_listed(run, r50k_base, monkeypatch):
+def test_a_cached_tokenizer_is_listed(done, r50k_base, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    out, _ = run("tokenizers")
+    out, _ = done("tokenizers")
     lines = {x.split()[0]: x.split() for x in out.splitlines() if x}
     assert lines["r50k_base"][1:3] == ["yes", "50,257"]

@@ -102,7 +102,7 @@ def folder_content(folder):
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_a_run_from_start_to_text(duet, train, style):
+def test_a_run_from_start_to_text(done, train, style):
     out, written, err = train(
         "--style", style, "--steps=12", "--eval-interval=5"
     )
@@ -124,11 +124,10 @@ def test_a_run_from_start_to_text(duet, train, style):
     assert re.search(r" \d,\d{3} parameters, ", err)
     one = out / "checkpoints" / "step-00000010"
     for folder, step in ((out, 12), (one, 10)):
-        status, written, err = duet(
+        written, err = done(
             "generate", "--checkpoint", folder, "--prompt=The cat",
             "--new-tokens=9", "--temperature=1",
         )  # fmt: skip
-        assert status == 0, err
         assert written.startswith("The cat")
         assert len(written) == 7 + 9 + 1
         assert style in err
@@ -150,7 +149,7 @@ def test_another_seed_is_another_run(train):
     ],
 )
 def test_a_run_that_crashed_or_was_stopped_goes_on(
-    duet, train, monkeypatch, style, words, stop
+    done, train, monkeypatch, style, words, stop
 ):
     given = ("--steps=14", "--eval-interval=4", "--style", style, *words)
     whole, _, _ = train(*given, name="whole")
@@ -171,27 +170,26 @@ def test_a_run_that_crashed_or_was_stopped_goes_on(
     assert (advice in err) == (stop is not None)
     assert open_run(out).step == saved
     assert len(read_log(out)) == logged  # nothing is lost by a signal
-    status, _, err = duet("train", "--resume", out)
-    assert status == 0, err
+    _, err = done("train", "--resume", out)
     assert f"resuming after step {saved}" in err
     assert what_was_learnt(out) == what_was_learnt(whole)
     seconds = [line["seconds"] for line in read_log(out)]
     assert seconds == sorted({*seconds})
     # a run that is done has nothing to do but to draw and write again
     (out / "loss.png").unlink()
-    assert duet("train", "--resume", out)[0] == 0
+    done("train", "--resume", out)
     assert (out / "loss.png").is_file()
     assert what_was_learnt(out) == what_was_learnt(whole)
 
 
-def test_bytes_in_float64_and_no_token_that_no_one_can_read(duet, train):
+def test_bytes_in_float64_and_no_token_that_no_one_can_read(done, train):
     words = ("--tokenizer=bytes", "--dtype=float64", "--preset=gpt2")
     out, _, err = train(*words, "--steps=2")
     weights = load_file(last_checkpoint(out) / "model.safetensors")
     assert {t.dtype for t in weights.values()} == {torch.float64}
     assert open_run(out).config.vocab_size == 256  # of gpt2's 50,257
     assert "(bytes, vocabulary 256)" in err
-    assert duet("generate", "--checkpoint", out, "--prompt=é")[0] == 0
+    done("generate", "--checkpoint", out, "--prompt=é")
 
 
 def test_a_loss_that_is_no_number_ends_with_status_1(train):
@@ -403,11 +401,10 @@ def test_a_mistake_is_one_line_and_changes_nothing(
     assert folder_content(places) == before
 
 
-def test_a_finished_run_that_is_resumed_says_so(duet, finished):
+def test_a_finished_run_that_is_resumed_says_so(done, finished):
     # what is told of a damaged log: it goes on without
     (finished / "log.jsonl").rename(finished / "away")
-    status, _, err = duet("train", "--resume", finished)
-    assert status == 0
+    _, err = done("train", "--resume", finished)
     assert "resuming after step 2, its last: nothing is left to train" in err
     assert read_log(finished) == []
 
@@ -501,19 +498,16 @@ def test_a_checkpoint_brings_its_own(refused, tmp_path, option):
     "style",
     ["annotated", pytest.param("mingpt_style", marks=pytest.mark.slow)],
 )
-def test_training_goes_on_from_the_small_model(duet, tmp_path, style):
+def test_training_goes_on_from_the_small_model(done, tmp_path, style):
     run = tmp_path / "run"
-    status, _, err = duet(
+    done(
         "train", "--from=default", "--style", style, "--steps=2",
         "--eval-interval=2", "--eval-batches=2", "--lr=1e-5", "--out", run,
     )  # fmt: skip
-    assert status == 0, err
     # drawn anew it would be ln(1024) = 6.9
     assert read_log(run)[-1]["val_loss"] < 4.5
     # tied weights that one style trained apart are no tie for the other
-    words = ("generate", "--checkpoint", run, "--style=mingpt_style")
-    status, _, err = duet(*words)
-    assert status == 0, err
+    done("generate", "--checkpoint", run, "--style=mingpt_style")
 
 
 def test_training_from_weights_of_another_size(refused, tmp_path):
