@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..values.matching import layouts
+from ..values.matching import largest, nearest_layout
 
 COLUMNS = 128  # of a map; of more features evenly spaced ones
 NUMBERS = 6  # of each position that can be read
@@ -39,9 +39,10 @@ class ValueMaps:
         The right is laid out as the left, and both have one scale.
         """
         if left is not None and right is not None:
-            right = _laid_out(right, left)
+            near = 1e-6 * (largest(left) or 1.0)
+            right = nearest_layout(right, left, near)[0]
         shown = [value for value in (left, right) if value is not None]
-        scale = max(map(_largest, shown), default=0.0) or 1.0
+        scale = max(map(largest, shown), default=0.0) or 1.0
         return [
             None if value is None else self._number(value, scale)
             for value in (left, right)
@@ -101,27 +102,3 @@ def as_table(
     table = value.movedim(axis, 0)
     heads = table.size(1) if table.dim() > 2 else 1
     return table.reshape(length, -1), heads
-
-
-def _laid_out(value: Tensor, like: Tensor) -> Tensor:
-    """Return a value in the layout in which it is nearest to another."""
-    if value.numel() != like.numel():
-        return value
-    best = value, float("inf")
-    for candidate in layouts(value, like):
-        apart = _direct(candidate, like)
-        if apart < best[1]:
-            best = candidate, apart
-        if apart <= 1e-6 * (_largest(like) or 1.0):
-            break
-    return best[0]
-
-
-def _direct(a: Tensor, b: Tensor) -> float:
-    gap = torch.where(a == b, 0.0, (a - b).abs())
-    return float(gap.nan_to_num(nan=torch.inf, posinf=torch.inf).max())
-
-
-def _largest(value: Tensor) -> float:
-    finite = value[value.isfinite()]
-    return float(finite.abs().max()) if finite.numel() else 0.0

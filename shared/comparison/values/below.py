@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from ...invariants.model.operations import Operations
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -22,7 +23,7 @@ LAYOUT = (
 )
 
 
-class Below(TorchDispatchMode):
+class Below(Operations):
     """Sees what a torch function computes on its way to the result.
 
     Most functions compute one thing. Of one that computes several, such as

@@ -169,7 +169,7 @@ def _tolerances(
     """Return for each value what passes as rounding."""
     units = ROUNDING if left.nudgeable else ROUNDING_ALONE
     eps = max(torch.finfo(left.dtype).eps, torch.finfo(right.dtype).eps)
-    tolerance = {n: units * eps * _largest(v) for n, v in kept.items()}
+    tolerance = {n: units * eps * largest(v) for n, v in kept.items()}
 
     def compare(number: int) -> Callable[[Tensor], None]:
         def call(value: Tensor) -> None:
@@ -182,7 +182,7 @@ def _tolerances(
         unit = unit_of(left, right) / 2
         left.visit({number: compare(number) for number in kept}, unit)
     return {
-        number: min(size, NEAR * _largest(kept[number]))
+        number: min(size, NEAR * largest(kept[number]))
         for number, size in tolerance.items()
     }
 
@@ -198,15 +198,24 @@ def difference(a: Tensor, b: Tensor, enough: float = 0.0) -> float:
     Returns:
         The least over the orders of axes; inf for different sizes.
     """
-    if a.numel() != b.numel():
-        return math.inf
-    a, b = plain(a), plain(b)
-    best = math.inf
-    for other in layouts(b, a):
-        gap = torch.where(a == other, 0.0, (a - other).abs())
-        largest = gap.nan_to_num(nan=math.inf, posinf=math.inf).max()
-        best = min(best, float(largest))
-        if best <= enough:
+    return nearest_layout(plain(b), plain(a), enough)[1]
+
+
+def nearest_layout(
+    value: Tensor, like: Tensor, enough: float
+) -> tuple[Tensor, float]:
+    """Return a value in the layout nearest to another's, and how far it is.
+
+    As it is, and inf, where the sizes differ. No layout is tried after one
+    that is near enough.
+    """
+    best = value, math.inf
+    for other in layouts(value, like) if value.numel() == like.numel() else ():
+        gap = torch.where(like == other, 0.0, (like - other).abs())
+        apart = float(gap.nan_to_num(nan=math.inf, posinf=math.inf).max())
+        if apart < best[1]:
+            best = other, apart
+        if apart <= enough:
             break
     return best
 
@@ -228,6 +237,7 @@ def layouts(value: Tensor, like: Tensor) -> Iterator[Tensor]:
         yield turned.permute(back).reshape(like.shape)
 
 
-def _largest(value: Tensor) -> float:
+def largest(value: Tensor) -> float:
+    """Return the size of the largest finite number."""
     finite = value[value.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0

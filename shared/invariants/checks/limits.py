@@ -7,12 +7,12 @@ from contextlib import contextmanager, nullcontext
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ModelRaised, SkipCheck, sentence
 from ..model.building import Model
 from ..model.elsewhere import NAME as ELSEWHERE
 from ..model.elsewhere import elsewhere
+from ..model.operations import Operations
 from ..model.sizes import before_first_position, has_position_table
 from ..model.subject import Subject
 from ..model.tokens import draw
@@ -116,7 +116,7 @@ def _answer_in(
     return scores.dtype
 
 
-class Positions(TorchDispatchMode):
+class Positions(Operations):
     """Sees whole numbers in a row become 16-bit floats, and two of them one.
 
     Args:
@@ -132,10 +132,6 @@ class Positions(TorchDispatchMode):
         super().__init__()
         self.count = count
         self.same: tuple[int, int] | None = None
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and dynamo takes a second
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         answer = func(*args, **(kwargs or {}))

@@ -10,6 +10,7 @@
     costs.py        what calls take, and how much time there is
     tokens.py       ids, lengths and splits to try
     randomness.py   the random state, set and put back
+    operations.py   what is computed inside, operation by operation
 
 Of these the checks see the subject, and draw tokens.
 """

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
+
+from .operations import Operations
 
 # The device's name. "meta" itself has no numbers, and imports for a second.
 NAME = "meta"
@@ -66,12 +67,8 @@ class Away(Tensor):
         return _compute(function, args, kwargs or {})
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(Operations):
     """Computes each operation where its tensors are."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and dynamo takes a second
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         return _compute(function, args, kwargs or {})

@@ -7,7 +7,8 @@ from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from .operations import Operations
 
 
 def seed_all(seed: int) -> None:
@@ -53,16 +54,12 @@ def random_states() -> dict[str, object]:
     }
 
 
-class RecordedDraws(TorchDispatchMode):
+class RecordedDraws(Operations):
     """Records the shapes of all random numbers that are drawn inside."""
 
     def __init__(self) -> None:
         super().__init__()
         self.shapes: list[tuple[str, tuple[int, ...]]] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and dynamo takes a second
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         answer = func(*args, **(kwargs or {}))

@@ -19,9 +19,9 @@ from contextlib import contextmanager
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..model.building import Model
+from ..model.operations import Operations
 
 FLOOR = 64  # units of rounding of the largest score: never looked at
 FLOOR_OF_16_BITS = 2  # of which 64 units are half the scores
@@ -122,7 +122,7 @@ def is_real(
     return True
 
 
-class Inside(TorchDispatchMode):
+class Inside(Operations):
     """Notes the operations that compute floats inside, and their dtypes.
 
     Attributes:
@@ -144,10 +144,6 @@ class Inside(TorchDispatchMode):
     def unit(self) -> float:
         """The largest rounding of a number near 1."""
         return torch.finfo(self.coarsest).eps
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and dynamo takes a second
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         answer = func(*args, **(kwargs or {}))

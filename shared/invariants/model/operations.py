@@ -1,0 +1,14 @@
+"""What is computed inside, operation by operation."""
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Operations(TorchDispatchMode):
+    """Base of what sees each operation inside.
+
+    Nothing is compiled there: dynamo, which would take a second, stays out.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
