@@ -947,6 +947,16 @@ def window_undeclared(self, i, j):
     return (j <= i) & (i - j < 6)
 
 
+@broken("check_context_use")
+class WindowOneShort(GPT):
+    """Declares a window of 6 tokens in its one layer, and sees 5."""
+
+    layers, window = 1, 6
+
+    def sees(self, i, j):
+        return (j <= i) & (i - j < 5)
+
+
 @broken("check_context_use", GPT, "token_vectors", only=True)
 def first_token_lost(self, tokens):
     """The first token counts as a start marker and is overwritten by a

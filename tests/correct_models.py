@@ -108,6 +108,17 @@ class Endless(NoPositions):
         pass
 
 
+@correct()
+class OneSegment(GPT):
+    """Adds the vector of a segment, which is the same for all tokens."""
+
+    def add_parts(self, dim):
+        self.segments = nn.Embedding(2, dim)
+
+    def embed(self, tokens):
+        return super().embed(tokens) + self.segments(torch.zeros_like(tokens))
+
+
 @correct(Attention, "scores", loosely=("check_signal",))
 def cosines(self, q, k):
     """Queries and keys have length 1, and choose how sharp attention is."""

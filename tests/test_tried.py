@@ -7,11 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from broken_models import BROKEN
-from small_gpt import BLOCK, GPT, VOCAB, Block
+from small_gpt import BLOCK, GPT, VOCAB, Attention, Block
 from torch import nn
 
 from gpt_duet.invariants import Subject, check_model
+from gpt_duet.invariants.checks.gradients import _some
 from gpt_duet.invariants.checks.limits import _ids_to_try
+from gpt_duet.invariants.model import tokens
 from gpt_duet.invariants.model.tokens import lengths_to_try, splits_to_try
 from gpt_duet.invariants.search.larger_weights import (
     amplified,
@@ -105,6 +107,13 @@ def test_a_heavy_model_is_tried_at_fewer_splits_and_stays_as_it_is(
     assert max(in_double) == double
 
 
+def test_each_batch_of_many_is_compared_with_its_own(monkeypatch):
+    monkeypatch.setattr(tokens, "TOKENS_AT_ONCE", 32)
+    result = only(lambda: GPT(block_size=12), "causality")
+    assert result.status == "passed"
+    assert "rows depend" not in result.message
+
+
 # --- Larger weights ----------------------------------------------------------
 
 
@@ -137,8 +146,8 @@ def test_larger_weights_leave_tables_biases_and_frozen_ones(by_outputs):
             torch.testing.assert_close(factor, factor[:1, :1].expand_as(p))
             sizes[name] = p.square().mean().mul(p.size(1)).sqrt().item()
     assert len(sizes) == 7
-    if not by_outputs:
-        assert [*sizes.values()] == pytest.approx([1.5] * 7)
+    alike = [*sizes.values()] == pytest.approx([1.5] * 7)
+    assert alike != by_outputs  # one looks at outputs, one at numbers alone
 
 
 # --- What a failure names ----------------------------------------------------
@@ -157,6 +166,11 @@ def test_a_number_that_is_none_is_named_by_its_place():
         "13.75% of the scores are NaN or infinite at length 16 in eval mode, "
         "first at position 5 with only the last id"
     )
+
+
+def test_a_long_list_of_names_is_cut_and_counted():
+    assert _some(["a", "b"], 2) == "a, b"
+    assert _some(["a", "b", "c"], 1) == "a and 2 more"
 
 
 class InPlace(Block):
@@ -220,6 +234,20 @@ def test_a_function_without_gradient_and_larger_weights_is_not_accused():
     )
     assert "memory fades below rounding" in said["context_use"]
     assert said["gradients"] == "a function has no weights"
+
+
+def test_attention_is_as_sure_in_the_fused_kernel():
+    class Fused(Attention):
+        def attend(self, q, k, v, mask):
+            return F.scaled_dot_product_attention(q, k, v, mask)
+
+    messages = {
+        only(lambda kind=kind: GPT(mixer=kind), "signal").message
+        for kind in (Attention, Fused)
+    }
+    assert messages == {
+        "every part moves; first choices of attention get 0.10"
+    }
 
 
 def test_attention_that_is_trained_or_does_no_harm_is_told():
