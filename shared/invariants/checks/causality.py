@@ -114,8 +114,9 @@ class _Causality:
         trained = self._search()
         train = Mode("in train mode", training=True, grad=True)
         self.affordable.begin(subject.costs)
-        for time in few + end:
-            self._try(plain, EVAL, time, KINDS[:1], alone=True)
+        for time in few + end:  # a heavy model's long ones as it is
+            one = search if time in end else plain
+            self._try(one, EVAL, time, KINDS[:1], alone=True)
         for time in few[-1:] + end:
             self._try(trained, train, time, KINDS[:1], alone=True)
         self._each_id(plain)
