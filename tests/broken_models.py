@@ -300,6 +300,36 @@ class TileFilledUnmasked(GPT):
         return super().mask(tokens) | (tokens.size(1) == 32)
 
 
+@broken("check_causality", block_size=80)
+class TileInTraining(GPT):
+    """In train mode a text that fills a tile of 64 is not masked."""
+
+    def __init__(self):
+        super().__init__(block_size=80)
+
+    def mask(self, tokens):
+        filled = self.training and tokens.size(1) == 64
+        return super().mask(tokens) | filled
+
+
+@broken("check_causality", Attention, "attend", only=True)
+def fast_kernel_in_bfloat16(self, q, k, v, mask):
+    """In bfloat16 a fast kernel takes over, whose causal flag was
+    forgotten."""
+    if q.dtype == torch.bfloat16:
+        return F.scaled_dot_product_attention(q, k, v)
+    return Attention.attend(self, q, k, v, mask)
+
+
+@broken("check_causality", Attention, "attend")
+def fast_kernel_in_single(self, q, k, v, mask):
+    """Below float64 a fast kernel takes over, whose causal flag was
+    forgotten."""
+    if q.dtype != torch.float64:
+        return F.scaled_dot_product_attention(q, k, v)
+    return Attention.attend(self, q, k, v, mask)
+
+
 @broken("check_causality", block_size=140)
 class TileBegunUnmasked(GPT):
     """A tile of 64 is not masked where the next one has just begun."""
@@ -337,6 +367,13 @@ def right_padding_only(self, mask, shown):
 def padding_in_training(self, mask, shown):
     """In train mode a mask of padding takes the place of the causal one."""
     return shown if self.training and not shown.all() else mask & shown
+
+
+@broken("check_causality", Padded, "padded", only=True)
+def padded_row_alone(self, mask, shown):
+    """A mask of padding for one row takes the place of the causal one."""
+    alone = len(shown) == 1 and not shown.all()
+    return shown if alone else mask & shown
 
 
 class WeakWithNumbers(Attention):

@@ -183,7 +183,7 @@ def check_causality(case):
     for words, model in with_larger_weights(case):
         few = words or case.vocab_size > 1000
         lengths = (2, 8) if few else (2, 3, 5, 8, 13, 16, 24)
-        lengths += (65,) if 65 < case.block_size < 200 else ()
+        lengths += (64, 65) if 65 < case.block_size < 200 else ()
         for (mode, training, gradients), time in product(
             MODES, (*lengths, longest(case))
         ):
@@ -200,8 +200,10 @@ def check_causality(case):
 
 
 def one_row_that_leaks(case):
-    """One row alone: with a mask of padding, too, and of full length."""
-    time, runs = longest(case), [(wide(case), {})]
+    """One row of full length: in each dtype, and with a mask of padding."""
+    time, runs = longest(case), [(wide(case), {}), (build(case), {})]
+    if next(build(case).parameters(), None) is not None:
+        runs.append((build(case).bfloat16(), {}))
     if "attention_mask" in inspect.signature(runs[0][0].forward).parameters:
         shown = {
             "attention_mask": (torch.arange(time) < time - 2).long()[None]
@@ -215,8 +217,12 @@ def one_row_that_leaks(case):
         answers = []
         for ids in (tokens, changed):
             torch.manual_seed(1)
-            answers.append(read(model(ids, **mask), ids, case))
-        if differ(*(answer[0, : time // 2] for answer in answers)):
+            try:
+                answers.append(read(model(ids, **mask), ids, case))
+            except RuntimeError:  # not in every dtype
+                break
+        first = [answer[0, : time // 2] for answer in answers]
+        if len(first) == 2 and differ(*first):
             yield f"one row, {len(mask)} masks: the second half moves it"
 
 

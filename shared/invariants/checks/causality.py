@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..errors import SkipCheck
+from ..errors import ModelRaised, SkipCheck
 from ..model.sizes import all_declared, padding_ids
 from ..model.subject import Subject
 from ..model.tokens import (
@@ -51,13 +51,14 @@ def check_causality(subject: Subject) -> str:
     batches of equal shape, each row with its own split; before the split
     the scores must be the same. In eval and train mode (the same dropout
     in both), one row alone, with and without gradients, with attention
-    masks where the model takes them, and on copies with larger weights, in
-    which a mask of -1e4 or a projection of zeros no longer hides a leak. A
-    text is ended in each id, since any may count as padding; of a large
-    vocabulary in some. What is found is tried with one row changed alone,
-    then with every weight nudged by a few units of rounding: see
-    search/tolerance.py. Where time is short, each mode gets a few lengths
-    and splits first, and what is left goes to eval mode.
+    masks where the model takes them, in its own precision, in float64 and
+    bfloat16, and on copies with larger weights, in which a mask of -1e4 or
+    a projection of zeros no longer hides a leak. A text is ended in each
+    id, since any may count as padding; of a large vocabulary in some. What
+    is found is tried with one row changed alone, then with every weight
+    nudged by a few units of rounding: see search/tolerance.py. Where time
+    is short, each mode gets a few lengths and splits first, and what is
+    left goes to eval mode.
     Cost: some 30 short batches a mode, and 24 sequences of block_size in
     four of them.
     Reports: huggingface/transformers 48745; karpathy/nanochat 844.
@@ -75,7 +76,7 @@ class _Causality:
         self.small = self._accepted(range(2, SHORT + 1))
         self.small = self.small or subject.fit(SHORT)
         masks = len(MASKS) if subject.caller.takes_mask else 0
-        self.affordable = Affordable(modes=9 + 2 * masks + bool(masks))
+        self.affordable = Affordable(modes=11 + 2 * masks + bool(masks))
         self.notes: list[str] = []
         self.larger: Search | None = None  # with the largest weights
         self.moved = False
@@ -121,17 +122,14 @@ class _Causality:
             self._try(trained, train, time, KINDS[:1], alone=True)
         self._each_id(plain)
 
+        if not (limited or subject.heavy):
+            for time in reversed([t for t in long if t not in near + end]):
+                self._try(trained, train, time, KINDS[:1], 4)
         self._sweep(trained, train, small, near + end, SPLITS)
         self._large(small, near + end)
+        self._as_run(few, end)
         if subject.caller.takes_mask:
-            masked = self._search(masked=True)
-            for training in (False, True):
-                for mode in _masks(training):
-                    self._sweep(masked, mode, few, end, 4)
-            self._finish(masked)
-            if self.larger is not None:
-                with suppress(NotFinite):
-                    self._sweep(self.larger, _masks()[-1], few[-1:], end, 4)
+            self._masked(few, end)
         grad = Mode("with gradients recorded", grad=True)
         self._sweep(search, grad, few, end, 4)
         quiet = Mode("in train mode without gradients", training=True)
@@ -186,6 +184,30 @@ class _Causality:
         leak = search.find(Trial(base, changed, splits, EVAL))
         if leak is not None:
             raise explain(search, leak)
+
+    def _as_run(self, few: list[int], end: list[int]) -> None:
+        """Search as the model is run: a kernel may be one dtype's alone."""
+        model = self.subject.build()
+        own = {p.dtype for p in getattr(model, "parameters", list)()}
+        if own - {torch.float64}:
+            self._sweep(Search(self.subject, model), EVAL, few, end, 4)
+        if own - {torch.bfloat16} and self.subject.builder.can_copy:
+            model = self.subject.build_module("").bfloat16()
+            search = Search(self.subject, model, finite_only=True)
+            with suppress(ModelRaised, NotFinite):  # see check_dtype
+                self._sweep(search, EVAL, few, end, 4)
+
+    def _masked(self, few: list[int], end: list[int]) -> None:
+        """Search with masks: in both modes, one row, with large weights."""
+        masked = self._search(masked=True)
+        for training in (False, True):
+            for mode in _masks(training):
+                self._sweep(masked, mode, few, end, 4)
+            self._try(masked, mode, few[-1], KINDS[:1], alone=True)
+        self._finish(masked)
+        if self.larger is not None:
+            with suppress(NotFinite):
+                self._sweep(self.larger, _masks()[-1], few[-1:], end, 4)
 
     def _large(self, small: list[int], long: list[int]) -> None:
         weights = "with zeros redrawn and larger weights"

@@ -9,7 +9,7 @@ from ..pictures import levels, text_map
 from .first_difference import first_difference
 from .influence import influence_of
 from .leaks import Search
-from .tolerance import FLOOR
+from .tolerance import floor_of
 from .trial import Leak, Mode, Trial
 
 MAP = 8  # tokens in the map of a leak, where it is as short
@@ -37,7 +37,9 @@ def explain(search: Search, leak: Leak) -> AssertionError:
             trial.changed,
             row,
             leak.position + 1,
-            FLOOR * leak.noise / max(leak.size, leak.noise),
+            floor_of(getattr(torch, leak.dtype))
+            * leak.noise
+            / max(leak.size, leak.noise),
         )
     if place is not None:
         text += f"; first seen at {place}"
