@@ -35,7 +35,17 @@ def _small_limits(monkeypatch):
 
 @pytest.fixture
 def bench(run_command):
-    return partial(run_command, partial(run, commands.main), "benchmarks")
+    """Run the benchmarks: stdout, or of a mistake its line on stderr."""
+    main = partial(run, commands.main)
+
+    def bench(*words, status=0):
+        found, out, err = run_command(main, "benchmarks", *words)
+        assert found == status, err
+        assert (out if status == 2 else err) == ""
+        assert err.count("\n") == (status == 2)
+        return out or err
+
+    return bench
 
 
 def rows_of(path):
@@ -50,11 +60,10 @@ def rows_of(path):
 def test_forward_with_everything(bench, tmp_path):
     pytest.importorskip("x_transformers")
     file, plot = tmp_path / "found.json", tmp_path / "found.svg"
-    status, out, err = bench(
+    out = bench(
         "forward", *FAST, "--own", "--profile", "--threads", 1,
         "--json", file, "--plot", plot,
     )  # fmt: skip
-    assert (status, err) == (0, "")
     for word in ("threads 1", "tokens/s", "the styles agree", "of peak"):
         assert word in out
     rows = rows_of(file)
@@ -77,11 +86,10 @@ def test_forward_with_everything(bench, tmp_path):
 
 def test_a_sweep_over_batch_and_time(bench, tmp_path):
     file = tmp_path / "found.json"
-    status, _, err = bench(
+    bench(
         "forward", *TOY, "--batch", "1,2", "--time", "2,4,8",
         "--rounds", 1, "--peers", "none", "--log-probs", "--json", file,
     )  # fmt: skip
-    assert (status, err) == (0, "")
     found = read_results(file).runs
     asked = [(r.setting["batch"], r.setting["time"]) for r in found]
     assert asked == [(b, t) for b in (1, 2) for t in (2, 4, 8)]
@@ -93,11 +101,10 @@ def test_a_sweep_over_batch_and_time(bench, tmp_path):
 
 def test_generate_at_toy_size(bench, tmp_path):
     file = tmp_path / "found.json"
-    status, out, err = bench(
+    out = bench(
         "generate", *TOY, "--prompt", "3,5", "--new", 2, "--rounds", 1,
         "--dtype", "float32,bfloat16", "--json", file,
     )  # fmt: skip
-    assert (status, err) == (0, "")
     assert "with a cache" in out
     first, second = read_results(file).runs
     assert [row.name for row in first.rows] == [
@@ -115,7 +122,7 @@ def test_generate_at_toy_size(bench, tmp_path):
 
 def test_train_step_at_toy_size(bench, tmp_path):
     file, forward = tmp_path / "found.json", tmp_path / "forward.json"
-    assert bench("train-step", *FAST, "--json", file)[::2] == (0, "")
+    bench("train-step", *FAST, "--json", file)
     bench("forward", *FAST, "--peers", "none", "--json", forward)
     rows = rows_of(file)
     assert {"annotated", "mingpt_style", "transformers"} <= {*rows}
@@ -127,11 +134,10 @@ def test_train_step_at_toy_size(bench, tmp_path):
 @pytest.mark.slow
 def test_styles_compile_in_one_graph(bench, tmp_path):
     file = tmp_path / "found.json"
-    status, _, err = bench(
+    bench(
         "forward", *FAST, "--peers", "transformers", "--compile",
         "--json", file,
     )  # fmt: skip
-    assert (status, err) == (0, "")
     compiled = [name for name in rows_of(file) if "compiled" in name]
     assert compiled == [
         "annotated compiled", "mingpt_style compiled", "transformers compiled"
@@ -162,7 +168,7 @@ def test_what_a_command_measures(bench, monkeypatch, words, expected):
             f"benchmarks.{name}.measure_{name}",
             lambda plan, tell: plans.append(plan) or [],
         )
-    assert bench(*words)[0] == 0
+    bench(*words)
     (plan,) = plans
     for name, value in vars(expected).items():
         found = getattr(plan, name)
@@ -271,12 +277,11 @@ def own_peer(tmp_path, monkeypatch):
 
 
 def test_anyones_model_runs_beside_ours(bench, own_peer):
-    status, _, err = bench(
+    bench(
         "forward", *FAST, "--peers", "none", "--json", "found.json",
         "--peer", "bigram.py:build", "--peer", "bigram.py:bare",
         "--peer", "bigram.py:last",
     )  # fmt: skip
-    assert (status, err) == (0, "")
     rows = rows_of(Path("found.json"))
     assert rows["bigram.py:build"].parameters == 121
     assert "parameters unknown" in rows["bigram.py:bare"].note
@@ -297,11 +302,7 @@ def test_anyones_model_runs_beside_ours(bench, own_peer):
     ],
 )
 def test_a_peer_that_cannot_be_timed_is_refused(bench, own_peer, peer, words):
-    status, out, err = bench(
-        "forward", *FAST, "--peers", "none", "--peer", peer
-    )
-    assert (status, out) == (2, "")
-    assert err.count("\n") == 1
+    err = bench("forward", *FAST, "--peers", "none", "--peer", peer, status=2)
     assert all(word in err for word in words), err
 
 
@@ -310,11 +311,9 @@ def test_a_peer_that_is_not_installed_is_said_so(bench, monkeypatch):
     line = "transformers was not run: there is no module 'transformers'"
     decode = ["generate", *TOY, "--new", 1, "--prompt", 1, "--rounds", 1]
     for words in (["forward", *FAST], decode):
-        status, out, err = bench(*words)
-        assert (status, err) == (0, "")
+        out = bench(*words)
         assert line in out
-        status, out, err = bench(*words, "--peers", "transformers")
-        assert (status, out) == (2, "")
+        err = bench(*words, "--peers", "transformers", status=2)
         assert line in err
 
 
@@ -330,17 +329,15 @@ def test_old_results_are_compared(bench, tmp_path, monkeypatch):
     )
     old = tmp_path / "old.json"
     words = ["forward", *FAST, "--peers", "none"]
-    assert bench(*words, "--json", old)[0] == 0
-    status, out, err = bench(*words, "--compare", old)
-    assert (status, err) == (0, "")
+    bench(*words, "--json", old)
+    out = bench(*words, "--compare", old)
     assert "0 of 2 slower: by more than 10%" in out
     seconds[0] = 1.2
-    status, out, err = bench(*words, "--compare", old)
-    assert (status, err) == (1, "")
+    out = bench(*words, "--compare", old, status=1)
     assert "2 of 2 slower: by more than 10%" in out
     assert "1.200" in out
     more = ["--tolerance", 0.25, "--rounds", 3]  # the latest word counts
-    assert bench(*words, *more, "--compare", old)[0] == 0
+    bench(*words, *more, "--compare", old)
     # what cannot be compared is refused before anything is measured
     monkeypatch.setattr("benchmarks.forward.measure_forward", None)
     content = json.loads(old.read_text())
@@ -352,10 +349,8 @@ def test_old_results_are_compared(bench, tmp_path, monkeypatch):
         ({"runs": []}, [], "the old file has no forward"),
     ):
         old.write_text(json.dumps(content | change))
-        status, out, err = bench(*words, *more, "--compare", old)
-        assert (status, out) == (2, "")
+        err = bench(*words, *more, "--compare", old, status=2)
         assert line in err
-        assert err.count("\n") == 1
 
 
 # Mistakes
@@ -395,9 +390,7 @@ def test_a_mistake_ends_in_one_line(
     bench, tmp_path, monkeypatch, arguments, words
 ):
     monkeypatch.chdir(tmp_path)
-    status, out, err = bench(*arguments)
-    assert (status, out) == (2, "")
-    assert err.count("\n") == 1
+    err = bench(*arguments, status=2)
     assert all(word in err for word in words), err
     assert not [*tmp_path.iterdir()]
 
@@ -407,10 +400,8 @@ def test_a_dtype_that_the_device_lacks(bench, monkeypatch):
         raise RuntimeError("\"addmm_impl_cpu_\" not implemented for 'Half'")
 
     monkeypatch.setattr(torch, "mm", mm)
-    status, out, err = bench("forward", *FAST, "--dtype", "float16")
-    assert (status, out) == (2, "")
+    err = bench("forward", *FAST, "--dtype", "float16", status=2)
     assert "cpu has no float16" in err
-    assert err.count("\n") == 1
 
 
 def test_auto_takes_the_accelerator_where_there_is_one(monkeypatch):
