@@ -80,12 +80,14 @@ class _Causality:
         self.notes: list[str] = []
         self.larger: Search | None = None  # with the largest weights
         self.moved = False
+        self.padding: list[int] = []  # ids that it may take for padding
 
     def run(self) -> str:
         subject = self.subject
         if self.longest < 2:
             raise SkipCheck("one token has no future")
         search = self._search()
+        self.padding = self._padding(search.model)
         long = self._accepted(lengths_to_try(search.model, self.longest))
         small, few = self.small, subject.fit(2, 3, 5, 8, SHORT)
         near = self._accepted([33])
@@ -289,7 +291,7 @@ class _Causality:
             splits = choose(search, mode, time, splits, alone)
         if not splits:
             return
-        rows = [self._rows(search.model, time, splits, kind) for kind in kinds]
+        rows = [self._rows(time, splits, kind) for kind in kinds]
         trial = Trial(
             torch.cat([base for base, _ in rows]),
             torch.cat([changed for _, changed in rows]),
@@ -305,7 +307,7 @@ class _Causality:
                 raise explain(search, leak)
 
     def _rows(
-        self, model: object, time: int, splits: list[int], kind: str
+        self, time: int, splits: list[int], kind: str
     ) -> tuple[Int[Tensor, "rows time"], Int[Tensor, "rows time"]]:
         """Return sequences, and the same ones changed from a split on."""
         vocab, generator = self.subject.vocab_size, self.generator
@@ -313,9 +315,8 @@ class _Causality:
         base = draw(vocab, 1, time, generator, repeats)
         base = base.repeat(len(splits), 1)
         changed = base.clone()
-        padding = self._padding(model)
         for row, split in enumerate(splits):
-            pad = padding[row % len(padding)]
+            pad = self.padding[row % len(self.padding)]
             if kind == "left":
                 base[row, : time // 2] = changed[row, : time // 2] = pad
             how = kind if kind != "mixed" else KINDS[row % len(KINDS)]
