@@ -1,5 +1,6 @@
 """How a model is built, called and read, whatever it answers with."""
 
+import json
 import random
 from collections import namedtuple
 from contextlib import suppress
@@ -276,6 +277,40 @@ def test_sizes_are_read_where_they_are(place):
 
     subject = Subject(Sized)
     assert (subject.vocab_size, subject.block_size) == (VOCAB, 8)
+
+
+class Small(GPT):
+    """Works with small weights alone."""
+
+    def scores(self, x):
+        scores = self.head(x)
+        return self.spoilt(scores) if self.head.weight.max() > 0.3 else scores
+
+    def spoilt(self, scores):
+        raise OverflowError("too large")
+
+
+class Infinite(Small):
+    def spoilt(self, scores):
+        return scores / 0
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (lambda: GPT().forward, "a function has no weights"),
+        (Small, "with larger weights the model raised OverflowError"),
+        (Infinite, "with larger weights the scores are not finite"),
+    ],
+)
+def test_why_a_model_is_less_tested_is_said(model, why):
+    report = check_model(
+        model, checks=["causality"], vocab_size=VOCAB, block_size=9
+    )
+    assert report.ok
+    assert report.results[0].message.startswith(f"less tested, {why}")
+    assert report.verdict.startswith(f"1 passed (1 less tested: {why}")
+    assert json.loads(report.to_json())["results"][0]["less"].startswith(why)
 
 
 def test_ids_of_padding_are_read_where_they_are():
