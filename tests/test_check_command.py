@@ -63,7 +63,7 @@ class Slow(Tiny):
 
 class Drowsy(Tiny):
     def forward(self, idx):
-        time.sleep(0.03)
+        time.sleep(0.1)
         return super().forward(idx)
 
 
@@ -299,7 +299,7 @@ def test_a_long_check_is_announced_and_has_no_time(here, monkeypatch):
 @pytest.mark.slow
 def test_lines_of_a_slow_model_are_seen_as_they_come(project):
     target = "my_pkg.model:drowsy"
-    process = start(target, "--budget", "4s", folder=project)
+    process = start(target, "--budget", "12s", folder=project)
     lines, began = {}, time.monotonic()
     for line in process.stdout:
         lines[f"{line} ".split(" ")[0]] = time.monotonic() - began
@@ -312,7 +312,7 @@ def test_lines_of_a_slow_model_are_seen_as_they_come(project):
         "check_shape",
         "check_causality",
     ]
-    assert lines["check_shape"] + 0.3 < lines["check_causality"]
+    assert lines["check_shape"] + 1 < lines["check_causality"]
 
 
 def test_what_the_scores_are_can_be_said(here):
