@@ -1316,15 +1316,15 @@ def loss_learns_the_sum(self, logits, targets):
 
 @broken("check_loss", vocab_size=600, only=True)
 class LastIdIgnored(TrainableGPT):
-    """The last id ends a text and fills up short ones: the loss ignores it,
-    and no text learns to end."""
+    """The last id ends a text and fills up short ones: the loss, shifted
+    inside, ignores it, and no text learns to end."""
 
     def __init__(self):
         super().__init__(vocab=600)
 
     def loss(self, logits, targets):
-        ends = {"ignore_index": 599}
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), **ends)
+        logits, targets = logits[:, :-1].flatten(0, 1), targets[:, 1:]
+        return F.cross_entropy(logits, targets.flatten(), ignore_index=599)
 
 
 @broken("check_loss", TrainableGPT, "loss", only=True)

@@ -811,6 +811,27 @@ class CacheBehindTheLoss(CachedGPT):
         return logits, loss, kv_cache
 
 
+@correct()
+class StateInTheCall(nn.Module):
+    """A recurrence that takes its state and, with the first tokens, a mask
+    of padding."""
+
+    part, vocab_size = None, VOCAB
+
+    def __init__(self):
+        super().__init__()
+        self.wte = nn.Embedding(VOCAB, DIM)
+        self.gru = nn.GRU(DIM, DIM, batch_first=True)
+        self.head = nn.Linear(DIM, VOCAB)
+
+    def forward(self, tokens, attention_mask=None, state=None):
+        x = self.wte(tokens)
+        if attention_mask is not None:
+            x = x * attention_mask.unsqueeze(-1)
+        x, state = self.gru(x, state)
+        return {"logits": self.head(x), "state": state}
+
+
 @correct(CacheInTheCall, "past_mask", loosely=("check_cache",))
 def one_at_a_time(self, past, size):
     """After the first piece its cache is for one token at a time."""
