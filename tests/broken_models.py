@@ -1805,6 +1805,14 @@ def cache_shared(self, batch):
     return self.past
 
 
+@broken("check_cache", CachedGPT, "init_cache", only=True)
+def one_cache_for_all(self, batch):
+    """One cache is emptied for each new text: two texts at once share it."""
+    past = self.__dict__.setdefault("past", Past())
+    past.length, past.kept = 0, {}
+    return past
+
+
 @broken("check_cache", Past, "extend", only=True)
 def cache_keeps_first_row(self, attention, k, v):
     """The cache is made for one row and broadcast to the others."""

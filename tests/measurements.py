@@ -734,6 +734,12 @@ def check_cache(case):
     answer = fed(model, other, [5, *[1] * (time - 5)])
     if differ(scores(model, other, case), answer):
         yield "a text with the same first row scores otherwise"
+    if getattr(model, "init_cache", None):
+        past, second = model.init_cache(2), model.init_cache(2)
+        model.decode(tokens[:, :1], past)
+        answer, _ = model.decode(other[:, :1], second)
+        if differ(scores(model, other[:, :1], case), answer):
+            yield "two texts at once score otherwise"
     longer = draw(case, 1, time + 1)
     if refuses(model, longer):
         try:
