@@ -111,6 +111,7 @@ def test_the_report_says_what_was_tried(slow, heavy, monkeypatch):
     assert "all splits at 2, 3, 5, 8, 16" in causality
     assert " of 24 at 256" in causality
     assert "in train mode" in causality
+    assert "in eval mode, a row alone" in causality
     assert "no time for " in found["check_causal_gradients"]
     again = check_model(build)
     assert [r.message for r in again.results] == list(found.values())

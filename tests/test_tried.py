@@ -11,6 +11,7 @@ from small_gpt import BLOCK, GPT, VOCAB, Attention, Block
 from torch import nn
 
 from gpt_duet.invariants import Subject, check_model
+from gpt_duet.invariants.checks.causality import KINDS, _Causality
 from gpt_duet.invariants.checks.gradients import _some
 from gpt_duet.invariants.checks.limits import _ids_to_try
 from gpt_duet.invariants.model import tokens
@@ -20,6 +21,7 @@ from gpt_duet.invariants.search.larger_weights import (
     amplified,
     scale_alone,
 )
+from gpt_duet.invariants.search.tolerance import is_real, nudged
 
 BUILDS = {model.name: model.build for model in BROKEN}
 
@@ -118,11 +120,67 @@ def test_a_heavy_model_is_tried_at_fewer_splits_and_stays_as_it_is(
     assert max(in_double) == double
 
 
-def test_each_batch_of_many_is_compared_with_its_own(monkeypatch):
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_changed_from_a_split_on(kind):
+    causality, splits = _Causality(Subject(GPT)), [1, 4, 7]
+    base, changed = causality._rows(GPT(), 8, splits, kind)
+    for split, a, b in zip(splits, base, changed, strict=True):
+        differs = (a != b).tolist()
+        assert not any(differs[:split])
+        assert differs[split]
+        if kind == "token":
+            assert sum(differs) == 1
+        elif kind == "padding":
+            assert {*b[split:].tolist()} <= {0, VOCAB - 1}
+        else:
+            assert all(differs[split:])
+        if kind == "left":
+            assert len({*a[:4].tolist()}) == 1
+        if kind == "suffix":
+            assert a.equal(base[0])
+            assert len({*a.tolist()}) == 8  # at even lengths no id twice
+    odd, _ = causality._rows(GPT(), VOCAB, splits, kind)
+    assert len({*odd[0].tolist()}) < VOCAB
+
+
+@pytest.mark.parametrize("check", ["causality", "gradient_flow"])
+def test_each_batch_of_many_is_compared_with_its_own(check, monkeypatch):
     monkeypatch.setattr(tokens, "TOKENS_AT_ONCE", 32)
-    result = only(lambda: GPT(block_size=12), "causality")
+    result = only(lambda: GPT(block_size=12), check)
     assert result.status == "passed"
     assert "rows depend" not in result.message
+
+
+@pytest.mark.parametrize(
+    ("dtype", "units", "real"),
+    [
+        (torch.float64, 2**19, False),
+        (torch.float64, 2**21, True),
+        (torch.float32, 2**7, False),
+        (torch.float32, 2**9, True),
+        (torch.bfloat16, 8, False),
+        (torch.bfloat16, 32, True),
+    ],
+)
+def test_without_weights_to_nudge_rounding_may_be_larger(dtype, units, real):
+    unit = torch.finfo(dtype).eps
+    difference = torch.full((3,), units * unit, dtype=dtype)
+    assert is_real(len, lambda: difference + 0, unit) == real
+
+
+def test_every_weight_is_nudged_up_or_down_and_put_back():
+    model, seen = nn.Linear(50, 50), []
+    before = model.weight.detach().clone()
+    for seed in (1, 2):
+        with nudged(model, 2**-6, seed):
+            seen.append((model.weight.detach() / before - 1) * 2**6)
+    assert model.weight.equal(before)
+    assert not seen[0].equal(seen[1])
+    for share in seen:
+        assert share.abs().max() < 1.001
+        assert -0.9 > share.min()
+        assert share.max() > 0.9
+        assert share.mean().abs() < 0.1
 
 
 # --- Larger weights ----------------------------------------------------------
