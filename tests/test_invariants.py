@@ -520,6 +520,7 @@ def test_the_map_shows_a_leak(tmp_path):
     assert text_map(leak).count("X") == 45
     for matrix, count in ((sound, 0), (leak, 45)):
         image = colours(matrix)
+        assert 0 <= image.min() <= image.max() <= 1
         red = image[..., 0] - image[..., 2] > 0.3
         assert red.sum() == red.triu(1).sum() == count
     future = torch.ones(10, 10, dtype=torch.bool).triu(1)

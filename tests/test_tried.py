@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from broken_models import BROKEN
-from small_gpt import BLOCK, GPT, VOCAB, Attention, Block
+from small_gpt import BLOCK, GPT, MLP, VOCAB, Attention, Block
 from torch import nn
 
 from gpt_duet.invariants import Subject, check_model
@@ -16,6 +16,7 @@ from gpt_duet.invariants.checks.gradients import _some
 from gpt_duet.invariants.checks.limits import _ids_to_try
 from gpt_duet.invariants.model import tokens
 from gpt_duet.invariants.model.tokens import lengths_to_try, splits_to_try
+from gpt_duet.invariants.parametrize import BoundCheck, Subjects
 from gpt_duet.invariants.search.larger_weights import (
     _matrices,
     amplified,
@@ -282,6 +283,17 @@ def test_sums_are_1_to_rounding_where_they_are_nearly_1(outputs, off, status):
     assert result.status == status, result.message
 
 
+def test_draws_that_depend_on_the_tokens_are_told():
+    class Drops(MLP):
+        def forward(self, x):
+            x = super().forward(x)
+            some = x.sum(-1) > 0
+            return x.index_put((some,), F.dropout(x[some], 0.5, self.training))
+
+    message = only(lambda: GPT(mlp=Drops), "causality").message
+    assert "shape of random draws depends on the tokens" in message
+
+
 # --- Models that cannot be changed -------------------------------------------
 
 
@@ -326,6 +338,14 @@ def test_attention_that_is_trained_or_does_no_harm_is_told():
     narrow = only(lambda: GPT(dim=4, mixer=times_the_root.mixer), "signal")
     assert narrow.status == "passed"
     assert "multiplied by 2, where 1 / sqrt(4) = 0.5" in narrow.message
+
+
+def test_in_pytest_scores_that_cannot_be_read_are_a_failure():
+    check = BoundCheck(
+        "check_causality", Subjects(vocab_size=VOCAB, block_size=BLOCK)
+    )
+    with pytest.raises(AssertionError, match="should have shape"):
+        check(lambda: nn.Embedding(VOCAB, 30))
 
 
 @pytest.mark.parametrize("seed", [2**32, 2**63 - 1])
