@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from broken_models import BROKEN
-from small_gpt import BLOCK, GPT, MLP, VOCAB, Attention, Block
+from small_gpt import BLOCK, GPT, VOCAB, Attention, Block
 from torch import nn
 
 from gpt_duet.invariants import Subject, check_model
@@ -15,6 +15,7 @@ from gpt_duet.invariants.checks.causality import KINDS, _Causality
 from gpt_duet.invariants.checks.gradients import _some
 from gpt_duet.invariants.checks.limits import _ids_to_try
 from gpt_duet.invariants.model import tokens
+from gpt_duet.invariants.model.elsewhere import elsewhere
 from gpt_duet.invariants.model.tokens import lengths_to_try, splits_to_try
 from gpt_duet.invariants.parametrize import BoundCheck, Subjects
 from gpt_duet.invariants.search.larger_weights import (
@@ -124,7 +125,8 @@ def test_a_heavy_model_is_tried_at_fewer_splits_and_stays_as_it_is(
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_changed_from_a_split_on(kind):
     causality, splits = _Causality(Subject(GPT)), [1, 4, 7]
-    base, changed = causality._rows(GPT(), 8, splits, kind)
+    causality.padding = [0, VOCAB - 1]
+    base, changed = causality._rows(8, splits, kind)
     for split, a, b in zip(splits, base, changed, strict=True):
         differs = (a != b).tolist()
         assert not any(differs[:split])
@@ -140,7 +142,7 @@ def test_what_is_changed_from_a_split_on(kind):
         if kind == "suffix":
             assert a.equal(base[0])
             assert len({*a.tolist()}) == 8  # at even lengths no id twice
-    odd, _ = causality._rows(GPT(), VOCAB, splits, kind)
+    odd, _ = causality._rows(VOCAB, splits, kind)
     assert len({*odd[0].tolist()}) < VOCAB
 
 
@@ -284,14 +286,41 @@ def test_sums_are_1_to_rounding_where_they_are_nearly_1(outputs, off, status):
 
 
 def test_draws_that_depend_on_the_tokens_are_told():
-    class Drops(MLP):
-        def forward(self, x):
-            x = super().forward(x)
-            some = x.sum(-1) > 0
-            return x.index_put((some,), F.dropout(x[some], 0.5, self.training))
+    class Draws(GPT):
+        def embed(self, tokens):
+            at = torch.arange(1, tokens.size(1) + 1)
+            if self.training:
+                torch.rand(int((tokens * at**2).sum()) % 997)
+            return F.dropout(super().embed(tokens), 0.1, self.training)
 
-    message = only(lambda: GPT(mlp=Drops), "causality").message
+    message = only(lambda: Draws(block_size=8), "causality").message
     assert "shape of random draws depends on the tokens" in message
+
+
+def test_a_parameter_that_is_seldom_used_gets_its_gradient():
+    class Seldom(GPT):
+        def add_parts(self, dim):
+            self.gain = nn.Parameter(torch.ones(dim))
+
+        def scores(self, x):
+            often = self.training and torch.rand(()) < 0.8
+            return super().scores(x if often else x * self.gain)
+
+    assert only(Seldom, "gradient_flow").status == "passed"
+
+
+def test_one_position_that_float64_breaks_is_enough_to_go_without_it():
+    class Before(Attention):
+        def weights(self, scores, mask):
+            """Those of strictly earlier positions, in single precision."""
+            mask = mask.tril(-1)
+            lowest = torch.finfo(scores.dtype).min
+            scores = scores.masked_fill(~mask, lowest).float()
+            return (scores.softmax(-1) * mask).to(self.out.weight)
+
+    subject = Subject(lambda: GPT(mixer=Before, layers=1))
+    assert subject.precise().head.weight.dtype == torch.float32
+    assert "in float64 the scores are NaN or infinite" in subject.notes[-1]
 
 
 # --- Models that cannot be changed -------------------------------------------
@@ -338,6 +367,18 @@ def test_attention_that_is_trained_or_does_no_harm_is_told():
     narrow = only(lambda: GPT(dim=4, mixer=times_the_root.mixer), "signal")
     assert narrow.status == "passed"
     assert "multiplied by 2, where 1 / sqrt(4) = 0.5" in narrow.message
+
+
+def test_ids_outside_are_given_on_the_cpu_alone():
+    def function(tokens):
+        return torch.zeros(*tokens.shape, VOCAB, device=tokens.device)
+
+    sizes = {"vocab_size": VOCAB, "block_size": 8, "device": "meta"}
+    with elsewhere():
+        result = only(function, "vocabulary", **sizes)
+        moved = only(GPT, "vocabulary", device="meta")
+    assert result.message == "a function on meta cannot be moved"
+    assert moved.status == "passed"
 
 
 def test_in_pytest_scores_that_cannot_be_read_are_a_failure():
