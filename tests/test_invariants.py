@@ -18,6 +18,7 @@ from small_gpt import BLOCK, GPT, VOCAB
 from gpt_duet.config import GPTConfig
 from gpt_duet.invariants import (
     CHECKS,
+    Subject,
     check_model,
     influence,
     parametrize_with_checks,
@@ -79,13 +80,14 @@ def test_both_styles_learn_no_more_than_there_is(model, check):
 # --- Models broken on purpose, and correct ones ------------------------------
 
 
-def run(model, checks=None):
+def run(model, checks=None, budget=None):
     return check_model(
         model.build,
         vocab_size=model.vocab_size,
         block_size=model.block_size,
         outputs=getattr(model, "outputs", "auto"),
         checks=checks,
+        budget=budget,
     )
 
 
@@ -105,14 +107,22 @@ def test_and_by_no_other_where_no_other_can_see_it(model):
 
 @pytest.mark.parametrize("model", as_parameters(CORRECT))
 def test_a_correct_model_is_accused_of_nothing(model, monkeypatch):
+    """In some 300 calls: as if each took a second of ten minutes."""
+
+    def measure(subject):
+        subject.costs.call = 1.0
+        return True
+
+    monkeypatch.setattr(Subject, "measure", measure)
     monkeypatch.setattr(GPT, "layers", 1 + model.deep)
-    report = run(model)
+    report = run(model, budget=600)
+    assert not [r for r in report.results if "no time: " in r.message]
     assert report.ok, str(report)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", as_parameters(CORRECT))
-def test_nor_with_two_layers(model):
+def test_nor_with_two_layers_and_all_the_time(model):
     report = run(model)
     assert report.ok, str(report)
 
