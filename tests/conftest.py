@@ -48,7 +48,10 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out, in the pass with shape checks, what they would hide."""
+    """Call slow what opens a browser; leave out what shape checks hide."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
     if config.getoption("--check-shapes"):
         hidden = [i for i in items if i.get_closest_marker("unhooked")]
         items[:] = [item for item in items if item not in hidden]

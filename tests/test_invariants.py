@@ -590,7 +590,8 @@ def check_other(name, checks=None):
 @pytest.mark.parametrize(
     "name",
     [
-        *["GPT2LMHeadModel", "LlamaForCausalLM"],
+        "GPT2LMHeadModel",
+        pytest.param("LlamaForCausalLM", marks=pytest.mark.slow),
         pytest.param("MambaForCausalLM", marks=pytest.mark.slow),
         pytest.param("MixtralForCausalLM", marks=pytest.mark.slow),
     ],

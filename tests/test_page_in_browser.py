@@ -12,8 +12,6 @@ from shared.comparison.benchmark_results import Results, Row, Run
 
 pytestmark = pytest.mark.xdist_group("browser")
 
-SLOW = pytest.mark.slow
-
 CONCEPTS = ["embedding", "attention", "feed_forward", "block", "model", "head"]
 MAPS = ["map-left", "map-right", "map-difference"]
 
@@ -71,7 +69,6 @@ def test_a_hostile_text_is_text(browser, page):
     assert "49" not in shown
 
 
-@SLOW
 def test_a_hostile_file_name_is_text(browser, tmp_path):
     name = "<img src=x onerror=alert(1)>&quot;\n\udcff.txt"
     (tmp_path / name).write_text("fine text")
@@ -81,7 +78,7 @@ def test_a_hostile_file_name_is_text(browser, tmp_path):
     assert browser.errors() == []
 
 
-@pytest.mark.parametrize("width", [1440, pytest.param(390, marks=SLOW)])
+@pytest.mark.parametrize("width", [1440, 390])
 def test_a_click_in_the_drawing_leads_to_the_concept(browser, page, width):
     browser.open(page, width=width)
     links = browser.all(".drawing a")
@@ -162,14 +159,8 @@ def test_names_that_correspond_light_up_together(browser, page):
     assert browser.all(f"{concept} .kept") == []
 
 
-@pytest.mark.parametrize(
-    ("width", "dark"),
-    [
-        pytest.param(w, dark, marks=[] if w in (390, 1440) else SLOW)
-        for w in (320, 390, 768, 1180, 1440, 2200)
-        for dark in (False, True)
-    ],
-)
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [320, 390, 768, 1180, 1440, 2200])
 def test_nothing_overflows(browser, page, width, dark):
     browser.open(page, width=width, dark=dark)
     wide = browser.js("return document.documentElement.scrollWidth")
@@ -248,7 +239,6 @@ def test_links_headings_and_names_for_those_who_listen(browser, page):
     assert browser.js("return document.documentElement.lang") == "en"
 
 
-@SLOW
 def test_a_third_style(browser, tmp_path):
     page = make_page(tmp_path, "annotated", "third_style")
     text = page.read_text()
@@ -260,7 +250,6 @@ def test_a_third_style(browser, tmp_path):
     assert browser.js("return document.documentElement.scrollWidth") <= 390
 
 
-@SLOW
 def test_a_style_whose_attention_cannot_be_watched(
     browser, tmp_path, monkeypatch
 ):
@@ -271,7 +260,6 @@ def test_a_style_whose_attention_cannot_be_watched(
     assert browser.all("#map-left") == []
 
 
-@SLOW
 def test_a_benchmark_is_drawn(browser, tmp_path):
     rows = [
         Row("annotated", [2e-3, 1e-3, 3e-3], tokens=16),
