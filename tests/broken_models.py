@@ -862,6 +862,20 @@ def centred_over_batch(self, x):
     return GPT.scores(self, x - x.mean(0, keepdim=True) / 2)
 
 
+@broken("check_batch_independence", GPT, "scores", only=True)
+def centred_in_training(self, x):
+    """In train mode the mean over the rows is subtracted."""
+    return GPT.scores(self, x - x.mean(0, keepdim=True) * self.training)
+
+
+@broken("check_batch_independence", GPT, "embed", only=True)
+def short_rows_shared(self, tokens):
+    """Rows of fewer than 4 tokens start with the last one's vector."""
+    x = GPT.embed(self, tokens)
+    first = x[:, :1] if tokens.size(1) > 3 else x[-1:, :1].expand_as(x[:, :1])
+    return torch.cat([first, x[:, 1:]], 1)
+
+
 @broken("check_batch_independence", Gated, "forward")
 def softmax_over_batch(self, x):
     """A gate's softmax runs over axis 0, the batch."""

@@ -325,6 +325,14 @@ def check_batch_independence(case):
     other = torch.cat([tokens[:1], draw(case, 4, 12, seed=1)])
     if differ(whole[:1], scores(model, other, case)[:1]):
         yield "a row depends on the others"
+    for training, time in ((True, 12), (False, 3)):
+        firsts = []
+        for ids in (tokens, other):
+            torch.manual_seed(0)
+            model.train(training)
+            firsts.append(scores(model, ids[:, :time], case)[:1])
+        if differ(*firsts):
+            yield f"training {training}, length {time}: rows mix"
 
 
 def check_order_sensitivity(case):
@@ -475,10 +483,12 @@ def check_signal(case):
         given, got = inputs.get(module, []), answers.get(module, [])
         calls = len(given) // 2
         changed = calls and not torch.equal(given[0], given[calls])
+        changed = changed and next(module.parameters()).any()  # no start at 0
         if changed and torch.equal(got[0], got[calls]) and got[0].any():
             yield f"{name} answers the same for another text"
         mixer = model.get_submodule(name.rpartition(".")[0])
-        if name.endswith("mixer.qkv") and hasattr(mixer, "split"):
+        whole = name.endswith("mixer.qkv") and hasattr(mixer, "split")
+        if whole and got and got[0].size(-1) == 3 * module.in_features:
             q, k, _ = map(mixer.split, got[0].chunk(3, -1))
             if mixer.scores(q, k).std() > 7:
                 yield f"{name}: scores have a deviation over 7"

@@ -352,9 +352,14 @@ def test_attention_is_as_sure_in_the_fused_kernel():
         def attend(self, q, k, v, mask):
             return F.scaled_dot_product_attention(q, k, v, mask)
 
+    class OneAxisLess(Fused):
+        def attend(self, q, k, v, mask):
+            flat = (x.flatten(0, 1) for x in (q, k, v))
+            return super().attend(*flat, mask).view_as(q)
+
     messages = {
         only(lambda kind=kind: GPT(mixer=kind), "signal").message
-        for kind in (Attention, Fused)
+        for kind in (Attention, Fused, OneAxisLess)
     }
     assert messages == {
         "every part moves; first choices of attention get 0.10"
