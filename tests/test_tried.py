@@ -15,6 +15,7 @@ from gpt_duet.invariants.checks.causality import KINDS, _Causality
 from gpt_duet.invariants.checks.gradients import _some
 from gpt_duet.invariants.checks.limits import _ids_to_try
 from gpt_duet.invariants.model import tokens
+from gpt_duet.invariants.model.costs import Costs
 from gpt_duet.invariants.model.elsewhere import elsewhere
 from gpt_duet.invariants.model.tokens import lengths_to_try, splits_to_try
 from gpt_duet.invariants.parametrize import BoundCheck, Subjects
@@ -184,6 +185,15 @@ def test_every_weight_is_nudged_up_or_down_and_put_back():
         assert -0.9 > share.min()
         assert share.max() > 0.9
         assert share.mean().abs() < 0.1
+
+
+def test_a_backward_pass_is_two_forwards_and_float64_doubles():
+    costs = Costs(token=1.0, call=100.0)
+    assert costs.of(10) == 110
+    assert costs.of(10, 2, grad=True) == 230
+    assert costs.of(10, grad=True, double=True) == 160
+    costs.heavy = True  # its calls read the weights
+    assert costs.of(10, double=True) == 220
 
 
 # --- Larger weights ----------------------------------------------------------
