@@ -810,9 +810,8 @@ def straight_through(self, x, mask):
     sequence."""
     near = (64 * x).round() / 64
     mean = x.mean(1, keepdim=True)
-    return GPT.body(
-        self, near.detach() + x - x.detach() + mean - mean.detach(), mask
-    )
+    nothing = (x - x.detach()) + (mean - mean.detach())
+    return GPT.body(self, near.detach() + nothing, mask)
 
 
 @broken("check_causal_gradients", GPT, "body")
@@ -1530,14 +1529,18 @@ class TableNotRegistered(GPT):
         return super().embed(tokens) + self.sines[: tokens.size(1)]
 
 
-@broken("check_dtype", GPT, "body", only=True)
-def mask_left_behind(self, x, mask):
+@broken("check_dtype", only=True)
+class MaskLeftBehind(GPT):
     """A boolean table is no buffer, and a value is read before it is met."""
-    if x.abs().max().item() < 0:
-        return x
-    shown = self.__dict__.setdefault("shown", torch.ones(BLOCK).bool())
-    x = x.masked_fill(~shown[: x.size(1), None], 0.0)
-    return GPT.body(self, x, mask)
+
+    def add_parts(self, dim):
+        self.shown = torch.ones(BLOCK).bool()
+
+    def body(self, x, mask):
+        if x.abs().max().item() < 0:
+            return x
+        x = x.masked_fill(~self.shown[: x.size(1), None], 0.0)
+        return super().body(x, mask)
 
 
 @broken("check_dtype", GPT, "scores", only=True)
