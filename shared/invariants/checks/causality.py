@@ -76,7 +76,7 @@ class _Causality:
         self.small = self._accepted(range(2, SHORT + 1))
         self.small = self.small or subject.fit(SHORT)
         masks = len(MASKS) if subject.caller.takes_mask else 0
-        self.affordable = Affordable(modes=11 + 2 * masks + bool(masks))
+        self.affordable = Affordable(modes=14 + 2 * masks + bool(masks))
         self.notes: list[str] = []
         self.larger: Search | None = None  # with the largest weights
         self.moved = False
@@ -117,10 +117,12 @@ class _Causality:
         trained = self._search()
         train = Mode("in train mode", training=True, grad=True)
         self.affordable.begin(subject.costs)
-        for time in few + end:  # a heavy model's long ones as it is
+        # a heavy model's long ones as it is
+        for time in end + (few[-1:] if limited else few):
             one = search if time in end else plain
             self._try(one, EVAL, time, KINDS[:1], alone=True)
-        for time in few[-1:] + end:
+        self.affordable.begin(subject.costs)
+        for time in end + few[-1:]:
             self._try(trained, train, time, KINDS[:1], alone=True)
         self._each_id(plain)
 
@@ -139,6 +141,7 @@ class _Causality:
         if limited:
             rest = [time for time in long if time not in end] + end
             self._sweep(search, EVAL, self.small, rest, SPLITS)
+            self._sweep(trained, train, [], rest, 4)
             if not subject.costs.granted:
                 raise SkipCheck("no time for any split")
         self._finish(plain)
@@ -192,10 +195,11 @@ class _Causality:
         model = self.subject.build()
         own = {p.dtype for p in getattr(model, "parameters", list)()}
         if own - {torch.float64}:
-            self._sweep(Search(self.subject, model), EVAL, few, end, 4)
+            search = Search(self.subject, model, "in its own precision")
+            self._sweep(search, EVAL, few, end, 4)
         if own - {torch.bfloat16} and self.subject.builder.can_copy:
             model = self.subject.build_module("").bfloat16()
-            search = Search(self.subject, model, finite_only=True)
+            search = Search(self.subject, model, "cast to bfloat16", True)
             with suppress(ModelRaised, NotFinite):  # see check_dtype
                 self._sweep(search, EVAL, few, end, 4)
 
