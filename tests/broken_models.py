@@ -1388,7 +1388,7 @@ def orphan_layer(self, dim):
     self.extra = nn.Linear(dim, dim)
 
 
-@broken("check_gradient_flow", only=True)
+@broken("check_gradient_flow")
 class DeadUnits(MLP):
     """The bias starts so low that no unit ever passes the ReLU."""
 

@@ -108,7 +108,7 @@ def test_the_report_says_what_was_tried(slow, heavy, monkeypatch):
     found = {result.name: result.message for result in report.results}
     assert list(found)[:2] == ["check_shape", "check_causality"]
     causality = found["check_causality"]
-    assert "all splits at 2, 3, 5, 8, 16" in causality
+    assert "in eval mode all splits at 2-5, 8, 16, 3 of 24 at 256" in causality
     assert " of 24 at 256" in causality
     assert "in train mode" in causality
     assert "in eval mode, a row alone" in causality

@@ -76,7 +76,8 @@ class _Causality:
         self.small = self._accepted(range(2, SHORT + 1))
         self.small = self.small or subject.fit(SHORT)
         masks = len(MASKS) if subject.caller.takes_mask else 0
-        self.affordable = Affordable(modes=14 + 2 * masks + bool(masks))
+        # of which the first two, in eval mode, get five parts
+        self.affordable = Affordable(modes=17 + 2 * masks + bool(masks))
         self.notes: list[str] = []
         self.larger: Search | None = None  # with the largest weights
         self.moved = False
@@ -99,9 +100,9 @@ class _Causality:
             # a leak of short ones is confirmed at once; a model that has
             # met these may have changed
             short = self._search()
-            self._sweep(short, EVAL, few, [], SPLITS)
+            self._sweep(short, EVAL, few, [], SPLITS, share=2)
             search.moved = short.moved
-            self._sweep(search, EVAL, [], end, SPLITS)
+            self._sweep(search, EVAL, [], end, SPLITS, share=3)
             if search.moved:
                 subject.tell(f"check_causality: so far {self.affordable}")
         else:
@@ -267,8 +268,9 @@ class _Causality:
         small: list[int],
         long: list[int],
         count: int,
+        share: int = 1,
     ) -> None:
-        self.affordable.begin(self.subject.costs)
+        self.affordable.begin(self.subject.costs, share)
         for time in reversed(long):
             self._try(search, mode, time, ("suffix",), count)
         for time in small:

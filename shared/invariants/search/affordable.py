@@ -25,10 +25,10 @@ class Affordable:
         self.tried: dict[str, dict[int, set[int]]] = defaultdict(dict)
         self.wanted: dict[str, dict[int, int]] = defaultdict(dict)
 
-    def begin(self, costs: Costs) -> None:
-        """Begin a mode: it gets its part of the time left."""
-        self.end = costs.spent + costs.left / max(self.modes, 1)
-        self.modes -= 1
+    def begin(self, costs: Costs, share: int = 1) -> None:
+        """Begin a mode: it gets its part of the time left, or several."""
+        self.end = costs.spent + costs.left * share / max(self.modes, share)
+        self.modes -= share
 
     def choose(
         self,
