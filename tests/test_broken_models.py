@@ -34,7 +34,9 @@ def test_correct_model_holds_every_property(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", as_parameters(CORRECT))
+@pytest.mark.parametrize(
+    "model", as_parameters(c for c in CORRECT if c.vocab_size < 10_000)
+)
 def test_correct_model_learns_what_can_be_learnt(model):
     assert not found_in(model, {SLOW} - {*model.loosely})
 
