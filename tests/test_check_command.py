@@ -123,12 +123,12 @@ def here(project, monkeypatch, duet):
     return partial(duet, "check")
 
 
-def test_styles_modules_and_files(project):
+def test_styles_modules_and_files(here, project):
     targets = ["annotated", "my_pkg.model:build", "my_pkg/model.py:leaky"]
     checks = ["check_shape", "check_causality"]
     only = [word for check in checks for word in ("--only", check)]
     files = ["--json", "out.json", "--map", "map.png"]
-    status, out, err = gpt_duet(*targets, *only, *files, folder=project)
+    status, out, err = here(*targets, *only, *files)
     assert (status, err) == (1, "")
     assert "position 0 sees token 1" in out
     content = json.loads((project / "out.json").read_text())["models"]

@@ -587,13 +587,12 @@ def check_other(name, checks=None):
     return check_model(lambda: kind(config), block_size=32, checks=checks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
-        "GPT2LMHeadModel",
-        pytest.param("LlamaForCausalLM", marks=pytest.mark.slow),
-        pytest.param("MambaForCausalLM", marks=pytest.mark.slow),
-        pytest.param("MixtralForCausalLM", marks=pytest.mark.slow),
+        *("GPT2LMHeadModel", "LlamaForCausalLM", "MambaForCausalLM"),
+        "MixtralForCausalLM",
     ],
 )
 def test_models_of_transformers_pass(name):
