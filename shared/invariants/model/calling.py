@@ -80,7 +80,8 @@ class Caller:
         extra = {n: make(tokens) for n, make in self.given.items()} | extra
         tokens = self.arranged(tokens)
         for name, value in extra.items():
-            if isinstance(value, Tensor):
+            # masks and targets, not the numbers of a cache
+            if isinstance(value, Tensor) and not value.is_floating_point():
                 extra[name] = self.arranged(value)
         if token_name is None:
             return function(tokens, **extra)
