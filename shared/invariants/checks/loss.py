@@ -51,8 +51,8 @@ def check_loss(subject: Subject) -> str:
     subject.require_no_state()
     if subject.block_size < 3:
         raise SkipCheck("a shifted loss needs three tokens")
-    found = _check_loss_of(subject, subject.precise())
-    larger = amplified(subject)
+    found = _check_loss_of(subject, subject.for_long())
+    larger = None if subject.spares else amplified(subject)
     if larger is not None:
         again = _check_loss_of(subject, larger)
         if EITHER in found:  # to a head of zeros all losses are equal
