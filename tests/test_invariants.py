@@ -461,7 +461,9 @@ def test_pytest_shows_the_users_line_and_the_message(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": ROOT, "COLUMNS": "200"},
+        env=os.environ
+        | {"PYTHONPATH": ROOT, "COLUMNS": "200"}
+        | {"PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
     )
