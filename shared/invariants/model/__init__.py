@@ -11,6 +11,7 @@
     tokens.py       ids, lengths and splits to try
     randomness.py   the random state, set and put back
     operations.py   what is computed inside, operation by operation
+    elsewhere.py    a second device, where a machine has none
 
 Of these the checks see the subject, and draw tokens.
 """

@@ -16,8 +16,10 @@ from .operations import Operations
 NAME = "meta"
 ATEN = torch.ops.aten
 # Operations that take tensors of two devices, on CUDA as well.
-ACROSS = {ATEN._to_copy, ATEN.copy_, ATEN.index, ATEN.index_put}
-ACROSS |= {ATEN.index_put_}
+ACROSS = {
+    *(ATEN._to_copy, ATEN.copy_),
+    *(ATEN.index, ATEN.index_put, ATEN.index_put_),
+}
 
 
 @contextmanager
@@ -86,34 +88,34 @@ class _Numbers(TorchFunctionMode):
         ):
             return function(*args, **kwargs | {"device": "cpu"}).to(NAME)
         if function is Tensor.__getitem__ and isinstance(args[0], Away):
-            index = args[1] if isinstance(args[1], tuple) else (args[1],)
-            args = (
-                args[0],
-                tuple(
-                    torch.tensor(i) if isinstance(i, list | range) else i
-                    for i in index
-                ),
-            )
+            x, index = args
+            parts = index if isinstance(index, tuple) else (index,)
+            return function(x, tuple(map(_listed, parts)))
         return function(*args, **kwargs)
+
+
+def _listed(index: Any) -> Any:
+    """Return a list of places as a tensor, which keeps its numbers."""
+    return torch.tensor(index) if isinstance(index, list | range) else index
 
 
 def _compute(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors: list[Tensor] = []
     tree_map_only(Tensor, tensors.append, (args, kwargs))
-    moved = [t for t in tensors if isinstance(t, Away)]
+    left = [t for t in tensors if not isinstance(t, Away)]
+    moved = len(left) < len(tensors)
     wanted = kwargs.get("device")
-    away = bool(moved) if wanted is None else str(wanted) == NAME
-    for tensor in tensors if moved else ():
-        if not isinstance(tensor, Away) and tensor.is_meta:
-            raise NotImplementedError("a tensor was made without its numbers")
-    if moved and function.overloadpacket not in ACROSS:
-        for tensor in tensors:
-            if not isinstance(tensor, Away) and tensor.dim():
-                raise RuntimeError(
-                    "expected all tensors to be on the same device, found "
-                    f"one of shape {(*tensor.shape,)} on the {tensor.device} "
-                    f"in {function.overloadpacket.__name__}"
-                )
+    away = moved if wanted is None else str(wanted) == NAME
+    if moved and any(tensor.is_meta for tensor in left):
+        raise NotImplementedError("a tensor was made without its numbers")
+    mixes = moved and function.overloadpacket not in ACROSS
+    for tensor in left if mixes else ():
+        if tensor.dim():
+            raise RuntimeError(
+                "expected all tensors to be on the same device, found "
+                f"one of shape {(*tensor.shape,)} on the {tensor.device} "
+                f"in {function.overloadpacket.__name__}"
+            )
     if away and wanted is not None:
         kwargs = kwargs | {"device": "cpu"}
     own_args, own_kwargs = tree_map_only(
