@@ -31,7 +31,7 @@ lint: .venv/linters
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	! grep -rnE "^ *(from|import) (shared|gpt_duet)\b" shared --include=*.py \
-	    --exclude=__init__.py --exclude-dir=pictures
+	    --exclude=__init__.py
 	! grep -rnE "^ *(from|import) (shared\b|gpt_duet\.cli)" \
 	    annotated mingpt_style benchmarks --include=*.py
 

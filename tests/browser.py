@@ -60,6 +60,7 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--hide-scrollbars",
 )
 
 # Contrast of every text with what is behind it, by the formulas of WCAG 2.
@@ -108,10 +109,10 @@ class Browser:
         service = webdriver.ChromeService(chromedriver)
         self.driver = webdriver.Chrome(options=options, service=service)
 
-    def open(self, path, *, width=1440, dark=False, media=""):
+    def open(self, path, width=1440, height=900, dark=False, media="", at=""):
         """Open a file at a width; forget what was logged before."""
         run = self.driver.execute_cdp_cmd
-        size = {"width": width, "height": 900, "deviceScaleFactor": 1}
+        size = {"width": width, "height": height, "deviceScaleFactor": 1}
         run("Emulation.setDeviceMetricsOverride", size | {"mobile": False})
         scheme = "dark" if dark else "light"
         feature = {"name": "prefers-color-scheme", "value": scheme}
@@ -122,7 +123,7 @@ class Browser:
         self.driver.get("about:blank")
         self.errors()
         self.requests()
-        self.driver.get(path.as_uri())
+        self.driver.get(f"{path.as_uri()}#{at}" if at else path.as_uri())
 
     def open_by_itself(self, path, **how):
         """Open a file that asks for no other, and that all can read."""
@@ -157,7 +158,11 @@ class Browser:
         """Every element that a selector finds."""
         return self.driver.find_elements("css selector", selector)
 
-    def look_at(self, element):
+    def look_at(self, element, block="center"):
         """Scroll to an element at once, so that it can be clicked."""
         self.js("document.documentElement.style.scrollBehavior = 'auto'")
-        self.js("arguments[0].scrollIntoView({block: 'center'})", element)
+        self.js(
+            "arguments[0].scrollIntoView({block: arguments[1]})",
+            element,
+            block,
+        )
