@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shared.comparison import assert_same_values, diff_by_value
+    from shared.comparison.values import assert_same_values, diff_by_value
     from shared.config import GPTConfig
     from shared.generation import generate
     from shared.invariants import (
@@ -35,9 +35,9 @@ __path__ = [str(Path(__file__).resolve().with_name("shared"))]
 
 _ROOMS = {
     "GPTConfig": "config",
-    "assert_same_values": "comparison",
+    "assert_same_values": "comparison.values",
     "check_model": "invariants",
-    "diff_by_value": "comparison",
+    "diff_by_value": "comparison.values",
     "generate": "generation",
     "influence": "invariants",
     "load_tokenizer": "tokenization",

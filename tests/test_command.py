@@ -13,8 +13,8 @@ from benchmarks.app import bench
 from benchmarks.peers import PEERS
 from shared.cli import COMMANDS, options
 from shared.cli.train import train
-from shared.tokenization import DEFAULT
-from shared.training import Recipe
+from shared.tokenization.tokenizers import DEFAULT
+from shared.training.recipe import Recipe
 
 RUN = """
 import sys

@@ -11,7 +11,7 @@ from strategies import configs
 
 from shared.config import GPTConfig, preset_names
 from shared.generation import Sampler
-from shared.training import Recipe
+from shared.training.recipe import Recipe
 from shared.validation import is_number, whole_number
 
 

@@ -24,7 +24,7 @@ from transformers import (
 
 import annotated
 import mingpt_style
-from gpt_duet.comparison import assert_same_values, diff_by_value
+from gpt_duet import assert_same_values, diff_by_value
 from gpt_duet.comparison.styles import enlarged_random_weights
 from gpt_duet.config import GPTConfig
 
@@ -633,7 +633,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 from gpt_duet.checkpoint import load_checkpoint
-from gpt_duet.comparison import diff_by_value
+from gpt_duet import diff_by_value
 import mingpt_style
 
 def ours():

@@ -22,8 +22,12 @@ from torch import nn
 import annotated
 import mingpt_style
 from shared.checkpoint import convert
-from shared.comparison import compare_models, compare_styles, stage_outputs
-from shared.comparison.styles import enlarged_random_weights, rounding_bound
+from shared.comparison.models import compare_models, stage_outputs
+from shared.comparison.styles import (
+    compare_weights,
+    enlarged_random_weights,
+    rounding_bound,
+)
 from shared.config import GPTConfig
 from shared.protocol import load_style, style_of
 
@@ -31,6 +35,12 @@ STYLES = ("annotated", "mingpt_style")
 STAGES = (annotated.STAGES, mingpt_style.STAGES)
 SMALL = GPTConfig(11, 8, n_layer=2, n_head=2, n_embd=8)
 TOKENS = random_tokens(SMALL, 2, 8)
+
+
+def compare(config, tokens, dtype=torch.float64, seed=0, styles=STYLES):
+    state = enlarged_random_weights(load_style(styles[1]), config, seed)
+    state = {name: tensor.to(dtype) for name, tensor in state.items()}
+    return compare_weights(styles, config, state, tokens, weights="random")
 
 
 @given(data=st.data())
@@ -200,9 +210,7 @@ def test_the_verdict_is_one_function(data):
     tokens = random_tokens(config, 1, config.block_size)
     dtype = data.draw(st.sampled_from([torch.float32, torch.float64]))
     before = torch.get_rng_state()
-    found = compare_styles(
-        STYLES, config, tokens, dtype=dtype, seed=data.draw(seeds)
-    )
+    found = compare(config, tokens, dtype, data.draw(seeds))
     assert torch.get_rng_state().equal(before)
     assert found.one_function, found.verdict
     assert found.verdict.startswith("one function: largest difference ")
@@ -224,7 +232,7 @@ def test_the_verdict_is_two_functions(wrong, monkeypatch):
         return whole(state | {"lm_head.weight": head}, config, **parts)
 
     monkeypatch.setattr(annotated, "from_gpt2", slightly_wrong)
-    found = compare_styles(STYLES, SMALL, TOKENS, dtype=torch.float64)
+    found = compare(SMALL, TOKENS)
     assert not found.one_function
     assert found.verdict.startswith("two functions: ")
 
@@ -242,10 +250,10 @@ def test_the_bound_is_twice_the_models_own_rounding():
 def test_what_is_told_of_each_style_is_its_own():
     # a style that never ties may draw the weights of one that does
     tied = SMALL.replace(tie_weights=True)
-    assert compare_styles(STYLES[::-1], tied, TOKENS).one_function
+    assert compare(tied, TOKENS, styles=STYLES[::-1]).one_function
     config = GPTConfig(50, 8, n_layer=2, n_head=2, n_embd=8, n_inner=12)
     tokens = random_tokens(config, 1, 8)
-    found = compare_styles(STYLES, config, tokens, dtype=torch.float64)
+    found = compare(config, tokens)
     state = enlarged_random_weights(mingpt_style, config, 0)
     state = {name: tensor.double() for name, tensor in state.items()}
     expected = mingpt_style.from_gpt2(state, config).eval().log_probs(tokens)

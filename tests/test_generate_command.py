@@ -19,8 +19,9 @@ from shared.comparison.styles import enlarged_random_weights
 from shared.console import progress
 from shared.protocol import load_style
 from shared.tokenization.texts import text_stamp
-from shared.training import Recipe, Trainer
-from shared.training import save as save_run
+from shared.training.recipe import Recipe
+from shared.training.run_folder import save as save_run
+from shared.training.trainer import Trainer
 
 STYLES = ("annotated", "mingpt_style")
 SMALL = ("--n-layer=1", "--n-head=2", "--n-embd=16", "--block-size=8")

@@ -15,9 +15,13 @@ import annotated
 import mingpt_style
 from shared import GPTConfig
 from shared.comparison.attention_maps import attention_maps
-from shared.comparison.benchmark_results import Results, Row, Run
+from shared.comparison.benchmark_results import (
+    Results,
+    Row,
+    Run,
+    read_first_run,
+)
 from shared.comparison.costs import count_flops, difference_by_concept
-from shared.comparison.page.bench import read_bench
 from shared.comparison.page.highlight import highlight, spans
 from shared.comparison.page.numbers import BUDGET, attention_data, sizes
 from shared.comparison.sources import read_part
@@ -343,9 +347,8 @@ def test_what_the_benchmark_writes_can_be_read(tmp_path):
     Results({}, [Run("forward", {"batch": 1, "compile": True}, rows)]).save(
         path
     )
-    bench = read_bench(path)
-    assert (bench.file, bench.rows) == ("bench.json", rows[1:])
-    assert bench.facts == "forward, batch 1, compile"
+    found = read_first_run(path)
+    assert (found.models, found.described()) == (rows[1:], "batch 1, compile")
 
 
 @pytest.mark.parametrize(

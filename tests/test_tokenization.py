@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tiktoken.load import load_tiktoken_bpe
 
 from shared import load_tokenizer
-from shared.tokenization import CharTokenizer, bpe, tiktoken_cache
+from shared.tokenization import bpe, tiktoken_cache
 from shared.tokenization.texts import default_text
+from shared.tokenization.tokenizers import CharTokenizer
 
 NOTES = "\U0001f3b5"  # more than one token in every vocabulary
 

@@ -19,13 +19,11 @@ from safetensors.torch import load_file, save_file
 
 from shared.cli import main
 from shared.cli.train import train as train_command
-from shared.training import (
-    Recipe,
-    Trainer,
-    last_checkpoint,
-    open_run,
-    read_log,
-)
+from shared.training.log import read_log
+from shared.training.recipe import Recipe
+from shared.training.resume import open_run
+from shared.training.run_folder import last_checkpoint
+from shared.training.trainer import Trainer
 
 STYLES = ("annotated", "mingpt_style")
 ROOT = Path(__file__).resolve().parents[1]
@@ -323,7 +321,9 @@ import torch
 from safetensors.torch import save_file
 import mingpt_style
 from shared import GPTConfig
-from shared.training import Recipe, Trainer, join_processes
+from shared.training.processes import join_processes
+from shared.training.recipe import Recipe
+from shared.training.trainer import Trainer
 
 config = GPTConfig(11, 8, 2, 2, 16, dropout=0.0)
 ids = torch.arange(400) ** 2 % 11

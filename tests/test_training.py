@@ -15,22 +15,12 @@ from torch import nn
 import mingpt_style
 from shared import GPTConfig
 from shared.tokenization.texts import random_batch
-from shared.training import (
-    Processes,
-    Recipe,
-    Record,
-    Trainer,
-    TrainingFailed,
-    append_log,
-    build_saved,
-    cut_log,
-    last_checkpoint,
-    load_trained,
-    open_run,
-    read_log,
-    save,
-)
-from shared.training.recipe import generator_for, seed_for
+from shared.training.log import append_log, cut_log, read_log
+from shared.training.processes import Processes
+from shared.training.recipe import Recipe, generator_for, seed_for
+from shared.training.resume import build_saved, load_trained, open_run
+from shared.training.run_folder import last_checkpoint, save
+from shared.training.trainer import Record, Trainer, TrainingFailed
 
 CONFIG = GPTConfig(
     vocab_size=7, block_size=6, n_layer=2, n_head=2, n_embd=8, dropout=0.2

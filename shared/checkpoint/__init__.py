@@ -13,16 +13,10 @@ Each style's own weights.py takes GPT-2's layout in, and writes it.
 """
 
 from .convert import convert, in_gpt2_layout
-from .folder import (
-    TARGETS,
-    Checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-)
+from .folder import Checkpoint, load_checkpoint, save_checkpoint
 from .gpt2_layout import State
 
 __all__ = [
-    "TARGETS",
     "Checkpoint",
     "State",
     "convert",

@@ -13,7 +13,7 @@ from ..config import GPTConfig, preset_fields, preset_names
 from ..protocol import load_style
 from ..tokenization.texts import default_text, read_text
 from ..tokenization.tokenizers import DEFAULT, Tokenizer
-from ..training import recall_tokenizer
+from ..training.resume import recall_tokenizer
 
 TOKENIZER = "gpt_duet_tokenizer.json"  # beside weights that were trained here
 RANDOM = Path("random")  # of --weights: none of a file

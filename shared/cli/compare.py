@@ -74,8 +74,8 @@ def compare(
     )
     import torch
 
+    from ..comparison.benchmark_results import read_first_run
     from ..comparison.page import render_page
-    from ..comparison.page.bench import read_bench
     from ..comparison.styles import compare_weights
     from ..comparison.terminal import show_comparison, show_tokens
     from ..protocol import load_style
@@ -92,7 +92,7 @@ def compare(
     for name in names:
         load_style(name)
     dtype = choose_dtype(dtype_name)
-    bench = None if bench_file is None else read_bench(bench_file)
+    bench = bench_file and read_first_run(bench_file)
     content, source = choose_text(text, file)
     if own := tokenizer_beside(weights, tokenizer_name):
         tokenizer, tokenizer_name = own
@@ -143,8 +143,9 @@ def compare(
         write_json(json_file, {"text": text_facts} | comparison.to_dict())
     if html_file is not None:
         page = render_page(
-            comparison, state, tokens, tokenizer, text_facts, bench
-        )
+            comparison, state, tokens, tokenizer, text_facts,
+            bench, bench_file.name if bench_file else "",
+        )  # fmt: skip
         write_atomically(html_file, page)
         console.print(RichText(f"page: {html_file}"))
     if not comparison.one_function:

@@ -49,7 +49,7 @@ def convert(
         load_checkpoint,
         save_checkpoint,
     )
-    from ..training import describe_tokenizer, load_trained
+    from ..training.resume import describe_tokenizer, load_trained
     from .choices import TOKENIZER
 
     others: dict[str, str] = {}

@@ -59,13 +59,9 @@ def ladder(
     from ..invariants.model.threads import few_threads
     from ..tokenization.texts import split_ids
     from ..tokenization.tokenizers import load_tokenizer
-    from ..training import (
-        Recipe,
-        Trainer,
-        TrainingFailed,
-        draw_losses,
-        draw_sample,
-    )
+    from ..training.loss_curve import draw_losses
+    from ..training.recipe import Recipe
+    from ..training.trainer import Trainer, TrainingFailed, draw_sample
     from .choices import choose_text
 
     recipe = Recipe(

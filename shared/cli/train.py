@@ -78,7 +78,8 @@ def train(
             "give --out for a new run, or --resume for one to go on with"
         )
     from ..invariants.model.threads import few_threads
-    from ..training import Recipe, join_processes, own_device
+    from ..training.processes import join_processes, own_device
+    from ..training.recipe import Recipe
     from .choices import ModelOptions
     from .training_loop import train_to_the_end
     from .training_start import resume_run, start_run

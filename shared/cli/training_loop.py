@@ -15,17 +15,10 @@ from ..config import GPTConfig
 from ..console import fail, progress, show_facts
 from ..files import new_folder, write_atomically
 from ..tokenization.tokenizers import Tokenizer
-from ..training import (
-    Record,
-    Trainer,
-    TrainingFailed,
-    append_log,
-    draw_losses,
-    draw_sample,
-    last_checkpoint,
-    read_log,
-    save,
-)
+from ..training.log import append_log, read_log
+from ..training.loss_curve import draw_losses
+from ..training.run_folder import last_checkpoint, save
+from ..training.trainer import Record, Trainer, TrainingFailed, draw_sample
 from .choices import describe
 
 SAMPLE = 300  # tokens written at the end

@@ -11,16 +11,16 @@ from ..config import GPTConfig
 from ..protocol import LanguageModel, load_style
 from ..tokenization.texts import split_ids, text_stamp
 from ..tokenization.tokenizers import Tokenizer, load_tokenizer
-from ..training import (
-    Processes,
-    Recipe,
-    Trainer,
+from ..training.log import cut_log
+from ..training.processes import Processes
+from ..training.recipe import Recipe
+from ..training.resume import (
     build_saved,
-    cut_log,
     describe_tokenizer,
     open_run,
     recall_tokenizer,
 )
+from ..training.trainer import Trainer
 from ..validation import choose_dtype
 from .choices import ModelOptions, choose_config, choose_start, choose_text
 from .training_loop import Run

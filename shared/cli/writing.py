@@ -14,7 +14,7 @@ from ..comparison.text import visible
 from ..generation import Sampler, TextStream
 from ..tokenization.texts import text_stamp
 from ..tokenization.tokenizers import Tokenizer, load_tokenizer
-from ..training import load_trained
+from ..training.resume import load_trained
 from .choices import choose_text
 
 

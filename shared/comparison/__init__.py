@@ -17,36 +17,3 @@ Measured for the page:
 
 And shown in terminal/ (tables, source) and page/ (one HTML file).
 """
-
-from importlib import import_module
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .models import compare_models, stage_outputs
-    from .styles import Comparison, compare_styles
-    from .values import assert_same_values, diff_by_value
-
-__all__ = [
-    "Comparison",
-    "assert_same_values",
-    "compare_models",
-    "compare_styles",
-    "diff_by_value",
-    "stage_outputs",
-]
-
-_ROOMS = {
-    "Comparison": "styles",
-    "assert_same_values": "values",
-    "compare_models": "models",
-    "compare_styles": "styles",
-    "diff_by_value": "values",
-    "stage_outputs": "models",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import a name's module when it is asked for."""
-    if name not in _ROOMS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_ROOMS[name]}", __name__), name)

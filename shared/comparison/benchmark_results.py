@@ -152,5 +152,13 @@ def read_results(path: Path) -> Results:
         raise ValueError(f"{path} is no JSON") from None
 
 
+def read_first_run(path: Path) -> Run:
+    """Return the first run of a file; ValueError where it has no models."""
+    runs = read_results(path).runs
+    if not runs or not runs[0].models:
+        raise ValueError(f"{path} is no benchmark: it has no rows of times")
+    return runs[0]
+
+
 class _Version(msgspec.Struct):
     version: int

@@ -80,15 +80,12 @@ def difference_by_concept(
     differences: Mapping[str, float], stages: Mapping[str, str]
 ) -> dict[str, float]:
     """Take the largest difference over all layers, for each concept."""
-    found = {}
-    for concept, stage in stages.items():
-        pattern = re.escape(stage).replace(r"\{i\}", r"\d+")
-        values = [
-            value
-            for name, value in differences.items()
-            if re.fullmatch(pattern, name)
-        ]
-        if values:
-            # max() overlooks a NaN that does not come first
-            found[concept] = torch.tensor(values).double().max().item()
-    return found
+    by_stage: dict[str, list[float]] = {}
+    for name, value in differences.items():
+        by_stage.setdefault(re.sub(r"\d+", "{i}", name), []).append(value)
+    # max() overlooks a NaN that does not come first
+    return {
+        concept: torch.tensor(by_stage[stage]).double().max().item()
+        for concept, stage in stages.items()
+        if stage in by_stage
+    }

@@ -113,42 +113,6 @@ class Comparison:
         }
 
 
-def compare_styles(
-    names: tuple[str, str],
-    config: GPTConfig,
-    tokens: Int[Tensor, "batch time"],
-    *,
-    dtype: torch.dtype = torch.float32,
-    seed: int = 0,
-    top: int = 5,
-) -> Comparison:
-    """Build both styles from one set of weights and compare them.
-
-    The weights are random: `enlarged_random_weights` of the second style,
-    which is the reference for what rounding explains.
-
-    Args:
-        names: packages of the two styles.
-        config: what to build.
-        tokens: ids to run, on the device to run on.
-        dtype: torch.float32 or torch.float64.
-        seed: of the weights.
-        top: how many likeliest next tokens to keep.
-
-    Raises:
-        ValueError: for an unknown style or too many tokens.
-    """
-    state = enlarged_random_weights(load_style(names[1]), config, seed)
-    return compare_weights(
-        names,
-        config,
-        {k: v.to(tokens.device, dtype) for k, v in state.items()},
-        tokens,
-        weights=f"random, seed {seed}, enlarged",
-        top=top,
-    )
-
-
 def enlarged_random_weights(
     style: Style, config: GPTConfig, seed: int
 ) -> dict[str, Tensor]:
@@ -183,11 +147,20 @@ def compare_weights(
     top: int = 5,
     threads: int | None = None,
 ) -> Comparison:
-    """Compare two styles on given weights in the GPT-2 layout.
+    """Build both styles from one set of weights and compare them.
 
-    Their dtype and device are used; `weights` says in words where they come
-    from; without `threads` small models are timed on one. The rest is as in
-    `compare_styles`.
+    Args:
+        names: packages of the two styles; the second is the reference for
+            what rounding explains.
+        config: what to build.
+        state: the weights in the GPT-2 layout; their dtype is used.
+        tokens: ids to run, on the device of the weights.
+        weights: in words where they come from.
+        top: how many likeliest next tokens to keep.
+        threads: None: small models are timed on one.
+
+    Raises:
+        ValueError: for an unknown style or too many tokens.
     """
     left, right = (load_style(name) for name in names)
     a = left.from_gpt2(state, config).eval()

@@ -4,7 +4,7 @@ Each part is measured alone: on weights with which the rest of the model is
 the same in both styles to the last bit, so that what differs is its own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -67,17 +67,30 @@ def measure_weight_transfer(
 
     def difference(
         stage: str,
-        zeroed: Sequence[str] = (),
+        zeroed: tuple[str, ...] = (),
         configs: tuple[GPTConfig, GPTConfig] = (config, config),
         own: bool = False,
     ) -> float:
-        weights = _with_zeros(state, *zeroed)
-        return _difference(styles, weights, configs, tokens, stage, own)
+        """Largest difference at a stage; with `own`, of their own parts."""
+        weights = {
+            name: torch.zeros_like(t) if name.endswith(zeroed) else t
+            for name, t in state.items()
+        }
+        outputs = []
+        for style, config in zip(styles, configs, strict=True):
+            build: Callable = style.from_gpt2
+            parts = getattr(style, "ORIGINAL_PARTS", {}) if own else {}
+            model = build(weights, config, **parts)
+            found = stage_outputs(model, style.STAGES, tokens)
+            if stage not in found:
+                return float("nan")
+            outputs.append(found[stage])
+        return largest_difference(*outputs)
 
     everything = (*TOKENS, *BLOCKS)
     errors = {
         "token table": (
-            difference("embedding", ["wpe.weight"]),
+            difference("embedding", ("wpe.weight",)),
             "the embedding, positions zero",
         ),
         "position table": (
@@ -114,35 +127,6 @@ def measure_weight_transfer(
         absorbed = name != "activation"
         rows.append(TransferRow(name, written, taken, error, where, absorbed))
     return rows
-
-
-def _with_zeros(state: State, *endings: str) -> State:
-    return {
-        name: torch.zeros_like(tensor) if name.endswith(endings) else tensor
-        for name, tensor in state.items()
-    }
-
-
-def _difference(
-    styles: tuple[Style, Style],
-    state: State,
-    configs: tuple[GPTConfig, GPTConfig],
-    tokens: Tensor,
-    stage: str,
-    own: bool = False,
-) -> float:
-    """Largest difference at a stage; with `own`, of their own parts."""
-    outputs = []
-    for style, config in zip(styles, configs, strict=True):
-        build: Callable = style.from_gpt2
-        parts = getattr(style, "ORIGINAL_PARTS", {}) if own else {}
-        found = stage_outputs(
-            build(state, config, **parts), style.STAGES, tokens
-        )
-        if stage not in found:
-            return float("nan")
-        outputs.append(found[stage])
-    return largest_difference(*outputs)
 
 
 def _tied_difference(

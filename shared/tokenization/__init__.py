@@ -10,34 +10,6 @@
 `python -m shared.tokenization.bpe` trains the kit's tokenizer again.
 """
 
-from .texts import (
-    default_text,
-    random_batch,
-    read_text,
-    split_ids,
-    text_stamp,
-)
-from .tokenizers import (
-    DEFAULT,
-    EMBEDDED,
-    ByteTokenizer,
-    CharTokenizer,
-    TiktokenTokenizer,
-    Tokenizer,
-    load_tokenizer,
-)
+from .tokenizers import Tokenizer, load_tokenizer
 
-__all__ = [
-    "DEFAULT",
-    "EMBEDDED",
-    "ByteTokenizer",
-    "CharTokenizer",
-    "TiktokenTokenizer",
-    "Tokenizer",
-    "default_text",
-    "load_tokenizer",
-    "random_batch",
-    "read_text",
-    "split_ids",
-    "text_stamp",
-]
+__all__ = ["Tokenizer", "load_tokenizer"]

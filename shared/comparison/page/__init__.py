@@ -5,7 +5,6 @@ architecture.py  the drawing: both styles' parts along the data flow
 sections.py      for each concept the source, the terms, the costs
 highlight.py     source in colours, corresponding names marked
 numbers.py       attention and influence maps, packed into the page
-bench.py         a benchmark's file, for the chart
 files/           the template, its style sheet and its script
 """
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...protocol import load_style
 from ...tokenization.tokenizers import Tokenizer
+from ..benchmark_results import Run
 from ..concepts import CONCEPTS
 from ..costs import count_flops, difference_by_concept, parameters_by_concept
 from ..styles import Comparison
@@ -24,7 +25,6 @@ from ..text import token_text, visible
 from ..values.diff import run_diff
 from ..weight_transfer import measure_weight_transfer
 from .architecture import architecture
-from .bench import Bench
 from .highlight import highlight
 from .numbers import attention_data, influence_data
 from .sections import concept_sections
@@ -41,7 +41,8 @@ def render_page(
     tokens: Int[Tensor, "1 time"],
     tokenizer: Tokenizer,
     text: Mapping[str, Any],
-    bench: Bench | None = None,
+    bench: Run | None = None,
+    bench_file: str = "",
 ) -> str:
     """Return the page, with all it needs inside.
 
@@ -53,6 +54,7 @@ def render_page(
         text: facts about the text: source, characters, sha256, tokenizer,
             tokens_in_text.
         bench: times to draw, or None.
+        bench_file: where they are from.
     """
     config = comparison.config
     left, right = (load_style(name) for name in comparison.styles)
@@ -109,6 +111,7 @@ def render_page(
         next_tokens=_next_tokens(comparison, tokenizer),
         weight_transfer=measure_weight_transfer(styles, state, config, tokens),
         bench=bench,
+        bench_file=bench_file,
     )
 
 
