@@ -9,7 +9,7 @@ from html import unescape
 import numpy as np
 import pytest
 import torch
-from browser import SMALL, data_of, hostile_page, make_page
+from browser import data_of, hostile_page, make_page
 
 import annotated
 import mingpt_style
@@ -165,17 +165,6 @@ def test_float64_and_a_bound_of_1e_12_replace_an_old_page(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_long_text_and_many_heads_stay_small(tmp_path):
-    page = make_page(tmp_path, "--n-layer=12", "--n-head=12", "--n-embd=24",
-                     "--block-size=512")  # fmt: skip
-    assert page.stat().st_size < 2_000_000
-    data = data_of(page)["attention"]
-    assert (data["layers"], data["heads"]) == (12, 12)
-    assert 16 <= data["time"] < 64
-    assert f"on the first {data['time']} tokens" in page.read_text()
-
-
-@pytest.mark.slow
 def test_the_default_is_made_in_time_and_small(duet, tmp_path):
     start = time.process_time()
     status, _, _ = duet("compare", "--html", tmp_path / "page.html")
@@ -184,52 +173,21 @@ def test_the_default_is_made_in_time_and_small(duet, tmp_path):
     assert (tmp_path / "page.html").stat().st_size < 2**21
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--html", "no/such/page.html"], ["no folder", "no/such"]),
-        (["--html", "."], ["is a folder"]),
-        (["--html", "/dev/null"], ["/dev/null", "no ordinary file"]),
-        (["--html", "/proc/page.html"], ["cannot write /proc/page.html"]),
-        (["--bench", "b.json"], ["--bench", "--html"]),
-        (["--html", "x", "--json", "./x"], ["--json and --html", "one file"]),
-        (["--file", "old.txt", "--html", "old.txt"], ["--file and --html"]),
-        (["annotated", "nowhere", "--html", "x"], ["no style 'nowhere'"]),
-    ],
-)
-def test_a_mistake_ends_in_one_line_and_nothing_is_lost(
-    duet, tmp_path, monkeypatch, arguments, words
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "old.txt").write_text("kept")
-    status, _, err = duet("compare", *SMALL, *arguments)
-    assert (status, err.count("\n")) == (2, 1), err
-    assert all(word in err for word in words), err
-    assert [p.name for p in tmp_path.iterdir()] == ["old.txt"]
-    assert (tmp_path / "old.txt").read_text() == "kept"
-
-
-def test_an_old_page_stays_where_the_new_one_fails(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    (tmp_path / "page.html").write_text("old")
-    monkeypatch.setattr("os.replace", full)
-    make_page(tmp_path, "--text", "abc", status=2)
-    assert (tmp_path / "page.html").read_text() == "old"
-    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
-
-
 # Its parts
 
 
-def test_very_many_heads_show_the_first_layers():
-    config = GPTConfig(20, 16, n_layer=80, n_head=32, n_embd=32)
+@pytest.mark.parametrize(
+    ("layers", "heads", "time", "shown"),
+    [(80, 32, 16, range(1, 80)), (12, 12, 512, range(12, 13))],
+)
+def test_many_heads_and_long_texts_fit_in_a_page(layers, heads, time, shown):
+    config = GPTConfig(20, time, n_layer=layers, n_head=heads, n_embd=96)
     model = mingpt_style.build_model(config)
-    tokens = torch.arange(16)[None]
+    tokens = torch.arange(time)[None] % 20
     data = attention_data((mingpt_style,) * 2, (model, model), tokens)
-    assert 1 <= data["layers"] < 80
-    cells = data["layers"] * 32 * data["time"] ** 2
+    assert data["layers"] in shown
+    assert 16 <= data["time"] < 64
+    cells = data["layers"] * heads * data["time"] ** 2
     assert 5 * cells * 4 / 3 <= BUDGET
 
 
@@ -344,30 +302,19 @@ def test_what_the_benchmark_writes_can_be_read(tmp_path):
     limit = Row("matmul", [9.0, 9.0], limit=True)
     rows = [limit, Row("annotated", [1.0, 2.0], tokens=3)]
     path = tmp_path / "bench.json"
-    Results({}, [Run("forward", {"batch": 1, "compile": True}, rows)]).save(
-        path
-    )
-    found = read_first_run(path)
-    assert (found.models, found.described()) == (rows[1:], "batch 1, compile")
+    Results({}, [Run("forward", {"batch": 1}, rows)]).save(path)
+    assert read_first_run(path).models == rows[1:]
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "No such file"),
         ("{", "is no JSON"),
-        ("[1]", "is no benchmark"),
         ('{"version": 3, "machine": {}, "runs": []}', "it has no rows of"),
-        (
-            '{"version": 3, "machine": {}, "runs": [{"what": "x", "setting": '
-            '{}, "rows": [{"name": "a", "seconds": [0]}]}]}',
-            "`float` > 0.0 - at `$.runs[0].rows[0].seconds[0]`",
-        ),
     ],
 )
 def test_a_file_that_is_no_benchmark(refused, tmp_path, content, words):
     bench, page = tmp_path / "bench.json", tmp_path / "page.html"
-    if content is not None:
-        bench.write_text(content)
+    bench.write_text(content)
     assert words in refused("compare", "--html", page, "--bench", bench)
     assert not page.exists()

@@ -92,7 +92,7 @@ def compare(
     for name in names:
         load_style(name)
     dtype = choose_dtype(dtype_name)
-    bench = bench_file and read_first_run(bench_file)
+    bench = None if bench_file is None else read_first_run(bench_file)
     content, source = choose_text(text, file)
     if own := tokenizer_beside(weights, tokenizer_name):
         tokenizer, tokenizer_name = own

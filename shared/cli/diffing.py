@@ -43,7 +43,8 @@ def show_values(
 ) -> bool:
     """Show and write what two models compute; whether it is the same."""
     ids = _choose_tokens(text, tokens, tokenizer_name)
-    found, sides = _diff_values(names, ids, vocab_size)
+    styles = [style for name in names if (style := _style(name))]
+    found, sides = _diff_values(names, styles, ids, vocab_size)
     if found.shares_nothing:
         raise ValueError(found.sentence)
     if layer is not None and layer not in found.layers:
@@ -56,9 +57,8 @@ def show_values(
         write_json(json_file, content)
     if html_file is not None:
         used = sides[0].tokens[0].tolist()
-        known = text is not None or (ids is None and _are_styles(names))
         text_of: Callable[[int], str] = str
-        if known:
+        if text is not None or (ids is None and len(styles) == 2):
             tokenizer = load_tokenizer(tokenizer_name, text or "")
             text_of = partial(token_text, tokenizer)
         write_atomically(html_file, render_diff(found, sides, used, text_of))
@@ -103,11 +103,13 @@ def _choose_tokens(
 
 
 def _diff_values(
-    names: Sequence[str], ids: list[int] | None, vocab_size: int | None
+    names: Sequence[str],
+    styles: Sequence[Style],
+    ids: list[int] | None,
+    vocab_size: int | None,
 ) -> tuple[Found, tuple[Side, Side]]:
     """Run the two; an exception of a user's code is printed as theirs."""
-    styles = [_style(name) for name in names]
-    checkpoint = load_small_model() if None not in styles else None
+    checkpoint = load_small_model() if len(styles) == 2 else None
     models: list[Callable[..., Any]]
     if checkpoint is None:
         models = [load_target(name, vocab_size) for name in names]
@@ -115,11 +117,7 @@ def _diff_values(
         if ids is None:
             ids = load_tokenizer(DEFAULT).encode(default_text())[:TOKENS]
         state = checkpoint.to(torch.device("cpu"), torch.float64)
-        models = [
-            style.from_gpt2(state, checkpoint.config)
-            for style in styles
-            if style is not None
-        ]
+        models = [s.from_gpt2(state, checkpoint.config) for s in styles]
     try:
         with first_on_path(Path.cwd()):
             return run_diff(
@@ -133,10 +131,6 @@ def _diff_values(
         if error.__cause__ is not None:
             show_theirs(error.__cause__)
         raise ValueError(str(error)) from None
-
-
-def _are_styles(names: Sequence[str]) -> bool:
-    return all(_style(name) is not None for name in names)
 
 
 def _style(name: str) -> Style | None:

@@ -11,8 +11,6 @@ from torch.overrides import TorchFunctionMode
 from .models import stage_hooks
 from .values.insides import attention
 
-Probabilities = Float[Tensor, "batch head time time"]
-
 
 def attention_maps(
     model: Any,
@@ -36,8 +34,8 @@ def attention_maps(
             model,
             {stage: stages[stage]},
             before=watch.enter,
-            after=watch.leave,
-        ),
+            after=lambda *_: watch.enter(None),
+        ),  # fmt: skip
         torch.no_grad(),
         watch,
     ):
@@ -59,11 +57,8 @@ class _SoftmaxWatch(TorchFunctionMode):
         self._time = time
         self._stage: str | None = None
 
-    def enter(self, stage: str) -> None:
+    def enter(self, stage: str | None) -> None:
         self._stage = stage
-
-    def leave(self, _stage: str, _output: Any) -> None:
-        self._stage = None
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))

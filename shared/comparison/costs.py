@@ -26,15 +26,13 @@ def count_flops(
     started: dict[str, int] = {}
     ended: dict[str, int] = {}
 
-    def before(stage: str) -> None:
-        started[stage] = counter.get_total_flops()
-
-    def after(stage: str, _output: Any) -> None:
-        ended[stage] = counter.get_total_flops()
+    def note(stage: str, *_output: Any) -> None:
+        into = ended if stage in started else started
+        into[stage] = counter.get_total_flops()
 
     # the fused kernels are not counted on every device: this one is
     with (
-        stage_hooks(model, stages, before=before, after=after),
+        stage_hooks(model, stages, before=note, after=note),
         torch.no_grad(),
         sdpa_kernel(SDPBackend.MATH),
         counter,

@@ -146,13 +146,26 @@ def fill(
 ) -> str:
     """Return a page: a template with its scripts and styles inside."""
     environment = make_environment()
-    script = "".join(source_of(environment, f"{n}.js") for n in scripts)
-    style = "".join(source_of(environment, f"{n}.css") for n in styles)
+    loader = environment.loader
+    assert loader is not None
+    script, style = (
+        "".join(
+            loader.get_source(environment, f"{name}.{kind}")[0]
+            for name in names
+        )
+        for kind, names in (("js", scripts), ("css", styles))
+    )
+    # the one script that the page's policy lets run
+    digest = hashlib.sha256(script.encode()).digest()
     return environment.get_template(template).render(
         script=Markup(script),
-        script_hash=policy_hash(script),
+        script_hash=f"sha256-{base64.b64encode(digest).decode()}",
         style=Markup(style),
-        versions=versions(),
+        versions={
+            "gpt-duet": version("gpt-duet"),
+            "PyTorch": str(torch.__version__),
+            "Python": platform.python_version(),
+        },
         **content,
     )
 
@@ -182,27 +195,6 @@ def _large(count: float) -> str:
             return f"{count:.3g}{letter}"
         count /= 1000
     return f"{count:.3g} P"
-
-
-def source_of(environment: Environment, name: str) -> str:
-    """Return a file of the page as it is."""
-    assert environment.loader is not None
-    return environment.loader.get_source(environment, name)[0]
-
-
-def policy_hash(script: str) -> str:
-    """Return the hash of the one script that the page's policy lets run."""
-    digest = hashlib.sha256(script.encode()).digest()
-    return f"sha256-{base64.b64encode(digest).decode()}"
-
-
-def versions() -> dict[str, str]:
-    """Return what the page was made with."""
-    return {
-        "gpt-duet": version("gpt-duet"),
-        "PyTorch": str(torch.__version__),
-        "Python": platform.python_version(),
-    }
 
 
 def _excerpt(tokenizer: Tokenizer, tokens: Tensor) -> str:

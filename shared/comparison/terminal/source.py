@@ -54,17 +54,18 @@ def _concept(
     yield Rule(style="cyan")
     yield title
     yield ""
-    wide = console.width >= TWO_COLUMNS
     for pair in pairs:
-        heads = [
-            _head(name, part)
-            for name, part in zip(names, (pair.left, pair.right), strict=True)
-        ]
-        if wide:
+        parts = pair.left, pair.right
+        heads = [_head(n, part) for n, part in zip(names, parts, strict=True)]
+        if console.width >= TWO_COLUMNS:
             yield _beside([heads, *map(_codes, pair.rows)])
+            yield ""
         else:
-            yield from _below(heads, pair)
-        yield ""
+            for head, part in zip(heads, parts, strict=True):
+                yield head
+                if part is not None:
+                    yield _code(part.segments)
+                yield ""
 
 
 def _beside(rows: Iterable[Sequence[RenderableType]]) -> Table:
@@ -79,17 +80,6 @@ def _beside(rows: Iterable[Sequence[RenderableType]]) -> Table:
     return table
 
 
-def _below(heads: Sequence[Text], pair: Pair) -> Iterable[RenderableType]:
-    for side, (head, part) in enumerate(
-        zip(heads, (pair.left, pair.right), strict=True)
-    ):
-        yield head
-        if part is not None:
-            yield _beside_numbers(part.segments)
-        if side == 0:
-            yield ""
-
-
 def _head(style: str, part: Part | None) -> Text:
     if part is None:
         return Text(f"{style}  {ALONE}", style="dim")
@@ -100,11 +90,11 @@ def _head(style: str, part: Part | None) -> Text:
 
 
 def _codes(row: tuple[Segment | None, Segment | None]) -> list[Any]:
-    return [_beside_numbers([s]) if s else "" for s in row]
+    return [_code([s]) if s else "" for s in row]
 
 
-def _beside_numbers(segments: Sequence[Segment]) -> Table:
-    """Source with its line numbers; a long line is folded, never cut."""
+def _code(segments: Sequence[Segment]) -> Table:
+    """Source beside its line numbers; a long line is folded, never cut."""
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(justify="right", style="dim", no_wrap=True, min_width=3)
     table.add_column(overflow="fold")
