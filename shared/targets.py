@@ -42,9 +42,7 @@ class Target:
 
 
 def load_target(
-    target: str,
-    vocab_size: int | None = None,
-    block_size: int | None = None,
+    target: str, vocab_size: int | None = None, block_size: int | None = None
 ) -> Callable[..., Any]:
     """Return what a name stands for: a factory, a model or a function.
 

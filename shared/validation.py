@@ -16,10 +16,7 @@ EXACT_DTYPES = ("float32", "float64")  # two styles agree to rounding in these
 
 
 def whole_number(
-    name: str,
-    value: object,
-    at_least: int = 0,
-    at_most: int = 2**63 - 1,
+    name: str, value: object, at_least: int = 0, at_most: int = 2**63 - 1
 ) -> int:
     """Return a whole number as an int; NumPy's integers are whole, too.
 

@@ -449,10 +449,7 @@ def copied(x):
 def test_copies_views_and_constants_make_no_pairs_of_their_own():
     found = diff_by_value(Toy(copied), Toy(), TOKENS)
     assert found.same
-    assert [pair.left.op for pair in found.pairs] == [
-        "embedding",
-        "linear",
-    ]
+    assert [pair.left.op for pair in found.pairs] == ["embedding", "linear"]
     assert not found.alone["left"]
 
 

@@ -10,11 +10,7 @@ from strategies import STYLES, random_model
 from torch import nn
 
 from shared import GPTConfig, generate, load_tokenizer
-from shared.generation import (
-    TextStream,
-    generate_rows,
-    stream_tokens,
-)
+from shared.generation import TextStream, generate_rows, stream_tokens
 
 CONFIG = GPTConfig(
     vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=16, dropout=0.5

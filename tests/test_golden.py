@@ -62,10 +62,7 @@ def test_annotated_transformer_in_the_other_style(golden):
 
 @pytest.mark.parametrize(
     ("name", "others"),
-    [
-        ("mingpt", {}),
-        ("nanogpt", {"activation": "gelu", "tie_weights": True}),
-    ],
+    [("mingpt", {}), ("nanogpt", {"activation": "gelu", "tie_weights": True})],
 )
 def test_mingpt_and_nanogpt(golden, name, others):
     weights, expected, sizes = golden(name)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.text import Text as RichText
+from typer import Argument, Option
 
 from ..console import show_facts
 from ..files import STDOUT, write_atomically, write_json
@@ -22,7 +23,7 @@ from . import options
 def compare(
     styles: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             help="Two styles, each a package that writes the decoder in its "
             "own way. Default: annotated mingpt_style.",
             show_default=False,
@@ -45,11 +46,11 @@ def compare(
     json_file: options.Json = None,
     html_file: Annotated[
         Path | None,
-        typer.Option("--html", help="Also write a page with both styles."),
+        Option("--html", help="Also write a page with both styles."),
     ] = None,
     bench_file: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--bench",
             help="Draw these times in the page: a file that gpt-duet bench "
             "forward --json wrote.",

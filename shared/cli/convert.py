@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
 from rich.console import Console
+from typer import Option
 
 from ..config import GPTConfig
 from ..console import show_facts
@@ -14,20 +14,19 @@ from . import options
 
 
 def convert(
-    layout: Annotated[Literal["gpt2", "nanogpt"], typer.Option("--to")],
-    out: Annotated[Path, typer.Option("--out", help="A new folder.")],
+    layout: Annotated[Literal["gpt2", "nanogpt"], Option("--to")],
+    out: Annotated[Path, Option(help="A new folder.")],
     weights: Annotated[
         Path | None,
-        typer.Option(
-            "--weights",
+        Option(
             help="A folder with model.safetensors and config.json: of "
             "transformers' GPT-2, nanoGPT, minGPT or the post GPT from "
-            "Scratch.",
+            "Scratch."
         ),
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option("--checkpoint", help="A run of gpt-duet train instead."),
+        Option("--checkpoint", help="A run of gpt-duet train instead."),
     ] = None,
     n_head: options.NHead = None,
     activation: options.Activation = None,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from ..files import STDOUT
 from ..validation import require_different, require_parent, whole_number
@@ -17,7 +18,7 @@ NARROWEST = 40
 def diff(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="[CONCEPT] | LEFT RIGHT",
             help="A concept (embedding, attention, feed_forward, block, "
             "model or head; default: all of them): its source in both "
@@ -29,37 +30,32 @@ def diff(
     ] = None,
     width: Annotated[
         int | None,
-        typer.Option(
-            "--width",
+        Option(
             help="Columns to use; below 120 the two stand one under the "
-            "other. Default: the terminal's.",
+            "other. Default: the terminal's."
         ),
     ] = None,
     left: Annotated[
         str | None,
-        typer.Option(
-            "--left",
+        Option(
             help="For a concept: the style on the left. Default: annotated.",
             show_default=False,
         ),
     ] = None,
     right: Annotated[
         str | None,
-        typer.Option(
-            "--right",
+        Option(
             help="For a concept: the style on the right. "
             "Default: mingpt_style.",
             show_default=False,
         ),
     ] = None,
     text: Annotated[
-        str | None,
-        typer.Option("--text", help="For two models: the text to run."),
+        str | None, Option(help="For two models: the text to run.")
     ] = None,
     tokens: Annotated[
         str | None,
-        typer.Option(
-            "--tokens",
+        Option(
             help='For two models: the ids to run, as "1,2,3". Default: a '
             "text for two styles, else 16 ids drawn from a seed.",
             show_default=False,
@@ -68,18 +64,15 @@ def diff(
     tokenizer_name: options.TokenizerName = options.TOKENIZER,
     vocab_size: Annotated[
         int | None,
-        typer.Option(
-            help="Number of tokens, where a model does not say its own."
-        ),
+        Option(help="Number of tokens, where a model does not say its own."),
     ] = None,
     layer: Annotated[
-        int | None,
-        typer.Option("--layer", help="For two models: show this layer alone."),
+        int | None, Option(help="For two models: show this layer alone.")
     ] = None,
     json_file: options.Json = None,
     html_file: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--html",
             help="For two models: also write a page that goes through both "
             "step by step.",

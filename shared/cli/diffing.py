@@ -67,10 +67,7 @@ def show_values(
 
 
 def show_concepts(
-    console: Console,
-    names: Sequence[str],
-    left: str | None,
-    right: str | None,
+    console: Console, names: Sequence[str], left: str | None, right: str | None
 ) -> None:
     """Show the source of a concept, or of all of them, in two styles."""
     sides = left or "annotated", right or "mingpt_style"

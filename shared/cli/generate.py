@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from typer import Option
 
 from ..console import progress, show_facts
 from ..files import STDOUT, write_json
@@ -31,55 +32,45 @@ def generate(
     style: options.Style = STYLE,
     prompts: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--prompt",
             help=f'Text to go on from; may be repeated. Default: "{PROMPT}".',
             show_default=False,
         ),
     ] = None,
-    new_tokens: Annotated[
-        int, typer.Option("--new-tokens", help="How many to append.")
-    ] = 10,
-    batch: Annotated[
-        int, typer.Option("--batch", help="Continuations of each prompt.")
-    ] = 1,
+    new_tokens: Annotated[int, Option(help="How many to append.")] = 10,
+    batch: Annotated[int, Option(help="Continuations of each prompt.")] = 1,
     temperature: Annotated[
         float | None,
-        typer.Option(
-            "--temperature",
+        Option(
             help="0 is greedy. Default: 0, or 1 with --top-k or --top-p.",
             show_default=False,
         ),
     ] = None,
     top_k: Annotated[
-        int | None,
-        typer.Option("--top-k", help="Draw from the K likeliest tokens."),
+        int | None, Option(help="Draw from the K likeliest tokens.")
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(
-            "--top-p",
-            help="Draw from the fewest tokens that reach probability P.",
-        ),
+        Option(help="Draw from the fewest tokens that reach probability P."),
     ] = None,
     stream: Annotated[
-        bool, typer.Option("--stream", help="Print the text as it comes.")
+        bool, Option("--stream", help="Print the text as it comes.")
     ] = False,
     show_ids: Annotated[
-        bool, typer.Option("--ids", help="Also print the token ids.")
+        bool, Option("--ids", help="Also print the token ids.")
     ] = False,
     tokenizer_name: options.TokenizerName = options.TOKENIZER,
     file: Annotated[
         Path | None,
-        typer.Option(
-            "--file",
+        Option(
             help="Text whose characters are the tokens of --tokenizer char. "
-            "Default: Python's own documentation.",
+            "Default: Python's own documentation."
         ),
     ] = None,
     checkpoint_folder: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--checkpoint",
             help="The folder of a run of gpt-duet train: its model, in its "
             "style unless --style is given, and its tokenizer.",
@@ -93,7 +84,7 @@ def generate(
     block_size: options.BlockSize = None,
     activation: options.Activation = None,
     dtype_name: Annotated[
-        str, typer.Option("--dtype", help="float32, float64 or bfloat16.")
+        str, Option("--dtype", help="float32, float64 or bfloat16.")
     ] = "float32",
     seed: options.Seed = 0,
     device_name: options.Device = "cpu",

@@ -4,10 +4,10 @@ import importlib
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text as RichText
+from typer import Option
 
 from ..config import GPTConfig
 from ..console import fail, progress, show_facts
@@ -25,23 +25,15 @@ def ladder(
     steps: options.Steps = 2000,
     batch_size: options.BatchSize = 32,
     lr: options.LearningRate = 1e-2,
-    n_layer: Annotated[
-        int, typer.Option("--n-layer", help="Blocks of the last model.")
-    ] = 3,
-    n_head: Annotated[
-        int, typer.Option("--n-head", help="Heads, in models with several.")
-    ] = 4,
-    n_embd: Annotated[
-        int, typer.Option("--n-embd", help="Width of the features.")
-    ] = 32,
-    block_size: Annotated[
-        int, typer.Option("--block-size", help="Longest sequence.")
-    ] = 8,
+    n_layer: Annotated[int, Option(help="Blocks of the last model.")] = 3,
+    n_head: Annotated[int, Option(help="Heads, in models with several.")] = 4,
+    n_embd: Annotated[int, Option(help="Width of the features.")] = 32,
+    block_size: Annotated[int, Option(help="Longest sequence.")] = 8,
     eval_batches: options.EvalBatches = 200,
     seed: options.Seed = 0,
     threads: options.Threads = None,
     out: Annotated[
-        Path, typer.Option("--out", help="The picture of the losses, a PNG.")
+        Path, Option(help="The picture of the losses, a PNG.")
     ] = Path("ladder.png"),
 ) -> None:
     """Train eight small models on one text, from a bigram table to a GPT.

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from ..config import ACTIVATIONS, preset_names
 from ..console import set_debug
@@ -12,23 +13,20 @@ TOKENIZER = "duet-1k"  # the kit's own, the default
 
 Style = Annotated[
     str,
-    typer.Option(
-        "--style",
-        help='Package of the style: "annotated", "mingpt_style" or your own.',
+    Option(
+        help='Package of the style: "annotated", "mingpt_style" or your own.'
     ),
 ]
-Text = Annotated[str | None, typer.Option("--text", help="The text to run.")]
+Text = Annotated[str | None, Option(help="The text to run.")]
 File = Annotated[
     Path | None,
-    typer.Option(
-        "--file",
-        help="A UTF-8 file with the text. "
-        "Default: Python's own documentation.",
+    Option(
+        help="A UTF-8 file with the text. Default: Python's own documentation."
     ),
 ]
 TokenizerName = Annotated[
     str,
-    typer.Option(
+    Option(
         "--tokenizer",
         help='"duet-1k", "bytes", "char", or a tiktoken encoding or model '
         '("r50k_base", "davinci"); gpt-duet tokenizers lists them.',
@@ -36,60 +34,39 @@ TokenizerName = Annotated[
 ]
 Weights = Annotated[
     Path | None,
-    typer.Option(
-        "--weights",
+    Option(
         help="A folder with model.safetensors and config.json: of "
         "transformers' GPT-2, nanoGPT, minGPT or the post GPT from Scratch. "
         'Or "random". Default: the small trained model of the kit; random '
-        "weights where sizes or another tokenizer are given.",
+        "weights where sizes or another tokenizer are given."
     ),
 ]
 Preset = Annotated[
-    str | None,
-    typer.Option(
-        "--preset", help=f"Sizes by name: {', '.join(preset_names())}."
-    ),
+    str | None, Option(help=f"Sizes by name: {', '.join(preset_names())}.")
 ]
-NLayer = Annotated[
-    int | None, typer.Option("--n-layer", help="Number of blocks.")
-]
-NHead = Annotated[
-    int | None, typer.Option("--n-head", help="Attention heads in a block.")
-]
-NEmbd = Annotated[
-    int | None, typer.Option("--n-embd", help="Width of the features.")
-]
-BlockSize = Annotated[
-    int | None,
-    typer.Option("--block-size", help="Longest sequence, in tokens."),
-]
+NLayer = Annotated[int | None, Option(help="Number of blocks.")]
+NHead = Annotated[int | None, Option(help="Attention heads in a block.")]
+NEmbd = Annotated[int | None, Option(help="Width of the features.")]
+BlockSize = Annotated[int | None, Option(help="Longest sequence, in tokens.")]
 Activation = Annotated[
     str | None,
-    typer.Option(
-        "--activation",
+    Option(
         help=f"One of {', '.join(ACTIVATIONS)}. Default: that of the weights "
-        "or the preset, else gelu_tanh.",
+        "or the preset, else gelu_tanh."
     ),
 ]
-Steps = Annotated[int, typer.Option("--steps", help="Number of updates.")]
-BatchSize = Annotated[
-    int,
-    typer.Option("--batch-size", help="Windows of the text in each update."),
-]
-LearningRate = Annotated[
-    float, typer.Option("--lr", help="Highest learning rate.")
-]
-EvalBatches = Annotated[
-    int, typer.Option("--eval-batches", help="Batches in each evaluation.")
-]
-Dtype = Annotated[str, typer.Option("--dtype", help="float32 or float64.")]
-Seed = Annotated[int, typer.Option("--seed", help="Of all random numbers.")]
+Steps = Annotated[int, Option(help="Number of updates.")]
+BatchSize = Annotated[int, Option(help="Windows of the text in each update.")]
+LearningRate = Annotated[float, Option("--lr", help="Highest learning rate.")]
+EvalBatches = Annotated[int, Option(help="Batches in each evaluation.")]
+Dtype = Annotated[str, Option("--dtype", help="float32 or float64.")]
+Seed = Annotated[int, Option(help="Of all random numbers.")]
 Device = Annotated[
-    str, typer.Option("--device", help='"cpu", "cuda", "cuda:1", "mps", ...')
+    str, Option("--device", help='"cpu", "cuda", "cuda:1", "mps", ...')
 ]
 Json = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--json",
         help="Also write all results to this file; - is the standard "
         "output, and all else then goes to the standard error.",
@@ -97,8 +74,7 @@ Json = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(
-        "--threads",
+    Option(
         min=1,
         help="Of the CPU. Default: one for a small model, else all cores.",
         show_default=False,
@@ -106,7 +82,7 @@ Threads = Annotated[
 ]
 Debug = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--debug",
         callback=set_debug,
         help="Show whole tracebacks, the kit's own part too.",

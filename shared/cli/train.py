@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from typer import Option
 
 from ..files import require_new_folder
 from ..validation import choose_device
@@ -15,16 +16,14 @@ def train(
     context: typer.Context,
     style: options.Style = "mingpt_style",
     out: Annotated[
-        Path | None,
-        typer.Option("--out", help="A new folder for the run."),
+        Path | None, Option(help="A new folder for the run.")
     ] = None,
     resume: Annotated[
-        Path | None,
-        typer.Option("--resume", help="Go on with the run in this folder."),
+        Path | None, Option(help="Go on with the run in this folder.")
     ] = None,
     start: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--from",
             help='Start from trained weights: "default", the small model of '
             "the kit with its tokenizer, or a folder as of --weights.",
@@ -38,12 +37,10 @@ def train(
     n_embd: options.NEmbd = None,
     block_size: options.BlockSize = None,
     activation: options.Activation = None,
-    dropout: Annotated[
-        float, typer.Option("--dropout", help="Probability of dropout.")
-    ] = 0.0,
+    dropout: Annotated[float, Option(help="Probability of dropout.")] = 0.0,
     tie_weights: Annotated[
         bool | None,
-        typer.Option(
+        Option(
             "--tie-weights/--no-tie-weights",
             help="Whether head and token embedding are one matrix, in a "
             "style that can tie. Default: as --preset, else not.",
@@ -55,10 +52,7 @@ def train(
     lr: options.LearningRate = 1e-3,
     eval_interval: Annotated[
         int,
-        typer.Option(
-            "--eval-interval",
-            help="Steps from one evaluation and checkpoint to the next.",
-        ),
+        Option(help="Steps from one evaluation and checkpoint to the next."),
     ] = 250,
     eval_batches: options.EvalBatches = 100,
     dtype_name: options.Dtype = "float32",

@@ -13,9 +13,7 @@ from .values.insides import attention
 
 
 def attention_maps(
-    model: Any,
-    stages: Mapping[str, str],
-    tokens: Int[Tensor, "batch time"],
+    model: Any, stages: Mapping[str, str], tokens: Int[Tensor, "batch time"]
 ) -> Float[Tensor, "layer head time time"] | None:
     """Run a model and keep the attention probabilities of its first row.
 

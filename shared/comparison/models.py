@@ -17,9 +17,7 @@ from .timing import Quartiles, interleave, quartiles, stopwatch
 
 
 def stage_outputs(
-    model: Any,
-    stages: Mapping[str, str],
-    tokens: Int[Tensor, "batch time"],
+    model: Any, stages: Mapping[str, str], tokens: Int[Tensor, "batch time"]
 ) -> dict[str, Float[Tensor, "batch time features"]]:
     """Run a model once in eval mode and keep what each stage gave.
 

@@ -108,10 +108,7 @@ def main() -> None:
 
 
 def describe(
-    config: GPTConfig,
-    state: State,
-    halved: State,
-    tokenizer: Tokenizer,
+    config: GPTConfig, state: State, halved: State, tokenizer: Tokenizer
 ) -> str:
     """Return the README of the model: what it is and what it reaches."""
     text = default_text()

@@ -14,11 +14,7 @@ from ..checkpoint.gpt2_layout import require_shapes
 from ..checkpoint.weights_file import read_tensors
 from ..config import GPTConfig
 from ..protocol import load_style
-from ..tokenization.tokenizers import (
-    CharTokenizer,
-    Tokenizer,
-    load_tokenizer,
-)
+from ..tokenization.tokenizers import CharTokenizer, Tokenizer, load_tokenizer
 from ..validation import DTYPES, choose_dtype
 from .recipe import Recipe
 from .run_folder import (

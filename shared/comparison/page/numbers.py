@@ -40,9 +40,7 @@ def probabilities(matrix: Float[Tensor, "*shape"]) -> str:
 
 
 def attention_data(
-    styles: tuple[Style, Style],
-    models: tuple,
-    tokens: Int[Tensor, "1 time"],
+    styles: tuple[Style, Style], models: tuple, tokens: Int[Tensor, "1 time"]
 ) -> dict | None:
     """Return the attention maps of both models and their difference.
 

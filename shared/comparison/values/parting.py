@@ -171,9 +171,7 @@ def find_parting(
         for n, r in matches.partner.items()
     }
     *pair, apart, factor = comparable(
-        sides,
-        (ours.same_call(firsts[0]), theirs.same_call(firsts[1])),
-        known,
+        sides, (ours.same_call(firsts[0]), theirs.same_call(firsts[1])), known
     )
     places = pair[0].place, pair[1].place
     layer = places[1].layer
