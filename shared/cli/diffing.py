@@ -10,7 +10,6 @@ import torch
 from rich.console import Console
 
 from ..checkpoint.small_model import load_small_model
-from ..comparison.concepts import choose_concepts
 from ..comparison.page.diff_page import render_diff
 from ..comparison.sources import concept_names, pair_sources
 from ..comparison.terminal import show_sources
@@ -72,12 +71,15 @@ def show_concepts(
     """Show the source of a concept, or of all of them, in two styles."""
     sides = left or "annotated", right or "mingpt_style"
     styles = load_style(sides[0]), load_style(sides[1])
-    concept = names[0] if names else None
-    chosen = choose_concepts(concept, concept_names(*styles))
+    known = concept_names(*styles)
+    if names and names[0] not in known:
+        raise ValueError(
+            f"no concept {names[0]!r}; there is {', '.join(known)}"
+        )
     sources = pair_sources(*styles)
     # without this, less does not show colours
     os.environ.setdefault("LESS", "-FRX")
-    show_sources(console, sides, {c: sources[c] for c in chosen})
+    show_sources(console, sides, {c: sources[c] for c in names or known})
 
 
 def _choose_tokens(

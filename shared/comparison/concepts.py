@@ -57,12 +57,3 @@ CONCEPTS = {
         "log_probs",
     ),
 }
-
-
-def choose_concepts(name: str | None, known: list[str]) -> list[str]:
-    """Return the concept of that name if it is known; all for None."""
-    if name is None:
-        return known
-    if name not in known:
-        raise ValueError(f"no concept {name!r}; there is {', '.join(known)}")
-    return [name]

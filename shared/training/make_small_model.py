@@ -30,12 +30,10 @@ from .resume import load_trained
 STYLE = "mingpt_style"
 TOKENIZER = "duet-1k"
 RECIPE = (
-    "--style", STYLE, "--tokenizer", TOKENIZER, "--n-layer", "4",
-    "--n-head", "4", "--n-embd", "128", "--block-size", "128",
-    "--tie-weights", "--dropout", "0.2", "--steps", "2000",
-    "--batch-size", "16", "--lr", "2e-3", "--eval-interval", "250",
-    "--eval-batches", "30", "--seed", "0",
-)  # fmt: skip
+    f"--style {STYLE} --tokenizer {TOKENIZER} --n-layer 4 --n-head 4 "
+    "--n-embd 128 --block-size 128 --tie-weights --dropout 0.2 --steps 2000 "
+    "--batch-size 16 --lr 2e-3 --eval-interval 250 --eval-batches 30 --seed 0"
+)
 
 README = """\
 # The small trained model
@@ -94,8 +92,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = chosen.run or Path(folder) / "run"
         if chosen.run is None:
-            command = [sys.executable, "-m", "gpt_duet.cli", "train", *RECIPE]
-            subprocess.run([*command, "--out", str(run)], check=True)
+            command = [sys.executable, "-m", "gpt_duet.cli", "train"]
+            command += [*RECIPE.split(), "--out", str(run)]
+            subprocess.run(command, check=True)
         model, tokenizer, _ = load_trained(run)
     state = load_style(STYLE).to_gpt2(model)
     halved = {name: tensor.half() for name, tensor in state.items()}
@@ -134,7 +133,7 @@ def describe(
         cost=cost,
         python=".".join(platform.python_version_tuple()[:2]),
         stamp=text_stamp(text),
-        recipe=" ".join(RECIPE),
+        recipe=RECIPE,
     )
 
 

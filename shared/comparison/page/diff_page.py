@@ -24,5 +24,5 @@ def render_diff(
         scripts=["walk"],
         styles=["page", "walk"],
         walk=walk,
-        data={"walk": walk.data},
+        data={"walk": walk["data"]},
     )

@@ -28,7 +28,7 @@ from .architecture import architecture
 from .highlight import highlight
 from .numbers import attention_data, influence_data
 from .sections import concept_sections
-from .walk import Walk, make_walk
+from .walk import make_walk
 
 WALK_TOKENS = 24  # the first ones: enough to see, and soon loaded
 WALK_PARAMETERS = 20_000_000  # of larger models a page takes too long
@@ -106,7 +106,7 @@ def render_page(
             "bound": None if comparison.one_function else comparison.bound,
             "attention": attention,
             "influence": influenced,
-            "walk": walk.data if walk else None,
+            "walk": walk["data"] if walk else None,
         },
         next_tokens=_next_tokens(comparison, tokenizer),
         weight_transfer=measure_weight_transfer(styles, state, config, tokens),
@@ -120,7 +120,7 @@ def _walk(
     state: Mapping[str, Tensor],
     tokens: Int[Tensor, "1 time"],
     tokenizer: Tokenizer,
-) -> Walk | None:
+) -> dict[str, Any] | None:
     """Return the walk over the first tokens, None for a large model."""
     if sum(tensor.numel() for tensor in state.values()) > WALK_PARAMETERS:
         return None

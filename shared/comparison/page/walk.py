@@ -3,7 +3,6 @@
 import ast
 import linecache
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,37 +20,17 @@ LIKELIEST = 3  # next tokens that are named
 AROUND = 4  # lines shown around one that is in no function
 
 
-@dataclass
-class Walk:
-    """What the page needs to go through a forward pass.
-
-    Attributes:
-        found: what diff_by_value found.
-        run: how many tokens, and in which precision.
-        tokens: what to call each position.
-        sections: for each part of the run its title and its rows.
-        sources: for each side the functions that rows are in: their first
-            line, and their lines as HTML.
-        data: what the page's script reads.
-    """
-
-    found: Found
-    run: str
-    tokens: Sequence[str]
-    sections: Sequence[tuple[str, Sequence[Row]]]
-    sources: Sequence[Sequence[dict[str, Any]]]
-    data: dict[str, Any]
-
-
 def make_walk(
     found: Found,
     sides: tuple[Side, Side],
     tokens: Sequence[int],
     text_of: Callable[[int], str],
-) -> Walk:
+) -> dict[str, Any]:
     """Run both sides again for their values, and lay the steps out.
 
-    The tokens are the first row of what both sides are run on.
+    The tokens are the first row of what both sides are run on. Returns what
+    the template needs: titles and rows of each part of the run, for each
+    side the functions that rows are in, and the data that the script reads.
     """
     sections = sections_of(rows_of(found))
     titles = [_title(section) for section in sections]
@@ -96,13 +75,13 @@ def make_walk(
     ]
     named = {id for side in likeliest for row in side for id, _ in row}
     texts = [text_of(token) for token in tokens[:time]]
-    return Walk(
-        found,
-        run=f"on {len(tokens)} tokens in {str(sides[0].dtype)[6:]}",
-        tokens=texts,
-        sections=[*zip(titles, (s.rows for s in sections), strict=True)],
-        sources=sources.shown,
-        data={
+    return {
+        "found": found,
+        "run": f"on {len(tokens)} tokens in {str(sides[0].dtype)[6:]}",
+        "tokens": texts,
+        "sections": [*zip(titles, (s.rows for s in sections), strict=True)],
+        "sources": sources.shown,
+        "data": {
             "steps": data,
             "columns": maps.columns,
             "maps": maps.found,
@@ -110,7 +89,7 @@ def make_walk(
             "tokens": texts,
             "pieces": {token: text_of(int(token)) for token in named},
         },
-    )
+    }
 
 
 def _parting(parted: Parting, sides: tuple[Side, Side]) -> Row:
@@ -167,7 +146,7 @@ def bounds(place: Place) -> tuple[int, int]:
     try:
         tree = ast.parse(Path(place.path).read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
-        return max(1, place.line - AROUND), place.line + AROUND
+        tree = ast.Module([], [])
     around = [
         node
         for node in ast.walk(tree)
