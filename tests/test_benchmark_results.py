@@ -185,31 +185,23 @@ def test_what_is_saved_is_read(tmp_path):
     assert json.loads(path.read_text())["version"] == 3
 
 
-def content(version=3, machine=FACTS, run=None, setting=None, **row):
+def content(version=3, run=None, **row):
     row = {"name": "a", "seconds": [1.0]} | row
-    made = {"what": "x", "setting": setting or {}, "rows": [row]} | (run or {})
-    return {"version": version, "machine": machine, "runs": [made]}
+    made = {"what": "x", "setting": {}, "rows": [row]} | (run or {})
+    return {"version": version, "machine": FACTS, "runs": [made]}
 
 
 @pytest.mark.parametrize(
     ("found", "words"),
     [
         ("{", "is no JSON"),
-        ('{"version": NaN}', "is no JSON"),
         ("[" * 100_000, "is no benchmark"),
-        ('{"version": 3' + "0" * 5000 + "}", "out of range"),
         ({}, "missing required field `version`"),
         (content(version=2), "has version 2, this reads version 3"),
-        (content(machine={"cores": []}), "machine"),
         (content(run={"rows": []}), "length >= 1"),
-        (content(run={"notes": [3]}), "notes"),
-        (content(setting={"batch": [1]}), "setting"),
         (content(seconds=[]), "length >= 1"),
         (content(seconds=[0]), "`float` > 0.0"),
-        (content(seconds=[True]), "seconds"),
-        (content(seconds=[10**400]), "out of range"),
         (content(flops=-1), "flops"),
-        (content(flops=10**400), "flops"),
         (content(colour="red"), "unknown field `colour`"),
         (
             content(run={"rows": [{"name": n, "seconds": [1.0] * len(n)}

@@ -74,6 +74,7 @@ def test_it_is_one_small_valid_file_with_every_section(tmp_path):
     text = page.read_text(encoding="utf-8")
     assert len(text.encode()) < 2_000_000
     assert not re.findall(r'(?:src|href|action|data)="(?!#|data:)[^"]*', text)
+    assert text.index('id="walk"') < text.index('id="concepts"')
     assert "@import" not in text
     assert "url(" not in text
     for words in (

@@ -7,7 +7,7 @@ import html5lib
 import numpy as np
 import pytest
 import torch
-from browser import HOSTILE, data_of, make_page, page_of
+from browser import HOSTILE, data_of, page_of
 
 from shared.comparison.page.value_maps import ValueMaps, as_table
 
@@ -131,14 +131,6 @@ def test_hostile_names_and_texts_are_text(tmp_path):
     assert "<img" not in text
 
 
-def test_compare_has_the_walk_before_the_sources(tmp_path):
-    page = make_page(tmp_path, "--text", "def f(x): return x", walk=True)
-    text = page.read_text(encoding="utf-8")
-    assert text.index('id="walk"') < text.index('id="concepts"')
-    assert data_of(page)["walk"]["steps"]
-    html5lib.HTMLParser(strict=True).parse(text)
-
-
 # --- In a browser -----------------------------------------------------------
 
 
@@ -246,17 +238,6 @@ def test_layer_and_token_are_chosen(browser, page):
         for side in ("left", "right")
     )
     assert left == right
-
-
-@pytest.mark.parametrize("width", [360, 768, 1440])
-def test_no_width_scrolls_sideways(browser, page, width):
-    browser.open(page, width=width)
-    assert browser.js("return document.documentElement.scrollWidth") <= width
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_contrast_in_both_themes_and_no_request(browser, page, dark):
-    browser.open_by_itself(page, dark=dark)
 
 
 def test_printed_it_is_a_list(browser, page):
