@@ -1,11 +1,8 @@
 """Set-up for the whole suite: fixtures' folders, hypothesis, shape checks."""
 
-import copy
 import importlib
 import json
-import math
 import os
-import re
 import socket
 import sys
 from functools import partial
@@ -105,31 +102,6 @@ def one_layer(monkeypatch):
 def style(request):
     """Both styles in turn."""
     return importlib.import_module(request.param)
-
-
-@pytest.fixture(scope="session")
-def listings(sibling):
-    """Run the listings of a text as they are: the names they define.
-
-    The third text forgets most of its imports, so all are given.
-    """
-    import torch
-
-    def run(file, which):
-        names = {
-            "torch": torch,
-            "copy": copy,
-            "math": math,
-            "F": torch.nn.functional,
-            "nn": torch.nn,
-            "Variable": torch.autograd.Variable,
-        }
-        text = (sibling / "texts" / file).read_text("utf-8")
-        for listing in re.findall(r"```python\n(.*?)```", text, re.S)[which]:
-            exec(listing, names)
-        return names
-
-    return run
 
 
 @pytest.fixture(scope="session")

@@ -75,7 +75,8 @@ def render_page(
     limit = math.inf if comparison.one_function else comparison.bound
     walk = _walk(comparison, state, tokens, tokenizer)
     assets = ("page", "walk") if walk else ("page",)
-    pieces = [token_text(tokenizer, token) for token in tokens[0].tolist()]
+    piece_of = partial(token_text, tokenizer)
+    pieces = [*map(piece_of, tokens[0].tolist())]
     attention = attention_data(styles, models, tokens)
     influenced = influence_data(models, tokens)
     return fill(
@@ -108,7 +109,7 @@ def render_page(
             "influence": influenced,
             "walk": walk["data"] if walk else None,
         },
-        next_tokens=_next_tokens(comparison, tokenizer),
+        piece_of=piece_of,
         weight_transfer=measure_weight_transfer(styles, state, config, tokens),
         bench=bench,
         bench_file=bench_file,
@@ -204,21 +205,3 @@ def _excerpt(tokenizer: Tokenizer, tokens: Tensor) -> str:
     return visible(text[:EXCERPT], kept="\n") + (
         " \u2026" if len(text) > EXCERPT else ""
     )
-
-
-def _next_tokens(
-    comparison: Comparison, tokenizer: Tokenizer
-) -> list[list[dict[str, Any]]]:
-    """For each rank both styles' token, its probability and its bar."""
-    largest = max(p for side in comparison.next_tokens for _, p in side)
-    return [
-        [
-            {
-                "piece": token_text(tokenizer, token),
-                "p": p,
-                "share": p / largest if largest else 0.0,
-            }
-            for token, p in row
-        ]
-        for row in zip(*comparison.next_tokens, strict=True)
-    ]
