@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from ..targets import parse_target
 from ..validation import (
@@ -21,7 +22,7 @@ UNITS = {"s": 1, "m": 60, "h": 3600}  # seconds
 def check(
     models: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             help="What builds each model: package.module:factory, "
             "path/to/file.py:factory, an expression in place of the factory, "
             "or a package with build_model(config), such as annotated.",
@@ -29,49 +30,42 @@ def check(
         ),
     ] = None,
     vocab_size: Annotated[
-        int | None,
-        typer.Option(help="Number of tokens. Default: the model's own."),
+        int | None, Option(help="Number of tokens. Default: the model's own.")
     ] = None,
     block_size: Annotated[
         int | None,
-        typer.Option(
-            help="Longest sequence to try. Default: the model's own."
-        ),
+        Option(help="Longest sequence to try. Default: the model's own."),
     ] = None,
     outputs: Annotated[
         Literal["auto", "logits", "log_probs"],
-        typer.Option(help="What the model's scores are."),
+        Option(help="What the model's scores are."),
     ] = "auto",
     layout: Annotated[
         Literal["bt", "tb"],
-        typer.Option(
-            help="Order of the tokens' axes: bt (batch, time), or tb."
-        ),
+        Option(help="Order of the tokens' axes: bt (batch, time), or tb."),
     ] = "bt",
     only: Annotated[
-        list[str] | None,
-        typer.Option(help="Run this check only; may be repeated."),
+        list[str] | None, Option(help="Run this check only; may be repeated.")
     ] = None,
     skip: Annotated[
-        list[str] | None,
-        typer.Option(help="Leave this check out; may be repeated."),
+        list[str] | None, Option(help="Leave this check out; may be repeated.")
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Time there is: 90s, 4m or seconds; what finds most comes "
             "first. Default: 4m where all would take longer.",
             show_default=False,
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="The same as --budget 30s.")
+        bool, Option("--quick", help="The same as --budget 30s.")
     ] = False,
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="Try all, however long.")
+        bool, Option("--thorough", help="Try all, however long.")
     ] = False,
     show_list: Annotated[
-        bool, typer.Option("--list", help="List the checks, and run none.")
+        bool, Option("--list", help="List the checks, and run none.")
     ] = False,
     seed: options.Seed = 0,
     device_name: options.Device = "cpu",
@@ -79,7 +73,7 @@ def check(
     json_file: options.Json = None,
     map_file: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--map",
             help="Draw which token influences which position, in a .png or "
             ".html file.",

@@ -64,15 +64,22 @@ def _correspondences(
     pairs: Sequence[Pair], terms: Sequence[dict[str, list[str]]]
 ) -> list[dict[str, Any]]:
     """The terms that stand in both styles' source, with their names."""
-    sources = [
-        [s.code for p in pairs if (part := side(p)) for s in part.segments]
-        for side in (lambda p: p.left, lambda p: p.right)
-    ]
+    marked = []
+    for side, own in zip(("left", "right"), terms, strict=True):
+        parts = [part for p in pairs if (part := getattr(p, side))]
+        codes = [s.code for part in parts for s in part.segments]
+        marked.append(
+            {(c[a:b], term) for c in codes for a, b, term in spans(c, own)}
+        )
     found = []
     for term in terms[0]:
         names = [
-            _present(code, own, term)
-            for code, own in zip(sources, terms, strict=True)
+            [
+                n
+                for n in own.get(term, [])
+                if (n.split("[0..")[0], term) in here
+            ]
+            for own, here in zip(terms, marked, strict=True)
         ]
         if all(names):
             found.append({"term": term, "label": term, "names": names})
@@ -131,16 +138,3 @@ def _part_called(place: Place) -> str:
         node = node.value
     name = ast.unparse(node)
     return name.rpartition(".")[2] if name.startswith("self.") else ""
-
-
-def _present(
-    codes: Sequence[str], terms: dict[str, list[str]], term: str
-) -> list[str]:
-    """Those names of a term that are marked in the source."""
-    found = {
-        code[start:end]
-        for code in codes
-        for start, end, name in spans(code, terms)
-        if name == term
-    }
-    return [n for n in terms.get(term, []) if n.split("[0..")[0] in found]
