@@ -1,10 +1,10 @@
 """Faults put into both styles and a third implementation, one at a time.
 
 FAULTS reads like a patch: below each file the faults in it, "*" the name,
-"-" what stands there, "+" what stands there instead. Named is the changed
-statement, or the one behind ">" in its file, which first shows the fault;
-"@" is the layer, where it is not the first in parts of a layer, and none in
-others.
+"-" what stands there (where it is absent, the same as in the fault before),
+"+" what stands there instead. Named is the changed statement, or the one
+behind ">" in its file, which first shows the fault; "@" is the layer, where
+it is not the first in parts of a layer, and none in others.
 """
 
 import ast
@@ -29,14 +29,12 @@ TABLE = r"""
 - is_causal=is_causal
 + is_causal=False
 * scores scaled by 1 / hs
-- is_causal=is_causal
 + is_causal=True, scale=1 / hs
 * q and k swapped
 - q, k, v = self.c_attn(x).split(C, dim=2)
 + k, q, v = self.c_attn(x).split(C, dim=2)
 > attention.py: y = F.scaled
 * k and v swapped
-- q, k, v = self.c_attn(x).split(C, dim=2)
 + q, v, k = self.c_attn(x).split(C, dim=2)
 > attention.py: y = F.scaled
 * queries' heads cut the wrong way round
@@ -54,6 +52,8 @@ TABLE = r"""
 * bias of the projection dropped
 - self.c_proj(y)
 + F.linear(y, self.c_proj.weight)
+* one projection too many
++ self.c_proj(self.c_proj(y))
 * bias of q, k, v dropped
 - self.c_attn(x)
 + F.linear(x, self.c_attn.weight)
@@ -64,47 +64,37 @@ TABLE = r"""
 - p = self.dropout if self.training else 0.0
 + p = 0.2
 > attention.py: y = F.scaled
-* one projection too many
-- self.c_proj(y)
-+ self.c_proj(self.c_proj(y))
 
 == mingpt_style/block.py
 * residual from the normed stream
 - x = x + self.mlp(self.ln_2(x))
 + x = self.ln_2(x) + self.mlp(self.ln_2(x))
+* residual subtracted
++ x = x - self.mlp(self.ln_2(x))
+* residual added twice
++ x = x + x + self.mlp(self.ln_2(x))
 * norm behind attention
 - x = x + self.attn(self.ln_1(x), cache)
 + x = self.ln_1(x + self.attn(x, cache))
 > attention.py: q, k, v = self.c_attn
+* attention without residual
++ x = self.attn(self.ln_1(x), cache)
+> block.py: x = x + self.mlp
 * first norm used twice
 - self.mlp(self.ln_2(x))
 + self.mlp(self.ln_1(x))
-* attention without residual
-- x = x + self.attn(self.ln_1(x), cache)
-+ x = self.attn(self.ln_1(x), cache)
-> block.py: x = x + self.mlp
-* residual subtracted
-- x = x + self.mlp(self.ln_2(x))
-+ x = x - self.mlp(self.ln_2(x))
-* residual added twice
-- x = x + self.mlp(self.ln_2(x))
-+ x = x + x + self.mlp(self.ln_2(x))
 
 == mingpt_style/feed_forward.py
 * exact GELU
 - self.act(self.c_fc(x))
 + nn.functional.gelu(self.c_fc(x))
 * ReLU
-- self.act(self.c_fc(x))
 + self.c_fc(x).relu()
 * SiLU
-- self.act(self.c_fc(x))
 + nn.functional.silu(self.c_fc(x))
 * no activation
-- self.act(self.c_fc(x))
 + self.c_fc(x)
 * activation twice
-- self.act(self.c_fc(x))
 + self.act(self.act(self.c_fc(x)))
 * bias of the first layer dropped
 - self.c_fc(x)
@@ -133,12 +123,10 @@ TABLE = r"""
 > block.py: x = x + self.attn
 @ 1
 * a layer used twice
-- blocks = self.transformer.h
 + blocks = [self.transformer.h[0], *self.transformer.h]
 > block.py: x = x + self.attn
 @ 0
 * layers in another order
-- blocks = self.transformer.h
 + blocks = self.transformer.h[::-1]
 > block.py: x = x + self.attn
 @ 1
@@ -146,7 +134,6 @@ TABLE = r"""
 - F.log_softmax(self.lm_head(self.hidden(tokens)), dim=-1)
 + (self.hidden(tokens) @ self.transformer.wte.weight.T).log_softmax(-1)
 * softmax over the positions
-- F.log_softmax(self.lm_head(self.hidden(tokens)), dim=-1)
 + F.log_softmax(self.lm_head(self.hidden(tokens)), dim=1)
 
 == annotated/attention.py
@@ -286,7 +273,8 @@ def read_faults(table):
             file = text
         elif mark == "*":
             layer = 0 if file.endswith(WITHIN_LAYERS) else None
-            faults.append(Fault(file, text, layer=layer))
+            old = faults[-1].old if faults else ""
+            faults.append(Fault(file, text, old, layer=layer))
         elif mark == "@":
             faults[-1].layer = int(text) if text else None
         elif mark:

@@ -8,8 +8,7 @@ from ...protocol import Style
 from ..concepts import CONCEPTS
 from ..sources import TINY, Pair, Part, describe, pair_sources
 from ..styles import Comparison, enlarged_random_weights
-from ..values import Pair as ValuePair
-from ..values import Place, diff_by_value
+from ..values import Place, Row, diff_by_value
 from .highlight import spans, terms_of
 
 Costs = tuple[dict[str, int], dict[str, int]]
@@ -86,7 +85,7 @@ def _correspondences(
     return found
 
 
-def _equal_values(styles: tuple[Style, Style]) -> Sequence[ValuePair]:
+def _equal_values(styles: tuple[Style, Style]) -> Sequence[Row]:
     """Return the lines of both styles that compute the same."""
     state = enlarged_random_weights(styles[1], TINY, 0)
     left, right = (style.from_gpt2(state, TINY) for style in styles)
@@ -97,7 +96,7 @@ def _equal_values(styles: tuple[Style, Style]) -> Sequence[ValuePair]:
 
 
 def _names_by_value(
-    pairs: Sequence[Pair], values: Iterable[ValuePair]
+    pairs: Sequence[Pair], values: Iterable[Row]
 ) -> list[tuple[str, str, list[str]]]:
     """Return names of a concept's parts that compute the same values.
 
@@ -105,11 +104,13 @@ def _names_by_value(
     """
     found: dict[tuple[str, str], list[str]] = {}
     for value in values:
-        left, right = _part_called(value.left), _part_called(value.right)
-        ops = [value.left.op, value.right.op]
-        op = next((op for op in ops if op.isidentifier()), "")
-        here = any(_holds(p.left, value.left) for p in pairs) and any(
-            _holds(p.right, value.right) for p in pairs
+        a, b = value.left, value.right
+        assert a is not None
+        assert b is not None
+        left, right = _part_called(a), _part_called(b)
+        op = next((p.op for p in (a, b) if p.op.isidentifier()), "")
+        here = any(_holds(p.left, a) for p in pairs) and any(
+            _holds(p.right, b) for p in pairs
         )
         if left and right and op and here:
             names = found.setdefault((op, left), [])

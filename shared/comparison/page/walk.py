@@ -9,8 +9,8 @@ from typing import Any
 from markupsafe import Markup
 from torch import Tensor
 
-from ..values import Found, Parting, Place
-from ..values.rows import Row, Section, rows_of, sections_of
+from ..values import Found, Parting, Place, Row
+from ..values.rows import Section, rows_of, sections_of
 from ..values.side import Side, keep
 from .highlight import highlight
 from .value_maps import ValueMaps
@@ -45,8 +45,7 @@ def make_walk(
     values = [
         keep(
             side,
-            {row.order[i] for _, versions in steps for row in versions}
-            - {None}
+            {row.order[i] for _, versions in steps for row in versions} - {-1}
             | {side.first.normalised},
         )
         for i, side in enumerate(sides)

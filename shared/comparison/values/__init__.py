@@ -1,16 +1,15 @@
 """Two implementations, line by line: paired by the values they compute."""
 
 from .diff import assert_same_values, diff_by_value
-from .found import Alone, Found, Pair
+from .found import Found, Row
 from .parting import Parting
 from .places import Place
 
 __all__ = [
-    "Alone",
     "Found",
-    "Pair",
     "Parting",
     "Place",
+    "Row",
     "assert_same_values",
     "diff_by_value",
 ]

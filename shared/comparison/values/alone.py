@@ -1,11 +1,13 @@
 """Lines whose value the other side does not have, and what is known of it."""
 
-from .found import NOWHERE, Alone
+from .found import NOWHERE, Row
 from .parting import Flow
 from .value import Value
 
 
-def lines_alone(flow: Flow, other: Flow, paired: set[int]) -> list[Alone]:
+def lines_alone(
+    flow: Flow, other: Flow, paired: set[int], left: bool
+) -> list[Row]:
     """Return the values of a side that are in no pair, and why."""
     found = []
     for value in flow.values:
@@ -14,7 +16,13 @@ def lines_alone(flow: Flow, other: Flow, paired: set[int]) -> list[Alone]:
         if value.place.inside and value.number not in flow.seen:
             continue  # a step that no line of this side takes by itself
         why = _why(value, flow, other)
-        found.append(Alone(value.place, value.shape, why, value.number))
+        found.append(
+            Row(value.place, None, value.shape, None, why, (value.number, -1))
+            if left
+            else Row(
+                None, value.place, value.shape, None, why, (-1, value.number)
+            )
+        )
     return found
 
 

@@ -13,7 +13,7 @@ from ...invariants.errors import UnusableModel
 from ...invariants.model.building import Builder, is_factory
 from ...invariants.model.subject import Subject
 from .alone import lines_alone
-from .found import Found, Pair
+from .found import Found, Row
 from .matching import Matches, match
 from .parting import Flow, find_parting
 from .side import Side
@@ -152,12 +152,12 @@ def _found(
     ends = left.first.normalised, right.first.normalised
     same = ends[0] in matches.seen[0] and ends[1] in matches.seen[1]
     pairs = [
-        Pair(
+        Row(
             left.first.values[n].place,
             right.first.values[r].place,
             left.first.values[n].shape,
             matches.difference[n],
-            (n, r),
+            order=(n, r),
         )
         for n, r in sorted(matches.partner.items())
         # the inside of an operation, on both sides: no line of either
@@ -169,8 +169,8 @@ def _found(
     ours = Flow(left, matches.seen[0], close[0], matches.difference)
     theirs = Flow(right, matches.seen[1], close[1], apart)
     alone = {
-        "left": lines_alone(ours, theirs, set(matches.partner)),
-        "right": lines_alone(theirs, ours, set(apart)),
+        "left": lines_alone(ours, theirs, set(matches.partner), left=True),
+        "right": lines_alone(theirs, ours, set(apart), left=False),
     }
     return Found(
         names=names,
@@ -182,9 +182,9 @@ def _found(
     )
 
 
-def _nearest(left: Side, right: Side) -> list[Pair]:
+def _nearest(left: Side, right: Side) -> list[Row]:
     """Return for lines of the left the nearest of the right, by digests."""
-    found: dict[tuple[str, int], tuple[float, Pair]] = {}
+    found: dict[tuple[str, int], tuple[float, Row]] = {}
     for a in left.first.values:
         for b in right.first.values:
             if a.digest.trivial or a.place.inside or b.place.inside:
@@ -192,9 +192,7 @@ def _nearest(left: Side, right: Side) -> list[Pair]:
             apart = a.digest.distance(b.digest)
             line, size = (a.place.path, a.place.line), apart / a.digest.size
             if size < found.get(line, (math.inf,))[0]:
-                order = a.number, b.number
-                pair = Pair(a.place, b.place, a.shape, apart, order)
-                found[line] = size, pair
+                found[line] = size, Row(a.place, b.place, a.shape, apart)
     nearest = sorted(found.values(), key=itemgetter(0))[:NEAREST]
     return [pair for _, pair in nearest]
 

@@ -1,7 +1,7 @@
 """What a diff by value found."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
@@ -12,39 +12,46 @@ NOWHERE = "nowhere on the other side"
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two lines that compute one value.
+class Row:
+    """A value: the line that computes it on the left, the right, or both.
 
     Attributes:
-        left: the line of the left.
-        right: the line of the right.
-        shape: of the left's value.
-        difference: the largest absolute one.
-        order: their numbers in the two runs.
+        left: the line of the left, None where only the right has it.
+        right: the line of the right, None where only the left has it.
+        shape: of the value.
+        difference: the largest absolute one, None for a line alone.
+        why: what is known about a line alone.
+        order: number of the value in the left's run and in the right's, -1
+            where a side has none.
+        times: how many values these lines compute in turn, head by head.
     """
 
-    left: Place
-    right: Place
+    left: Place | None
+    right: Place | None
     shape: tuple[int, ...]
-    difference: float
-    order: tuple[int, int]
+    difference: float | None = None
+    why: str = ""
+    order: tuple[int, int] = (-1, -1)
+    times: int = 1
 
+    @property
+    def place(self) -> Place:
+        """The line; of a pair the left's."""
+        place = self.left or self.right
+        assert place is not None
+        return place
 
-@dataclass(frozen=True)
-class Alone:
-    """A line whose value the other side does not have.
+    @property
+    def layer(self) -> int | None:
+        """The layer of either."""
+        places = [p for p in (self.left, self.right) if p is not None]
+        return next((p.layer for p in places if p.layer is not None), None)
 
-    Attributes:
-        place: the line.
-        shape: of its value.
-        why: what is known about it.
-        order: its number in its run.
-    """
-
-    place: Place
-    shape: tuple[int, ...]
-    why: str
-    order: int
+    @property
+    def key(self) -> object:
+        """What is the same in each layer that does the same."""
+        sides = [p and replace(p, layer=None) for p in (self.left, self.right)]
+        return *sides, self.shape
 
 
 @dataclass(frozen=True)
@@ -61,10 +68,10 @@ class Found:
     """
 
     names: tuple[str, str]
-    pairs: Sequence[Pair]
-    alone: Mapping[str, Sequence[Alone]]
+    pairs: Sequence[Row]
+    alone: Mapping[str, Sequence[Row]]
     parted: Parting | None
-    nearest: Sequence[Pair]
+    nearest: Sequence[Row]
     notes: Sequence[str]
 
     @property
@@ -75,10 +82,8 @@ class Found:
     @property
     def layers(self) -> list[int]:
         """Numbers of the layers that were seen."""
-        places = [place for p in self.pairs for place in (p.left, p.right)]
-        for lines in self.alone.values():
-            places += [line.place for line in lines]
-        return sorted({p.layer for p in places if p.layer is not None})
+        rows = [*self.pairs, *self.alone["left"], *self.alone["right"]]
+        return sorted({r.layer for r in rows if r.layer is not None})
 
     @property
     def shares_nothing(self) -> bool:
@@ -127,8 +132,8 @@ class Found:
             },
             "pairs": [
                 {
-                    "left": pair.left.to_dict(),
-                    "right": pair.right.to_dict(),
+                    "left": pair.left and pair.left.to_dict(),
+                    "right": pair.right and pair.right.to_dict(),
                     "shape": list(pair.shape),
                     "difference": pair.difference,
                 }

@@ -5,43 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 
-from .found import NOWHERE, Found
+from .found import NOWHERE, Found, Row
 from .places import HEAD, Place
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the left, of the right, or of both.
-
-    Attributes:
-        left: the line of the left, None where only the right has it.
-        right: the line of the right, None where only the left has it.
-        shape: of the value.
-        difference: the largest absolute one, None for a line alone.
-        note: what is known about a line alone.
-        order: number of the value in the left's run and in the right's.
-        times: how many values these lines compute in turn, head by head.
-    """
-
-    left: Place | None
-    right: Place | None
-    shape: tuple[int, ...]
-    difference: float | None = None
-    note: str = ""
-    order: tuple[int | None, int | None] = (None, None)
-    times: int = 1
-
-    @property
-    def layer(self) -> int | None:
-        """The layer of either."""
-        places = [p for p in (self.left, self.right) if p is not None]
-        return next((p.layer for p in places if p.layer is not None), None)
-
-    @property
-    def key(self) -> object:
-        """What is the same in each layer that does the same."""
-        sides = [p and replace(p, layer=None) for p in (self.left, self.right)]
-        return *sides, self.shape
 
 
 @dataclass(frozen=True)
@@ -81,23 +46,16 @@ def rows_of(found: Found) -> list[Row]:
     follows a parting is left out: it is different, as a matter of course.
     """
     placed = [
-        (
-            (p.order[0], 0),
-            Row(p.left, p.right, p.shape, p.difference, "", p.order),
-        )
-        for p in found.pairs
+        ((row.order[0], 0), row)
+        for row in (*found.pairs, *found.alone["left"])
     ]
     before = sorted((pair.order[1], pair.order[0]) for pair in found.pairs)
-    for one in found.alone["left"]:
-        row = Row(one.place, None, one.shape, None, one.why, (one.order, None))
-        placed.append(((one.order, 0), row))
-    for one in found.alone["right"]:
-        row = Row(None, one.place, one.shape, None, one.why, (None, one.order))
-        at = max((n for r, n in before if r < one.order), default=-1)
+    for row in found.alone["right"]:
+        at = max((n for r, n in before if r < row.order[1]), default=-1)
         placed.append(((at, 1), row))
     placed.sort(key=itemgetter(0))
     return _without_small_steps(
-        _heads_joined(row for _, row in placed if row.note != NOWHERE)
+        _heads_joined(row for _, row in placed if row.why != NOWHERE)
     )
 
 
@@ -132,10 +90,9 @@ def _without_small_steps(rows: Sequence[Row]) -> list[Row]:
 
 def _line(row: Row) -> object:
     """What neighbouring steps of one line have in common, if it is alone."""
-    place = row.left or row.right
-    if place is None or row.difference is not None:
+    if row.difference is not None:
         return None
-    return place.path, place.line, row.left is None, row.note
+    return row.place.path, row.place.line, row.left is None, row.why
 
 
 def _unheaded(row: Row) -> Row:
@@ -172,11 +129,3 @@ def _alike(ours: Sequence[Row], theirs: Sequence[Row]) -> bool:
     return [(r.key, r.times) for r in ours] == [
         (r.key, r.times) for r in theirs
     ]
-
-
-def left_out(found: Found) -> dict[str, int]:
-    """Return for each side how many lines behind the parting are not shown."""
-    return {
-        side: sum(alone.why == NOWHERE for alone in lines)
-        for side, lines in found.alone.items()
-    }

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..terminal.source import TWO_COLUMNS
-from .found import Found
+from .found import NOWHERE, Found, Row
 from .places import Place
-from .rows import Row, Section, left_out, rows_of, sections_of
+from .rows import Section, rows_of, sections_of
 
 Cells = tuple[RenderableType, ...]
 
@@ -33,14 +33,15 @@ def show_found(
     for line in capture.get().splitlines():
         console.file.write(line.rstrip() + "\n")
     if found.parted is not None:
-        more = left_out(found)
-        console.print(
-            Text(
-                f"behind the parting: {more['left']} values of the left and "
-                f"{more['right']} of the right are different",
-                style="dim",
-            )
+        left, right = (
+            sum(row.why == NOWHERE for row in found.alone[side])
+            for side in ("left", "right")
         )
+        words = (
+            f"behind the parting: {left} values of the left and {right} of "
+            f"the right are different"
+        )
+        console.print(Text(words, style="dim"))
     console.print()
     for note in found.notes:
         console.print(Text(note, style="dim"), soft_wrap=True)
@@ -79,7 +80,7 @@ def _cells(row: Row) -> Cells:
     if row.times > 1:
         shape = f"{row.times} of {shape}"
     apart = "" if row.difference is None else f"{row.difference:.1g}"
-    note = Text(row.note, style="dim italic")
+    note = Text(row.why, style="dim italic")
     left = note if row.left is None else _line(row.left)
     right = note if row.right is None else _line(row.right)
     return left, right, Text(shape, "dim"), apart
