@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ..config import GPTConfig
 from ..protocol import LanguageModel, load_style
 from ..tokenization.texts import split_ids, text_stamp
 from ..tokenization.tokenizers import Tokenizer, load_tokenizer
@@ -61,7 +60,10 @@ def start_run(
             raise ValueError("--from brings its own head")
         weights = choose_start(start, sizes, tokenizer, tokenizer_name)
         config = weights.config.replace(dropout=dropout)
-        model = continue_from(style, weights.state, config)
+        # as the style builds it anew
+        parts = getattr(load_style(style), "ORIGINAL_PARTS", {})
+        wide = {name: t.float() for name, t in weights.state.items()}
+        model = load_style(style).from_gpt2(wide, config, **parts)
     if not isinstance(model, LanguageModel):
         raise ValueError(f"style {style!r} builds no language model")
     facts = {
@@ -78,16 +80,6 @@ def start_run(
         model, *split(tokenizer, text, device), recipe, processes
     )
     return Run(out, trainer, config, facts, tokenizer, new=True)
-
-
-def continue_from(
-    name: str, state: Mapping[str, torch.Tensor], config: GPTConfig
-) -> torch.nn.Module:
-    """Return a style's own model with these weights, as it builds one anew."""
-    style = load_style(name)
-    parts = getattr(style, "ORIGINAL_PARTS", {})
-    wide = {key: tensor.float() for key, tensor in state.items()}
-    return style.from_gpt2(wide, config, **parts)
 
 
 def resume_run(
