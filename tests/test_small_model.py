@@ -1,7 +1,5 @@
 """The small trained model in the box: what it is, and what it reaches."""
 
-import re
-
 import pytest
 import torch
 
@@ -44,11 +42,6 @@ def test_both_styles_reach_the_loss_that_is_written_down(style):
 def test_what_its_folder_says():
     folder = small_model.SMALL_MODEL
     assert (folder / "model.safetensors").stat().st_size < 2 * 2**20
-    note = (folder / "README.md").read_text(encoding="utf-8")
-    cost = float(re.search(r"precision costs ([\d.]+) nats", note)[1])
-    assert cost < 0.005
-    held_out = re.search(r"held out \| [\d,]+ \| ([\d.]+) \|", note)
-    assert 3 < float(held_out[1]) < 4
     found = small_model.load_small_model()
     assert found.config.vocab_size == load_tokenizer("duet-1k").n_vocab
     assert found.config.tie_weights
