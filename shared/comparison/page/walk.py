@@ -46,7 +46,7 @@ def make_walk(
         keep(
             side,
             {row.order[i] for _, versions in steps for row in versions} - {-1}
-            | {side.first.normalised},
+            | {side.normalised},
         )
         for i, side in enumerate(sides)
     ]
@@ -69,7 +69,7 @@ def make_walk(
         for section, versions in steps
     ]
     likeliest = [
-        _likeliest(kept[side.first.normalised], time)
+        _likeliest(kept[side.normalised], time)
         for side, kept in zip(sides, values, strict=True)
     ]
     named = {id for side in likeliest for row in side for id, _ in row}
@@ -95,7 +95,7 @@ def _parting(parted: Parting, sides: tuple[Side, Side]) -> Row:
     return Row(
         parted.left,
         parted.right,
-        sides[1].first.values[parted.order[1]].shape,
+        sides[1].values[parted.order[1]].shape,
         parted.difference,
         order=parted.order,
     )

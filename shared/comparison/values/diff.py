@@ -149,20 +149,19 @@ def _found(
     names: tuple[str, str], sides: tuple[Side, Side], matches: Matches
 ) -> Found:
     left, right = sides
-    ends = left.first.normalised, right.first.normalised
+    ends = left.normalised, right.normalised
     same = ends[0] in matches.seen[0] and ends[1] in matches.seen[1]
     pairs = [
         Row(
-            left.first.values[n].place,
-            right.first.values[r].place,
-            left.first.values[n].shape,
+            left.values[n].place,
+            right.values[r].place,
+            left.values[n].shape,
             matches.difference[n],
             order=(n, r),
         )
         for n, r in sorted(matches.partner.items())
         # the inside of an operation, on both sides: no line of either
-        if not left.first.values[n].place.inside
-        or not right.first.values[r].place.inside
+        if not left.values[n].place.inside or not right.values[r].place.inside
     ]
     apart = {r: matches.difference[n] for n, r in matches.partner.items()}
     close = (set[int](), set[int]()) if same else matches.close
@@ -185,8 +184,8 @@ def _found(
 def _nearest(left: Side, right: Side) -> list[Row]:
     """Return for lines of the left the nearest of the right, by digests."""
     found: dict[tuple[str, int], tuple[float, Row]] = {}
-    for a in left.first.values:
-        for b in right.first.values:
+    for a in left.values:
+        for b in right.values:
             if a.digest.trivial or a.place.inside or b.place.inside:
                 continue
             apart = a.digest.distance(b.digest)
@@ -200,8 +199,8 @@ def _nearest(left: Side, right: Side) -> list[Row]:
 def _notes(names: tuple[str, str], sides: tuple[Side, Side]) -> list[str]:
     notes = []
     for name, side in zip(names, sides, strict=True):
-        if side.first.scripted:
-            parts = ", ".join(side.first.scripted[:3])
+        if side.scripted:
+            parts = ", ".join(side.scripted[:3])
             notes.append(
                 f"{name}: {parts} is scripted; its values are recorded, its "
                 f"lines are not seen"

@@ -50,11 +50,11 @@ def match(left: Side, right: Side) -> Matches:
     for side, other in ((left, right), (right, left)):
         if goes_head_by_head(side, other):
             other.split_heads()
-    values = left.first.values, right.first.values
+    values = left.values, right.values
     candidates = propose(*values)
     for ends in zip(
-        (left.first.last, left.first.normalised),
-        (right.first.last, right.first.normalised),
+        (left.last, left.normalised),
+        (right.last, right.normalised),
         strict=True,
     ):
         others = candidates.setdefault(ends[0], [])
@@ -115,10 +115,10 @@ def goes_head_by_head(side: Side, other: Side) -> bool:
     """Whether a side has values of the size of one head of the other's."""
     heads = {
         (value.shape[0], *value.shape[2:])
-        for value in other.first.values
+        for value in other.values
         if len(value.shape) == 4 and value.shape[1] > 1
     }
-    return any(value.shape in heads for value in side.first.values)
+    return any(value.shape in heads for value in side.values)
 
 
 def batches(

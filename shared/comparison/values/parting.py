@@ -94,13 +94,13 @@ class Flow:
         close: set[int],
         differences: dict[int, float],
     ):
-        self.values = side.first.values
+        self.values = side.values
         heads = [v for v in self.values if HEAD.search(v.place.inside)]
         unseen = {v.inputs for v in heads if v.number not in seen}
         # one head says little of the others: perhaps it is a position
         self.seen = seen - {v.number for v in heads if v.inputs in unseen}
         self.differences = differences
-        self.used = self._upstream([side.first.normalised])
+        self.used = self._upstream([side.normalised])
         parts = set(self.seen)
         for value in self.values:
             if value.view and parts.issuperset(value.inputs):

@@ -1,15 +1,19 @@
 """One of the two models: recorded once, run again for some of its values."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from ...invariants.errors import ModelRaised
+from ...invariants.model.randomness import isolated
 from ...invariants.model.subject import Subject
-from .recording import Recording, record, visit
-from .value import FEWEST, plain
+from .places import Locator, layers_by_repetition
+from .recorder import Recorder
+from .value import FEWEST, Value, plain
 
 ROWS_AT_ONCE = 4096  # of a matrix that is nudged
 NUMBERS_AT_ONCE = 2**22
@@ -27,7 +31,15 @@ class Side:
 
     Attributes:
         doubled: whether it runs in float64.
-        first: the recording of its first run.
+        values: what the first run computed, in its order.
+        last: number of the value that are the model's scores.
+        normalised: number of their log-softmax; `last` where the scores are
+            log-probabilities.
+        scripted: names of parts whose lines cannot be seen.
+
+    Raises:
+        ValueError: where the model's own exception ends a run, or where its
+            scores come out of nothing that could be recorded.
     """
 
     def __init__(self, subject: Subject, tokens: Int[Tensor, "batch time"]):
@@ -40,7 +52,7 @@ class Side:
     @property
     def dtype(self) -> torch.dtype:
         """Of the scores in the first run."""
-        return self.first.values[self.first.last].dtype
+        return self.values[self.last].dtype
 
     def single(self) -> None:
         """Run in the model's own precision from now on."""
@@ -57,30 +69,80 @@ class Side:
         visitors: Mapping[int, Callable[[Tensor], None]],
         nudge: float = 0.0,
     ) -> None:
-        """Run again, and hand out values by their number.
+        """Run again, and hand out values by their number as they come.
 
         A nudge is the relative size of a random change to all weights.
         """
-        values = self.first.values
-        events = {values[n].event: call for n, call in visitors.items()}
+        events = {self.values[n].event: call for n, call in visitors.items()}
         model = self._build()
         if nudge:
             nudge_weights(model, nudge)
-        visit(self.subject, model, self.tokens, events, self.by_heads)
+        recorder = self._recorder(model, events)
+        scores = self._run(recorder, model)
+        if recorder.events in events:  # the log-softmax that was taken here
+            events[recorder.events](scores.log_softmax(-1))
+
+    def _record(self) -> None:
+        """Run once and keep a digest of each value."""
+        model = self._build()
+        recorder = self._recorder(model)
+        scores = self._run(recorder, model)
+        values = recorder.values
+        last = recorder.numbers.get(scores)
+        if last is None or not any(v.place.in_model for v in values):
+            raise ValueError(
+                f"no floating values of {self.subject.name} could be "
+                f"recorded: its scores do not come from torch's functions"
+            )
+        self.last = self.normalised = last
+        says_log_probs = scores.double().logsumexp(-1).abs() < 1e-4
+        if not says_log_probs.all():
+            with recorder.resting():
+                place = replace(
+                    values[last].place, op="log_softmax", inside="taken here"
+                )
+                self.normalised = recorder.note(
+                    scores.log_softmax(-1), place, [last]
+                )
+        places = layers_by_repetition(
+            [value.place for value in values], recorder.stacks
+        )
+        self.values: list[Value] = [
+            replace(value, place=place)
+            for value, place in zip(values, places, strict=True)
+        ]
+        is_module = isinstance(model, nn.Module)
+        self.scripted = [
+            name or type(part).__name__
+            for name, part in (model.named_modules() if is_module else ())
+            if isinstance(part, torch.jit.ScriptModule)
+        ]
+        self.nudgeable = is_module and self.subject.builder.can_copy
+        self.weights = [*_weights(model)]
 
     def _build(self) -> Any:
         subject = self.subject
         return subject.precise() if self.doubled else subject.build()
 
-    def _record(self) -> None:
-        model = self._build()
-        self.first: Recording = record(
-            self.subject, model, self.tokens, self.by_heads
-        )
-        self.nudgeable = (
-            isinstance(model, nn.Module) and self.subject.builder.can_copy
-        )
-        self.weights = [*_weights(model)]
+    def _recorder(
+        self, model: Any, visitors: Mapping[int, Any] | None = None
+    ) -> Recorder:
+        locator = Locator(model, Side._run.__code__)
+        return Recorder(locator, self.by_heads, visitors)
+
+    def _run(self, recorder: Recorder, model: Any) -> Tensor:
+        seed = self.subject.seed
+        try:
+            with (
+                isolated(seed),
+                torch.compiler.set_stance("force_eager"),
+                recorder.below,
+                recorder,
+            ):
+                return self.subject.scores(model, self.tokens, seed=seed)
+        except ModelRaised as error:
+            name = self.subject.name
+            raise ValueError(f"{name}: {error}") from error.__cause__
 
 
 def keep(side: Side, numbers: Iterable[int]) -> dict[int, Tensor]:
@@ -118,7 +180,7 @@ def unit_of(left: Side, right: Side) -> float:
     That of their values; and where both have weights that the other has
     not, that of these: one may be made of the other, and rounded again.
     """
-    values = [*left.first.values, *right.first.values]
+    values = [*left.values, *right.values]
     units = [0.0, 0.0]
     for i, (ours, theirs) in enumerate(((left, right), (right, left))):
         known = set[int]().union(*(marks for marks, _ in theirs.weights))
