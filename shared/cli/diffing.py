@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from ..checkpoint.small_model import load_small_model
-from ..comparison.page.diff_page import render_diff
+from ..comparison.page.render import render_diff
 from ..comparison.sources import concept_names, pair_sources
 from ..comparison.terminal import show_sources
 from ..comparison.text import token_text

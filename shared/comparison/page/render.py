@@ -4,7 +4,7 @@ import base64
 import hashlib
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -22,7 +22,9 @@ from ..concepts import CONCEPTS
 from ..costs import count_flops, difference_by_concept, parameters_by_concept
 from ..styles import Comparison
 from ..text import token_text, visible
+from ..values import Found
 from ..values.diff import run_diff
+from ..values.side import Side
 from ..weight_transfer import measure_weight_transfer
 from .architecture import architecture
 from .highlight import highlight
@@ -113,6 +115,26 @@ def render_page(
         weight_transfer=measure_weight_transfer(styles, state, config, tokens),
         bench=bench,
         bench_file=bench_file,
+    )
+
+
+def render_diff(
+    found: Found,
+    sides: tuple[Side, Side],
+    tokens: Sequence[int],
+    text_of: Callable[[int], str],
+) -> str:
+    """Return the page of what diff_by_value found, with all it needs inside.
+
+    Both sides are run again on the tokens for their values.
+    """
+    walk = make_walk(found, sides, tokens, text_of)
+    return fill(
+        "diff.html",
+        scripts=["walk"],
+        styles=["page", "walk"],
+        walk=walk,
+        data={"walk": walk["data"]},
     )
 
 
