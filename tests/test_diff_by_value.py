@@ -24,6 +24,7 @@ from transformers import (
 import annotated
 import mingpt_style
 from gpt_duet import assert_same_values, diff_by_value
+from gpt_duet.checkpoint.other_layouts import with_prefix
 from gpt_duet.comparison.styles import enlarged_random_weights
 from gpt_duet.config import GPTConfig
 
@@ -55,11 +56,7 @@ def transformers_gpt2(state, kind):
             attn_implementation=kind,
         )
     )
-    prefixed = {
-        k if k.startswith("lm_head") else f"transformer.{k}": v
-        for k, v in state.items()
-    }
-    model.load_state_dict(prefixed)
+    model.load_state_dict(with_prefix(state))
     return model.to(state["wte.weight"].dtype)
 
 

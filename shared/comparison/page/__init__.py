@@ -5,6 +5,8 @@ architecture.py  the drawing: both styles' parts along the data flow
 sections.py      for each concept the source, the terms, the costs
 highlight.py     source in colours, corresponding names marked
 numbers.py       attention and influence maps, packed into the page
+walk.py          a forward pass step by step
+value_maps.py    its values as maps, packed into the page
 files/           the template, its style sheet and its script
 """
 
