@@ -21,24 +21,17 @@ STYLE_SIZES = {
 }
 
 
-class Target:
-    """A factory from a named place: each call builds a model, alone.
+def _alone(
+    name: str, build: Callable[[], Any], place: Alone
+) -> Callable[[], Any]:
+    """Return a factory; imports inside find the folder of its place."""
 
-    Args:
-        name: what reports call it.
-        build: returns the model.
-        place: where its imports come from.
-    """
+    def factory() -> Any:
+        with place.entered():
+            return build()
 
-    def __init__(self, name: str, build: Callable[[], Any], place: Alone):
-        self.__name__ = name
-        self._build = build
-        self._place = place
-
-    def __call__(self) -> Any:
-        """Build the model; imports inside the factory find their folder."""
-        with self._place.entered():
-            return self._build()
+    factory.__name__ = name
+    return factory
 
 
 def load_target(
@@ -70,7 +63,7 @@ def load_target(
         with place.entered():
             module = import_module(path)
     if not all(part.isidentifier() for part in what.split(".")):
-        return Target(what, _expression(module, what), place)
+        return _alone(what, _expression(module, what), place)
     found = _attribute(module, what, path)
     if not callable(found):
         raise ValueError(
@@ -78,12 +71,12 @@ def load_target(
             f"factory"
         )
     if isinstance(found, type):
-        return Target(what, _from_class(found, module, target), place)
+        return _alone(what, _from_class(found, module, target), place)
     from torch import nn  # late: a missing file is told at once
 
     if isinstance(found, nn.Module) or not _without_arguments(found):
         return found
-    return Target(what, found, place)
+    return _alone(what, found, place)
 
 
 def parse_target(target: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@
 Measured for the page:
 
     attention_maps.py   attention probabilities, watched while a model runs
-    costs.py            parameters and operations by concept
+    costs.py            operations and differences by concept
     weight_transfer.py  how both styles take over a GPT-2 checkpoint
 
 And shown in terminal/ (tables, source) and page/ (one HTML file).

@@ -1,4 +1,4 @@
-"""What each concept costs: parameters, and work in one forward pass."""
+"""What each concept computes: operations, and how far two styles differ."""
 
 import re
 from collections.abc import Mapping
@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from .models import count_parameters, stage_hooks, stage_modules
+from .models import stage_hooks
 
 
 def count_flops(
@@ -51,26 +51,6 @@ def count_flops(
         "block": in_all_layers("block.{i}"),
         "model": total,
         "head": total - ended.get("final_norm", total),
-    }
-
-
-def parameters_by_concept(
-    model: Any, stages: Mapping[str, str]
-) -> dict[str, int]:
-    """Count parameters by concept, in all layers together.
-
-    A block counts what is in it, the model everything; a head that is tied
-    to the embedding has none of its own.
-    """
-    counts = count_parameters(model, stages)
-    blocks = nn.ModuleList(stage_modules(model, stages, "block.{i}"))
-    return {
-        "embedding": counts["embedding"],
-        "attention": counts["attention"],
-        "feed_forward": counts["feed_forward"],
-        "block": sum(p.numel() for p in blocks.parameters()),
-        "model": counts["total"],
-        "head": counts["head"],
     }
 
 

@@ -162,9 +162,10 @@ def rounding_error(model: Any, tokens: Int[Tensor, "batch time"]) -> float:
 def count_parameters(model: Any, stages: Mapping[str, str]) -> dict[str, int]:
     """Count the parameters of each component, a tied matrix once.
 
-    "norms" is what remains of the blocks beside attention and feed-forward,
-    and the last norm; "head" is what remains of the model; "buffers" counts
-    numbers that are kept with the model but not trained.
+    "block" counts all that is in the blocks, "norms" what remains of them
+    beside attention and feed-forward, and the last norm; "head" is what
+    remains of the model; "buffers" counts numbers that are kept with the
+    model but not trained.
     """
     seen: set[Tensor] = set()
 
@@ -181,6 +182,9 @@ def count_parameters(model: Any, stages: Mapping[str, str]) -> dict[str, int]:
         "embedding": count(tables),
         "attention": count(stage("block.{i}.attention")),
         "feed_forward": count(stage("block.{i}.feed_forward")),
+        "block": sum(
+            p.numel() for p in nn.ModuleList(stage("block.{i}")).parameters()
+        ),
         "norms": count(stage("block.{i}") + stage("final_norm")),
         "head": count([model]),
         "total": sum(p.numel() for p in seen),

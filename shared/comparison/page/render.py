@@ -19,7 +19,7 @@ from ...protocol import load_style
 from ...tokenization.tokenizers import Tokenizer
 from ..benchmark_results import Run
 from ..concepts import CONCEPTS
-from ..costs import count_flops, difference_by_concept, parameters_by_concept
+from ..costs import count_flops, difference_by_concept
 from ..styles import Comparison
 from ..text import token_text, visible
 from ..values import Found
@@ -67,11 +67,8 @@ def render_page(
     )
     stages = {name: concept.stage for name, concept in CONCEPTS.items()}
     differences = difference_by_concept(comparison.differences, stages)
-    costs = [
-        (
-            parameters_by_concept(model, style.STAGES),
-            count_flops(model, style.STAGES, tokens),
-        )
+    flops = [
+        count_flops(model, style.STAGES, tokens)
         for style, model in zip(styles, models, strict=True)
     ]
     limit = math.inf if comparison.one_function else comparison.bound
@@ -99,7 +96,7 @@ def render_page(
         walk_parameters=WALK_PARAMETERS,
         shape=str(tuple(tokens.shape)),
         architecture=architecture(styles, models, tokens, differences),
-        concepts=concept_sections(styles, comparison, differences, costs),
+        concepts=concept_sections(styles, comparison, differences, flops),
         tokens=list(zip(tokens[0].tolist(), pieces, strict=True)),
         attention=attention,
         influence=influenced,

@@ -11,18 +11,16 @@ from ..styles import Comparison, enlarged_random_weights
 from ..values import Place, Row, diff_by_value
 from .highlight import spans, terms_of
 
-Costs = tuple[dict[str, int], dict[str, int]]
-
 
 def concept_sections(
     styles: tuple[Style, Style],
     comparison: Comparison,
     differences: dict[str, float],
-    costs: Sequence[Costs],
+    flops: Sequence[dict[str, int]],
 ) -> list[dict[str, Any]]:
     """Return what the template needs for each concept.
 
-    Differences are the largest by concept, costs those of each style.
+    Differences are the largest by concept; flops are those of each style.
     """
     sections = []
     values = _equal_values(styles)
@@ -36,6 +34,7 @@ def concept_sections(
             terms[0][term], terms[1][term] = [left], right
             shown.append({"term": term, "label": op, "names": [[left], right]})
         known = CONCEPTS.get(concept)
+        counted = "total" if concept == "model" else concept
         sections.append(
             {
                 "name": concept,
@@ -46,8 +45,8 @@ def concept_sections(
                     for style in styles
                 ],
                 "terms": shown,
-                "parameters": [c[0].get(concept) for c in costs],
-                "flops": [c[1].get(concept) for c in costs],
+                "parameters": [p.get(counted) for p in comparison.parameters],
+                "flops": [f.get(concept) for f in flops],
                 "buffers": [p["buffers"] for p in comparison.parameters]
                 if concept == "model"
                 else [],

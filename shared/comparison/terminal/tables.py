@@ -75,6 +75,8 @@ def _stage_table(comparison: Comparison) -> RenderableType:
 def _parameter_table(comparison: Comparison) -> RenderableType:
     table = _table("parameters", *comparison.styles)
     for name in comparison.parameters[0]:
+        if name == "block":
+            continue  # its parts say more
         counts = [side[name] for side in comparison.parameters]
         cells = [f"{count:,}" for count in counts]
         if name == "head":
