@@ -14,9 +14,7 @@ from ..comparison.page.render import render_diff
 from ..comparison.sources import concept_names, pair_sources
 from ..comparison.terminal import show_sources
 from ..comparison.text import token_text
-from ..comparison.values import Found
-from ..comparison.values.diff import run_diff
-from ..comparison.values.side import Side
+from ..comparison.values import Found, diff_by_value
 from ..comparison.values.terminal import show_found
 from ..files import write_atomically, write_json
 from ..importing import first_on_path, show_theirs
@@ -43,7 +41,7 @@ def show_values(
     """Show and write what two models compute; whether it is the same."""
     ids = _choose_tokens(text, tokens, tokenizer_name)
     styles = [style for name in names if (style := _style(name))]
-    found, sides = _diff_values(names, styles, ids, vocab_size)
+    found = _diff_values(names, styles, ids, vocab_size)
     if found.shares_nothing:
         raise ValueError(found.sentence)
     if layer is not None and layer not in found.layers:
@@ -55,12 +53,11 @@ def show_values(
         content = {"models": names} | found.to_json()
         write_json(json_file, content)
     if html_file is not None:
-        used = sides[0].tokens[0].tolist()
         text_of: Callable[[int], str] = str
         if text is not None or (ids is None and len(styles) == 2):
             tokenizer = load_tokenizer(tokenizer_name, text or "")
             text_of = partial(token_text, tokenizer)
-        write_atomically(html_file, render_diff(found, sides, used, text_of))
+        write_atomically(html_file, render_diff(found, text_of))
         console.print(f"page: {html_file}", soft_wrap=True, markup=False)
     return found.same
 
@@ -106,7 +103,7 @@ def _diff_values(
     styles: Sequence[Style],
     ids: list[int] | None,
     vocab_size: int | None,
-) -> tuple[Found, tuple[Side, Side]]:
+) -> Found:
     """Run the two; an exception of a user's code is printed as theirs."""
     checkpoint = load_small_model() if len(styles) == 2 else None
     models: list[Callable[..., Any]]
@@ -119,7 +116,7 @@ def _diff_values(
         models = [s.from_gpt2(state, checkpoint.config) for s in styles]
     try:
         with first_on_path(Path.cwd()):
-            return run_diff(
+            return diff_by_value(
                 models[0],
                 models[1],
                 ids,

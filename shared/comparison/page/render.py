@@ -22,9 +22,7 @@ from ..concepts import CONCEPTS
 from ..costs import count_flops, difference_by_concept
 from ..styles import Comparison
 from ..text import token_text, visible
-from ..values import Found
-from ..values.diff import run_diff
-from ..values.side import Side
+from ..values import Found, diff_by_value
 from ..weight_transfer import measure_weight_transfer
 from .architecture import architecture
 from .highlight import highlight
@@ -115,17 +113,12 @@ def render_page(
     )
 
 
-def render_diff(
-    found: Found,
-    sides: tuple[Side, Side],
-    tokens: Sequence[int],
-    text_of: Callable[[int], str],
-) -> str:
+def render_diff(found: Found, text_of: Callable[[int], str]) -> str:
     """Return the page of what diff_by_value found, with all it needs inside.
 
-    Both sides are run again on the tokens for their values.
+    Both sides are run again for their values.
     """
-    walk = make_walk(found, sides, tokens, text_of)
+    walk = make_walk(found, text_of)
     return fill(
         "diff.html",
         scripts=["walk"],
@@ -151,11 +144,10 @@ def _walk(
         load_style(name).from_gpt2(doubled, comparison.config)
         for name in comparison.styles
     )
-    found, sides = run_diff(left, right, used, names=comparison.styles)
+    found = diff_by_value(left, right, used, names=comparison.styles)
     if found.shares_nothing:
         return None
-    text_of = partial(token_text, tokenizer)
-    return make_walk(found, sides, used[0].tolist(), text_of)
+    return make_walk(found, partial(token_text, tokenizer))
 
 
 def fill(

@@ -2,7 +2,7 @@
 
 import ast
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,15 @@ LIKELIEST = 3  # next tokens that are named
 AROUND = 4  # lines shown around one that is in no function
 
 
-def make_walk(
-    found: Found,
-    sides: tuple[Side, Side],
-    tokens: Sequence[int],
-    text_of: Callable[[int], str],
-) -> dict[str, Any]:
+def make_walk(found: Found, text_of: Callable[[int], str]) -> dict[str, Any]:
     """Run both sides again for their values, and lay the steps out.
 
-    The tokens are the first row of what both sides are run on. Returns what
-    the template needs: titles and rows of each part of the run, for each
-    side the functions that rows are in, and the data that the script reads.
+    Returns what the template needs: titles and rows of each part of the run,
+    for each side the functions that rows are in, and the data that the
+    script reads.
     """
+    sides = found.sides
+    tokens = sides[0].tokens[0].tolist()
     sections = sections_of(rows_of(found))
     titles = [_title(section) for section in sections]
     if found.parted is not None:

@@ -50,21 +50,6 @@ def diff_by_value(
         ValueError: for two vocabularies, tokens that do not fit, a model
             that raises, or one of which nothing can be recorded.
     """
-    return run_diff(left, right, tokens, vocab_size=vocab_size, names=names)[0]
-
-
-def run_diff(
-    left: Model,
-    right: Model,
-    tokens: Int[Tensor, "batch time"] | Sequence[int] | None = None,
-    *,
-    vocab_size: int | None = None,
-    names: tuple[str, str] | None = None,
-) -> tuple[Found, tuple[Side, Side]]:
-    """Return what diff_by_value does, and the two sides, to be run again.
-
-    The arguments are its own.
-    """
     given = None if tokens is None else _as_tokens(tokens)
     length = DRAWN if given is None else given.size(1)
     subjects = [_subject(model, length, vocab_size) for model in (left, right)]
@@ -86,7 +71,7 @@ def run_diff(
         for side in sides:
             if side.doubled:
                 side.single()
-    return _found(names, sides, match(*sides)), sides
+    return _found(names, sides, match(*sides))
 
 
 def assert_same_values(
@@ -173,6 +158,7 @@ def _found(
     }
     return Found(
         names=names,
+        sides=sides,
         pairs=pairs,
         alone=alone,
         parted=None if same else find_parting(sides, (ours, theirs), matches),

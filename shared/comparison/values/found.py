@@ -7,6 +7,7 @@ from typing import Any
 
 from .parting import Parting
 from .places import Place
+from .side import Side
 
 NOWHERE = "nowhere on the other side"
 
@@ -60,6 +61,7 @@ class Found:
 
     Attributes:
         names: of the two sides.
+        sides: the two, which can be run again for their values.
         pairs: lines that compute one value, in the order of the left.
         alone: for "left" and "right" the lines without counterpart.
         parted: where the two part, None where they are one function.
@@ -68,6 +70,7 @@ class Found:
     """
 
     names: tuple[str, str]
+    sides: tuple[Side, Side]
     pairs: Sequence[Row]
     alone: Mapping[str, Sequence[Row]]
     parted: Parting | None
