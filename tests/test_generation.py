@@ -10,7 +10,7 @@ from strategies import STYLES, random_model
 from torch import nn
 
 from shared import GPTConfig, generate, load_tokenizer
-from shared.generation import TextStream, generate_rows, stream_tokens
+from shared.generation import TextStream, stream_tokens
 
 CONFIG = GPTConfig(
     vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=16, dropout=0.5
@@ -71,9 +71,10 @@ def test_greedy_is_argmax_of_the_last_position(model):
     )
 )
 def test_each_row_of_a_padded_batch_is_its_prompt_alone(model, prompts):
-    together = generate_rows(model, prompts, 6)
-    for prompt, row in zip(prompts, together, strict=True):
-        assert [row] == generate(model, torch.tensor([prompt]), 6).tolist()
+    new = torch.stack([*stream_tokens(model, prompts, 6)], dim=1)
+    for prompt, row in zip(prompts, new.tolist(), strict=True):
+        alone = generate(model, torch.tensor([prompt]), 6)
+        assert alone.tolist() == [prompt + row]
 
 
 def test_the_window_is_never_longer_than_the_block():
@@ -81,7 +82,7 @@ def test_the_window_is_never_longer_than_the_block():
     generate(model, torch.tensor([[1, 2, 3]]), 5)
     assert model.seen == [(1, 3), (1, 4), (1, 4), (1, 4), (1, 4)]
     model.seen.clear()
-    generate_rows(model, [[1] * 7, [2]], 3)
+    assert len([*stream_tokens(model, [[1] * 7, [2]], 3)]) == 3
     assert model.seen == [(2, 4)] * 3
 
 
@@ -184,15 +185,15 @@ def test_bad_numbers(settings, message):
         (stream_tokens, [[1], [7]], "id 7 of prompt 1 .*of 5"),
         (generate, torch.ones(2, 0).long(), r"tokens of shape \(2, 0\)"),
         (generate, torch.ones(0, 2).long(), r"empty: .*shape \(0, 2\)"),
-        (generate_rows, [[1], []], "prompt 1 is empty"),
-        (generate_rows, [], "at least one prompt, got 0"),
+        (stream_tokens, [[1], []], "prompt 1 is empty"),
+        (stream_tokens, [], "at least one prompt, got 0"),
         (generate, torch.ones(3).long(), r"int64 of shape \(3,\)"),
         (generate, torch.ones(1, 3), r"float32 of shape \(1, 3\)"),
         (generate, torch.ones(1, 3).bool(), r"bool of shape \(1, 3\)"),
         (stream_tokens, [[1, 2.7]], "float32 of shape"),
-        (generate_rows, [[1], [2.0]], "float32 of shape"),
-        (generate_rows, [[True]], "bool of shape"),
-        (generate, [[1, 2], [3]], "got list; generate_rows"),
+        (stream_tokens, [[1], [2.0]], "float32 of shape"),
+        (stream_tokens, [[True]], "bool of shape"),
+        (generate, [[1, 2], [3]], "got list; stream_tokens"),
     ],
 )
 def test_what_is_no_prompt(function, tokens, message):

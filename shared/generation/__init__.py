@@ -1,7 +1,7 @@
 """Generation: from ids to more ids.
 
     sampling.py      the choice of a token: greedy, temperature, top-k, top-p
-    loop.py          tokens appended to a batch, to rows, or as a stream
+    loop.py          tokens appended to a batch, or as a stream
     reading.py       log-probabilities of the next token, from a cache
     streaming.py     ids to text as they come
     cpu_decoding.py  linear layers for a CPU that decodes token by token
@@ -10,13 +10,7 @@ Any model that keeps the contract of protocol.py will do.
 """
 
 from .cpu_decoding import optimize_for_decoding
-from .loop import (
-    MAX_NEW_TOKENS,
-    eval_mode,
-    generate,
-    generate_rows,
-    stream_tokens,
-)
+from .loop import MAX_NEW_TOKENS, eval_mode, generate, stream_tokens
 from .sampling import Sampler
 from .streaming import TextStream
 
@@ -26,7 +20,6 @@ __all__ = [
     "TextStream",
     "eval_mode",
     "generate",
-    "generate_rows",
     "optimize_for_decoding",
     "stream_tokens",
 ]

@@ -1,8 +1,7 @@
-"""The loop that appends tokens: to a batch, to rows, or as a stream."""
+"""The loop that appends tokens: to a batch, or as a stream."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from jaxtyping import Int, Integer
@@ -55,7 +54,7 @@ def generate(
     if not isinstance(tokens, Tensor):
         raise ValueError(
             f"tokens must be a tensor, got {type(tokens).__name__}; "
-            "generate_rows takes lists of ids"
+            "stream_tokens takes lists of ids"
         )
     if tokens.device != _device_of(model, tokens.device):
         raise ValueError(
@@ -72,26 +71,6 @@ def generate(
     return rows
 
 
-def generate_rows(
-    model: LanguageModel,
-    prompts: Sequence[Sequence[int]],
-    new_token_count: int,
-    **settings: Any,
-) -> list[list[int]]:
-    """Append new tokens to prompts of any lengths, all in one batch.
-
-    Shorter rows are padded on the right, and each is read at its own last
-    token: a causal model cannot see the padding, so every row is what its
-    prompt alone would give. The settings and errors are those of `generate`.
-    """
-    stream = stream_tokens(model, prompts, new_token_count, **settings)
-    rows = [list(map(int, prompt)) for prompt in prompts]
-    for new in stream:
-        for row, token in zip(rows, new.tolist(), strict=True):
-            row.append(token)
-    return rows
-
-
 def stream_tokens(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
@@ -105,8 +84,11 @@ def stream_tokens(
     """Yield the next token of every prompt as soon as it is chosen.
 
     Between two tokens the model is in the mode it came in. Prompts may be of
-    any lengths; the settings and errors are those of `generate`. Wrong
-    arguments are refused at the call, not at the first token.
+    any lengths, all in one batch: shorter rows are padded on the right, and
+    each is read at its own last token. A causal model cannot see the padding,
+    so every row is what its prompt alone would give. The settings and errors
+    are those of `generate`. Wrong arguments are refused at the call, not at
+    the first token.
     """
     sampler = Sampler(temperature, top_k, top_p)
     count = _require_count(new_token_count)
