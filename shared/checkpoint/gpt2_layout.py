@@ -183,7 +183,7 @@ def units_apart(a: Tensor, b: Tensor) -> float:
     return ((a.double() - b.double()).abs() / unit).max().item()
 
 
-def first_few(names: list[str], most: int = 4) -> str:
+def first_few(names: list[str]) -> str:
     """Return the first few names, and how many more there are."""
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(names) - 4
+    return ", ".join(names[:4]) + (f" and {rest} more" if rest > 0 else "")

@@ -193,15 +193,12 @@ def count_parameters(model: Any, stages: Mapping[str, str]) -> dict[str, int]:
 
 
 def forward_times(
-    models: Sequence[Any],
-    tokens: Int[Tensor, "batch time"],
-    rounds: int = 20,
-    budget: float = 3.0,
+    models: Sequence[Any], tokens: Int[Tensor, "batch time"]
 ) -> list[Quartiles]:
     """Time log_probs of each model in turn.
 
     Each is timed once in every round, so that a slow moment of the machine
-    hits all of them, until `budget` seconds are over.
+    hits all of them, in 20 rounds or as many as start within 3 seconds.
 
     Returns:
         For each model the quartiles of its seconds.
@@ -211,5 +208,5 @@ def forward_times(
         for number, model in enumerate(models)
     }
     with torch.inference_mode():
-        seconds = interleave(runs, rounds, budget=budget)
+        seconds = interleave(runs, rounds=20, budget=3.0)
     return [quartiles(times) for times in seconds.values()]

@@ -20,6 +20,8 @@ from .models import (
 )
 from .timing import Quartiles
 
+LIKELIEST = 5  # next tokens that are shown
+
 
 @dataclass(frozen=True)
 class OriginalPart:
@@ -144,7 +146,6 @@ def compare_weights(
     tokens: Int[Tensor, "batch time"],
     *,
     weights: str,
-    top: int = 5,
     threads: int | None = None,
 ) -> Comparison:
     """Build both styles from one set of weights and compare them.
@@ -156,7 +157,6 @@ def compare_weights(
         state: the weights in the GPT-2 layout; their dtype is used.
         tokens: ids to run, on the device of the weights.
         weights: in words where they come from.
-        top: how many likeliest next tokens to keep.
         threads: None: small models are timed on one.
 
     Raises:
@@ -183,10 +183,7 @@ def compare_weights(
                 count_parameters(a, left.STAGES),
                 count_parameters(b, right.STAGES),
             ),
-            next_tokens=(
-                _likeliest(a, tokens, top),
-                _likeliest(b, tokens, top),
-            ),
+            next_tokens=(_likeliest(a, tokens), _likeliest(b, tokens)),
             seconds=(ours, theirs),
             threads=threads,
             original_parts=[
@@ -208,11 +205,11 @@ def rounding_bound(model: Any, tokens: Int[Tensor, "batch time"]) -> float:
 
 
 def _likeliest(
-    model: Any, tokens: Int[Tensor, "batch time"], top: int
+    model: Any, tokens: Int[Tensor, "batch time"]
 ) -> list[tuple[int, float]]:
     with torch.inference_mode():
         probs = model.log_probs(tokens)[0, -1].double().exp()
-    best = probs.topk(min(top, len(probs)))
+    best = probs.topk(min(LIKELIEST, len(probs)))
     return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
 

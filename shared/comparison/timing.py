@@ -29,7 +29,6 @@ def interleave(
     rounds: int,
     before: Callable[[int], None] = lambda number: None,
     budget: float = math.inf,
-    seed: int = 0,
 ) -> dict[str, list[float]]:
     """Time each run once a round, in a shuffled order.
 
@@ -41,10 +40,9 @@ def interleave(
         rounds: how many.
         before: called with the round's number, from 0, before each round.
         budget: seconds after which no further round starts.
-        seed: of the order.
     """
     end = time.monotonic() + budget
-    order = random.Random(seed)
+    order = random.Random(0)
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds):
         if number > 0 and time.monotonic() > end:

@@ -34,9 +34,7 @@ RANKS_STAMP = "2a95af4ac93f"
 Pair = tuple[bytes, bytes]
 
 
-def train_bpe(
-    text: str, n_ranks: int, pattern: str = PATTERN
-) -> dict[bytes, int]:
+def train_bpe(text: str, n_ranks: int) -> dict[bytes, int]:
     """Merge the most frequent pair of tokens, over and over.
 
     Of equally frequent pairs the one that comes first in the text is taken.
@@ -44,7 +42,6 @@ def train_bpe(
     Args:
         text: what the merges are learned from.
         n_ranks: number of tokens, the 256 bytes among them.
-        pattern: what cuts the text into pieces.
 
     Returns:
         Bytes of every token and its rank, which is its id.
@@ -57,7 +54,7 @@ def train_bpe(
     """
     whole_number("n_ranks", n_ranks, at_least=256)
     ranks = {bytes([b]): b for b in range(256)}
-    merger = _Merger(regex.findall(pattern, text))
+    merger = _Merger(regex.findall(PATTERN, text))
     while len(ranks) < n_ranks:
         pair = merger.most_frequent()
         if pair is None:

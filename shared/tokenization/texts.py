@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..validation import is_number, whole_number
+from ..validation import whole_number
 
 
 def default_text() -> str:
@@ -54,18 +54,15 @@ def text_stamp(text: str) -> str:
 
 
 def split_ids(
-    ids: Int[Tensor, "tokens"], train_share: float = 0.9
+    ids: Int[Tensor, "tokens"],
 ) -> tuple[Int[Tensor, "train"], Int[Tensor, "validation"]]:
-    """Cut a text in two: the first part to learn from, the rest to test on.
+    """Cut a text in two: nine tenths to learn from, the rest to test on.
 
     Raises:
-        ValueError: for a share outside (0, 1), or a text so short that a
-            part would be empty.
+        ValueError: for a text so short that a part would be empty.
     """
-    if not is_number(train_share) or not 0 < train_share < 1:
-        raise ValueError(f"train_share must be in (0, 1), got {train_share}")
-    cut = int(train_share * len(ids))
-    if cut == 0 or cut == len(ids):
+    cut = int(0.9 * len(ids))
+    if cut == 0:
         raise ValueError(
             f"a text of {len(ids)} tokens is too short to split: "
             f"{cut} for training, {len(ids) - cut} for validation"
