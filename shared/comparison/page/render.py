@@ -84,10 +84,7 @@ def render_page(
         too_far=lambda difference: not difference <= limit,
         config=config,
         names=comparison.styles,
-        text={
-            name: visible(fact) if isinstance(fact, str) else fact
-            for name, fact in text.items()
-        },
+        text=text,
         weights=visible(comparison.weights),
         excerpt=_excerpt(tokenizer, tokens),
         walk=walk,
