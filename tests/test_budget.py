@@ -99,7 +99,6 @@ def test_broken_models_are_caught_though_calls_are_slow(model, monkeypatch):
 
 @pytest.mark.unhooked  # the shape checks draw random numbers
 def test_the_report_says_what_was_tried(slow, heavy, monkeypatch):
-    monkeypatch.setattr(Subject, "build_once", lambda subject: None)
     build = partial(build_model, LONG)
     told = []
     report = check_model(build, on_progress=lambda r: told.append(r.interim))
@@ -108,8 +107,8 @@ def test_the_report_says_what_was_tried(slow, heavy, monkeypatch):
     found = {result.name: result.message for result in report.results}
     assert list(found)[:2] == ["check_shape", "check_causality"]
     causality = found["check_causality"]
-    assert "in eval mode all splits at 2-5, 8, 16, 3 of 24 at 256" in causality
-    assert " of 24 at 256" in causality
+    whole = "in eval mode all splits at 2, 3, 5, 8, 16, 3 of 24 at 256"
+    assert whole in causality
     assert "in train mode" in causality
     assert "in eval mode, a row alone" in causality
     assert "no time for " in found["check_causal_gradients"]
@@ -124,7 +123,7 @@ def test_the_report_says_what_was_tried(slow, heavy, monkeypatch):
 def test_without_time_nothing_passes(name, slow):
     report = check_model(partial(build_model, LONG), checks=[name], budget=0.1)
     assert [r.status for r in report.results] == ["skipped"], str(report)
-    assert "no time for" in report.results[0].message
+    assert "no time" in report.results[0].message
     slow(1e-6)
     report = check_model(partial(build_model, LONG), checks=["purity"])
     assert report.ok
@@ -134,7 +133,7 @@ def test_all_checks_have_costs():
     assert COSTS.keys() == CHECKS.keys() > SHARES.keys()
 
 
-@pytest.mark.usefixtures("slow")
+@pytest.mark.usefixtures("heavy")
 def test_copies_are_made_of_one_model_where_it_can_be_copied():
     built = []
 

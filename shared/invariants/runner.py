@@ -17,7 +17,7 @@ from .model.randomness import isolated
 from .model.subject import Subject
 from .report import CheckResult, Report
 
-DEFAULT = 240.0  # seconds
+DEFAULT = 225.0  # seconds
 FIRST = ("check_shape", "check_causality")  # where time is short
 
 
@@ -106,17 +106,14 @@ def check_model(
         for name in report.asked:
             least = 0.0 if name in SHARES else report.estimates[name]
             seconds = _allowance(subject, report, budget)
-            if seconds < least or report.seconds > budget:
+            if seconds <= 0 or seconds < least:
                 words = f"no time: about {report.estimates[name]:.0f} s, "
-                left = max(min(seconds, budget - report.seconds), 0.0)
-                words += f"{left:.0f} left of {budget:.0f}"
+                words += f"{max(seconds, 0):.0f} left of {budget:.0f}"
                 result = CheckResult(name, "skipped", words, 0.0)
             else:
                 subject.costs.start(subject.costs.spent + seconds)
                 with redirect_stdout(printed), subject.few_threads(threads):
                     result = run_check(subject, name, expected, report, debug)
-                copies = COPIES.get(name, 0)
-                subject.costs.spent += copies * subject.costs.build
             report.results.append(result)
             on_progress(report)
     except KeyboardInterrupt:
@@ -162,8 +159,6 @@ def _plan(subject: Subject, report: Report, budget: float | None) -> float:
     )
     if finite:  # what matters most
         report.asked.sort(key=lambda name: name not in FIRST)
-    subject.build_once()
-    _estimate(subject, report)
     costs.start(budget)
     return budget
 

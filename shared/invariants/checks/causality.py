@@ -102,6 +102,7 @@ class _Causality:
             short = self._search()
             self._sweep(short, EVAL, few, [], SPLITS, share=2)
             search.moved = short.moved
+            del short  # its memory is needed
             self._sweep(search, EVAL, [], end, SPLITS, share=3)
             if search.moved:
                 subject.tell(f"check_causality: so far {self.affordable}")
@@ -114,8 +115,9 @@ class _Causality:
                 plain.moved = search.moved
             kinds = ("suffix", "mixed") if subject.heavy else KINDS
             for time in small:
-                self._try(plain, EVAL, time, kinds)
-        trained = self._search()
+                self._try(plain if time in few else search, EVAL, time, kinds)
+            small = few if subject.heavy else small
+        trained = search if subject.spares else self._search()
         train = Mode("in train mode", training=True, grad=True)
         self.affordable.begin(subject.costs)
         # a heavy model's long ones as it is
@@ -130,7 +132,8 @@ class _Causality:
         if not (limited or subject.heavy):
             for time in reversed([t for t in long if t not in near + end]):
                 self._try(trained, train, time, KINDS[:1], 4)
-        self._sweep(trained, train, small, near + end, SPLITS)
+        count = SPLITS // 3 if subject.heavy else SPLITS
+        self._sweep(trained, train, small, near + end, count)
         self._large(small, near + end)
         self._as_run(few, end)
         if subject.caller.takes_mask:
@@ -171,10 +174,10 @@ class _Causality:
         """Return how many splits of a length over SHORT are tried."""
         if time == self.longest:
             return SPLITS
-        if time <= 2 * SHORT + 1:
+        heavy = self.subject.heavy
+        if time in ((2 * SHORT,) if heavy else range(SHORT, 2 * SHORT + 2)):
             return time
-        far = 2 * time < self.longest
-        return 4 if far or self.subject.heavy else SPLITS // 3
+        return 4 if heavy or 2 * time < self.longest else SPLITS // 3
 
     def _each_id(self, search: Search) -> None:
         """End a text in each id: one may count as padding, or as a mark."""

@@ -209,7 +209,7 @@ def _used(
             if not left:
                 return used
             vocab = search.subject.vocab_size
-            at_once = min(len(left), rows_at_once(vocab, time))
+            at_once = min(len(left), search.rows_at_once(time))
             base = draw(vocab, 1, time, generator)
             replaced = others(base[0], vocab, generator)
             base_scores = search.run(base.repeat(at_once, 1))[:, -1]

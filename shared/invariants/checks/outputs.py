@@ -67,6 +67,8 @@ def check_shape(subject: Subject) -> str:
     sizes = {(b, subject.lengths.fit(t)) for b, t in sizes}
     for training in (False, True):
         for batch, time in sorted(sizes):
+            if training and time == longest and subject.spares:
+                continue  # check_finite has it
             tokens = draw(subject.vocab_size, batch, time, generator)
             scores = subject.scores(
                 model, tokens, training=training, strict=True

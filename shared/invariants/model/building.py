@@ -66,6 +66,20 @@ class Builder:
             model = model.to(self.device)
         return model
 
+    def keep(self, model: Model) -> Model:
+        """Copy a model from now on, where building each takes long.
+
+        Returns:
+            A first copy; or the model itself, where it cannot be copied.
+        """
+        if not self.fresh or not isinstance(model, nn.Module):
+            return model
+        with suppress(Exception):
+            copied = copy.deepcopy(model)
+            self.original = model
+            return copied
+        return model
+
     def _make(self) -> Model:
         name = name_of(self.given) or "the factory"
         try:
@@ -110,6 +124,10 @@ class Builder:
         self, model: Model, called: list[nn.Module]
     ) -> None:
         """Give up copying where a copy calls modules of its original."""
+        if self.original is not None:
+            if {*called} & {*self.original.modules()}:
+                self.original = None  # each is built anew
+            return
         given = self.given
         if not isinstance(given, nn.Module) or model is given:
             return

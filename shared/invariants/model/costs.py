@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -12,13 +13,12 @@ from torch import Tensor
 class Costs:
     """Reckons the seconds of all calls, from a few that were measured.
 
-    Not by the clock: the same measurement gives the same plan.
-
     Attributes:
         call: seconds of any call.
         token: and of each token in it.
         build: of a copy of the model.
-        spent: in all calls so far.
+        began: when the first call was, by the clock.
+        reckoned: seconds of all calls so far.
         calls: how many.
         backwards: how many backward passes.
         tokens: in all calls.
@@ -31,7 +31,8 @@ class Costs:
     call: float = 0.0
     token: float = 0.0
     build: float = 0.0
-    spent: float = 0.0
+    began: float = field(default_factory=perf_counter)
+    reckoned: float = 0.0
     calls: int = 0
     backwards: int = 0
     tokens: int = 0
@@ -39,6 +40,11 @@ class Costs:
     granted: int = 0
     left_out: dict[str, list[int]] = field(default_factory=dict)
     heavy: bool = False
+
+    @property
+    def spent(self) -> float:
+        """Seconds so far: by the clock, or more if reckoned, as on a GPU."""
+        return max(self.reckoned, perf_counter() - self.began)
 
     @property
     def limited(self) -> bool:
@@ -73,11 +79,11 @@ class Costs:
         double = scores.dtype == torch.float64
         self.calls += 1
         self.tokens += tokens
-        self.spent += self.of(tokens, double=double)
+        self.reckoned += self.of(tokens, double=double)
 
         def backward(gradient: Tensor) -> None:
             self.backwards += 1
-            self.spent += 2 * self.of(tokens, double=double)
+            self.reckoned += 2 * self.of(tokens, double=double)
 
         if scores.requires_grad:
             scores.register_hook(backward)

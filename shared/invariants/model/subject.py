@@ -1,9 +1,8 @@
 """The model under test, as the checks see it."""
 
-import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -105,6 +104,8 @@ class Subject:
         if isinstance(model, nn.Module):
             self.parameters = sum(p.numel() for p in model.parameters())
         self.heavy = self.parameters > HEAVY
+        if self.heavy:
+            model = self.builder.keep(model)
         self.name = name_of(model_or_factory) or name_of(model) or "model"
         self.vocab_size, self.block_size = choose_sizes(
             model, self.name, vocab_size, block_size, self.notes
@@ -198,7 +199,7 @@ class Subject:
         else:
             self._states[model] = KeptState(model)
 
-    @property
+    @cached_property
     def scored(self) -> list[int]:
         """The ids whose scores are numbers."""
         return sorted({*range(self.vocab_size)} - {*self.hidden})
@@ -265,23 +266,8 @@ class Subject:
         costs.call, costs.heavy = seconds[short], self.heavy
         more = seconds[self.block_size] - costs.call
         costs.token = max(more, 0.0) / self.block_size
-        costs.spent = 0.0
+        costs.reckoned = costs.spent
         return finite
-
-    def build_once(self) -> None:
-        """Copy one model from now on, where building each takes long."""
-        model = self.build()
-        if not isinstance(model, nn.Module) or not self.builder.fresh:
-            return
-        tokens = torch.zeros(1, self.lengths.fit(2), dtype=torch.long)
-        with suppress(Exception), called_modules() as called:
-            self.scores(copy.deepcopy(model), tokens)
-            if not {*called} & {*model.modules()}:  # a lambda calls its own
-                self.builder.original = model
-        start = perf_counter()
-        self.build()
-        self.costs.build = perf_counter() - start
-        self.costs.spent = 0.0
 
     def shared(self, name: object, make: Callable[[], Any]) -> Any:
         """Return a copy not to be changed; where time is short, one is kept.
@@ -306,7 +292,7 @@ class Subject:
 
     def build(self, seed: int | None = None) -> Model:
         """Return the model anew; seed is that of its weights, if another."""
-        self.costs.spent += self.costs.build
+        self.costs.reckoned += self.costs.build
         return self.builder.build(seed)
 
     def build_module(self, for_a_function: str) -> nn.Module:
@@ -326,8 +312,10 @@ class Subject:
 
     def precise(self, masked: bool = False) -> Model:
         """Return the model in float64 where it can be, not to be changed."""
+        if not self._in_double(masked):
+            return self.shared("own", self.build)
         return self.shared(
-            ("float64", masked), lambda: self.doubled(self.build(), masked)
+            "float64", lambda: self.doubled(self.build(), masked)
         )
 
     @property
@@ -348,11 +336,17 @@ class Subject:
             model: changed in place.
             masked: whether it is to be called with an attention mask.
         """
-        if not isinstance(model, nn.Module) or not self.builder.can_copy:
+        if not isinstance(model, nn.Module) or not self._in_double(masked):
             return model
+        return model.double()
+
+    def _in_double(self, masked: bool) -> bool:
+        """Whether copies are judged in float64."""
+        if not self.is_module or not self.builder.can_copy:
+            return False
         if masked not in self._double:
             self._double[masked] = self._holds_in_double(masked)
-        return model.double() if self._double[masked] else model
+        return self._double[masked]
 
     def _holds_in_double(self, masked: bool) -> bool:
         """Whether a copy in float64 answers in it, and with numbers.

@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 
 from ..model.costs import Costs, spans
-from ..model.tokens import SHORT, rows_at_once
+from ..model.tokens import SHORT
 from .leaks import Search
 from .trial import Mode
 
@@ -54,8 +54,7 @@ class Affordable:
         )
         double = search.double
         room = min(self.end - costs.spent, costs.left)
-        at_once = rows_at_once(search.subject.vocab_size, time)
-        at_once = 1 if alone else at_once
+        at_once = 1 if alone else search.rows_at_once(time)
         least = len(left) if time <= SHORT else 1
         for count in range(len(left), least - 1, -1):
             rows = min(count, at_once)

@@ -27,6 +27,7 @@ from .tolerance import (
 from .trial import EVAL, Leak, Mode, Trial
 
 DROPOUT_SEED = 1234
+ENOUGH = 256  # tokens of a call: with more, each costs a heavy model the same
 
 
 class _Suspicious(Exception):
@@ -153,9 +154,19 @@ class Search:
             self.model = self.subject.doubled(self.model, masked)
             return self._find(trial)
 
+    def rows_at_once(self, time: int) -> int:
+        """Return how many sequences of a length are given in one call.
+
+        Of a heavy model few: the call that all others are compared with has
+        as many rows.
+        """
+        room = rows_at_once(self.subject.vocab_size, time)
+        few = max(2, ENOUGH // time)
+        return min(room, few) if self.subject.heavy else room
+
     def _find(self, trial: Trial) -> Leak | None:
         rows, time = trial.base.shape
-        at_once = min(rows, rows_at_once(self.subject.vocab_size, time))
+        at_once = min(rows, self.rows_at_once(time))
         same = bool((trial.base == trial.base[0]).all())
         base_scores = None
         for first in range(0, rows, at_once):
