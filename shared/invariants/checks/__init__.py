@@ -67,7 +67,7 @@ COSTS = {
     "check_causal_gradients": (200, 150),
     "check_prefix_consistency": (160, 20),
     "check_batch_independence": (250, 60),
-    "check_order_sensitivity": (14, 12),
+    "check_order_sensitivity": (14, 1),
     "check_context_use": (24, 20),
     "check_purity": (8, 2),
     "check_normalised": (8, 0),
@@ -85,7 +85,7 @@ COSTS = {
 }
 
 # What is done to all weights, in copies of the model; 2 where not named.
-COPIES = {"check_finite": 40, "check_gradients": 100}
+COPIES = {"check_finite": 10, "check_gradients": 20, "check_state_dict": 15}
 
 # Those that ask for time as they go, and the share that each gets of it.
 SHARES = {
