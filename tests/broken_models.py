@@ -9,6 +9,7 @@ that must catch it. `only` marks a fault that no other check can see.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from small_gpt import (
     Mixer,
     Past,
     TrainableGPT,
+    cross_entropy,
     earlier_mean,
     positions,
     variant,
@@ -71,10 +73,16 @@ def as_parameters(models):
 
 
 def broken(check, owner=None, method="", **details):
-    """Put a class into the list, or the owner with a method replaced."""
+    """Put a class into the list, or the owner with a method replaced.
+
+    The details are of `Broken`; sizes are the model's, too.
+    """
+
+    sizes = {k: v for k, v in details.items() if k.endswith("_size")}
 
     def add(fault):
         name, build, sentence = variant(fault, owner, method)
+        build = partial(build, **sizes) if sizes else build
         BROKEN.append(Broken(name, build, check, sentence, **details))
         return fault
 
@@ -86,13 +94,6 @@ class Norm(nn.LayerNorm):
 
 
 # --- Shape -----------------------------------------------------------------
-
-
-@broken("check_shape", GPT, "forward")
-def squeezed_scores(self, tokens):
-    """A squeeze drops the batch axis of one row and the time axis of one
-    token."""
-    return GPT.forward(self, tokens).squeeze(0).squeeze(-2)
 
 
 @broken("check_shape", GPT, "forward", only=True)
@@ -197,11 +198,13 @@ def mask_too_weak(self, scores, mask):
     return scores + torch.where(mask, 0.0, -1e4).to(scores.dtype)
 
 
-@broken("check_causality", only=True)
-class WeakInAFrozenModel(GPT):
-    """The mask is -1e4, and no weight is trainable any more."""
-
+class Weak(GPT):
     mixer = type("Weak", (Attention,), {"hide": mask_too_weak})
+
+
+@broken("check_causality", only=True)
+class WeakInAFrozenModel(Weak):
+    """The mask is -1e4, and no weight is trainable any more."""
 
     def add_parts(self, dim):
         self.requires_grad_(False)
@@ -224,10 +227,8 @@ class WeakWithBareWeights(Mixer):
 
 
 @broken("check_causality")
-class WeakWithAMaskedId(GPT):
+class WeakWithAMaskedId(Weak):
     """The mask is -1e4, and one id's score is always minus infinity."""
-
-    mixer = type("Weak", (Attention,), {"hide": mask_too_weak})
 
     def scores(self, x):
         hidden = torch.arange(VOCAB, device=x.device) == 3
@@ -239,12 +240,6 @@ def mask_leaky(self, scores, mask):
     """Hidden scores get log(1e-6) added: a millionth of the attention goes
     to the future."""
     return scores + torch.where(mask, 0.0, math.log(1e-6)).to(scores.dtype)
-
-
-@broken("check_causality", Attention, "hide")
-def mask_multiplied(self, scores, mask):
-    """Hidden scores are set to 0, a middling score, not the lowest."""
-    return scores * mask
 
 
 @broken("check_causality", Attention, "weights")
@@ -276,40 +271,25 @@ def packed_row_unmasked(self, tokens):
     return GPT.mask(self, tokens) | packed
 
 
-@broken("check_causality", vocab_size=1009)
-class PaddingIdUntold(GPT):
+@broken("check_causality", GPT, "mask", vocab_size=1009)
+def padding_id_untold(self, tokens):
     """A text that ends in two of id 500 counts as padded, and has no mask;
     nothing says which id that is."""
-
-    def __init__(self):
-        super().__init__(vocab=1009)
-
-    def mask(self, tokens):
-        padded = (tokens[:, -2:] == 500).all(1).view(-1, 1, 1)
-        return super().mask(tokens) | padded
+    padded = (tokens[:, -2:] == 500).all(1).view(-1, 1, 1)
+    return GPT.mask(self, tokens) | padded
 
 
-@broken("check_causality", block_size=50)
-class TileFilledUnmasked(GPT):
+@broken("check_causality", GPT, "mask", block_size=50)
+def tile_filled_unmasked(self, tokens):
     """A text that fills a tile of 32 is not masked."""
-
-    def __init__(self):
-        super().__init__(block_size=50)
-
-    def mask(self, tokens):
-        return super().mask(tokens) | (tokens.size(1) == 32)
+    return GPT.mask(self, tokens) | (tokens.size(1) == 32)
 
 
-@broken("check_causality", block_size=80)
-class TileInTraining(GPT):
+@broken("check_causality", GPT, "mask", block_size=80)
+def tile_in_training(self, tokens):
     """In train mode a text that fills a tile of 64 is not masked."""
-
-    def __init__(self):
-        super().__init__(block_size=80)
-
-    def mask(self, tokens):
-        filled = self.training and tokens.size(1) == 64
-        return super().mask(tokens) | filled
+    filled = self.training and tokens.size(1) == 64
+    return GPT.mask(self, tokens) | filled
 
 
 @broken("check_causality", Attention, "attend", only=True)
@@ -330,15 +310,10 @@ def fast_kernel_in_single(self, q, k, v, mask):
     return Attention.attend(self, q, k, v, mask)
 
 
-@broken("check_causality", block_size=140)
-class TileBegunUnmasked(GPT):
+@broken("check_causality", GPT, "mask", block_size=140)
+def tile_begun_unmasked(self, tokens):
     """A tile of 64 is not masked where the next one has just begun."""
-
-    def __init__(self):
-        super().__init__(block_size=140)
-
-    def mask(self, tokens):
-        return super().mask(tokens) | (tokens.size(1) == 65)
+    return GPT.mask(self, tokens) | (tokens.size(1) == 65)
 
 
 class Padded(GPT):
@@ -378,11 +353,8 @@ def padded_row_alone(self, mask, shown):
 
 class WeakWithNumbers(Attention):
     def hide(self, scores, mask):
-        return (
-            scores + mask
-            if mask.is_floating_point()
-            else (super().hide(scores, mask))
-        )
+        numbers = mask.is_floating_point()
+        return scores + mask if numbers else super().hide(scores, mask)
 
 
 @broken("check_causality", only=True)
@@ -455,35 +427,6 @@ def mask_not_at_full_length(self, i, j):
     return (j <= i) | (len(j) == self.block_size)
 
 
-@broken("check_causality", GPT, "sees")
-def mask_by_chunk(self, i, j):
-    """The mask knows chunks of 8 only: inside a chunk all see all."""
-    return i // 8 >= j // 8
-
-
-@broken("check_causality", GPT, "sees")
-def prefix_sees_itself(self, i, j):
-    """The first four tokens see each other, as in a prefix model."""
-    return (j <= i) | ((i < 4) & (j < 4))
-
-
-@broken("check_causality", GPT, "sees")
-def window_on_both_sides(self, i, j):
-    """Above 12 tokens a window, |i - j| < 12, looks both ways."""
-    return j <= i if len(j) <= 12 else (i - j).abs() < 12
-
-
-@broken("check_causality", Attention, "attend")
-def window_wraps_around(self, q, k, v, mask):
-    """A window made of rolled keys: before the start the keys come from the
-    end."""
-    steps = range(4)
-    k = torch.stack([k.roll(step, -2) for step in steps], -2)
-    v = torch.stack([v.roll(step, -2) for step in steps], -2)
-    p = (k @ q.unsqueeze(-1)).squeeze(-1).softmax(-1)
-    return (p.unsqueeze(-2) @ v).squeeze(-2)
-
-
 @broken("check_causality", GPT, "mask")
 def padding_replaces_mask(self, tokens):
     """Where a row holds the padding id 0, the padding mask replaces the
@@ -494,36 +437,11 @@ def padding_replaces_mask(self, tokens):
     return torch.where(padded, real, GPT.mask(self, tokens))
 
 
-@broken("check_causality", GPT, "mask")
-def document_mask_only(self, tokens):
-    """Packed documents are kept apart by id 1, and inside one document all
-    see all."""
-    document = (tokens == 1).cumsum(1)
-    return document.unsqueeze(2) == document.unsqueeze(1)
-
-
 @broken("check_causality", Attention, "weights")
 def softmax_over_queries(self, scores, mask):
     """The softmax runs over the queries: each key's share depends on later
     queries."""
     return self.hide(scores, mask).softmax(-2)
-
-
-@broken("check_causality", Attention, "hide")
-def distance_instead_of_mask(self, scores, mask):
-    """A penalty on the distance, as ALiBi's, replaces the mask."""
-    at = torch.arange(scores.size(-1), device=scores.device)
-    return scores - (at.unsqueeze(1) - at).abs()
-
-
-@broken("check_causality", Attention, "hide")
-def top_k_before_mask(self, scores, mask):
-    """The best 4 keys are chosen before the mask: future keys take places
-    from past ones."""
-    k = min(4, scores.size(-1))
-    least = scores.topk(k, -1).values[..., -1:]
-    eye = torch.eye(len(mask), dtype=torch.bool, device=mask.device)
-    return Attention.hide(self, scores, mask & (scores >= least) | eye)
 
 
 @broken("check_causality", Attention, "attend", report="karpathy/nanochat#844")
@@ -541,9 +459,6 @@ def block_summary(self, q, k, v, mask):
     return Attention.attend(self, q, k, v, torch.cat([mask, open_], -1))
 
 
-# --- Causality: axes -------------------------------------------------------
-
-
 @broken("check_causality", Attention, "split")
 def heads_from_time(self, x):
     """The view splits heads without a transpose: row t of the second head
@@ -551,14 +466,7 @@ def heads_from_time(self, x):
     return x.reshape(len(x), self.heads, x.size(1), -1)
 
 
-@broken("check_causality", Attention, "merge")
-def heads_merged_as_time(self, x):
-    """Heads are joined without transposing back: later positions of the
-    first head land in the place of earlier ones."""
-    return x.reshape(len(x), x.size(-2), -1).flip(1)
-
-
-# --- Causality: statistics over time ---------------------------------------
+# --- Causality: axes and statistics ----------------------------------------
 
 
 @broken("check_causality", Norm, "forward", report="Let's build GPT, cell 74")
@@ -567,19 +475,6 @@ def norm_over_time(self, x):
     mean = x.mean(1, keepdim=True)
     var = x.var(1, keepdim=True, unbiased=False)
     return self.weight * (x - mean) / (var + 1).sqrt() + self.bias
-
-
-@broken("check_causality")
-class NormOverTimeAndWidth(nn.GroupNorm):
-    """GroupNorm on (batch, width, time) averages over time too."""
-
-    part = "norm"
-
-    def __init__(self, dim):
-        super().__init__(1, dim)
-
-    def forward(self, x):
-        return super().forward(x.mT).mT
 
 
 @broken("check_causality")
@@ -592,36 +487,6 @@ class BatchNormInTraining(nn.BatchNorm1d):
         if x.numel() == x.size(-1):  # one value a channel has no variance
             return x
         return super().forward(x.mT).mT
-
-
-@broken("check_causality", GPT, "scores")
-def mean_of_scores_removed(self, x):
-    """The scores are centred over the time axis."""
-    scores = GPT.scores(self, x)
-    return scores - scores.mean(1, keepdim=True)
-
-
-@broken("check_causality", MLP, "forward")
-def quantised_by_the_whole(self, x):
-    """Activations are rounded to 8 bits on a scale set by the largest value
-    of the whole sequence."""
-    scale = x.abs().amax((1, 2), keepdim=True) / 127
-    rounded = (x / scale).round() * scale
-    return MLP.forward(self, x + (rounded - x).detach())
-
-
-class Gated(MLP):
-    """An MLP whose output a gate multiplies."""
-
-    def add_parts(self, dim):
-        self.gate = nn.Linear(dim, dim)
-
-
-@broken("check_causality", Gated, "forward", report="Shwai-He/MEO#2")
-def routed_by_the_mean(self, x):
-    """A gate reads the mean of the whole sequence."""
-    gate = self.gate(x.mean(1, keepdim=True)).sigmoid()
-    return gate * MLP.forward(self, x)
 
 
 @broken("check_causality", GPT, "embed")
@@ -640,9 +505,6 @@ def positions_from_padding(self, tokens):
     return self.wpe((positions(tokens) - padding).clamp(min=0))
 
 
-# --- Causality: other ways to mix ------------------------------------------
-
-
 @broken("check_causality", report="xi029/Qwen3-VL-MoeLORA#4")
 class ConvolutionPaddedBothSides(Mixer):
     """A convolution padded on both sides sees two tokens ahead."""
@@ -654,53 +516,6 @@ class ConvolutionPaddedBothSides(Mixer):
         return self.conv(x.mT).mT
 
 
-@broken("check_causality")
-class CircularConvolution(Mixer):
-    """A long convolution through the FFT without padding: the end wraps
-    around to the start."""
-
-    def add_parts(self, dim):
-        self.kernel = nn.Parameter(torch.randn(BLOCK, dim) / 4)
-
-    def forward(self, x, mask):
-        size = x.size(1)
-        kernel = torch.fft.rfft(self.kernel[:size], n=size, dim=0)
-        y = torch.fft.rfft(x, n=size, dim=1) * kernel
-        return torch.fft.irfft(y, n=size, dim=1)
-
-
-@broken("check_causality")
-class BidirectionalLSTM(Mixer):
-    """The recurrent net runs in both directions."""
-
-    def add_parts(self, dim):
-        both = {"batch_first": True, "bidirectional": True}
-        self.lstm = nn.LSTM(dim, dim // 2, **both)
-
-    def forward(self, x, mask):
-        return self.lstm(x)[0]
-
-
-@broken("check_causality", Attention, "attend")
-def normaliser_of_the_whole(self, q, k, v, mask):
-    """Linear attention whose numerator is causal and whose denominator sums
-    over all keys."""
-    q, k = F.elu(q) + 1, F.elu(k) + 1
-    top = (q @ k.mT).masked_fill(~mask, 0.0) @ v
-    return top / (q @ k.sum(-2).unsqueeze(-1))
-
-
-@broken("check_causality")
-class TokenShiftWraps(Mixer):
-    """The token before comes from a roll: before the first, the last."""
-
-    def add_parts(self, dim):
-        self.now, self.before = nn.Linear(dim, dim), nn.Linear(dim, dim)
-
-    def forward(self, x, mask):
-        return self.now(earlier_mean(x)) + self.before(x.roll(1, 1))
-
-
 class Pointwise(Mixer):
     """No mixing at all: what is mixed is mixed elsewhere."""
 
@@ -709,24 +524,6 @@ class Pointwise(Mixer):
 
     def forward(self, x, mask):
         return self.into(x)
-
-
-@broken("check_causality", Pointwise, "forward")
-def scan_backwards(self, x, mask):
-    """The recurrence runs from the last token to the first."""
-    return earlier_mean(self.into(x).flip(1)).flip(1)
-
-
-@broken("check_causality")
-class MixesTimeFreely(Mixer):
-    """A linear map over time, as MLP-Mixer has, is no triangle."""
-
-    def add_parts(self, dim):
-        self.time = nn.Parameter(torch.randn(BLOCK, BLOCK) / 6)
-
-    def forward(self, x, mask):
-        size = x.size(1)
-        return self.time[:size, :size] @ x
 
 
 class Routed(MLP):
@@ -745,12 +542,11 @@ def expert_chooses_tokens(self, x):
     return MLP.forward(self, x) * score.sigmoid() * (score >= least)
 
 
-@broken("check_causality", GPT, "scores")
-def looks_one_state_ahead(self, x):
-    """A second head's state, one position ahead, is mixed into the first
-    head's."""
-    ahead = F.pad(x, (0, 0, -1, 1))
-    return GPT.scores(self, x + ahead / 2)
+@broken("check_causality", Routed, "forward", report="Shwai-He/MEO#2")
+def routed_by_the_mean(self, x):
+    """A router reads the mean of the whole sequence."""
+    gate = self.router(x.mean(1, keepdim=True)).sigmoid()
+    return gate * MLP.forward(self, x)
 
 
 # --- Causality: hidden, tiny, or in one mode -------------------------------
@@ -773,15 +569,6 @@ class LeakBehindZero(GPT):
 
     def body(self, x, mask):
         return super().body(x, mask) + self.gate * x.mean(1, keepdim=True)
-
-
-@broken("check_causality", GPT, "body")
-def leak_without_gradient(self, x, mask):
-    """In train mode the detached mean over the whole sequence is added:
-    no gradient shows it, and eval mode is sound."""
-    if self.training:
-        x = x + x.mean(1, keepdim=True).detach()
-    return GPT.body(self, x, mask)
 
 
 # --- Gradients that see the future -----------------------------------------
@@ -814,15 +601,6 @@ def straight_through(self, x, mask):
     return GPT.body(self, near.detach() + nothing, mask)
 
 
-@broken("check_causal_gradients", GPT, "body")
-def gradient_centred(self, x, mask):
-    """A hook centres the gradient over the time axis."""
-    if x.requires_grad:
-        x = x * 1
-        x.register_hook(lambda grad: grad - grad.mean(1, keepdim=True))
-    return GPT.body(self, x, mask)
-
-
 # --- A prefix gives another answer than the whole ---------------------------
 
 
@@ -842,14 +620,6 @@ def scaled_by_length(self, q, k):
 def last_position_differs(self, x):
     """The last position goes to the head without the last norm."""
     return torch.cat([GPT.scores(self, x[:, :-1]), self.head(x[:, -1:])], 1)
-
-
-@broken("check_prefix_consistency", GPT, "position_vectors", only=True)
-def padded_on_the_left(self, tokens):
-    """Odd lengths are padded on the left to even ones, which moves every
-    position by one."""
-    at = positions(tokens) + tokens.size(1) % 2
-    return self.wpe(at.clamp(max=BLOCK - 1))
 
 
 # --- Rows of a batch that depend on each other ------------------------------
@@ -873,12 +643,6 @@ def short_rows_shared(self, tokens):
     x = GPT.embed(self, tokens)
     first = x[:, :1] if tokens.size(1) > 3 else x[-1:, :1].expand_as(x[:, :1])
     return torch.cat([first, x[:, 1:]], 1)
-
-
-@broken("check_batch_independence", Gated, "forward")
-def softmax_over_batch(self, x):
-    """A gate's softmax runs over axis 0, the batch."""
-    return MLP.forward(self, x) * self.gate(x).softmax(0)
 
 
 @broken("check_batch_independence", GPT, "embed", only=True)
@@ -905,36 +669,6 @@ def capacity_over_batch(self, x):
     return MLP.forward(self, x) * gate
 
 
-@broken("check_batch_independence")
-class StateFromRowToRow(Mixer):
-    """The rows are laid end to end for the recurrence: each starts with the
-    state that the row before left."""
-
-    def add_parts(self, dim):
-        self.lstm = nn.LSTM(dim, dim, batch_first=True)
-
-    def forward(self, x, mask):
-        return self.lstm(x.flatten(0, 1).unsqueeze(0))[0].view_as(x)
-
-
-@broken("check_batch_independence")
-class BatchTakenForTime(Attention):
-    """The layer expects time first and gets batch first: it attends over
-    the rows, on top of sound attention."""
-
-    def add_parts(self, dim):
-        self.across = nn.MultiheadAttention(dim, 2)
-
-    def forward(self, x, mask):
-        return super().forward(x, mask) + self.across(x, x, x)[0]
-
-
-@broken("check_batch_independence", GPT, "forward")
-def rows_sorted(self, tokens):
-    """Rows are sorted for the kernel and not put back in order."""
-    return GPT.forward(self, tokens[tokens[:, 0].argsort(stable=True)])
-
-
 # --- Order and context ------------------------------------------------------
 
 
@@ -950,20 +684,6 @@ class BagOfWords(GPT):
     def embed(self, tokens):
         x = self.wte(tokens)
         return x + earlier_mean(x)
-
-
-@broken(
-    "check_order_sensitivity",
-    report="The Transformer architecture of GPT models, listing 3",
-)
-class OnePositionForAll(GPT):
-    """A table of one position broadcasts: all positions are equal, and one
-    layer of attention cannot tell their order."""
-
-    layers = 1
-
-    def position_vectors(self, tokens):
-        return self.wpe.weight[:1]
 
 
 @broken("check_order_sensitivity", only=True)
@@ -982,12 +702,6 @@ def scores_one_step_late(self, x):
     """Scores come one step late: each position answers for the token before
     it, and never reads its own."""
     return GPT.scores(self, F.pad(x, (0, 0, 1, -1)))
-
-
-@broken("check_context_use", GPT, "sees")
-def bigram(self, i, j):
-    """The mask is the diagonal: each position sees itself alone."""
-    return j == i
 
 
 @broken("check_context_use", GPT, "sees", only=True)
@@ -1015,32 +729,7 @@ def first_token_lost(self, tokens):
     return F.pad(x[:, 1:], (0, 0, 1, 0))
 
 
-@broken("check_context_use", GPT, "sees", only=True)
-def strided_mask(self, i, j):
-    """Each position sees every second one, its own parity: half of the past
-    is never read."""
-    return (j <= i) & ((i - j) % 2 == 0)
-
-
-@broken("check_context_use")
-class HeadsAreStretches(Attention):
-    """Heads are split and joined without a transpose, wrong twice: each
-    head is a stretch of time and sees no other."""
-
-    def split(self, x):
-        return x.reshape(len(x), self.heads, x.size(1), -1)
-
-    def merge(self, x):
-        return x.reshape(len(x), x.size(-2), -1)
-
-
 # --- Not a function of the input --------------------------------------------
-
-
-@broken("check_determinism", Attention, "weights")
-def dropout_in_eval(self, scores, mask):
-    """Functional dropout without its flag stays on in eval mode."""
-    return F.dropout(Attention.weights(self, scores, mask), 0.1)
 
 
 @broken("check_determinism")
@@ -1108,21 +797,6 @@ class StretchedForGood(GPT):
         low = at.long()
         part = (at - low).unsqueeze(1).to(self.wpe.weight.dtype)
         return torch.lerp(self.wpe(low), self.wpe(low + 1), part)
-
-
-@broken("check_determinism")
-class FastPathAfterWarmUp(GPT):
-    """After the first 12 calls a faster path takes over, which rounds its
-    weights to 8 bits."""
-
-    calls = 0
-
-    def scores(self, x):
-        self.calls += 1
-        if self.calls <= 12:
-            return super().scores(x)
-        weight = (self.head.weight * 64).round() / 64
-        return F.linear(self.ln(x), weight, self.head.bias)
 
 
 @broken("check_determinism", only=True)
@@ -1213,33 +887,14 @@ def seeds_in_training(self, x, mask):
     return GPT.body(self, x, mask)
 
 
-# --- Log-probabilities that are none ----------------------------------------
-
-LOG_PROBS = {"outputs": "log_probs"}
+# --- Log-probabilities and losses -------------------------------------------
 
 
-@broken("check_normalised", GPT, "scores", **LOG_PROBS, only=True)
+@broken("check_normalised", GPT, "scores", outputs="log_probs", only=True)
 def floored_probabilities(self, x):
     """A floor is added to the probabilities before the logarithm: they sum
     to more than one."""
     return (GPT.scores(self, x).softmax(-1) + 1e-3).log()
-
-
-@broken("check_normalised", GPT, "scores", **LOG_PROBS)
-def normalised_over_time(self, x):
-    """The log-softmax runs over the time axis."""
-    return GPT.scores(self, x).log_softmax(1)
-
-
-@broken("check_normalised", GPT, "scores", **LOG_PROBS, only=True)
-def normalised_in_halves(self, x):
-    """An adaptive softmax forgets to multiply with the probability of the
-    half: each half sums to one."""
-    halves = GPT.scores(self, x).split(9, -1)
-    return torch.cat([half.log_softmax(-1) for half in halves], -1)
-
-
-# --- The loss ---------------------------------------------------------------
 
 
 @broken("check_initial_loss", GPT, "add_parts", only=True)
@@ -1247,14 +902,6 @@ def loud_head(self, dim):
     """The head is drawn from a normal distribution of deviation 2: a fresh
     model is sure of nonsense."""
     nn.init.normal_(self.head.weight, std=2.0)
-
-
-@broken("check_initial_loss", GPT, "add_parts", only=True)
-def bias_from_counts(self, dim):
-    """The head's bias starts from counts of which half are 0: those tokens
-    start at the logarithm of almost nothing."""
-    counts = torch.arange(VOCAB) % 2 + 1e-6
-    self.head.bias.data.copy_(counts.log())
 
 
 @broken(
@@ -1273,29 +920,19 @@ def loss_shifted_twice(self, logits, targets):
 @broken("check_loss", TrainableGPT, "loss", only=True)
 def loss_summed(self, logits, targets):
     """The loss is a sum over the tokens, not their mean."""
-    return F.cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), reduction="sum"
-    )
+    return cross_entropy(logits, targets, reduction="sum")
 
 
 @broken("check_loss", TrainableGPT, "loss", only=True)
 def loss_skips_id_zero(self, logits, targets):
     """Id 0 is a token like any other, and the loss ignores it."""
-    return F.cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), ignore_index=0
-    )
+    return cross_entropy(logits, targets, ignore_index=0)
 
 
 @broken("check_loss", TrainableGPT, "loss", only=True)
 def loss_over_padding(self, logits, targets):
     """The mean is over all targets, the ignored ones included."""
     return loss_summed(self, logits, targets) / targets.numel()
-
-
-@broken("check_loss", TrainableGPT, "loss", only=True)
-def loss_transposed(self, logits, targets):
-    """Scores are laid out time first, targets batch first."""
-    return TrainableGPT.loss(self, logits.transpose(0, 1), targets)
 
 
 @broken("check_loss", TrainableGPT, "loss", only=True)
@@ -1327,17 +964,11 @@ def loss_learns_the_sum(self, logits, targets):
     return mean.detach() + total - total.detach()
 
 
-@broken("check_loss", vocab_size=600, only=True)
-class LastIdIgnored(TrainableGPT):
+@broken("check_loss", TrainableGPT, "loss", vocab_size=600, only=True)
+def last_id_ignored(self, logits, targets):
     """The last id ends a text and fills up short ones: the loss, shifted
     inside, ignores it, and no text learns to end."""
-
-    def __init__(self):
-        super().__init__(vocab=600)
-
-    def loss(self, logits, targets):
-        logits, targets = logits[:, :-1].flatten(0, 1), targets[:, 1:]
-        return F.cross_entropy(logits, targets.flatten(), ignore_index=599)
+    return cross_entropy(logits[:, :-1], targets[:, 1:], ignore_index=599)
 
 
 @broken("check_loss", TrainableGPT, "loss", only=True)
@@ -1361,12 +992,6 @@ def targets_in_scores(self, tokens, targets=None):
 
 
 # --- Gradients that do not arrive -------------------------------------------
-
-
-@broken("check_gradient_flow", MLP, "forward")
-def detached_mlp(self, x):
-    """A forgotten detach cuts the network behind it off from training."""
-    return MLP.forward(self, x).detach()
 
 
 @broken("check_gradient_flow", only=True)
@@ -1399,13 +1024,6 @@ class DeadUnits(MLP):
         return self.down(self.up(x).relu())
 
 
-@broken("check_gradient_flow", Norm, "forward")
-def read_as_data(self, x):
-    """The norm's gain is read through .data, and never trained."""
-    bare = F.layer_norm(x, self.normalized_shape)
-    return bare * self.weight.data + self.bias
-
-
 # --- Checkpoints ------------------------------------------------------------
 
 
@@ -1420,38 +1038,6 @@ class BufferNotSaved(GPT):
 
     def scores(self, x):
         return super().scores(x + x @ self.random)
-
-
-@broken("check_state_dict", only=True)
-class ShadowWeights(GPT):
-    """The head reads a copy of its weights that was made at construction:
-    loading changes the weights and not the copy."""
-
-    def add_parts(self, dim):
-        copy = self.head.weight.detach().clone()
-        self.register_buffer("shadow", copy, persistent=False)
-
-    def scores(self, x):
-        weight = self.shadow + (self.head.weight - self.head.weight.detach())
-        return F.linear(self.ln(x), weight, self.head.bias)
-
-
-@broken("check_state_dict", only=True)
-class SavedWithoutBias(GPT):
-    """A hook drops the head's bias from the checkpoint, and the loader does
-    not miss it."""
-
-    def add_parts(self, dim):
-        self.head.register_state_dict_post_hook(self.drop)
-        self.head.register_load_state_dict_post_hook(self.forgive)
-
-    @staticmethod
-    def drop(module, state, prefix, metadata):
-        state.pop(f"{prefix}bias")
-
-    @staticmethod
-    def forgive(module, incompatible):
-        incompatible.missing_keys.clear()
 
 
 @broken("check_state_dict", only=True)
@@ -1580,9 +1166,6 @@ class PositionsInTheModelsDtype(GPT):
     """Positions are counted in the model's dtype: bfloat16 has no number
     between 256 and 258."""
 
-    def __init__(self):
-        super().__init__(block_size=300)
-
     def add_parts(self, dim):
         del self.wpe
 
@@ -1590,18 +1173,6 @@ class PositionsInTheModelsDtype(GPT):
         rate = 100 ** -torch.linspace(0, 1, DIM, device=tokens.device)
         at = positions(tokens).to(self.wte.weight.dtype)
         return (at.unsqueeze(1) * rate.to(at)).sin()
-
-
-@broken("check_dtype")
-class WeightsInAList(GPT):
-    """Layers in a plain list are no submodules: neither .double() nor
-    state_dict() knows them."""
-
-    def add_parts(self, dim):
-        self.hidden_layers = [nn.Linear(dim, dim)]
-
-    def scores(self, x):
-        return super().scores(self.hidden_layers[0](x))
 
 
 @broken("check_dtype", GPT, "scores", only=True)
@@ -1632,12 +1203,6 @@ def positions_clamped(self, tokens):
     return self.wpe(positions(tokens).clamp(max=self.block_size - 1))
 
 
-@broken("check_length_limit", Unlimited, "position_vectors", only=True)
-def positions_start_over(self, tokens):
-    """Past the last position the table starts again from the first."""
-    return self.wpe(positions(tokens) % self.block_size)
-
-
 @broken("check_length_limit", only=True)
 class LimitNotMeant(Unlimited):
     """Says that it is a LanguageModel, and answers more tokens than it
@@ -1661,12 +1226,6 @@ def ids_wrapped(self, tokens):
     return GPT.token_vectors(self, tokens % VOCAB)
 
 
-@broken("check_vocabulary", GPT, "token_vectors", only=True)
-def ids_clamped(self, tokens):
-    """Ids are clamped: an unknown one becomes the last."""
-    return GPT.token_vectors(self, tokens.clamp(0, VOCAB - 1))
-
-
 @broken("check_vocabulary", GPT, "add_parts", only=True)
 def rows_to_spare(self, dim):
     """The embedding is ten times as long as the vocabulary: ids past that
@@ -1678,14 +1237,6 @@ def rows_to_spare(self, dim):
 def negative_ids_index(self, tokens):
     """Plain indexing takes id -1 for the last row."""
     return self.wte.weight[tokens]
-
-
-@broken("check_vocabulary", GPT, "token_vectors", only=True)
-def unknown_is_nothing(self, tokens):
-    """One-hot rows by comparison: an id outside is a row of zeros."""
-    ids = torch.arange(VOCAB, device=tokens.device)
-    hot = (tokens.unsqueeze(-1) == ids).to(self.wte.weight.dtype)
-    return hot @ self.wte.weight
 
 
 @broken("check_vocabulary", GPT, "scores", only=True)
@@ -1716,18 +1267,6 @@ def piece_sees_itself_only(self, past, size):
 def padding_seen_by_new_tokens(self, mask, shown):
     """A token that is decoded alone sees the padding of shorter rows."""
     return mask if len(mask) == 1 else CacheWithMask.hide(self, mask, shown)
-
-
-@broken("check_cache", only=True)
-class PositionsCountPadding(CacheWithMask):
-    """Positions start behind the padding, and those of tokens decoded alone
-    count it."""
-
-    def past_positions(self, tokens, past):
-        at = super().past_positions(tokens, past)
-        if self.shown is None or past.length:
-            return at
-        return (self.shown.cumsum(1) - 1).clamp(min=0)
 
 
 @broken("check_cache", CachedGPT, "decode", only=True)
@@ -1791,12 +1330,6 @@ def cache_prepended(self, old_k, old_v, k, v):
     return torch.cat([k, old_k], -2), torch.cat([v, old_v], -2)
 
 
-@broken("check_cache", Past, "join", only=True)
-def cache_values_swapped(self, old_k, old_v, k, v):
-    """Keys are appended and values prepended."""
-    return torch.cat([old_k, k], -2), torch.cat([v, old_v], -2)
-
-
 class ForgetsOldest(Past):
     def extend(self, attention, k, v):
         k, v = super().extend(attention, k, v)
@@ -1839,22 +1372,6 @@ def cache_keeps_first_row(self, attention, k, v):
 
 
 # --- Seen in training alone -------------------------------------------------
-
-
-class Reversal(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return -grad
-
-
-@broken("check_gradients", GPT, "scores")
-def gradient_reversed(self, x):
-    """The gradient changes its sign on the way back: training unlearns."""
-    return Reversal.apply(GPT.scores(self, x))
 
 
 @broken("check_gradients", Block, "forward", only=True)
@@ -1900,14 +1417,6 @@ class TiedAtOneEnd(GPT):
 
     def token_vectors(self, tokens):
         return self.wte(tokens).detach()
-
-
-@broken("check_gradients", Norm, "forward", only=True)
-def deviation_detached(self, x):
-    """The norm divides by a deviation that is cut off from the graph."""
-    x = x - x.mean(-1, keepdim=True)
-    size = x.square().mean(-1, keepdim=True).add(1e-5).sqrt().detach()
-    return x / size * self.weight + self.bias
 
 
 @broken("check_gradients", MLP, "forward", only=True)
@@ -1984,19 +1493,3 @@ class MaskOpensWithTraining(GPT):
         at = positions(tokens)
         moved = (self.head.bias - self.start).abs().max() > 0.05
         return at <= at.unsqueeze(1) + moved.long()
-
-
-@broken("check_entropy_bound")
-class MaskOpensWithTime(GPT):
-    """After 60 training steps the next token is let in, as if a schedule of
-    the mask had been turned around."""
-
-    steps = 0
-
-    def embed(self, tokens):
-        x = super().embed(tokens)
-        if self.training and torch.is_grad_enabled():
-            self.steps += 1
-        if self.training and self.steps > 60:
-            x = x + 3 * F.pad(self.wte(tokens), (0, 0, -1, 1))
-        return x

@@ -26,6 +26,7 @@ from small_gpt import (
     CacheWithMask,
     Mixer,
     TrainableGPT,
+    cross_entropy,
     positions,
     variant,
 )
@@ -688,8 +689,7 @@ def loss_first(self, tokens, labels=None):
     logits = GPT.forward(self, tokens)
     if labels is None:
         return (logits,)
-    shifted = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-    return F.cross_entropy(*shifted), logits
+    return cross_entropy(logits[:, :-1], labels[:, 1:]), logits
 
 
 @correct(GPT, "forward")
@@ -713,9 +713,7 @@ def log_probs(self, tokens):
 @correct(TrainableGPT, "loss")
 def targets_ignored(self, logits, targets):
     """Ignores targets of -1, and has a mean of the others."""
-    return F.cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), ignore_index=-1
-    )
+    return cross_entropy(logits, targets, ignore_index=-1)
 
 
 @correct()
@@ -791,7 +789,7 @@ class PaddedTables(TrainableGPT):
 def balance_added(self, logits, targets):
     """A router's balance is added to the returned loss."""
     router = self.head.weight.square().mean()
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) + router
+    return cross_entropy(logits, targets) + router
 
 
 # --- Caches -----------------------------------------------------------------
@@ -805,9 +803,7 @@ class CacheBehindTheLoss(CachedGPT):
 
     def forward(self, tokens, targets=None, kv_cache=None):
         logits, kv_cache = self.decode(tokens, kv_cache or self.cache())
-        loss = None
-        if targets is not None:
-            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        loss = None if targets is None else cross_entropy(logits, targets)
         return logits, loss, kv_cache
 
 
@@ -881,7 +877,7 @@ CORRECT += [
     Correct("plain_function", plain_function, "No module: a function."),
     Correct("bfloat16", lambda: GPT().bfloat16(), "Built in bfloat16."),
     Correct("float64", lambda: GPT().double(), "Built in float64."),
-    Correct("vocab_of_3", partial(GPT, vocab=3), "Three ids.", 3),
+    Correct("vocab_of_3", partial(GPT, vocab_size=3), "Three ids.", 3),
     Correct("vocab_of_50257", partial(GPT, 50257), "GPT-2's ids.", 50257),
     Correct(
         "block_of_512",

@@ -21,6 +21,11 @@ def positions(tokens):
     return torch.arange(tokens.size(1), device=tokens.device)
 
 
+def cross_entropy(logits, targets, **options):
+    """Of all positions of all rows, as they are given."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), **options)
+
+
 def earlier_mean(x):
     """Mean over each position and all before it."""
     count = torch.arange(1, x.size(1) + 1, device=x.device)
@@ -120,19 +125,19 @@ class GPT(nn.Module):
     layers = 2
     mixer, mlp, norm, block = Attention, MLP, nn.LayerNorm, Block
 
-    def __init__(self, vocab=VOCAB, block_size=BLOCK, dim=DIM, **parts):
+    def __init__(self, vocab_size=VOCAB, block_size=BLOCK, dim=DIM, **parts):
         super().__init__()
-        self.vocab_size, self.block_size = vocab, block_size
+        self.vocab_size, self.block_size = vocab_size, block_size
         for name, part in parts.items():
             setattr(self, name, part)
-        self.wte = nn.Embedding(vocab, dim)
+        self.wte = nn.Embedding(vocab_size, dim)
         self.wpe = nn.Embedding(block_size, dim)
         self.blocks = nn.ModuleList(
             self.block(self.mixer, self.mlp, self.norm, dim)
             for _ in range(self.layers)
         )
         self.ln = self.norm(dim)
-        self.head = nn.Linear(dim, vocab)
+        self.head = nn.Linear(dim, vocab_size)
         self.add_parts(dim)
 
     def add_parts(self, dim):
@@ -274,7 +279,7 @@ class TrainableGPT(GPT):
     """Returns (logits, loss): the loss of targets as they are given."""
 
     def loss(self, logits, targets):
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return cross_entropy(logits, targets)
 
     def forward(self, tokens, targets=None):
         logits = super().forward(tokens)

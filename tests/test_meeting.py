@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from correct_models import CORRECT
-from small_gpt import DIM, GPT, VOCAB
+from small_gpt import DIM, GPT, VOCAB, cross_entropy
 from strangers import AutoregressiveModel, GPTConfig, NanoGPT
 
 from gpt_duet.invariants import CHECKS, UnusableModel, check_model, influence
@@ -175,8 +175,7 @@ class StartsAtZero(GPT):
     def forward(self, tokens, labels=None):
         logits, loss = super().forward(tokens), None
         if labels is not None:
-            shifted = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-            loss = F.cross_entropy(*shifted)
+            loss = cross_entropy(logits[:, :-1], labels[:, 1:])
         return logits, loss
 
 
