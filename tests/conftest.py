@@ -45,14 +45,24 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Call slow what opens a browser; leave out what shape checks hide."""
+    """Call slow what opens a browser; leave out what shape checks hide.
+
+    The pass of shape checks needs one model for each check, too.
+    """
+    left, seen = [], set()
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("slow")
+        hidden = item.get_closest_marker("unhooked")
+        if item.get_closest_marker("one_of_each"):
+            check = getattr(item.callspec.params["model"], "check", None)
+            hidden = (item.originalname, check) in seen
+            seen.add((item.originalname, check))
+        if hidden:
+            left.append(item)
     if config.getoption("--check-shapes"):
-        hidden = [i for i in items if i.get_closest_marker("unhooked")]
-        items[:] = [item for item in items if item not in hidden]
-        config.hook.pytest_deselected(items=hidden)
+        items[:] = [item for item in items if item not in left]
+        config.hook.pytest_deselected(items=left)
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +106,18 @@ def one_layer(monkeypatch):
     from small_gpt import GPT
 
     monkeypatch.setattr(GPT, "layers", 1)
+
+
+@pytest.fixture
+def calls_of_a_second(monkeypatch):
+    """Let checks reckon with a second a call: few fit into a budget."""
+    from gpt_duet.invariants import Subject
+
+    def measure(subject):
+        subject.costs.call = 1.0
+        return True
+
+    monkeypatch.setattr(Subject, "measure", measure)
 
 
 @pytest.fixture(scope="session", params=["annotated", "mingpt_style"])

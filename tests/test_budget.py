@@ -81,12 +81,8 @@ def test_a_leak_is_found_in_the_default_time(fault):
 @pytest.mark.parametrize(
     "model", as_parameters(b for b in BROKEN if b.check in SHARES)
 )
-def test_broken_models_are_caught_though_calls_are_slow(model, monkeypatch):
-    def measure(subject):
-        subject.costs.call = 1.0
-        return True
-
-    monkeypatch.setattr(Subject, "measure", measure)
+@pytest.mark.usefixtures("calls_of_a_second")
+def test_broken_models_are_caught_though_calls_are_slow(model):
     report = check_model(
         model.build,
         vocab_size=model.vocab_size,
