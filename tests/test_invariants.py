@@ -223,6 +223,7 @@ def test_a_leak_is_found_where_time_comes_first(fault, where):
     assert where in report.results[0].message
 
 
+@pytest.mark.usefixtures("one_layer", "calls_of_a_second")
 @pytest.mark.parametrize(
     "name", ["state_kept", "state_of_its_own", "cache_never_reset"]
 )
@@ -249,6 +250,7 @@ def test_a_leak_is_found_in_a_model_that_keeps_state():
     assert "start each call from the state" in report.notes[0]
 
 
+@pytest.mark.usefixtures("one_layer", "calls_of_a_second")
 def test_noise_is_no_leak():
     """Sums over all positions, whose effect is rounding alone."""
 
@@ -264,6 +266,7 @@ def test_noise_is_no_leak():
     assert report.ok, str(report)
 
 
+@pytest.mark.usefixtures("one_layer", "calls_of_a_second")
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_short_blocks_work(length):
     report = check_model(lambda: GPT(block_size=length))

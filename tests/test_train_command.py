@@ -52,6 +52,14 @@ def train(duet, text, tmp_path):
     return train
 
 
+@pytest.fixture
+def quick_end(monkeypatch):
+    """A run ends with a few tokens and an empty picture."""
+    loop = "shared.cli.training_loop"
+    monkeypatch.setattr(f"{loop}.SAMPLE", 9)
+    monkeypatch.setattr(f"{loop}.draw_losses", lambda file, *_: file.touch())
+
+
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     """A folder with a finished run and with what is no good as a text."""
@@ -134,6 +142,7 @@ def test_another_seed_is_another_run(train):
     assert what_was_learnt(runs[0])[0] != what_was_learnt(runs[1])[0]
 
 
+@pytest.mark.usefixtures("quick_end")
 @pytest.mark.parametrize(
     ("style", "words", "stop"),
     [
@@ -420,6 +429,7 @@ def test_a_checkpoint_brings_its_own(refused, tmp_path, option):
     assert f"leave {option.split('=')[0]} out" in err
 
 
+@pytest.mark.usefixtures("quick_end")
 @pytest.mark.parametrize(
     "style",
     ["annotated", pytest.param("mingpt_style", marks=pytest.mark.slow)],
@@ -433,7 +443,8 @@ def test_training_goes_on_from_the_small_model(done, tmp_path, style):
     # drawn anew it would be ln(1024) = 6.9
     assert read_log(run)[-1]["val_loss"] < 4.5
     # tied weights that one style trained apart are no tie for the other
-    done("generate", "--checkpoint", run, "--style=mingpt_style")
+    words = ("--style=mingpt_style", "--new-tokens=9")
+    done("generate", "--checkpoint", run, *words)
 
 
 def test_training_from_weights_of_another_size(refused, tmp_path):
