@@ -1,6 +1,7 @@
 """What is tried where time is short: by costs that are set, not measured."""
 
 import math
+import re
 import time
 from functools import partial
 
@@ -103,8 +104,8 @@ def test_the_report_says_what_was_tried(slow, heavy, monkeypatch):
     found = {result.name: result.message for result in report.results}
     assert list(found)[:2] == ["check_shape", "check_causality"]
     causality = found["check_causality"]
-    whole = "in eval mode all splits at 2, 3, 5, 8, 16, 3 of 24 at 256"
-    assert whole in causality
+    whole = r"in eval mode all splits at 2, 3, 5, 8, 16, \d+ of 24 at 256"
+    assert re.match(whole, causality)
     assert "in train mode" in causality
     assert "in eval mode, a row alone" in causality
     assert "no time for " in found["check_causal_gradients"]
