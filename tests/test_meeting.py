@@ -4,6 +4,7 @@ import random
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -150,12 +151,50 @@ def test_what_is_set_for_all_is_left_as_it_was(what):
     assert report.results[0].message.startswith(words), str(report)
 
 
+IMPURE = {
+    "changes parameter ln.bias": lambda model: model.ln.bias.data.add_(1),
+    "changes the gradient of ln.bias": lambda model: setattr(
+        model.ln.bias, "grad", torch.zeros(DIM)
+    ),
+    "changes requires_grad of ln.bias": lambda model: (
+        model.ln.bias.requires_grad_(False)
+    ),
+    "adds buffer late": lambda model: model.register_buffer(
+        "late", torch.zeros(1)
+    ),
+    "changes the mode of ln": lambda model: model.ln.train(),
+    "changes the random state of NumPy": lambda model: np.random.rand(),
+}
+
+
+@pytest.mark.parametrize("what", IMPURE)
+def test_what_a_forward_changes_is_named(what):
+    class Impure(GPT):
+        def scores(self, x):
+            IMPURE[what](self)
+            return super().scores(x)
+
+    report = check_model(Impure, checks=["purity"])
+    assert report.results[0].message == f"a forward in eval mode {what}"
+
+
 class ExcludesIds(GPT):
     """Two ids, of images, say, never follow."""
 
     def scores(self, x):
         out = torch.full_like(x[..., :2], torch.finfo(x.dtype).min)
         return torch.cat([super().scores(x)[..., :-2], out], -1)
+
+
+class TwoTables(GPT):
+    """Looks tokens up twice, in tables of 30 and of 20 rows."""
+
+    def add_parts(self, dim):
+        self.wte = torch.nn.Embedding(30, dim)
+        self.more = torch.nn.Embedding(20, dim)
+
+    def token_vectors(self, tokens):
+        return self.wte(tokens) + self.more(tokens)
 
 
 class OwnCache(GPT):
@@ -187,6 +226,7 @@ SOUND = {model.name: model.build for model in CORRECT}
     [
         ("one_score_at_zero", "vocabulary", "passed", "of id 16 is always 0"),
         (ExcludesIds, "vocabulary", "passed", "; 2 ids are excluded"),
+        (TwoTables, "vocabulary", "passed", "table has 3 rows to spare"),
         (StartsAtZero, "loss", "passed", "of labels shifted by one inside,"),
         ("cache_behind_the_loss", "cache", "passed", "kv_cache: lengths to"),
         ("one_at_a_time", "cache", "passed", "one token at a time only: the"),

@@ -319,6 +319,17 @@ def test_a_parameter_that_is_seldom_used_gets_its_gradient():
     assert only(Seldom, "gradient_flow").status == "passed"
 
 
+def test_a_wrong_gradient_is_seen_between_kinks():
+    class Folded(GPT):
+        """Most directions cross a kink, and say nothing."""
+
+        def scores(self, x):
+            x = x + (x * 3e4 % 1 - 0.5).abs() / 3e4
+            return super().scores(1.5 * x - 0.5 * x.detach())
+
+    assert only(lambda: Folded(layers=1), "gradients").status == "failed"
+
+
 def test_one_position_that_float64_breaks_is_enough_to_go_without_it():
     class Before(Attention):
         def weights(self, scores, mask):

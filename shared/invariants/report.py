@@ -64,9 +64,9 @@ class Report:
     results: list[CheckResult] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     details: dict[str, str] = field(default_factory=dict)
-    estimates: dict[str, float] = field(default_factory=dict, repr=False)
+    estimates: dict[str, float] = field(default_factory=dict)
     plan: str = ""
-    interim: str = field(default="", repr=False)
+    interim: str = ""
     left_out: list[str] = field(default_factory=list)
     interrupted: bool = False
 

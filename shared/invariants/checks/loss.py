@@ -1,6 +1,7 @@
 """The loss that a model returns itself."""
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -259,10 +260,8 @@ def _before_the_cut(
             found.append(answer)
 
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    handles = [module.register_forward_hook(look) for module in modules]
-    try:
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.enter_context(module.register_forward_hook(look))
         subject.scores(model, tokens)
-    finally:
-        for handle in handles:
-            handle.remove()
     return found[0] if found else None

@@ -54,7 +54,7 @@ def check_order_sensitivity(subject: Subject) -> str:
 def _swapped_in_vain(subject: Subject, places: list[int]) -> list[int]:
     """Return with which of these tokens the first is swapped in vain.
 
-    Not those of which one or the other does not count either.
+    Not those of which another id alone does as little.
     """
     time, vocab = subject.block_size, subject.vocab_size
     generator = subject.generator()
@@ -67,21 +67,17 @@ def _swapped_in_vain(subject: Subject, places: list[int]) -> list[int]:
             text[places] = others(
                 text[0].expand(len(places)), vocab, generator
             )
-            swaps = [_with(text, {0: text[s], s: text[0]}) for s in places]
-            base, moved = _moved(search, text, swaps)
-            largest = max(moved)
-            places = [
-                s
-                for s, swap in zip(places, moved, strict=True)
-                if swap <= max(base, ALIKE * largest)
-            ]
+            rows = [_with(text, {0: text[s], s: text[0]}) for s in places]
+            base, moved = _moved(search, text, rows)
+            least = max(base, ALIKE * max(moved))
+            swaps = dict(zip(places, moved, strict=True))
+            places = [s for s in places if swaps[s] <= least]
             rows = [_with(text, {s: text[0]}) for s in places]
-            rows.append(_with(text, {0: others(text[0], vocab, generator)}))
-            counts = _moved(search, text, rows)[1] if places else [0.0]
+            counts = _moved(search, text, rows)[1] if rows else []
             places = [
                 s
-                for s, count in zip(places, counts, strict=False)
-                if min(count, counts[-1]) > base / ALIKE
+                for s, count in zip(places, counts, strict=True)
+                if max(swaps[s], base) < ALIKE * count
             ]
     return places
 

@@ -233,21 +233,21 @@ def _check_sums(search: Search) -> float:
             "the scores are probabilities, not their logarithms: none is "
             "negative, and those of a position sum to 1"
         )
-    off = scores[..., subject.scored].double().logsumexp(-1)
+
+    def sums(scores: Tensor) -> Tensor:
+        return scores[..., subject.scored].double().logsumexp(-1)
+
+    off = sums(scores)
     size = float(off.abs().nan_to_num(nan=math.inf).max())
     noise = max(rounding(scores), torch.finfo(scores.dtype).eps)
     # logits are no promise; what is nearly normalised was meant to be
     if not subject.says_log_probs and size > NORMALISED:
         return size
-
-    def sums() -> Tensor:
-        scores = search.run(tokens)[..., subject.scored]
-        return scores.double().logsumexp(-1)
-
     # what is computed in float32 inside keeps float32's rounding
     inner = FLOOR * torch.finfo(torch.float32).eps
     if size > floor_of(scores.dtype) * noise and (
-        size > inner or is_real(search.model, sums, noise)
+        size > inner
+        or is_real(search.model, lambda: sums(search.run(tokens)), noise)
     ):
         position = int(off.abs().amax(0).argmax())
         total = float(off[:, position].exp().max())

@@ -1,5 +1,6 @@
 """What comes into a part of the model gets through it."""
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -78,18 +79,15 @@ def _require_parts_that_move(subject: Subject, model: nn.Module) -> None:
             name = f"{names[module]} ({type(module).__name__})"
             moves[name] = moves.get(name, False) or not put_out <= SAME
 
-    handles = [
-        module.register_forward_hook(look, with_kwargs=True)
-        for module in names
-        if next(module.parameters(), None) is not None
-    ]
     time = subject.lengths.fit(7)
     tokens = draw(subject.vocab_size, 3, time, subject.generator())
-    try:
+    with ExitStack() as hooks:
+        for module in names:
+            if next(module.parameters(), None) is not None:
+                hooks.enter_context(
+                    module.register_forward_hook(look, with_kwargs=True)
+                )
         subject.scores(model, tokens)
-    finally:
-        for handle in handles:
-            handle.remove()
     still = [name for name, moved in moves.items() if not moved]
     if still:
         raise AssertionError(

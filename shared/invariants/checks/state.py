@@ -209,7 +209,7 @@ def _snapshot(model: Model) -> dict[str, object]:
 def _same(old: object, new: object) -> bool:
     """Whether nothing has changed."""
     if not isinstance(old, Tensor) or not isinstance(new, Tensor):
-        return type(old) is type(new) and old == new
+        return old is new
     if old.shape != new.shape or old.dtype != new.dtype:
         return False
     return bool(((old == new) | ((old != old) & (new != new))).all())

@@ -265,11 +265,7 @@ def called_modules() -> Iterator[list[nn.Module]]:
     def note(module: nn.Module, args: object) -> None:
         called.append(module)
 
-    handle = register_module_forward_pre_hook(note)
-    try:
-        with warnings.catch_warnings():
-            # parts that are compiled run as written: no hook fires twice
-            warnings.filterwarnings("ignore", "Using `torch.compile")
-            yield called
-    finally:
-        handle.remove()
+    with register_module_forward_pre_hook(note), warnings.catch_warnings():
+        # parts that are compiled run as written: no hook fires twice
+        warnings.filterwarnings("ignore", "Using `torch.compile")
+        yield called

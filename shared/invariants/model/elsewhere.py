@@ -106,11 +106,10 @@ def _compute(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     moved = len(left) < len(tensors)
     wanted = kwargs.get("device")
     away = moved if wanted is None else str(wanted) == NAME
-    if moved and any(tensor.is_meta for tensor in left):
-        raise NotImplementedError("a tensor was made without its numbers")
-    mixes = moved and function.overloadpacket not in ACROSS
-    for tensor in left if mixes else ():
-        if tensor.dim():
+    for tensor in left if moved else ():
+        if tensor.is_meta:
+            raise NotImplementedError("a tensor was made without its numbers")
+        if tensor.dim() and function.overloadpacket not in ACROSS:
             raise RuntimeError(
                 "expected all tensors to be on the same device, found "
                 f"one of shape {(*tensor.shape,)} on the {tensor.device} "

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -88,17 +89,14 @@ def _record(
         counts[name] += 1
         seen[name, counts[name]] = open_calls.pop(), parts(given[-1])
 
-    handles = []
-    for module in names:
-        handles += [
-            module.register_forward_pre_hook(enter, with_kwargs=True),
-            module.register_forward_hook(leave, with_kwargs=True),
-        ]
-    try:
+    with ExitStack() as hooks:
+        for module in names:
+            for register, hook in (
+                (module.register_forward_pre_hook, enter),
+                (module.register_forward_hook, leave),
+            ):
+                hooks.enter_context(register(hook, with_kwargs=True))
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
     return seen
 
 

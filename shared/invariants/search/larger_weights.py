@@ -5,6 +5,7 @@ the future until scores have grown beyond it, and a leak behind a projection
 that starts at zero moves nothing at all.
 """
 
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -141,17 +142,13 @@ def scale_outputs(
         finally:
             running.discard(id(module))
 
-    handles = [
-        module.register_forward_hook(scale, with_kwargs=True)
-        for module in model.modules()
-        if module is not model
-    ]
-    try:
-        with Multiplied() as multiplied:
-            subject.scores(model, tokens)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, Multiplied() as multiplied:
+        for module in model.modules():
+            if module is not model:
+                hooks.enter_context(
+                    module.register_forward_hook(scale, with_kwargs=True)
+                )
+        subject.scores(model, tokens)
     for key in (left.keys() & multiplied.seen) - met:
         scale_alone(left[key], size)
 
@@ -159,7 +156,7 @@ def scale_outputs(
 @torch.no_grad()
 def scale_alone(matrix: nn.Parameter, size: float) -> None:
     """Scale a matrix up by its own numbers, as if its inputs were 1."""
-    rms = float(matrix.double().square().mean() * matrix[0].numel()) ** 0.5
+    rms = float(matrix.double().square().sum() / len(matrix)) ** 0.5
     if rms > 0:
         matrix.mul_(min(max(size / rms, 1.0), LARGEST_FACTOR))
 
