@@ -394,6 +394,7 @@ def test_parametrize_names_and_marks():
     assert marks[:-1] == [[]] * 7
     assert marks[-1][0].kwargs == {"reason": "a reason", "strict": True}
     model, check = mark.args[1][-1].values
+    assert repr(check) == "check_causality"
     with pytest.raises(AssertionError, match="position 0 sees token 1"):
         check(model)
     with pytest.raises(TypeError, match="vocabulary"):
@@ -507,7 +508,7 @@ def test_influence_is_a_lower_triangle_for_a_causal_model():
 
 @pytest.mark.unhooked
 def test_influence_refuses_what_is_no_sequence_of_the_model():
-    assert influence(GPT().double(), [3, 1, 4], rounds=1).shape == (3, 3)
+    assert influence(GPT().double(), [[3, 1, 4]], rounds=1).shape == (3, 3)
     for tokens, words in (
         ([0] * 40, "40 tokens are more than the 32"),
         ([0, 17], "17 is outside the vocabulary of 17"),

@@ -103,6 +103,10 @@ def test_a_fault_of_the_kit_is_no_failure_of_the_model(monkeypatch):
     assert (report.ok, report.failed) == (False, [])
     assert report.errors == ["check_shape"]
     assert "1 error" in str(report)
+    with pytest.raises(AssertionError, match="0 checks failed, 1 broke"):
+        report.raise_for_failures()
+    with pytest.raises(TypeError):
+        check_model(GPT, checks="shape", debug=True)
 
 
 def test_pythons_random_is_called_that():
@@ -162,6 +166,10 @@ IMPURE = {
     "adds buffer late": lambda model: model.register_buffer(
         "late", torch.zeros(1)
     ),
+    "changes buffer kept": lambda model: model.kept.resize_(2),
+    "changes buffer (not saved) gain, and with it the scores": (
+        lambda model: model.gain.add_(torch.is_grad_enabled())
+    ),
     "changes the mode of ln": lambda model: model.ln.train(),
     "changes the random state of NumPy": lambda model: np.random.rand(),
 }
@@ -170,9 +178,13 @@ IMPURE = {
 @pytest.mark.parametrize("what", IMPURE)
 def test_what_a_forward_changes_is_named(what):
     class Impure(GPT):
+        def add_parts(self, dim):
+            self.register_buffer("kept", torch.zeros(1))
+            self.register_buffer("gain", torch.ones(1), persistent=False)
+
         def scores(self, x):
             IMPURE[what](self)
-            return super().scores(x)
+            return super().scores(x) * self.gain
 
     report = check_model(Impure, checks=["purity"])
     assert report.results[0].message == f"a forward in eval mode {what}"
@@ -311,7 +323,7 @@ def wants_a_whole(self, tokens):
 
 class Overflows(GPT):
     def add_parts(self, dim):
-        self.wte = torch.nn.Embedding(VOCAB - 1, dim)
+        self.wte = torch.nn.Embedding(5, dim)
 
 
 class Shorter(GPT):
@@ -335,7 +347,7 @@ REFUSES = [  # model, sizes, what check_shape says, what others do
     (Shorter, {"block_size": 40}, "lengths from 1 to 32 are", "passed"),
     (wants_a_whole, {}, "are not contiguous", "passed"),
     (another_width, {}, r"6, 17\) .*got shape \(2, 6, 16\)", "skipped"),
-    (Overflows, {}, "id 16 of 17 is refused: .*IndexError", "skipped"),
+    (Overflows, {}, "id 5 of 17 is refused: .*IndexError", "skipped"),
     (swapped, {}, r"have shape \(time, batch, vocab\)", "skipped"),
 ]
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 from collections import namedtuple
 from contextlib import suppress
 from dataclasses import dataclass
@@ -189,6 +190,10 @@ def test_a_model_whose_copy_is_none_is_not_accused():
     assert causality.message.startswith("less tested, the model cannot be")
     assert " less tested: the model cannot be copied" in report.verdict
     assert all(p.grad is None for p in model.parameters())
+    model = GPT()
+    model.lock = threading.Lock()
+    report = check_model(model, checks=["causality"])
+    assert "cannot be copied (TypeError: cannot pickle" in report.notes[0]
     report = check_model(Closure)
     assert report.ok, str(report)
     assert report.notes == []

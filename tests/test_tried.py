@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from broken_models import BROKEN
-from small_gpt import BLOCK, GPT, VOCAB, Attention, Block
+from small_gpt import BLOCK, GPT, MLP, VOCAB, Attention, Block
 from torch import nn
 
 from gpt_duet.invariants import Subject, check_model
@@ -275,6 +275,22 @@ def test_the_place_is_found_where_a_model_works_in_place():
     assert "first seen at blocks.0.mixer (no_mask)" in result.message
 
 
+def test_the_place_is_where_more_than_rounding_comes_in():
+    class Rounding(Block):
+        def forward(self, x, mask):
+            x = super().forward(x, mask)
+            total = 1e3 * x.sum(1, keepdim=True)
+            return x + ((x + total) - total - x)
+
+    class LeaksLater(GPT):
+        def add_parts(self, dim):
+            self.blocks[0] = Rounding(Attention, MLP, self.norm, dim)
+
+    leaky = BUILDS["no_mask"].keywords
+    message = only(lambda: LeaksLater(**leaky), "causality").message
+    assert "first seen at blocks.1.mixer (no_mask)" in message
+
+
 @pytest.mark.parametrize(
     ("outputs", "off", "status"),
     [
@@ -303,8 +319,11 @@ def test_draws_that_depend_on_the_tokens_are_told():
                 torch.rand(int((tokens * at**2).sum()) % 997)
             return F.dropout(super().embed(tokens), 0.1, self.training)
 
-    message = only(lambda: Draws(block_size=8), "causality").message
-    assert "shape of random draws depends on the tokens" in message
+    for check, words in (
+        ("causality", "shape of random draws depends on the tokens"),
+        ("batch_independence", "random draws depend on the tokens"),
+    ):
+        assert words in only(lambda: Draws(block_size=8), check).message
 
 
 def test_a_parameter_that_is_seldom_used_gets_its_gradient():
@@ -395,6 +414,11 @@ def test_attention_that_is_trained_or_does_no_harm_is_told():
     assert "multiplied by 2, where 1 / sqrt(4) = 0.5" in narrow.message
 
 
+class Back(GPT):
+    def scores(self, x):
+        return super().scores(x).cpu()
+
+
 def test_ids_outside_are_given_on_the_cpu_alone():
     def function(tokens):
         return torch.zeros(*tokens.shape, VOCAB, device=tokens.device)
@@ -402,9 +426,13 @@ def test_ids_outside_are_given_on_the_cpu_alone():
     sizes = {"vocab_size": VOCAB, "block_size": 8, "device": "meta"}
     with elsewhere():
         result = only(function, "vocabulary", **sizes)
-        moved = only(GPT, "vocabulary", device="meta")
+        moved = only(lambda: GPT(layers=1), "vocabulary", device="meta")
+        device = only(lambda: GPT(layers=1), "dtype", device="meta")
+        left = only(lambda: Back(layers=1), "dtype", device="meta")
     assert result.message == "a function on meta cannot be moved"
     assert moved.status == "passed"
+    assert device.message.endswith(", meta")
+    assert left.message == "on meta the answer is on cpu"
 
 
 def test_in_pytest_scores_that_cannot_be_read_are_a_failure():

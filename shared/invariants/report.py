@@ -196,7 +196,6 @@ class Table:
             start + message,
             max(self.width, len(start) + 20),
             subsequent_indent=" " * len(start),
-            break_on_hyphens=False,
         )
 
     def _paint(self, text: str, code: str) -> str:

@@ -1,6 +1,5 @@
 """What came before counts, and counts the same however it is fed."""
 
-import math
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -240,13 +239,9 @@ def _add_gradients(
     grads = gradients_at(search, tokens, [time - 1], generator)
     if grads is None:
         return
-    size = grads[0].cpu()
-    largest = float(size.max())
-    if not (largest > 0 and math.isfinite(largest)):
-        return
-    scale = max([used.get(s, 0.0) for s in columns], default=0.0) or 1.0
+    # 0 of 0 is NaN, and more than nothing is none of infinity
+    shares = (grads[0] / grads[0].max()).tolist()
+    scale = max(used.get(s, 0.0) for s in columns) or 1.0
     for s in columns:
-        # an influence that is rounding itself would be 1e-16 of the largest
-        share = float(size[s]) / largest
-        if not used.get(s) and share > 0:
-            used[s] = share * scale
+        if not used.get(s) and shares[s] > 0:
+            used[s] = shares[s] * scale

@@ -33,11 +33,11 @@ def require_batch_first(
         return
     vocab = subject.vocab_size
     tokens = draw(vocab, batch, time, subject.generator())
-    changed = tokens.clone()
-    changed[0, 0] = (tokens[0, 0] + 1) % vocab
+    change = torch.zeros_like(tokens)
+    change[0, 0] = 1
     base, moved, equal = (
         subject.scores(model, ids, seed=subject.seed)
-        for ids in (tokens, changed, torch.zeros_like(tokens))
+        for ids in (tokens, (tokens + change) % vocab, change * 0)
     )
     differs = (base != moved).any(-1)
     if (

@@ -1,0 +1,293 @@
+"""What a check finds and says in odd models: a row for each."""
+
+import math
+import re
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small_gpt import (
+    BLOCK,
+    GPT,
+    VOCAB,
+    Attention,
+    CachedGPT,
+    CacheWithMask,
+    Mixer,
+    TrainableGPT,
+)
+from torch import nn
+
+from gpt_duet.invariants import check_model
+
+pytestmark = [
+    pytest.mark.usefixtures("one_layer"),
+    pytest.mark.unhooked,  # most of them raise
+]
+
+
+def gpt(base=GPT, **parts):
+    """A model of which some methods or attributes differ."""
+    return type("Odd", (base,), parts)
+
+
+def scored(change):
+    """A model whose scores are changed."""
+    return gpt(scores=lambda self, x: change(self, GPT.scores(self, x)))
+
+
+def within(change):
+    """A model in which what the blocks put out is changed."""
+    return gpt(scores=lambda self, x: GPT.scores(self, change(x)))
+
+
+def answering(change):
+    """A model that answers with what is made of ids and their scores."""
+
+    def forward(self, ids):
+        return change(self, ids, GPT.forward(self, ids))
+
+    return gpt(forward=forward)
+
+
+def losing(loss, logits=lambda self, x: x):
+    """A model that returns a loss made of its scores and targets."""
+
+    def forward(self, ids, targets=None):
+        x = GPT.forward(self, ids)
+        if targets is None:
+            return x, None
+        return logits(self, x), loss(self, x, targets)
+
+    return gpt(forward=forward)
+
+
+def mean(self, x, ids):
+    return F.cross_entropy(x.flatten(0, 1), ids.flatten())
+
+
+def by_index(self, x, ids):
+    shares = -x.log_softmax(-1).flatten(0, 1)
+    return shares[range(ids.numel()), ids.flatten()].mean()
+
+
+def loss_alone(self, ids, targets=None):
+    x = GPT.forward(self, ids)
+    return x if targets is None else mean(self, x, targets)
+
+
+def late(loss):
+    """A loss that is another one from 13 tokens on."""
+    return lambda self, x, ids: (loss if x.size(1) > 12 else mean)(
+        self, x, ids
+    )
+
+
+def function():
+    """No module: a function that declares its sizes."""
+    model = GPT()
+
+    def log_probs(ids):
+        return model(ids).log_softmax(-1)
+
+    log_probs.vocab_size, log_probs.block_size = VOCAB, BLOCK
+    return log_probs
+
+
+def builtin():
+    """A table as a function of PyTorch's own, which has no signature."""
+    table = partial(torch.embedding, torch.randn(VOCAB, VOCAB))
+    table.vocab_size, table.block_size = VOCAB, BLOCK
+    return table
+
+
+def trained():
+    model = GPT()
+    model.head.weight.data *= 100
+    return model
+
+
+class FadesFast(Mixer):
+    def forward(self, x, mask):
+        at = torch.arange(x.size(1), dtype=x.dtype)
+        share = 0.1 ** (at.unsqueeze(1) - at)
+        return share.masked_fill(~mask, 0.0) @ x
+
+
+class ByATensor(Attention):
+    def scores(self, q, k):
+        return q @ k.mT * torch.tensor(2.0, dtype=q.dtype)
+
+
+class OnceOnly(GPT):
+    def forward(self, ids):
+        if hasattr(self, "called"):
+            raise RuntimeError("called again")
+        self.called = True
+        return super().forward(ids)
+
+
+class PartLeaks(GPT):
+    """Its own call, in which a hook would see it, is not used."""
+
+    def log_probs(self, ids):
+        x = self.embed(ids)
+        x = self.body(x + x.roll(-1, 1), self.mask(ids))
+        return self.scores(x).log_softmax(-1)
+
+
+class LastAlone(CachedGPT):
+    def decode(self, ids, cache):
+        scores, cache = super().decode(ids, cache)
+        return scores[:, -1], cache
+
+
+class GoesOn(CachedGPT):
+    """Declares two tokens fewer than it has positions."""
+
+    def add_parts(self, dim):
+        self.wpe = nn.Embedding(BLOCK + 2, dim)
+
+    def require_length(self, size):
+        pass
+
+
+NAN = math.nan
+PASSED = [
+    (answering(lambda self, i, x: [i] * self.training + [x]), "shape", ""),
+    (builtin, "shape", ""),
+    (gpt(config=property(lambda self: 1 / 0)), "shape", ""),
+    (function, "normalised", ""),
+    (function, "length_limit", ""),
+    (gpt(mixer=FadesFast), "context_use", r"to 32$"),
+    (within(torch.round), "context_use", r"to 32$"),
+    (gpt(mixer=ByATensor), "signal", "are multiplied by 2, where"),
+    (
+        within(lambda x: x + torch.det(torch.eye(2, dtype=x.dtype))),
+        "dtype",
+        "float64, no kernel for bfloat16, no kernel for float16",
+    ),
+    (within(lambda x: x * 1e5 / 1e5), "dtype", "or infinite in float16"),
+    (
+        gpt(CacheWithMask, hide=lambda self, mask, shown: 1 / 0),
+        "cache",
+        "; not with a mask: .*ZeroDivisionError",
+    ),
+    (GoesOn, "cache", ""),
+    (losing(lambda *given: None), "loss", "targets, returns no loss of one"),
+    (gpt(forward=loss_alone), "loss", "of targets as given, -100 left out$"),
+    (losing(by_index), "loss", "targets as given$"),
+    (
+        losing(lambda self, x, i: None if i.min() < 0 else mean(self, x, i)),
+        "loss",
+        "targets as given$",
+    ),
+    (
+        losing(lambda self, x, i: None if self.training else mean(self, x, i)),
+        "loss",
+        "",
+    ),
+    (losing(mean, lambda self, x: x.detach()), "loss", ""),
+    (
+        losing(mean, lambda self, x: x if self.training else x.detach()),
+        "loss",
+        "",
+    ),
+    (lambda: TrainableGPT().requires_grad_(False), "loss", ""),
+]
+SKIPPED = [
+    (builtin, "signal", "no part and no attention can be seen"),
+    (
+        scored(lambda self, x: x * (NAN if x.size(1) == BLOCK else 1)),
+        "order_sensitivity",
+        "see check_finite",
+    ),
+    (within(lambda x: x + (x * 0).sqrt()), "causal_gradients", "see check_fi"),
+    (
+        gpt(embed=lambda self, ids: GPT.embed(self, ids).detach()),
+        "causal_gradients",
+        "no embedding of the tokens can be found",
+    ),
+    (
+        lambda: GPT().requires_grad_(False),
+        "gradient_flow",
+        "every param.* fro",
+    ),
+    (lambda: GPT(block_size=4097), "length_limit", "is too long to try"),
+    (trained(), "initial_loss", "the model may be trained"),
+    (lambda: TrainableGPT(block_size=2), "loss", "needs three tokens"),
+]
+FAILED = [
+    (answering(lambda self, i, x: "text"), "shape", "a str without tensors"),
+    (answering(lambda self, i, x: [[[[x]]]]), "shape", "without tensors"),
+    (
+        scored(lambda self, x: F.pad(x, (0, 3))),
+        "shape",
+        "the scores are 20 wide, the vocabulary has 17 ids",
+    ),
+    (gpt(log_probs=lambda self, i: self(i)[:, 0]), "shape", r"e \(2, 6, 17\)"),
+    (
+        scored(lambda self, x: x.long() if self.training else x),
+        "shape",
+        "scores have dtype torch.int64",
+    ),
+    (within(lambda x: x * NAN), "causality", "by inf"),
+    (within(lambda x: x * 0), "causality", "no change of any token moves any"),
+    (PartLeaks, "causality", r"first seen at blocks\.0\.norm_1"),
+    (OnceOnly, "determinism", "the model raised RuntimeError: called again"),
+    (scored(lambda self, x: x.softmax(-1)), "normalised", "are probabilities"),
+    (scored(lambda self, x: x.detach()), "gradient_flow", "carry no gradient"),
+    (
+        scored(lambda self, x: x / (x.dtype != torch.bfloat16)),
+        "dtype",
+        "in bfloat16 scores are NaN or infinite",
+    ),
+    (scored(lambda self, x: x.cpu()), "dtype", "the model answers on cpu"),
+    (
+        answering(lambda self, i, x: x.masked_fill((i == 5)[..., None], NAN)),
+        "vocabulary",
+        "id 5 gives scores that are NaN",
+    ),
+    (
+        gpt(
+            forward=lambda self, ids: GPT.forward(self, ids.clamp(0, 16))[
+                :, : -1 if (ids > 16).any() else None
+            ]
+        ),
+        "vocabulary",
+        "should have shape",
+    ),
+    (
+        gpt(load_state_dict=lambda self, *state, **how: 1 / 0),
+        "state_dict",
+        "a copy does not load the state: ZeroDivisionError",
+    ),
+    (LastAlone, "cache", r"shapes \(1, 17\) where scores of shape \(1, 7, 1"),
+    (losing(lambda *given: mean(*given) * NAN), "loss", "the loss is nan"),
+    (losing(late(lambda *x: None)), "loss", "no loss for 1 x 13 targets"),
+    (
+        losing(late(lambda self, x, i: mean(self, x[:, :-1], i[:, 1:]))),
+        "loss",
+        "targets as given, and for 1 x 13 of them shifted by one inside",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("status", "build", "check", "words"),
+    [
+        pytest.param(status, *row, id=f"{status}-{row[1]}-{row[2]}-{i}")
+        for status, rows in (
+            ("passed", PASSED),
+            ("skipped", SKIPPED),
+            ("failed", FAILED),
+        )
+        for i, row in enumerate(rows)
+    ],
+)
+def test_what_a_check_says(status, build, check, words):
+    report = check_model(build, checks=[check], block_size=BLOCK)
+    result = report.results[0]
+    assert result.status == status, str(report)
+    assert re.search(words, result.message), result.message
