@@ -25,6 +25,7 @@ from gpt_duet.invariants.search.larger_weights import (
     scale_alone,
 )
 from gpt_duet.invariants.search.tolerance import is_real, nudged
+from gpt_duet.invariants.search.trial import Mode
 
 BUILDS = {model.name: model.build for model in BROKEN}
 
@@ -121,6 +122,12 @@ def test_a_heavy_model_is_tried_at_fewer_splits_and_stays_as_it_is(
     assert {time for time, _ in seen} == {*range(1, 17), *counts}
     in_double = {time for time, dtype in seen if dtype == torch.float64}
     assert max(in_double) == double
+
+
+def test_a_mask_shows_its_share_of_a_length():
+    mode = Mode(visible=(0.3, 0.7))
+    assert [mode.shown(time) for time in (9, 10)] == [range(2, 7), range(3, 7)]
+    assert Mode().shown(9) == range(9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
