@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from correct_models import CORRECT
-from small_gpt import DIM, GPT, VOCAB, cross_entropy
+from small_gpt import DIM, GPT, VOCAB
 from strangers import AutoregressiveModel, GPTConfig, NanoGPT
 
 from gpt_duet.invariants import CHECKS, UnusableModel, check_model, influence
@@ -188,69 +187,6 @@ def test_what_a_forward_changes_is_named(what):
 
     report = check_model(Impure, checks=["purity"])
     assert report.results[0].message == f"a forward in eval mode {what}"
-
-
-class ExcludesIds(GPT):
-    """Two ids, of images, say, never follow."""
-
-    def scores(self, x):
-        out = torch.full_like(x[..., :2], torch.finfo(x.dtype).min)
-        return torch.cat([super().scores(x)[..., :-2], out], -1)
-
-
-class TwoTables(GPT):
-    """Looks tokens up twice, in tables of 30 and of 20 rows."""
-
-    def add_parts(self, dim):
-        self.wte = torch.nn.Embedding(30, dim)
-        self.more = torch.nn.Embedding(20, dim)
-
-    def token_vectors(self, tokens):
-        return self.wte(tokens) + self.more(tokens)
-
-
-class OwnCache(GPT):
-    """Takes an object that it does not return."""
-
-    def forward(self, tokens, kv_cache=None):
-        return super().forward(tokens)
-
-
-class StartsAtZero(GPT):
-    """Every loss of a fresh model is the same; this one is shifted."""
-
-    def add_parts(self, dim):
-        torch.nn.init.zeros_(self.head.weight)
-        torch.nn.init.zeros_(self.head.bias)
-
-    def forward(self, tokens, labels=None):
-        logits, loss = super().forward(tokens), None
-        if labels is not None:
-            loss = cross_entropy(logits[:, :-1], labels[:, 1:])
-        return logits, loss
-
-
-SOUND = {model.name: model.build for model in CORRECT}
-
-
-@pytest.mark.parametrize(
-    ("build", "check", "status", "words"),
-    [
-        ("one_score_at_zero", "vocabulary", "passed", "of id 16 is always 0"),
-        (ExcludesIds, "vocabulary", "passed", "; 2 ids are excluded"),
-        (TwoTables, "vocabulary", "passed", "table has 3 rows to spare"),
-        (StartsAtZero, "loss", "passed", "of labels shifted by one inside,"),
-        ("cache_behind_the_loss", "cache", "passed", "kv_cache: lengths to"),
-        ("one_at_a_time", "cache", "passed", "one token at a time only: the"),
-        ("cache_inside", "cache", "passed", "start_pos: lengths to 32"),
-        (OwnCache, "cache", "skipped", "no kv_cache comes with the scores"),
-        ("base", "cache", "skipped", "takes none of past_key_values, kv_"),
-    ],
-)
-def test_what_is_told_of_ids_losses_and_caches(build, check, status, words):
-    report = check_model(SOUND.get(build, build), checks=[check])
-    assert report.results[0].status == status
-    assert words in report.results[0].message
 
 
 class DropsInEval(GPT):

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from small_gpt import BLOCK, GPT, VOCAB, TrainableGPT
 from torch import nn
 
@@ -328,27 +327,6 @@ def test_ids_of_padding_are_read_where_they_are():
 
     assert padding_ids(Padded()) == [0, 3, 5]
     assert padding_ids(GPT()) == padding_ids(GPT().forward) == []
-
-
-@pytest.mark.parametrize(
-    ("look_up", "told"),
-    [
-        (GPT.token_vectors, "int32 ids, too"),
-        (
-            lambda self, ids: F.one_hot(ids, VOCAB).float() @ self.wte.weight,
-            "int32 ids are refused (RuntimeError: one_hot",
-        ),
-        (
-            lambda self, ids: self.wte(ids * 2**30 % 13),
-            "int32 ids have other scores",
-        ),
-    ],
-)
-def test_what_int32_ids_do_is_told(look_up, told):
-    kind = type("Kind", (GPT,), {"token_vectors": look_up})
-    report = check_model(kind, checks=["shape"])
-    assert report.ok
-    assert told in report.results[0].message
 
 
 def test_a_tile_is_no_length_and_a_kernel_no_window():

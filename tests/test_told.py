@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from correct_models import CORRECT
 from small_gpt import (
     BLOCK,
     GPT,
@@ -77,11 +78,26 @@ def loss_alone(self, ids, targets=None):
     return x if targets is None else mean(self, x, targets)
 
 
+def shifted(self, x, ids):
+    return mean(self, x[:, :-1], ids[:, 1:])
+
+
 def late(loss):
     """A loss that is another one from 13 tokens on."""
     return lambda self, x, ids: (loss if x.size(1) > 12 else mean)(
         self, x, ids
     )
+
+
+def near(by):
+    """Log-probabilities that are off by a number."""
+    return scored(lambda self, x: x.log_softmax(-1) + by)
+
+
+def folded(x):
+    """A gradient half as large again, and kinks that most steps cross."""
+    x = x + (x * 3e4 % 1 - 0.5).abs() / 3e4
+    return 1.5 * x - 0.5 * x.detach()
 
 
 def function():
@@ -120,6 +136,35 @@ class ByATensor(Attention):
         return q @ k.mT * torch.tensor(2.0, dtype=q.dtype)
 
 
+class TwoTables(GPT):
+    """Looks tokens up twice, in tables of 30 and of 20 rows."""
+
+    def add_parts(self, dim):
+        self.wte, self.more = nn.Embedding(30, dim), nn.Embedding(20, dim)
+
+    def token_vectors(self, ids):
+        return self.wte(ids) + self.more(ids)
+
+
+class Seldom(GPT):
+    """One call in five uses a parameter."""
+
+    def add_parts(self, dim):
+        self.gain = nn.Parameter(torch.ones(dim))
+
+    def scores(self, x):
+        often = self.training and torch.rand(()) < 0.8
+        return super().scores(x if often else x * self.gain)
+
+
+class HeadOfZeros(losing(shifted)):
+    """Every loss of a fresh model is the same."""
+
+    def add_parts(self, dim):
+        for parameter in self.head.parameters():
+            nn.init.zeros_(parameter)
+
+
 class OnceOnly(GPT):
     def forward(self, ids):
         if hasattr(self, "called"):
@@ -154,11 +199,40 @@ class GoesOn(CachedGPT):
 
 
 NAN = math.nan
+SOUND = {model.name: model.build for model in CORRECT}
 PASSED = [
+    (GPT, "shape", "int32 ids, too"),
+    (
+        gpt(token_vectors=lambda self, ids: self.wte(ids * 2**30 % 13)),
+        "shape",
+        "int32 ids have other scores",
+    ),
+    (
+        gpt(
+            token_vectors=lambda self, ids: (
+                F.one_hot(ids, VOCAB).float() @ self.wte.weight
+            )
+        ),
+        "shape",
+        "int32 ids are refused .RuntimeError: one_hot",
+    ),
     (answering(lambda self, i, x: [i] * self.training + [x]), "shape", ""),
     (builtin, "shape", ""),
     (gpt(config=property(lambda self: 1 / 0)), "shape", ""),
     (function, "normalised", ""),
+    (
+        gpt(log_probs=lambda self, ids: self(ids).log_softmax(-1) + 1e-14),
+        "normalised",
+        "",
+    ),
+    (Seldom, "gradient_flow", ""),
+    (SOUND["one_score_at_zero"], "vocabulary", "of id 16 is always 0"),
+    (
+        scored(lambda self, x: F.pad(x[..., 2:], (0, 2), value=-1e30)),
+        "vocabulary",
+        "; 2 ids are excluded",
+    ),
+    (TwoTables, "vocabulary", "table has 3 rows to spare"),
     (function, "length_limit", ""),
     (gpt(mixer=FadesFast), "context_use", r"to 32$"),
     (within(torch.round), "context_use", r"to 32$"),
@@ -175,6 +249,10 @@ PASSED = [
         "; not with a mask: .*ZeroDivisionError",
     ),
     (GoesOn, "cache", ""),
+    (SOUND["cache_behind_the_loss"], "cache", "kv_cache: lengths to"),
+    (SOUND["one_at_a_time"], "cache", "one token at a time only: the"),
+    (SOUND["cache_inside"], "cache", "start_pos: lengths to 32"),
+    (HeadOfZeros, "loss", "of targets shifted by one inside,"),
     (losing(lambda *given: None), "loss", "targets, returns no loss of one"),
     (gpt(forward=loss_alone), "loss", "of targets as given, -100 left out$"),
     (losing(by_index), "loss", "targets as given$"),
@@ -215,6 +293,13 @@ SKIPPED = [
         "every param.* fro",
     ),
     (lambda: GPT(block_size=4097), "length_limit", "is too long to try"),
+    (near(2e-3), "normalised", "logits"),
+    (
+        gpt(forward=lambda self, ids, kv_cache=None: GPT.forward(self, ids)),
+        "cache",
+        "no kv_cache comes with the scores",
+    ),
+    (GPT, "cache", "takes none of past_key_values, kv_"),
     (trained(), "initial_loss", "the model may be trained"),
     (lambda: TrainableGPT(block_size=2), "loss", "needs three tokens"),
 ]
@@ -237,6 +322,15 @@ FAILED = [
     (PartLeaks, "causality", r"first seen at blocks\.0\.norm_1"),
     (OnceOnly, "determinism", "the model raised RuntimeError: called again"),
     (scored(lambda self, x: x.softmax(-1)), "normalised", "are probabilities"),
+    (near(5e-4), "normalised", "in logarithms 0.0005 from 0"),
+    (near(1e-6), "normalised", "in logarithms 1e-06 from 0"),
+    (near(1e-12), "normalised", "in logarithms 1e-12 from 0"),
+    (
+        gpt(log_probs=lambda self, ids: self(ids).log_softmax(-1) + 2e-3),
+        "normalised",
+        "in logarithms 0.002 from 0",
+    ),
+    (within(folded), "gradients", "is not the function's"),
     (scored(lambda self, x: x.detach()), "gradient_flow", "carry no gradient"),
     (
         scored(lambda self, x: x / (x.dtype != torch.bfloat16)),
@@ -267,7 +361,7 @@ FAILED = [
     (losing(lambda *given: mean(*given) * NAN), "loss", "the loss is nan"),
     (losing(late(lambda *x: None)), "loss", "no loss for 1 x 13 targets"),
     (
-        losing(late(lambda self, x, i: mean(self, x[:, :-1], i[:, 1:]))),
+        losing(late(shifted)),
         "loss",
         "targets as given, and for 1 x 13 of them shifted by one inside",
     ),

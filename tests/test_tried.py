@@ -298,26 +298,6 @@ def test_the_place_is_where_more_than_rounding_comes_in():
     assert "first seen at blocks.1.mixer (no_mask)" in message
 
 
-@pytest.mark.parametrize(
-    ("outputs", "off", "status"),
-    [
-        ("auto", 2e-3, "skipped"),  # logits
-        ("auto", 5e-4, "failed"),
-        ("auto", 1e-6, "failed"),
-        ("auto", 1e-12, "failed"),
-        ("log_probs", 2e-3, "failed"),
-        ("log_probs", 1e-14, "passed"),
-    ],
-)
-def test_sums_are_1_to_rounding_where_they_are_nearly_1(outputs, off, status):
-    class Off(GPT):
-        def scores(self, x):
-            return super().scores(x).log_softmax(-1) + off
-
-    result = only(Off, "normalised", outputs=outputs)
-    assert result.status == status, result.message
-
-
 def test_draws_that_depend_on_the_tokens_are_told():
     class Draws(GPT):
         def embed(self, tokens):
@@ -331,29 +311,6 @@ def test_draws_that_depend_on_the_tokens_are_told():
         ("batch_independence", "random draws depend on the tokens"),
     ):
         assert words in only(lambda: Draws(block_size=8), check).message
-
-
-def test_a_parameter_that_is_seldom_used_gets_its_gradient():
-    class Seldom(GPT):
-        def add_parts(self, dim):
-            self.gain = nn.Parameter(torch.ones(dim))
-
-        def scores(self, x):
-            often = self.training and torch.rand(()) < 0.8
-            return super().scores(x if often else x * self.gain)
-
-    assert only(Seldom, "gradient_flow").status == "passed"
-
-
-def test_a_wrong_gradient_is_seen_between_kinks():
-    class Folded(GPT):
-        """Most directions cross a kink, and say nothing."""
-
-        def scores(self, x):
-            x = x + (x * 3e4 % 1 - 0.5).abs() / 3e4
-            return super().scores(1.5 * x - 0.5 * x.detach())
-
-    assert only(lambda: Folded(layers=1), "gradients").status == "failed"
 
 
 def test_one_position_that_float64_breaks_is_enough_to_go_without_it():
