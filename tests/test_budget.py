@@ -126,6 +126,13 @@ def test_without_time_nothing_passes(name, slow):
     assert report.ok
 
 
+def test_swaps_far_apart_are_left_out_where_they_take_too_long():
+    subject = Subject(partial(build_model, LONG))
+    subject.costs.token, subject.costs.end = 1.0, 4000.0
+    CHECKS["check_order_sensitivity"](subject)
+    assert subject.costs.not_tried() == "swaps at 256"
+
+
 def test_all_checks_have_costs():
     assert COSTS.keys() == CHECKS.keys() > SHARES.keys()
 

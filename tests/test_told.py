@@ -7,12 +7,14 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from broken_models import Padded
 from correct_models import CORRECT
 from small_gpt import (
     BLOCK,
     GPT,
     VOCAB,
     Attention,
+    Block,
     CachedGPT,
     CacheWithMask,
     Mixer,
@@ -157,6 +159,13 @@ class Seldom(GPT):
         return super().scores(x if often else x * self.gain)
 
 
+class RoundsABranch(Block):
+    """The gradient goes past what is rounded, and on beside it."""
+
+    def forward(self, x, mask):
+        return x + self.mixer(x + (x.round() - x).detach(), mask)
+
+
 class HeadOfZeros(losing(shifted)):
     """Every loss of a fresh model is the same."""
 
@@ -226,6 +235,7 @@ PASSED = [
         "",
     ),
     (Seldom, "gradient_flow", ""),
+    (gpt(block=RoundsABranch), "gradients", "piecewise constant"),
     (SOUND["one_score_at_zero"], "vocabulary", "of id 16 is always 0"),
     (
         scored(lambda self, x: F.pad(x[..., 2:], (0, 2), value=-1e30)),
@@ -318,6 +328,16 @@ FAILED = [
         "scores have dtype torch.int64",
     ),
     (within(lambda x: x * NAN), "causality", "by inf"),
+    (
+        gpt(
+            Padded,
+            padded=lambda self, mask, shown: (
+                mask & shown if self.training or shown.all() else shown
+            ),
+        ),
+        "causality",
+        "with a left-padded attention mask",
+    ),
     (within(lambda x: x * 0), "causality", "no change of any token moves any"),
     (PartLeaks, "causality", r"first seen at blocks\.0\.norm_1"),
     (OnceOnly, "determinism", "the model raised RuntimeError: called again"),
