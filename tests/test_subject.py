@@ -351,7 +351,7 @@ def test_a_tile_is_no_length_and_a_kernel_no_window():
         ("local_attn_window_size", []),
         ("attention_window", []),
     ):
-        size = [6, 6] if name == "attention_window" else 6
+        size = [4, 6] if name == "attention_window" else 6
         kind = type("Kind", (Forgets,), {name: size})
         assert check_model(kind, checks=["context_use"]).failed == failed
 

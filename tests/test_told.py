@@ -54,14 +54,28 @@ def answering(change):
     return gpt(forward=forward)
 
 
-def losing(loss, logits=lambda self, x: x):
+def sees(when):
+    """A model that sees all where gradients and the mode are such."""
+
+    def sees(self, i, j):
+        return (j <= i) | when(torch.is_grad_enabled(), self.training)
+
+    return gpt(sees=sees)
+
+
+def at(i, x):
+    """1 at a position, 0 elsewhere."""
+    return (torch.arange(x.size(1)) == i).unsqueeze(1).to(x)
+
+
+def losing(loss, logits=lambda self, x, ids: x):
     """A model that returns a loss made of its scores and targets."""
 
     def forward(self, ids, targets=None):
         x = GPT.forward(self, ids)
         if targets is None:
             return x, None
-        return logits(self, x), loss(self, x, targets)
+        return logits(self, x, targets), loss(self, x, targets)
 
     return gpt(forward=forward)
 
@@ -174,6 +188,13 @@ class HeadOfZeros(losing(shifted)):
             nn.init.zeros_(parameter)
 
 
+class WrongAtFive(CachedGPT):
+    def decode(self, ids, cache):
+        start = cache.length
+        scores, cache = super().decode(ids, cache)
+        return scores + at(5 - start, scores), cache
+
+
 class OnceOnly(GPT):
     def forward(self, ids):
         if hasattr(self, "called"):
@@ -227,6 +248,7 @@ PASSED = [
     ),
     (answering(lambda self, i, x: [i] * self.training + [x]), "shape", ""),
     (builtin, "shape", ""),
+    (gpt(forward=lambda self, *given: GPT.forward(self, *given)), "shape", ""),
     (gpt(config=property(lambda self: 1 / 0)), "shape", ""),
     (function, "normalised", ""),
     (
@@ -242,6 +264,7 @@ PASSED = [
         "vocabulary",
         "; 2 ids are excluded",
     ),
+    (SOUND["masked_ids_and_zeros"], "vocabulary", "ids are excluded"),
     (TwoTables, "vocabulary", "table has 3 rows to spare"),
     (function, "length_limit", ""),
     (gpt(mixer=FadesFast), "context_use", r"to 32$"),
@@ -276,9 +299,9 @@ PASSED = [
         "loss",
         "",
     ),
-    (losing(mean, lambda self, x: x.detach()), "loss", ""),
+    (losing(mean, lambda self, x, ids: x.detach()), "loss", ""),
     (
-        losing(mean, lambda self, x: x if self.training else x.detach()),
+        losing(mean, lambda self, x, i: x if self.training else x.detach()),
         "loss",
         "",
     ),
@@ -339,7 +362,48 @@ FAILED = [
         "with a left-padded attention mask",
     ),
     (within(lambda x: x * 0), "causality", "no change of any token moves any"),
+    (
+        sees(lambda grad, training: grad and training),
+        "causality",
+        "in train mode;",
+    ),
+    (
+        sees(lambda grad, training: training > grad),
+        "causality",
+        "mode without gradi",
+    ),
+    (
+        sees(lambda grad, training: grad > training),
+        "causality",
+        "with gradients reco",
+    ),
+    (
+        sees(lambda grad, training: training),
+        "causal_gradients",
+        "in train mode",
+    ),
     (PartLeaks, "causality", r"first seen at blocks\.0\.norm_1"),
+    (
+        scored(lambda self, x: x + at(3, x) * torch.rand(())),
+        "determinism",
+        "position 3 moves by .* at length 8",
+    ),
+    (
+        scored(lambda self, x: x + at(3, x) * x.mean((0, 1))),
+        "batch_independence",
+        r"row \d of .* position 3 move by",
+    ),
+    (
+        scored(lambda self, x: x + at(2, x) * x.size(1)),
+        "prefix_consistency",
+        r"position 2 depends on the length: alone, the first \d+ of",
+    ),
+    (WrongAtFive, "cache", "position 5 of 7 in row 0 of 1 differs"),
+    (
+        losing(mean, lambda self, x, ids: x + at(2, x) * ids.sum()),
+        "loss",
+        "scores move with targets: those of position 2 by",
+    ),
     (OnceOnly, "determinism", "the model raised RuntimeError: called again"),
     (scored(lambda self, x: x.softmax(-1)), "normalised", "are probabilities"),
     (near(5e-4), "normalised", "in logarithms 0.0005 from 0"),

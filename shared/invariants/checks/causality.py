@@ -183,7 +183,7 @@ class _Causality:
         """End a text in each id: one may count as padding, or as a mark."""
         vocab, time = self.subject.vocab_size, self.subject.lengths.fit(8)
         ids = torch.randperm(vocab, generator=self.generator)
-        ids = ids[: max(1, EACH_ID // vocab)]
+        ids = ids[: 1 + EACH_ID // vocab]
         if not search.has_time(time, len(ids), 2, what="each id at the end"):
             return
         base = draw(vocab, 1, time, self.generator).repeat(len(ids), 1)

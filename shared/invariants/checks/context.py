@@ -218,9 +218,8 @@ def _used(
                 rows = base.repeat(at_once, 1)
                 rows[range(at_once), part] = replaced[part]
                 moved = gaps(search.run(rows)[:, -1], base_scores)
-                for s, size in zip(part, moved.tolist(), strict=True):
-                    if size > least:
-                        used[s] = max(used.get(s, 0.0), size)
+                sizes = zip(part, moved.tolist(), strict=True)
+                used |= {s: size for s, size in sizes if size > least}
         left = [s for s in columns if not used.get(s)]
         if left:
             _add_gradients(search, time, columns, used, generator)

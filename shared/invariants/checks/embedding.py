@@ -24,30 +24,24 @@ class Lookups(TorchFunctionMode):
         self.tokens = tokens
         self.leaves: list[Tensor] = []
         self.rows: list[int] = []  # of the tables that were looked in
-        self._inside = False
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         answer = func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
-        if self._inside or name not in self.NAMES:
+        if getattr(func, "__name__", "") not in self.NAMES:
             return answer
         if not isinstance(answer, Tensor) or not answer.is_floating_point():
             return answer
-        self._inside = True
-        try:
-            given = [*args, *kwargs.values()]
-            given = [x for x in given if isinstance(x, Tensor)]
-            looked_up = any(map(self._is_tokens, given))
-            if looked_up and answer.shape[:2] == self.tokens.shape:
-                tables = [x for x in given if x.is_floating_point()]
-                self.rows += [x.size(0) for x in tables if x.ndim == 2]
-                leaf = answer.detach().requires_grad_()
-                self.leaves.append(leaf)
-                answer = leaf.clone()  # which may be changed in place
-            return answer
-        finally:
-            self._inside = False
+        given = [*args, *kwargs.values()]
+        given = [x for x in given if isinstance(x, Tensor)]
+        looked_up = any(map(self._is_tokens, given))
+        if looked_up and answer.shape[:2] == self.tokens.shape:
+            tables = [x for x in given if x.is_floating_point()]
+            self.rows += [x.size(0) for x in tables if x.ndim == 2]
+            leaf = answer.detach().requires_grad_()
+            self.leaves.append(leaf)
+            answer = leaf.clone()  # which may be changed in place
+        return answer
 
     def _is_tokens(self, value: Tensor) -> bool:
         return (

@@ -147,7 +147,7 @@ def check_finite(subject: Subject) -> str:
         for training, seed in [(False, 0)] + [(True, s) for s in seeds]:
             mode = "in train mode" if training else "in eval mode"
             if isinstance(model, nn.Module):
-                model.zero_grad(set_to_none=True)
+                model.zero_grad()
             scores = subject.scores(
                 model, tokens, training=training, grad=grads, seed=seed
             )

@@ -40,7 +40,7 @@ def check_state_dict(subject: Subject) -> str:
         expected = subject.scores(model, tokens)
         state = copy.deepcopy(model.state_dict())
         try:
-            other.load_state_dict(state, strict=True)
+            other.load_state_dict(state)
         except Exception as error:
             raise AssertionError(
                 f"a copy does not load the state: {sentence(error)}"

@@ -46,7 +46,7 @@ def isolated(seed: int) -> Iterator[None]:
 
 def random_states() -> dict[str, object]:
     """Return the state of each global generator, to be compared."""
-    name, keys, *rest = np.random.get_state(legacy=True)
+    name, keys, *rest = np.random.get_state()
     return {
         "torch": torch.get_rng_state().numpy().tobytes(),
         "Python's random": random.getstate(),

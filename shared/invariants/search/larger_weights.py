@@ -97,7 +97,7 @@ def redraw_zeros(model: nn.Module, generator: torch.Generator) -> None:
             continue
         fan_in = parameter[0].numel() if parameter.ndim > 1 else 4
         noise = torch.randn(parameter.shape, generator=generator)
-        noise = noise.to(parameter) / max(fan_in, 1) ** 0.5
+        noise = noise.to(parameter) / fan_in**0.5
         parameter.copy_(torch.where(zeros, noise, parameter))
 
 
@@ -192,7 +192,7 @@ def _matrices(model: nn.Module) -> list[nn.Parameter]:
         id(p)
         for module in model.modules()
         if isinstance(module, nn.Embedding | nn.EmbeddingBag)
-        for p in module.parameters(recurse=False)
+        for p in module.parameters()
     }
     found = [
         p

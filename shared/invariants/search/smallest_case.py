@@ -37,9 +37,7 @@ def explain(search: Search, leak: Leak) -> AssertionError:
             trial.changed,
             row,
             leak.position + 1,
-            floor_of(getattr(torch, leak.dtype))
-            * leak.noise
-            / max(leak.size, leak.noise),
+            floor_of(getattr(torch, leak.dtype)) * leak.noise / leak.size,
         )
     if place is not None:
         text += f"; first seen at {place}"
