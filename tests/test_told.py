@@ -180,6 +180,15 @@ class RoundsABranch(Block):
         return x + self.mixer(x + (x.round() - x).detach(), mask)
 
 
+class GrowsInTraining(GPT):
+    def add_parts(self, dim):
+        self.register_buffer("steps", torch.ones(()))
+
+    def scores(self, x):
+        self.steps += self.training
+        return super().scores(x) * self.steps
+
+
 class HeadOfZeros(losing(shifted)):
     """Every loss of a fresh model is the same."""
 
@@ -256,6 +265,7 @@ PASSED = [
         "normalised",
         "",
     ),
+    (GrowsInTraining, "causality", ""),
     (Seldom, "gradient_flow", ""),
     (gpt(block=RoundsABranch), "gradients", "piecewise constant"),
     (SOUND["one_score_at_zero"], "vocabulary", "of id 16 is always 0"),

@@ -133,9 +133,8 @@ class Search:
     @property
     def double(self) -> bool:
         """Whether the copy is in float64."""
-        if not isinstance(self.model, nn.Module):
-            return False
-        return any(p.dtype == torch.float64 for p in self.model.parameters())
+        parameters = getattr(self.model, "parameters", list)()
+        return torch.float64 in {p.dtype for p in parameters}
 
     def conditions(self, mode: Mode) -> str:
         """Return what a failure says about a mode and the weights."""
