@@ -19,6 +19,7 @@ from small_gpt import (
     CacheWithMask,
     Mixer,
     TrainableGPT,
+    cross_entropy,
 )
 from torch import nn
 
@@ -81,7 +82,7 @@ def losing(loss, logits=lambda self, x, ids: x):
 
 
 def mean(self, x, ids):
-    return F.cross_entropy(x.flatten(0, 1), ids.flatten())
+    return cross_entropy(x, ids)
 
 
 def by_index(self, x, ids):
