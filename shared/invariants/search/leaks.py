@@ -133,8 +133,9 @@ class Search:
     @property
     def double(self) -> bool:
         """Whether the copy is in float64."""
-        parameters = getattr(self.model, "parameters", list)()
-        return torch.float64 in {p.dtype for p in parameters}
+        return torch.float64 in {
+            p.dtype for p in getattr(self.model, "parameters", list)()
+        }
 
     def conditions(self, mode: Mode) -> str:
         """Return what a failure says about a mode and the weights."""
