@@ -17,7 +17,7 @@ class Costs:
         call: seconds of any call.
         token: and of each token in it.
         build: of a copy of the model.
-        began: when the first call was, by the clock.
+        began: when the first check did, by the clock.
         reckoned: seconds of all calls so far.
         calls: how many.
         backwards: how many backward passes.
