@@ -1,6 +1,5 @@
 """Two models beside each other: outputs stage by stage, parameters, time."""
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -110,15 +109,6 @@ def submodule(model: nn.Module, path: str) -> nn.Module:
         raise ValueError(f"{name} has no submodule {path!r}") from None
 
 
-def require_same_config(left: GPTConfig, right: GPTConfig) -> None:
-    """Refuse two configs that describe different functions."""
-    for field in fields(GPTConfig):
-        name = "inner_size" if field.name == "n_inner" else field.name
-        a, b = getattr(left, name), getattr(right, name)
-        if a != b:
-            raise ValueError(f"{field.name} differs: {a!r} and {b!r}")
-
-
 def compare_models(
     left: Any,
     right: Any,
@@ -130,7 +120,11 @@ def compare_models(
     Raises:
         ValueError: where the configs differ, naming field and values.
     """
-    require_same_config(left.config, right.config)
+    for field in fields(GPTConfig):
+        name = "inner_size" if field.name == "n_inner" else field.name
+        a, b = getattr(left.config, name), getattr(right.config, name)
+        if a != b:
+            raise ValueError(f"{field.name} differs: {a!r} and {b!r}")
     ours = stage_outputs(left, stages[0], tokens)
     theirs = stage_outputs(right, stages[1], tokens)
     return {
@@ -144,19 +138,6 @@ def largest_difference(a: Tensor, b: Tensor) -> float:
     """Return max |a - b|, computed in float64; NaN where either is NaN."""
     left, right = (x.detach().cpu().double() for x in (a, b))
     return (left - right).abs().max().item()
-
-
-def rounding_error(model: Any, tokens: Int[Tensor, "batch time"]) -> float:
-    """Return how far a model's log-probabilities are from its float64 copy's.
-
-    The copy runs on the CPU, where float64 is always to be had.
-    """
-    model = copy.deepcopy(model).eval()
-    exact = copy.deepcopy(model).to("cpu", torch.float64)
-    with torch.inference_mode():
-        return largest_difference(
-            model.log_probs(tokens), exact.log_probs(tokens.cpu())
-        )
 
 
 def count_parameters(model: Any, stages: Mapping[str, str]) -> dict[str, int]:

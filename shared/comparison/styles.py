@@ -1,5 +1,6 @@
 """Two styles from one set of weights, and the verdict."""
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,7 +17,6 @@ from .models import (
     count_parameters,
     forward_times,
     largest_difference,
-    rounding_error,
 )
 from .timing import Quartiles
 
@@ -197,11 +197,18 @@ def rounding_bound(model: Any, tokens: Int[Tensor, "batch time"]) -> float:
     """Return the difference in log-probabilities that rounding explains.
 
     In float64 1e-12. Below it, twice the model's own error against its
-    float64 copy, once for each of two models, plus 1e-6.
+    float64 copy, once for each of two models, plus 1e-6. That copy runs on
+    the CPU, where float64 is always to be had.
     """
     if next(model.parameters()).dtype == torch.float64:
         return 1e-12
-    return 2 * rounding_error(model, tokens) + 1e-6
+    model = copy.deepcopy(model).eval()
+    exact = copy.deepcopy(model).to("cpu", torch.float64)
+    with torch.inference_mode():
+        error = largest_difference(
+            model.log_probs(tokens), exact.log_probs(tokens.cpu())
+        )
+    return 2 * error + 1e-6
 
 
 def _likeliest(

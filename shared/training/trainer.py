@@ -163,7 +163,7 @@ class Trainer:
                 total = 0.0
                 for _ in range(count):
                     x, y = self._draw(name, drawing)
-                    loss = mean_loss(self.model, x, y)
+                    loss = Loss(self.model)(x, y)
                     total += float(self.processes.mean(loss))
                 losses[name] = total / count
         return losses
@@ -197,33 +197,21 @@ def draw_sample(trainer: Trainer, count: int) -> list[int]:
 
 
 class Loss(nn.Module):
-    """The loss of a model as a module of its own, for DDP to wrap."""
+    """The mean negative log-probability of the next tokens, everywhere.
 
-    def __init__(self, model: nn.Module):
+    A module of its own, for DDP to wrap.
+    """
+
+    def __init__(self, model: LanguageModel | nn.Module):
         super().__init__()
         self.model = model
 
     def forward(
         self, x: Int[Tensor, "batch time"], y: Int[Tensor, "batch time"]
     ) -> Float[Tensor, ""]:
-        """Return the mean loss over all positions."""
-        return mean_loss(self.model, x, y)
-
-
-def mean_loss(
-    model: LanguageModel | nn.Module,
-    x: Int[Tensor, "batch time"],
-    y: Int[Tensor, "batch time"],
-) -> Float[Tensor, ""]:
-    """Return the mean negative log-probability of the next tokens.
-
-    Args:
-        model: any language model of the contract.
-        x: windows of a text.
-        y: the same windows, one token on.
-    """
-    log_probs = model.log_probs(x)  # type: ignore[operator]
-    return F.nll_loss(log_probs.flatten(0, 1), y.flatten())
+        """Return the loss on windows of a text, y one token on from x."""
+        log_probs = self.model.log_probs(x)  # type: ignore[operator]
+        return F.nll_loss(log_probs.flatten(0, 1), y.flatten())
 
 
 def _require_finite(what: str, value: float, step: int) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 from markupsafe import Markup
 from torch import Tensor
 
-from ..values import Found, Parting, Place, Row
+from ..values import Found, Place, Row
 from ..values.rows import Section, rows_of, sections_of
-from ..values.side import Side, keep
+from ..values.side import keep
 from .highlight import highlight
 from .value_maps import ValueMaps
 
@@ -32,7 +32,13 @@ def make_walk(found: Found, text_of: Callable[[int], str]) -> dict[str, Any]:
     sections = sections_of(rows_of(found))
     titles = [_title(section) for section in sections]
     if found.parted is not None:
-        sections.append(Section((), [[_parting(found.parted, sides)]]))
+        parted = found.parted
+        shape = sides[1].values[parted.order[1]].shape
+        row = Row(
+            parted.left, parted.right, shape, parted.difference,
+            order=parted.order,
+        )  # fmt: skip
+        sections.append(Section((), [[row]]))
         titles.append("where they part")
     steps = [
         (section, versions)
@@ -86,16 +92,6 @@ def make_walk(found: Found, text_of: Callable[[int], str]) -> dict[str, Any]:
             "pieces": {token: text_of(int(token)) for token in named},
         },
     }
-
-
-def _parting(parted: Parting, sides: tuple[Side, Side]) -> Row:
-    return Row(
-        parted.left,
-        parted.right,
-        sides[1].values[parted.order[1]].shape,
-        parted.difference,
-        order=parted.order,
-    )
 
 
 def _title(section: Section) -> str:
