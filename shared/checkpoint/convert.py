@@ -5,7 +5,7 @@ import warnings
 from torch import nn
 
 from ..config import GPTConfig
-from ..protocol import Style, load_style, style_of
+from ..protocol import load_style, style_of
 from .gpt2_layout import State, require_tied
 
 
@@ -46,20 +46,17 @@ def in_gpt2_layout(model: nn.Module) -> tuple[State, GPTConfig]:
             require_tied(state)
         except ValueError:  # trained apart, in a style that never ties
             config = config.replace(tie_weights=False)
-    if config.norm_eps != 0 and (parts := _own_parts(model, style)):
+    used = {type(module) for module in model.modules()}
+    notes = getattr(style, "ORIGINAL_PARTS_NOTES", {})
+    parts = [
+        f"{style.__name__}.{part.__name__} ({notes.get(name, 'its own')})"
+        for name, part in getattr(style, "ORIGINAL_PARTS", {}).items()
+        if part in used
+    ]
+    if config.norm_eps != 0 and parts:
         warnings.warn(
             f"the GPT-2 layout has no place for {' and '.join(parts)}: what "
             "is read from it is close to this model, and not the same",
             stacklevel=1,
         )
     return state, config
-
-
-def _own_parts(model: nn.Module, style: Style) -> list[str]:
-    used = {type(module) for module in model.modules()}
-    notes = getattr(style, "ORIGINAL_PARTS_NOTES", {})
-    return [
-        f"{style.__name__}.{part.__name__} ({notes.get(name, 'its own')})"
-        for name, part in getattr(style, "ORIGINAL_PARTS", {}).items()
-        if part in used
-    ]
