@@ -135,19 +135,15 @@ def in_terminal(arguments, rows, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_long_answer_is_paged_in_colour(tmp_path):
-    seen, paged = in_terminal(["diff", "attention"], 30, tmp_path)
-    assert "CausalSelfAttention" not in seen
-    assert "CausalSelfAttention" in paged
-    assert "\x1b[" in paged
-
-
-@pytest.mark.slow
-def test_a_short_answer_is_not_paged(tmp_path):
+def test_a_long_answer_is_paged_in_colour_and_a_short_one_is_not(tmp_path):
     seen, paged = in_terminal(["diff", "head"], 300, tmp_path)
     assert paged is None
     assert "Generator" in seen
     assert "\x1b[" in seen
+    seen, paged = in_terminal(["diff", "attention"], 30, tmp_path)
+    assert "CausalSelfAttention" not in seen
+    assert "CausalSelfAttention" in paged
+    assert "\x1b[" in paged
 
 
 @pytest.mark.slow
