@@ -189,7 +189,7 @@ def test_gpt_duet_bench_hands_its_words_on(run_command, monkeypatch, words):
         lambda name, run_name: seen.append((name, run_name, sys.argv[1:])),
     )
     status, _, err = run_command(
-        partial(run, build_app("bench")), "x", "bench", *words
+        partial(run, build_app()), "x", "bench", *words
     )
     assert (status, err) == (0, "")
     assert seen == [("benchmarks", "__main__", words)]

@@ -4,7 +4,6 @@ import inspect
 import re
 import subprocess
 import sys
-from importlib import import_module
 
 import pytest
 import torch
@@ -53,12 +52,6 @@ def test_help_and_mistakes_do_not_wait_for_torch():
     assert "Traceback" not in done.stderr
     told = re.findall(r"^status (\d) of (.+)$", done.stderr, re.M)
     assert {words: int(status) for status, words in told} == CALLS
-
-
-def test_the_list_of_commands_says_what_each_says_of_itself():
-    for name, line in COMMANDS.items():
-        function = getattr(import_module(f"shared.cli.{name}"), name)
-        assert inspect.getdoc(function).startswith(line)
 
 
 def test_what_the_options_repeat():

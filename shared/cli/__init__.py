@@ -25,23 +25,10 @@ import typer
 
 from ..console import run
 
-# A command's module, which may take seconds to import, is loaded when it is
-# the one that runs: the others are a line in --help.
-COMMANDS = {
-    "check": "Check that models do not see future tokens, and much else.",
-    "compare": "Run two styles from one set of weights, and show how far they "
-    "differ.",
-    "diff": "Show two implementations side by side.",
-    "train": "Train a model on a text, in either style.",
-    "ladder": "Train eight small models on one text, from a bigram table to a "
-    "GPT.",
-    "generate": "Append new tokens to a prompt, or to several at once.",
-    "convert": "Write a checkpoint in another layout.",
-    "bench": "Measure speed: both styles, their peers, and the machine's "
-    "limit.",
-    "tokenizers": "List the tokenizers that can be used here, and why others "
-    "cannot.",
-}
+COMMANDS = (
+    "check", "compare", "diff", "train", "ladder", "generate", "convert",
+    "bench", "tokenizers",
+)  # fmt: skip
 # the benchmarks have a manual of their own
 PASSED_ON = {"ignore_unknown_options": True, "help_option_names": []}
 
@@ -67,8 +54,8 @@ def _gpt_duet(
     """One GPT decoder written twice, and checks for any language model."""
 
 
-def build_app(*chosen: str) -> typer.Typer:
-    """Return the command; the subcommands that were chosen can be run."""
+def build_app() -> typer.Typer:
+    """Return the command with all its subcommands."""
     app = typer.Typer(
         name="gpt-duet",
         no_args_is_help=True,
@@ -76,10 +63,7 @@ def build_app(*chosen: str) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_gpt_duet)
-    for name, line in COMMANDS.items():
-        if name not in chosen:
-            app.command(name, help=line)(lambda: None)
-            continue
+    for name in COMMANDS:
         function = getattr(import_module(f".{name}", __package__), name)
         if name == "bench":
             app.command(name, add_help_option=False,
@@ -112,11 +96,8 @@ def main() -> None:
     # the kit's own packages, too: an empty folder of their name hides none
     added = [str(Path(__file__).resolve().parents[2]), here]
     sys.path += added
-    words = [word for word in sys.argv[1:] if not word.startswith("-")]
-    completing = "_GPT_DUET_COMPLETE" in os.environ
-    chosen = COMMANDS if completing else words[:1]
     try:
-        run(lambda: build_app(*chosen)())
+        run(lambda: build_app()())
     finally:
         for folder in added:
             sys.path.remove(folder)
