@@ -73,7 +73,7 @@ def pair_sources(left: Style, right: Style) -> dict[str, list[Pair]]:
     of the model; what stands between those is paired in reading order.
     """
     stages = (_stage_classes(left), _stage_classes(right))
-    found = {}
+    found: dict[str, list[Pair]] = {}
     for concept in concept_names(left, right):
         ours = left.COMPONENTS.get(concept, ())
         theirs = right.COMPONENTS.get(concept, ())
@@ -81,10 +81,17 @@ def pair_sources(left: Style, right: Style) -> dict[str, list[Pair]]:
             [stages[side].get(c, (side, n)) for n, c in enumerate(components)]
             for side, components in enumerate((ours, theirs))
         ]
-        found[concept] = [
-            _pair(*(None if c is None else read_part(c) for c in pair))
-            for pair in align(ours, theirs, keys)
-        ]
+        found[concept] = []
+        for pair in align(ours, theirs, keys):
+            parts = [None if c is None else read_part(c) for c in pair]
+            left_rows, right_rows = (p.segments if p else () for p in parts)
+            # a function does by itself what a class does in its forward
+            names = [
+                ["forward"] if len(rows) == 1 else [row.key for row in rows]
+                for rows in (left_rows, right_rows)
+            ]
+            rows = tuple(align(left_rows, right_rows, names))
+            found[concept].append(Pair(parts[0], parts[1], rows))
     return found
 
 
@@ -136,19 +143,6 @@ def align(
     for _, a, a_end, b, b_end in matcher.get_opcodes():
         pairs += zip_longest(left[a:a_end], right[b:b_end])
     return pairs
-
-
-def _pair(left: Part | None, right: Part | None) -> Pair:
-    ours = left.segments if left else ()
-    theirs = right.segments if right else ()
-    keys = (_keys(ours), _keys(theirs))
-    return Pair(left, right, tuple(align(ours, theirs, keys)))
-
-
-def _keys(segments: Sequence[Segment]) -> list[str]:
-    # a function does by itself what a class does in its forward
-    alone = len(segments) == 1
-    return ["forward"] if alone else [segment.key for segment in segments]
 
 
 def _segments(code: str, line: int) -> list[Segment]:
