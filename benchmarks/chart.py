@@ -24,11 +24,7 @@ def require_picture(path: Path | None) -> None:
 
 
 def draw(results: Results, path: Path) -> None:
-    """Draw every run as bars, and sweeps of time as lines.
-
-    The same results give the same file, byte by byte; an old one is
-    replaced.
-    """
+    """Draw every run as bars, and sweeps of time as lines."""
     # slow to import, and only a picture needs it
     import matplotlib
     from matplotlib.figure import Figure
@@ -38,9 +34,7 @@ def draw(results: Results, path: Path) -> None:
         1.1 + 0.3 * len(runs[0].models) if len(runs) < SWEEP else 4
         for runs in panels
     ]
-    with matplotlib.rc_context(
-        {"svg.hashsalt": "gpt-duet", "font.size": 9, "svg.fonttype": "path"}
-    ):
+    with matplotlib.rc_context({"font.size": 9, "svg.fonttype": "path"}):
         figure = Figure(figsize=(8, sum(heights)), layout="constrained")
         axes = figure.subplots(
             len(panels), squeeze=False, height_ratios=heights
@@ -53,9 +47,8 @@ def draw(results: Results, path: Path) -> None:
         facts = textwrap.fill(facts, 130)
         figure.supxlabel(facts, fontsize=7, color="#555555")
         kind = path.suffix.removeprefix(".")
-        metadata = {"Date": None} if kind == "svg" else {"Software": None}
         with replace_file(path) as beside:
-            figure.savefig(beside, format=kind, metadata=metadata, dpi=120)
+            figure.savefig(beside, format=kind, dpi=120)
 
 
 def _panels(runs: Sequence[Run]) -> list[list[Run]]:

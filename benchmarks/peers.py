@@ -16,9 +16,7 @@ from gpt_duet.targets import load_target
 
 
 def transformers_gpt2(
-    config: GPTConfig,
-    attention: str = "sdpa",
-    gelu_tanh: str = "gelu_new",
+    config: GPTConfig, attention: str = "sdpa", gelu_tanh: str = "gelu_new"
 ) -> nn.Module:
     """Build transformers' GPT2LMHeadModel of a config's shape.
 
