@@ -88,40 +88,26 @@ def measure_weight_transfer(
         return largest_difference(*outputs)
 
     everything = (*TOKENS, *BLOCKS)
-    errors = {
-        "token table": (
-            difference("embedding", ("wpe.weight",)),
-            "the embedding, positions zero",
-        ),
-        "position table": (
-            difference("embedding", TOKENS),
-            "the embedding, tokens zero",
-        ),
-        "projections": (
-            difference("block.0.attention", TOKENS),
-            "the first attention, on equal input",
-        ),
-        "norm": (
-            difference("final_norm", everything, (exact, exact), own=True),
-            "the last norm, each style's own, eps 0",
-        ),
-        "head": (
-            difference("log_probs", everything),
-            "the log-probabilities, on equal input",
-        ),
-        "tied head": (
-            _tied_difference(styles, state, config),
-            "the matrices, as read",
-        ),
-        "activation": (
-            difference("log_probs", configs=bent),
-            f"the log-probabilities, {config.activation} on the left and "
-            f"{other} on the right",
-        ),
-    }
+    norm = difference("final_norm", everything, (exact, exact), own=True)
+    bent_apart = difference("log_probs", configs=bent)
     words = [getattr(style, "WEIGHT_TRANSFER", {}) for style in styles]
     rows = []
-    for name, (error, where) in errors.items():
+    for name, error, where in (
+        ("token table", difference("embedding", ("wpe.weight",)),
+         "the embedding, positions zero"),
+        ("position table", difference("embedding", TOKENS),
+         "the embedding, tokens zero"),
+        ("projections", difference("block.0.attention", TOKENS),
+         "the first attention, on equal input"),
+        ("norm", norm, "the last norm, each style's own, eps 0"),
+        ("head", difference("log_probs", everything),
+         "the log-probabilities, on equal input"),
+        ("tied head", _tied_difference(styles, state, config),
+         "the matrices, as read"),
+        ("activation", bent_apart,
+         f"the log-probabilities, {config.activation} on the left and "
+         f"{other} on the right"),
+    ):  # fmt: skip
         left, right = (w.get(name, ("", "")) for w in words)
         written, taken = (left[0], right[0]), (left[1], right[1])
         absorbed = name != "activation"
