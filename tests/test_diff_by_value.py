@@ -131,6 +131,8 @@ def test_the_pairs_of_both_styles(weights):
         "scores.softmax(dim=-1)": "probabilities",
         "weights @ value": "",
     }
+    assert not any(line.right for line in found.alone["left"])
+    assert not any(line.left for line in found.alone["right"])
     alone = {line.place.code: line.why for line in found.alone["left"]}
     size = CONFIG.n_embd**-0.5
     assert alone["self.lut(x)"].startswith(f"{size:.4g} times mingpt_style/")

@@ -85,6 +85,7 @@ def test_it_is_one_small_valid_file_with_every_section(tmp_path):
         "h = n_head",
         "N = n_layer",
         "linears[0..2] = c_attn",
+        "<span>LayerNorm</span>",
         "a_2 = weight * sqrt(n / (n - 1))",
         "exactly 0 above the diagonal",
         "Not measured here",
@@ -312,6 +313,11 @@ def test_what_the_benchmark_writes_can_be_read(tmp_path):
     [
         ("{", "is no JSON"),
         ('{"version": 3, "machine": {}, "runs": []}', "it has no rows of"),
+        (
+            '{"version": 3, "machine": {}, "runs": [{"what": "x", "setting": '
+            '{}, "rows": [{"name": "a", "seconds": [1], "limit": true}]}]}',
+            "it has no rows of",
+        ),
     ],
 )
 def test_a_file_that_is_no_benchmark(refused, tmp_path, content, words):
