@@ -45,8 +45,3 @@ def test_what_its_folder_says():
     found = small_model.load_small_model()
     assert found.config.vocab_size == load_tokenizer("duet-1k").n_vocab
     assert found.config.tie_weights
-
-
-def test_without_its_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(small_model, "SMALL_MODEL", tmp_path)
-    assert small_model.load_small_model() is None

@@ -82,27 +82,21 @@ def compare(
     from ..protocol import load_style
     from ..tokenization.texts import text_stamp
     from ..tokenization.tokenizers import load_tokenizer
-    from .choices import (
-        ModelOptions,
-        choose_text,
-        choose_weights,
-        describe,
-        tokenizer_beside,
-    )
+    from . import choices
 
     for name in names:
         load_style(name)
     dtype = choose_dtype(dtype_name)
     bench = None if bench_file is None else read_first_run(bench_file)
-    content, source = choose_text(text, file)
-    if own := tokenizer_beside(weights, tokenizer_name):
+    content, source = choices.choose_text(text, file)
+    if own := choices.tokenizer_beside(weights, tokenizer_name):
         tokenizer, tokenizer_name = own
     else:
         tokenizer = load_tokenizer(tokenizer_name, content)
-    model_options = ModelOptions(
+    model_options = choices.ModelOptions(
         preset, n_layer, n_head, n_embd, block_size, activation
     )
-    checkpoint = choose_weights(
+    checkpoint = choices.choose_weights(
         weights, model_options, tokenizer, tokenizer_name,
         style=names[1], seed=seed,
     )  # fmt: skip
@@ -119,8 +113,8 @@ def compare(
         f"{text_stamp(content)}",
         "tokens": f"{len(ids):,} ({tokenizer_name})"
         f"{cut if len(used) < len(ids) else ''}",
-        "model": f"{describe(config)}, vocabulary {config.vocab_size:,}; "
-        f"{dtype_name} on {device}",
+        "model": f"{choices.describe(config)}, vocabulary "
+        f"{config.vocab_size:,}; {dtype_name} on {device}",
         "weights": notes,
     }
     show_facts(console, facts)

@@ -99,39 +99,17 @@ def generate(
     require_parent(json_file)
     import torch
 
-    from ..generation import (
-        MAX_NEW_TOKENS,
-        Sampler,
-        optimize_for_decoding,
-        stream_tokens,
-    )
+    from .. import generation
     from ..protocol import CachedLanguageModel, LanguageModel, load_style
-    from .choices import (
-        ModelOptions,
-        choose_weights,
-        describe,
-        require_text,
-        tokenizer_beside,
-    )
-    from .writing import (
-        Chosen,
-        choose_tokenizer,
-        choose_trained,
-        decode,
-        describe_lengths,
-        describe_sampler,
-        for_writing,
-        printable,
-        write_stream,
-    )
+    from . import choices, writing
 
     if temperature is None:
         temperature = 0.0 if top_k is None and top_p is None else 1.0
-    sampler = Sampler(temperature, top_k, top_p)
+    sampler = generation.Sampler(temperature, top_k, top_p)
     prompts = prompts or [PROMPT]
     for prompt in prompts:
-        require_text("--prompt", prompt)
-    whole_number("--new-tokens", new_tokens, at_most=MAX_NEW_TOKENS)
+        choices.require_text("--prompt", prompt)
+    whole_number("--new-tokens", new_tokens, at_most=generation.MAX_NEW_TOKENS)
     count = len(prompts) * whole_number("--batch", batch, at_least=1)
     if stream and count > 1:
         raise ValueError(f"--stream writes one row, and there are {count}")
@@ -140,22 +118,26 @@ def generate(
 
     if checkpoint_folder is not None:
         given = options.given(context)
-        chosen = choose_trained(checkpoint_folder, given)
+        chosen = writing.choose_trained(checkpoint_folder, given)
     else:
         characters = ""
-        if file is None and (own := tokenizer_beside(weights, tokenizer_name)):
+        if file is None and (
+            own := choices.tokenizer_beside(weights, tokenizer_name)
+        ):
             tokenizer, tokenizer_name = own
         else:
-            tokenizer, characters = choose_tokenizer(tokenizer_name, file)
-        model_options = ModelOptions(
+            tokenizer, characters = writing.choose_tokenizer(
+                tokenizer_name, file
+            )
+        model_options = choices.ModelOptions(
             preset, n_layer, n_head, n_embd, block_size, activation
         )
-        checkpoint = choose_weights(
+        checkpoint = choices.choose_weights(
             weights, model_options, tokenizer, tokenizer_name,
             style=STYLE, seed=seed,
         )  # fmt: skip
-        checkpoint = for_writing(checkpoint, tokenizer.n_vocab)
-        chosen = Chosen(
+        checkpoint = writing.for_writing(checkpoint, tokenizer.n_vocab)
+        chosen = writing.Chosen(
             load_style(style).from_gpt2(
                 checkpoint.to(device, dtype), checkpoint.config
             ),
@@ -169,11 +151,11 @@ def generate(
     if not isinstance(model, LanguageModel):
         raise ValueError(f"style {chosen.style!r} builds no language model")
     if device.type == "cpu" and isinstance(model, CachedLanguageModel):
-        optimize_for_decoding(model)
+        generation.optimize_for_decoding(model)
     tokenizer, config = chosen.tokenizer, model.config
     prompts = [prompt for prompt in prompts for _ in range(batch)]
     rows = [tokenizer.encode(prompt) for prompt in prompts]
-    tokens = stream_tokens(
+    tokens = generation.stream_tokens(
         model,
         rows,
         new_tokens,
@@ -184,27 +166,27 @@ def generate(
     console = Console(stderr=True, highlight=False)
     err = json_file == STDOUT
     facts = {
-        "model": f"{chosen.style}: {describe(config)}; {dtype_name} on "
-        f"{device}",
+        "model": f"{chosen.style}: {choices.describe(config)}; "
+        f"{dtype_name} on {device}",
         "weights": chosen.weights,
         "tokenizer": f"{chosen.tokenizer_name}, {tokenizer.n_vocab:,} "
         f"tokens{chosen.characters}",
-        "prompts": describe_lengths(rows, config.block_size),
-        "sampling": describe_sampler(sampler, seed),
+        "prompts": writing.describe_lengths(rows, config.block_size),
+        "sampling": writing.describe_sampler(sampler, seed),
     }
     show_facts(console, facts)
     if stream:
-        write_stream(tokenizer, rows[0], tokens, err)
+        writing.write_stream(tokenizer, rows[0], tokens, err)
     else:
         with progress(console, new_tokens) as show:
             for done, new in enumerate(tokens, start=1):
                 for row, token in zip(rows, new.tolist(), strict=True):
                     row.append(token)
                 show(done, "new tokens")
-    texts = [decode(tokenizer, row) for row in rows]
+    texts = [writing.decode(tokenizer, row) for row in rows]
     for row, text in zip(rows, texts, strict=True):
         if not stream:
-            typer.echo(printable(text), err=err)
+            typer.echo(writing.printable(text), err=err)
         if show_ids:
             typer.echo(" ".join(map(str, row)), err=err)
     if json_file is not None:
