@@ -85,13 +85,13 @@ def test_it_is_one_small_valid_file_with_every_section(tmp_path):
         "h = n_head",
         "N = n_layer",
         "linears[0..2] = c_attn",
-        "<span>LayerNorm</span>",
         "a_2 = weight * sqrt(n / (n - 1))",
         "exactly 0 above the diagonal",
         "Not measured here",
     ):
         assert words in text, words
     assert 'class="gap far"' not in text
+    assert text.count("<span>LayerNorm</span>") == 3  # two are the last norms
     # all of the source is there, with its line numbers
     lines = {
         "".join(e.itertext()).rstrip("\n")
