@@ -104,7 +104,7 @@ def test_the_report_says_what_was_tried(slow, heavy, monkeypatch):
     found = {result.name: result.message for result in report.results}
     assert list(found)[:2] == ["check_shape", "check_causality"]
     causality = found["check_causality"]
-    whole = r"in eval mode all splits at 2, 3, 5, 8, 16, \d+ of 24 at 256"
+    whole = r"in eval mode all splits at 2.*, 8, 16, \d+ of 24 at 256"
     assert re.match(whole, causality)
     assert "in train mode" in causality
     assert "in eval mode, a row alone" in causality
