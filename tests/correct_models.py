@@ -81,32 +81,61 @@ class NoPositions(GPT):
 # --- Positions --------------------------------------------------------------
 
 
+def angles(x):
+    """What pairs of numbers are turned by, at each position."""
+    at = torch.arange(x.size(-2), device=x.device).unsqueeze(1)
+    return at * 100 ** -torch.linspace(0, 1, x.size(-1) // 2, device=x.device)
+
+
+def turned(x, by):
+    cos, sin = by.cos().to(x), by.sin().to(x)
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
 @correct(Attention, "attend", whole=NoPositions)
 def rotary(self, q, k, v, mask):
     """Queries and keys are turned by their position."""
+    q, k = turned(q, angles(q)), turned(k, angles(k))
+    return Attention.attend(self, q, k, v, mask)
 
-    def turn(x):
-        at = torch.arange(x.size(-2), device=x.device).unsqueeze(1)
-        rate = 100 ** -torch.linspace(0, 1, x.size(-1) // 2, device=x.device)
-        cos, sin = (at * rate).cos().to(x), (at * rate).sin().to(x)
-        a, b = x.chunk(2, -1)
-        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
-    return Attention.attend(self, turn(q), turn(k), v, mask)
+@correct(loosely=("check_length_limit",))
+class LimitOfTraining(NoPositions):
+    """Declares the length it is to be trained at; its positions, rotary
+    ones, go on behind it."""
+
+    mixer = type("Rotary", (Attention,), {"attend": rotary})
+
+    def require_length(self, size):
+        pass
 
 
 @correct()
-class Endless(NoPositions):
+class Endless(LimitOfTraining):
     """Declares no longest sequence; positions are rotary."""
-
-    mixer = type("Rotary", (Attention,), {"attend": rotary})
 
     def add_parts(self, dim):
         super().add_parts(dim)
         del self.block_size
 
-    def require_length(self, size):
-        pass
+
+@correct(whole=NoPositions)
+class FilledTable(Attention):
+    """A rotary table of zeros in a buffer that is not saved, and a number
+    that says how much of it is filled."""
+
+    def add_parts(self, dim):
+        self.register_buffer("angles", torch.zeros(BLOCK, 4), persistent=False)
+        self.filled = 0
+
+    def attend(self, q, k, v, mask):
+        size = q.size(-2)
+        if self.filled < size:
+            self.angles[:size] = angles(q).detach()
+            self.filled = size
+        by = self.angles[:size]
+        return super().attend(turned(q, by), turned(k, by), v, mask)
 
 
 @correct()
@@ -154,36 +183,6 @@ class Sinusoidal(GPT):
 
     def position_vectors(self, tokens):
         return self.sines[: tokens.size(1)]
-
-
-@correct(whole=NoPositions)
-class FilledTable(Attention):
-    """A rotary table of zeros in a buffer that is not saved, and a number
-    that says how much of it is filled."""
-
-    def add_parts(self, dim):
-        self.register_buffer("angles", torch.zeros(BLOCK, 4), persistent=False)
-        self.filled = 0
-
-    def attend(self, q, k, v, mask):
-        size = q.size(-2)
-        if self.filled < size:
-            at = torch.arange(size, device=q.device).unsqueeze(1)
-            rate = 100 ** -torch.linspace(0, 1, 4, device=q.device)
-            self.angles[:size] = (at * rate).detach()
-            self.filled = size
-        angles = self.angles[:size]
-        q, k = (
-            torch.cat(
-                [
-                    x[..., :4] * angles.cos() - x[..., 4:] * angles.sin(),
-                    x[..., :4] * angles.sin() + x[..., 4:] * angles.cos(),
-                ],
-                -1,
-            )
-            for x in (q, k)
-        )
-        return super().attend(q, k, v, mask)
 
 
 @correct(GPT, "embed")
@@ -244,17 +243,6 @@ class ClippedDistances(BiasByDistance):
     def add_parts(self, dim):
         super().add_parts(dim)
         self.position_bias = nn.Embedding(9, 2)
-
-
-@correct(loosely=("check_length_limit",))
-class LimitOfTraining(NoPositions):
-    """Declares the length it is to be trained at; its positions, rotary
-    ones, go on behind it."""
-
-    mixer = type("Rotary", (Attention,), {"attend": rotary})
-
-    def require_length(self, size):
-        pass
 
 
 # --- Attention --------------------------------------------------------------
@@ -692,24 +680,6 @@ def loss_first(self, tokens, labels=None):
     return cross_entropy(logits[:, :-1], labels[:, 1:]), logits
 
 
-@correct(GPT, "forward")
-def dictionary(self, input_ids):
-    """Returns a dict, and calls its ids input_ids."""
-    return {"state": None, "logits": GPT.forward(self, input_ids)}
-
-
-@correct(GPT, "forward")
-def vocabulary_second(self, tokens):
-    """Returns (batch, vocab, time), as cross-entropy wants it."""
-    return GPT.forward(self, tokens).mT
-
-
-@correct(GPT, "log_probs")
-def log_probs(self, tokens):
-    """Has the method log_probs beside its logits."""
-    return self(tokens).log_softmax(-1)
-
-
 @correct(TrainableGPT, "loss")
 def targets_ignored(self, logits, targets):
     """Ignores targets of -1, and has a mean of the others."""
@@ -731,12 +701,6 @@ class PaddedHead(GPT):
 def one_score_at_zero(self, x):
     """The last score is always 0, and all others are measured by it."""
     return F.pad(GPT.scores(self, x)[..., :-1], (0, 1))
-
-
-@correct(GPT, "scores")
-def soft_cap(self, x):
-    """Scores are capped by a tanh."""
-    return 5 * (GPT.scores(self, x) / 5).tanh()
 
 
 @correct(
@@ -885,7 +849,6 @@ CORRECT += [
         "A longer sequence.",
         block_size=512,
     ),
-    Correct("one_layer", partial(GPT, layers=1), "One layer."),
     Correct("targets", TrainableGPT, "Returns (logits, loss)."),
     Correct("cached", CachedGPT, "Decodes with init_cache and decode."),
     Correct("cache_in_the_call", CacheInTheCall, "Takes past_key_values."),

@@ -769,7 +769,7 @@ def check_cache(case):
 
 
 def trained_loss(case, batches):
-    """Loss over the last fifth of 150 steps, each on new tokens."""
+    """Loss over the last fifth of 100 steps, each on new tokens."""
     model = build(case)
     if case.vocab_size < 100:
         model = model.float()
@@ -785,13 +785,13 @@ def trained_loss(case, batches):
                 p.grad = p.grad.to_dense()  # Adam takes no other
         optimizer.step()
         losses.append(loss.item())
-    return sum(losses[-30:]) / 30
+    return sum(losses[-20:]) / 20
 
 
 def check_entropy_bound(case):
     if not [*build(case).parameters()]:
         return
-    steps, vocab = range(150), min(case.vocab_size, 17)
+    steps, vocab = range(100), min(case.vocab_size, 17)
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape):

@@ -6,6 +6,7 @@ import pytest
 from broken_models import BROKEN, SLOW, as_parameters
 from correct_models import CORRECT
 from measurements import MEASUREMENTS
+from small_gpt import GPT
 
 # no function of ours is called, so there are no shapes to check
 pytestmark = pytest.mark.unhooked
@@ -14,8 +15,10 @@ ONLY = [model for model in BROKEN if model.only]
 
 
 def found_in(model, checks):
-    """What the measurements of these properties find."""
-    found = {check: MEASUREMENTS[check](model) for check in sorted(checks)}
+    """What the measurements of these properties find in a layer or two."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GPT, "layers", 1 + getattr(model, "deep", False))
+        found = {check: MEASUREMENTS[check](model) for check in sorted(checks)}
     return {check: words for check, words in found.items() if words}
 
 
