@@ -163,11 +163,10 @@ class _Along:
                 )
         wide = self._difference(directions, step)
         near = self._difference(directions, step / 2)
-        difference = near + (near - wide) / 3  # Richardson
-        size = sum(part**2 for part in parts) ** 0.5 + abs(difference)
+        size = sum(part**2 for part in parts) ** 0.5 + abs(near)
         return _Pair(
             backward=sum(parts),
-            difference=difference,
+            difference=near,
             uncertain=2 * abs(near - wide) + self.rounding / step,
             size=max(size, 1e-300),
             least=ROUGH * size if step > WIDE else 0.0,

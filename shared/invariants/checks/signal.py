@@ -12,6 +12,7 @@ from ..model.reading import tensors_in
 from ..model.subject import Subject
 from ..model.tokens import draw
 from ..search.larger_weights import amplified
+from ..search.tolerance import minus
 
 TIME = 31  # a prime: the width of no head is taken for it
 CHOICE = 8  # positions that a row has to choose from, at least
@@ -102,8 +103,8 @@ def _spread(value: Any) -> float:
     for _, x in tensors_in(value):
         if x.is_floating_point() and x.ndim > 1 and x[..., 0].numel() > 1:
             rows = x.detach().flatten(0, -2)
-            gap = torch.where(rows == rows[0], 0.0, (rows - rows[0]).abs())
-            shares.append(float(gap.max() / rows.abs().max().clamp(1e-300)))
+            gap = minus(rows, rows[:1].expand_as(rows)).abs().max()
+            shares.append(float(gap / rows.abs().max().clamp(1e-300)))
     return max(shares)
 
 
