@@ -274,6 +274,23 @@ PASSED = [
         "",
     ),
     (GrowsInTraining, "causality", ""),
+    (
+        gpt(add_parts=lambda self, dim: self.wpe.requires_grad_(False)),
+        "gradient_flow",
+        "; frozen: wpe.weight$",
+    ),
+    (
+        scored(lambda self, x: x.float()),
+        "dtype",
+        "float64 answers in float32, bfloat16 answers in float32, float16 an",
+    ),
+    (
+        SOUND["behind_padding"],
+        "length_limit",
+        "^declared are 34, taken 32: positions start behind the padding id; ",
+    ),
+    (SOUND["padded_tables"], "loss", "given over the 64 scores of a padded"),
+    (SOUND["balance_added"], "loss", "plus .*, which targets do not change"),
     (Seldom, "gradient_flow", ""),
     (gpt(block=RoundsABranch), "gradients", "piecewise constant"),
     (SOUND["one_score_at_zero"], "vocabulary", "of id 16 is always 0"),
@@ -426,6 +443,36 @@ FAILED = [
         r"row \d of .* position 3 move by",
     ),
     (
+        scored(lambda self, x: x + x.roll(-1, 1) * (len(x) > 1)),
+        "causality",
+        r"in row \d of a batch of \d",
+    ),
+    (
+        gpt(window=9, sees=lambda self, i, j: (j <= i) & (i - j < 8)),
+        "context_use",
+        r"tokens 0, 1, 2, 3, 4, 5, \.\.\. \(declared: window=9\)$",
+    ),
+    (
+        scored(lambda self, x: F.pad(x[:, :-1], (0, 0, 1, 0))),
+        "context_use",
+        "with token 1, the newest: do they come a step late.$",
+    ),
+    (
+        gpt(
+            add_parts=lambda self, dim: self.register_buffer(
+                "gain", torch.rand(dim), persistent=False
+            ),
+            scores=lambda self, x: GPT.scores(self, x * self.gain),
+        ),
+        "state_dict",
+        "some state is not saved",
+    ),
+    (
+        scored(lambda self, x: x.float() if x.dtype == torch.double else x),
+        "dtype",
+        "a model in float64 answers in float32",
+    ),
+    (
         scored(lambda self, x: x + at(2, x) * x.size(1)),
         "prefix_consistency",
         r"position 2 depends on the length: alone, the first \d+ of",
@@ -480,6 +527,25 @@ FAILED = [
     ),
     (LastAlone, "cache", r"shapes \(1, 17\) where scores of shape \(1, 7, 1"),
     (losing(lambda *given: mean(*given) * NAN), "loss", "the loss is nan"),
+    (
+        losing(lambda *given: mean(*given) * 1.1),
+        "loss",
+        "shifted by one: nearest is that ",
+    ),
+    (
+        losing(lambda self, x, ids: mean(self, x, ids) * ids.numel()),
+        "loss",
+        "it is the cross-entropy summed$",
+    ),
+    (
+        losing(
+            lambda self, x, ids: (
+                mean(self, x, ids) * (ids >= 0).double().mean()
+            )
+        ),
+        "loss",
+        "some of them -100 is .*it is the cross-entropy (averaged|divided)",
+    ),
     (losing(late(lambda *x: None)), "loss", "no loss for 1 x 13 targets"),
     (
         losing(late(shifted)),
