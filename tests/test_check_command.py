@@ -292,7 +292,7 @@ def test_a_long_check_is_announced_and_has_no_time(here, monkeypatch):
         _, out, err = here(*words, *budget)
         out = " ".join(out.split())
         assert "about 4 minutes; --thorough tries all, in" in out
-        assert "240 left of 240" in out
+        assert re.search(r"(\d+) left of \1", out)
         assert "1 passed, 1 skipped" in out
 
 

@@ -212,6 +212,17 @@ class WrongAtFive(CachedGPT):
         return scores + at(5 - start, scores), cache
 
 
+class AllInAList(nn.Module):
+    vocab_size, block_size = VOCAB, BLOCK
+
+    def __init__(self):
+        super().__init__()
+        self.weights = [torch.randn(VOCAB, VOCAB, requires_grad=True)]
+
+    def forward(self, ids):
+        return self.weights[0][ids]
+
+
 class OnceOnly(GPT):
     def forward(self, ids):
         if hasattr(self, "called"):
@@ -495,6 +506,7 @@ FAILED = [
     ),
     (within(folded), "gradients", "is not the function's"),
     (scored(lambda self, x: x.detach()), "gradient_flow", "carry no gradient"),
+    (AllInAList, "gradient_flow", "the model has no trainable parameter"),
     (
         scored(lambda self, x: x / (x.dtype != torch.bfloat16)),
         "dtype",

@@ -196,6 +196,7 @@ class Table:
             start + message,
             max(self.width, len(start) + 20),
             subsequent_indent=" " * len(start),
+            break_on_hyphens=False,  # the names of options
         )
 
     def _paint(self, text: str, code: str) -> str:

@@ -143,6 +143,8 @@ def check_gradient_flow(subject: Subject) -> str:
             f"{len(without)} of {len(sizes)} trainable parameters never get "
             f"a gradient: {_some(without, 4)}{stuck}"
         )
+    if not sizes:
+        raise AssertionError("the model has no trainable parameter")
     largest = max(sizes.values())
     kinds = {p.dtype for p in model.parameters() if p.requires_grad}
     unit = max(torch.finfo(dtype).eps for dtype in kinds)
