@@ -66,8 +66,7 @@ def bench(
         str, Option(help="Packages; ratios are to the last one's time.")
     ] = ",".join(STYLES),
     own: Annotated[
-        bool,
-        Option("--own", help="Also annotated with its own LayerNorm."),
+        bool, Option("--own", help="Also annotated with its own LayerNorm.")
     ] = False,
     peers: Annotated[
         str,
@@ -91,8 +90,7 @@ def bench(
         bool, Option("--log-probs", help="End every model in log-softmax.")
     ] = False,
     compile_: Annotated[
-        bool,
-        Option("--compile", help="Also time every model compiled."),
+        bool, Option("--compile", help="Also time every model compiled.")
     ] = False,
     profile: Annotated[
         bool, Option("--profile", help="Show where the time goes.")
