@@ -13,18 +13,6 @@ from pygments.token import STANDARD_TYPES
 Terms = Mapping[str, Sequence[str]]
 
 
-def terms_of(names: Mapping[str, Terms], concept: str) -> dict[str, list[str]]:
-    """Names of each common term within a concept.
-
-    A style's NAMES has them for each concept, and for "everywhere".
-    """
-    found: dict[str, list[str]] = {}
-    for scope in ("everywhere", concept):
-        for term, spellings in names.get(scope, {}).items():
-            found[term] = list(spellings)
-    return found
-
-
 def spans(code: str, terms: Terms) -> list[tuple[int, int, str]]:
     """Where names of terms stand in the source, in order, none overlapping.
 

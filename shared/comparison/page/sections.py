@@ -9,7 +9,7 @@ from ..concepts import CONCEPTS
 from ..sources import TINY, Pair, Part, describe, pair_sources
 from ..styles import Comparison, enlarged_random_weights
 from ..values import Place, Row, diff_by_value
-from .highlight import spans, terms_of
+from .highlight import spans
 
 
 def concept_sections(
@@ -25,8 +25,13 @@ def concept_sections(
     sections = []
     values = _equal_values(styles)
     for concept, pairs in pair_sources(*styles).items():
-        terms = [
-            terms_of(getattr(style, "NAMES", {}), concept) for style in styles
+        terms: list[dict[str, list[str]]] = [
+            {
+                term: list(spellings)
+                for scope in ("everywhere", concept)
+                for term, spellings in names.get(scope, {}).items()
+            }
+            for names in (getattr(style, "NAMES", {}) for style in styles)
         ]
         shown = _correspondences(pairs, terms)
         for op, left, right in _names_by_value(pairs, values):
