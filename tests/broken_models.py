@@ -359,14 +359,14 @@ class WeakWithNumbers(Attention):
 
 @broken("check_causality", only=True)
 class PaddedByNumbers(Padded):
-    """Together with a mask of padding the causal one is -1e4, which larger
-    scores outweigh."""
+    """Together with a mask that hides the end the causal one is -1e4, which
+    larger scores outweigh."""
 
     mixer = WeakWithNumbers
 
     def forward(self, tokens, attention_mask=None):
-        if attention_mask is None:
-            return super().forward(tokens)
+        if attention_mask is None or attention_mask[0, -1]:
+            return super().forward(tokens, attention_mask)
         mask = self.mask(tokens) & attention_mask.bool().unsqueeze(1)
         mask = torch.where(mask, 0.0, -1e4).to(self.wte.weight)
         return self.scores(self.body(self.embed(tokens), mask))

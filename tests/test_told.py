@@ -330,6 +330,7 @@ PASSED = [
         "dtype",
         "float64, no kernel for bfloat16, no kernel for float16",
     ),
+    (lambda: GPT(block_size=300), "dtype", "float64, bfloat16, float16, an"),
     (within(lambda x: x * 1e5 / 1e5), "dtype", "or infinite in float16"),
     (
         gpt(CacheWithMask, hide=lambda self, mask, shown: 1 / 0),
@@ -580,7 +581,7 @@ FAILED = [
     ],
 )
 def test_what_a_check_says(status, build, check, words):
-    report = check_model(build, checks=[check], block_size=BLOCK)
+    report = check_model(build, checks=[check], block_size=300)
     result = report.results[0]
     assert result.status == status, str(report)
     assert re.search(words, result.message), result.message
