@@ -295,7 +295,7 @@ REFUSES = [  # model, sizes, what check_shape says, what others do
     ids=[row[0].__name__ for row in REFUSES],
 )
 def test_a_shape_is_told_by_its_check_alone(model, sizes, words, others):
-    report = check_model(model, **sizes)
+    report = check_model(model, **sizes, budget=480)
     assert report.failed == ["check_shape"], str(report)
     assert re.search(words, report.results[0].message), str(report)
     # the limit that eight_at_a_time declares is one it answers
