@@ -60,12 +60,13 @@ def test_what_others_would_stumble_over_comes_first():
 
 
 @pytest.mark.unhooked
-def test_a_crash_is_told_once_with_the_users_line():
+def test_a_crash_is_told_once_with_the_users_line(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent)
     report = check_model(RefusesOneRow)
     assert found(report)[0] == ["check_shape"], str(report)
     text = message(report, "check_shape")
     assert "RuntimeError: one row is too few" in text
-    assert re.search(r"test_meeting\.py, line \d+\)", text), text
+    assert re.search(r" \(test_meeting\.py, line \d+\)", text), text
 
 
 @pytest.mark.unhooked

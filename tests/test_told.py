@@ -443,6 +443,11 @@ FAILED = [
         "causal_gradients",
         "in train mode",
     ),
+    (
+        gpt(sees=lambda self, i, j: (j <= i) | (j == i + 2)),
+        "causality",
+        r"^position 0 sees token 2: .*rounding there is \S+\); first seen",
+    ),
     (PartLeaks, "causality", r"first seen at blocks\.0\.norm_1"),
     (
         scored(lambda self, x: x + at(3, x) * torch.rand(())),
