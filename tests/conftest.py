@@ -39,6 +39,10 @@ def pytest_configure(config):
     if config.getoption("--check-shapes"):
         from jaxtyping import install_import_hook
 
+        hypothesis.settings.register_profile(
+            "shapes", hypothesis.settings.get_profile("kit"), max_examples=10
+        )
+        hypothesis.settings.load_profile("shapes")
         install_import_hook(
             ["annotated", "mingpt_style", "gpt_duet"], "shape_checker.check"
         )
