@@ -732,6 +732,12 @@ def first_token_lost(self, tokens):
 # --- Not a function of the input --------------------------------------------
 
 
+@broken("check_determinism", Attention, "weights")
+def dropout_in_eval(self, scores, mask):
+    """Functional dropout without its flag stays on in eval mode."""
+    return F.dropout(Attention.weights(self, scores, mask), 0.1)
+
+
 @broken("check_determinism")
 class NoiseOfItsOwn(GPT):
     """Noise from a generator of its own is added in eval mode, too."""
@@ -895,6 +901,12 @@ def floored_probabilities(self, x):
     """A floor is added to the probabilities before the logarithm: they sum
     to more than one."""
     return (GPT.scores(self, x).softmax(-1) + 1e-3).log()
+
+
+@broken("check_normalised", GPT, "scores", outputs="log_probs")
+def normalised_over_time(self, x):
+    """The log-softmax runs over the time axis."""
+    return GPT.scores(self, x).log_softmax(1)
 
 
 @broken("check_initial_loss", GPT, "add_parts", only=True)
