@@ -77,7 +77,7 @@ class _Causality:
         self.small = self.small or subject.fit(SHORT)
         masks = len(MASKS) if subject.caller.takes_mask else 0
         # of which the first two, in eval mode, get five parts
-        self.affordable = Affordable(modes=17 + 2 * masks + bool(masks))
+        self.affordable = Affordable(modes=17 + 2 * masks + 3 * bool(masks))
         self.notes: list[str] = []
         self.larger: Search | None = None  # with the largest weights
         self.moved = False
@@ -213,6 +213,7 @@ class _Causality:
         for training in (False, True):
             for mode in _masks(training):
                 self._sweep(masked, mode, few, end, 4)
+            self.affordable.begin(self.subject.costs)
             self._try(masked, mode, few[-1], KINDS[:1], alone=True)
         self._finish(masked)
         if self.larger is not None:
