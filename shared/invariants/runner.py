@@ -17,7 +17,7 @@ from .model.randomness import isolated
 from .model.subject import Subject
 from .report import CheckResult, Report
 
-DEFAULT = 210.0  # seconds: to meet the model takes some, too
+DEFAULT = 225.0  # seconds: to meet the model takes some, too
 FIRST = ("check_shape", "check_causality")  # where time is short
 
 

@@ -11,7 +11,7 @@ from ..search.leaks import Search
 from ..search.tolerance import floor, gaps, is_real, minus, rounding
 from .context import Searches
 
-CLEAR = 0.1  # share of the largest score that no rounding moves
+CLEAR = 0.5  # share of the deviation of scores: no rounding is as large
 ALIKE = 1e-5  # of what another id does: a swap that does less does nothing
 
 
@@ -123,7 +123,7 @@ def _some_permutation(subject: Subject) -> str:
             scores = search.run(batch)
             size = float(difference().abs().max())
             largest = max(largest, size)
-            clear = size > CLEAR * float(scores.abs().max())
+            clear = size > CLEAR * float(scores.std())
             if size > floor(scores) and (
                 clear or is_real(search.model, difference, rounding(scores))
             ):
