@@ -114,7 +114,10 @@ def one_layer(monkeypatch):
 
 @pytest.fixture
 def calls_of_a_second(monkeypatch):
-    """Let checks reckon with a second a call: few fit into a budget."""
+    """Let checks reckon with a second a call: few fit into a budget.
+
+    The clock stands still, so that a busy machine has as many.
+    """
     from gpt_duet.invariants import Subject
 
     def measure(subject):
@@ -122,6 +125,7 @@ def calls_of_a_second(monkeypatch):
         return True
 
     monkeypatch.setattr(Subject, "measure", measure)
+    monkeypatch.setattr("shared.invariants.model.costs.perf_counter", float)
 
 
 @pytest.fixture(scope="session", params=["annotated", "mingpt_style"])

@@ -159,7 +159,7 @@ def _plan(subject: Subject, report: Report, budget: float | None) -> float:
     )
     if finite:  # what matters most
         report.asked.sort(key=lambda name: name not in FIRST)
-    costs.start(budget)
+    costs.begin(budget)
     return budget
 
 

@@ -109,6 +109,11 @@ class Costs:
             for what, lengths in self.left_out.items()
         )
 
+    def begin(self, budget: float) -> None:
+        """Begin the first check, with so many seconds for all."""
+        self.began, self.reckoned = perf_counter(), 0.0
+        self.start(budget)
+
     def start(self, end: float) -> None:
         """Begin a check."""
         self.end, self.granted, self.left_out = end, 0, {}

@@ -266,7 +266,6 @@ class Subject:
         costs.call, costs.heavy = seconds[short], self.heavy
         more = seconds[self.block_size] - costs.call
         costs.token = max(more, 0.0) / self.block_size
-        costs.began, costs.reckoned = perf_counter(), 0.0
         return finite
 
     def shared(self, name: object, make: Callable[[], Any]) -> Any:
