@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import sys
 
 import pytest
 import tiktoken
@@ -14,12 +13,12 @@ from safetensors.torch import save_file
 import mingpt_style
 from shared import GPTConfig, generate, generation, load_tokenizer
 from shared.checkpoint import load_checkpoint, save_checkpoint, small_model
-from shared.cli import writing
 from shared.comparison.styles import enlarged_random_weights
 from shared.console import progress
 from shared.protocol import load_style
 from shared.tokenization.texts import text_stamp
 from shared.training.recipe import Recipe
+from shared.training.run_folder import Facts
 from shared.training.run_folder import save as save_run
 from shared.training.trainer import Trainer
 
@@ -190,23 +189,6 @@ def test_it_writes_in_the_precision_asked_for(done, monkeypatch, name, dtype):
     assert dtypes == {getattr(torch, dtype)}
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-@pytest.mark.parametrize(
-    ("screen", "shown"),
-    [
-        (Terminal(), "ä\n\\x1b[2J\\x07"),  # which is not to be steered
-        (io.StringIO(), "ä\n\x1b[2J\x07"),
-    ],
-)
-def test_a_terminal_is_not_steered(monkeypatch, screen, shown):
-    monkeypatch.setattr(sys, "stdout", screen)
-    assert writing.printable("ä\n\x1b[2J\x07") == shown
-
-
 @pytest.mark.parametrize(
     ("terminal", "patience", "bar"),
     [(True, -1.0, True), (False, -1.0, False), (True, 60.0, False)],
@@ -336,12 +318,13 @@ def test_a_run_is_converted_and_its_characters_travel_along(
     torch.manual_seed(0)
     config = BYTES.replace(vocab_size=3, tie_weights=True)
     model, ids = mingpt_style.build_model(config), torch.arange(99) % 3
-    facts = {
-        "style": "mingpt_style",
-        "dtype": "float32",
-        "tokenizer": {"name": "char", "characters": "abc"},
-    }
-    save_run(tmp_path, Trainer(model, ids, ids, Recipe()), config, facts)
+    facts = Facts(
+        style="mingpt_style",
+        dtype="float32",
+        tokenizer="char",
+        characters="abc",
+    )
+    save_run(tmp_path, Trainer(model, ids, ids, Recipe()), facts)
     new = tmp_path / "new"
     out, _ = done("convert", "--checkpoint", tmp_path, "--to", layout,
                  "--out", new)  # fmt: skip

@@ -17,9 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shared.cli import main
-from shared.training.log import read_log
-from shared.training.resume import open_run
-from shared.training.run_folder import last_checkpoint
+from shared.training.run_folder import last_checkpoint, open_run, read_log
 from shared.training.trainer import Trainer
 
 STYLES = ("annotated", "mingpt_style")
@@ -55,7 +53,7 @@ def train(duet, text, tmp_path):
 @pytest.fixture
 def quick_end(monkeypatch):
     """A run ends with a few tokens and an empty picture."""
-    loop = "shared.cli.training_loop"
+    loop = "shared.cli.training"
     monkeypatch.setattr(f"{loop}.SAMPLE", 9)
     monkeypatch.setattr(f"{loop}.draw_losses", lambda file, *_: file.touch())
 
@@ -86,8 +84,8 @@ def finished(places, tmp_path):
 def what_was_learnt(folder):
     """Losses by step, and the weights: all that must not differ."""
     losses = [
-        (r["step"], r["train_loss"], r.get("val_loss"))
-        for r in read_log(folder)
+        (record.step, record.train_loss, record.val_loss)
+        for record in read_log(folder)
     ]
     weights = load_file(last_checkpoint(folder) / "model.safetensors")
     return losses, {k: v.tolist() for k, v in weights.items()}
@@ -110,12 +108,10 @@ def test_a_run_from_start_to_text(done, train, style):
         "--style", style, "--steps=12", "--eval-interval=5"
     )
     log = read_log(out)
-    assert [line["step"] for line in log] == list(range(1, 13))
-    fields = {"step", "train_loss", "tokens_per_second", "seconds"}
-    assert all(fields <= line.keys() for line in log)
-    evaluated = [line["step"] for line in log if "val_loss" in line]
+    assert [record.step for record in log] == list(range(1, 13))
+    evaluated = [r.step for r in log if r.val_loss is not None]
     assert evaluated == [5, 10, 12]
-    seconds = [line["seconds"] for line in log]
+    seconds = [record.seconds for record in log]
     assert 0 < seconds[0]
     assert seconds == sorted({*seconds})
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
@@ -177,11 +173,12 @@ def test_a_run_that_crashed_or_was_stopped_goes_on(
     _, err = done("train", "--resume", out)
     assert f"resuming after step {saved}" in err
     assert what_was_learnt(out) == what_was_learnt(whole)
-    seconds = [line["seconds"] for line in read_log(out)]
+    seconds = [record.seconds for record in read_log(out)]
     assert seconds == sorted({*seconds})
     # a run that is done has nothing to do but to draw and write again
     (out / "loss.png").unlink()
-    done("train", "--resume", out)
+    _, err = done("train", "--resume", out)
+    assert "after step 14, its last: nothing is left to train" in err
     assert (out / "loss.png").is_file()
     assert what_was_learnt(out) == what_was_learnt(whole)
 
@@ -202,8 +199,7 @@ def test_a_loss_that_is_no_number_ends_with_status_1(train):
     assert "at step" in err
     assert "the last good checkpoint is" in err
     assert "Traceback" not in err
-    saved = open_run(out)
-    weights = load_file(saved.folder / "model.safetensors")
+    weights = load_file(last_checkpoint(out) / "model.safetensors")
     assert all(t.isfinite().all() for t in weights.values())
 
 
@@ -276,9 +272,9 @@ def test_two_processes_are_as_one(text, tmp_path):
     logs = [read_log(folder) for folder in (one, two)]
     assert [len(log) for log in logs] == [4, 4]  # one of the two wrote
     for a, b in zip(*logs, strict=True):
-        assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-5)
-    near = pytest.approx(logs[1][-1]["val_loss"], abs=1e-5)
-    assert logs[0][-1]["val_loss"] == near
+        assert a.train_loss == pytest.approx(b.train_loss, abs=1e-5)
+    near = pytest.approx(logs[1][-1].val_loss, abs=1e-5)
+    assert logs[0][-1].val_loss == near
     # AdamW's moments are means of what the gradients were
     moments = [load_file(last_checkpoint(folder) / "optimizer.safetensors")
                for folder in (one, two)]  # fmt: skip
@@ -324,10 +320,7 @@ def test_all_processes_end_when_one_number_is_none(text, tmp_path):
             ("--resume", "{run}/checkpoints/step-00000001"),
             "step-00000001 is one checkpoint: --resume takes its run's folder",
         ),
-        (("--resume", "{run}", "--n-embd=32"), "--n-embd is 32"),
-        (("--resume", "{run}", "--lr=0.5"), "--lr is 0.5, but the run"),
-        (("--resume", "{run}", "--style=annotated"), "--style is annotated"),
-        (("--resume", "{run}", "--preset=gpt-nano"), "leave --preset"),
+        (("--resume", "{run}", "--n-embd=32"), "leave --n-embd out"),
         (("--resume", "{run}", "--file={short}"), "is not the text of"),
     ],
 )
@@ -344,22 +337,13 @@ def test_a_mistake_is_one_line_and_changes_nothing(
     assert folder_content(places) == before
 
 
-def test_a_finished_run_that_is_resumed_says_so(done, finished):
-    # what is told of a damaged log: it goes on without
-    (finished / "log.jsonl").rename(finished / "away")
-    _, err = done("train", "--resume", finished)
-    assert "resuming after step 2, its last: nothing is left to train" in err
-    assert read_log(finished) == []
-
-
 @pytest.mark.parametrize("name", ["model", "optimizer"])
-@pytest.mark.parametrize("damage", ["cut", "header", "empty", "pickle", "bit"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "pickle", "bit"])
 def test_a_damaged_checkpoint_is_not_resumed(refused, finished, name, damage):
     file = last_checkpoint(finished) / f"{name}.safetensors"
     whole = file.read_bytes()
     content = {
         "cut": whole[:-1],
-        "header": whole[:100],
         "empty": b"",
         "pickle": b"\x80\x04pickle",
         "bit": whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:],
@@ -367,17 +351,8 @@ def test_a_damaged_checkpoint_is_not_resumed(refused, finished, name, damage):
     file.write_bytes(content[damage])
     for command in (("train", "--resume"), ("generate", "--checkpoint")):
         err = refused(*command, finished)
-        assert f"is damaged: {file.name} " in err
-        assert "remove it to go on from step-00000001" in err
-
-
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"format": "other"}', "\x00\x01"]
-)
-def test_what_is_no_checkpoint_is_refused(refused, finished, content):
-    (last_checkpoint(finished) / "run.json").write_text(content)
-    err = refused("train", "--resume", finished)
-    assert "damaged, or no checkpoint of this" in err
+        assert f"{file.name} is not what was written; remove it" in err
+        assert "to go on from step-00000001" in err
 
 
 def test_another_models_weights_are_not_resumed(refused, finished):
@@ -387,27 +362,18 @@ def test_another_models_weights_are_not_resumed(refused, finished):
     del facts["sha256"]["model.safetensors"]  # as if it had been written so
     (path / "run.json").write_text(json.dumps(facts))
     err = refused("train", "--resume", finished)
-    assert "weights do not fit: missing" in err
+    assert "weights do not fit" in err
 
 
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [
-        ("nonsense\n", 1),
-        ("[]\n", 1),
-        ('{"epoch": 1}\n', 1),
-        ('{"step": "1"}\n', 1),
-        ('{"step": 1}\n{"step": 2\n', 2),
-        ('{"step": 1}\n\xff\n', 2),
-    ],
-)
-def test_a_damaged_log_is_named(refused, finished, content, line):
+def test_a_damaged_log_stops_a_resume(refused, done, finished):
     log = finished / "log.jsonl"
-    log.write_bytes(content.encode("latin-1"))
+    log.write_text("nonsense\n")
     before = folder_content(finished)
-    err = refused("train", "--resume", finished)
-    assert f"{log} is damaged: line {line} is no step" in err
+    assert f"{log} is damaged" in refused("train", "--resume", finished)
     assert folder_content(finished) == before
+    log.unlink()  # what is advised
+    done("train", "--resume", finished)
+    assert read_log(finished) == []
 
 
 def test_a_folder_that_cannot_be_replaced(train, tmp_path, monkeypatch):
@@ -441,7 +407,7 @@ def test_training_goes_on_from_the_small_model(done, tmp_path, style):
         "--eval-interval=2", "--eval-batches=2", "--lr=1e-5", "--out", run,
     )  # fmt: skip
     # drawn anew it would be ln(1024) = 6.9
-    assert read_log(run)[-1]["val_loss"] < 4.5
+    assert read_log(run)[-1].val_loss < 4.5
     # tied weights that one style trained apart are no tie for the other
     words = ("--style=mingpt_style", "--new-tokens=9")
     done("generate", "--checkpoint", run, *words)

@@ -15,11 +15,19 @@ from torch import nn
 import mingpt_style
 from shared import GPTConfig
 from shared.tokenization.texts import random_batch
-from shared.training.log import append_log, cut_log, read_log
 from shared.training.processes import Processes
 from shared.training.recipe import Recipe, generator_for, seed_for
-from shared.training.resume import build_saved, load_trained, open_run
-from shared.training.run_folder import last_checkpoint, save
+from shared.training.run_folder import (
+    Facts,
+    append_log,
+    cut_log,
+    last_checkpoint,
+    load_trained,
+    open_run,
+    read_log,
+    resume,
+    save,
+)
 from shared.training.trainer import Record, Trainer, TrainingFailed
 
 CONFIG = GPTConfig(
@@ -37,12 +45,13 @@ def trainer(style=mingpt_style, recipe=RECIPE, config=CONFIG):
 
 def keep(folder, trainer, style=mingpt_style):
     """Save a trainer; return the checkpoint's folder."""
-    facts = {
-        "style": style.__name__,
-        "dtype": "float32",
-        "tokenizer": {"name": "char", "characters": "abcdefg"},
-    }
-    return save(folder, trainer, trainer.model.config, facts)
+    facts = Facts(
+        style=style.__name__,
+        dtype="float32",
+        tokenizer="char",
+        characters="abcdefg",
+    )
+    return save(folder, trainer, facts)
 
 
 def weights(trainer):
@@ -217,9 +226,9 @@ def test_a_checkpoint_before_the_first_step_is_the_start(tmp_path):
     start = trainer()
     keep(tmp_path, start)
     saved = open_run(tmp_path)
-    again = Trainer(build_saved(saved), TRAIN, VAL, saved.recipe)
+    again = Trainer(saved.build(), TRAIN, VAL, saved.recipe)
     nn.init.zeros_(again.model.lm_head.weight)
-    saved.load_trainer(again)
+    resume(tmp_path, saved, again)
     assert again.step == 0
     assert again.take_step().train_loss == start.take_step().train_loss
 
@@ -271,20 +280,8 @@ def test_a_frozen_parameter_has_no_moments_to_resume(tmp_path):
     run.take_step()
     keep(tmp_path, run)
     again = frozen()
-    open_run(tmp_path).load_trainer(again)
+    resume(tmp_path, open_run(tmp_path), again)
     assert again.take_step().train_loss == run.take_step().train_loss
-
-
-def test_moments_are_put_where_the_parameters_are(tmp_path):
-    run = trainer()
-    run.take_step()
-    keep(tmp_path, run)
-    saved = open_run(tmp_path)
-    model = build_saved(saved).to("meta")
-    again = Trainer(model, TRAIN, VAL, saved.recipe)
-    saved.load_trainer(again)
-    moments = [m for s in again.optimizer.state.values() for m in s.values()]
-    assert {moment.device.type for moment in moments} == {"meta"}
 
 
 @pytest.mark.parametrize("other", [None, *STYLES])
@@ -315,11 +312,38 @@ def test_the_log_is_cut_back_to_the_checkpoint(tmp_path):
     with (tmp_path / "log.jsonl").open("a") as log:
         log.write('{"step": 7, "train_lo')  # killed while writing
     lines = read_log(tmp_path)
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
-    assert lines[5]["val_loss"] == 0.8
-    assert "val_loss" not in lines[4]
+    assert [line.step for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert [line.val_loss for line in lines[4:]] == [None, 0.8]
     cut_log(tmp_path, 4)
     text = (tmp_path / "log.jsonl").read_text()
-    assert [json.loads(line)["step"] for line in text.splitlines()] == [
-        1, 2, 3, 4,
-    ]  # fmt: skip
+    assert [json.loads(line) for line in text.splitlines()] == [
+        {"step": step, "train_loss": 1, "tokens_per_second": 2, "seconds": 3}
+        for step in (1, 2, 3, 4)
+    ]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"nonsense\n",
+        b"[]\n",
+        b'{"epoch": 1}\n',
+        b'{"step": "1"}\n',
+        b'{"step": 1\n{"step": 2}\n',
+        b"\xff\n",
+    ],
+)
+def test_a_damaged_log_is_named(tmp_path, content):
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(content)
+    with pytest.raises(ValueError, match=f"^{log} is damaged: "):
+        read_log(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"format": "other"}', "\x00\x01"]
+)
+def test_what_is_no_checkpoint_is_refused(tmp_path, content):
+    (keep(tmp_path, trainer()) / "run.json").write_text(content)
+    with pytest.raises(ValueError, match="damaged, or no checkpoint of this"):
+        open_run(tmp_path)

@@ -4,9 +4,7 @@
     choices.py         what those options choose: text, config, weights
     checking.py        the rows of check, printed as they come
     diffing.py         what diff shows
-    writing.py         what generate writes, and from what
-    training_start.py  where train starts
-    training_loop.py   its loop: progress, checkpoints, stopping
+    training.py        what train does: a run begun or resumed, its loop
 
 Messages and progress bars are console.py's. A subcommand's module does not
 import torch: it does so once its options are parsed, so that --help and a

@@ -12,8 +12,7 @@ from ..comparison.styles import enlarged_random_weights
 from ..config import GPTConfig, preset_fields, preset_names
 from ..protocol import load_style
 from ..tokenization.texts import default_text, read_text
-from ..tokenization.tokenizers import DEFAULT, Tokenizer
-from ..training.resume import recall_tokenizer
+from ..tokenization.tokenizers import DEFAULT, Tokenizer, load_tokenizer
 
 TOKENIZER = "gpt_duet_tokenizer.json"  # beside weights that were trained here
 RANDOM = Path("random")  # of --weights: none of a file
@@ -63,19 +62,19 @@ def require_text(option: str, text: str) -> None:
         raise ValueError(f"{option} is not UTF-8: {error.reason}") from None
 
 
-def tokenizer_beside(
-    weights: Path | None, name: str
-) -> tuple[Tokenizer, str] | None:
-    """Return the tokenizer that convert wrote beside weights, and its name.
+def choose_tokenizer(
+    name: str, text: str, weights: Path | None
+) -> tuple[Tokenizer, str]:
+    """Return a tokenizer and its name.
 
-    None where there is none, or where a name asks for another.
+    It is the one that convert wrote beside weights, if there is one and no
+    other is asked for.
     """
-    if weights is None or not (weights / TOKENIZER).is_file():
-        return None
-    facts = json.loads((weights / TOKENIZER).read_text("utf-8"))
-    if name not in (DEFAULT, facts["name"]):
-        return None
-    return recall_tokenizer(facts), facts["name"]
+    if weights is not None and (weights / TOKENIZER).is_file():
+        own = json.loads((weights / TOKENIZER).read_text("utf-8"))
+        if name in (DEFAULT, own["name"]):
+            return load_tokenizer(own["name"], own["characters"]), own["name"]
+    return load_tokenizer(name, text), name
 
 
 def choose_config(

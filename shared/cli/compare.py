@@ -81,7 +81,6 @@ def compare(
     from ..comparison.terminal import show_comparison, show_tokens
     from ..protocol import load_style
     from ..tokenization.texts import text_stamp
-    from ..tokenization.tokenizers import load_tokenizer
     from . import choices
 
     for name in names:
@@ -89,10 +88,9 @@ def compare(
     dtype = choose_dtype(dtype_name)
     bench = None if bench_file is None else read_first_run(bench_file)
     content, source = choices.choose_text(text, file)
-    if own := choices.tokenizer_beside(weights, tokenizer_name):
-        tokenizer, tokenizer_name = own
-    else:
-        tokenizer = load_tokenizer(tokenizer_name, content)
+    tokenizer, tokenizer_name = choices.choose_tokenizer(
+        tokenizer_name, content, weights
+    )
     model_options = choices.ModelOptions(
         preset, n_layer, n_head, n_embd, block_size, activation
     )

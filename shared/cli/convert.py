@@ -48,7 +48,7 @@ def convert(
         load_checkpoint,
         save_checkpoint,
     )
-    from ..training.resume import describe_tokenizer, load_trained
+    from ..training.run_folder import load_trained
     from .choices import TOKENIZER
 
     others: dict[str, str] = {}
@@ -59,12 +59,12 @@ def convert(
         )
     else:
         assert run is not None
-        model, tokenizer, saved = load_trained(run)
+        model, _, saved = load_trained(run)
         source, facts = run, saved.facts
-        note = f"{facts['style']}, after {saved.step} of {saved.recipe.steps} "
+        note = f"{facts.style}, after {saved.step} of {saved.recipe.steps} "
         checkpoint = Checkpoint(*in_gpt2_layout(model), (f"{note}steps",))
-        name = facts["tokenizer"]["name"]
-        others[TOKENIZER] = json.dumps(describe_tokenizer(name, tokenizer))
+        tokenizer = {"name": facts.tokenizer, "characters": facts.characters}
+        others[TOKENIZER] = json.dumps(tokenizer)
     save_checkpoint(out, checkpoint.state, checkpoint.config, layout, others)
     reader = "transformers: GPT2LMHeadModel"
     if layout == "nanogpt":

@@ -1,5 +1,6 @@
 """gpt-duet generate: what a model writes after a prompt, in either style."""
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +26,11 @@ STYLE = "mingpt_style"
 PROMPT = "The assert statement"
 # The shortest is fastest, and rounds so much that styles may part ways.
 PRECISIONS = (*EXACT_DTYPES, "bfloat16")
+# What --checkpoint has itself.
+BROUGHT = (
+    "--tokenizer", "--file", "--weights", "--preset", "--n-layer", "--n-head",
+    "--n-embd", "--block-size", "--activation",
+)  # fmt: skip
 
 
 def generate(
@@ -100,8 +106,10 @@ def generate(
     import torch
 
     from .. import generation
+    from ..comparison.text import visible
     from ..protocol import CachedLanguageModel, LanguageModel, load_style
-    from . import choices, writing
+    from ..training.run_folder import load_trained
+    from . import choices
 
     if temperature is None:
         temperature = 0.0 if top_k is None and top_p is None else 1.0
@@ -110,25 +118,37 @@ def generate(
     for prompt in prompts:
         choices.require_text("--prompt", prompt)
     whole_number("--new-tokens", new_tokens, at_most=generation.MAX_NEW_TOKENS)
-    count = len(prompts) * whole_number("--batch", batch, at_least=1)
-    if stream and count > 1:
-        raise ValueError(f"--stream writes one row, and there are {count}")
+    whole_number("--batch", batch, at_least=1)
+    prompts = [prompt for prompt in prompts for _ in range(batch)]
+    if stream and len(prompts) > 1:
+        raise ValueError(
+            f"--stream writes one row, and there are {len(prompts)}"
+        )
     dtype = choose_dtype(dtype_name, PRECISIONS)
     device = choose_device(device_name)
 
     if checkpoint_folder is not None:
         given = options.given(context)
-        chosen = writing.choose_trained(checkpoint_folder, given)
+        for option in BROUGHT:
+            if option in given:
+                raise ValueError(
+                    f"--checkpoint brings its own: leave {option} out"
+                )
+        model, tokenizer, run = load_trained(
+            checkpoint_folder, style if "--style" in given else None
+        )
+        if "--style" not in given:
+            style = run.facts.style
+        tokenizer_name = run.facts.tokenizer
+        origin = f"{checkpoint_folder}, after {run.step} of "
+        origin += f"{run.recipe.steps} steps"
     else:
-        characters = ""
-        if file is None and (
-            own := choices.tokenizer_beside(weights, tokenizer_name)
-        ):
-            tokenizer, tokenizer_name = own
-        else:
-            tokenizer, characters = writing.choose_tokenizer(
-                tokenizer_name, file
-            )
+        text = ""
+        if tokenizer_name == "char":
+            text, _ = choices.choose_text(None, file)
+        tokenizer, tokenizer_name = choices.choose_tokenizer(
+            tokenizer_name, text, weights
+        )
         model_options = choices.ModelOptions(
             preset, n_layer, n_head, n_embd, block_size, activation
         )
@@ -136,24 +156,20 @@ def generate(
             weights, model_options, tokenizer, tokenizer_name,
             style=STYLE, seed=seed,
         )  # fmt: skip
-        checkpoint = writing.for_writing(checkpoint, tokenizer.n_vocab)
-        chosen = writing.Chosen(
-            load_style(style).from_gpt2(
-                checkpoint.to(device, dtype), checkpoint.config
-            ),
-            style,
-            "; ".join(checkpoint.notes),
-            tokenizer,
-            tokenizer_name,
-            characters,
+        known, n_vocab = checkpoint.config.vocab_size, tokenizer.n_vocab
+        if known > n_vocab:
+            note = f"the preset's {known:,} tokens cut to {n_vocab:,}"
+            checkpoint = checkpoint.cut(n_vocab, note)
+        model = load_style(style).from_gpt2(
+            checkpoint.to(device, dtype), checkpoint.config
         )
-    model = chosen.model.to(device, dtype)
+        origin = "; ".join(checkpoint.notes)
+    model = model.to(device, dtype)
     if not isinstance(model, LanguageModel):
-        raise ValueError(f"style {chosen.style!r} builds no language model")
+        raise ValueError(f"style {style!r} builds no language model")
     if device.type == "cpu" and isinstance(model, CachedLanguageModel):
         generation.optimize_for_decoding(model)
-    tokenizer, config = chosen.tokenizer, model.config
-    prompts = [prompt for prompt in prompts for _ in range(batch)]
+    config = model.config
     rows = [tokenizer.encode(prompt) for prompt in prompts]
     tokens = generation.stream_tokens(
         model,
@@ -164,37 +180,54 @@ def generate(
     )
 
     console = Console(stderr=True, highlight=False)
-    err = json_file == STDOUT
+    lengths = [len(row) for row in rows]
+    drawn = ", ".join(
+        f"{name.replace('_', '-')} {value:g}"
+        for name, value in {**asdict(sampler), "seed": seed}.items()
+        if value is not None
+    )
     facts = {
-        "model": f"{chosen.style}: {choices.describe(config)}; "
-        f"{dtype_name} on {device}",
-        "weights": chosen.weights,
-        "tokenizer": f"{chosen.tokenizer_name}, {tokenizer.n_vocab:,} "
-        f"tokens{chosen.characters}",
-        "prompts": writing.describe_lengths(rows, config.block_size),
-        "sampling": writing.describe_sampler(sampler, seed),
+        "model": f"{style}: {choices.describe(config)}; {dtype_name} on "
+        f"{device}",
+        "weights": origin,
+        "tokenizer": f"{tokenizer_name}, {tokenizer.n_vocab:,} tokens",
+        "prompts": f"{len(rows)}, the longest of {max(lengths)} tokens",
+        "sampling": drawn if temperature else "greedy",
     }
+    if max(lengths) > config.block_size:
+        facts["prompts"] += f"; the model sees the last {config.block_size}"
     show_facts(console, facts)
+
+    def write(text: str) -> None:
+        if sys.stdout.isatty():  # which a control character would steer
+            text = visible(text, kept="\n\t")
+        typer.echo(text, nl=False, err=json_file == STDOUT)
+
+    growing = generation.TextStream(tokenizer)
     if stream:
-        writing.write_stream(tokenizer, rows[0], tokens, err)
-    else:
-        with progress(console, new_tokens) as show:
-            for done, new in enumerate(tokens, start=1):
-                for row, token in zip(rows, new.tolist(), strict=True):
-                    row.append(token)
+        write(growing.feed(rows[0]))
+    with progress(console, new_tokens) as show:
+        for done, new in enumerate(tokens, start=1):
+            for row, token in zip(rows, new.tolist(), strict=True):
+                row.append(token)
+            if stream:
+                write(growing.feed(rows[0][-1:]))
+            else:
                 show(done, "new tokens")
-    texts = [writing.decode(tokenizer, row) for row in rows]
+    if stream:
+        write(growing.close() + "\n")
+    texts = [generation.text_of(tokenizer, row) for row in rows]
     for row, text in zip(rows, texts, strict=True):
         if not stream:
-            typer.echo(writing.printable(text), err=err)
+            write(text + "\n")
         if show_ids:
-            typer.echo(" ".join(map(str, row)), err=err)
+            write(" ".join(map(str, row)) + "\n")
     if json_file is not None:
         content = {
-            "style": chosen.style,
-            "weights": chosen.weights,
+            "style": style,
+            "weights": origin,
             "config": asdict(config),
-            "tokenizer": chosen.tokenizer_name,
+            "tokenizer": tokenizer_name,
             "seed": seed,
             **asdict(sampler),
             "prompts": prompts,

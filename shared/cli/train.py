@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from typer import Option
 
 from ..files import require_new_folder
@@ -75,8 +74,7 @@ def train(
     from ..training.processes import join_processes, own_device
     from ..training.recipe import Recipe
     from .choices import ModelOptions
-    from .training_loop import train_to_the_end
-    from .training_start import resume_run, start_run
+    from .training import resume_run, start_run, train_to_the_end
 
     device = own_device(choose_device(device_name))
     with join_processes(device) as processes:
@@ -108,7 +106,8 @@ def train(
                 tie_weights=tie_weights,
                 dtype_name=dtype_name,
             )  # fmt: skip
-        size = sum(p.numel() for p in run.trainer.model.parameters())
-        window = run.trainer.recipe.batch_size * run.config.block_size
+        trainer = run.trainer
+        size = sum(p.numel() for p in trainer.model.parameters())
+        window = trainer.recipe.batch_size * trainer.config.block_size
         with few_threads(size, window, threads):
-            train_to_the_end(run, Console(stderr=True, highlight=False))
+            train_to_the_end(run)

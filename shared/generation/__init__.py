@@ -12,7 +12,7 @@ Any model that keeps the contract of protocol.py will do.
 from .cpu_decoding import optimize_for_decoding
 from .loop import MAX_NEW_TOKENS, eval_mode, generate, stream_tokens
 from .sampling import Sampler
-from .streaming import TextStream
+from .streaming import TextStream, text_of
 
 __all__ = [
     "MAX_NEW_TOKENS",
@@ -22,4 +22,5 @@ __all__ = [
     "generate",
     "optimize_for_decoding",
     "stream_tokens",
+    "text_of",
 ]

@@ -33,3 +33,9 @@ class TextStream:
             if not 0 <= token < self._tokenizer.n_vocab:
                 raise
             return "\ufffd".encode()
+
+
+def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """Return the text of ids, where some may have none."""
+    stream = TextStream(tokenizer)
+    return stream.feed(ids) + stream.close()

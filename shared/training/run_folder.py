@@ -1,8 +1,8 @@
-"""The folder of a training run, and how its checkpoints are written.
+"""The folder of a training run: written as it goes, and read back.
 
     log.jsonl                         one object a line, for each step
     checkpoints/step-00000250/        the last two
-      model.safetensors config.json   the weights as the style names them
+      model.safetensors               the weights as the style names them
       optimizer.safetensors           AdamW's moments
       run.json                        how far, by which recipe, on what text
     loss.png sample.txt               at the end
@@ -12,34 +12,81 @@ the recipe, so they need no state. Nothing is a pickle.
 """
 
 import hashlib
-import json
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from safetensors.torch import save_file
-from torch import Tensor, nn
+import msgspec
+import torch
+from safetensors.torch import load_file, load_model, save_file, save_model
+from torch import nn
 
-from ..checkpoint.config_json import our_config
+from ..checkpoint import convert
 from ..config import GPTConfig
-from ..files import new_folder
-from .trainer import Trainer
+from ..files import new_folder, write_atomically
+from ..protocol import load_style
+from ..tokenization.tokenizers import Tokenizer, load_tokenizer
+from ..validation import DTYPES, choose_dtype
+from .recipe import Recipe
+from .trainer import Record, Trainer
 
 KEPT = 2
-FORMAT = "gpt-duet training run 1"
-MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+MODEL, OPTIMIZER, RUN = (
+    "model.safetensors",
+    "optimizer.safetensors",
+    "run.json",
+)
+LOG = "log.jsonl"
 
 
-def save(
-    folder: Path, trainer: Trainer, config: GPTConfig, facts: Mapping[str, Any]
-) -> Path:
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run is made from, beside its config and recipe.
+
+    Attributes:
+        style: name of the package.
+        dtype: of the weights.
+        tokenizer: its name.
+        characters: those of the tokenizer "char".
+        text_file: None for Python's documentation.
+        text_sha256: as `text_stamp` gives it.
+    """
+
+    style: str
+    dtype: str
+    tokenizer: str
+    characters: str | None = None
+    text_file: str | None = None
+    text_sha256: str = ""
+
+    def load_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer."""
+        return load_tokenizer(self.tokenizer, self.characters)
+
+
+class SavedRun(msgspec.Struct, frozen=True):
+    """A checkpoint's run.json; sha256 is of the files beside it."""
+
+    format: Literal["gpt-duet training run 2"]
+    step: int
+    seconds: float
+    config: GPTConfig
+    recipe: Recipe
+    facts: Facts
+    sha256: dict[str, str]
+
+    def build(self) -> nn.Module:
+        """Build a model of the run's style, sizes and dtype, freshly drawn."""
+        torch.manual_seed(self.recipe.seed)
+        model = load_style(self.facts.style).build_model(self.config)
+        return model.to(choose_dtype(self.facts.dtype, DTYPES))
+
+
+def save(folder: Path, trainer: Trainer, facts: Facts) -> Path:
     """Write a checkpoint whole or not at all, and keep the last two.
 
-    The facts are what a resumed run must know. Returns its folder.
+    Returns its folder.
     """
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir(exist_ok=True)
@@ -49,27 +96,25 @@ def save(
     if path.exists():
         return path
     with new_folder(path) as beside:
-        _write(beside / MODEL, tensors_of(trainer.model))
-        names: dict[Tensor, str] = {
-            p: n for n, p in trainer.model.named_parameters()
-        }
+        save_model(trainer.model, str(beside / MODEL))
+        optimizer = trainer.optimizer.state_dict()
         moments = {
-            f"{names[p]}.{moment}": state[moment]
-            for p, state in trainer.optimizer.state.items()
-            for moment in MOMENTS
+            f"{number}.{name}": moment.contiguous()
+            for number, state in optimizer["state"].items()
+            for name, moment in state.items()
         }
-        _write(beside / OPTIMIZER, moments)
-        (beside / "config.json").write_text(our_config(config))
-        run = {
-            "format": FORMAT,
-            "step": trainer.step,
-            "seconds": trainer.seconds,
-            "recipe": asdict(trainer.recipe),
-            "sha256": {n: digest(beside / n) for n in (MODEL, OPTIMIZER)},
-            **facts,
-        }
-        (beside / "run.json").write_text(json.dumps(run, indent=2) + "\n")
-    for old in checkpoints_in(checkpoints)[:-KEPT]:
+        save_file(moments, beside / OPTIMIZER)
+        run = SavedRun(
+            "gpt-duet training run 2",
+            trainer.step,
+            trainer.seconds,
+            trainer.config,
+            trainer.recipe,
+            facts,
+            {name: _sha256(beside / name) for name in (MODEL, OPTIMIZER)},
+        )
+        (beside / RUN).write_bytes(msgspec.json.encode(run))
+    for old in _checkpoints_in(checkpoints)[:-KEPT]:
         # renamed first: a folder with a checkpoint's name is a whole one
         os.replace(old, hidden := old.with_name(f".{old.name}"))
         shutil.rmtree(hidden)
@@ -78,35 +123,119 @@ def save(
 
 def last_checkpoint(folder: Path) -> Path:
     """Return the newest checkpoint of a run; one named itself is that one."""
-    if (folder / "run.json").is_file():
+    if (folder / RUN).is_file():
         return folder
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
-    found = checkpoints_in(folder / "checkpoints")
+    found = _checkpoints_in(folder / "checkpoints")
     if not found:
         raise ValueError(f"{folder} has no checkpoints of a training run")
     return found[-1]
 
 
-def checkpoints_in(folder: Path) -> list[Path]:
+def open_run(folder: Path) -> SavedRun:
+    """Read and check the newest checkpoint of a run, but for its tensors.
+
+    Raises:
+        ValueError: for a folder without one, and for one that is damaged or
+            written by something else.
+    """
+    path = last_checkpoint(folder)
+    earlier = [p for p in _checkpoints_in(path.parent) if p < path]
+    advice = f"; remove it to go on from {earlier[-1].name}" if earlier else ""
+    try:
+        run = msgspec.json.decode((path / RUN).read_bytes(), type=SavedRun)
+        for name, expected in run.sha256.items():
+            if _sha256(path / name) != expected:
+                raise ValueError(f"{name} is not what was written")
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise ValueError(
+            f"{path} is damaged, or no checkpoint of this command: {error}"
+            f"{advice}"
+        ) from None
+    return run
+
+
+def load_weights(folder: Path, model: nn.Module) -> None:
+    """Give a model the newest checkpoint's weights; ValueError for others."""
+    try:
+        load_model(model, last_checkpoint(folder) / MODEL)
+    except RuntimeError as error:
+        raise ValueError(f"weights do not fit: {error}") from None
+
+
+def resume(folder: Path, run: SavedRun, trainer: Trainer) -> None:
+    """Put a new trainer where a run was: weights, moments, step."""
+    load_weights(folder, trainer.model)
+    moments: dict[int, dict[str, Any]] = defaultdict(dict)
+    for name, moment in load_file(last_checkpoint(folder) / OPTIMIZER).items():
+        number, _, kind = name.partition(".")
+        moments[int(number)][kind] = moment
+    fresh = trainer.optimizer.state_dict()
+    trainer.optimizer.load_state_dict(fresh | {"state": moments})
+    trainer.step, trainer.seconds = run.step, run.seconds
+
+
+def load_trained(
+    folder: str | Path, style: str | None = None
+) -> tuple[nn.Module, Tokenizer, SavedRun]:
+    """Load what a training run has learnt, from its newest checkpoint.
+
+    Args:
+        folder: of the run, or of one of its checkpoints.
+        style: to rebuild the model in; None: the style it was trained in.
+
+    Returns:
+        The model in eval mode, its tokenizer, and the run.
+
+    Raises:
+        ValueError: for a folder without a checkpoint, or a damaged one.
+    """
+    run = open_run(Path(folder))
+    model = run.build().eval()
+    load_weights(Path(folder), model)
+    if style not in (None, run.facts.style):
+        model = convert(model, str(style))
+    return model, run.facts.load_tokenizer(), run
+
+
+def append_log(folder: Path, record: Record) -> None:
+    """Add a step to the log."""
+    with (folder / LOG).open("ab") as log:
+        log.write(msgspec.json.encode(record) + b"\n")
+
+
+def read_log(folder: Path) -> list[Record]:
+    """Return the log's steps, without one that a killed process cut off.
+
+    Raises:
+        ValueError: for a line that is no step's.
+    """
+    path = folder / LOG
+    if not path.is_file():
+        return []
+    whole, _, _cut_off = path.read_bytes().rpartition(b"\n")
+    try:
+        return msgspec.json.Decoder(Record).decode_lines(whole)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path} is damaged: {error}; move the log away to go on "
+            "without it"
+        ) from None
+
+
+def cut_log(folder: Path, step: int) -> None:
+    """Drop what the log says about steps after a checkpoint."""
+    kept = [record for record in read_log(folder) if record.step <= step]
+    text = msgspec.json.Encoder().encode_lines(kept).decode()
+    write_atomically(folder / LOG, text)
+
+
+def _checkpoints_in(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, the oldest first."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers; of tied ones the first name only."""
-    state = model.state_dict(keep_vars=True)
-    first = {id(tensor): name for name, tensor in reversed(state.items())}
-    return {name: state[name].detach() for name in first.values()}
-
-
-def digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
+def _sha256(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    save_file({name: t.contiguous() for name, t in tensors.items()}, path)
-    with path.open("rb+") as stream:
-        os.fsync(stream.fileno())  # on the disk before it gets its name

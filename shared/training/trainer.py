@@ -1,13 +1,14 @@
 """Training: one step after another, evaluated now and then."""
 
 import time
-from dataclasses import dataclass
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..config import GPTConfig
 from ..generation import eval_mode, generate
 from ..protocol import LanguageModel
 from ..tokenization.texts import random_batch
@@ -19,8 +20,7 @@ class TrainingFailed(RuntimeError):
     """The loss or a gradient is NaN or infinite."""
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """The figures of one step.
 
     Attributes:
@@ -56,6 +56,7 @@ class Trainer:
         processes: those that train together.
 
     Attributes:
+        config: the model's.
         step: number of updates so far.
         seconds: spent so far.
 
@@ -81,12 +82,18 @@ class Trainer:
                 f"evenly by {self.processes.count} processes"
             )
         self.model = model
+        assert isinstance(model, LanguageModel)
+        self.config: GPTConfig = model.config
         self.recipe = recipe
         self.texts = {"train": train_ids, "val": val_ids}
         self.optimizer = build_optimizer(model, recipe)
         self.step = 0
         self.seconds = 0.0
-        train, val, block = len(train_ids), len(val_ids), self._block_size
+        train, val, block = (
+            len(train_ids),
+            len(val_ids),
+            self.config.block_size,
+        )
         if min(train, val) <= block:
             raise ValueError(
                 f"a text of {train + val} tokens, {train} to learn from and "
@@ -168,15 +175,11 @@ class Trainer:
                 losses[name] = total / count
         return losses
 
-    @property
-    def _block_size(self) -> int:
-        return int(self.model.block_size)  # type: ignore[arg-type]
-
     def _draw(
         self, name: str, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """Draw a batch, and take this process's rows of it."""
-        size, block = self.recipe.batch_size, self._block_size
+        size, block = self.recipe.batch_size, self.config.block_size
         x, y = random_batch(self.texts[name], size, block, generator)
         return self.processes.share(x), self.processes.share(y)
 
