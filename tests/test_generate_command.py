@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import sys
 
 import pytest
 import tiktoken
@@ -16,7 +17,6 @@ from shared.checkpoint import load_checkpoint, save_checkpoint, small_model
 from shared.comparison.styles import enlarged_random_weights
 from shared.console import progress
 from shared.protocol import load_style
-from shared.tokenization.texts import text_stamp
 from shared.training.recipe import Recipe
 from shared.training.run_folder import Facts
 from shared.training.run_folder import save as save_run
@@ -91,7 +91,7 @@ def test_prompts_of_different_lengths_are_their_own(done, weights):
     )  # fmt: skip
     prompts = ("a", "a prompt longer than the block", "bc")
     out, err = done(*common, *(f"--prompt={p}" for p in prompts))
-    assert "3, of 1 and 2 and 30 tokens; the model sees the last 8" in err
+    assert "3, the longest of 30 tokens; the model sees the last 8" in err
     together = [x for x in out.splitlines() if x.replace(" ", "").isdigit()]
     alone = [
         done(*common, f"--prompt={p}")[0].splitlines()[-1] for p in prompts
@@ -107,7 +107,7 @@ def test_a_batch_repeats_each_prompt(done):
     assert texts == [decode(list(map(int, row.split()))) for row in ids]
     assert len(ids) == 3
     assert len(set(ids)) == 1
-    assert "3, of 5 tokens" in err
+    assert "3, the longest of 5 tokens" in err
     out, _ = done(*batch, "--temperature=1")
     assert len(set(out.splitlines())) > 2  # sampled rows go their own ways
 
@@ -125,7 +125,7 @@ def test_a_stream_writes_the_same_as_all_at_once(done, weights):
 @pytest.mark.parametrize(
     ("words", "note"),
     [
-        ((), "the likeliest token each time"),
+        ((), "greedy"),
         (("--temperature=1",), "temperature 1, seed 0"),
         (("--top-k=5",), "temperature 1, top-k 5, seed 0"),
         (("--top-p=0.5", "--seed=3"), "temperature 1, top-p 0.5, seed 3"),
@@ -168,8 +168,7 @@ def test_characters_of_a_file(done, tmp_path):
     )  # fmt: skip
     assert len(out) == 5 + 20 + 1
     assert set(out) <= set("abc \n")
-    stamp = text_stamp("abc ")
-    assert f"char, 4 tokens from {tmp_path / 'text'}, sha256 {stamp}" in err
+    assert "char, 4 tokens" in err
 
 
 @pytest.mark.parametrize("name", STYLES)
@@ -187,6 +186,14 @@ def test_it_writes_in_the_precision_asked_for(done, monkeypatch, name, dtype):
     assert out.startswith("she")
     assert f"{dtype} on cpu" in err
     assert dtypes == {getattr(torch, dtype)}
+
+
+def test_a_terminal_is_not_steered(done, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    words = ("--new-tokens=0", "--prompt=ä\n\x1b[2J\x07")
+    for more in ((), ("--stream",)):
+        out, _ = done("generate", *SMALL, *words, *more)
+        assert out == "ä\n\\x1b[2J\\x07\n"
 
 
 @pytest.mark.parametrize(
@@ -208,22 +215,16 @@ def test_a_bar_comes_when_it_takes_long(monkeypatch, terminal, patience, bar):
     ("arguments", "message"),
     [
         (["--style=nope"], "no style 'nope'"),
-        (["--style=os"], "'os' is no style: it has no build_model"),
         (["--prompt="], "--prompt is empty"),
         (["--prompt=\ud800"], "--prompt is not UTF-8"),
         (["--new-tokens=-1"], "--new-tokens must be at least 0, got -1"),
-        ([f"--new-tokens={10**30}"], "--new-tokens must be at most 2,147"),
         (["--temperature=-1"], "temperature must be .* got -1.0"),
-        (["--top-p=0"], r"top_p must be in \(0, 1\], got 0.0"),
-        (["--top-k=0"], "top_k must be at least 1, got 0"),
         (["--batch=0"], "--batch must be at least 1, got 0"),
         (["--batch=2", "--stream"], "one row, and there are 2"),
         ([f"--seed={2**63}"], f"seed must be at most .* got {2**63}"),
         (["--tokenizer=nope"], "unknown tokenizer 'nope'; known: duet-1k"),
         (["--tokenizer=char", "--prompt=\u65e5"], "1 characters are not"),
-        (["--file=x"], "--file is for --tokenizer char, not for duet-1k"),
         (["--dtype=int8"], "be float32 or float64 or bfloat16, got 'int8'"),
-        (["--activation=silu"], "activation must be one of relu"),
         (["--weights=/nowhere"], "there is no folder /nowhere"),
     ],
 )
@@ -360,9 +361,11 @@ def test_tokenizers_are_listed_without_a_network(
     done, empty_cache, no_network, monkeypatch
 ):
     monkeypatch.setenv("COLUMNS", "200")
-    reader = tiktoken.load.read_file_cached
+    known = tiktoken.registry.ENCODING_CONSTRUCTORS
+    monkeypatch.setitem(known, "plugin", lambda: 1 / 0)
+    reader = tiktoken.load.read_file
     out, _ = done("tokenizers")
-    assert tiktoken.load.read_file_cached is reader  # it was put back
+    assert tiktoken.load.read_file is reader  # it was put back
     assert list(empty_cache.iterdir()) == []
     lines = {line.split()[0]: line for line in out.splitlines() if line}
     assert "The network was not asked" in out
@@ -370,8 +373,8 @@ def test_tokenizers_are_listed_without_a_network(
         assert lines[name].split()[1] == "yes"
     assert "1,024" in lines["duet-1k"]
     for name in tiktoken.list_encoding_names():
-        assert lines[name].split()[1] == "no"
-        assert f"not cached in {empty_cache}" in lines[name]
+        reason = "division by zero" if name == "plugin" else "not cached"
+        assert lines[name].split() == [name, "no", *reason.split()]
 
 
 def test_a_cached_tokenizer_is_listed(done, r50k_base, monkeypatch):

@@ -1,17 +1,14 @@
 """Text to ids and back: bytes, characters, the kit's own, tiktoken's."""
 
-import hashlib
-
 import numpy as np
 import pytest
 import tiktoken
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tiktoken.load import load_tiktoken_bpe
 
 from shared import load_tokenizer
-from shared.tokenization import bpe, tiktoken_cache
+from shared.tokenization import bpe
 from shared.tokenization.texts import default_text
 from shared.tokenization.tokenizers import CharTokenizer
 
@@ -110,61 +107,6 @@ def test_the_kits_own_is_a_tiktoken_encoding_of_1024_tokens():
     assert load_tokenizer("duet-1k").decode(ids) == text
 
 
-# What works here and now ---------------------------------------------------
-
-URL = "https://example.invalid/tiny.tiktoken"
-RANKS = b"YQ== 0\nYg== 1\n"
-
-
-@pytest.fixture
-def add_encoding(monkeypatch, empty_cache, no_network):
-    """Add a plugin's encoding of two tokens, and a special one, the 7."""
-
-    def add_encoding(source, data=None):
-        def constructor():
-            if source is None:
-                raise KeyError("no such thing")
-            sha256 = data and hashlib.sha256(data).hexdigest()
-            ranks = load_tiktoken_bpe(source, expected_hash=sha256)
-            return {
-                "name": "tiny",
-                "pat_str": ".",
-                "mergeable_ranks": ranks,
-                "special_tokens": {"<|end|>": 7},
-            }
-
-        known = tiktoken.registry.ENCODING_CONSTRUCTORS
-        monkeypatch.setitem(known, "tiny", constructor)
-        return empty_cache / hashlib.sha1(URL.encode()).hexdigest()
-
-    return add_encoding
-
-
-def test_a_cached_file_is_found_by_tiktokens_own_name(add_encoding):
-    file = add_encoding(URL, RANKS)
-    assert not tiktoken_cache.look_up("tiny").works
-    file.write_bytes(RANKS[:7])
-    found = tiktoken_cache.look_up("tiny")
-    assert (found.works, found.n_vocab) == (False, None)
-    assert "damaged" in found.note
-    file.write_bytes(RANKS)  # it was left alone
-    found = tiktoken_cache.look_up("tiny")
-    assert (found.works, found.n_vocab) == (True, 8)
-    # tiktoken agrees: it loads from the same file, without the network
-    assert tiktoken.get_encoding("tiny").n_vocab == 8
-    assert tiktoken_cache.look_up("tiny").note == "tiktoken, loaded"
-
-
-def test_a_plugins_own_file_needs_no_cache(add_encoding, tmp_path):
-    (tmp_path / "ranks").write_bytes(RANKS)
-    add_encoding(str(tmp_path / "ranks"))
-    assert tiktoken_cache.look_up("tiny").works
-    add_encoding(None)  # one that fails is named
-    found = tiktoken_cache.look_up("tiny")
-    assert not found.works
-    assert "no such thing" in found.note
-
-
 def test_an_encoding_that_cannot_be_fetched(monkeypatch, empty_cache):
     def no_network(_path):
         raise ConnectionError("a long story\nover two lines")
@@ -176,15 +118,3 @@ def test_an_encoding_that_cannot_be_fetched(monkeypatch, empty_cache):
     for part in ("TIKTOKEN_CACHE_DIR", str(empty_cache), "bytes or char"):
         assert part in message
     assert "\n" not in message
-
-
-def test_where_the_cache_is(monkeypatch, empty_cache, no_network):
-    assert tiktoken_cache.cache_folder() == empty_cache
-    monkeypatch.delenv("TIKTOKEN_CACHE_DIR")
-    monkeypatch.setenv("DATA_GYM_CACHE_DIR", "/somewhere")
-    assert str(tiktoken_cache.cache_folder()) == "/somewhere"
-    monkeypatch.delenv("DATA_GYM_CACHE_DIR")
-    assert tiktoken_cache.cache_folder().name == "data-gym-cache"
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
-    assert tiktoken_cache.cache_folder() is None
-    assert "switched off" in tiktoken_cache.look_up("r50k_base").note

@@ -4,7 +4,6 @@
                        characters, tiktoken's encodings
     bpe.py             the kit's own byte-pair tokenizer, and its trainer
     duet_1k.tiktoken   the merges it learned, in tiktoken's format
-    tiktoken_cache.py  which of tiktoken's encodings work without a network
     texts.py           texts read, split, and cut into batches
 
 `python -m shared.tokenization.bpe` trains the kit's tokenizer again.
