@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import mingpt_style
 from shared import GPTConfig, generate, generation, load_tokenizer
-from shared.checkpoint import load_checkpoint, save_checkpoint, small_model
+from shared.checkpoint import load_checkpoint, save_checkpoint
 from shared.comparison.styles import enlarged_random_weights
 from shared.console import progress
 from shared.protocol import load_style
@@ -61,13 +61,6 @@ def test_both_styles_write_the_same(done, words, note):
         assert note in err
         texts.add(out)
     assert len(texts) == 1
-
-
-def test_without_the_small_model_they_are_random(done, tmp_path, monkeypatch):
-    monkeypatch.setattr(small_model, "SMALL_MODEL", tmp_path)
-    _, err = done("generate")
-    assert "random" in err
-    assert "small trained model is not there" in err
 
 
 def test_the_ids_are_those_of_the_library(done, weights):
@@ -351,7 +344,7 @@ def test_what_cannot_be_converted(refused, weights, tmp_path):
         "convert", "--to=gpt2", "--out", tmp_path / "out"
     )
     (weights / "config.json").unlink()
-    assert "give --n-head and --activation" in message()
+    assert "give --n-head" in message()
 
 
 # tokenizers ----------------------------------------------------------------

@@ -32,12 +32,12 @@ _DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 _OUR_FIELDS = {field.name for field in fields(GPTConfig)}
 
 
-def read_config(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields of GPTConfig that a config.json fixes, and notes.
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the fields of GPTConfig that a config.json fixes.
 
     It is transformers' for GPT-2 (it has a model_type), or the kit's own:
-    the fields of GPTConfig; nanoGPT's model_args will do. The notes say what
-    was simplified.
+    the fields of GPTConfig; nanoGPT's model_args will do. Of transformers'
+    three rates of dropout the first is taken.
 
     Raises:
         ValueError: for what is no JSON object, a field that is missing or
@@ -51,7 +51,7 @@ def read_config(path: Path) -> tuple[dict[str, Any], list[str]]:
         raise ValueError(f"{path} is no JSON object")
     if "model_type" in content or "n_positions" in content:
         return _read_transformers(content, path)
-    return _read_ours(content, path), []
+    return _read_ours(content, path)
 
 
 def our_config(config: GPTConfig) -> str:
@@ -80,9 +80,7 @@ def transformers_config(config: GPTConfig) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-def _read_transformers(
-    content: dict[str, Any], path: Path
-) -> tuple[dict[str, Any], list[str]]:
+def _read_transformers(content: dict[str, Any], path: Path) -> dict[str, Any]:
     _require(content, path, "model_type", *_SIZES, "activation_function")
     if content["model_type"] != "gpt2":
         raise ValueError(
@@ -100,23 +98,14 @@ def _read_transformers(
             f"{path} has activation_function {named!r}; known: "
             f"{', '.join(_ACTIVATIONS)}"
         )
-    rates = [content.get(name, 0.1) for name in _DROPOUTS]
-    notes = []
-    if any(rate != rates[0] for rate in rates):
-        each = ", ".join(
-            f"{name} {rate}"
-            for name, rate in zip(_DROPOUTS, rates, strict=True)
-        )
-        notes.append(f"one dropout for three: {rates[0]}, of {each}")
     found = {ours: content[theirs] for theirs, ours in _SIZES.items()}
-    found |= {
+    return found | {
         "n_inner": content.get("n_inner"),
         "activation": _ACTIVATIONS[named],
         "norm_eps": content.get("layer_norm_epsilon", 1e-5),
-        "dropout": rates[0],
+        "dropout": content.get(_DROPOUTS[0], 0.1),
         "tie_weights": content.get("tie_word_embeddings", True),
     }
-    return found, notes
 
 
 def _read_ours(content: dict[str, Any], path: Path) -> dict[str, Any]:

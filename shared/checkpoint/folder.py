@@ -107,10 +107,19 @@ def load_checkpoint(
     tied = wte is not None and (head is None or wte.equal(head))
     title, default_activation = _describe_layout(layout, tied)
     given = {"n_head": n_head, "activation": activation}
-    facts, notes = _read_facts(folder, given, default_activation)
+    facts, note = _read_facts(folder, given, default_activation)
     sizes = _sizes(state)
     config = GPTConfig(**sizes | {"tie_weights": tied} | facts)
-    _require_sizes(sizes, config, folder)
+    # before the shapes: a slip in config.json is one number
+    for name, shown in sizes.items():
+        said = getattr(config, name)
+        if name == "n_inner":  # None is a width, too
+            said, shown = config.inner_size, shown or 4 * config.n_embd
+        if said != shown:
+            raise ValueError(
+                f"{folder / CONFIG} says {name} is {said}, the weights have "
+                f"{shown}"
+            )
     if not config.tie_weights and head is None:
         raise ValueError(
             "weights do not fit: missing lm_head.weight, which is not tied "
@@ -119,7 +128,7 @@ def load_checkpoint(
     state = read_gpt2(state, config)
     if config.tie_weights:
         require_tied(state)
-    return Checkpoint(state, config, (title, *notes))
+    return Checkpoint(state, config, (title, note))
 
 
 def save_checkpoint(
@@ -196,10 +205,10 @@ def _describe_layout(layout: str, tied: bool) -> tuple[str, str | None]:
 
 def _read_facts(
     folder: Path, given: Mapping[str, Any], default_activation: str | None
-) -> tuple[dict[str, Any], list[str]]:
-    """Return what weights do not show, and notes on where it comes from."""
+) -> tuple[dict[str, Any], str]:
+    """Return what weights do not show, and a note on where it comes from."""
     path = folder / CONFIG
-    facts, notes = read_config(path) if path.is_file() else ({}, [])
+    facts = read_config(path) if path.is_file() else {}
     origins = []
     for name, value in given.items():
         option = f"--{name.replace('_', '-')}"
@@ -210,30 +219,13 @@ def _read_facts(
             )
         if name == "activation" and facts.get(name) is None:
             facts[name], origin = default_activation, "the layout's default"
-        origins.append(f"{name} {facts.get(name)} ({origin})")
-    if missing := [name for name in given if facts.get(name) is None]:
-        options = " and ".join(f"--{n.replace('_', '-')}" for n in missing)
-        where = "nothing about it in its" if path.is_file() else "no"
-        raise ValueError(
-            f"weights do not show {' and '.join(missing)}, and {folder} has "
-            f"{where} {CONFIG}: give {options}"
-        )
-    return facts, [*notes, ", ".join(origins)]
-
-
-def _require_sizes(
-    sizes: Mapping[str, Any], config: GPTConfig, folder: Path
-) -> None:
-    """Compare sizes before shapes: a slip in config.json is one number."""
-    shown = GPTConfig(**sizes, n_head=1)
-    for name in (*sizes, "inner_size"):
-        said, has = getattr(config, name), getattr(shown, name)
-        if said != has and name != "n_inner":
+        if facts.get(name) is None:
             raise ValueError(
-                f"{folder / CONFIG} says "
-                f"{'n_inner' if name == 'inner_size' else name} is {said}, "
-                f"the weights have {has}"
+                f"weights do not show {name}, and {folder} has no {CONFIG} "
+                f"that does: give {option}"
             )
+        origins.append(f"{name} {facts[name]} ({origin})")
+    return facts, ", ".join(origins)
 
 
 def _sizes(state: Mapping[str, Tensor]) -> dict[str, Any]:

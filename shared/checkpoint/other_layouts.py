@@ -11,24 +11,20 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from .gpt2_layout import (
-    LINEAR_WEIGHTS,
-    State,
-    axes,
-    first_few,
-    require_shapes,
-    strip,
-)
+from .gpt2_layout import LINEAR_WEIGHTS, State, first_few, strip
 
-# In the post's block: GPT-2's name, and the post's.
-_SCRATCH_PARTS = {
-    "ln_1": "ln1",
-    "ln_2": "ln2",
-    "attn.c_proj": "attn.proj",
-    "mlp.c_fc": "ff.0",
-    "mlp.c_proj": "ff.2",
+# The post's names, as patterns, and nanoGPT's.
+_SCRATCH_NAMES = {
+    r"^tok_embed\.": "wte.",
+    r"^pos_embed$": "wpe.weight",
+    r"^blocks\.": "h.",
+    r"\.ln([12])\.": r".ln_\1.",
+    r"\.attn\.proj\.": ".attn.c_proj.",
+    r"\.ff\.0\.": ".mlp.c_fc.",
+    r"\.ff\.2\.": ".mlp.c_proj.",
+    r"^ln\.": "ln_f.",
+    r"^fc\.": "lm_head.",
 }
-_SCRATCH_QKV = ("attn.query", "attn.key", "attn.value")
 
 
 def recognise(state: Mapping[str, Tensor]) -> str:
@@ -86,9 +82,9 @@ def with_prefix(state: Mapping[str, Tensor]) -> State:
     }
 
 
-def count_layers(names: Iterable[str], stem: str = "h") -> int:
-    """Count the different numbers after the stem."""
-    matches = (re.match(rf"{stem}\.(\d+)\.", name) for name in names)
+def count_layers(names: Iterable[str]) -> int:
+    """Count the different numbers after "h."."""
+    matches = (re.match(r"h\.(\d+)\.", name) for name in names)
     return len({match[1] for match in matches if match})
 
 
@@ -111,57 +107,30 @@ def _nanogpt(state: Mapping[str, Tensor]) -> State:
 
 def _transpose_linears(state: Mapping[str, Tensor]) -> State:
     return {
-        name: tensor.t() if name.endswith(LINEAR_WEIGHTS) else tensor
+        name: tensor.t()
+        if name.endswith(LINEAR_WEIGHTS) and tensor.dim() == 2
+        else tensor
         for name, tensor in state.items()
     }
 
 
 def _scratch(state: Mapping[str, Tensor]) -> State:
-    state = strip(state)
-    n_layer = count_layers(state, "blocks")
-    require_shapes(state, _scratch_shapes(state, n_layer))
-    gpt2 = {
-        "wte.weight": state["tok_embed.weight"],
-        "wpe.weight": state["pos_embed"].squeeze(0),
-    }
-    for i in range(n_layer):
+    renamed = {}
+    for name, tensor in strip(state).items():
+        for theirs, ours in _SCRATCH_NAMES.items():
+            name = re.sub(theirs, ours, name)
+        renamed[name] = tensor
+    if "wpe.weight" in renamed:
+        renamed["wpe.weight"] = renamed["wpe.weight"].squeeze(0)
+    for i in range(count_layers(renamed)):
         for kind in ("weight", "bias"):
-            gpt2[f"h.{i}.attn.c_attn.{kind}"] = torch.cat(
-                [state[f"blocks.{i}.{part}.{kind}"] for part in _SCRATCH_QKV]
-            ).t()
-            for theirs, posts in _SCRATCH_PARTS.items():
-                tensor = state[f"blocks.{i}.{posts}.{kind}"]
-                gpt2[f"h.{i}.{theirs}.{kind}"] = tensor.t()
-    for kind in ("weight", "bias"):
-        gpt2[f"ln_f.{kind}"] = state[f"ln.{kind}"]
-        gpt2[f"lm_head.{kind}"] = state[f"fc.{kind}"]
-    return gpt2
-
-
-def _scratch_shapes(
-    state: Mapping[str, Tensor], n_layer: int
-) -> dict[str, tuple[int, ...]]:
-    """Shapes of the post's tensors, for the sizes that three of them show."""
-    V, C = axes(state, "tok_embed.weight", 2)
-    _, T, _ = axes(state, "pos_embed", 3)
-    inner, _ = axes(state, "blocks.0.ff.0.weight", 2)
-    matrices = {part: (C, C) for part in (*_SCRATCH_QKV, "attn.proj")}
-    matrices |= {"ff.0": (inner, C), "ff.2": (C, inner)}
-    block: dict[str, tuple[int, ...]] = {}
-    for part, (rows, columns) in matrices.items():
-        block |= {f"{part}.weight": (rows, columns), f"{part}.bias": (rows,)}
-    for norm in ("ln1", "ln2"):
-        block |= {f"{norm}.weight": (C,), f"{norm}.bias": (C,)}
-    return {
-        "tok_embed.weight": (V, C),
-        "pos_embed": (1, T, C),
-        **{
-            f"blocks.{i}.{name}": shape
-            for i in range(n_layer)
-            for name, shape in block.items()
-        },
-        "ln.weight": (C,),
-        "ln.bias": (C,),
-        "fc.weight": (V, C),
-        "fc.bias": (V,),
-    }
+            names = [
+                f"h.{i}.attn.{part}.{kind}"
+                for part in ("query", "key", "value")
+            ]
+            shapes = {tuple(renamed[n].shape) for n in names if n in renamed}
+            # what cannot be joined is named as it is
+            if len(shapes) == 1 and all(n in renamed for n in names):
+                parts = [renamed.pop(n) for n in names]
+                renamed[f"h.{i}.attn.c_attn.{kind}"] = torch.cat(parts)
+    return _transpose_linears(renamed)

@@ -12,12 +12,6 @@ from .folder import Checkpoint, load_checkpoint
 SMALL_MODEL = Path(__file__).with_name("small_model")
 
 
-def load_small_model() -> Checkpoint | None:
-    """Return the small trained model, or None where its file was deleted.
-
-    Raises:
-        ValueError: for a damaged file.
-    """
-    if not (SMALL_MODEL / "model.safetensors").is_file():
-        return None
+def load_small_model() -> Checkpoint:
+    """Return the small trained model; ValueError where it is damaged."""
     return load_checkpoint(SMALL_MODEL)

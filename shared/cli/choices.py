@@ -127,19 +127,16 @@ def choose_weights(
         style: the package that draws random weights.
         seed: of random weights.
     """
-    note = f"random, seed {seed}, enlarged so that every part matters"
     if (
         folder is None
         and tokenizer_name == DEFAULT
         and all(value is None for value in asdict(options).values())
     ):
-        small = load_small_model()
-        if small is not None:
-            return replace(small, notes=(SMALL_NOTE,))
-        note += " (the kit's small trained model is not there)"
+        return replace(load_small_model(), notes=(SMALL_NOTE,))
     if folder in (None, RANDOM):
         config = choose_config(options, tokenizer)
         state = enlarged_random_weights(load_style(style), config, seed)
+        note = f"random, seed {seed}, enlarged so that every part matters"
         return Checkpoint(state, config, (note,))
     assert folder is not None
     return _trained(folder, options, tokenizer, tokenizer_name, "--weights")
