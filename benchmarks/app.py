@@ -104,12 +104,7 @@ def bench(
         ),
     ] = "float32",
     device_name: Annotated[
-        str,
-        Option(
-            "--device",
-            help='"cpu", "cuda", "xpu", "mps", ..., or "auto": the '
-            "accelerator, if there is one.",
-        ),
+        str, Option("--device", help='"cpu", "cuda", "xpu", "mps", ...')
     ] = "cpu",
     threads: Annotated[
         Size, Option(help="CPU threads. Default: all cores.")
@@ -159,7 +154,7 @@ def bench(
 
     gpt-duet bench forward --peer my_pkg.model:build --json before.json
 
-    gpt-duet bench train-step --device auto --dtype bfloat16 --compile
+    gpt-duet bench train-step --device cuda --dtype bfloat16 --compile
     """
     if budget is None:
         budget = math.inf if kind else 50
@@ -186,7 +181,7 @@ def bench(
     keep_freed_memory()
     if threads is not None:
         torch.set_num_threads(whole_number("threads", threads, 1))
-    device = _device(device_name)
+    device = choose_device(device_name)
     output = Output(device, json_file, plot, compare, tolerance)
     rounds = ROUNDS[kind] if rounds is None else rounds
     dtypes = [_dtype(name, device) for name in _names("dtype", dtype_name)]
@@ -232,15 +227,6 @@ def main() -> None:
     app(prog_name="gpt-duet bench")
 
 
-def _device(name: str) -> "torch.device":
-    import torch
-
-    if name == "auto":
-        found = torch.accelerator.is_available()
-        name = str(torch.accelerator.current_accelerator()) if found else "cpu"
-    return choose_device(name)
-
-
 def _dtype(name: str, device: "torch.device") -> "torch.dtype":
     """Return the dtype of that name, if the device multiplies in it."""
     import torch
@@ -270,4 +256,4 @@ def _counts(option: str, text: str | None) -> list[int]:
         raise ValueError(
             f"{option} must be whole numbers, as 1,8,32; got {wrong[0]!r}"
         )
-    return [whole_number(option, int(name), 1) for name in names]
+    return [whole_number(option, int(name), 1, 2**31 - 1) for name in names]

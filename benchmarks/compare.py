@@ -76,11 +76,7 @@ def compare_results(
 def require_comparable(
     old: Results, machine: Facts, what: str, settings: Sequence[Facts]
 ) -> None:
-    """Refuse old results that nothing planned can be compared to.
-
-    Another machine, or no equal setting: the message names what differs from
-    the old file's first run.
-    """
+    """Refuse old results of another machine, or without an equal setting."""
     for fact in IDENTITY:
         was, now = old.machine.get(fact), machine.get(fact)
         if was != now:
@@ -88,17 +84,12 @@ def require_comparable(
                 f"the old file is of another machine: {fact} was {was!r}, "
                 f"here it is {now!r}"
             )
-    before = [run.setting for run in old.runs if run.what == what]
-    if not before:
-        raise ValueError(f"nothing to compare: the old file has no {what}")
-    keys = [_key(what, setting) for setting in before]
-    if not any(_key(what, setting) in keys for setting in settings):
-        apart = ", ".join(
-            f"{name} {before[0].get(name)} (here {value})"
-            for name, value in settings[0].items()
-            if name != "rounds" and before[0].get(name) != value
+    before = [_key(run.what, run.setting) for run in old.runs]
+    if not any(_key(what, setting) in before for setting in settings):
+        there = "; ".join(f"{r.what}, {r.described()}" for r in old.runs)
+        raise ValueError(
+            f"nothing to compare: no equal setting is in the old file: {there}"
         )
-        raise ValueError(f"nothing to compare: the old file has {apart}")
 
 
 def _key(what: str, setting: Facts) -> tuple:

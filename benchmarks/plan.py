@@ -15,7 +15,6 @@ from . import STYLES, Kind
 from .peers import PEERS
 
 CPU = torch.device("cpu")
-MOST_TOKENS = 2**31 - 1
 # A GPTConfig's fields, a batch and a time: a small model on characters,
 # GPT-2 small, and a long text with a large vocabulary.
 PRESETS: dict[str, tuple[dict[str, Any], int, int]] = {
@@ -108,16 +107,10 @@ class Plan:
 class Tokens:
     """Random ids (batch, time) that are drawn anew before each round.
 
-    The targets are the ids one place later. ValueError for more ids than any
-    machine could work on.
+    The targets are the ids one place later.
     """
 
     def __init__(self, plan: Plan, batch: int, time: int):
-        if batch * time > MOST_TOKENS:  # torch would end in a TypeError
-            raise ValueError(
-                f"{batch} rows of {time} tokens are too many: at most "
-                f"{MOST_TOKENS} tokens"
-            )
         self._size = (plan.config.vocab_size, (batch, time + 1))
         self._device = plan.device
         self.draw(-1)

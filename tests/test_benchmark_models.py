@@ -6,6 +6,7 @@ Without an accelerator: what it would be asked is written down instead.
 import itertools
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -134,26 +135,6 @@ def test_an_accelerators_order_of_sums_is_no_look_ahead():
     require_sound(model, tokens_of(64), 65)
 
 
-def test_everyone_is_tested_at_every_size_before_anything_is_timed(
-    monkeypatch,
-):
-    """A peer that cannot read the longest text was told after minutes."""
-
-    class Short(TorchDecoder):
-        def forward(self, tokens):
-            if tokens.size(1) > 4:
-                raise IndexError("too long for me")
-            return super().forward(tokens)
-
-    monkeypatch.setitem(PEERS, "torch-encoder", Short)
-    monkeypatch.delattr("benchmarks.forward.build_styles")
-    plan = make_plan(
-        "gpt-nano", (1,), (4, 8), sizes=SMALL, peers=("torch-encoder",)
-    )
-    with pytest.raises(ValueError, match="IndexError: too long for me"):
-        measure_forward(plan)
-
-
 @pytest.mark.parametrize("measure", [measure_forward, measure_generate])
 def test_styles_that_differ_are_not_timed(monkeypatch, measure):
     whole = annotated.from_gpt2
@@ -270,17 +251,16 @@ def test_a_row_says_why_its_parameters_differ():
         ours = sum(p.numel() for p in build_model(config).parameters())
         untied = build_model(config.replace(tie_weights=False))
         theirs = annotated.build_model(config)
-    small = nn.Linear(900, 1, bias=False)
     for model, expected in (
         (untied, "+31.0% parameters: its head is not tied to its embedding"),
         (theirs, "+30.4% parameters: its head is not tied, its position "
          "table not trained"),
-        (small, "-100.0% parameters"),
+        (nn.Linear(9, 1), "-100.0% parameters"),
         (abs, "parameters unknown"),
     ):  # fmt: skip
         candidate = Candidate("x", model, abs)
         assert parameter_note(candidate, config, ours) == expected
-    small = Candidate("x", small, abs)
+    small = Candidate("x", nn.Linear(900, 1, bias=False), abs)
     assert parameter_note(small, TINY, 932) == (
         "-3.4% parameters: its position table is not trained"
     )
@@ -290,16 +270,12 @@ def test_a_row_says_why_its_parameters_differ():
 @pytest.mark.parametrize(
     "error",
     [
-        ImportError("cannot import name 'x'"),
         RuntimeError("Failed to import transformers:\nno symbol"),
         ModuleNotFoundError("Could not import module 'GPT2LMHeadModel'"),
     ],
 )
 def test_a_broken_installation_ends_in_one_line(monkeypatch, error):
-    def build(config):
-        raise error
-
-    monkeypatch.setitem(PEERS, "transformers", build)
+    monkeypatch.setitem(PEERS, "transformers", Mock(side_effect=error))
     with pytest.raises(ValueError, match="transformers cannot be b") as raised:
         build_peers(small_plan(peers=("transformers",)))
     assert "\n" not in str(raised.value)
@@ -379,10 +355,6 @@ def test_every_round_has_tokens_of_its_own(monkeypatch):
     assert not torch.equal(drawn[0], drawn[1])
     assert drawn[0].shape == (2, 50)
     assert drawn[0].unique().tolist() == [*range(11)]
-    for batch, time in [(10**20 - 1, 4), (2**20, 2**20), (1, 2**31)]:
-        words = f"^{batch} rows of {time} tokens"
-        with pytest.raises(ValueError, match=words):
-            Tokens(plan, batch, time)
 
 
 @pytest.mark.usefixtures("_small_limits")
@@ -410,19 +382,17 @@ def test_only_models_with_a_cache_are_optimized_for_decoding(monkeypatch):
 
 def test_a_machines_limits_are_named_by_their_size(monkeypatch):
     meta = torch.device("meta")
-    square, copy, read = machine.limits(torch.bfloat16, meta).items()
-    assert square[0] == "matmul 8192 x 8192"
-    assert square[1][0]().shape == (8192, 8192)
-    assert square[1][1] == {"flops": 2 * 8192**3}
-    assert (copy[0], read[0]) == ("copy of 128 MiB", "read of 128 MiB")
-    assert copy[1][1] == {"least_bytes": 2 * 2**27}
-    assert read[1][1] == {"least_bytes": 2**27}
+    limits = machine.limits(torch.bfloat16, meta).items()
+    assert {name: work for name, (_, work) in limits} == {
+        "matmul 8192 x 8192": {"flops": 2 * 8192**3},
+        "copy of 128 MiB": {"least_bytes": 2 * 2**27},
+        "read of 128 MiB": {"least_bytes": 2**27},
+    }
     monkeypatch.setattr(machine, "SQUARE", 16)
     monkeypatch.setattr(machine, "MOVED", 64)
     square, copy, read = machine.limits(torch.float32, CPU).values()
     assert count_flops(square[0]) == 2 * 16**3
-    assert copy[0]().nbytes == 64
-    assert copy[0]().all()
+    assert copy[0]().tolist() == [1] * 16
     assert read[0]() == 16
 
 
