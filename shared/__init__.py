@@ -24,7 +24,7 @@ they work beside any other package that is called shared.
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import CodeType, ModuleType
@@ -35,7 +35,7 @@ import gpt_duet
 _FOLDER = __path__[0]
 
 
-class _SameModule(InspectLoader):
+class _SameModule(Loader):
     """Gives a module of gpt_duet a second name."""
 
     def __init__(self, spec: ModuleSpec):
@@ -53,11 +53,6 @@ class _SameModule(InspectLoader):
         """Return its code, for python -m shared.cli."""
         assert isinstance(self._spec.loader, InspectLoader)
         return self._spec.loader.get_code(self._spec.name)
-
-    def get_source(self, fullname: str) -> str | None:
-        """Return its source."""
-        assert isinstance(self._spec.loader, InspectLoader)
-        return self._spec.loader.get_source(self._spec.name)
 
 
 class _Finder(MetaPathFinder):

@@ -103,14 +103,15 @@ def check(
     require_parent(map_file)
     if map_file is not None and map_file.suffix not in (".png", ".html"):
         raise ValueError(f"a map ends in .png or .html, got {map_file.name}")
-    from .checking import check_targets, choose_names, list_checks
+    from .checking import check_targets, list_checks
 
     if show_list:
         list_checks()
         return
     status = check_targets(
         models or [],
-        choose_names(only, skip or []),
+        only,
+        skip or [],
         json_file,
         map_file,
         vocab_size=vocab_size,

@@ -1,7 +1,7 @@
 """The checks on models that are named by text, printed as they end."""
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,55 +29,48 @@ MAP_LENGTH = 32
 PATIENCE = 20.0  # seconds; a check that takes longer is announced
 
 
-def choose_names(
-    only: Collection[str] | None, skip: Collection[str]
-) -> list[str]:
-    """Return the names of the checks to run; ValueError where none is left."""
-    left_out = set(choose_checks(skip))
-    names = [name for name in choose_checks(only) if name not in left_out]
-    if not names:
-        raise ValueError("no check is left to run")
-    return names
-
-
 def check_targets(
     models: Sequence[str],
-    names: list[str],
+    only: Collection[str] | None,
+    skip: Collection[str],
     json_file: Path | None,
     map_file: Path | None,
     *,
     vocab_size: int | None,
     block_size: int | None,
-    layout: str,
-    seed: int,
     **settings: Any,
 ) -> int:
     """Check each model, print and write what is found: the exit status.
 
     The settings are those of check_model.
     """
+    left_out = choose_checks(skip)
+    names = [name for name in choose_checks(only) if name not in left_out]
+    if not names:
+        raise ValueError("no check is left to run")
     console = Console(stderr=json_file == STDOUT)
     reports: list[Report] = []
     stopped = False
+    settings |= {"vocab_size": vocab_size, "block_size": block_size}
     try:
         for target in models:
             factory = load_target(target, vocab_size, block_size)
-            report = _check_one(
-                factory,
-                on_progress=partial(_show, console, target, reports),
-                checks=names,
-                vocab_size=vocab_size,
-                block_size=block_size,
-                layout=layout,
-                seed=seed,
-                **settings,
-            )
+            show = partial(_show, console, target, reports)
+            try:
+                with first_on_path(Path.cwd()):
+                    report = check_model(
+                        factory, checks=names, on_progress=show, **settings
+                    )
+            except UnusableModel as error:
+                if error.__cause__ is not None:
+                    show_theirs(error.__cause__)
+                raise ValueError(str(error)) from None
             _print(console, _table(console, report).ending())
             if stopped := report.interrupted:
                 break
             if map_file is not None:
                 path = _map_path(map_file, target, len(models))
-                _draw(factory, report, seed, path, layout)
+                _draw(factory, report, path, settings)
                 _print(console, f"map: {path}")
             _print(console, "")
     except KeyboardInterrupt:  # while a model was built, or a map drawn
@@ -105,8 +98,7 @@ def _show(
     """Print what has just become known of a report."""
     table = _table(console, report)
     if report.interim:
-        warn(report.interim)
-        return
+        return warn(report.interim)
     if report.results:
         _print(console, table.row(report.results[-1]))
     else:
@@ -128,25 +120,13 @@ def _print(console: Console, text: str) -> None:
     print(text, file=console.file, flush=True)
 
 
-def _check_one(factory: Callable[..., Any], **settings: Any) -> Report:
-    """Run the checks; an exception of the user's is printed as theirs."""
-    try:
-        with first_on_path(Path.cwd()):
-            return check_model(factory, **settings)
-    except UnusableModel as error:
-        if error.__cause__ is not None:
-            show_theirs(error.__cause__)
-        raise ValueError(str(error)) from None
-
-
 def _draw(
     factory: Callable[..., Any],
     report: Report,
-    seed: int,
     path: Path,
-    layout: str,
+    settings: Mapping[str, Any],
 ) -> None:
-    length = min(MAP_LENGTH, report.block_size)
+    seed, length = settings["seed"], min(MAP_LENGTH, report.block_size)
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(report.vocab_size, (length,), generator=generator)
     with first_on_path(Path.cwd()):
@@ -155,7 +135,7 @@ def _draw(
             tokens,
             vocab_size=report.vocab_size,
             seed=seed,
-            layout=layout,
+            layout=settings["layout"],
         )
     try:
         save_map(matrix, path, f"influence in {report.model}")

@@ -1,12 +1,12 @@
 """gpt-duet ladder: small models, each with one idea more, trained in turn."""
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text as RichText
 from typer import Option
 
 from ..config import GPTConfig
@@ -80,8 +80,8 @@ def ladder(
     }
     show_facts(console, facts)
     models = importlib.import_module(LADDER).RUNGS
-    table, names = Console(), max(map(len, models))
-    table.print(_row(names, *COLUMNS, style="bold cyan"))
+    widths = (-max(map(len, models)), 10, 15, 7, 0)
+    typer.echo(_row(widths, *COLUMNS))
     curves: dict[str, list[tuple[float, float]]] = {}
     for name, build in models.items():
         torch.manual_seed(seed)
@@ -101,24 +101,14 @@ def ladder(
                     curve.append((float(record.step), record.val_loss))
                 show(record.step, name)
             sample = tokenizer.decode(draw_sample(trainer, SAMPLE)[1:])
-        row = (
-            name,
-            f"{count:,}",
-            f"{curve[-1][1]:.3f}",
-            f"{trainer.seconds:.0f}",
-            visible(" ".join(sample.split())),
-        )
-        table.print(_row(names, *row))
+        loss, took = f"{curve[-1][1]:.3f}", f"{trainer.seconds:.0f}"
+        shown = visible(" ".join(sample.split()))
+        typer.echo(_row(widths, name, f"{count:,}", loss, took, shown))
     draw_losses(out, curves, f"the ladder: validation loss, {steps} steps")
     console.print(f"the losses by step are drawn in {out}")
 
 
-def _row(names: int, *cells: str, style: str = "") -> Table:
-    """Return a row of the table, to be printed as soon as it is known."""
-    row = Table.grid(padding=(0, 2, 0, 0))
-    row.add_column(width=names, no_wrap=True)
-    for title in COLUMNS[1:-1]:
-        row.add_column(width=len(title), justify="right", no_wrap=True)
-    row.add_column(overflow="fold")
-    row.add_row(*(RichText(cell) for cell in cells), style=style)
-    return row
+def _row(widths: Sequence[int], *cells: str) -> str:
+    """Return a row of the table; a negative width aligns to the left."""
+    pairs = zip(widths, cells, strict=True)
+    return "  ".join("%*s" % pair for pair in pairs)  # noqa: UP031

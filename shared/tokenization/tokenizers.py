@@ -31,7 +31,19 @@ class Tokenizer(Protocol):
         """Return the bytes of ids: one id may hold part of a character."""
 
 
-class ByteTokenizer:
+class _Decoder:
+    """Text of ids, by way of their bytes."""
+
+    def decode_bytes(self, ids: list[int]) -> bytes:
+        """Return the bytes of ids."""
+        raise NotImplementedError
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of ids."""
+        return self.decode_bytes(ids).decode(errors="replace")
+
+
+class ByteTokenizer(_Decoder):
     """One id for each of the 256 bytes of UTF-8."""
 
     n_vocab = 256
@@ -42,15 +54,10 @@ class ByteTokenizer:
 
     def decode_bytes(self, ids: list[int]) -> bytes:
         """Return the bytes themselves."""
-        ids = _require_ids(ids, self.n_vocab)
-        return bytes(ids)
-
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of the bytes."""
-        return self.decode_bytes(ids).decode(errors="replace")
+        return bytes(_require_ids(ids, self.n_vocab))
 
 
-class CharTokenizer:
+class CharTokenizer(_Decoder):
     """One id for each distinct character of a text, in sorted order.
 
     Source: the lecture "Let's build GPT".
@@ -72,17 +79,13 @@ class CharTokenizer:
             )
         return [self._ids[c] for c in text]
 
-    def decode(self, ids: list[int]) -> str:
-        """Return the characters of the ids."""
-        ids = _require_ids(ids, self.n_vocab)
-        return "".join(self.characters[i] for i in ids)
-
     def decode_bytes(self, ids: list[int]) -> bytes:
         """Return the characters in UTF-8."""
-        return self.decode(ids).encode()
+        ids = _require_ids(ids, self.n_vocab)
+        return "".join(self.characters[i] for i in ids).encode()
 
 
-class TiktokenTokenizer:
+class TiktokenTokenizer(_Decoder):
     """A tiktoken encoding, with special tokens read as ordinary text."""
 
     def __init__(self, encoding):
@@ -94,17 +97,11 @@ class TiktokenTokenizer:
         return self.encoding.encode_ordinary(text)
 
     def decode_bytes(self, ids: list[int]) -> bytes:
-        """Return the bytes that the ids stand for."""
-        ids = _require_ids(ids, self.n_vocab)
+        """Return the bytes; ValueError where an encoding leaves an id out."""
         try:
-            return self.encoding.decode_bytes(ids)
-        except KeyError as error:  # some encodings leave ids unused
-            unused = str(error).strip("'").rsplit(" ", 1)[-1]
-            raise ValueError(f"no token has the id {unused}") from None
-
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of the ids."""
-        return self.decode_bytes(ids).decode(errors="replace")
+            return self.encoding.decode_bytes(_require_ids(ids, self.n_vocab))
+        except KeyError as error:
+            raise ValueError(f"no token has this id: {error}") from None
 
 
 def load_tokenizer(name: str, text: str | None = None) -> Tokenizer:
