@@ -472,8 +472,9 @@ def test_a_function_that_hides_several_is_opened():
     left, right = Toy(hidden).double(), Toy(shown).double()
     found = diff_by_value(left, right, TOKENS)
     assert found.same, found.sentence
-    inside = [p.right.code for p in found.pairs if p.left.inside]
-    assert inside.count("qkv.chunk(3, -1)") == 3
+    parts = [p for p in found.pairs if p.right.code == "qkv.chunk(3, -1)"]
+    assert len(parts) == 3
+    assert all(p.left.code.startswith("attention(x, x, x") for p in parts)
 
 
 def test_a_compiled_model_is_recorded_like_any_other(weights):

@@ -4,10 +4,8 @@ A fused kernel gives its result alone. Written out, its steps can be paired
 with the lines of a model that takes them one by one.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -54,7 +52,6 @@ def attention(
 def softmax(
     input: Tensor,
     dim: int | None = None,
-    _stacklevel: int = 3,
     dtype: torch.dtype | None = None,
 ) -> Steps:
     """Yield the step of torch's softmax. The arguments are its own."""
@@ -77,6 +74,7 @@ def layer_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
+    cudnn_enable: bool = True,
 ) -> Steps:
     """Yield the steps of torch's layer_norm. The arguments are its own."""
     axes = [-1 - axis for axis in range(len(normalized_shape))]
@@ -92,16 +90,3 @@ INSIDES: dict[str, Callable[..., Steps]] = {
     "softmax": softmax,
     "gelu": gelu,
 }
-
-
-def steps_inside(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Steps:
-    """Yield name and value of each step inside a torch function, if known."""
-    if name not in INSIDES:
-        return
-    try:
-        given = inspect.signature(INSIDES[name]).bind(*args, **kwargs)
-    except TypeError:  # an argument that the formula does not know
-        return
-    yield from INSIDES[name](*given.args, **given.kwargs)

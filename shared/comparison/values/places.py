@@ -5,8 +5,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -38,8 +37,10 @@ OPERATORS = {
     "div_": "/=",
     "pow": "**",
     "neg": "-",
-    "getitem": "[]",
-    "setitem": "[]=",
+    "index": "[]",
+    "select": "[]",
+    "slice": "[]",
+    "index_put_": "[]=",
 }
 
 # The end of what is inside an operation: one head of its value.
@@ -149,7 +150,7 @@ class Locator:
             os.path.abspath(own.f_code.co_filename),
             own.f_lineno,
             own.f_code.co_qualname.replace("<locals>.", ""),
-            plain(op),
+            OPERATORS.get(op, op),
             self.layers.get(module or ""),
             span=span_of(own.f_code, own.f_lasti),
         )
@@ -175,14 +176,6 @@ def skipped(file: str) -> bool:
     return path.startswith(NOT_THE_MODEL) or bool(
         NOT_THE_MODEL_EITHER.search(path)
     )
-
-
-def plain(op: str) -> str:
-    """Return how a reader would write the name of a torch function."""
-    name = op.split(".")[0]
-    if name.startswith("__"):
-        name = re.sub("^[ir](?!nvert)", "", name.strip("_"))
-    return OPERATORS.get(name, name)
 
 
 @cache
@@ -226,31 +219,3 @@ def layers_of(model: nn.Module) -> dict[str, int]:
     return layers
 
 
-def layers_by_repetition(
-    places: Sequence[Place], stacks: Sequence[Stack]
-) -> list[Place]:
-    """Number the layers of a model that has no modules for them.
-
-    A call that is reached the same way once more belongs to the next layer;
-    what a layer reaches several times counts as often in every layer.
-    """
-    if any(place.layer is not None for place in places):
-        return list(places)
-    keys = [
-        (stack, place.op, place.inside)
-        for place, stack in zip(places, stacks, strict=True)
-    ]
-    counts = Counter(keys)
-    repeated = [count for count in counts.values() if count > 1]
-    if not repeated:
-        return list(places)
-    layers = min(repeated)
-    seen: Counter[object] = Counter()
-    found = []
-    for key, place in zip(keys, places, strict=True):
-        if counts[key] > 1 and counts[key] % layers == 0:
-            layer = seen[key] // (counts[key] // layers)
-            seen[key] += 1
-            place = replace(place, layer=layer)
-        found.append(place)
-    return found

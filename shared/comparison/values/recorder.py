@@ -3,130 +3,103 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
+import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .below import Below, is_value, same_storage, tensors_in
-from .insides import INSIDES, steps_inside
+from ...invariants.model.operations import Operations
+from .insides import INSIDES
 from .places import Locator, Place, Stack
 from .value import Value, digest
 
 # What multiplies queries, keys, weights and values of many heads.
-PRODUCTS = (
-    "matmul",
-    "__matmul__",
-    "bmm",
-    "einsum",
-    "scaled_dot_product_attention",
-)
+PRODUCTS = ("matmul", "bmm", "einsum", "scaled_dot_product_attention")
+# What reads a part of a tensor, be it the whole.
+PARTS = ("alias", "select", "slice")
 
 
-class Recorder(TorchFunctionMode):
-    """Notes each floating result of a torch function called inside.
+class Recorder(Operations):
+    """Notes each floating result of an operation called inside.
+
+    To be entered in `below_autograd`.
 
     Args:
-        locator: finds the places.
+        model: whose modules' names say the layer.
+        run: the function that runs it.
         by_heads: whether values of many heads are noted head by head, too.
         visitors: None in a first run, in which digests are kept; else what
-            to do with some values, and no digests.
+            to do with some values, by event, and no digests.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(
         self,
-        locator: Locator,
+        model: object,
+        run: Callable[..., Any],
         by_heads: bool,
         visitors: Mapping[int, Callable[[Tensor], None]] | None = None,
     ):
         super().__init__()
-        self.locator = locator
+        self.locator = Locator(model, run.__code__)
         self.by_heads = by_heads
         self.visitors = visitors
-        self.below = Below(self)
         self.values: list[Value] = []
-        self.stacks: list[Stack] = []
         self.numbers = WeakTensorKeyDictionary()
         self.steps: set[int] = set()
         self.events = 0
-        self.rests = False
 
-    @contextmanager
-    def resting(self) -> Iterator[None]:
-        """Note nothing of what is computed inside."""
-        before, self.rests = self.rests, True
-        try:
-            yield
-        finally:
-            self.rests = before
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        """Call a torch function, and note what it gives."""
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Call an operation, and note what it gives."""
         kwargs = kwargs or {}
-        if self.rests:
-            return func(*args, **kwargs)
-        name = getattr(func, "__name__", "function")
+        answer = func(*args, **kwargs)
+        results = [t for t in tensors_in(answer) if is_value(t)]
+        if not results:
+            return answer
+        name = str(getattr(func, "overloadpacket", func)).split(".")[-1]
         operands = tensors_in((args, kwargs))
-        inputs = self.known([] if _shape_only(name) else operands)
-        versions = [_version(tensor) for tensor in operands]
-        with self.below.watch(name, inputs) as inside:
-            answer = func(*args, **kwargs)
-        with self.resting():
-            changed = [
-                tensor
-                for tensor, version in zip(operands, versions, strict=True)
-                if _version(tensor) != version
-            ]
-            results = tensors_in(answer)
-            results += [t for t in changed if not _among(t, results)]
-            if not any(map(is_value, results)):
-                return answer
-            if name in INSIDES:
-                inside = []  # its formula says more than its kernels
-            if name in PRODUCTS:
-                for operand in operands:
-                    self._note_heads(operand)
-            for step, value in steps_inside(name, args, kwargs):
-                number = self.note(value, name, inputs + inside, step)
-                inside.append(number)
-                self.steps.update({number}.difference(inputs))
-                self._note_heads(value, number)
-            for result in results:
-                self.result(result, name, operands, inputs + inside, changed)
+        of_shape = name.endswith("_like") or name.startswith("new_")
+        inputs = [] if of_shape else self._known(operands)
+        place, stack = self.locator.find(name)
+        if name in PRODUCTS:
+            for operand in operands:
+                self._note_heads(operand, place, stack)
+        formula = INSIDES.get(name, lambda *args, **kwargs: ())
+        for step, value in formula(*args, **kwargs):
+            inside = replace(place, inside=step)
+            number = self.note(value, inside, inputs, stack)
+            if number not in inputs:
+                inputs = [*inputs, number]
+                self.steps.add(number)
+            self.numbers[value] = number
+            self._note_heads(value, inside, stack)
+        for result in results:
+            changed = _among(result, operands)
+            of = next((t for t in operands if _same_storage(result, t)), None)
+            known = of is not None and of in self.numbers
+            if of is not None and not changed and of.numel() == result.numel():
+                if known:
+                    self.numbers[result] = self.numbers[of]
+                if known or name not in PARTS:
+                    continue
+            view = known and not changed
+            number = self.note(result, place, inputs, stack, view)
+            self.numbers[result] = number
+            self._note_heads(result, place, stack)
+            if changed and (whole := result._base) is not None:
+                inputs = [*self._known([whole]), number]
+                self.numbers[whole] = self.note(whole, place, inputs, stack)
         return answer
-
-    def result(
-        self,
-        result: Tensor,
-        name: str,
-        operands: list[Tensor],
-        inputs: list[int],
-        changed: list[Tensor],
-    ) -> None:
-        """Note a result, unless it only shows an operand another way."""
-        if not is_value(result):
-            return
-        of = None
-        if not _among(result, changed):
-            of = next((t for t in operands if same_storage(result, t)), None)
-        known = of is not None and of in self.numbers
-        if of is not None and result.numel() == of.numel():
-            if known:
-                self.numbers[result] = self.numbers[of]
-            if known or name != "__getitem__":
-                return
-        number = self.note(result, name, inputs, view=known)
-        self.numbers[result] = number
-        if result._is_view() and _among(result, changed):
-            self.numbers[result._base] = number
-        self._note_heads(result, number)
 
     def note(
         self,
         value: Tensor,
-        op: str | Place,
+        place: Place,
         inputs: list[int],
-        inside: str = "",
+        stack: Stack = (),
         view: bool = False,
     ) -> int:
         """Keep a value, and return its number; that of what it copies.
@@ -141,59 +114,78 @@ class Recorder(TorchFunctionMode):
         found = digest(value)
         own_step = False
         for number in inputs:
-            digest_before = self.values[number].digest
-            if number in self.steps and not inside:
-                own_step |= found.is_near(digest_before)
-            elif found.is_copy(digest_before):
+            before = self.values[number].digest
+            if number in self.steps and not place.inside:
+                own_step |= found.is_near(before)
+            elif found.is_copy(before):
                 return number
-        number = len(self.values)
-        place, stack = (
-            (op, ()) if isinstance(op, Place) else self.locator.find(op)
-        )
-        self.stacks.append(stack)
         self.values.append(
             Value(
-                number=number,
+                number=len(self.values),
                 event=event,
-                place=replace(place, inside=inside or place.inside),
+                place=place,
                 shape=tuple(value.shape),
                 dtype=value.dtype,
                 inputs=tuple(dict.fromkeys(inputs)),
                 view=view,
                 own_step=own_step,
-                call=(place.path, place.function, stack[1:]),
+                stack=stack,
                 digest=found,
             )
         )
-        return number
+        return len(self.values) - 1
 
-    def _note_heads(self, value: Tensor, number: int | None = None) -> None:
-        """Note each head of a (batch, heads, time, size) value."""
-        if number is None:
-            number = self.numbers.get(value)
-        if not self.by_heads or value.dim() != 4 or number is None:
-            return
-        # a second run has no values, and needs no places
-        place = self.values[number].place if self.values else None
-        step = f"{place.inside}, " if place and place.inside else ""
-        for head in range(value.size(1) if value.size(1) > 1 else 0):
-            one, inside = value[:, head], f"{step}head {head}"
-            self.note(one, place or "", [number], inside, view=True)
-
-    def known(self, tensors: list[Tensor]) -> list[int]:
+    def _known(self, tensors: list[Tensor]) -> list[int]:
         """Return the numbers of those tensors that are values."""
         return [self.numbers[t] for t in tensors if t in self.numbers]
+
+    def _note_heads(self, value: Tensor, place: Place, stack: Stack) -> None:
+        """Note each head of a (batch, heads, time, size) value."""
+        if not self.by_heads or value.dim() != 4 or value.size(1) == 1:
+            return
+        if value not in self.numbers:
+            return
+        number = self.numbers[value]
+        if self.values:  # where the whole value comes from
+            place, stack = self.values[number].place, self.values[number].stack
+        step = f"{place.inside}, " if place.inside else ""
+        for head in range(value.size(1)):
+            inside = replace(place, inside=f"{step}head {head}")
+            self.note(value[:, head], inside, [number], stack, view=True)
+
+
+@contextmanager
+def below_autograd() -> Iterator[None]:
+    """Let operations inside reach a mode whole, as linear, and one by one.
+
+    Autograd would take them apart, and the fused layers of torch's own
+    Transformer would hide them.
+    """
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch._C._AutoDispatchBelowAutograd():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    """Return the tensors in nested containers."""
+    return [v for v in tree_leaves(values) if isinstance(v, Tensor)]
+
+
+def is_value(tensor: Tensor) -> bool:
+    """Whether a tensor can be told from others by its numbers."""
+    return tensor.is_floating_point() and tensor.numel() > 1
 
 
 def _among(tensor: Tensor, others: list[Tensor]) -> bool:
     return any(tensor is other for other in others)
 
 
-def _shape_only(name: str) -> bool:
-    """Whether a function looks at no more than its operand's shape."""
-    return name.endswith("_like") or name.startswith("new_")
-
-
-def _version(tensor: Tensor) -> int:
-    """Return a number that changes when a tensor is written to."""
-    return 0 if tensor.is_inference() else tensor._version
+def _same_storage(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors show the same memory."""
+    if a.device != b.device or a.is_meta:
+        return False
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

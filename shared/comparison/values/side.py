@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from ...invariants.errors import ModelRaised
 from ...invariants.model.randomness import isolated
 from ...invariants.model.subject import Subject
-from .places import Locator, layers_by_repetition
-from .recorder import Recorder
-from .value import FEWEST, Value, plain
+from .recorder import Recorder, below_autograd
+from .value import FEWEST, layers_by_repetition, plain
 
 ROWS_AT_ONCE = 4096  # of a matrix that is nudged
 NUMBERS_AT_ONCE = 2**22
@@ -97,20 +96,13 @@ class Side:
         self.last = self.normalised = last
         says_log_probs = scores.double().logsumexp(-1).abs() < 1e-4
         if not says_log_probs.all():
-            with recorder.resting():
-                place = replace(
-                    values[last].place, op="log_softmax", inside="taken here"
-                )
-                self.normalised = recorder.note(
-                    scores.log_softmax(-1), place, [last]
-                )
-        places = layers_by_repetition(
-            [value.place for value in values], recorder.stacks
-        )
-        self.values: list[Value] = [
-            replace(value, place=place)
-            for value, place in zip(values, places, strict=True)
-        ]
+            place = replace(
+                values[last].place, op="log_softmax", inside="taken here"
+            )
+            self.normalised = recorder.note(
+                scores.log_softmax(-1), place, [last]
+            )
+        self.values = layers_by_repetition(values)
         is_module = isinstance(model, nn.Module)
         self.scripted = [
             name or type(part).__name__
@@ -127,8 +119,7 @@ class Side:
     def _recorder(
         self, model: Any, visitors: Mapping[int, Any] | None = None
     ) -> Recorder:
-        locator = Locator(model, Side._run.__code__)
-        return Recorder(locator, self.by_heads, visitors)
+        return Recorder(model, Side._run, self.by_heads, visitors)
 
     def _run(self, recorder: Recorder, model: Any) -> Tensor:
         seed = self.subject.seed
@@ -136,7 +127,7 @@ class Side:
             with (
                 isolated(seed),
                 torch.compiler.set_stance("force_eager"),
-                recorder.below,
+                below_autograd(),
                 recorder,
             ):
                 return self.subject.scores(model, self.tokens, seed=seed)

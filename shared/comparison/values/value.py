@@ -1,13 +1,15 @@
 """A value that a model computes, and the few numbers kept of it."""
 
 import math
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .places import Place
+from .places import Place, Stack
 
 MARKS = 33  # order statistics that are kept of a value
 MASKED = -1e30  # scores below are masked, whatever stands for -inf
@@ -86,7 +88,7 @@ class Value:
         view: whether it is only a part of its input, seen on its own.
         own_step: whether it is also a step inside its own operation: a norm
             without weights is its normalised input.
-        call: what the values of one call of one function have in common.
+        stack: the way to it from the model's call.
         digest: what is kept of it.
     """
 
@@ -98,8 +100,13 @@ class Value:
     inputs: tuple[int, ...]
     view: bool
     own_step: bool
-    call: object
+    stack: Stack
     digest: Digest
+
+    @property
+    def call(self) -> object:
+        """What the values of one call of one function have in common."""
+        return self.place.path, self.place.function, self.stack[1:]
 
 
 def may_pair(ours: Value, theirs: Value) -> bool:
@@ -136,3 +143,26 @@ def digest(value: Tensor) -> Digest:
     marks = finite.sort().values[ranks.round().long()].numpy()
     size = float(torch.linalg.vector_norm(finite)) / count**0.5
     return Digest(count, flat.numel() - count, marks, size)
+
+
+def layers_by_repetition(values: Sequence[Value]) -> Sequence[Value]:
+    """Number the layers of a model that has no modules for them.
+
+    A call that is reached the same way once more belongs to the next layer;
+    what a layer reaches several times counts as often in every layer.
+    """
+    keys = [(v.stack, v.place.op, v.place.inside) for v in values]
+    counts = Counter(keys)
+    layers = min((c for c in counts.values() if c > 1), default=0)
+    if not layers or any(v.place.layer is not None for v in values):
+        return values
+    seen = Counter[object]()
+    found = []
+    for key, value in zip(keys, values, strict=True):
+        if counts[key] > 1 and counts[key] % layers == 0:
+            layer = seen[key] // (counts[key] // layers)
+            seen[key] += 1
+            place = replace(value.place, layer=layer)
+            value = replace(value, place=place)
+        found.append(value)
+    return found
