@@ -44,10 +44,9 @@ def show_values(
     found = _diff_values(names, styles, ids, vocab_size)
     if found.shares_nothing:
         raise ValueError(found.sentence)
-    if layer is not None and layer not in found.layers:
-        raise ValueError(
-            f"there is no layer {layer}: {len(found.layers)} in all"
-        )
+    layers = {row.layer for row in found.rows()} - {None}
+    if layer is not None and layer not in layers:
+        raise ValueError(f"there is no layer {layer}: {len(layers)} in all")
     show_found(console, found, layer)
     if json_file is not None:
         content = {"models": names} | found.to_json()

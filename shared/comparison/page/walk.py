@@ -10,8 +10,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from ..values import Found, Place, Row
-from ..values.rows import Section, rows_of, sections_of
-from ..values.side import keep
+from ..values.found import Section
 from .highlight import highlight
 from .value_maps import ValueMaps
 
@@ -29,7 +28,7 @@ def make_walk(found: Found, text_of: Callable[[int], str]) -> dict[str, Any]:
     """
     sides = found.sides
     tokens = sides[0].tokens[0].tolist()
-    sections = sections_of(rows_of(found))
+    sections = found.sections()
     titles = [_title(section) for section in sections]
     if found.parted is not None:
         parted = found.parted
@@ -46,10 +45,9 @@ def make_walk(found: Found, text_of: Callable[[int], str]) -> dict[str, Any]:
         for versions in zip(*section.rows_by_layer, strict=True)
     ]
     values = [
-        keep(
-            side,
+        side.keep(
             {row.order[i] for _, versions in steps for row in versions} - {-1}
-            | {side.normalised},
+            | {side.normalised}
         )
         for i, side in enumerate(sides)
     ]

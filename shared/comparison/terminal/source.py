@@ -38,10 +38,15 @@ def show_sources(
     elif console.is_terminal:
         console.print(everything)
     else:
-        with console.capture() as capture:
-            console.print(everything)
-        for line in capture.get().splitlines():
-            console.file.write(line.rstrip() + "\n")
+        print_trimmed(console, everything)
+
+
+def print_trimmed(console: Console, *blocks: RenderableType) -> None:
+    """Print without spaces at the end of lines."""
+    with console.capture() as capture:
+        console.print(*blocks, sep="\n")
+    for line in capture.get().splitlines():
+        console.file.write(line.rstrip() + "\n")
 
 
 def _concept(

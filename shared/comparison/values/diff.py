@@ -12,7 +12,6 @@ from torch import Tensor
 from ...invariants.errors import UnusableModel
 from ...invariants.model.building import Builder, is_factory
 from ...invariants.model.subject import Subject
-from .alone import lines_alone
 from .found import Found, Row
 from .matching import Matches, match
 from .parting import Flow, find_parting
@@ -60,17 +59,24 @@ def diff_by_value(
             f"{names[0]} has {sizes[0]:,} tokens, {names[1]} has "
             f"{sizes[1]:,}: they cannot be one function"
         )
+    longest = min(subject.block_size for subject in subjects)
     if given is None:
-        longest = min(length, *(subject.block_size for subject in subjects))
         generator = torch.Generator().manual_seed(SEED)
         given = torch.randint(sizes[0], (1, longest), generator=generator)
-    for name, subject in zip(names, subjects, strict=True):
-        _require_tokens(name, subject, given)
+    if given.size(1) > longest:
+        raise ValueError(
+            f"{given.size(1)} tokens are more than the {longest} that both "
+            f"take"
+        )
+    outside = given[(given < 0) | (given >= sizes[0])]
+    if outside.numel():
+        raise ValueError(f"token {outside[0]} is none of the {sizes[0]:,}")
     sides = Side(subjects[0], given), Side(subjects[1], given)
     if sides[0].dtype != sides[1].dtype:
         for side in sides:
             if side.doubled:
-                side.single()
+                side.doubled = False
+                side.record()
     return _found(names, sides, match(*sides))
 
 
@@ -113,48 +119,36 @@ def _subject(model: Model, length: int, vocab_size: int | None) -> Subject:
         raise ValueError(str(error)) from error.__cause__
 
 
-def _require_tokens(
-    name: str, subject: Subject, tokens: Int[Tensor, "batch time"]
-) -> None:
-    length = tokens.size(1)
-    if length > subject.block_size:
-        raise ValueError(
-            f"{length} tokens are more than the {subject.block_size} that "
-            f"{name} takes"
-        )
-    for token in (int(tokens.min()), int(tokens.max())):
-        if not 0 <= token < subject.vocab_size:
-            raise ValueError(
-                f"token {token} is none of the {subject.vocab_size:,} of "
-                f"{name}"
-            )
-
-
 def _found(
     names: tuple[str, str], sides: tuple[Side, Side], matches: Matches
 ) -> Found:
     left, right = sides
-    ends = left.normalised, right.normalised
-    same = ends[0] in matches.seen[0] and ends[1] in matches.seen[1]
+    same = (
+        left.normalised in matches.seen[0]
+        and right.normalised in matches.seen[1]
+    )
     pairs = [
-        Row(
-            left.values[n].place,
-            right.values[r].place,
-            left.values[n].shape,
-            matches.difference[n],
-            order=(n, r),
-        )
-        for n, r in sorted(matches.partner.items())
+        Row(a.place, b.place, a.shape, apart, order=(a.number, b.number))
+        for n, r, apart in matches.pairs
+        for a, b in [(left.values[n], right.values[r])]
         # the inside of an operation, on both sides: no line of either
-        if not left.values[n].place.inside or not right.values[r].place.inside
+        if not a.place.inside or not b.place.inside
     ]
-    apart = {r: matches.difference[n] for n, r in matches.partner.items()}
     close = (set[int](), set[int]()) if same else matches.close
-    ours = Flow(left, matches.seen[0], close[0], matches.difference)
-    theirs = Flow(right, matches.seen[1], close[1], apart)
+    apart = (
+        {n: difference for n, _, difference in matches.pairs},
+        {r: difference for _, r, difference in matches.pairs},
+    )
+    ours, theirs = map(Flow, sides, matches.seen, close, apart)
     alone = {
-        "left": lines_alone(ours, theirs, set(matches.partner), left=True),
-        "right": lines_alone(theirs, ours, set(apart), left=False),
+        "left": [
+            Row(value.place, None, value.shape, None, why, (value.number, -1))
+            for value, why in ours.lines_alone(theirs)
+        ],
+        "right": [
+            Row(None, value.place, value.shape, None, why, (-1, value.number))
+            for value, why in theirs.lines_alone(ours)
+        ],
     }
     return Found(
         names=names,

@@ -1,15 +1,15 @@
-"""What a diff by value found."""
+"""What a diff by value found: pairs, lines alone, and the order of the run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
-from .parting import Parting
-from .places import Place
+from .parting import NOWHERE, Parting
+from .places import HEAD, Place
 from .side import Side
-
-NOWHERE = "nowhere on the other side"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,25 @@ class Row:
     def key(self) -> object:
         """What is the same in each layer that does the same."""
         sides = [p and replace(p, layer=None) for p in (self.left, self.right)]
-        return *sides, self.shape
+        return *sides, self.shape, self.times
+
+
+@dataclass(frozen=True)
+class Section:
+    """Rows of one layer, or between layers.
+
+    Attributes:
+        layers: numbers of the layers with these rows; none between layers.
+        rows_by_layer: for each layer its rows, in the order of the run.
+    """
+
+    layers: tuple[int, ...]
+    rows_by_layer: Sequence[Sequence[Row]]
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """The rows that stand for all layers: the first one's."""
+        return self.rows_by_layer[0]
 
 
 @dataclass(frozen=True)
@@ -83,12 +101,6 @@ class Found:
         return self.parted is None
 
     @property
-    def layers(self) -> list[int]:
-        """Numbers of the layers that were seen."""
-        rows = [*self.pairs, *self.alone["left"], *self.alone["right"]]
-        return sorted({r.layer for r in rows if r.layer is not None})
-
-    @property
     def shares_nothing(self) -> bool:
         """Whether no value of one side is on the other."""
         return not self.pairs
@@ -102,53 +114,86 @@ class Found:
                 f"the right, the last ones {self.pairs[-1].difference:.1g} "
                 f"apart"
             )
-        if self.shares_nothing:
-            near = "; ".join(
-                f"{pair.left} and {pair.right}, {pair.difference:.2g} apart"
-                for pair in self.nearest
-            )
-            return (
-                "two functions that share no value, not even at the "
-                "embedding: are these the same weights? "
-                + (
-                    f"The nearest values: {near}"
-                    if near
-                    else "No two values have the same size"
+        if self.pairs:
+            return str(self.parted)
+        near = "; ".join(
+            f"{row.left} and {row.right}, {row.difference:.2g} apart"
+            for row in self.nearest
+        )
+        return (
+            f"two functions that share no value, not even at the embedding: "
+            f"are these the same weights? The nearest values: "
+            f"{near or 'none has the size of another'}"
+        )
+
+    def rows(self) -> list[Row]:
+        """Return pairs and lines alone in the order of the run.
+
+        A line alone on the right stands behind the pair before it. What
+        follows a parting is left out: it is different, as a matter of
+        course. What is computed head by head is one row.
+        """
+        placed = [
+            ((row.order[0], 0), row)
+            for row in (*self.pairs, *self.alone["left"])
+        ]
+        before = sorted((pair.order[1], pair.order[0]) for pair in self.pairs)
+        for row in self.alone["right"]:
+            at = max((n for r, n in before if r < row.order[1]), default=-1)
+            placed.append(((at, 1), row))
+        placed.sort(key=itemgetter(0))
+        return _last_steps(
+            _join_heads(row for _, row in placed if row.why != NOWHERE)
+        )
+
+    def sections(self) -> list[Section]:
+        """Return the rows by layers; one that does as the last is folded."""
+        sections: list[Section] = []
+        for number, group in groupby(self.rows(), key=lambda row: row.layer):
+            rows = list(group)
+            keys = [row.key for row in rows]
+            last = sections[-1] if sections else Section((), [[]])
+            if number is None:
+                sections.append(Section((), [rows]))
+            elif last.layers and keys == [row.key for row in last.rows]:
+                sections[-1] = Section(
+                    (*last.layers, number), [*last.rows_by_layer, rows]
                 )
-            )
-        return str(self.parted)
+            else:
+                sections.append(Section((number,), [rows]))
+        return sections
 
     def to_json(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
+
+        def described(row: Row) -> dict[str, Any]:
+            return {
+                "left": row.left and row.left.to_dict(),
+                "right": row.right and row.right.to_dict(),
+                "shape": list(row.shape),
+                "difference": row.difference,
+            }
+
         parted = self.parted
         return {
             "same": self.same,
             "sentence": self.sentence,
-            "parted": None
-            if parted is None
-            else {
+            "parted": parted
+            and {
                 "left": parted.left.to_dict(),
                 "right": parted.right.to_dict(),
                 "layer": parted.layer,
                 "inputs": parted.inputs,
                 "difference": parted.difference,
             },
-            "pairs": [
-                {
-                    "left": pair.left and pair.left.to_dict(),
-                    "right": pair.right and pair.right.to_dict(),
-                    "shape": list(pair.shape),
-                    "difference": pair.difference,
-                }
-                for pair in self.pairs
-            ],
+            "pairs": [described(pair) for pair in self.pairs],
             "alone": {
                 side: [
-                    alone.place.to_dict()
-                    | {"shape": list(alone.shape), "why": alone.why}
-                    for alone in found
+                    row.place.to_dict()
+                    | {"shape": list(row.shape), "why": row.why}
+                    for row in rows
                 ]
-                for side, found in self.alone.items()
+                for side, rows in self.alone.items()
             },
             "notes": list(self.notes),
         }
@@ -159,6 +204,38 @@ class Found:
         from .terminal import show_found
 
         text = StringIO()
-        console = Console(file=text, width=120, highlight=False)
-        show_found(console, self)
-        return "\n".join(map(str.rstrip, text.getvalue().splitlines()))
+        show_found(Console(file=text, width=120, highlight=False), self)
+        return text.getvalue().rstrip()
+
+
+def _join_heads(rows: Iterable[Row]) -> list[Row]:
+    """Make one row of what is computed head by head, or several times."""
+    found: dict[object, Row] = {}
+    for row in rows:
+        left, right = (
+            place and replace(place, inside=HEAD.sub("", place.inside))
+            for place in (row.left, row.right)
+        )
+        row = replace(row, left=left, right=right)
+        key = row.layer, row.key
+        if first := found.get(key):
+            apart = [a.difference or 0.0 for a in (first, row)]
+            both = row.difference is not None
+            row = replace(
+                first,
+                difference=max(apart) if both else None,
+                times=first.times + 1,
+            )
+        found[key] = row
+    return list(found.values())
+
+
+def _last_steps(rows: Iterable[Row]) -> list[Row]:
+    """Leave of lone steps in one line the last, which holds the others."""
+
+    def line(row: Row) -> object:
+        if row.difference is not None:
+            return row  # no lone step: a row of its own
+        return row.place.path, row.place.line, row.left is None, row.why
+
+    return [list(group)[-1] for _, group in groupby(rows, key=line)]

@@ -1,7 +1,7 @@
 """Which values of two runs are the same, whatever their layout."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, permutations
 
@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .side import Side, keep, unit_of
-from .value import Value, may_pair, plain
+from .side import Side, unit_of
+from .value import Value, plain
 
 NEAR = 1e-3  # of a value's size: digests that are looked at again
 MOST = 6  # candidates for one value
@@ -26,16 +26,15 @@ class Matches:
     """What matching two recordings found.
 
     Attributes:
-        partner: for numbers of the left the number on the right.
-        difference: for the same the largest absolute difference.
+        pairs: numbers of a value on the left and on the right, and their
+            largest absolute difference, in the order of the left.
         seen: numbers of each side whose value is on the other, those
             computed twice included.
         close: numbers of each side whose value is almost on the other, by
             more than rounding.
     """
 
-    partner: dict[int, int]
-    difference: dict[int, float]
+    pairs: Sequence[tuple[int, int, float]]
     seen: tuple[set[int], set[int]]
     close: tuple[set[int], set[int]]
 
@@ -48,70 +47,81 @@ def match(left: Side, right: Side) -> Matches:
     changed by a unit of rounding.
     """
     for side, other in ((left, right), (right, left)):
-        if goes_head_by_head(side, other):
-            other.split_heads()
-    values = left.values, right.values
-    candidates = propose(*values)
-    for ends in zip(
-        (left.last, left.normalised),
-        (right.last, right.normalised),
-        strict=True,
+        if _goes_head_by_head(side, other):
+            other.by_heads = True
+            other.record()
+    candidates = _propose(left.values, right.values)
+    for ours, theirs in (
+        (left.last, right.last),
+        (left.normalised, right.normalised),
     ):
-        others = candidates.setdefault(ends[0], [])
-        if ends[1] not in others:
-            others.append(ends[1])
-    near: dict[int, list[tuple[int, float]]] = {}
-    for numbers in batches(values[0], sorted(candidates)):
+        if theirs not in candidates.setdefault(ours, []):
+            candidates[ours].append(theirs)
+    near: dict[tuple[int, int], float] = {}
+    for numbers in _batches(left.values, sorted(candidates)):
         chosen = {number: candidates[number] for number in numbers}
-        for (ours, theirs), apart in _measure(left, right, chosen).items():
-            near.setdefault(ours, []).append((theirs, apart))
-    partner: dict[int, int] = {}
-    difference: dict[int, float] = {}
-    taken: set[int] = set()
-    for ours, found in sorted(near.items()):
-        free = [pair for pair in sorted(found) if pair[0] not in taken]
-        if free:
-            partner[ours], difference[ours] = free[0]
-            taken.add(partner[ours])
-    seen = set(near), {r for found in near.values() for r, _ in found}
+        near |= _measure(left, right, chosen)
+    pairs: list[tuple[int, int, float]] = []
+    taken = set[int](), set[int]()
+    for (ours, theirs), apart in sorted(near.items()):
+        if ours not in taken[0] and theirs not in taken[1]:
+            pairs.append((ours, theirs, apart))
+            taken[0].add(ours)
+            taken[1].add(theirs)
+    seen = {ours for ours, _ in near}, {theirs for _, theirs in near}
     close = [
         (ours, theirs)
         for ours, others in candidates.items()
         for theirs in others
         if ours not in seen[0] and theirs not in seen[1]
     ]
-    sides = {n for n, _ in close}, {r for _, r in close}
-    return Matches(partner, difference, seen, sides)
+    return Matches(pairs, seen, ({n for n, _ in close}, {n for _, n in close}))
 
 
-def propose(
+def _propose(
     left: Sequence[Value], right: Sequence[Value]
 ) -> dict[int, list[int]]:
     """Return for values of the left those on the right that may be equal."""
     groups: dict[tuple[int, int], list[Value]] = {}
     for value in right:
-        if not value.digest.trivial:
-            key = value.digest.finite, value.digest.other
-            groups.setdefault(key, []).append(value)
+        key = value.digest.finite, value.digest.other
+        groups.setdefault(key, []).append(value)
     proposed = {}
     for value in left:
         ours = value.digest
-        others = groups.get((ours.finite, ours.other), [])
-        if ours.trivial or not others:
+        others = [
+            other
+            for other in groups.get((ours.finite, ours.other), [])
+            if _may_pair(value, other)
+        ]
+        if not others:
             continue
         marks = np.stack([other.digest.marks for other in others])
         apart = np.abs(marks - ours.marks).max(1)
+        order = apart.argsort(kind="stable")[:MOST]
         near = [
-            others[i].number
-            for i in apart.argsort(kind="stable")
-            if apart[i] <= NEAR * ours.size and may_pair(value, others[i])
+            others[i].number for i in order if apart[i] <= NEAR * ours.size
         ]
         if near:
-            proposed[value.number] = near[:MOST]
+            proposed[value.number] = near
     return proposed
 
 
-def goes_head_by_head(side: Side, other: Side) -> bool:
+def _may_pair(ours: Value, theirs: Value) -> bool:
+    """Whether two values can stand for the same thing.
+
+    What an operation gives is no step inside another of its kind, though
+    their numbers may be the same.
+    """
+    return not (
+        ours.digest.trivial
+        or theirs.digest.trivial
+        or (ours.own_step and theirs.place.inside)
+        or (theirs.own_step and ours.place.inside)
+    )
+
+
+def _goes_head_by_head(side: Side, other: Side) -> bool:
     """Whether a side has values of the size of one head of the other's."""
     heads = {
         (value.shape[0], *value.shape[2:])
@@ -121,7 +131,7 @@ def goes_head_by_head(side: Side, other: Side) -> bool:
     return any(value.shape in heads for value in side.values)
 
 
-def batches(
+def _batches(
     values: Sequence[Value], numbers: Sequence[int]
 ) -> Iterator[list[int]]:
     """Split numbers so that the values of each part fit into memory."""
@@ -142,24 +152,18 @@ def _measure(
     left: Side, right: Side, candidates: Mapping[int, Sequence[int]]
 ) -> dict[tuple[int, int], float]:
     """Return the differences of those candidates that are equal."""
-    kept = keep(left, candidates)
+    kept = left.keep(candidates)
     tolerance = _tolerances(left, right, kept)
     found: dict[tuple[int, int], float] = {}
-    wanted: dict[int, list[int]] = {}
-    for ours, others in candidates.items():
-        for theirs in others:
-            wanted.setdefault(theirs, []).append(ours)
 
-    def compare(theirs: int) -> Callable[[Tensor], None]:
-        def call(value: Tensor) -> None:
-            for ours in wanted[theirs]:
+    def compare(theirs: int, value: Tensor) -> None:
+        for ours, others in candidates.items():
+            if theirs in others:
                 apart = difference(kept[ours], value, tolerance[ours])
                 if apart <= tolerance[ours]:
                     found[ours, theirs] = apart
 
-        return call
-
-    right.visit({theirs: compare(theirs) for theirs in wanted})
+    right.visit({r for others in candidates.values() for r in others}, compare)
     return found
 
 
@@ -169,34 +173,22 @@ def _tolerances(
     """Return for each value what passes as rounding."""
     units = ROUNDING if left.nudgeable else ROUNDING_ALONE
     eps = max(torch.finfo(left.dtype).eps, torch.finfo(right.dtype).eps)
-    tolerance = {n: units * eps * largest(v) for n, v in kept.items()}
+    sizes = {number: largest(value) for number, value in kept.items()}
+    tolerance = {number: units * eps * size for number, size in sizes.items()}
 
-    def compare(number: int) -> Callable[[Tensor], None]:
-        def call(value: Tensor) -> None:
-            noise = difference(kept[number], value)
-            tolerance[number] += TIMES_NOISE * noise
-
-        return call
+    def add_noise(number: int, value: Tensor) -> None:
+        tolerance[number] += TIMES_NOISE * difference(kept[number], value)
 
     if left.nudgeable:
-        unit = unit_of(left, right) / 2
-        left.visit({number: compare(number) for number in kept}, unit)
-    return {
-        number: min(size, NEAR * largest(kept[number]))
-        for number, size in tolerance.items()
-    }
+        left.visit(kept, add_noise, unit_of(left, right) / 2)
+    return {n: min(tolerance[n], NEAR * size) for n, size in sizes.items()}
 
 
 def difference(a: Tensor, b: Tensor, enough: float = 0.0) -> float:
     """Return the largest difference of two values in one layout.
 
-    Args:
-        a: one value.
-        b: the other, its axes in any order, joined or split.
-        enough: no order of axes is tried after one with this difference.
-
-    Returns:
-        The least over the orders of axes; inf for different sizes.
+    The least over the orders of axes; inf for different sizes. No order is
+    tried after one with a difference that is small enough.
     """
     return nearest_layout(plain(b), plain(a), enough)[1]
 
@@ -210,7 +202,9 @@ def nearest_layout(
     that is near enough.
     """
     best = value, math.inf
-    for other in layouts(value, like) if value.numel() == like.numel() else ():
+    for other in (
+        _layouts(value, like) if value.numel() == like.numel() else ()
+    ):
         gap = torch.where(like == other, 0.0, (like - other).abs())
         apart = float(gap.nan_to_num(nan=math.inf, posinf=math.inf).max())
         if apart < best[1]:
@@ -220,7 +214,7 @@ def nearest_layout(
     return best
 
 
-def layouts(value: Tensor, like: Tensor) -> Iterator[Tensor]:
+def _layouts(value: Tensor, like: Tensor) -> Iterator[Tensor]:
     """Yield a value in another's shape, for each order of their axes.
 
     Axes are permuted where there are more, and joined to what the other

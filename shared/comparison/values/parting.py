@@ -1,7 +1,7 @@
-"""The first line of each side whose value the other side does not have."""
+"""What of a model the other one explains, and the first line it does not."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -9,9 +9,10 @@ from operator import itemgetter
 from .insides import RAW_SCORES
 from .matching import Matches, difference
 from .places import HEAD, Place
-from .side import Side, keep
+from .side import Side
 from .value import Value
 
+NOWHERE = "nowhere on the other side"
 AHEAD = 24  # values of a call that are looked at for the nearest
 ALIKE = 0.25  # of a value's size: two so close stand for the same thing
 
@@ -23,53 +24,34 @@ class Parting:
     Attributes:
         left: the line nearest to the right's.
         right: the line whose value is nowhere on the left.
-        since: for each side the first line of a calculation of several
-            steps, of which the named one is the first to be comparable.
         layer: its layer, or None.
         inputs: largest difference of what the right's line is computed
             from; None where it is computed from weights and tokens alone.
         difference: largest difference of the two; None where their sizes
             differ.
-        factor: c where the right's value is c times the left's, else None.
         order: numbers of the two values in their runs.
     """
 
     left: Place
     right: Place
-    since: tuple[Place, Place]
     layer: int | None
     inputs: float | None
     difference: float | None
-    factor: float | None
     order: tuple[int, int]
 
     def __str__(self) -> str:
-        right = self._place(self.right, self.since[1])
         layer = "" if self.layer is None else f", layer {self.layer}"
         given = ""
         if self.inputs is not None:
             bound = f" to {self.inputs:.1g}" if self.inputs else ""
             given = f"its inputs are equal{bound}, "
-        left = self._place(self.left, self.since[0])
-        start = f"they part at {right}{layer}: {given}its output is nowhere"
-        if self.factor is not None and abs(self.factor - 1) < 1e-6:
-            apart = "the same numbers in another order"
-        elif self.factor is not None:
-            apart = f"which it is {self.factor:.4g} times"
-        elif self.difference is not None:
-            apart = f"{self.difference:.2g} apart"
-        else:
-            return f"{start} on the left, which goes on at {left}"
-        return f"{start} on the left; nearest is {left}, {apart}"
-
-    @staticmethod
-    def _place(place: Place, since: Place) -> str:
-        if (since.path, since.line) == (place.path, place.line):
-            return str(place)
-        start = str(since.line)
-        if since.path != place.path:
-            start = f"{since.file}:{start}"
-        return f"{place} (in steps from {start} on)"
+        start = f"they part at {self.right}{layer}: {given}its output is "
+        if self.difference is None:
+            return f"{start}nowhere on the left, which goes on at {self.left}"
+        return (
+            f"{start}nowhere on the left; nearest is {self.left}, "
+            f"{self.difference:.2g} apart"
+        )
 
 
 class Flow:
@@ -84,7 +66,7 @@ class Flow:
         side: whose values.
         seen: numbers of those that the other side has.
         close: numbers of those that it has almost.
-        differences: of those seen, where known.
+        differences: of those in a pair.
     """
 
     def __init__(
@@ -107,49 +89,71 @@ class Flow:
                 parts.add(value.number)
         self.explained = self._upstream(self.seen) - close | parts
         self.open = [
-            number
-            for number in sorted(self.used - self.explained)
-            if self.values[number].place.inside != RAW_SCORES
+            value
+            for value in self.values
+            if value.number in self.used - self.explained
+            and value.place.inside != RAW_SCORES
         ]
 
     def first_open(self) -> Value:
         """Return the first value whose inputs are explained and it is not."""
-        for number in self.open:
-            value = self.values[number]
-            step = value.place.inside or not value.inputs
-            if value.digest.trivial and step:
-                continue  # a mask, or what dropout draws
-            if self.explained.issuperset(value.inputs):
+        for value in self.open:
+            mask = value.digest.trivial and not value.inputs
+            if not mask and self.explained.issuperset(value.inputs):
                 return value
-        return self.values[self.open[0]]
+        return self.open[0]
 
     def same_call(self, start: Value) -> list[Value]:
         """Return what the same call of a function goes on to compute.
 
         Only what is computed from the value and is not explained.
         """
-        reached = {start.number}
-        for number in self.open:
-            value = self.values[number]
-            same = (value.call, value.place.layer)
-            if same != (start.call, start.place.layer):
-                continue
-            if reached.intersection(value.inputs):
-                reached.add(number)
-        found = [self.values[number] for number in sorted(reached)]
-        # not what dropout draws
-        plain = [v for v in found if not (v.place.inside and v.digest.trivial)]
-        return (plain or found)[:AHEAD]
+        reached = {start.number: start}
+        for value in self.open:
+            if value.call == start.call and reached.keys() & value.inputs:
+                reached[value.number] = value
+        return [reached[number] for number in sorted(reached)][:AHEAD]
 
     def inputs_apart(self, value: Value) -> float | None:
         """Return how far a value's inputs are from the other side's."""
         apart = [
-            self.differences.get(number, 0.0)
+            self.differences[number]
             if number in self.differences
             else self.inputs_apart(self.values[number])
             for number in value.inputs
         ]
         return max((a for a in apart if a is not None), default=None)
+
+    def lines_alone(self, other: "Flow") -> Iterator[tuple[Value, str]]:
+        """Yield the values that are in no pair, and what is known of each.
+
+        Not the steps of an operation that no line takes by itself.
+        """
+        for value in self.values:
+            paired = value.number in self.differences
+            inside = value.place.inside and value.number not in self.seen
+            if not (paired or inside or value.digest.trivial):
+                yield value, self._why_alone(value, other)
+
+    def _why_alone(self, value: Value, other: "Flow") -> str:
+        if value.number in self.seen:
+            return "computed once more"
+        for theirs in other.values:
+            scale = theirs.digest.scale_of(value.digest)
+            if scale is not None and abs(scale - 1) > 1e-6:
+                return f"{scale:.4g} times {theirs.place}"
+        if value.number not in self.used:
+            return "no part of the scores"
+        if value.number not in self.explained:
+            return NOWHERE
+        reached = {value.number}
+        for later in self.values[value.number + 1 :]:
+            if reached.intersection(later.inputs):
+                reached.add(later.number)
+                if later.number in self.seen:
+                    place = later.place
+                    return f"a step to line {place.line} `{place.op}`"
+        return ""
 
     def _upstream(self, numbers: Iterable[int]) -> set[int]:
         """Return the numbers and all that they are computed from."""
@@ -165,68 +169,57 @@ def find_parting(
 ) -> Parting:
     """Find the first lines that part, in two models that do."""
     ours, theirs = flows
-    firsts = ours.first_open(), theirs.first_open()
-    known: set[tuple[object, ...]] = {
-        (_key(ours.values[n]), _key(theirs.values[r]))
-        for n, r in matches.partner.items()
+    first = theirs.first_open()
+    known: set[tuple[object, object]] = {
+        (_line(ours.values[n]), _line(theirs.values[r]))
+        for n, r, _ in matches.pairs
     }
-    *pair, apart, factor = comparable(
-        sides, (ours.same_call(firsts[0]), theirs.same_call(firsts[1])), known
-    )
-    places = pair[0].place, pair[1].place
-    layer = places[1].layer
+    left, right, apart = _comparable(
+        sides, (ours.same_call(ours.first_open()), theirs.same_call(first)),
+        known,
+    )  # fmt: skip
+    layers = right.place.layer, left.place.layer
     return Parting(
-        left=places[0],
-        right=places[1],
-        since=(firsts[0].place, firsts[1].place),
-        layer=places[0].layer if layer is None else layer,
-        inputs=theirs.inputs_apart(firsts[1]),
+        left=left.place,
+        right=right.place,
+        layer=layers[layers[0] is None],
+        inputs=theirs.inputs_apart(first),
         difference=apart if math.isfinite(apart) else None,
-        factor=factor,
-        order=(pair[0].number, pair[1].number),
+        order=(left.number, right.number),
     )
 
 
-def comparable(
+def _comparable(
     sides: tuple[Side, Side],
     open_values: tuple[Sequence[Value], Sequence[Value]],
-    known: set[tuple[object, ...]],
-) -> tuple[Value, Value, float, float | None]:
+    known: set[tuple[object, object]],
+) -> tuple[Value, Value, float]:
     """Return the first two values that stand for the same thing.
 
     One side may take several steps to what the other does in one: each has
-    its open values, what follows in the call where it parts. `known` are keys
-    of the lines that are a pair in another layer. With the two go their
-    largest difference, and c where the second is c times the first.
+    its open values, what follows in the call where it parts. `known` are
+    lines that are a pair in another layer. With the two goes their largest
+    difference.
     """
     kept = [
-        keep(side, [value.number for value in values])
+        side.keep(value.number for value in values)
         for side, values in zip(sides, open_values, strict=True)
     ]
-
-    def apart(ours: Value, theirs: Value) -> float:
-        return difference(kept[0][ours.number], kept[1][theirs.number])
-
-    def factor(ours: Value, theirs: Value) -> float | None:
-        scale = ours.digest.scale_of(theirs.digest)
-        if scale is None:
-            return None
-        a, b = kept[0][ours.number] * scale, kept[1][theirs.number]
-        gap = a.flatten().sort().values - b.flatten().sort().values
-        alike = gap.abs().nan_to_num(0.0).max() <= 1e-6 * theirs.digest.size
-        return scale if alike else None
-
     fitting: list[tuple[Value, Value, float]] = []
-    for _, line in groupby(open_values[1], lambda v: _key(v)[:2]):
+    for _, line in groupby(open_values[1], lambda v: _line(v)[:2]):
         fits, like = [], []
         for theirs in line:
             near = [
-                (ours, theirs, apart(ours, theirs))
+                (
+                    ours,
+                    theirs,
+                    difference(kept[0][ours.number], kept[1][theirs.number]),
+                )
                 for ours in open_values[0]
                 if math.prod(ours.shape) == math.prod(theirs.shape)
             ]
             near.sort(key=itemgetter(2))
-            like += [f for f in near if (_key(f[0]), _key(theirs)) in known]
+            like += [f for f in near if (_line(f[0]), _line(theirs)) in known]
             like += [f for f in near[:1] if f[2] <= ALIKE * f[0].digest.size]
             fits += near
         if like:
@@ -234,17 +227,13 @@ def comparable(
             best = min(same, key=itemgetter(2))
             # where both sides have taken steps before, it is one of these
             before = (f for f in fitting if f[0].number < best[0].number)
-            ours, theirs, gap = next(before, best)
-            return ours, theirs, gap, factor(ours, theirs)
+            return next(before, best)
         fitting += fits
-    for ours, theirs, gap in fitting:
-        if (scale := factor(ours, theirs)) is not None:
-            return ours, theirs, gap, scale
     if fitting:
-        return *fitting[0], None
-    return open_values[0][0], open_values[1][0], math.inf, None
+        return fitting[0]
+    return open_values[0][0], open_values[1][0], math.inf
 
 
-def _key(value: Value) -> tuple[object, ...]:
+def _line(value: Value) -> tuple[object, ...]:
     place = value.place
     return place.path, place.line, place.span, place.inside

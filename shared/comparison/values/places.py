@@ -102,14 +102,8 @@ class Place:
 
     def to_dict(self) -> dict[str, object]:
         """Return what a reader of JSON needs."""
-        return {
-            "file": self.file,
-            "line": self.line,
-            "function": self.function,
-            "op": self.op,
-            "inside": self.inside,
-            "layer": self.layer,
-        }
+        names = ("file", "line", "function", "op", "inside", "layer")
+        return {name: getattr(self, name) for name in names}
 
 
 class Locator:
@@ -217,5 +211,3 @@ def layers_of(model: nn.Module) -> dict[str, int]:
                     layers[below] = layer
                 layer += 1
     return layers
-
-

@@ -1,6 +1,6 @@
 """A mode of torch that notes each floating value that is computed inside."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,6 +19,7 @@ from .value import Value, digest
 PRODUCTS = ("matmul", "bmm", "einsum", "scaled_dot_product_attention")
 # What reads a part of a tensor, be it the whole.
 PARTS = ("alias", "select", "slice")
+NEAR = 1e-6  # of a value's size: rounding may explain so much
 
 
 class Recorder(Operations):
@@ -30,8 +31,8 @@ class Recorder(Operations):
         model: whose modules' names say the layer.
         run: the function that runs it.
         by_heads: whether values of many heads are noted head by head, too.
-        visitors: None in a first run, in which digests are kept; else what
-            to do with some values, by event, and no digests.
+        visitor: None in a first run, in which digests are kept; else what
+            is done with each value and the number of its event.
     """
 
     supports_higher_order_operators = True
@@ -41,12 +42,12 @@ class Recorder(Operations):
         model: object,
         run: Callable[..., Any],
         by_heads: bool,
-        visitors: Mapping[int, Callable[[Tensor], None]] | None = None,
+        visitor: Callable[[int, Tensor], None] | None,
     ):
         super().__init__()
         self.locator = Locator(model, run.__code__)
         self.by_heads = by_heads
-        self.visitors = visitors
+        self.visitor = visitor
         self.values: list[Value] = []
         self.numbers = WeakTensorKeyDictionary()
         self.steps: set[int] = set()
@@ -107,16 +108,15 @@ class Recorder(Operations):
         In a second run the number only says that the tensor is a value.
         """
         event, self.events = self.events, self.events + 1
-        if self.visitors is not None:
-            if event in self.visitors:
-                self.visitors[event](value)
+        if self.visitor is not None:
+            self.visitor(event, value)
             return event
         found = digest(value)
         own_step = False
         for number in inputs:
             before = self.values[number].digest
             if number in self.steps and not place.inside:
-                own_step |= found.is_near(before)
+                own_step |= found.distance(before) <= NEAR * found.size
             elif found.is_copy(before):
                 return number
         self.values.append(

@@ -1,6 +1,6 @@
 """One of the two models: recorded once, run again for some of its values."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,8 @@ class Side:
         normalised: number of their log-softmax; `last` where the scores are
             log-probabilities.
         scripted: names of parts whose lines cannot be seen.
+        nudgeable: whether its weights can be changed.
+        weights: marks of each weight, and its unit of rounding.
 
     Raises:
         ValueError: where the model's own exception ends a run, or where its
@@ -45,7 +47,7 @@ class Side:
         self.subject = subject
         self.tokens = tokens
         self.doubled, self.by_heads = True, False
-        self._record()
+        self.record()
         self.doubled = self.dtype == torch.float64
 
     @property
@@ -53,42 +55,11 @@ class Side:
         """Of the scores in the first run."""
         return self.values[self.last].dtype
 
-    def single(self) -> None:
-        """Run in the model's own precision from now on."""
-        self.doubled = False
-        self._record()
-
-    def split_heads(self) -> None:
-        """Keep values of many heads head by head, too."""
-        self.by_heads = True
-        self._record()
-
-    def visit(
-        self,
-        visitors: Mapping[int, Callable[[Tensor], None]],
-        nudge: float = 0.0,
-    ) -> None:
-        """Run again, and hand out values by their number as they come.
-
-        A nudge is the relative size of a random change to all weights.
-        """
-        events = {self.values[n].event: call for n, call in visitors.items()}
-        model = self._build()
-        if nudge:
-            nudge_weights(model, nudge)
-        recorder = self._recorder(model, events)
-        scores = self._run(recorder, model)
-        if recorder.events in events:  # the log-softmax that was taken here
-            events[recorder.events](scores.log_softmax(-1))
-
-    def _record(self) -> None:
+    def record(self) -> None:
         """Run once and keep a digest of each value."""
-        model = self._build()
-        recorder = self._recorder(model)
-        scores = self._run(recorder, model)
-        values = recorder.values
+        model, recorder, scores = self._run()
         last = recorder.numbers.get(scores)
-        if last is None or not any(v.place.in_model for v in values):
+        if last is None or not any(v.place.in_model for v in recorder.values):
             raise ValueError(
                 f"no floating values of {self.subject.name} could be "
                 f"recorded: its scores do not come from torch's functions"
@@ -96,13 +67,11 @@ class Side:
         self.last = self.normalised = last
         says_log_probs = scores.double().logsumexp(-1).abs() < 1e-4
         if not says_log_probs.all():
-            place = replace(
-                values[last].place, op="log_softmax", inside="taken here"
-            )
-            self.normalised = recorder.note(
-                scores.log_softmax(-1), place, [last]
-            )
-        self.values = layers_by_repetition(values)
+            place = recorder.values[last].place
+            place = replace(place, op="log_softmax", inside="taken here")
+            log_probs = scores.log_softmax(-1)
+            self.normalised = recorder.note(log_probs, place, [last])
+        self.values = layers_by_repetition(recorder.values)
         is_module = isinstance(model, nn.Module)
         self.scripted = [
             name or type(part).__name__
@@ -110,50 +79,59 @@ class Side:
             if isinstance(part, torch.jit.ScriptModule)
         ]
         self.nudgeable = is_module and self.subject.builder.can_copy
-        self.weights = [*_weights(model)]
+        self.weights = dict(_weights(model)) if is_module else {}
 
-    def _build(self) -> Any:
-        subject = self.subject
-        return subject.precise() if self.doubled else subject.build()
+    def visit(
+        self,
+        numbers: Iterable[int],
+        visitor: Callable[[int, Tensor], None],
+        nudge: float = 0.0,
+    ) -> None:
+        """Run again, and hand out values with their numbers as they come.
 
-    def _recorder(
-        self, model: Any, visitors: Mapping[int, Any] | None = None
-    ) -> Recorder:
-        return Recorder(model, Side._run, self.by_heads, visitors)
+        A nudge is the relative size of a random change to all weights.
+        """
+        wanted = {self.values[number].event: number for number in numbers}
 
-    def _run(self, recorder: Recorder, model: Any) -> Tensor:
-        seed = self.subject.seed
-        try:
-            with (
-                isolated(seed),
-                torch.compiler.set_stance("force_eager"),
-                below_autograd(),
-                recorder,
-            ):
-                return self.subject.scores(model, self.tokens, seed=seed)
-        except ModelRaised as error:
-            name = self.subject.name
-            raise ValueError(f"{name}: {error}") from error.__cause__
+        def call(event: int, value: Tensor) -> None:
+            if event in wanted:
+                visitor(wanted[event], value)
 
+        _, recorder, scores = self._run(call, nudge)
+        # the log-softmax that was taken here
+        call(recorder.events, scores.log_softmax(-1))
 
-def keep(side: Side, numbers: Iterable[int]) -> dict[int, Tensor]:
-    """Run a side again and return some of its values."""
-    kept: dict[int, Tensor] = {}
+    def keep(self, numbers: Iterable[int]) -> dict[int, Tensor]:
+        """Run again and return some values, in float64 on the CPU."""
+        kept: dict[int, Tensor] = {}
 
-    def keeper(number: int) -> Callable[[Tensor], None]:
-        def call(value: Tensor) -> None:
+        def keep(number: int, value: Tensor) -> None:
             kept[number] = plain(value).clone()
 
-        return call
+        self.visit(numbers, keep)
+        return kept
 
-    side.visit({number: keeper(number) for number in numbers})
-    return kept
+    def _run(
+        self,
+        visitor: Callable[[int, Tensor], None] | None = None,
+        nudge: float = 0.0,
+    ) -> tuple[Any, Recorder, Tensor]:
+        """Return a model, what was recorded of it, and its scores."""
+        subject = self.subject
+        model = subject.precise() if self.doubled else subject.build()
+        if nudge:
+            _nudge_weights(model, nudge)
+        recorder = Recorder(model, Side._run, self.by_heads, visitor)
+        try:
+            with isolated(subject.seed), below_autograd(), recorder:
+                scores = subject.scores(model, self.tokens, seed=subject.seed)
+        except ModelRaised as error:
+            raise ValueError(f"{subject.name}: {error}") from error.__cause__
+        return model, recorder, scores
 
 
-def nudge_weights(model: Any, size: float) -> None:
+def _nudge_weights(model: Any, size: float) -> None:
     """Change every weight by a random share of a relative size."""
-    if not isinstance(model, nn.Module):
-        return
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
@@ -171,23 +149,26 @@ def unit_of(left: Side, right: Side) -> float:
     That of their values; and where both have weights that the other has
     not, that of these: one may be made of the other, and rounded again.
     """
+    units = []
+    for ours, theirs in ((left, right), (right, left)):
+        known = set[int]().union(*theirs.weights)
+        own = [
+            unit
+            for marks, unit in ours.weights.items()
+            if len(marks & known) < min(len(marks), SHARED)
+        ]
+        units.append(max(own, default=0.0))
     values = [*left.values, *right.values]
-    units = [0.0, 0.0]
-    for i, (ours, theirs) in enumerate(((left, right), (right, left))):
-        known = set[int]().union(*(marks for marks, _ in theirs.weights))
-        for marks, unit in ours.weights:
-            if len(marks & known) < min(len(marks), SHARED):
-                units[i] = max(units[i], unit)
     return max(min(units), *(torch.finfo(v.dtype).eps for v in values))
 
 
-def _weights(model: Any) -> Iterator[tuple[set[int], float]]:
+def _weights(model: nn.Module) -> Iterator[tuple[frozenset[int], float]]:
     """Yield of each weight marks to know it by, and its unit of rounding.
 
     The marks are the numbers with the lowest hashes: a part of a tensor has
     some of them, in any layout. What was float32 once keeps its unit.
     """
-    for tensor in model.parameters() if isinstance(model, nn.Module) else ():
+    for tensor in model.parameters():
         if not tensor.is_floating_point():
             continue
         marks, once = torch.tensor([], dtype=torch.int64), True
@@ -198,4 +179,4 @@ def _weights(model: Any) -> Iterator[tuple[set[int], float]]:
             marks = torch.cat([marks, lowest.values]).unique()[:MARKS]
         if len(marks) >= FEWEST:
             kind = torch.float32 if once else torch.float64
-            yield set(marks.tolist()), torch.finfo(kind).eps
+            yield frozenset(marks.tolist()), torch.finfo(kind).eps

@@ -8,10 +8,10 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from ..terminal.source import TWO_COLUMNS
-from .found import NOWHERE, Found, Row
+from ..terminal.source import TWO_COLUMNS, print_trimmed
+from .found import Found, Row, Section
+from .parting import NOWHERE
 from .places import Place
-from .rows import Section, rows_of, sections_of
 
 Cells = tuple[RenderableType, ...]
 
@@ -20,18 +20,17 @@ def show_found(
     console: Console, found: Found, layer: int | None = None
 ) -> None:
     """Print what was found, in one layer or all, and a sentence on it."""
-    wide = console.width >= TWO_COLUMNS
     heads: Cells = (
         *(Text(name, "bold cyan") for name in found.names),
         Text("shape", "dim"),
         "apart",
     )
-    with console.capture() as capture:
-        for section in sections_of(rows_of(found), layer):
-            console.print(*_section(section, heads, wide), sep="\n")
+    blocks: list[RenderableType] = []
+    for section in found.sections():
+        if layer in (None, *section.layers):
+            blocks += _section(section, heads, console.width >= TWO_COLUMNS)
             heads = ()
-    for line in capture.get().splitlines():
-        console.file.write(line.rstrip() + "\n")
+    print_trimmed(console, *blocks)
     if found.parted is not None:
         left, right = (
             sum(row.why == NOWHERE for row in found.alone[side])
@@ -72,7 +71,12 @@ def _section(
             if len(section.layers) == 2
             else f"layers {first + 1} to {last} as layer {first}"
         )
-        yield Text(f"{others}, at most {section.largest:.1g} apart", "bold")
+        apart = max(
+            row.difference or 0.0
+            for rows in section.rows_by_layer
+            for row in rows
+        )
+        yield Text(f"{others}, at most {apart:.1g} apart", "bold")
 
 
 def _cells(row: Row) -> Cells:

@@ -28,42 +28,29 @@ class Digest:
         other: how many are not.
         marks: order statistics of the finite ones, evenly spaced.
         size: their root mean square.
+        trivial: whether the value is too plain to be recognised by.
     """
 
     finite: int
     other: int
     marks: np.ndarray
     size: float
-
-    @property
-    def trivial(self) -> bool:
-        """Whether the value is too plain to be recognised by."""
-        return len(np.unique(self.marks)) < FEWEST
+    trivial: bool
 
     def is_copy(self, of: "Digest") -> bool:
         """Whether the same numbers are there, in any order."""
-        return (
-            self.finite == of.finite
-            and self.other == of.other
-            and np.array_equal(self.marks, of.marks)
-            and math.isclose(self.size, of.size, rel_tol=1e-12)
-        )
-
-    def is_near(self, other: "Digest") -> bool:
-        """Whether rounding may explain the difference of two formulas."""
-        return self.distance(other) <= 1e-6 * self.size
+        alike = math.isclose(self.size, of.size, rel_tol=1e-12)
+        return alike and self.distance(of) == 0
 
     def distance(self, other: "Digest") -> float:
         """Return the largest difference of marks, inf for other sizes."""
-        if self.finite != other.finite or self.other != other.other:
-            return float("inf")
-        if self.finite == 0:
-            return 0.0
-        return float(np.abs(self.marks - other.marks).max())
+        if (self.finite, self.other) != (other.finite, other.other):
+            return math.inf
+        return float(np.abs(self.marks - other.marks).max(initial=0.0))
 
     def scale_of(self, other: "Digest") -> float | None:
         """Return c where the other value may be c times this one."""
-        if self.trivial or other.trivial or not self.size or not other.size:
+        if self.trivial or other.trivial:
             return None
         if (self.finite, self.other) != (other.finite, other.other):
             return None
@@ -106,21 +93,8 @@ class Value:
     @property
     def call(self) -> object:
         """What the values of one call of one function have in common."""
-        return self.place.path, self.place.function, self.stack[1:]
-
-
-def may_pair(ours: Value, theirs: Value) -> bool:
-    """Whether two values can stand for the same thing.
-
-    What an operation gives is no step inside another of its kind, though
-    their numbers may be the same.
-    """
-    if ours.digest.trivial or theirs.digest.trivial:
-        return False
-    steps = bool(ours.place.inside), bool(theirs.place.inside)
-    if ours.own_step and steps[1]:
-        return False
-    return not (theirs.own_step and steps[0])
+        place = self.place
+        return place.path, place.function, place.layer, self.stack[1:]
 
 
 def plain(value: Tensor) -> Tensor:
@@ -138,11 +112,12 @@ def digest(value: Tensor) -> Digest:
     finite = flat[flat.isfinite()]
     count = finite.numel()
     if count == 0:
-        return Digest(0, flat.numel(), np.zeros(0), 0.0)
+        return Digest(0, flat.numel(), np.zeros(0), 0.0, trivial=True)
     ranks = torch.linspace(0, count - 1, MARKS, dtype=torch.float64)
     marks = finite.sort().values[ranks.round().long()].numpy()
     size = float(torch.linalg.vector_norm(finite)) / count**0.5
-    return Digest(count, flat.numel() - count, marks, size)
+    trivial = len(np.unique(marks)) < FEWEST
+    return Digest(count, flat.numel() - count, marks, size, trivial)
 
 
 def layers_by_repetition(values: Sequence[Value]) -> Sequence[Value]:
