@@ -143,7 +143,6 @@ def test_a_text_is_tokenized(diff):
         (["mine/model.py:GPT", "--tokens=1,x"], 'as "1,2,3"'),
         (["mine/model.py:GPT", "--tokens=1,77"], "token 77 is none"),
         (["mine/model.py:GPT", "--text=a", "--tokens=1"], "not both"),
-        (["mine/model.py:GPT", "--left=annotated"], "goes with a concept"),
         (["mine/model.py:GPT", "mine/model.py:GPT"], "two models, got 3"),
         (["mine/model.py:GPT", "--json=nowhere/x.json"], "no folder nowhere"),
         (["mine/model.py:broken"], "broken raised RuntimeError: no weights"),

@@ -1,6 +1,5 @@
 """gpt-duet diff: two implementations side by side, by source or by value."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +7,7 @@ import typer
 from rich.console import Console
 from typer import Argument, Option
 
-from ..files import STDOUT
+from ..files import STDOUT, write_atomically, write_json
 from ..validation import require_different, require_parent, whole_number
 from . import options
 
@@ -33,21 +32,6 @@ def diff(
         Option(
             help="Columns to use; below 120 the two stand one under the "
             "other. Default: the terminal's."
-        ),
-    ] = None,
-    left: Annotated[
-        str | None,
-        Option(
-            help="For a concept: the style on the left. Default: annotated.",
-            show_default=False,
-        ),
-    ] = None,
-    right: Annotated[
-        str | None,
-        Option(
-            help="For a concept: the style on the right. "
-            "Default: mingpt_style.",
-            show_default=False,
         ),
     ] = None,
     text: Annotated[
@@ -92,37 +76,40 @@ def diff(
         raise ValueError(f"diff takes two models, got {len(names)}")
     on_stdout = json_file == STDOUT
     console = Console(highlight=False, width=width, stderr=on_stdout)
-    by_value = {
-        "text": text,
-        "tokens": tokens,
-        "vocab-size": vocab_size,
-        "layer": layer,
-        "json": json_file,
-        "html": html_file,
-    }
     if len(names) < 2:
-        _refuse(by_value, "goes with two models")
+        for option, value in (
+            ("text", text),
+            ("tokens", tokens),
+            ("vocab-size", vocab_size),
+            ("layer", layer),
+            ("json", json_file),
+            ("html", html_file),
+        ):
+            if value is not None:
+                raise ValueError(f"--{option} goes with two models")
         from .diffing import show_concepts
 
-        show_concepts(console, names, left, right)
+        show_concepts(console, names)
         return
-    _refuse({"left": left, "right": right}, "goes with a concept")
     require_parent(json_file)
     require_parent(html_file)
     require_different({"json": json_file, "html": html_file})
-    if layer is not None:
-        whole_number("--layer", layer)
-    from .diffing import show_values
+    from ..comparison.page.render import render_diff
+    from ..comparison.values.terminal import show_found
+    from .diffing import choose_tokens, diff_values
 
-    same = show_values(
-        console, names, text, tokens, tokenizer_name, vocab_size, layer,
-        json_file, html_file,
-    )  # fmt: skip
-    if not same:
+    ids, text_of = choose_tokens(names, text, tokens, tokenizer_name)
+    found = diff_values(names, ids, vocab_size)
+    if found.shares_nothing:
+        raise ValueError(found.sentence)
+    layers = {row.layer for row in found.rows()} - {None}
+    if layer is not None and layer not in layers:
+        raise ValueError(f"there is no layer {layer}: {len(layers)} in all")
+    show_found(console, found, layer)
+    if json_file is not None:
+        write_json(json_file, {"models": names} | found.to_json())
+    if html_file is not None:
+        write_atomically(html_file, render_diff(found, text_of))
+        console.print(f"page: {html_file}", soft_wrap=True, markup=False)
+    if not found.same:
         raise typer.Exit(1)
-
-
-def _refuse(given: Mapping[str, object], why: str) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise ValueError(f"--{name} {why}")

@@ -1,72 +1,32 @@
-"""What diff shows: sources side by side, or lines paired by their values."""
+"""What diff runs: sources side by side, or two models on some tokens."""
 
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
 
 from ..checkpoint.small_model import load_small_model
-from ..comparison.page.render import render_diff
 from ..comparison.sources import concept_names, pair_sources
 from ..comparison.terminal import show_sources
 from ..comparison.text import token_text
 from ..comparison.values import Found, diff_by_value
-from ..comparison.values.terminal import show_found
-from ..files import write_atomically, write_json
 from ..importing import first_on_path, show_theirs
 from ..protocol import Style, load_style
 from ..targets import load_target
 from ..tokenization.texts import default_text
 from ..tokenization.tokenizers import DEFAULT, load_tokenizer
-from .choices import choose_text
+from .choices import require_text
 
 TOKENS = 24  # of the default text that two styles are run on
+STYLES = ("annotated", "mingpt_style")
 
 
-def show_values(
-    console: Console,
-    names: Sequence[str],
-    text: str | None,
-    tokens: str | None,
-    tokenizer_name: str,
-    vocab_size: int | None,
-    layer: int | None,
-    json_file: Path | None,
-    html_file: Path | None,
-) -> bool:
-    """Show and write what two models compute; whether it is the same."""
-    ids = _choose_tokens(text, tokens, tokenizer_name)
-    styles = [style for name in names if (style := _style(name))]
-    found = _diff_values(names, styles, ids, vocab_size)
-    if found.shares_nothing:
-        raise ValueError(found.sentence)
-    layers = {row.layer for row in found.rows()} - {None}
-    if layer is not None and layer not in layers:
-        raise ValueError(f"there is no layer {layer}: {len(layers)} in all")
-    show_found(console, found, layer)
-    if json_file is not None:
-        content = {"models": names} | found.to_json()
-        write_json(json_file, content)
-    if html_file is not None:
-        text_of: Callable[[int], str] = str
-        if text is not None or (ids is None and len(styles) == 2):
-            tokenizer = load_tokenizer(tokenizer_name, text or "")
-            text_of = partial(token_text, tokenizer)
-        write_atomically(html_file, render_diff(found, text_of))
-        console.print(f"page: {html_file}", soft_wrap=True, markup=False)
-    return found.same
-
-
-def show_concepts(
-    console: Console, names: Sequence[str], left: str | None, right: str | None
-) -> None:
-    """Show the source of a concept, or of all of them, in two styles."""
-    sides = left or "annotated", right or "mingpt_style"
-    styles = load_style(sides[0]), load_style(sides[1])
+def show_concepts(console: Console, names: Sequence[str]) -> None:
+    """Show the source of a concept, or of all of them, in both styles."""
+    styles = load_style(STYLES[0]), load_style(STYLES[1])
     known = concept_names(*styles)
     if names and names[0] not in known:
         raise ValueError(
@@ -75,49 +35,58 @@ def show_concepts(
     sources = pair_sources(*styles)
     # without this, less does not show colours
     os.environ.setdefault("LESS", "-FRX")
-    show_sources(console, sides, {c: sources[c] for c in names or known})
+    show_sources(console, STYLES, {c: sources[c] for c in names or known})
 
 
-def _choose_tokens(
-    text: str | None, tokens: str | None, tokenizer_name: str
-) -> list[int] | None:
-    """Return the ids that were asked for, None where none were."""
+def choose_tokens(
+    names: Sequence[str],
+    text: str | None,
+    tokens: str | None,
+    tokenizer_name: str,
+) -> tuple[list[int] | None, Callable[[int], str]]:
+    """Return the ids to run, None for drawn ones, and how to show an id.
+
+    Two styles run on a text by default: the small model was trained on it.
+    """
     if text is not None and tokens is not None:
         raise ValueError("give --text or --tokens, not both")
+    if tokens is not None:
+        try:
+            return [int(token) for token in tokens.split(",")], str
+        except ValueError:
+            raise ValueError(
+                f'--tokens must be numbers, as "1,2,3", got {tokens!r}'
+            ) from None
     if text is not None:
-        content, _ = choose_text(text, None)
-        return load_tokenizer(tokenizer_name, content).encode(content)
-    if tokens is None:
-        return None
-    try:
-        return [int(token) for token in tokens.split(",")]
-    except ValueError:
-        raise ValueError(
-            f'--tokens must be numbers, as "1,2,3", got {tokens!r}'
-        ) from None
+        require_text("--text", text)
+        tokenizer = load_tokenizer(tokenizer_name, text)
+        return tokenizer.encode(text), partial(token_text, tokenizer)
+    if all(map(_style, names)) and load_small_model():
+        tokenizer = load_tokenizer(DEFAULT)
+        ids = tokenizer.encode(default_text())[:TOKENS]
+        return ids, partial(token_text, tokenizer)
+    return None, str
 
 
-def _diff_values(
-    names: Sequence[str],
-    styles: Sequence[Style],
-    ids: list[int] | None,
-    vocab_size: int | None,
+def diff_values(
+    names: Sequence[str], ids: list[int] | None, vocab_size: int | None
 ) -> Found:
-    """Run the two; an exception of a user's code is printed as theirs."""
+    """Run two models, two styles from one set of weights.
+
+    An exception of a user's code is printed as theirs.
+    """
+    styles = [style for name in names if (style := _style(name))]
     checkpoint = load_small_model() if len(styles) == 2 else None
-    models: list[Callable[..., Any]]
     if checkpoint is None:
-        models = [load_target(name, vocab_size) for name in names]
-    else:  # two styles: from one set of weights
-        if ids is None:
-            ids = load_tokenizer(DEFAULT).encode(default_text())[:TOKENS]
+        left, right = (load_target(name, vocab_size) for name in names)
+    else:
         state = checkpoint.to(torch.device("cpu"), torch.float64)
-        models = [s.from_gpt2(state, checkpoint.config) for s in styles]
+        left, right = (s.from_gpt2(state, checkpoint.config) for s in styles)
     try:
         with first_on_path(Path.cwd()):
             return diff_by_value(
-                models[0],
-                models[1],
+                left,
+                right,
                 ids,
                 vocab_size=vocab_size,
                 names=(names[0], names[1]),

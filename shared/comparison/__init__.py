@@ -11,7 +11,6 @@
 
 Measured for the page:
 
-    attention_maps.py   attention probabilities, watched while a model runs
     costs.py            operations and differences by concept
     weight_transfer.py  how both styles take over a GPT-2 checkpoint
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from .concepts import CONCEPTS
 from .models import stage_hooks
 
 
@@ -55,7 +56,7 @@ def count_flops(
 
 
 def difference_by_concept(
-    differences: Mapping[str, float], stages: Mapping[str, str]
+    differences: Mapping[str, float],
 ) -> dict[str, float]:
     """Take the largest difference over all layers, for each concept."""
     by_stage: dict[str, list[float]] = {}
@@ -63,7 +64,7 @@ def difference_by_concept(
         by_stage.setdefault(re.sub(r"\d+", "{i}", name), []).append(value)
     # max() overlooks a NaN that does not come first
     return {
-        concept: torch.tensor(by_stage[stage]).double().max().item()
-        for concept, stage in stages.items()
-        if stage in by_stage
+        name: torch.tensor(by_stage[concept.stage]).double().max().item()
+        for name, concept in CONCEPTS.items()
+        if concept.stage in by_stage
     }

@@ -1,8 +1,7 @@
 """A comparison as one page: a file that needs nothing but a browser.
 
 render.py        what was compared, put into the template
-architecture.py  the drawing: both styles' parts along the data flow
-sections.py      for each concept the source, the terms, the costs
+sections.py      the drawing, and for each concept source, terms, costs
 highlight.py     source in colours, corresponding names marked
 numbers.py       attention and influence maps, packed into the page
 walk.py          a forward pass step by step

@@ -1,9 +1,8 @@
 """Python source as HTML lines, corresponding names marked."""
 
-import bisect
-import itertools
 import re
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from markupsafe import Markup
@@ -38,28 +37,25 @@ def highlight(code: str, terms: Terms) -> list[Markup]:
 
     Where a name of a term stands, the element gets the attribute data-term.
     """
-    marks = spans(code, terms)
-    cuts = sorted({n for start, end, _ in marks for n in (start, end)})
+    term_at = {
+        position: term
+        for start, end, term in spans(code, terms)
+        for position in range(start, end)
+    }
     lines = [Markup()]
-    position = 0
     lexer = PythonLexer(stripnl=False, stripall=False, ensurenl=False)
-    for kind, value in lexer.get_tokens(code):
-        for piece in _cut(value, position, cuts):
-            term = next((t for a, b, t in marks if a <= position < b), "")
-            position += len(piece)
-            for number, text in enumerate(piece.split("\n")):
-                if number:
-                    lines.append(Markup())
+    for start, kind, value in lexer.get_tokens_unprocessed(code):
+
+        def alike(place: int, value: str = value, start: int = start) -> Any:
+            return value[place] == "\n", term_at.get(start + place, "")
+
+        for (line_ends, term), places in groupby(range(len(value)), alike):
+            text = "".join(value[place] for place in places)
+            if line_ends:
+                lines += [Markup()] * len(text)
+            else:
                 lines[-1] += _element(text, _css_class(kind), term)
     return lines
-
-
-def _cut(value: str, position: int, cuts: Sequence[int]) -> list[str]:
-    """Cut a token where a marked name begins or ends."""
-    first = bisect.bisect_right(cuts, position)
-    last = bisect.bisect_left(cuts, position + len(value))
-    edges = [0, *(c - position for c in cuts[first:last]), len(value)]
-    return [value[a:b] for a, b in itertools.pairwise(edges) if a < b]
 
 
 def _css_class(kind: Any) -> str:
@@ -69,8 +65,6 @@ def _css_class(kind: Any) -> str:
 
 
 def _element(text: str, css: str, term: str) -> Markup:
-    if not text:
-        return Markup()
     if term:
         return Markup('<span class="{} term" data-term="{}">{}</span>').format(
             css, term, text

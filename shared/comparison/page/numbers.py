@@ -6,19 +6,22 @@ bytes a probability; both in base64, row by row.
 
 import base64
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
+from ...generation import eval_mode
 from ...invariants import influence
-from ...protocol import Style
-from ..attention_maps import attention_maps
 from ..models import largest_difference
+from ..values.insides import attention
 
 SMALLEST, LARGEST = -20.0, 5.0
 # Bytes of all attention maps together; the page stays under 2 MB with them.
 BUDGET = 1_000_000
+CELL = 5 * 4 / 3  # bytes of a probability on both sides and their difference
 # Multiplications that one influence map may cost, and its sides.
 EFFORT, SHORTEST, LONGEST = 6e9, 8, 48
 
@@ -39,8 +42,48 @@ def probabilities(matrix: Float[Tensor, "*shape"]) -> str:
     return base64.b64encode(data).decode()
 
 
+class _SoftmaxWatch(TorchFunctionMode):
+    """Collects the attention probabilities of a first row, in order.
+
+    The fused kernel shows none: they are computed from what it is given.
+    """
+
+    def __init__(self, time: int):
+        super().__init__()
+        self.shape = (time, time)
+        self.found: list[Tensor] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = seen = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name == "scaled_dot_product_attention":
+            seen = dict(attention(*args, **kwargs))["probabilities"]
+        elif name != "softmax":
+            return result
+        if seen.shape[-2:] == self.shape:
+            self.found.append(seen[0].reshape(-1, *self.shape))
+        return result
+
+
+def attention_maps(
+    model: Any, tokens: Int[Tensor, "batch time"]
+) -> Float[Tensor, "layer head time time"] | None:
+    """Run a model and return the attention probabilities of its first row.
+
+    Nothing is asked of the model: its calls of torch's softmax and of the
+    fused kernel are watched. None where there is not one for each head.
+    """
+    time, config = tokens.size(1), model.config
+    with eval_mode(model), torch.no_grad(), _SoftmaxWatch(time) as watch:
+        model.log_probs(tokens[:1])
+    if sum(map(len, watch.found)) != config.n_layer * config.n_head:
+        return None
+    return torch.cat(watch.found).view(-1, config.n_head, time, time)
+
+
 def attention_data(
-    styles: tuple[Style, Style], models: tuple, tokens: Int[Tensor, "1 time"]
+    models: tuple[Any, Any], tokens: Int[Tensor, "1 time"]
 ) -> dict | None:
     """Return the attention maps of both models and their difference.
 
@@ -49,18 +92,13 @@ def attention_data(
     style shows no maps.
     """
     config = models[0].config
-    heads = config.n_layer * config.n_head
-    # five bytes a cell, and a third more in base64
-    time = min(tokens.size(1), max(16, math.isqrt(BUDGET * 3 // 20 // heads)))
-    maps = [
-        attention_maps(model, style.STAGES, tokens[:, :time])
-        for style, model in zip(styles, models, strict=True)
-    ]
-    left, right = maps
-    if left is None or right is None or left.shape != right.shape:
+    cells = BUDGET / CELL / config.n_head
+    time = min(tokens.size(1), max(16, int((cells / config.n_layer) ** 0.5)))
+    left, right = (attention_maps(model, tokens[:, :time]) for model in models)
+    if left is None or right is None:
         return None
-    room = BUDGET * 3 // 20 // (time * time * config.n_head)
-    left, right = left[: max(1, room)], right[: max(1, room)]
+    layers = max(1, int(cells / time**2))
+    left, right = left[:layers], right[:layers]
     return {
         "time": time,
         "layers": left.size(0),
@@ -75,7 +113,9 @@ def attention_data(
     }
 
 
-def influence_data(models: tuple, tokens: Int[Tensor, "1 time"]) -> dict:
+def influence_data(
+    models: tuple[Any, Any], tokens: Int[Tensor, "1 time"]
+) -> dict:
     """Return the influence maps of both models, and what they leak.
 
     The larger the model, the fewer of the text's tokens are tried.

@@ -2,10 +2,10 @@
 
 import base64
 import hashlib
-import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import resources
 from importlib.metadata import version
 from typing import Any
 
@@ -18,16 +18,14 @@ from torch import Tensor
 from ...protocol import load_style
 from ...tokenization.tokenizers import Tokenizer
 from ..benchmark_results import Run
-from ..concepts import CONCEPTS
 from ..costs import count_flops, difference_by_concept
 from ..styles import Comparison
 from ..text import token_text, visible
 from ..values import Found, diff_by_value
 from ..weight_transfer import measure_weight_transfer
-from .architecture import architecture
 from .highlight import highlight
 from .numbers import attention_data, influence_data
-from .sections import concept_sections
+from .sections import architecture, concept_sections
 from .walk import make_walk
 
 WALK_TOKENS = 24  # the first ones: enough to see, and soon loaded
@@ -58,30 +56,27 @@ def render_page(
     """
     config = comparison.config
     left, right = (load_style(name) for name in comparison.styles)
-    styles = (left, right)
+    styles = left, right
     models = (
         left.from_gpt2(state, config).eval(),
         right.from_gpt2(state, config).eval(),
     )
-    stages = {name: concept.stage for name, concept in CONCEPTS.items()}
-    differences = difference_by_concept(comparison.differences, stages)
+    differences = difference_by_concept(comparison.differences)
     flops = [
         count_flops(model, style.STAGES, tokens)
         for style, model in zip(styles, models, strict=True)
     ]
-    limit = math.inf if comparison.one_function else comparison.bound
+    bound = None if comparison.one_function else comparison.bound
     walk = _walk(comparison, state, tokens, tokenizer)
-    assets = ("page", "walk") if walk else ("page",)
     piece_of = partial(token_text, tokenizer)
     pieces = [*map(piece_of, tokens[0].tolist())]
-    attention = attention_data(styles, models, tokens)
-    influenced = influence_data(models, tokens)
-    return fill(
+    attention = attention_data(models, tokens)
+    influence = influence_data(models, tokens)
+    return _fill(
         "page.html",
-        scripts=assets,
-        styles=assets,
+        ["page.js", "walk.js"],
         comparison=comparison,
-        too_far=lambda difference: not difference <= limit,
+        too_far=lambda apart: bound is not None and not apart <= bound,
         config=config,
         names=comparison.styles,
         text=text,
@@ -94,13 +89,13 @@ def render_page(
         concepts=concept_sections(styles, comparison, differences, flops),
         tokens=list(zip(tokens[0].tolist(), pieces, strict=True)),
         attention=attention,
-        influence=influenced,
+        influence=influence,
         data={
             "styles": comparison.styles,
             "tokens": pieces,
-            "bound": None if comparison.one_function else comparison.bound,
+            "bound": bound,
             "attention": attention,
-            "influence": influenced,
+            "influence": influence,
             "walk": walk["data"] if walk else None,
         },
         piece_of=piece_of,
@@ -116,13 +111,8 @@ def render_diff(found: Found, text_of: Callable[[int], str]) -> str:
     Both sides are run again for their values.
     """
     walk = make_walk(found, text_of)
-    return fill(
-        "diff.html",
-        scripts=["walk"],
-        styles=["page", "walk"],
-        walk=walk,
-        data={"walk": walk["data"]},
-    )
+    data = {"walk": walk["data"]}
+    return _fill("diff.html", ["walk.js"], walk=walk, data=data)
 
 
 def _walk(
@@ -147,22 +137,27 @@ def _walk(
     return make_walk(found, partial(token_text, tokenizer))
 
 
-def fill(
-    template: str,
-    scripts: Sequence[str],
-    styles: Sequence[str],
-    **content: Any,
-) -> str:
-    """Return a page: a template with its scripts and styles inside."""
-    environment = make_environment()
-    loader = environment.loader
-    assert loader is not None
+def _fill(template: str, scripts: Sequence[str], **content: Any) -> str:
+    """Return a page: a template with scripts and style sheets inside."""
+    environment = Environment(
+        loader=PackageLoader(str(__package__), "files"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "count": lambda n: f"{n:,}",
+        "large": _large,
+        "tiny": lambda x: "0" if x == 0 else f"{x:.1e}",
+        "visible": visible,
+        "highlight": highlight,
+    }
+    files = resources.files(__package__) / "files"
     script, style = (
-        "".join(
-            loader.get_source(environment, f"{name}.{kind}")[0]
-            for name in names
-        )
-        for kind, names in (("js", scripts), ("css", styles))
+        "".join((files / name).read_text("utf-8") for name in names)
+        for names in (scripts, ["page.css", "walk.css"])
     )
     # the one script that the page's policy lets run
     digest = hashlib.sha256(script.encode()).digest()
@@ -177,24 +172,6 @@ def fill(
         },
         **content,
     )
-
-
-def make_environment() -> Environment:
-    """Return what fills templates in, every text escaped."""
-    environment = Environment(
-        loader=PackageLoader(str(__package__), "files"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["count"] = lambda n: f"{n:,}"
-    environment.filters["large"] = _large
-    environment.filters["tiny"] = lambda x: "0" if x == 0 else f"{x:.1e}"
-    environment.filters["visible"] = visible
-    environment.filters["highlight"] = highlight
-    return environment
 
 
 def _large(count: float) -> str:

@@ -1,22 +1,70 @@
-"""The page's sections, one for each concept."""
+"""The page's drawing of both styles, and its sections, one a concept."""
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from torch import Tensor
 
 from ...protocol import Style
 from ..concepts import CONCEPTS
+from ..models import stage_modules
 from ..sources import TINY, Pair, Part, describe, pair_sources
 from ..styles import Comparison, enlarged_random_weights
 from ..values import Place, Row, diff_by_value
 from .highlight import spans
 
 
+def architecture(
+    styles: tuple[Style, Style],
+    models: tuple[Any, Any],
+    tokens: Tensor,
+    differences: Mapping[str, float],
+) -> list[dict[str, Any]]:
+    """Return the parts in the order of the data flow.
+
+    For each its concept and title, the names of what implements it in both
+    styles, the shape of its output on the tokens ("" for the block, whose
+    parts follow it), the largest difference of both outputs, where measured,
+    and whether it is inside the block.
+    """
+    config = models[0].config
+    features = str((*tokens.shape, config.n_embd))
+    scores = str((*tokens.shape, config.vocab_size))
+    parts = []
+    for concept, title, shape in (
+        ("embedding", "embedding", features),
+        ("block", f"block \u00d7 {config.n_layer}", ""),
+        ("attention", "attention", features),
+        ("feed_forward", "feed-forward", features),
+        ("model", "last norm", features),
+        ("head", "head", scores),
+    ):
+        names = []
+        for style, model in zip(styles, models, strict=True):
+            found = style.COMPONENTS.get(concept, ())
+            if concept == "model":
+                norms = stage_modules(model, style.STAGES, "final_norm")
+                found = tuple(map(type, norms))
+            names.append([getattr(c, "__qualname__", repr(c)) for c in found])
+        parts.append(
+            {
+                "concept": concept,
+                "title": title,
+                "names": names,
+                "shape": shape,
+                "difference": differences.get(concept),
+                "inside": concept in ("attention", "feed_forward"),
+            }
+        )
+    return parts
+
+
 def concept_sections(
     styles: tuple[Style, Style],
     comparison: Comparison,
-    differences: dict[str, float],
-    flops: Sequence[dict[str, int]],
+    differences: Mapping[str, float],
+    flops: Sequence[Mapping[str, int]],
 ) -> list[dict[str, Any]]:
     """Return what the template needs for each concept.
 
@@ -93,10 +141,7 @@ def _equal_values(styles: tuple[Style, Style]) -> Sequence[Row]:
     """Return the lines of both styles that compute the same."""
     state = enlarged_random_weights(styles[1], TINY, 0)
     left, right = (style.from_gpt2(state, TINY) for style in styles)
-    try:
-        return diff_by_value(left, right).pairs
-    except ValueError:  # nothing of one could be recorded
-        return []
+    return diff_by_value(left, right).pairs
 
 
 def _names_by_value(

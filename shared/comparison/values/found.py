@@ -146,10 +146,15 @@ class Found:
             _join_heads(row for _, row in placed if row.why != NOWHERE)
         )
 
-    def sections(self) -> list[Section]:
-        """Return the rows by layers; one that does as the last is folded."""
+    def sections(self, layer: int | None = None) -> list[Section]:
+        """Return the rows by layers; one that does as the last is folded.
+
+        Those of one layer alone, where it is given.
+        """
         sections: list[Section] = []
         for number, group in groupby(self.rows(), key=lambda row: row.layer):
+            if layer not in (None, number):
+                continue
             rows = list(group)
             keys = [row.key for row in rows]
             last = sections[-1] if sections else Section((), [[]])

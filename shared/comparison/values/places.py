@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -42,6 +43,8 @@ OPERATORS = {
     "slice": "[]",
     "index_put_": "[]=",
 }
+
+CONTAINERS = nn.ModuleList | nn.Sequential | nn.ModuleDict
 
 # The end of what is inside an operation: one head of its value.
 HEAD = re.compile(r"(, )?head \d+$")
@@ -106,49 +109,43 @@ class Place:
         return {name: getattr(self, name) for name in names}
 
 
-class Locator:
-    """Finds the place of what is being computed now.
+def find_place(
+    op: str, layers: Mapping[int, int], outermost: CodeType
+) -> tuple[Place, Stack]:
+    """Return the place of what is being computed now, and the way to it.
 
     Args:
-        model: whose modules' names say the layer.
+        op: what torch computes.
+        layers: as `layers_of` returns them.
         outermost: the code of the function that runs the model; frames
             above it are not looked at.
     """
-
-    def __init__(self, model: object, outermost: CodeType):
-        self.outermost = outermost
-        modules = model.named_modules() if isinstance(model, nn.Module) else ()
-        self.names = {id(module): name for name, module in modules}
-        self.layers = layers_of(model) if isinstance(model, nn.Module) else {}
-
-    def find(self, op: str) -> tuple[Place, Stack]:
-        """Return the nearest place outside torch, and the way to it."""
-        stack: list[tuple[str, int]] = []
-        own: FrameType | None = None
-        torchs: FrameType | None = None
-        module = None
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code is not self.outermost:
-            code = frame.f_code
-            if module is None and code.co_varnames[:1] == ("self",):
-                module = self.names.get(id(frame.f_locals.get("self")))
-            if not skipped(code.co_filename):
-                own = own or frame
-                stack.append((code.co_filename, frame.f_lasti))
-            elif code.co_name == "forward":
-                torchs = torchs or frame
-            frame = frame.f_back
-        # a model of torch's own modules alone: the module's line
-        own = own or torchs or sys._getframe(1)
-        place = Place(
-            os.path.abspath(own.f_code.co_filename),
-            own.f_lineno,
-            own.f_code.co_qualname.replace("<locals>.", ""),
-            OPERATORS.get(op, op),
-            self.layers.get(module or ""),
-            span=span_of(own.f_code, own.f_lasti),
-        )
-        return place, tuple(stack)
+    stack: list[tuple[str, int]] = []
+    own: FrameType | None = None
+    torchs: FrameType | None = None
+    layer = None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not outermost:
+        code = frame.f_code
+        if layer is None and code.co_varnames[:1] == ("self",):
+            layer = layers.get(id(frame.f_locals.get("self")))
+        if not skipped(code.co_filename):
+            own = own or frame
+            stack.append((code.co_filename, frame.f_lasti))
+        elif code.co_name == "forward":
+            torchs = torchs or frame
+        frame = frame.f_back
+    # a model of torch's own modules alone: the module's line
+    own = own or torchs or sys._getframe(1)
+    place = Place(
+        os.path.abspath(own.f_code.co_filename),
+        own.f_lineno,
+        own.f_code.co_qualname.replace("<locals>.", ""),
+        OPERATORS.get(op, op),
+        layer,
+        span=span_of(own.f_code, own.f_lasti),
+    )
+    return place, tuple(stack)
 
 
 @cache
@@ -167,9 +164,8 @@ def skipped(file: str) -> bool:
     if file.startswith("<"):
         return True
     path = os.path.abspath(file)
-    return path.startswith(NOT_THE_MODEL) or bool(
-        NOT_THE_MODEL_EITHER.search(path)
-    )
+    either = NOT_THE_MODEL_EITHER.search(path) is not None
+    return either or path.startswith(NOT_THE_MODEL)
 
 
 @cache
@@ -184,30 +180,23 @@ def short_path(path: str) -> str:
     return min(below, key=len, default=path)
 
 
-def layers_of(model: nn.Module) -> dict[str, int]:
-    """Return for the name of each module within a layer the layer's number.
+def layers_of(model: object) -> dict[int, int]:
+    """Return for the id of each module within a layer the layer's number.
 
     Layers are the outermost container's members that have parts of their
     own and are of one class.
     """
-    layers: dict[str, int] = {}
-    for name, module in model.named_modules():
-        if not isinstance(
-            module, nn.ModuleList | nn.Sequential | nn.ModuleDict
-        ):
+    layers: dict[int, int] = {}
+    for module in model.modules() if isinstance(model, nn.Module) else ():
+        # heads, experts: containers within a layer
+        if not isinstance(module, CONTAINERS) or id(module) in layers:
             continue
-        if name in layers:  # heads, experts: containers within a layer
-            continue
-        children = list(module.named_children())
-        kinds = Counter(type(child) for _, child in children)
+        children = list(module.children())
+        kinds = Counter(map(type, children))
         kind, count = kinds.most_common(1)[0] if kinds else (None, 0)
         if count < 2 and (len(children) > 1 or type(module) is nn.Sequential):
             continue
-        layer = 0
-        for child_name, child in children:
-            if type(child) is kind and any(child.children()):
-                inner = f"{name}.{child_name}".lstrip(".")
-                for below, _ in child.named_modules(prefix=inner):
-                    layers[below] = layer
-                layer += 1
+        members = [c for c in children if type(c) is kind and [*c.children()]]
+        for layer, member in enumerate(members):
+            layers |= {id(part): layer for part in member.modules()}
     return layers

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...invariants.model.operations import Operations
 from .insides import INSIDES
-from .places import Locator, Place, Stack
+from .places import Place, Stack, find_place, layers_of
 from .value import Value, digest
 
 # What multiplies queries, keys, weights and values of many heads.
@@ -45,7 +45,8 @@ class Recorder(Operations):
         visitor: Callable[[int, Tensor], None] | None,
     ):
         super().__init__()
-        self.locator = Locator(model, run.__code__)
+        self.layers = layers_of(model)
+        self.run = run.__code__
         self.by_heads = by_heads
         self.visitor = visitor
         self.values: list[Value] = []
@@ -64,7 +65,7 @@ class Recorder(Operations):
         operands = tensors_in((args, kwargs))
         of_shape = name.endswith("_like") or name.startswith("new_")
         inputs = [] if of_shape else self._known(operands)
-        place, stack = self.locator.find(name)
+        place, stack = find_place(name, self.layers, self.run)
         if name in PRODUCTS:
             for operand in operands:
                 self._note_heads(operand, place, stack)

@@ -26,10 +26,9 @@ def show_found(
         "apart",
     )
     blocks: list[RenderableType] = []
-    for section in found.sections():
-        if layer in (None, *section.layers):
-            blocks += _section(section, heads, console.width >= TWO_COLUMNS)
-            heads = ()
+    for section in found.sections(layer):
+        blocks += _section(section, heads, console.width >= TWO_COLUMNS)
+        heads = ()
     print_trimmed(console, *blocks)
     if found.parted is not None:
         left, right = (
