@@ -9,7 +9,6 @@ import pytest
 import tiktoken
 import torch
 from rich.console import Console
-from safetensors.torch import save_file
 
 import mingpt_style
 from shared import GPTConfig, generate, generation, load_tokenizer
@@ -250,16 +249,6 @@ def test_weights_bring_their_own_sizes(refused, weights, option, message):
     assert message in refused(*common, option)
 
 
-def test_weights_of_nan_are_told(duet, weights):
-    state = load_checkpoint(weights).state
-    nan = {name: torch.full_like(t, torch.nan) for name, t in state.items()}
-    save_file(nan, weights / "model.safetensors")
-    common = ("generate", "--weights", weights, "--tokenizer=bytes")
-    status, out, err = duet(*common)
-    assert (status, out) == (2, "")
-    assert "row 0 has no distribution to choose from" in err
-
-
 def test_compare_takes_weights(done, weights, tmp_path):
     file = tmp_path / "out.json"
     out, _ = done(
@@ -282,27 +271,12 @@ def test_there_and_back(done, weights, tmp_path):
         "convert", "--weights", weights, "--to=nanogpt", "--out", nano
     )
     assert "as transformers saves it" in out
-    assert f"{nano}; for minGPT" in out
+    assert "for nanoGPT or minGPT with an untied head and gelu_tanh" in out
     out, _ = done("convert", "--weights", nano, "--to=gpt2", "--out", again)
     assert "a state dict of minGPT" in out
     first, last = load_checkpoint(weights), load_checkpoint(again)
     assert first.config == last.config
     assert all(first.state[k].equal(last.state[k]) for k in first.state)
-
-
-@pytest.mark.parametrize(
-    ("changes", "whose"),
-    [
-        ({"tie_weights": True, "activation": "gelu"}, "for nanoGPT"),
-        ({"activation": "gelu_tanh"}, "for minGPT"),
-        ({"activation": "relu"}, "neither nanoGPT"),
-        ({"tie_weights": True}, "has a tied head and gelu_tanh"),
-    ],
-)
-def test_whose_state_dict_it_is(done, tmp_path, changes, whose):
-    a, b = save(tmp_path / "a", BYTES.replace(**changes)), tmp_path / "b"
-    out, _ = done("convert", "--weights", a, "--to=nanogpt", "--out", b)
-    assert whose in out
 
 
 @pytest.mark.parametrize("layout", ["gpt2", "nanogpt"])

@@ -133,11 +133,6 @@ def test_a_run_from_start_to_text(done, train, style):
         assert f"after {step} of 12 steps" in err
 
 
-def test_another_seed_is_another_run(train):
-    runs = [train("--steps=1", f"--seed={i}", name=f"{i}")[0] for i in (1, 2)]
-    assert what_was_learnt(runs[0])[0] != what_was_learnt(runs[1])[0]
-
-
 @pytest.mark.usefixtures("quick_end")
 @pytest.mark.parametrize(
     ("style", "words", "stop"),
@@ -374,15 +369,6 @@ def test_a_damaged_log_stops_a_resume(refused, done, finished):
     log.unlink()  # what is advised
     done("train", "--resume", finished)
     assert read_log(finished) == []
-
-
-def test_a_folder_that_cannot_be_replaced(train, tmp_path, monkeypatch):
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    _, out, err = train("--out", ".", status=2)
-    assert out == ""
-    assert "cannot write the folder .: " in err
-    assert folder_content(tmp_path).keys() == {Path("text.txt")}
 
 
 @pytest.mark.parametrize(

@@ -251,17 +251,6 @@ def nanogpt_state():
     return from_gpt2(random_state(SMALL), SMALL).state_dict()
 
 
-def test_a_state_dict_of_nanogpt_is_read_compiled_or_not():
-    state = nanogpt_state()
-    compiled = {f"_orig_mod.{k}": v for k, v in state.items()}
-    mask = torch.ones(1, 1, 8, 8)
-    compiled["_orig_mod.transformer.h.0.attn.bias"] = mask
-    expected = log_probs(random_model(mingpt_style, SMALL))
-    for given_state in (state, compiled):
-        model = from_nanogpt(given_state, SMALL)
-        assert log_probs(model).equal(expected)
-
-
 def test_absent_biases_are_zeros():
     state = nanogpt_state()
     biases = [name for name in state if name.endswith("bias")]

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from rich.console import Console
 from typer import Option
 
-from ..config import GPTConfig
 from ..console import show_facts
 from ..files import require_new_folder
 from . import options
@@ -66,25 +65,13 @@ def convert(
         tokenizer = {"name": facts.tokenizer, "characters": facts.characters}
         others[TOKENIZER] = json.dumps(tokenizer)
     save_checkpoint(out, checkpoint.state, checkpoint.config, layout, others)
+    config = checkpoint.config
     reader = "transformers: GPT2LMHeadModel"
-    if layout == "nanogpt":
-        reader = _reader(checkpoint.config)
+    if layout == "nanogpt":  # nanoGPT ties its head and has gelu, minGPT not
+        head = "a tied" if config.tie_weights else "an untied"
+        reader = f"nanoGPT or minGPT with {head} head and {config.activation}"
     shown = {
         "read": "; ".join((str(source), *checkpoint.notes)),
         "written": f"{out}; for {reader}",
     }
     show_facts(Console(highlight=False), shown)
-
-
-def _reader(config: GPTConfig) -> str:
-    """Return which program computes this function from a state dict."""
-    if config.tie_weights and config.activation == "gelu":
-        return "nanoGPT"
-    if not config.tie_weights and config.activation == "gelu_tanh":
-        return "minGPT"
-    head = "a tied" if config.tie_weights else "an untied"
-    return (
-        f"mingpt_style, but neither nanoGPT (a tied head, gelu) nor minGPT "
-        f"(an untied head, gelu_tanh): this model has {head} head and "
-        f"{config.activation}"
-    )
