@@ -5,9 +5,7 @@
     models.py       the styles, from one set of weights
     peers.py        other people's decoders of the same shape
     gates.py        what must hold before anything is timed
-    forward.py      a forward pass, or a training step
-    generate.py     decoding, token after token
-    timing.py       all of them timed in turn, in shuffled rounds
+    measure.py      a forward pass, a training step or decoding, in rounds
     profiling.py    memory and operations of a run
     machine.py      the machine's facts, load and limits
     work.py         operations and bytes of a pass

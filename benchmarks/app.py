@@ -171,9 +171,8 @@ def bench(
         raise ValueError(f"--prompt and --new are for generate, not {kind}")
     import torch
 
-    from .forward import measure_forward
-    from .generate import measure_generate
     from .machine import keep_freed_memory
+    from .measure import measure
     from .output import Output, telling
     from .peers import PEERS
     from .plan import make_plan
@@ -215,7 +214,6 @@ def bench(
         profile=profile,
     )
     output.prepare(kind, [plan.setting(*size) for size in plan.sizes])
-    measure = measure_generate if decoding else measure_forward
     with telling() as tell:
         runs = measure(plan, tell)
     if output.put(runs):

@@ -1,6 +1,7 @@
 """What is timed: both styles from one set of weights, and their peers."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,10 +13,10 @@ from gpt_duet.comparison.models import largest_difference
 from gpt_duet.comparison.styles import enlarged_random_weights, rounding_bound
 from gpt_duet.config import GPTConfig
 from gpt_duet.invariants import Subject
-from gpt_duet.protocol import load_style
+from gpt_duet.protocol import CachedLanguageModel, load_style
 
 from .peers import PEERS, build_peer
-from .plan import Plan
+from .plan import Plan, dtype_name
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,11 @@ class Candidate:
         return F.log_softmax(found, dim=-1) if self.log_softmax else found
 
     @property
+    def cached(self) -> bool:
+        """Whether it decodes with a key-value cache of the kit's contract."""
+        return isinstance(self.model, CachedLanguageModel)
+
+    @property
     def parameters(self) -> int | None:
         """Number of parameters, a tied matrix once; None for no module."""
         if not hasattr(self.model, "parameters"):
@@ -77,14 +83,14 @@ class Candidate:
 
 
 def build_styles(
-    plan: Plan, tokens: Tensor, dtype: torch.dtype
+    plan: Plan, tokens: Tensor
 ) -> tuple[list[Candidate], list[str]]:
-    """Build a plan's styles from one set of weights: they must agree.
+    """Build a plan's styles from one set of weights, in each of its dtypes.
 
-    They are compared in float32 on the first row of the tokens, whatever
-    they run in later: there a difference is a mistake, and not the rounding
-    of a short format. The last style draws the weights. Returns a sentence
-    on how far they agree, too.
+    They must agree, and are compared in float32 on the first row of the
+    tokens: there a difference is a mistake, and not the rounding of a short
+    format. The last style draws the weights. Returns a sentence on how far
+    they agree, too.
     """
     config, names, row = plan.config, plan.styles, tokens[:1]
     state = enlarged_random_weights(load_style(names[-1]), config, seed=0)
@@ -103,10 +109,14 @@ def build_styles(
             model = style.from_gpt2(state, config, **parts).eval()
             words = ", ".join(part.__name__ for part in parts.values())
             built.append((f"{name}-own", model, f"with its own {words}"))
-    return [
-        _as_called(name, model.to(dtype), note, row)
+    main, *more = plan.dtypes
+    further = [
+        (f"{name} {dtype_name(dtype)}", deepcopy(model).to(dtype), note)
+        for dtype in more
         for name, model, note in built
-    ], notes
+    ]
+    built = [(name, model.to(main), note) for name, model, note in built]
+    return [_as_called(*one, row) for one in built + further], notes
 
 
 def _difference(built: Sequence[tuple[str, Any, str]], row: Tensor) -> float:

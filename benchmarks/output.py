@@ -16,8 +16,8 @@ from gpt_duet.validation import require_different, require_parent
 from .chart import draw, require_picture
 from .compare import Facts, compare_results, require_comparable
 from .machine import load, machine_facts
+from .measure import Tell
 from .tables import show_changes, show_results
-from .timing import Tell
 
 
 @dataclass

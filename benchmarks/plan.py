@@ -97,11 +97,16 @@ class Plan:
             **work,
             "compile": self.compile,
             "log_probs": self.log_probs,
-            "dtype": str(self.dtypes[0]).removeprefix("torch."),
+            "dtype": dtype_name(self.dtypes[0]),
             "device": str(self.device),
             "threads": torch.get_num_threads(),
             "rounds": self.rounds,
         }
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype: "float32"."""
+    return str(dtype).removeprefix("torch.")
 
 
 class Tokens:

@@ -16,9 +16,8 @@ from torch.nn.functional import nll_loss, one_hot
 
 import annotated
 from benchmarks import machine, profiling
-from benchmarks.forward import measure_forward, training_step
 from benchmarks.gates import require_sound
-from benchmarks.generate import measure_generate
+from benchmarks.measure import measure, training_step
 from benchmarks.models import (
     Candidate,
     build_peers,
@@ -95,7 +94,7 @@ def test_who_decodes_must_not_look_ahead_either(monkeypatch):
     monkeypatch.setitem(PEERS, "transformers", Maskless)
     plan = small_plan(kind="generate", peers=("transformers",), new=1)
     with pytest.raises(ValueError, match="transformers sees the future"):
-        measure_generate(plan)
+        measure(plan)
 
 
 @pytest.mark.parametrize("time", [64, 256])
@@ -106,7 +105,7 @@ def test_sound_models_pass_in_every_precision(dtype, time):
     plan = make_plan(
         "gpt-nano", (2,), (time,), sizes=WIDE, dtypes=(dtype,), peers=names
     )
-    styles, _ = build_styles(plan, tokens, dtype)
+    styles, _ = build_styles(plan, tokens)
     peers, _ = build_peers(plan)
     for candidate in (*styles, *peers):
         assert require_sound(candidate, tokens, 65) > 0
@@ -146,8 +145,7 @@ def test_an_accelerators_order_of_sums_is_no_look_ahead():
     require_sound(model, tokens_of(64), 65)
 
 
-@pytest.mark.parametrize("measure", [measure_forward, measure_generate])
-def test_styles_that_differ_are_not_timed(monkeypatch, measure):
+def test_styles_that_differ_are_not_timed(monkeypatch):
     whole = annotated.from_gpt2
     monkeypatch.setattr(
         annotated,
@@ -198,7 +196,7 @@ def test_what_compiling_changes_is_not_timed(monkeypatch, kind):
     monkeypatch.setattr(torch, "compile", compile_)
     plan = small_plan(kind=kind, compile=True, peers=())
     with pytest.raises(ValueError, match="compiled differs from its eager"):
-        measure_forward(plan)
+        measure(plan)
 
 
 # Styles and peers
@@ -207,7 +205,7 @@ def test_what_compiling_changes_is_not_timed(monkeypatch, kind):
 def test_styles_answer_as_they_do_when_called():
     tokens = tokens_of(8, 11)
     plan = small_plan(own=True)
-    styles, notes = build_styles(plan, tokens, torch.float32)
+    styles, notes = build_styles(plan, tokens)
     assert [(s.name, s.output) for s in styles] == [
         ("annotated", "log-probs"),
         ("mingpt_style", "logits"),
@@ -223,7 +221,7 @@ def test_styles_answer_as_they_do_when_called():
 
 def test_a_hidden_state_as_wide_as_the_vocabulary_is_no_score():
     plan = small_plan(sizes={"vocab_size": 4}, styles=("annotated",))
-    (style,), _ = build_styles(plan, tokens_of(8, 4), torch.float32)
+    (style,), _ = build_styles(plan, tokens_of(8, 4))
     assert style.output == "log-probs"
 
 
@@ -295,7 +293,7 @@ def formula(config, batch, time):
 def test_torch_counts_the_operations_of_the_formula(inner):
     plan = small_plan(sizes={"n_inner": inner}, peers=("torch-encoder",))
     tokens = tokens_of(8, 11, rows=3)
-    styles, _ = build_styles(plan, tokens, torch.float32)
+    styles, _ = build_styles(plan, tokens)
     peers, _ = build_peers(plan)
     expected = formula(plan.config, 3, 8)
     for candidate in (*styles, *peers):
@@ -321,7 +319,7 @@ def test_a_training_step_learns():
     plan = small_plan()
     assert plan.config.dropout == 0  # no time, and no loss, depends on it
     tokens = Tokens(plan, 2, 8)
-    styles, _ = build_styles(plan, tokens.ids, torch.float32)
+    styles, _ = build_styles(plan, tokens.ids)
     for style in styles:
         expected = style.model.log_probs(tokens.ids).flatten(0, 1)
         step = training_step(style, tokens)
@@ -339,7 +337,7 @@ def test_every_round_has_tokens_of_its_own(monkeypatch):
     drawn = []
     plan = small_plan(rounds=3, peers=())
     monkeypatch.setattr(Tokens, "draw", wraps_draw(drawn))
-    measure_forward(plan)
+    measure(plan)
     *_, first, second, third = drawn
     assert not first.equal(second)
     assert not second.equal(third)
@@ -357,11 +355,11 @@ def test_every_round_has_tokens_of_its_own(monkeypatch):
 def test_only_models_with_a_cache_are_optimized_for_decoding(monkeypatch):
     optimized = []
     monkeypatch.setattr(
-        "benchmarks.generate.optimize_for_decoding",
+        "benchmarks.measure.optimize_for_decoding",
         lambda model: optimized.append(type(model).__module__.split(".")[0]),
     )
     plan = small_plan(kind="generate", new=2, peers=("transformers",))
-    (found,) = measure_generate(plan)
+    (found,) = measure(plan)
     assert optimized == ["mingpt_style"]
     rows = {row.name: row for row in found.models}
     assert rows["annotated"].least_bytes is None

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import app as commands
-from benchmarks import machine, output, timing
+from benchmarks import machine, measure, output
 from benchmarks.plan import make_plan
 from shared.cli import build_app
 from shared.comparison.benchmark_results import read_results
@@ -150,11 +150,9 @@ def test_train_step_at_toy_size(bench, tmp_path):
 )  # fmt: skip
 def test_what_a_command_measures(bench, monkeypatch, words, expected):
     plans = []
-    for name in ("forward", "generate"):
-        monkeypatch.setattr(
-            f"benchmarks.{name}.measure_{name}",
-            lambda plan, tell: plans.append(plan) or [],
-        )
+    monkeypatch.setattr(
+        measure, "measure", lambda plan, tell: plans.append(plan) or []
+    )
     bench(*words)
     (plan,) = plans
     for name, value in vars(expected).items():
@@ -298,7 +296,7 @@ def test_a_peer_that_is_not_installed_is_said_so(bench, monkeypatch):
 def test_old_results_are_compared(bench, tmp_path, monkeypatch):
     seconds = [1.0]
     monkeypatch.setattr(
-        timing,
+        measure,
         "interleave",
         lambda runs, count, *_: {name: seconds * count for name in runs},
     )
@@ -314,7 +312,7 @@ def test_old_results_are_compared(bench, tmp_path, monkeypatch):
     more = ["--tolerance", 0.25, "--rounds", 3]  # the latest word counts
     bench(*words, *more, "--compare", old)
     # what cannot be compared is refused before anything is measured
-    monkeypatch.setattr("benchmarks.forward.measure_forward", None)
+    monkeypatch.setattr(measure, "measure", None)
     content = json.loads(old.read_text())
     for change, more, line in (
         ({}, ["--batch", 3], "no equal setting is in the old file: forward, "),

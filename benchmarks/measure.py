@@ -1,0 +1,208 @@
+"""A forward pass, a training step or decoding: everyone timed in turn.
+
+The clock and the order of a round are shared/comparison/timing.py's.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpt_duet.comparison.benchmark_results import Row, Run
+from gpt_duet.comparison.timing import interleave, stopwatch, time_first
+from gpt_duet.generation import generate, optimize_for_decoding
+from gpt_duet.training.recipe import Recipe, build_optimizer
+
+from .gates import require_as_eager, require_sound
+from .machine import limits
+from .models import Candidate, build_peers, build_styles, parameter_note
+from .plan import Plan, Tokens
+from .profiling import peak_bytes, time_by_operation
+from .work import count_flops, least_bytes
+
+Tell = Callable[[str], None]
+# A row to be: its name, what runs, and what else is known of it.
+Competitor = tuple[str, Callable[[], object], dict[str, Any]]
+
+
+def measure(plan: Plan, tell: Tell = lambda text: None) -> list[Run]:
+    """Measure what a plan asks for, at each of its sizes.
+
+    Everyone is tested at every size before anything is timed. On the CPU a
+    style with a cache is optimized for decoding, as `gpt-duet generate` does.
+    """
+    tell("building")
+    longest = Tokens(plan, 1, max(plan.times)).ids
+    everyone, notes = build_styles(plan, longest)
+    peers, left_out = build_peers(plan)
+    everyone, notes = everyone + peers, notes + left_out
+    if plan.log_probs:
+        everyone = [candidate.with_log_probs() for candidate in everyone]
+    ready = []
+    for tokens in [Tokens(plan, *size) for size in plan.sizes]:
+        first = {}
+        for one in everyone:
+            tell(f"testing {one.name}")
+            vocab_size = plan.config.vocab_size
+            first[one.name] = require_sound(one, tokens.ids, vocab_size)
+        ready.append((tokens, first))
+    decoding = plan.kind == "generate"
+    for one in everyone:
+        if decoding and one.cached and plan.device.type == "cpu":
+            optimize_for_decoding(one.model)
+    with torch.inference_mode(plan.kind != "train-step"):
+        return [
+            _time(
+                plan,
+                tokens,
+                _decodings(plan, tokens, everyone)
+                if decoding
+                else _passes(plan, tokens, everyone, first, tell),
+                notes,
+                tell,
+            )
+            for tokens, first in ready
+        ]
+
+
+def _time(
+    plan: Plan,
+    tokens: Tokens,
+    competitors: Iterable[Competitor],
+    notes: list[str],
+    tell: Tell,
+) -> Run:
+    """Time all in shuffled rounds, on tokens that are drawn anew."""
+    device = plan.device
+    rows: dict[str, dict[str, Any]] = {}
+    watches: dict[str, Callable[[], float]] = {}
+    for name, run, facts in competitors:
+        tell(f"running {name}")
+        rows[name] = {"peak_bytes": peak_bytes(run, device), **facts}
+        if plan.profile:
+            rows[name]["operations"] = time_by_operation(run, device)
+        watches[name] = stopwatch(run, device)
+    for name, (run, work) in limits(plan.dtypes[0], device).items():
+        rows[name] = {"limit": True, **work}
+        watches[name] = stopwatch(run, device)
+
+    def before(number: int) -> None:
+        tell(f"round {number + 1} of {plan.rounds}")
+        tokens.draw(number)
+
+    seconds = interleave(watches, plan.rounds, before, plan.budget)
+    timed = [Row(name, seconds[name], **facts) for name, facts in rows.items()]
+    setting = plan.setting(*tokens.ids.shape)
+    return Run(plan.kind, setting, timed, plan.styles[-1], notes)
+
+
+def _passes(
+    plan: Plan,
+    tokens: Tokens,
+    everyone: Sequence[Candidate],
+    first: Mapping[str, float],
+    tell: Tell,
+) -> Iterator[Competitor]:
+    """Give forward passes, or training steps, eager and compiled."""
+    config, ids = plan.config, tokens.ids
+    training = plan.kind == "train-step"
+    moved = least_bytes(config, len(ids), ids.size(1), plan.dtypes[0].itemsize)
+    ours = next(c for c in everyone if c.name == plan.styles[-1])
+
+    def competitor(
+        c: Candidate, seconds: float, flops: int, note: str = ""
+    ) -> Competitor:
+        step = training_step(c, tokens) if training else None
+        facts = {
+            "first_seconds": seconds,
+            # backwards are two products for each of the forwards
+            "flops": 3 * flops if training else flops,
+            "least_bytes": None if training else moved,
+            "tokens": ids.numel(),
+            "output": c.output,
+            "parameters": c.parameters,
+            "note": note,
+        }
+        return c.name, step or (lambda: c.scores(tokens.ids)), facts
+
+    if plan.compile:
+        torch.compiler.reset()  # one graph for each size, none kept
+    for eager in everyone:
+        # rows are alike, and one is counted sooner
+        flops = len(ids) * count_flops(partial(eager.scores, ids[:1]))
+        why = parameter_note(eager, config, ours.parameters or 0)
+        note = "; ".join(filter(None, (eager.note, why)))
+        yield competitor(eager, first[eager.name], flops, note)
+        if plan.compile:
+            tell(f"compiling {eager.name}")
+            quick = eager.compiled()
+            seconds = require_as_eager(quick, eager, ids, grad=training)
+            yield competitor(quick, seconds, flops)
+
+
+def training_step(candidate: Candidate, tokens: Tokens) -> Callable[[], float]:
+    """Return a step of AdamW in train mode; it returns the loss before."""
+    model: Any = candidate.model
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{candidate.name} is no module: it cannot train")
+    model.train()
+    optimizer = build_optimizer(model, Recipe(lr=1e-5))
+    log_probs = candidate.output == "log-probs"
+    loss_of = F.nll_loss if log_probs else F.cross_entropy
+
+    def step() -> float:
+        scores = candidate.scores(tokens.ids)
+        loss = loss_of(scores.flatten(0, 1), tokens.targets.flatten())
+        loss.backward()
+        optimizer.step()
+        # at the end: a step then frees all that it allocated itself
+        optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    return step
+
+
+def _decodings(
+    plan: Plan, tokens: Tokens, everyone: Sequence[Candidate]
+) -> Iterator[Competitor]:
+    """Give greedy decoding from a prompt.
+
+    A style with a cache reads each token once, one without reads the whole
+    text for each new token.
+    """
+    batch, prompt = tokens.ids.shape
+    for candidate in everyone:
+        run = partial(_decode, candidate, tokens, plan.new)
+        cached = candidate.cached or not candidate.style
+        size = next(candidate.model.parameters()).itemsize
+        # the prompt is read with the first new token
+        moved = sum(
+            least_bytes(plan.config, batch, 1, size, past)
+            for past in range(prompt, prompt + plan.new)
+        )
+        facts = {
+            "first_seconds": time_first(run, plan.device),
+            "tokens": batch * plan.new,
+            "parameters": candidate.parameters,
+            "least_bytes": moved if cached else None,
+            "note": "with a cache" if cached else "without a cache",
+        }
+        yield candidate.name, run, facts
+
+
+def _decode(candidate: Candidate, tokens: Tokens, new: int) -> Tensor:
+    """Append new ids; transformers does so itself, without an end."""
+    if candidate.style:
+        return generate(candidate.model, tokens.ids, new)
+    return candidate.model.generate(
+        tokens.ids,
+        attention_mask=torch.ones_like(tokens.ids),
+        max_new_tokens=new,
+        min_new_tokens=new,
+        do_sample=False,
+        use_cache=True,
+        pad_token_id=0,
+    )
