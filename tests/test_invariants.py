@@ -551,10 +551,7 @@ def test_the_map_shows_a_leak(tmp_path):
     save_map(leak, tmp_path / "map.html", "a <leak>")
     page = (tmp_path / "map.html").read_text()
     assert "a &lt;leak&gt;" in page
-    assert page.count("<title>output") == 100
-    assert f"output 1, input 0: {leak[1, 0]:.3g}<" in page
     assert "45 cells above the diagonal" in page
-    for words in ("input token", "output position", "leak: a later token"):
-        assert words in page
+    assert page.count("<svg") == page.count("</svg>") == 1
     with pytest.raises(ValueError, match=r"map\.gif"):
         save_map(leak, tmp_path / "map.gif")

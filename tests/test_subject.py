@@ -52,7 +52,6 @@ FORMS = {
     # as wide as the scores at one of the two sizes that are tried first
     "wide by chance": lambda s: (-s if len(s) == 3 else s[..., :4], s),
     "heads": lambda s: [s, -s],
-    "heads stacked": lambda s: torch.stack([s, -s, s, s], -1),
     "nested": lambda s: (s.mean(), (s, {"cache": s[0]})),
     "dict": lambda s: {"hidden": s[..., :8], "logits": s},
     "dict without a name": lambda s: {"out": s},

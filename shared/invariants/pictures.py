@@ -2,7 +2,6 @@
 
 import html
 import io
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,20 +64,12 @@ def save_map(
         ValueError: for another ending.
     """
     path = Path(path)
-    if path.suffix == ".png":
-        file = io.BytesIO()
-        draw_map(matrix).savefig(file, format="png", dpi=144)
-        content = file.getvalue()
-    elif path.suffix == ".html":
-        content = page(matrix, title).encode()
-    else:
+    if path.suffix not in (".png", ".html"):
         raise ValueError(f"a map ends in .png or .html, got {path.name!r}")
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(content)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    if path.suffix == ".html":
+        path.write_text(page(matrix, title), "utf-8")
+    else:
+        draw_map(matrix).savefig(path, dpi=144)
 
 
 def colours(
@@ -127,36 +118,19 @@ def draw_map(matrix: Float[Tensor, "time time"]) -> "Figure":
 
 
 def page(matrix: Float[Tensor, "time time"], title: str) -> str:
-    """Return the map as a page of its own, a number behind each cell."""
-    from matplotlib import rc_context
-
-    early = matrix.triu(1)
+    """Return the map as a page of its own."""
     leaks = int((levels(matrix).triu(1) > 0).sum())
     verdict = (
         f"{leaks} cells above the diagonal are not 0 (the largest is "
-        f"{float(early.max()):.2g}): these positions see the future."
+        f"{float(matrix.triu(1).max()):.2g}): these positions see the future."
         if leaks
         else "Nothing above the diagonal: no position sees the future."
     )
-    figure, file = draw_map(matrix), io.StringIO()
-    figure.set_dpi(72)  # SVG's points
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    picture = file.getvalue().partition("<svg")[2].rpartition("</svg>")[0]
-    # over the picture's cells invisible ones of size 1, with the numbers
-    box, time = figure.axes[0].get_window_extent(), matrix.size(0)
-    cells = "".join(
-        f'<rect x="{j}" y="{i}" width="1" height="1"><title>output {i}, '
-        f"input {j}: {float(matrix[i, j]):.3g}</title></rect>"
-        for i in range(time)
-        for j in range(time)
-    )
+    file = io.StringIO()
+    draw_map(matrix).savefig(file, format="svg")
     return (
         '<!doctype html>\n<html lang="en"><meta charset="utf-8">'
-        f"<title>{html.escape(title)}</title>\n<style>"
-        "body{font:14px system-ui,sans-serif;margin:2em}</style>\n"
-        f"<h1>{html.escape(title)}</h1>\n<p>{verdict}</p>\n<svg{picture}"
-        f'<g fill-opacity="0" transform="translate({box.x0:.3f} '
-        f"{figure.bbox.height - box.y1:.3f}) scale({box.width / time:.5f} "
-        f'{box.height / time:.5f})">{cells}</g>\n</svg>\n</html>\n'
+        f"<title>{html.escape(title)}</title>\n"
+        f"<h1>{html.escape(title)}</h1>\n<p>{verdict}</p>\n"
+        f"<svg{file.getvalue().partition('<svg')[2]}\n</html>\n"
     )

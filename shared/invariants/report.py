@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 
 # A terminal's codes for green, bold red, yellow and magenta.
@@ -115,14 +116,13 @@ class Report:
     @property
     def verdict(self) -> str:
         """The last line of the table."""
-        counts = {status: 0 for status in COLOURS}
-        for result in self.results:
-            counts[result.status] += 1
-        text = ", ".join(f"{n} {s}" for s, n in counts.items() if n)
+        counts = Counter(result.status for result in self.results)
+        words = {status: f"{n} {status}" for status, n in counts.items()}
         less = [result.less for result in self.results if result.less]
         if less:
-            words = f" ({len(less)} less tested: {', '.join({*less})})"
-            text = text.replace(" passed", f" passed{words}")
+            reasons = ", ".join({*less})
+            words["passed"] += f" ({len(less)} less tested: {reasons})"
+        text = ", ".join(words[status] for status in COLOURS if counts[status])
         text = text or "no check was run"
         if self.interrupted:
             text += "; interrupted"
@@ -145,32 +145,23 @@ class Report:
 
 @dataclass(frozen=True)
 class Table:
-    """A report as text, in pieces that can be printed as they come.
-
-    Attributes:
-        report: what is shown.
-        width: of the lines.
-        colour: whether with a terminal's codes.
-    """
+    """A report as text, in pieces that can be printed as they come."""
 
     report: Report
     width: int = 110
-    colour: bool = False
+    colour: bool = False  # a terminal's codes
 
     def heading(self) -> str:
         """Return what is known before the first check."""
         report = self.report
-        return (
+        columns = self._row("check", "", "s", "what was found")
+        lines = [
             f"{self._paint(report.model, '1')}: {report.vocab_size:,} tokens, "
-            f"sequences to {report.block_size:,}\n"
-            + (
-                f"{textwrap.fill(report.plan, self.width)}\n"
-                * bool(report.plan)
-            )
-            + self._paint(
-                self._row("check", "", "s", "what was found"), "1;36"
-            )
-        )
+            f"sequences to {report.block_size:,}",
+            *textwrap.wrap(report.plan, self.width),
+            self._paint(columns, "1;36"),
+        ]
+        return "\n".join(lines)
 
     def row(self, result: CheckResult) -> str:
         """Return the line of a check that has ended."""

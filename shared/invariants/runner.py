@@ -100,7 +100,7 @@ def check_model(
         report.interim = ""
 
     subject.tell = tell
-    training = getattr(model_or_factory, "training", None)
+    training = getattr(model_or_factory, "training", False)
     try:
         on_progress(report)
         for name in report.asked:
@@ -118,23 +118,17 @@ def check_model(
             on_progress(report)
     except KeyboardInterrupt:
         report.interrupted = True
-        done = len(report.results)
         report.results += [
             CheckResult(name, "skipped", "interrupted", 0.0)
-            for name in report.asked[done:]
+            for name in report.asked[len(report.results) :]
         ]
     finally:
-        if training is not None and isinstance(
-            model_or_factory, torch.nn.Module
-        ):
+        if isinstance(model_or_factory, torch.nn.Module):
             model_or_factory.train(training)
     report.notes = list(dict.fromkeys(subject.notes))
-    lines = printed.getvalue().splitlines()
-    if lines:
-        report.notes.append(
-            f"the model printed {len(lines)} lines, the first: "
-            f"{lines[0][:80]!r}"
-        )
+    if lines := printed.getvalue().splitlines():
+        words = f"the model printed {len(lines)} lines, the first: "
+        report.notes.append(f"{words}{lines[0][:80]!r}")
     return report
 
 
@@ -146,13 +140,17 @@ def _plan(subject: Subject, report: Report, budget: float | None) -> float:
         finite = subject.measure()
     except AssertionError:  # a check will tell
         return math.inf
-    total = sum(_estimate(subject, report).values())
+    costs, time = subject.costs, subject.block_size
+    for name in report.asked:
+        calls, rows = COSTS[name]
+        copies = COPIES.get(name, 2) * costs.build
+        report.estimates[name] = costs.of(rows * time, calls) + copies
+    total = sum(report.estimates.values())
     if budget is None:
         slow = sum(report.estimates[n] for n in SLOW & {*report.asked})
         budget = DEFAULT + slow if total - slow > DEFAULT else math.inf
     if total <= budget:
         return math.inf
-    costs, time = subject.costs, subject.block_size
     report.plan = (
         f"one forward of {time:,} tokens takes {costs.of(time):.2g} s: "
         f"about {_words(budget)}; --thorough tries all, in {_words(total)}"
@@ -161,16 +159,6 @@ def _plan(subject: Subject, report: Report, budget: float | None) -> float:
         report.asked.sort(key=lambda name: name not in FIRST)
     costs.begin(budget)
     return budget
-
-
-def _estimate(subject: Subject, report: Report) -> dict[str, float]:
-    """Note about how many seconds each check takes, if nothing is short."""
-    costs = subject.costs
-    for name in report.asked:
-        calls, rows = COSTS[name]
-        seconds = costs.of(rows * subject.block_size, calls)
-        report.estimates[name] = seconds + COPIES.get(name, 2) * costs.build
-    return report.estimates
 
 
 def _words(seconds: float) -> str:
@@ -221,20 +209,21 @@ def run_check(
     subject: Subject,
     name: str,
     expected: Mapping[str, str],
-    report: Report | None = None,
+    report: Report,
     debug: bool = False,
 ) -> CheckResult:
     """Run one check and return its outcome; only Ctrl-C gets through."""
     start = time.perf_counter()
-    calls, backwards = subject.costs.calls, subject.costs.backwards
+    costs = subject.costs
+    calls, backwards = costs.calls, costs.backwards
     status, detail, subject.less = "passed", "", ""
     try:
         if subject.fault and name != "check_shape":
             raise SkipCheck("see check_shape")
         with isolated(subject.seed):
             message = CHECKS[name](subject)
-        if left_out := subject.costs.not_tried():
-            if not subject.costs.granted:
+        if left_out := costs.not_tried():
+            if not costs.granted:
                 raise SkipCheck(f"no time for {left_out}")
             message += f"; no time for {left_out}"
         if subject.less:
@@ -254,29 +243,27 @@ def run_check(
     except Exception as error:
         if debug:
             raise
-        place = place_of(error)
-        status = "failed" if place else "error"
-        message = (
-            f"the model raised {sentence(error)} ({place})"
-            if place
-            else f"a fault of the check, not of the model: {_ours(error)}"
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        status, message = (
+            "error",
+            (
+                f"a fault of the check, not of the model: {sentence(error)} "
+                f"({Path(frame.filename).name}:{frame.lineno})"
+            ),
         )
+        if place := place_of(error):
+            status = "failed"
+            message = f"the model raised {sentence(error)} ({place})"
     if status == "failed" and name in expected:
         status, message = "expected", f"{expected[name]}: {message}"
-    if detail and report is not None and status == "failed":
+    if detail and status == "failed":
         report.details[name] = detail
     return CheckResult(
         name,
         status,
         message,
         time.perf_counter() - start,
-        subject.costs.calls - calls,
-        subject.costs.backwards - backwards,
+        costs.calls - calls,
+        costs.backwards - backwards,
         subject.less if status == "passed" else "",
     )
-
-
-def _ours(error: BaseException) -> str:
-    """Return an exception of the kit's own, with its file and line."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{sentence(error)} ({Path(frame.filename).name}:{frame.lineno})"

@@ -1,7 +1,7 @@
 """Decoding with a cache is the same function."""
 
 from ..model.subject import Subject
-from .decoding import CONVENTION, decoder_of
+from .decoding import CONVENTION, Decoder
 
 
 def check_cache(subject: Subject) -> str:
@@ -21,7 +21,7 @@ def check_cache(subject: Subject) -> str:
     with each call.
     """
     subject.require_no_state()
-    decoder = decoder_of(subject)
+    decoder = Decoder(subject)
     subject.require_no_noise()
     generator = subject.generator()
     longest = subject.block_size

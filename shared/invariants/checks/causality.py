@@ -30,6 +30,7 @@ MASKS = {  # what they show, as shares of the length
     "a right-padded": (0.0, 0.7),
 }
 KINDS = ("suffix", "token", "padding", "left")
+DRAWS = "in train mode the shape of random draws depends on the tokens"
 EACH_ID = 1 << 22  # scores of a position times ids that are tried
 
 
@@ -190,9 +191,7 @@ class _Causality:
         changed = base.clone()
         changed[:, time // 2 :] = ids.unsqueeze(1)
         splits = [time // 2] * len(ids)
-        leak = search.find(Trial(base, changed, splits, EVAL))
-        if leak is not None:
-            raise explain(search, leak)
+        self._find(search, Trial(base, changed, splits, EVAL))
 
     def _as_run(self, few: list[int], end: list[int]) -> None:
         """Search as the model is run: a kernel may be one dtype's alone."""
@@ -236,13 +235,7 @@ class _Causality:
         copy = amplified(self.subject, size, precise=not heavy)
         if copy is None:
             return False
-        search = Search(
-            self.subject,
-            copy,
-            weights,
-            finite_only=True,
-            own_precision=heavy,
-        )
+        search = Search(self.subject, copy, weights, True, heavy)
         try:
             self._sweep(search, EVAL, small, long, SPLITS // 3)
         except NotFinite:
@@ -260,10 +253,7 @@ class _Causality:
                 "rows depend on each other: see check_batch_independence"
             )
         if search.draws_differ:
-            self.notes.append(
-                "in train mode the shape of random draws depends on the "
-                "tokens, so that no two calls can be compared there"
-            )
+            self.notes.append(DRAWS)
 
     def _sweep(
         self,
@@ -302,19 +292,18 @@ class _Causality:
         if not splits:
             return
         rows = [self._rows(time, splits, kind) for kind in kinds]
-        trial = Trial(
-            torch.cat([base for base, _ in rows]),
-            torch.cat([changed for _, changed in rows]),
-            splits * len(kinds),
-            mode,
-        )
-        trials = [trial]
+        bases, changed = map(torch.cat, zip(*rows, strict=True))
+        trial = Trial(bases, changed, splits * len(kinds), mode)
+        parts = [trial]
         if alone:
-            trials = [trial.rows([row]) for row in range(len(splits))]
-        for trial in trials:
-            leak = search.find(trial)
-            if leak is not None:
-                raise explain(search, leak)
+            parts = [trial.rows([row]) for row in range(len(splits))]
+        for part in parts:
+            self._find(search, part)
+
+    def _find(self, search: Search, trial: Trial) -> None:
+        leak = search.find(trial)
+        if leak is not None:
+            raise explain(search, leak)
 
     def _rows(
         self, time: int, splits: list[int], kind: str

@@ -1,6 +1,6 @@
 """What came before counts, and counts the same however it is fed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 import torch
@@ -12,14 +12,7 @@ from ..model.subject import Subject
 from ..model.tokens import SHORT, draw, others, rows_at_once, splits_to_try
 from ..search.larger_weights import amplified
 from ..search.leaks import Search
-from ..search.tolerance import (
-    dtype_name,
-    floor,
-    gaps,
-    is_real,
-    minus,
-    rounding,
-)
+from ..search.tolerance import dtype_name, floor, gaps, real_gap
 from ..search.trial import EVAL
 from .embedding import gradients_at
 
@@ -33,22 +26,22 @@ class Searches:
     """
 
     def __init__(self, subject: Subject, long: bool = False):
-        self._subject = subject
-        self._precise = not (long and subject.spares)
+        self.subject = subject
+        self.long = long
         model = subject.for_long() if long else subject.precise()
-        self._fresh = Search(subject, model)
-
-    def __iter__(self) -> Iterator[Search]:
-        yield self._fresh
-        if self._larger is not None:
-            yield self._larger
+        self.fresh = Search(subject, model)
 
     @cached_property
-    def _larger(self) -> Search | None:
-        copy = amplified(self._subject, precise=self._precise)
+    def _larger(self) -> list[Search]:
+        precise = not (self.long and self.subject.spares)
+        copy = amplified(self.subject, precise=precise)
         if copy is None:
-            return None
-        return Search(self._subject, copy, "with larger weights")
+            return []
+        return [Search(self.subject, copy, "with larger weights")]
+
+    def __iter__(self) -> Iterator[Search]:
+        yield self.fresh
+        yield from self._larger
 
 
 def check_prefix_consistency(subject: Subject) -> str:
@@ -87,41 +80,39 @@ def check_prefix_consistency(subject: Subject) -> str:
 def _prefixes(
     search: Search,
     time: int,
-    splits: range | list[int],
+    splits: Iterable[int],
     generator: torch.Generator,
 ) -> None:
     vocab = search.subject.vocab_size
+    splits = [s for s in splits if search.subject.lengths.accepts(s)]
     rows = min(2, rows_at_once(vocab, time))
     if not search.has_time(time, rows, 1 + len(splits)):
         return
     tokens = draw(vocab, rows, time, generator)
     whole = search.run(tokens)
-    noise, found = rounding(whole), []
-    prefixes = {
-        split: tokens[:, :split]
-        for split in filter(search.subject.lengths.accepts, splits)
+    moved = {
+        split: float(
+            gaps(search.run(tokens[:, :split]), whole[:, :split]).max()
+        )
+        for split in splits
     }
-    for split, prefix in prefixes.items():
-        moved = gaps(search.run(prefix), whole[:, :split])
-        size = float(moved.max())
-        if size > floor(whole):
-            found.append((size, split, int(moved.argmax())))
-    for size, split, index in sorted(found, reverse=True)[:3]:
-        prefix = prefixes[split]
-        row, position = divmod(index, split)
+    apart = [s for s in splits if moved[s] > floor(whole)]
+    for split in sorted(apart, key=lambda s: -moved[s])[:3]:
 
-        def difference(
-            prefix: Tensor = prefix, row: int = row, position: int = position
-        ) -> Tensor:
-            a = search.run(tokens)[row, position]
-            return minus(search.run(prefix)[row, position], a)
+        def whole_text(split: int = split) -> Tensor:
+            return search.run(tokens)[:, :split]
 
-        if is_real(search.model, difference, noise):
+        def alone(split: int = split) -> Tensor:
+            return search.run(tokens[:, :split])
+
+        gap = real_gap(search.model, whole_text, alone)
+        if gap is not None:
             raise AssertionError(
-                f"position {position} depends on the length: alone, the "
+                f"position {gap.at[1]} depends on the length: alone, the "
                 f"first {split} of {time} tokens give it scores that differ "
-                f"by {size:.2g} ({dtype_name(whole.dtype)}"
-                f"{search.conditions(EVAL)}; rounding there is {noise:.1g})"
+                f"by {gap.size:.2g} ({dtype_name(whole.dtype)}"
+                f"{search.conditions(EVAL)}; rounding there is "
+                f"{gap.noise:.1g})"
             )
 
 
@@ -150,10 +141,11 @@ def check_context_use(subject: Subject) -> str:
             columns = [s - 1 for s in splits_to_try(time, generator, 6)]
             columns.append(time - 1)
             searches = Searches(subject, long=True)
-        if not next(iter(searches)).has_time(time, 1, 1 + len(columns)):
+        if not searches.fresh.has_time(time, 1, 1 + len(columns)):
             continue
         used = _used(searches, time, columns, generator)
         unused = [s for s in columns if not used.get(s)]
+        nearest = [s for s in columns if s not in unused]
         if not unused:
             continue
         if window is not None and max(unused) < time - window.value:
@@ -162,8 +154,11 @@ def check_context_use(subject: Subject) -> str:
                 f"the declared {window}"
             )
             continue
-        nearest = [s for s in columns if s not in unused]
-        if nearest and _fades(used, unused, nearest):
+        if (  # influence falls off towards the tokens that show none
+            nearest
+            and max(unused) < min(nearest)
+            and used[min(nearest)] < FADED * max(used[s] for s in nearest)
+        ):
             reported = (
                 f"; at length {time} memory fades below rounding before "
                 f"token {min(nearest)}"
@@ -181,16 +176,6 @@ def check_context_use(subject: Subject) -> str:
     return f"every token tried, at lengths to {longest}{reported}"
 
 
-def _fades(
-    used: dict[int, float], unused: list[int], nearest: list[int]
-) -> bool:
-    """Whether influence falls off towards the tokens that show none."""
-    if max(unused) > min(nearest):
-        return False
-    largest = max(used[s] for s in nearest)
-    return used[min(nearest)] < FADED * largest
-
-
 def _used(
     searches: Searches,
     time: int,
@@ -200,12 +185,11 @@ def _used(
     """Return for each token how far it moves the last output; 0 is never."""
     used: dict[int, float] = {}
     for search in searches:
-        rounds = 8 if time <= SHORT else 3
-        for _ in range(rounds):
+        vocab = search.subject.vocab_size
+        for _ in range(8 if time <= SHORT else 3):
             left = [s for s in columns if not used.get(s)]
             if not left:
                 return used
-            vocab = search.subject.vocab_size
             at_once = min(len(left), search.rows_at_once(time))
             base = draw(vocab, 1, time, generator)
             replaced = others(base[0], vocab, generator)
@@ -220,27 +204,16 @@ def _used(
                 moved = gaps(search.run(rows)[:, -1], base_scores)
                 sizes = zip(part, moved.tolist(), strict=True)
                 used |= {s: size for s, size in sizes if size > least}
-        left = [s for s in columns if not used.get(s)]
-        if left:
-            _add_gradients(search, time, columns, used, generator)
+        if all(used.get(s) for s in columns):
+            return used
+        # an influence below rounding shows in gradients
+        tokens = draw(vocab, 1, time, generator)
+        grads = gradients_at(search, tokens, [time - 1], generator)
+        if grads is not None:
+            # 0 of 0 is NaN, and more than nothing is none of infinity
+            shares = (grads[0] / grads[0].max()).tolist()
+            scale = max(used.get(s, 0.0) for s in columns) or 1.0
+            for s in columns:
+                if not used.get(s) and shares[s] > 0:
+                    used[s] = shares[s] * scale
     return used
-
-
-def _add_gradients(
-    search: Search,
-    time: int,
-    columns: list[int],
-    used: dict[int, float],
-    generator: torch.Generator,
-) -> None:
-    """Look for an influence below rounding in the gradients."""
-    tokens = draw(search.subject.vocab_size, 1, time, generator)
-    grads = gradients_at(search, tokens, [time - 1], generator)
-    if grads is None:
-        return
-    # 0 of 0 is NaN, and more than nothing is none of infinity
-    shares = (grads[0] / grads[0].max()).tolist()
-    scale = max(used.get(s, 0.0) for s in columns) or 1.0
-    for s in columns:
-        if not used.get(s) and shares[s] > 0:
-            used[s] = shares[s] * scale

@@ -1,7 +1,5 @@
 """Which cross-entropy a loss is, of all that it might be."""
 
-import math
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -70,18 +68,13 @@ def shifts_of(
         return shifts
     wrong = _wrong_losses(scores, targets, mark)
     name = min(wrong, key=lambda name: float((wrong[name] - loss).abs()))
-    hint = (
-        f"it is the cross-entropy {name}"
-        if close(wrong[name], loss)
-        else f"nearest is that {name}, {float(wrong[name]):.6g}"
-    )
     where = "" if mark is None else f", some of them {mark}"
     batch, time = targets.shape
     raise AssertionError(
         f"the loss of {batch} x {time} targets{where} is {float(loss):.6g}, "
         f"but the mean cross-entropy of the model's own scores is "
-        f"{float(means[0]):.6g}, or {float(means[1]):.6g} shifted by one: "
-        f"{hint}"
+        f"{float(means[0]):.6g}, or {float(means[1]):.6g} shifted by one; "
+        f"nearest is that {name}, {float(wrong[name]):.6g}"
     )
 
 
@@ -92,21 +85,14 @@ def _wrong_losses(
 ) -> dict[str, Tensor]:
     """Return losses that models are known to return, by what they are."""
     batch, time = targets.shape
-    losses: dict[str, Tensor] = {}
+    losses = {"shifted twice": mean_loss(scores, targets, 2, mark)}
     for shift, where in ((0, ""), (1, ", shifted by one")):
-        mean = mean_loss(scores, targets, shift, mark)
         total = mean_loss(scores, targets, shift, mark, total=True)
-        odds = mean_loss(scores.softmax(-1), targets, shift, mark)
         steps = time - shift
         losses |= {
             f"summed{where}": total,
             f"summed over time, averaged over the batch{where}": total / batch,
             f"summed over the batch, averaged over time{where}": total / steps,
-            f"divided by all positions{where}": total / (batch * time),
-            f"in bits{where}": mean / math.log(2),
-            f"of probabilities taken for logits{where}": odds,
+            f"averaged over padding, too{where}": total / (batch * steps),
         }
-        if mark is not None:
-            padded = f"averaged over padding, too{where}"
-            losses[padded] = total / (batch * steps)
-    return losses | {"shifted twice": mean_loss(scores, targets, 2, mark)}
+    return losses

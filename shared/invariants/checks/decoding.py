@@ -14,7 +14,7 @@ from ..model.reading import describe, find_scores, follow
 from ..model.sizes import has_position_table, padding_ids
 from ..model.subject import Subject
 from ..model.tokens import draw
-from ..search.tolerance import floor, gaps, is_real, minus, rounding
+from ..search.tolerance import real_gap
 
 CONVENTION = ("init_cache", "decode")  # methods of a model with a cache
 STATES = ("cache_params", "state")  # of a recurrence: nothing to hide later
@@ -27,45 +27,83 @@ CACHES = (
 START = "start_pos"
 
 
-def decoder_of(subject: Subject) -> "Decoder":
-    """Return what decodes with the model's cache, as its convention is."""
-    masked = subject.caller.takes_mask
-    model: Any = subject.precise(masked)
-    if isinstance(model, nn.Module):
-        model.eval()
-    if all(callable(getattr(model, n, None)) for n in CONVENTION):
-        arguments, _ = token_argument(model.decode)
-        return Decoder(subject, model, model, MASK in arguments)
-    arguments, _ = token_argument(model)
-    for name in (*CACHES, START):
-        if name in arguments and subject.caller.method is None:
-            own = _OwnCall(subject, model, name, "use_cache" in arguments)
-            return Decoder(subject, model, own, masked)
-    raise SkipCheck(
-        f"the model has no init_cache(batch) and decode(), and takes none of "
-        f"{', '.join((*CACHES, START))}"
-    )
+class Decoder:
+    """Decodes with a model's cache, and compares with the full forward.
 
+    Attributes:
+        name: of the argument of its own call that takes the cache, or "".
+        masked: whether a mask of padding is taken.
+        told: what the report should say.
+    """
 
-class _OwnCall:
-    """init_cache and decode for a model whose own call takes its cache."""
+    def __init__(self, subject: Subject):
+        self.subject = subject
+        self.masked = subject.caller.takes_mask
+        model: Any = subject.precise(self.masked)
+        self.model, self.name, self.told, self._start = model, "", "", 0
+        if isinstance(model, nn.Module):
+            model.eval()
+        if all(callable(getattr(model, n, None)) for n in CONVENTION):
+            arguments, _ = token_argument(model.decode)
+            self.masked = MASK in arguments
+            return
+        arguments, _ = token_argument(model)
+        known = [name for name in (*CACHES, START) if name in arguments]
+        if not known or subject.caller.method is not None:
+            raise SkipCheck(
+                f"the model has no init_cache(batch) and decode(), and takes "
+                f"none of {', '.join((*CACHES, START))}"
+            )
+        self.name = known[0]
+        self._extra = {"use_cache": True} if "use_cache" in arguments else {}
 
-    def __init__(self, subject: Subject, model: Any, name: str, asked: bool):
-        self.subject, self.model, self.name = subject, model, name
-        self.extra = {"use_cache": True} if asked else {}
-        self.start = 0
-
-    def init_cache(self, batch: int) -> None:
-        self.start = 0
+    def begin(self, batch: int) -> object:
+        """Return an empty cache."""
+        if not self.name:
+            return self.model.init_cache(batch)
+        self._start = 0
         if self.subject.keeps_state:
             self.subject.start_again(self.model)
+        return None
 
     def decode(
-        self, tokens: Tensor, cache: Any, **mask: Tensor
+        self, tokens: Tensor, cache: object, **mask: Tensor
+    ) -> tuple[Tensor, object]:
+        """Return the scores of these tokens, and the cache after them."""
+        batch, time = tokens.shape
+        what = f"in decode(), on tokens of shape {(batch, time)}"
+        with asked(what), torch.no_grad():
+            answer, cache = self._answer(tokens.clone(), cache, mask)
+        reader, vocab = self.subject.reader, self.subject.vocab_size
+        found = find_scores(answer, batch, time, vocab)
+        if not found:
+            raise AssertionError(
+                f"with a cache ({batch}, {time}) ids give {describe(answer)} "
+                f"where scores of shape ({batch}, {time}, {vocab}) should be"
+            )
+        if cache is None and self.name in CACHES:
+            raise SkipCheck(
+                f"no {self.name} comes with the scores, under this name or "
+                f"as the last of a tuple"
+            )
+        # those of the form that the full forward has, if there are any
+        path, form = max(found, key=lambda place: place[1] == reader.form)
+        scores = form.read(follow(answer, path), batch, time)
+        self.subject.costs.charge(scores)
+        return scores, cache
+
+    def _answer(
+        self, tokens: Tensor, cache: object, mask: Mapping[str, Tensor]
     ) -> tuple[Any, Any]:
-        given = self.start if self.name == START else cache
-        self.start += tokens.size(1)
-        extra = {**self.extra, **mask, self.name: given}
+        """Return what holds the scores, and the cache after these tokens."""
+        if not self.name:
+            answer = self.model.decode(tokens, cache, **mask)
+            if not isinstance(answer, tuple) or len(answer) != 2:
+                return answer, cache
+            return answer[0], cache if answer[1] is None else answer[1]
+        given = self._start if self.name == START else cache
+        self._start += tokens.size(1)
+        extra = {**self._extra, **mask, self.name: given}
         answer = self.subject.caller.call(self.model, tokens, **extra)
         if self.name == START:
             return answer, None
@@ -76,58 +114,11 @@ class _OwnCall:
             after = answer[-1]
         return answer, after
 
-
-class Decoder:
-    """Decodes with a model's cache, and compares with the full forward.
-
-    Attributes:
-        cached: has init_cache and decode.
-        name: of the argument that takes the cache, or "".
-        masked: whether decode takes a mask of padding.
-        told: what the report should say.
-    """
-
-    def __init__(
-        self, subject: Subject, model: Any, cached: Any, masked: bool
-    ):
-        self.subject, self.model = subject, model
-        self.cached, self.masked = cached, masked
-        self.name = cached.name if isinstance(cached, _OwnCall) else ""
-        self.told = ""
-
-    def decode(
-        self, tokens: Tensor, cache: object, **mask: Tensor
-    ) -> tuple[Tensor, object]:
-        """Return the scores of these tokens, and the cache after them."""
-        batch, time = tokens.shape
-        what = f"in decode(), on tokens of shape {(batch, time)}"
-        with asked(what), torch.no_grad():
-            answer = self.cached.decode(tokens.clone(), cache, **mask)
-        found = find_scores(answer, batch, time, self.subject.vocab_size)
-        found = [f for f in found if f[1] == self.subject.reader.form] or found
-        if not found:
-            vocab = self.subject.vocab_size
-            raise AssertionError(
-                f"with a cache ({batch}, {time}) ids give {describe(answer)} "
-                f"where scores of shape ({batch}, {time}, {vocab}) should be"
-            )
-        path, form = found[0]
-        scores = form.read(follow(answer, path), batch, time)
-        if isinstance(answer, tuple) and len(answer) == 2 and path[0] == 0:
-            cache = cache if answer[1] is None else answer[1]
-        if cache is None and self.name in CACHES:
-            raise SkipCheck(
-                f"no {self.name} comes with the scores, under this name or "
-                f"as the last of a tuple"
-            )
-        self.subject.costs.charge(scores)
-        return scores, cache
-
     def in_pieces(
         self, tokens: Tensor, pieces: list[int], mask: Tensor | None = None
     ) -> Tensor:
         """Return the scores of tokens that are fed piece by piece."""
-        cache = self.cached.init_cache(tokens.size(0))
+        cache = self.begin(tokens.size(0))
         parts: list[Tensor] = []
         end = 0
         for piece in tokens.split(pieces, dim=1):
@@ -157,13 +148,10 @@ class Decoder:
             if several and self.told:
                 continue
             shown = " + ".join(map(str, pieces[:6]))
+            decode = partial(self.in_pieces, tokens, pieces)
+            how = f"fed as {shown} tokens"
             try:
-                self.require(
-                    partial(self.in_pieces, tokens, pieces),
-                    tokens,
-                    f"fed as {shown} tokens",
-                    full=full,
-                )
+                self.require(decode, tokens, how, full=full)
             except AssertionError as error:
                 if not several:
                     raise
@@ -179,22 +167,18 @@ class Decoder:
             )
         pair[1][0] = pair[0][0]
         pieces = _prompt_first(time)
-
-        def one_after_the_other() -> Tensor:
-            return [self.in_pieces(tokens, pieces) for tokens in pair][1]
-
-        how = "after another text with the same first row"
-        self.require(one_after_the_other, pair[1], how)
+        self.require(
+            lambda: [self.in_pieces(tokens, pieces) for tokens in pair][1],
+            pair[1],
+            "after another text with the same first row",
+        )
 
     def in_turns(self, pair: list[Tensor]) -> Tensor:
         """Return the scores of two texts, each a token at a time."""
-        caches: list[object] = [
-            self.cached.init_cache(len(tokens)) for tokens in pair
-        ]
+        caches = [self.begin(len(tokens)) for tokens in pair]
+        columns = zip(*(tokens.split(1, 1) for tokens in pair), strict=True)
         parts = []
-        for column in zip(
-            *(tokens.split(1, 1) for tokens in pair), strict=True
-        ):
+        for column in columns:
             answers = [*map(self.decode, column, caches)]
             caches = [cache for _, cache in answers]
             parts.append(torch.cat([scores for scores, _ in answers]))
@@ -202,32 +186,26 @@ class Decoder:
 
     def compare_padded(self, time: int, generator: torch.Generator) -> None:
         """Require the same of rows of unlike length, padded on the left."""
-        rows = self.subject.fit_rows(3)
         if not self.masked or time < 4:
             return
-        tokens = self.draw(rows, time, generator)
-        mask = torch.ones_like(tokens)
-        for row in range(rows):
-            mask[row, :row] = 0
+        tokens = self.draw(self.subject.fit_rows(3), time, generator)
+        mask = torch.ones_like(tokens).triu()  # a column more in each row
+        decode = partial(self.in_pieces, tokens, _prompt_first(time), mask)
+        how = "rows of unlike length padded on the left"
         try:
-            self.require(
-                partial(self.in_pieces, tokens, _prompt_first(time), mask),
-                tokens,
-                "rows of unlike length padded on the left",
-                mask,
-            )
+            self.require(decode, tokens, how, mask)
         except ModelRaised as error:  # its mask may mean something else
             self.told += f"; not with a mask: {error}"
 
     def require_an_end(self, tokens: Tensor) -> None:
         """Require that the last token is refused, if it is without a cache."""
         subject, end = self.subject, tokens.size(1) - 1
-        ends = (
-            subject.limit is not None
-            and subject.limit.value == end
-            and has_position_table(self.model, end, subject.vocab_size)
-        )
-        if not ends or tokens.device.type != "cpu":
+        if (
+            subject.limit is None
+            or subject.limit.value != end
+            or not has_position_table(self.model, end, subject.vocab_size)
+            or tokens.device.type != "cpu"
+        ):
             return
         with suppress(ModelRaised):
             subject.scores(self.model, tokens)
@@ -261,22 +239,15 @@ class Decoder:
             return self.subject.scores(self.model, tokens, mask=mask)
 
         full = forward() if full is None else full
-        moved = gaps(decode(), full)
-        if mask is not None:
-            moved = moved.where(mask.bool(), 0.0)
-        row, position = divmod(int(moved.argmax()), tokens.size(1))
-        size = float(moved[row, position])
-
-        def difference() -> Tensor:
-            return minus(decode(), forward())[row, position]
-
-        if size > floor(full) and is_real(
-            self.model, difference, rounding(full)
-        ):
-            batch, time = tokens.shape
+        shown = None if mask is None else mask.bool()
+        known = (full, decode())
+        gap = real_gap(self.model, forward, decode, known, shown)
+        if gap is not None:
+            (row, position), (batch, time) = gap.at, tokens.shape
             raise AssertionError(
                 f"with a cache, {how}, position {position} of {time} in row "
-                f"{row} of {batch} differs from the full forward by {size:.2g}"
+                f"{row} of {batch} differs from the full forward by "
+                f"{gap.size:.2g}"
             )
 
 

@@ -71,19 +71,20 @@ def _compare(
     weights = torch.randn(scores.shape, generator=generator).to(scores)
     with asked("in the backward pass"):
         gradients = torch.autograd.grad(
-            (scores * weights).sum(), [*parameters.values()], allow_unused=True
+            (scores * weights).sum(),
+            [*parameters.values()],
+            allow_unused=True,
+            materialize_grads=True,
         )
-    named = dict(zip(parameters, gradients, strict=True))
+    named = zip(parameters, gradients, strict=True)
     along = _Along(
-        named={n: g.to_dense() for n, g in named.items() if g is not None},
-        parameters=parameters,
-        kept=_padding_rows(search.model, parameters),
-        value=lambda: float((search.call(tokens, mode) * weights).sum()),
-        step=inside.unit ** (1 / 3),
-        rounding=FLOOR
-        * inside.unit
-        * float((scores.detach() * weights).norm()),
-        generator=generator,
+        parameters,
+        {name: gradient.to_dense() for name, gradient in named},
+        _padding_rows(search.model, parameters),
+        lambda: float((search.call(tokens, mode) * weights).sum()),
+        inside.unit ** (1 / 3),
+        FLOOR * inside.unit * float((scores.detach() * weights).norm()),
+        generator,
     )
     if along.smoothest(list(parameters)).agree:
         return ""
@@ -131,9 +132,9 @@ class _Pair:
 class _Along:
     """Measures the derivative of a value along directions in parameters."""
 
-    named: dict[str, Tensor]
     parameters: dict[str, nn.Parameter]
-    kept: dict[str, int]
+    gradients: dict[str, Tensor]
+    kept: dict[str, int]  # rows that no direction leads along
     value: Callable[[], float]
     step: float
     rounding: float
@@ -157,12 +158,12 @@ class _Along:
             directions[name] = noise.to(p) * size
             if name in self.kept:
                 directions[name][self.kept[name]] = 0
-            if name in self.named:
-                parts.append(
-                    float((self.named[name] * directions[name]).sum())
-                )
-        wide = self._difference(directions, step)
-        near = self._difference(directions, step / 2)
+            parts.append(
+                float((self.gradients[name] * directions[name]).sum())
+            )
+        wide, near = (
+            self._difference(directions, by) for by in (step, step / 2)
+        )
         size = sum(part**2 for part in parts) ** 0.5 + abs(near)
         return _Pair(
             backward=sum(parts),

@@ -1,16 +1,16 @@
 """The loss that a model returns itself."""
 
 from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..errors import ModelRaised, SkipCheck, asked
-from ..model.building import Model
+from ..model.building import Model, hooked
 from ..model.reading import find_loss
 from ..model.subject import Subject
 from ..model.tokens import draw, others
@@ -66,7 +66,6 @@ class _Loss:
     """How a loss follows from scores and targets.
 
     Attributes:
-        tokens: whose scores they are.
         scores: those that the softmax runs over.
         shifts: of the targets, inside; both where both would be right.
         added: what targets do not change.
@@ -119,19 +118,16 @@ def _loss_of(
         ids[torch.isin(ids, torch.tensor(subject.hidden))] = subject.scored[0]
     scores, loss = _call(subject, model, tokens, first)
     again, second_loss = _call(subject, model, tokens, second)
-    if scores is not None and again is not None:
-        moved = gaps(scores, again)
-        if float(moved.max()) > floor(scores):
-            position = int(moved.amax(0).argmax())
-            raise AssertionError(
-                f"the scores move with {name}: those of position {position} "
-                f"by {float(moved.max()):.2g}"
-            )
-    if scores is None:
+    if scores is None or again is None:
         scores = subject.scores(model, tokens)
+    elif float((moved := gaps(scores, again)).max()) > floor(scores):
+        position = int(moved.amax(0).argmax())
+        raise AssertionError(
+            f"the scores move with {name}: those of position {position} by "
+            f"{float(moved.max()):.2g}"
+        )
     if loss is None:
         return None
-    _require_finite(loss, "")
     note, added = "", torch.zeros(())
     if not is_mean(scores, first, loss):
         wide = _before_the_cut(subject, model, tokens, scores)
@@ -161,7 +157,6 @@ def _try_marks(
             continue
         if loss is None:
             continue
-        _require_finite(loss, f" with targets {mark}")
         loss = loss - case.added
         if mark != -100:
             # to some models -1 is an id like any other, as in indexing
@@ -178,11 +173,9 @@ def _require_gradient(
     subject: Subject, model: Model, targets: Tensor, case: _Loss
 ) -> None:
     """Require that the loss has a gradient, that of the cross-entropy."""
-    weights = [
-        p
-        for p in getattr(model, "parameters", list)()
-        if p.requires_grad and p.numel()
-    ]
+    if not isinstance(model, nn.Module):
+        return
+    weights = [p for p in model.parameters() if p.requires_grad and p.numel()]
     if not weights:
         return
     call = partial(_call, subject, model, case.tokens, targets, grad=True)
@@ -222,11 +215,6 @@ def _size(gradients: Iterable[Tensor]) -> float:
     return sum(parts) ** 0.5
 
 
-def _require_finite(loss: Float[Tensor, ""], where: str) -> None:
-    if not torch.isfinite(loss):
-        raise AssertionError(f"the loss is {float(loss)}{where}")
-
-
 def _call(
     subject: Subject,
     model: Model,
@@ -244,24 +232,28 @@ def _call(
         answer = subject.caller.call_with_targets(model, *given)
     if not given[1].equal(targets.to(subject.device)):
         raise AssertionError(f"a forward changes its {name}")
-    return subject.find(answer, *tokens.shape), find_loss(answer)
+    loss = find_loss(answer)
+    if loss is not None and not torch.isfinite(loss):
+        raise AssertionError(
+            f"the loss is {float(loss)}, with {name} from "
+            f"{int(targets.min())} to {int(targets.max())}"
+        )
+    return subject.find(answer, *tokens.shape), loss
 
 
 def _before_the_cut(
     subject: Subject, model: Model, tokens: Tensor, scores: Tensor
 ) -> Tensor | None:
     """Return a module's output whose first columns are the scores."""
-    vocab, found = scores.size(-1), []
+    vocab = scores.size(-1)
+    found: list[Tensor] = []
 
-    def look(module: nn.Module, given: object, answer: object) -> None:
+    def look(module: nn.Module, args: Any, kwargs: Any, answer: Any) -> None:
         if not isinstance(answer, Tensor) or answer.size(-1) <= vocab:
             return
         if answer[..., :vocab].equal(scores):
             found.append(answer)
 
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    with ExitStack() as hooks:
-        for module in modules:
-            hooks.enter_context(module.register_forward_hook(look))
+    with hooked(model.modules() if isinstance(model, nn.Module) else (), look):
         subject.scores(model, tokens)
     return found[0] if found else None

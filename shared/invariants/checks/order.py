@@ -67,12 +67,14 @@ def _swapped_in_vain(subject: Subject, places: list[int]) -> list[int]:
             text[places] = others(
                 text[0].expand(len(places)), vocab, generator
             )
-            rows = [_with(text, {0: text[s], s: text[0]}) for s in places]
+            rows = [_swapped(text, 0, s) for s in places]
             base, moved = _moved(search, text, rows)
             least = max(base, ALIKE * max(moved))
             swaps = dict(zip(places, moved, strict=True))
             places = [s for s in places if swaps[s] <= least]
-            rows = [_with(text, {s: text[0]}) for s in places]
+            rows = [
+                text.index_fill(0, torch.tensor(s), text[0]) for s in places
+            ]
             counts = _moved(search, text, rows)[1] if rows else []
             places = [
                 s
@@ -80,13 +82,6 @@ def _swapped_in_vain(subject: Subject, places: list[int]) -> list[int]:
                 if max(swaps[s], base) < ALIKE * count
             ]
     return places
-
-
-def _with(text: Int[Tensor, "time"], ids: dict[int, Tensor]) -> Tensor:
-    text = text.clone()
-    for place, token in ids.items():
-        text[place] = token
-    return text
 
 
 def _moved(
@@ -110,9 +105,9 @@ def _some_permutation(subject: Subject) -> str:
             tokens = draw(vocab, 1, time, generator, False)[0]
             # two ids at least, however small the vocabulary
             tokens[time - 2] = others(tokens[time - 3], vocab, generator)
-            rows = [tokens, _swapped(tokens, time - 3), _swapped(tokens, 0)]
-            rows.append(torch.cat([tokens[:-1].flip(0), tokens[-1:]]))
-            batch = torch.stack(rows)
+            swaps = [_swapped(tokens, at, at + 1) for at in (time - 3, 0)]
+            reversed_ = torch.cat([tokens[:-1].flip(0), tokens[-1:]])
+            batch = torch.stack([tokens, *swaps, reversed_])
 
             def difference(
                 batch: Tensor = batch, search: Search = search
@@ -134,7 +129,9 @@ def _some_permutation(subject: Subject) -> str:
     )
 
 
-def _swapped(tokens: Int[Tensor, "time"], at: int) -> Int[Tensor, "time"]:
+def _swapped(
+    tokens: Int[Tensor, "time"], one: int, other: int
+) -> Int[Tensor, "time"]:
     tokens = tokens.clone()
-    tokens[[at, at + 1]] = tokens[[at + 1, at]]
+    tokens[[one, other]] = tokens[[other, one]]
     return tokens

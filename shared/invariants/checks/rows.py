@@ -8,14 +8,7 @@ from ..model.subject import Subject
 from ..model.tokens import SHORT, draw, others
 from ..search.larger_weights import amplified
 from ..search.leaks import Search
-from ..search.tolerance import (
-    dtype_name,
-    floor,
-    gaps,
-    is_real,
-    minus,
-    rounding,
-)
+from ..search.tolerance import dtype_name, real_gap
 from ..search.trial import EVAL, Mode
 
 
@@ -61,35 +54,35 @@ def _try(
     if rows * time * vocab > 1 << 26:
         rows = 2
     tokens = draw(vocab, rows, time, generator)
-    some = range(rows) if time <= SHORT else (0, rows - 1)
+    short = time <= SHORT
+    some = range(rows) if short else (0, rows - 1)
     if not search.has_time(time, rows, 3):
         return
     batch = _Batch(search, EVAL, tokens)
     for row in some:
         batch.compare(row, tokens[row : row + 1], 0, "alone")
-    order = torch.arange(rows).roll(1)
-    moved = search.run(tokens[order])
+    order = tokens.roll(1, 0)
+    moved = search.run(order)
     for row in some:
-        what, new = "in another order", (row + 1) % rows
-        batch.compare(row, tokens[order], new, what, moved)
-    if time <= SHORT:
+        new = (row + 1) % rows
+        batch.compare(row, order, new, "in another order", moved)
+    if short:
         batch.compare(0, tokens.repeat(2, 1), rows, "repeated")
     for mode in (EVAL, Mode("in train mode", training=True)):
-        calls = 9 if time <= SHORT else 3
+        calls = 9 if short else 3
         if not search.has_time(time, rows, calls, mode, what="replaced,"):
             continue
         if mode.training:
             batch = _Batch(search, mode, tokens)
-        for row in some if time > SHORT else sorted({0, 1 % rows, rows - 1}):
+        for row in sorted({0, 1 % rows, rows - 1}) if short else some:
             replaced = others(tokens, vocab, generator)
             replaced[row] = tokens[row]
-            what = "with the other rows replaced"
-            batch.compare(row, replaced, row, what)
-            equal = tokens[row].repeat(rows, 1)
-            changed = equal.clone()
-            far = (row + 1) % rows
-            changed[far] = others(equal[far], vocab, generator)
-            if time <= SHORT:
+            batch.compare(row, replaced, row, "with the other rows replaced")
+            if short:
+                far = (row + 1) % rows
+                equal = tokens[row].repeat(rows, 1)
+                changed = equal.clone()
+                changed[far] = others(equal[far], vocab, generator)
                 what = f"with row {far} changed among equal rows"
                 _Batch(search, mode, equal).compare(row, changed, row, what)
 
@@ -123,27 +116,24 @@ class _Batch:
             others_scores: where they are known already.
         """
         search, mode = self.search, self.mode
-
-        def difference() -> Tensor:
-            a = search.run(self.tokens, mode)[row]
-            return minus(search.run(others, mode)[other], a)
-
         if others_scores is None:
             others_scores = search.run(others, mode)
-        scores = self.scores[row]
-        moved = gaps(scores, others_scores[other])
-        position = int(moved.argmax())
-        size, noise = float(moved[position]), rounding(scores)
-        if not size > floor(scores):
+        gap = real_gap(
+            search.model,
+            lambda: search.run(self.tokens, mode)[row],
+            lambda: search.run(others, mode)[other],
+            (self.scores[row], others_scores[other]),
+        )
+        if gap is None:
             return
         if mode.training and not search.same_draws(self.tokens, others, mode):
             search.draws_differ = True
-        elif is_real(search.model, lambda: difference()[position], noise):
-            rows, time = self.tokens.shape
-            raise AssertionError(
-                f"row {row} of a batch of {rows} depends on other rows: "
-                f"{what} (a batch of {len(others)}), its scores at position "
-                f"{position} move by {size:.2g} at length {time} "
-                f"({dtype_name(scores.dtype)}{search.conditions(mode)}; "
-                f"rounding there is {noise:.1g})"
-            )
+            return
+        rows, time = self.tokens.shape
+        raise AssertionError(
+            f"row {row} of a batch of {rows} depends on other rows: {what} (a "
+            f"batch of {len(others)}), its scores at position {gap.at[0]} "
+            f"move by {gap.size:.2g} at length {time} "
+            f"({dtype_name(self.scores.dtype)}{search.conditions(mode)}; "
+            f"rounding there is {gap.noise:.1g})"
+        )

@@ -1,6 +1,5 @@
 """What comes into a part of the model gets through it."""
 
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -8,6 +7,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..errors import SkipCheck
+from ..model.building import hooked
 from ..model.reading import tensors_in
 from ..model.subject import Subject
 from ..model.tokens import draw
@@ -82,12 +82,7 @@ def _require_parts_that_move(subject: Subject, model: nn.Module) -> None:
 
     time = subject.lengths.fit(7)
     tokens = draw(subject.vocab_size, 3, time, subject.generator())
-    with ExitStack() as hooks:
-        for module in names:
-            if next(module.parameters(), None) is not None:
-                hooks.enter_context(
-                    module.register_forward_hook(look, with_kwargs=True)
-                )
+    with hooked((m for m in names if [*m.parameters()]), look):
         subject.scores(model, tokens)
     still = [name for name, moved in moves.items() if not moved]
     if still:
@@ -123,8 +118,7 @@ class _Choices(TorchFunctionMode):
         super().__init__()
         self.time = time
         self.found: list[tuple[float, float, int]] = []
-        self._products: Tensor | None = None
-        self._query = self._key = torch.empty(0)
+        self._products = self._query = self._key = torch.empty(0)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -145,8 +139,15 @@ class _Choices(TorchFunctionMode):
                 tensors = [x for x in given if isinstance(x, Tensor)]
                 self._query, self._key = tensors[-2:]
                 self._products = answer.clone()
-            elif name == "softmax" and self._products is not None:
-                self._scaled(self._products, args[0], answer > 0)
+            elif name == "softmax" and self._products.shape == args[0].shape:
+                # the scores may have biases, too
+                pair = (
+                    x[answer > 0].double() for x in (self._products, args[0])
+                )
+                x, y = (values - values.mean() for values in pair)
+                self._note(
+                    self._products, float(x @ y / (x @ x).clamp(1e-300))
+                )
         return answer
 
     def _fused(
@@ -161,13 +162,6 @@ class _Choices(TorchFunctionMode):
             if query.ndim == 4:  # a key's head may serve several queries'
                 key = key.repeat_interleave(query.size(1) // key.size(1), 1)
             self._note(query @ key.mT, scale or query.size(-1) ** -0.5)
-
-    def _scaled(self, products: Tensor, scores: Tensor, seen: Tensor) -> None:
-        """Note products, scaled as scores are that may have biases, too."""
-        if products.shape == scores.shape:
-            x, y = products[seen].double(), scores[seen].double()
-            x, y = x - x.mean(), y - y.mean()
-            self._note(products, float(x @ y / (x @ x).clamp(1e-300)))
 
     def _note(self, products: Tensor, scale: float) -> None:
         sizes = self._query.norm(dim=-1)

@@ -5,8 +5,8 @@ import functools
 import inspect
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -26,7 +26,6 @@ class Builder:
         fresh: whether a factory builds it, with untrained weights.
         can_copy: whether copies of a model have modules of their own.
         device: where models are moved to; at first where the first one is.
-        original: what is copied in place of calling the factory, or None.
     """
 
     def __init__(
@@ -50,34 +49,26 @@ class Builder:
         self._first: Callable[[], Any] | None = None
 
     def build(self, seed: int | None = None) -> Model:
-        """Return the model anew: from the factory, or a copy of the one given.
-
-        Args:
-            seed: of the weights; None: the builder's own, so that each model
-                built has the same weights.
-        """
+        """Return the model anew; seed is that of its weights, if another."""
         if seed is None and self.original is not None:
             return copy.deepcopy(self.original).to(self.device)
         with isolated(self.seed if seed is None else seed):
             model = self._make() if self.fresh else self._copy(self.given)
         if self.device is None:
-            self.device = device_of(model)
+            parts = model if isinstance(model, nn.Module) else nn.Module()
+            tensors = [*parts.parameters(), *parts.buffers(), torch.empty(0)]
+            self.device = tensors[0].device
         elif isinstance(model, nn.Module):
             model = model.to(self.device)
         return model
 
     def keep(self, model: Model) -> Model:
-        """Copy a model from now on, where building each takes long.
-
-        Returns:
-            A first copy; or the model itself, where it cannot be copied.
-        """
-        if not self.fresh or not isinstance(model, nn.Module):
-            return model
-        with suppress(Exception):
-            copied = copy.deepcopy(model)
-            self.original = model
-            return copied
+        """Copy a model from now on, and return a copy: building takes long."""
+        if self.fresh and isinstance(model, nn.Module):
+            with suppress(Exception):
+                copied = copy.deepcopy(model)
+                self.original = model
+                return copied
         return model
 
     def _make(self) -> Model:
@@ -196,14 +187,6 @@ def name_of(given: Model) -> str | None:
     return None if name == "<lambda>" else name
 
 
-def device_of(model: Model) -> torch.device:
-    """Return where a model's first tensor is."""
-    if isinstance(model, nn.Module):
-        for tensor in [*model.parameters(), *model.buffers()]:
-            return tensor.device
-    return torch.device("cpu")
-
-
 class KeptState:
     """What a model's modules hold beside their parameters, to be put back.
 
@@ -255,6 +238,25 @@ class KeptState:
             (id(b), -1 if b.is_inference() else b._version)
             for b in self.model.buffers()
         ]
+
+
+@contextmanager
+def hooked(
+    modules: Iterable[nn.Module],
+    after: Callable[..., Any],
+    before: Callable[..., Any] | None = None,
+) -> Iterator[None]:
+    """Call a function after each call of modules inside, one before it."""
+    with ExitStack() as hooks:
+        for module in modules:
+            if before is not None:
+                hooks.enter_context(
+                    module.register_forward_pre_hook(before, with_kwargs=True)
+                )
+            hooks.enter_context(
+                module.register_forward_hook(after, with_kwargs=True)
+            )
+        yield
 
 
 @contextmanager

@@ -30,11 +30,9 @@ class Caller:
     Attributes:
         method: "log_probs" where that is called; None: the model itself.
         token_name: the ids' keyword; None: they go by position.
-        takes_mask: whether it takes an attention mask.
-        target_name: the targets' keyword in the model's own call, or None.
+        target_name: the targets' keyword in the model's own call.
         own_token_name: the ids' keyword there.
         given: what each call gets beside the ids, made from these.
-        time_first: whether it takes (time, batch).
         optional: names of arguments that are None unless they are given.
     """
 

@@ -11,35 +11,21 @@ from torch import Tensor
 
 @dataclass
 class Costs:
-    """Reckons the seconds of all calls, from a few that were measured.
+    """Reckons the seconds of all calls, from a few that were measured."""
 
-    Attributes:
-        call: seconds of any call.
-        token: and of each token in it.
-        build: of a copy of the model.
-        began: when the first check did, by the clock.
-        reckoned: seconds of all calls so far.
-        calls: how many.
-        backwards: how many backward passes.
-        tokens: in all calls.
-        end: what may be spent until the check under way ends.
-        granted: how often it has asked for time and got it.
-        left_out: lengths that it had no time for, by what is done to them.
-        heavy: whether the model has many weights.
-    """
-
-    call: float = 0.0
-    token: float = 0.0
-    build: float = 0.0
-    began: float = field(default_factory=perf_counter)
-    reckoned: float = 0.0
+    call: float = 0.0  # seconds of any call
+    token: float = 0.0  # and of each token in it
+    build: float = 0.0  # of a copy of the model
+    heavy: bool = False  # whether the model has many weights
+    began: float = field(default_factory=perf_counter)  # the first check
+    reckoned: float = 0.0  # seconds of all calls so far
     calls: int = 0
     backwards: int = 0
-    tokens: int = 0
+    # of the check under way: what may be spent until it ends, how often it
+    # has got time that it asked for, and lengths without, by what is done
     end: float = math.inf
     granted: int = 0
     left_out: dict[str, list[int]] = field(default_factory=dict)
-    heavy: bool = False
 
     @property
     def spent(self) -> float:
@@ -76,26 +62,19 @@ class Costs:
     def charge(self, scores: Tensor) -> None:
         """Count a call that has given these, and a backward pass from them."""
         tokens = scores.size(0) * scores.size(1)
-        double = scores.dtype == torch.float64
+        seconds = self.of(tokens, double=scores.dtype == torch.float64)
         self.calls += 1
-        self.tokens += tokens
-        self.reckoned += self.of(tokens, double=double)
+        self.reckoned += seconds
 
         def backward(gradient: Tensor) -> None:
             self.backwards += 1
-            self.reckoned += 2 * self.of(tokens, double=double)
+            self.reckoned += 2 * seconds
 
         if scores.requires_grad:
             scores.register_hook(backward)
 
     def has_time(self, seconds: float, length: int, what: str = "") -> bool:
-        """Whether there is time for a length; if not, that is kept.
-
-        Args:
-            seconds: that it takes.
-            length: of the sequences.
-            what: is done, or how.
-        """
+        """Whether there is time to do something at a length, or note it."""
         if seconds > self.left:
             self.left_out.setdefault(what, []).append(length)
             return False

@@ -39,10 +39,7 @@ def find_lengths(
 ) -> Lengths:
     """Return the lengths that a model accepts, as far as some of them show.
 
-    Args:
-        accepts: whether it answers a length as it should.
-        longest: of those to try.
-        known: one that it accepts.
+    One is known; none over the longest is tried.
     """
     accepts = cache(accepts)
     if all(accepts(t) for t in (*FEW, longest) if t <= longest):

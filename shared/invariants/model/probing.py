@@ -8,31 +8,31 @@ import torch
 
 from ..errors import ModelRaised
 from .calling import Caller
-from .reading import Reader, describe, find_scores, follow, tensors_in
+from .reading import Reader, describe, find_scores, tensors_in
 
-Ask = Callable[[Caller, int, int, int], Any]
-Answers = list[tuple[Any, int, int]]
+Size = tuple[int, int]  # of batch and time
 
 
 @dataclass(frozen=True)
 class Probed:
-    """How a model is called and read, or why it cannot be.
+    """How a model is called and read, or what is wrong with its answers.
 
     Attributes:
-        caller: calls it.
-        reader: reads its answers; None: they hold no scores.
         size: of batch and time that it answered.
-        fault: what is wrong with the answers' shape.
     """
 
     caller: Caller
     reader: Reader | None
-    size: tuple[int, int]
+    size: Size
     fault: str = ""
 
 
 def probe(
-    ask: Ask, caller: Caller, vocab: int, block: int, padded: bool
+    ask: Callable[[Caller, int, int, int], Any],
+    caller: Caller,
+    vocab: int,
+    block: int,
+    padded: bool,
 ) -> Probed:
     """Return how a model is called, and how its answers are read.
 
@@ -50,29 +50,37 @@ def probe(
     Raises:
         ModelRaised: where it answers at no size.
     """
-    answered: Probed | None = None
-    raised: ModelRaised | None = None
+    unread: list[Probed] = []
+    raised: list[ModelRaised] = []
     for sizes in _sizes(vocab, block):
         for call in _callers(caller):
             try:
-                answers = [(ask(call, b, t, vocab), b, t) for b, t in sizes]
+                answers = [ask(call, *size, vocab) for size in sizes]
             except ModelRaised as error:
-                raised = raised or error
+                raised.append(error)
                 continue
-            batch, time = sizes[1]
-            reader = _find_reader(answers, vocab, padded, call.time_first)
-            if reader is not None:
-                return Probed(call, reader, (batch, time))
-            fault = (
-                f"the scores for tokens of shape {(batch, time)} should have "
-                f"shape {(batch, time, vocab)} (batch, time, vocab), got "
-                f"{describe(answers[1][0])}"
+            reader = _find_reader(
+                [*zip(answers, sizes, strict=True)],
+                vocab,
+                padded,
+                call.time_first,
             )
-            answered = answered or Probed(call, None, (batch, time), fault)
-    if answered is None:
-        assert raised is not None
-        answered = _overflow(ask, caller, vocab, min(2, block), raised)
-    return answered
+            if reader is not None:
+                return Probed(call, reader, sizes[1])
+            fault = (
+                f"the scores for tokens of shape {sizes[1]} should have shape "
+                f"{(*sizes[1], vocab)} (batch, time, vocab), got "
+                f"{describe(answers[1])}"
+            )
+            unread.append(Probed(call, None, sizes[1], fault))
+    if unread:
+        return unread[0]
+    try:
+        ask(caller, 1, 1, 1)  # id 0 alone
+    except ModelRaised:
+        raise raised[0] from raised[0].__cause__
+    fault = f"of {vocab} ids some are refused: {raised[0]}"
+    return Probed(caller, None, (1, 1), fault)
 
 
 def _callers(caller: Caller) -> Iterator[Caller]:
@@ -90,28 +98,11 @@ def _callers(caller: Caller) -> Iterator[Caller]:
             )
 
 
-def _overflow(
-    ask: Ask, caller: Caller, vocab: int, time: int, raised: ModelRaised
-) -> Probed:
-    """Return which id is the first to raise, or raise where all do."""
-    low, high = 0, vocab
-    while high - low > 1:
-        middle = (low + high) // 2 if low else 1
-        try:
-            ask(caller, 1, time, middle)
-            low = middle
-        except ModelRaised as error:
-            if not low:
-                raise raised from error.__cause__
-            high, raised = middle, error
-    fault = f"id {low} of {vocab} is refused: {raised}"
-    return Probed(caller, None, (1, time), fault)
-
-
-def _sizes(vocab: int, block: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield pairs of sizes of batch and time to find the scores at."""
-    yield probe_sizes(vocab, block)
-    yield [(1, t) for _, t in probe_sizes(vocab, block)]
+def _sizes(vocab: int, block: int) -> Iterator[list[Size]]:
+    """Yield pairs of sizes to find the scores at."""
+    pair = probe_sizes(vocab, block)
+    yield pair
+    yield [(1, time) for _, time in pair]
     for step in (8, 32, 64, 256, block):
         if step <= block:
             last = min(2 * step, block - block % step)
@@ -119,38 +110,39 @@ def _sizes(vocab: int, block: int) -> Iterator[list[tuple[int, int]]]:
             yield [(1, step), (1, last)]
 
 
-def probe_sizes(vocab: int, block: int) -> list[tuple[int, int]]:
+def probe_sizes(vocab: int, block: int) -> list[Size]:
     """Return two sizes of batch and time, told apart from the vocabulary."""
 
-    def shared(batch: int, time: int) -> int:
-        sizes = [batch, time, vocab, batch * time, 1]
-        return len(sizes) - len(set(sizes))
+    def shared(size: Size) -> int:
+        numbers = [*size, vocab, size[0] * size[1], 1]
+        return len(numbers) - len(set(numbers))
 
     sizes = [(b, t) for t in range(min(7, block), 0, -1) for b in (3, 2, 5)]
-    sizes.sort(key=lambda size: shared(*size))  # stable: longest first
+    sizes.sort(key=shared)  # stable: longest first
     first = sizes[0]
     others = [s for s in sizes if s[0] != first[0] and s[1] != first[1]]
     return [first, (others or sizes[1:])[0]]
 
 
 def _find_reader(
-    answers: Answers, vocab: int, padded: bool, time_first: bool
+    answers: list[tuple[Any, Size]], vocab: int, padded: bool, time_first: bool
 ) -> Reader | None:
     """Return a reader of what is at the same place in both answers."""
     if time_first:
-        answers = [(answer, time, batch) for answer, batch, time in answers]
-    answer, batch, time = answers[-1]
+        answers = [(answer, size[::-1]) for answer, size in answers]
+    last, size = answers[-1]
     widths = [vocab]
     if padded:
         widths += [
             tensor.size(2)
-            for _, tensor in tensors_in(answer)
-            if tensor.ndim == 3 and tensor.shape[:2] == (batch, time)
+            for _, tensor in tensors_in(last)
+            if tensor.ndim == 3 and tensor.shape[:2] == size
         ][:1]
     for width in widths:
-        first, second = (find_scores(*answer, width) for answer in answers)
-        for path, form in first:
-            if (path, form) in second and width >= vocab:
-                dtype = follow(answer, path).dtype
-                return Reader(path, form, dtype, width, vocab)
+        places = [
+            find_scores(answer, *size, width) for answer, size in answers
+        ]
+        for place in places[0]:
+            if place in places[1] and width >= vocab:
+                return Reader(*place, width, vocab)
     return None

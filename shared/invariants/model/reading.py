@@ -3,10 +3,8 @@
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import permutations
 from typing import Any
 
-import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
@@ -20,52 +18,38 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Form:
-    """Where batch, time and vocabulary are in a tensor of scores.
+    """The axes of batch, time and vocabulary in scores.
 
-    Attributes:
-        axes: of batch, time and vocabulary; None where batch and time are
-            one axis, followed by the vocabulary.
-        ndim: number of axes; of one more than three the first is read.
+    None where batch and time are one axis, followed by the vocabulary.
     """
 
     axes: tuple[int, int, int] | None
-    ndim: int
-
-    @property
-    def time_first(self) -> bool:
-        """Whether time comes before the batch."""
-        return self.axes is not None and self.axes[1] < self.axes[0]
 
     def __str__(self) -> str:
         if self.axes is None:
             return "(batch * time, vocab)"
-        words = dict(zip(self.axes, ("batch", "time", "vocab"), strict=True))
-        axes = [words.get(i, "head") for i in range(self.ndim)]
-        return f"({', '.join(axes)})"
+        words = zip(self.axes, ("batch", "time", "vocab"), strict=True)
+        return f"({', '.join(word for _, word in sorted(words))})"
 
     def shape(self, batch: int, time: int, vocab: int) -> tuple[int, ...]:
         """Return the shape that an answer of this form has."""
         if self.axes is None:
             return (batch * time, vocab)
-        sizes = dict(zip(self.axes, (batch, time, vocab), strict=True))
-        return tuple(sizes.get(i, 1) for i in range(self.ndim))
+        sizes = zip(self.axes, (batch, time, vocab), strict=True)
+        return tuple(size for _, size in sorted(sizes))
 
     def read(
         self, answer: Shaped[Tensor, "..."], batch: int, time: int
     ) -> Float[Tensor, "batch time vocab"]:
-        """Return the scores in the common form, or raise ValueError."""
+        """Return scores in the common form."""
         if self.axes is None:
-            scores = answer.unflatten(0, (batch, time))
-        else:
-            if answer.ndim != self.ndim:
-                raise ValueError(f"{answer.ndim} axes, not {self.ndim}")
-            extra = [i for i in range(self.ndim) if i not in self.axes]
-            scores = answer.permute(*self.axes, *extra)
-            for _ in extra:
-                scores = scores[..., 0]
-        if scores.shape[:2] != (batch, time):
-            raise ValueError(f"shape {tuple(answer.shape)}")
-        return scores
+            return answer.unflatten(0, (batch, time))
+        return answer.permute(self.axes)
+
+
+BATCH_FIRST, TIME_FIRST = Form((0, 1, 2)), Form((1, 0, 2))
+# The likeliest first; (batch, vocab, time) is the third.
+FORMS = (Form(None), BATCH_FIRST, Form((0, 2, 1)), TIME_FIRST)
 
 
 @dataclass(frozen=True)
@@ -74,15 +58,13 @@ class Reader:
 
     Attributes:
         path: to the scores in an answer.
-        form: where batch, time and vocabulary are in them.
-        dtype: theirs.
+        form: of their axes.
         width: number of scores at a position, as many as ids or more.
         vocab_size: number of ids.
     """
 
     path: Path
     form: Form
-    dtype: torch.dtype
     width: int
     vocab_size: int
 
@@ -103,67 +85,45 @@ class Reader:
                 f"the scores are {self.width} wide, the vocabulary has "
                 f"{self.vocab_size} ids"
             )
+        shape = self.form.shape(batch, time, self.width)
         found = follow(answer, self.path)
-        if isinstance(found, Tensor):
-            if not strict:
-                shape = self.form.shape(batch, time, self.width)
-                found = unsqueezed(found, shape)
-            try:
-                scores = self.form.read(found, batch, time)
-            except (ValueError, RuntimeError):
-                scores = None
-            if scores is not None and scores.size(2) == self.width:
-                return scores[..., : self.vocab_size]
-        for path, form in find_scores(answer, batch, time, self.width):
-            if form == self.form:
-                scores = form.read(follow(answer, path), batch, time)
-                return scores[..., : self.vocab_size]
-        raise ModelRaised(
-            f"the scores for tokens of shape {(batch, time)} should have "
-            f"shape {(batch, time, self.vocab_size)}, got {describe(answer)}"
-        )
+        if isinstance(found, Tensor) and not strict:
+            found = unsqueezed(found, shape)
+        if not isinstance(found, Tensor) or found.shape != shape:
+            places = find_scores(answer, batch, time, self.width)
+            paths = [path for path, form in places if form == self.form]
+            if not paths:
+                raise ModelRaised(
+                    f"the scores for tokens of shape {(batch, time)} should "
+                    f"have shape {(batch, time, self.vocab_size)}, got "
+                    f"{describe(answer)}"
+                )
+            found = follow(answer, paths[0])
+        return self.form.read(found, batch, time)[..., : self.vocab_size]
 
 
 def find_scores(
     answer: Any, batch: int, time: int, vocab: int
 ) -> list[tuple[Path, Form]]:
     """Return where in an answer there are scores, the likeliest first."""
-    found = []
-    for path, tensor in tensors_in(answer):
-        for form in _forms(tensor.shape, batch, time, vocab):
-            if tensor.is_floating_point():
-                found.append((path, form))
-    return found
-
-
-def _forms(
-    shape: torch.Size, batch: int, time: int, vocab: int
-) -> Iterator[Form]:
-    if shape == (batch * time, vocab):
-        yield Form(None, 2)
-    if len(shape) not in (3, 4):
-        return
-    orders = [axes for axes in permutations(range(len(shape)), 3)]
-    # (batch, time, vocab) first, then (batch, vocab, time), time-first last
-    orders.sort(key=lambda axes: (axes[0] > axes[1], axes[1] > axes[2]))
-    for b, t, v in orders:
-        fits = (shape[b], shape[t], shape[v]) == (batch, time, vocab)
-        # the vocabulary is never the first axis of three
-        if fits and v > b and not (v < t < b):
-            yield Form((b, t, v), len(shape))
+    return [
+        (path, form)
+        for path, tensor in tensors_in(answer)
+        for form in FORMS
+        if tensor.shape == form.shape(batch, time, vocab)
+        and tensor.is_floating_point()
+    ]
 
 
 def tensors_in(answer: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     """Yield the tensors of an answer; those called scores come first."""
     if isinstance(answer, Tensor):
         yield path, answer
-        return
-    if len(path) == 3:
-        return
-    items = _items(answer)
-    items.sort(key=lambda item: item[0] not in SCORES)
-    for key, value in items:
-        yield from tensors_in(value, (*path, key))
+    elif len(path) < 3:
+        for key, value in sorted(
+            _items(answer), key=lambda item: item[0] not in SCORES
+        ):
+            yield from tensors_in(value, (*path, key))
 
 
 def _items(answer: Any) -> list[tuple[Any, Any]]:

@@ -10,50 +10,25 @@ from torch import nn
 from ..errors import UnusableModel
 
 VOCABULARY = (
-    "vocab_size",
-    "n_vocab",
-    "vocabulary_size",
-    "num_tokens",
+    *("vocab_size", "n_vocab", "vocabulary_size", "num_tokens"),
     "padded_vocab_size",
 )
 # block_size comes last: beside another one it is a tile of the attention.
 LENGTH = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_target_positions",
-    "n_ctx",
-    "context_length",
-    "max_seq_len",
-    "max_seq_length",
-    "max_seqlen",
-    "max_sequence_length",
-    "max_len",
-    "seq_len",
-    "seq_length",
-    "sequence_len",
-    "sequence_length",
-    "ctx_len",
-    "block_size",
+    *("max_position_embeddings", "n_positions", "max_target_positions"),
+    *("n_ctx", "context_length", "max_seq_len", "max_seq_length"),
+    *("max_seqlen", "max_sequence_length", "max_len", "seq_len", "seq_length"),
+    *("sequence_len", "sequence_length", "ctx_len", "block_size"),
 )
 WINDOW = (
-    "window",
-    "window_size",
-    "sliding_window",
-    "sliding_window_size",
-    "attention_window",
-    "attention_window_size",
-    "local_window",
-    "local_window_size",
-    "local_attn_window_size",
-    "receptive_field",
+    *("window", "window_size", "sliding_window", "sliding_window_size"),
+    *("attention_window", "attention_window_size", "local_window"),
+    *("local_window_size", "local_attn_window_size", "receptive_field"),
     "attention_chunk_size",
 )
 # Where a model may change its ways, though nothing is forgotten there.
 TILES = (
-    "kernel_size",
-    "conv_kernel",
-    "chunk_size",
-    "block_length",
+    *("kernel_size", "conv_kernel", "chunk_size", "block_length"),
     "block_size",
 )
 PADDING = ("pad_token_id", "padding_idx", "pad_id", "pad_idx", "padding_id")
@@ -86,46 +61,38 @@ def choose_sizes(
             that contradicts the model's own.
         ValueError: for what is no positive number.
     """
-    _require_positive("vocab_size", vocab_size)
-    _require_positive("block_size", block_size)
+    for what, size in (("vocab_size", vocab_size), ("block_size", block_size)):
+        if size is not None and not _is_size(size):
+            raise ValueError(f"{what} must be a positive number, got {size!r}")
     known, longest = declared(model, VOCABULARY), declared(model, LENGTH)
-    if vocab_size is None:
-        if known is None:
-            raise UnusableModel(
-                f"{name} does not say its vocabulary: give vocab_size (in "
-                f"the shell --vocab-size)"
-            )
-        vocab_size = known.value
-    elif known is not None and known.value != vocab_size:
+    vocab = vocab_size or (known.value if known else None)
+    block = block_size or (longest.value if longest else None)
+    if vocab is None:
         raise UnusableModel(
-            f"vocab_size={vocab_size} was given, but {name} has {known}"
+            f"{name} does not say its vocabulary: give vocab_size (in the "
+            f"shell --vocab-size)"
         )
-    if vocab_size < 2:
+    if block is None:
+        raise UnusableModel(
+            f"{name} does not say its longest sequence: give block_size (in "
+            f"the shell --block-size), the longest to try"
+        )
+    if known is not None and known.value != vocab:
+        raise UnusableModel(
+            f"vocab_size={vocab} was given, but {name} has {known}"
+        )
+    if vocab < 2:
         raise UnusableModel(
             f"vocab_size must be at least 2 for one token to differ from "
-            f"another, got {vocab_size}"
+            f"another, got {vocab}"
         )
-    if block_size is None:
-        if longest is None:
-            raise UnusableModel(
-                f"{name} does not say its longest sequence: give block_size "
-                f"(in the shell --block-size), the longest to try"
-            )
-        block_size = longest.value
-    elif longest is not None and longest.value < block_size:
+    if longest is not None and longest.value < block:
         notes.append(
-            f"block_size {block_size} was asked for; the model declares "
+            f"block_size {block} was asked for; the model declares "
             f"{longest}, which is used"
         )
-        block_size = longest.value
-    return int(vocab_size), int(block_size)
-
-
-def _require_positive(name: str, size: int | None) -> None:
-    if size is None:
-        return
-    if not _is_size(size):
-        raise ValueError(f"{name} must be a positive number, got {size!r}")
+        block = longest.value
+    return int(vocab), int(block)
 
 
 def declared(model: object, names: tuple[str, ...]) -> Declared | None:

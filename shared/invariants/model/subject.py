@@ -18,7 +18,7 @@ from .costs import Costs
 from .lengths import Lengths
 from .probing import probe
 from .randomness import isolated, seed_all
-from .reading import find_scores, follow
+from .reading import BATCH_FIRST, find_scores, follow
 from .refusals import (
     find_noise,
     find_refusals,
@@ -39,17 +39,10 @@ class Subject:
     Args: as for `check_model`.
 
     Attributes:
-        builder: builds the model anew.
-        caller: calls it as its signature asks.
-        reader: finds the scores in what it answers.
-        name: of the model's class, or of the function.
-        vocab_size: number of tokens.
         block_size: longest sequence that is tried, and accepted.
         limit: the longest sequence as the model declares it, or None.
-        is_module: whether it is an nn.Module.
         parameters: how many numbers it learns; 0 for a function.
         heavy: whether these are so many that calls are spared.
-        says_log_probs: whether its scores are said to be normalised.
         lengths: those that it accepts.
         rows: number of rows that it takes at once; None: as many as given.
         refusals: of lengths and rows, and what is answered instead.
@@ -63,7 +56,6 @@ class Subject:
         notes: what the reader of a report should know.
         less: why a check has tried less than of other models, or "".
         failed_first: the first check that failed, by the cause.
-        costs: what calls take, and how much time there is.
         tell: called with what a check knows before it ends.
 
     Raises:
@@ -82,15 +74,13 @@ class Subject:
         device: torch.device | str | None = None,
         layout: str = "bt",
     ):
-        for name, value, choices in (
+        for name, value, known in (
             ("outputs", outputs, OUTPUTS),
             ("layout", layout, LAYOUTS),
         ):
-            if value not in choices:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(choices)}, got "
-                    f"{value!r}"
-                )
+            if value not in known:
+                words = f"{name} must be one of {', '.join(known)}"
+                raise ValueError(f"{words}, got {value!r}")
         self.seed = seed
         self.notes: list[str] = []
         self.failed_first: dict[str, str] = {}
@@ -162,7 +152,7 @@ class Subject:
             or self.caller.method is not None
             or (outputs == "auto" and "log_probs" in self.reader.path)
         )
-        if self.reader.form.axes != (0, 1, 2):
+        if self.reader.form != BATCH_FIRST:
             self.notes.append(f"the scores are read as {self.reader.form}")
         with suppress(ModelRaised):  # the checks will meet it, too
             find_state(self, model, *probed.size)
@@ -179,16 +169,18 @@ class Subject:
         tokens[-1, -1] = top - 1
         if isinstance(model, nn.Module):
             model.eval()
-        what = f"on tokens of shape {(batch, time)}, in eval mode"
-        for attempt in (1, 2):
+
+        def call() -> Any:
             seed_all(self.seed)
-            try:
-                with asked(what), torch.no_grad():
-                    return caller.call(model, tokens.to(self.device))
-            except ModelRaised:
-                if attempt == 2:
-                    raise
-                self.start_again(model)  # the last call may have left it so
+            what = f"on tokens of shape {(batch, time)}, in eval mode"
+            with asked(what), torch.no_grad():
+                return caller.call(model, tokens.to(self.device))
+
+        try:
+            return call()
+        except ModelRaised:  # the call before may have left it so
+            self.start_again(model)
+            return call()
 
     def start_again(self, model: Model) -> None:
         """Put back what a model held when it was first called."""
@@ -246,11 +238,7 @@ class Subject:
         return torch.Generator().manual_seed(self.seed)
 
     def measure(self) -> bool:
-        """Measure what a copy, a short call and the longest call take.
-
-        Returns:
-            Whether the scores are finite.
-        """
+        """Measure calls and a copy; return whether the scores are finite."""
         costs, short = self.costs, self.lengths.fit(1)
         start = perf_counter()
         model = self.build()
@@ -269,7 +257,7 @@ class Subject:
         return finite
 
     def shared(self, name: object, make: Callable[[], Any]) -> Any:
-        """Return a copy not to be changed; where time is short, one is kept.
+        """Return a copy not to be changed; where time is short, some are kept.
 
         Args:
             name: of the kind of copy.
@@ -311,11 +299,8 @@ class Subject:
 
     def precise(self, masked: bool = False) -> Model:
         """Return the model in float64 where it can be, not to be changed."""
-        if not self._in_double(masked):
-            return self.shared("own", self.build)
-        return self.shared(
-            "float64", lambda: self.doubled(self.build(), masked)
-        )
+        kind = "float64" if self._in_double(masked) else "own"
+        return self.shared(kind, lambda: self.doubled(self.build(), masked))
 
     @property
     def spares(self) -> bool:
@@ -341,8 +326,6 @@ class Subject:
 
     def _in_double(self, masked: bool) -> bool:
         """Whether copies are judged in float64."""
-        if not self.is_module or not self.builder.can_copy:
-            return False
         if masked not in self._double:
             self._double[masked] = self._holds_in_double(masked)
         return self._double[masked]
@@ -355,12 +338,11 @@ class Subject:
         """
         tokens = torch.zeros(1, self.lengths.fit(4), dtype=torch.long)
         hidden = int(masked and tokens.size(1) > 1)
-        mask = torch.ones_like(tokens) if masked else None
-        if mask is not None:
-            mask[:, :hidden] = 0
+        mask = (torch.arange(tokens.size(1)) >= hidden).long().unsqueeze(0)
 
         def answer(model: nn.Module) -> Tensor:
-            return self.scores(model, tokens, mask=mask)[:, hidden:]
+            given = mask if masked else None
+            return self.scores(model, tokens, mask=given)[:, hidden:]
 
         try:
             scores = answer(self.build_module("").double())
@@ -368,9 +350,9 @@ class Subject:
             return False
         if scores.dtype != torch.float64:
             return False
-        if bool(torch.isfinite(scores).all()):
-            return True
-        if not bool(torch.isfinite(answer(self.build_module(""))).all()):
+        if bool(torch.isfinite(scores).all()) or not bool(
+            torch.isfinite(answer(self.build_module(""))).all()
+        ):
             return True
         how = " with a left-padded attention mask" if masked else ""
         self.notes.append(
@@ -412,13 +394,11 @@ class Subject:
         """
         if self.keeps_state and not go_on:
             self.start_again(model)
+        if self.noisy and not training and seed is None:
+            seed = self.seed
+        if seed is not None:
+            seed_all(seed)
         if self.rows is not None and len(tokens) > self.rows:
-            parts = tokens.split(self.rows)
-            masks = (
-                [None] * len(parts) if mask is None else mask.split(self.rows)
-            )
-            if seed is not None:
-                seed_all(seed)
             call = partial(
                 self.scores,
                 model,
@@ -428,32 +408,23 @@ class Subject:
                 go_on=go_on,
                 as_given=as_given,
             )
-            return torch.cat(
-                [
-                    call(ids, mask=m)
-                    for ids, m in zip(parts, masks, strict=True)
-                ]
-            )
+            parts = tokens.split(self.rows)
+            if mask is None:
+                return torch.cat([call(ids) for ids in parts])
+            pairs = zip(parts, mask.split(self.rows), strict=True)
+            return torch.cat([call(ids, mask=shown) for ids, shown in pairs])
         if isinstance(model, nn.Module) and model.training != training:
             model.train(training)
-        if self.noisy and not training and seed is None:
-            seed = self.seed
-        if seed is not None:
-            seed_all(seed)
         # what a model does to its input must not reach the next check
         given = tokens.to(self.device, copy=not as_given)
         extra = {} if mask is None else {MASK: mask.to(self.device)}
-        batch, time = tokens.shape
-        what = f"on tokens of shape {(batch, time)}, in "
+        what = f"on tokens of shape {tuple(tokens.shape)}, in "
         what += "train mode" if training else "eval mode"
         if mask is not None:
             what += ", with an attention mask"
-        with (
-            asked(what),
-            torch.set_grad_enabled(grad),
-        ):
+        with asked(what), torch.set_grad_enabled(grad):
             answer = self.caller.call(model, given, **extra)
-        scores = self.read(answer, batch, time, strict)
+        scores = self.read(answer, len(tokens), tokens.size(1), strict)
         self.costs.charge(scores)
         return scores
 
@@ -461,11 +432,10 @@ class Subject:
         self, answer: Any, batch: int, time: int, strict: bool = False
     ) -> Float[Tensor, "batch time vocab"]:
         """Return the scores in an answer, as `scores` does."""
+        size = (time, batch) if self.caller.time_first else (batch, time)
+        scores = self.reader.read(answer, *size, strict)
         if self.caller.time_first:
-            scores = self.reader.read(answer, time, batch, strict)
             scores = scores.transpose(0, 1)
-        else:
-            scores = self.reader.read(answer, batch, time, strict)
         if self.hidden:
             at = torch.tensor(self.hidden, device=scores.device)
             scores = scores.index_fill(-1, at, 0.0)

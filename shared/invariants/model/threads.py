@@ -14,12 +14,9 @@ SMALL_WORK = 2e9
 def few_threads(
     parameters: int, tokens: int, count: int | None = None
 ) -> Iterator[int]:
-    """Compute on one thread inside where the model and its input are small.
+    """Compute on one thread inside where a model and its input are small.
 
-    Args:
-        parameters: of the model.
-        tokens: of one forward pass, in all rows.
-        count: how many threads instead; None: as the sizes say.
+    With a count, on as many.
     """
     before = torch.get_num_threads()
     if count is None:

@@ -12,16 +12,11 @@ LONG = 3 / 4  # share of a mode's time that a long sequence takes at most
 
 
 class Affordable:
-    """Chooses splits that there is time for, and tells which were tried.
-
-    Attributes:
-        tried: splits, by mode and length.
-        wanted: how many there are to try, by mode and length.
-        modes: how many are to come.
-    """
+    """Chooses splits that there is time for, and tells which were tried."""
 
     def __init__(self, modes: int) -> None:
-        self.modes, self.end = modes, math.inf
+        self.modes, self.end = modes, math.inf  # modes that are to come
+        # by mode and length: splits, and how many of them there are
         self.tried: dict[str, dict[int, set[int]]] = defaultdict(dict)
         self.wanted: dict[str, dict[int, int]] = defaultdict(dict)
 
@@ -52,7 +47,6 @@ class Affordable:
             {*splits} - tried,
             key=lambda s: (s not in (1, time - 1), s & (s - 1) > 0, -s),
         )
-        double = search.double
         room = min(self.end - costs.spent, costs.left)
         at_once = 1 if alone else search.rows_at_once(time)
         least = len(left) if time <= SHORT else 1
@@ -60,7 +54,7 @@ class Affordable:
             rows = min(count, at_once)
             calls = 1 + -(-count // max(rows, 1))  # the base first
             tokens = calls * rows * time
-            seconds = costs.of(tokens, calls, double=double)
+            seconds = costs.of(tokens, calls, double=search.double)
             if seconds <= room * (1 if count == least else LONG):
                 break
         else:

@@ -2,17 +2,18 @@
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from ..model.building import hooked
 from ..model.reading import tensors_in
 
-Parts = list[Tensor | None]
-Seen = dict[tuple[str, int], tuple[Parts, Parts]]
+Parts = list[Tensor]
+Calls = dict[tuple[str, int], tuple[Parts, Parts]]
 
 
 def first_difference(
@@ -24,80 +25,67 @@ def first_difference(
     before: int,
     noise: float,
 ) -> str | None:
-    """Return the innermost module that lets a difference in.
+    """Return the path and class of the module that lets a difference in.
 
-    The first one in the order of calls whose output before the split
-    changes though its inputs there do not.
+    The first one in the order of calls whose output of a row before the
+    split changes though its inputs there do not; None where none shows it.
 
     Args:
         model: the whole, which run calls.
         run: on ids.
         base: ids.
-        changed: the same ids, but for those of one row from before on.
+        changed: the same ids, but for those of the row from before on.
         row: the row.
         before: the split.
         noise: relative size that passes as rounding.
-
-    Returns:
-        Its dotted path and class, or None where no module shows it.
     """
     batch, time = base.shape
-
-    def parts(value: Any) -> Parts:
-        """Return what belongs to the row before the split."""
-        return [
-            _part(tensor, batch, time, row, before)
-            for _, tensor in tensors_in(value)
-        ]
-
-    left = _record(model, lambda: run(base), parts)
-    right = _record(model, lambda: run(changed), parts)
-    fallback = None
-    for key, (inputs, outputs) in left.items():
-        if key not in right:
-            continue
-        other_inputs, other_outputs = right[key]
-        if not _differ(outputs, other_outputs, noise):
-            continue
-        name = key[0]
-        fallback = name if fallback is None else fallback
-        if not _differ(inputs, other_inputs, noise):
-            return _describe(model, name)
-    return None if fallback is None else _describe(model, fallback)
-
-
-def _describe(model: nn.Module, name: str) -> str:
+    left, right = (
+        _calls(model, partial(run, ids), (batch, time), row, before)
+        for ids in (base, changed)
+    )
+    shown = [
+        (name, not _differ(inputs, right[name, count][0], noise))
+        for (name, count), (inputs, outputs) in left.items()
+        if (name, count) in right
+        and _differ(outputs, right[name, count][1], noise)
+    ]
+    if not shown:
+        return None
+    name = next((name for name, lets_in in shown if lets_in), shown[0][0])
     if not name:
         return f"{type(model).__name__}, the model itself"
     return f"{name} ({type(model.get_submodule(name)).__name__})"
 
 
-def _record(
-    model: nn.Module, run: Callable[[], object], parts: Callable[[Any], Parts]
-) -> Seen:
-    """Return each call's inputs and outputs, in the order they end."""
+def _calls(
+    model: nn.Module,
+    run: Callable[[], object],
+    size: tuple[int, int],
+    row: int,
+    before: int,
+) -> Calls:
+    """Return what each call takes and puts out, in the order they end."""
     names = {module: name for name, module in model.named_modules()}
-    seen: Seen = {}
+    calls: Calls = {}
     counts: Counter[str] = Counter()
-    open_calls: list[Parts] = []
+    begun: list[Parts] = []
+
+    def parts(value: Any) -> Parts:
+        found = (_part(x, *size, row, before) for _, x in tensors_in(value))
+        return [part for part in found if part is not None]
 
     def enter(module: nn.Module, *given: Any) -> None:
-        open_calls.append(parts(given))
+        begun.append(parts(given))
 
     def leave(module: nn.Module, *given: Any) -> None:
         name = names[module]
         counts[name] += 1
-        seen[name, counts[name]] = open_calls.pop(), parts(given[-1])
+        calls[name, counts[name]] = begun.pop(), parts(given[-1])
 
-    with ExitStack() as hooks:
-        for module in names:
-            for register, hook in (
-                (module.register_forward_pre_hook, enter),
-                (module.register_forward_hook, leave),
-            ):
-                hooks.enter_context(register(hook, with_kwargs=True))
+    with hooked(names, leave, enter):
         run()
-    return seen
+    return calls
 
 
 def _part(
@@ -118,12 +106,11 @@ def _part(
 
 
 def _differ(left: Parts, right: Parts, noise: float) -> bool:
-    """Whether any of two modules' tensors differ by more than rounding."""
-    for a, b in zip(left, right, strict=False):
-        if a is None or b is None or a.shape != b.shape:
-            continue
-        gap = torch.where(a == b, 0.0, (a - b).abs())
-        size = a.abs().nan_to_num(posinf=0.0).max()
-        if not bool((gap <= noise * size).all()):
-            return True
-    return False
+    """Whether any of two calls' tensors differ by more than rounding."""
+    return any(
+        a.shape == b.shape
+        and not torch.allclose(
+            a, b, 0.0, noise * float(a.abs().nan_to_num(posinf=0.0).max())
+        )
+        for a, b in zip(left, right, strict=False)
+    )

@@ -5,8 +5,6 @@ the future until scores have grown beyond it, and a leak behind a projection
 that starts at zero moves nothing at all.
 """
 
-from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import ModelRaised
+from ..model.building import hooked
 from ..model.randomness import isolated
 from ..model.reading import tensors_in
 from ..model.subject import Subject
@@ -40,20 +39,21 @@ def amplified(
         size: root mean square of what each matrix puts out.
         precise: whether in float64, where the model can.
     """
+    subject.less = ""
     if not subject.is_module:
         subject.less = "a function has no weights to enlarge"
     elif not subject.builder.can_copy:
         subject.less = "the model cannot be copied, nor its weights enlarged"
+    elif size == MODERATE and precise:
+        return subject.shared(
+            "larger weights", lambda: _enlarged(subject, size, precise)
+        )
     else:
-        subject.less = ""
-        make = partial(_amplified, subject, size, precise)
-        if size == MODERATE and precise:
-            return subject.shared("larger weights", make)
-        return make()
+        return _enlarged(subject, size, precise)
     return None
 
 
-def _amplified(
+def _enlarged(
     subject: Subject, size: float, precise: bool
 ) -> nn.Module | None:
     model = subject.build()
@@ -116,12 +116,7 @@ def scale_outputs(
     met: set[int] = set()
     running: set[int] = set()  # modules that are called again
 
-    def scale(
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        answer: Any,
-    ) -> Any:
+    def scale(module: nn.Module, args: Any, kwargs: Any, answer: Any) -> Any:
         own = _own_parameters(module)
         matrices = [left[id(p)] for p in own if id(p) in left]
         if not matrices or id(module) in running:
@@ -142,12 +137,8 @@ def scale_outputs(
         finally:
             running.discard(id(module))
 
-    with ExitStack() as hooks, Multiplied() as multiplied:
-        for module in model.modules():
-            if module is not model:
-                hooks.enter_context(
-                    module.register_forward_hook(scale, with_kwargs=True)
-                )
+    inner = (module for module in model.modules() if module is not model)
+    with hooked(inner, scale), Multiplied() as multiplied:
         subject.scores(model, tokens)
     for key in (left.keys() & multiplied.seen) - met:
         scale_alone(left[key], size)

@@ -43,8 +43,6 @@ class Search:
     """Looks for positions that see the future, in one copy of a model.
 
     Attributes:
-        subject: the model's description.
-        model: the copy, which no other check uses.
         weights: what a failure says about the copy's weights.
         finite_only: whether to raise NotFinite for scores that are not: it
             is no fault of a model to overflow under weights it never had.
@@ -196,8 +194,7 @@ class Search:
         if self.own_precision:
             raise _Suspicious
         noise = rounding(base_scores)
-        rows = suspicious.argsort(descending=True)[:3].tolist()
-        for row in rows:
+        for row in suspicious.argsort(descending=True)[:3].tolist():
             if suspicious[row] > floor(base_scores):
                 leak = self._confirm(trial, row, noise)
                 if leak is not None:
@@ -206,23 +203,21 @@ class Search:
 
     def _confirm(self, trial: Trial, row: int, noise: float) -> Leak | None:
         """Change the one row alone, and ask whether it is more than noise."""
-        steady = not trial.mode.training or self.same_draws(
+        training = trial.mode.training
+        steady = not training or self.same_draws(
             trial.base, trial.changed, trial.mode
         )
         alone = trial.base.clone()
         alone[row] = trial.changed[row]
         trial = replace(trial, changed=alone)
-        if trial.mode.training and not self.same_draws(
-            trial.base, trial.changed, trial.mode
-        ):
+        if training and not self.same_draws(trial.base, alone, trial.mode):
             self.draws_differ = True
             return None
         scope = trial.before(row)
 
         def difference() -> Tensor:
             base = self.run(trial.base, trial.mode)[row, scope]
-            changed = self.run(trial.changed, trial.mode)[row, scope]
-            return minus(changed, base)
+            return minus(self.run(alone, trial.mode)[row, scope], base)
 
         delta = difference()
         moved = gaps(delta, torch.zeros_like(delta))
@@ -235,14 +230,8 @@ class Search:
             return None
         if not is_real(self.model, lambda: difference()[position], noise):
             return None
-        return Leak(
-            trial,
-            row,
-            position + scope.start,
-            size,
-            noise,
-            dtype_name(delta.dtype),
-        )
+        at, dtype = position + scope.start, dtype_name(delta.dtype)
+        return Leak(trial, row, at, size, noise, dtype)
 
     def same_draws(
         self,

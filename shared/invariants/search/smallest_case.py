@@ -19,12 +19,23 @@ def explain(search: Search, leak: Leak) -> AssertionError:
     """Return the failure, in one sentence; its map is a note."""
     leak = smallest(search, leak)
     trial, row = leak.trial, leak.row
-    base = trial.base[row]
+    base, changed = trial.base[row], trial.changed[row]
     time = base.numel()
+    differing = (base != changed).nonzero().flatten().tolist()
+    token, last = differing[0], differing[-1]
+    what = (
+        f"sees token {token}: at length {time}, changing token {token} from "
+        f"{int(base[token])} to {int(changed[token])}"
+    )
+    if token != last:
+        what = (
+            f"sees the tokens from {token} on: at length {time}, redrawing "
+            f"tokens {token} to {last}"
+        )
     text = (
-        f"{_what(leak)} moves the scores of position {leak.position} by "
-        f"{leak.size:.2g} ({leak.dtype}{search.conditions(trial.mode)}; "
-        f"rounding there is {leak.noise:.1g})"
+        f"position {leak.position} {what} moves the scores of position "
+        f"{leak.position} by {leak.size:.2g} ({leak.dtype}"
+        f"{search.conditions(trial.mode)}; rounding there is {leak.noise:.1g})"
     )
     if len(trial.base) > 1 and search.find(trial.rows([row])) is None:
         text += f", in row {row} of a batch of {len(trial.base)}"
@@ -47,24 +58,6 @@ def explain(search: Search, leak: Leak) -> AssertionError:
     if time <= 2 * SHORT:
         error.add_note(text_map(_map(search, base, trial.mode)))
     return error
-
-
-def _what(leak: Leak) -> str:
-    """Return what was seen by whom, and what was changed."""
-    trial, row = leak.trial, leak.row
-    base, changed = trial.base[row], trial.changed[row]
-    differing = (base != changed).nonzero().flatten().tolist()
-    token, last, time = differing[0], differing[-1], base.numel()
-    if token == last:
-        return (
-            f"position {leak.position} sees token {token}: at length "
-            f"{time}, changing token {token} from {int(base[token])} to "
-            f"{int(changed[token])}"
-        )
-    return (
-        f"position {leak.position} sees the tokens from {token} on: at "
-        f"length {time}, redrawing tokens {token} to {last}"
-    )
 
 
 def smallest(search: Search, leak: Leak) -> Leak:
@@ -110,15 +103,10 @@ def _map(
 ) -> Float[Tensor, "length length"]:
     """Return the influence matrix, of eight tokens if they leak, too."""
     subject = search.subject
-    longer = subject.lengths.fit(MAP) - ids.numel()
-    matrix = torch.empty(0, 0)
-    for more in (max(0, longer), 0):
-        rest = draw(subject.vocab_size, 1, more, subject.generator())[0]
-        matrix = influence_of(
-            lambda tokens: search.run(tokens, mode),
-            torch.cat([ids, rest]),
-            subject,
-        )
-        if bool(levels(matrix).triu(1).any()):
-            break
-    return matrix
+    more = max(0, subject.lengths.fit(MAP) - ids.numel())
+    rest = draw(subject.vocab_size, 1, more, subject.generator())[0]
+    longer, short = (
+        influence_of(lambda x: search.run(x, mode), tokens, subject)
+        for tokens in (torch.cat([ids, rest]), ids)
+    )
+    return longer if levels(longer).triu(1).any() else short

@@ -15,9 +15,10 @@ still counts.
 import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ..model.building import Model
@@ -95,10 +96,8 @@ def is_real(
 ) -> bool:
     """Whether a difference is more than rounding.
 
-    Args:
-        model: whose weights are nudged while the difference is measured.
-        difference: measures it anew.
-        noise: rounding of the numbers whose difference it is.
+    It is measured anew while weights are nudged; noise is the rounding of
+    the numbers whose difference it is.
     """
     with Inside() as inside:
         first = difference()
@@ -122,13 +121,46 @@ def is_real(
     return True
 
 
-class Inside(Operations):
-    """Notes the operations that compute floats inside, and their dtypes.
+@dataclass(frozen=True)
+class Gap:
+    """Where two tables of scores differ most, by how much, and rounding."""
 
-    Attributes:
-        operations: by their names.
-        dtypes: of what they put out.
+    at: list[int]
+    size: float
+    noise: float
+
+
+def real_gap(
+    model: Model,
+    one: Callable[[], Float[Tensor, "*batch vocab"]],
+    other: Callable[[], Float[Tensor, "*batch vocab"]],
+    known: tuple[Tensor, Tensor] | None = None,
+    shown: Bool[Tensor, "*batch"] | None = None,
+) -> Gap | None:
+    """Return where scores differ by more than rounding, or None.
+
+    Args:
+        model: that computes them.
+        one: computes the scores.
+        other: computes them in another way.
+        known: the scores of both, if they are.
+        shown: where they are compared; None: everywhere.
     """
+    scores, others = known or (one(), other())
+    moved = gaps(others, scores)
+    if shown is not None:
+        moved = moved.where(shown, 0.0)
+    at = torch.unravel_index(moved.argmax(), moved.shape)
+    size, noise = float(moved[at]), rounding(scores)
+    if size > floor(scores) and is_real(
+        model, lambda: minus(other()[at], one()[at]), noise
+    ):
+        return Gap([int(i) for i in at], size, noise)
+    return None
+
+
+class Inside(Operations):
+    """Notes the operations that compute floats inside, and their dtypes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,13 +191,7 @@ class Inside(Operations):
 
 @contextmanager
 def nudged(model: Model, size: float, seed: int) -> Iterator[None]:
-    """Change every weight inside by a relative rounding, put it back after.
-
-    Args:
-        model: changed in place; a function stays as it is.
-        size: of the change, relative to the weight.
-        seed: of the signs.
-    """
+    """Change every weight inside by some share of it, at most a size."""
     weights = _weights(model)
     with put_back_after(weights):
         with torch.no_grad():

@@ -9,14 +9,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Mode:
-    """One way to call a model.
+    """One way to call a model, and what a failure says about it.
 
     Attributes:
-        description: what a failure says about it.
         training: whether in train mode, each call with the same seed.
         grad: whether gradients are recorded.
-        visible: None: no mask is given; else where what an attention mask
-            shows starts and ends, as shares of the length.
+        visible: where what an attention mask shows starts and ends, as shares
+            of the length; None: no mask is given.
     """
 
     description: str = ""
