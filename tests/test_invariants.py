@@ -22,7 +22,6 @@ from gpt_duet.invariants import (
     save_map,
     text_map,
 )
-from gpt_duet.invariants.parametrize import BoundCheck, Subjects
 from gpt_duet.invariants.pictures import (
     CAUSAL,
     LEAK,
@@ -356,14 +355,15 @@ def test_a_small_model_runs_on_one_thread_or_on_as_many_as_asked():
             seen.append(torch.get_num_threads())
             return super().forward(tokens)
 
-    check = BoundCheck("check_shape", Subjects())
+    mark = parametrize_with_checks([Told], checks=["shape"])
+    model, check = mark.args[1][0].values
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         for asked, count in ((None, 1), (3, 3)):
             check_model(Told, checks=["shape"], threads=asked)
             assert (seen[-1], torch.get_num_threads()) == (count, 2)
-        check(Told)
+        check(model)
         assert (seen[-1], torch.get_num_threads()) == (1, 2)
     finally:
         torch.set_num_threads(before)
@@ -405,10 +405,12 @@ def test_the_checks_of_a_model_meet_it_once():
         built.append(1)
         return GPT()
 
-    subjects = Subjects()
-    for model, count in ((build, 2), (build, 1), (GPT, 0), (build, 2)):
+    mark = parametrize_with_checks([build, GPT], checks=["shape", "finite"])
+    rows = [parameter.values for parameter in mark.args[1]]
+    for row, count in ((0, 2), (0, 1), (2, 0), (0, 2)):
         built.clear()
-        BoundCheck("check_shape", subjects)(model)
+        model, check = rows[row]
+        check(model)
         assert len(built) == count
 
 

@@ -304,7 +304,7 @@ PASSED = [
     (SOUND["balance_added"], "loss", "plus .*, which targets do not change"),
     (Seldom, "gradient_flow", ""),
     (gpt(block=RoundsABranch), "gradients", "piecewise constant"),
-    (SOUND["one_score_at_zero"], "vocabulary", "of id 16 is always 0"),
+    (SOUND["one_score_at_zero"], "vocabulary", "of id 16 never moves"),
     (
         scored(lambda self, x: F.pad(x[..., 2:], (0, 2), value=-1e30)),
         "vocabulary",
@@ -447,6 +447,15 @@ FAILED = [
         gpt(sees=lambda self, i, j: (j <= i) | (j == i + 2)),
         "causality",
         r"^position 0 sees token 2: .*rounding there is \S+\); first seen",
+    ),
+    (
+        answering(
+            lambda self, ids, x: x.masked_fill(
+                (ids[:, :1] == VOCAB - 1)[..., None] * at(5, x).bool(), NAN
+            )
+        ),
+        "finite",
+        "% of the scores are NaN or infinite at length .* at position 5 of",
     ),
     (PartLeaks, "causality", r"first seen at blocks\.0\.norm_1"),
     (

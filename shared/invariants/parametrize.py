@@ -3,6 +3,7 @@
 import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from .checks import CHECKS
@@ -17,30 +18,12 @@ LONGEST = 60  # characters of an expression in a test's name
 Expected = Mapping[str, str] | Callable[[Model], Mapping[str, str]]
 
 
-class Subjects:
-    """Makes Subjects, and keeps the last: the checks of a model share it."""
-
-    def __init__(self, **settings: Any):
-        inspect.signature(Subject).bind(None, **settings)
-        self._settings = settings
-        self._model: Model | None = None
-
-    def of(self, model: Model) -> Subject:
-        """Return the Subject of a model, made when it is another's turn."""
-        if model is not self._model:
-            with isolated(self._settings.get("seed", 0)):
-                self._subject = Subject(model, **self._settings)
-            self._subject.require_scores()
-            self._model = model
-        return self._subject
-
-
 class BoundCheck:
     """A check and what makes its Subject: call it with a model."""
 
-    def __init__(self, name: str, subjects: Subjects):
+    def __init__(self, name: str, subject_of: Callable[[Model], Subject]):
         self.__name__ = name
-        self._subjects = subjects
+        self._subject_of = subject_of
 
     def __call__(self, model: Model) -> str:
         """Run the check; a skip is pytest's own.
@@ -52,7 +35,7 @@ class BoundCheck:
         import pytest
 
         try:
-            subject = self._subjects.of(model)
+            subject = self._subject_of(model)
             with isolated(subject.seed), subject.few_threads():
                 return CHECKS[self.__name__](subject)
         except SkipCheck as skip:
@@ -102,7 +85,15 @@ def parametrize_with_checks(
     import pytest
 
     names = choose_checks(checks)
-    subjects = Subjects(**settings)
+    inspect.signature(Subject).bind(None, **settings)
+
+    @lru_cache(maxsize=1)  # the checks of a model share it
+    def subject_of(model: Model) -> Subject:
+        with isolated(settings.get("seed", 0)):
+            subject = Subject(model, **settings)
+        subject.require_scores()
+        return subject
+
     how: Any = {} if strict is None else {"strict": strict}
     parameters, labels = [], Counter[str]()
     for index, model in enumerate(models):
@@ -123,7 +114,7 @@ def parametrize_with_checks(
             marks = []
             if name in reasons:
                 marks = [pytest.mark.xfail(reason=reasons[name], **how)]
-            check = BoundCheck(name, subjects)
+            check = BoundCheck(name, subject_of)
             parameters.append(
                 pytest.param(model, check, id=f"{label}-{name}", marks=marks)
             )

@@ -8,14 +8,10 @@ def check_cache(subject: Subject) -> str:
     """Decoding with a cache, in any split, equals the full forward.
 
     Why: a cache that is one position off answers fluently, and wrongly.
-    How: models with init_cache(batch) and decode(tokens, cache), or whose
-    own call takes a cache (past_key_values, kv_cache, ...) or start_pos, get
-    a sequence token by token, whole, and in pieces, in one and three rows, a
-    small model in five, too; two sequences in turns, each with its cache; one
-    after another that has the same first row; and, where a mask is taken,
-    rows that begin with padding. What takes its cache in its own call need go
-    on with a token at a time only, which is told. Past the end a token must
-    be refused, if the full forward refuses it.
+    How: a sequence token by token, whole and in pieces, in several rows; two
+    in turns, and one after another with the same first row; rows that begin
+    with padding, where a mask is taken; and a token past the end. A cache in
+    the model's own call need go on with one token at a time only.
     Cost: some 50 small forwards.
     Reports: pytorch/executorch 2010, rotary positions that start again at 0
     with each call.

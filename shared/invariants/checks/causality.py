@@ -48,18 +48,12 @@ def check_causality(subject: Subject) -> str:
 
     Why: a model that sees the token it should predict trains to a loss that
     means nothing, and generates noise.
-    How: pairs of sequences that are equal up to a split go through in
-    batches of equal shape, each row with its own split; before the split
-    the scores must be the same. In eval and train mode (the same dropout
-    in both), one row alone, with and without gradients, with attention
-    masks where the model takes them, in its own precision, in float64 and
-    bfloat16, and on copies with larger weights, in which a mask of -1e4 or
-    a projection of zeros no longer hides a leak. A text is ended in each
-    id, since any may count as padding; of a large vocabulary in some. What
-    is found is tried with one row changed alone, then with every weight
-    nudged by a few units of rounding: see search/tolerance.py. Where time
-    is short, each mode gets a few lengths and splits first, and what is
-    left goes to eval mode.
+    How: sequences that are equal up to a split go through in batches of
+    equal shape; before the split the scores must be the same. In eval and
+    train mode (the same dropout in both), one row alone, with and without
+    gradients and masks, in several dtypes, ended in each id, and on copies
+    with larger weights, in which a mask of -1e4 no longer hides a leak. What
+    is found must stay when weights are nudged: see search/tolerance.py.
     Cost: some 30 short batches a mode, and 24 sequences of block_size in
     four of them.
     Reports: huggingface/transformers 48745; karpathy/nanochat 844.

@@ -1,7 +1,6 @@
 """What came before counts, and counts the same however it is fed."""
 
-from collections.abc import Iterable, Iterator
-from functools import cached_property
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -10,7 +9,7 @@ from ..errors import SkipCheck
 from ..model.sizes import WINDOW, all_declared
 from ..model.subject import Subject
 from ..model.tokens import SHORT, draw, others, rows_at_once, splits_to_try
-from ..search.larger_weights import amplified
+from ..search.larger_weights import Searches
 from ..search.leaks import Search
 from ..search.tolerance import dtype_name, floor, gaps, real_gap
 from ..search.trial import EVAL
@@ -19,39 +18,13 @@ from .embedding import gradients_at
 FADED = 1e-10  # share of the largest influence below which memory fades
 
 
-class Searches:
-    """The fresh model, then a copy with larger weights, made when asked for.
-
-    May be gone through again and again.
-    """
-
-    def __init__(self, subject: Subject, long: bool = False):
-        self.subject = subject
-        self.long = long
-        model = subject.for_long() if long else subject.precise()
-        self.fresh = Search(subject, model)
-
-    @cached_property
-    def _larger(self) -> list[Search]:
-        precise = not (self.long and self.subject.spares)
-        copy = amplified(self.subject, precise=precise)
-        if copy is None:
-            return []
-        return [Search(self.subject, copy, "with larger weights")]
-
-    def __iter__(self) -> Iterator[Search]:
-        yield self.fresh
-        yield from self._larger
-
-
 def check_prefix_consistency(subject: Subject) -> str:
     """model(x[:, :t]) equals model(x)[:, :t].
 
     Why: generation feeds prefixes; a model that sees the length of its
-    input (positions counted from the end, statistics over time) was trained
-    on other scores than it generates from.
+    input was trained on other scores than it generates from.
     How: all prefixes at lengths to 16, some of the longest; shapes differ,
-    so that rounding does: only what stays when weights are nudged counts.
+    so only what stays when weights are nudged counts.
     Cost: some 50 short forwards and eight longer ones.
     Reports: ggml-org/llama.cpp 4479, tokens one at a time or all at once
     give different logits.
@@ -61,18 +34,16 @@ def check_prefix_consistency(subject: Subject) -> str:
         raise SkipCheck("one token has no prefix")
     subject.require_no_noise()
     generator = subject.generator()
-    search = Search(subject, subject.precise())
+    searches = Searches(subject)
     some = (2, 5, SHORT) if subject.heavy else (2, 5, SHORT, 33)
     for time in subject.fit(*some):
-        _prefixes(search, time, range(1, time), generator)
+        _prefixes(searches.fresh, time, range(1, time), generator)
     if longest > 33:
         splits = splits_to_try(longest, generator, 4)
         search = Search(subject, subject.for_long())
         _prefixes(search, longest, splits, generator)
-    copy = amplified(subject)
-    if copy is not None:
-        larger = Search(subject, copy, "with larger weights")
-        time = subject.lengths.fit(SHORT)
+    time = subject.lengths.fit(SHORT)
+    for larger in searches.larger:
         _prefixes(larger, time, range(1, time), generator)
     return f"prefixes of lengths 2 to {longest}"
 
@@ -122,10 +93,8 @@ def check_context_use(subject: Subject) -> str:
     Why: a window one too short, a cache that drops the first token, or scores
     that come a step late cost quality and show nowhere else.
     How: each token of short sequences is replaced, several times, on the
-    fresh model and on a copy with larger weights; of the longest sequence
-    sampled tokens, by value or by gradient, since an influence that fades
-    below rounding is still one. A model that declares a window may forget
-    what is outside it.
+    fresh model and with larger weights; of the longest sequence some tokens,
+    by value or by gradient. A declared window may forget what is outside it.
     Cost: some ten batches.
     Reports: huggingface/transformers 39408, a sliding window off by one.
     """

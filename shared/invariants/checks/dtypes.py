@@ -11,7 +11,6 @@ from ..model.elsewhere import NAME as ELSEWHERE
 from ..model.elsewhere import elsewhere
 from ..model.operations import Operations
 from ..model.subject import Subject
-from ..model.tokens import draw
 from ..search.tolerance import dtype_name
 
 # An operation that lacks a dtype altogether; mixed dtypes read otherwise.
@@ -31,39 +30,31 @@ def check_dtype(subject: Subject) -> str:
     """.double(), .bfloat16(), .half() work; .to(device) moves everything.
 
     Why: a tensor that is no buffer stays behind, in another dtype or on
-    another device; a model that answers in less than it was asked for hides
-    its own rounding; float16 has no -1e9 for a mask, and bfloat16 no 257th
+    another device; float16 has no -1e9 for a mask, and bfloat16 no 257th
     position.
     How: a forward in each dtype, in bfloat16 of up to 300 tokens, where
-    whole numbers in a row must stay different; what overflows in float16 is
-    told. One on the given device, else on one that is made up.
+    whole numbers in a row must stay different; and one on the given device,
+    else on one that is made up.
     Cost: four builds and forwards.
     Reports: masks and positions made with torch.arange(T), without the
     device ("Let's build GPT", cell 82); huggingface/transformers 29285,
     rotary positions in bfloat16.
     """
-    time = subject.lengths.fit(5)
-    tokens = draw(subject.vocab_size, 2, time, subject.generator())
+    tokens = subject.draw(2, 5)
     answers = {dtype: _answer_in(subject, dtype, tokens) for dtype in DTYPES}
     fixed = answers[torch.bfloat16]
     notes = []
     for dtype, answer in answers.items():
+        name = dtype_name(dtype)
         if isinstance(answer, str):
-            notes.append(f"{answer} {dtype_name(dtype)}")
-        elif answer == dtype:
-            notes.append(dtype_name(dtype))
-        elif _bits(answer) < min(_bits(dtype), 32) or (
-            answer != fixed and _bits(answer) < _bits(dtype)
-        ):
-            raise AssertionError(
-                f"a model in {dtype_name(dtype)} answers in "
-                f"{dtype_name(answer)}"
-            )
-        else:
+            name = f"{answer} {name}"
+        elif answer != dtype:
+            name += f" answers in {dtype_name(answer)}"
             # always float32: a decision, as in many models' heads
-            notes.append(
-                f"{dtype_name(dtype)} answers in {dtype_name(answer)}"
-            )
+            least = min(_bits(dtype), 32 if answer == fixed else 64)
+            if _bits(answer) < least:
+                raise AssertionError(f"a model in {name}")
+        notes.append(name)
     notes.append(_check_device(subject, tokens))
     return ", ".join(notes)
 
@@ -80,7 +71,7 @@ def _answer_in(
     positions = None
     time = subject.lengths.fit(300)
     if dtype == torch.bfloat16 and time > UNIQUE:
-        tokens = draw(subject.vocab_size, 1, time, subject.generator())
+        tokens = subject.draw(1, time)
         positions = Positions(time)
     try:
         # .to(dtype) would make complex buffers real, too
@@ -90,9 +81,8 @@ def _answer_in(
     except (ModelRaised, TypeError) as error:
         if NO_KERNEL.search(str(error)):
             return "no kernel for"
-        raise AssertionError(
-            f"in {dtype_name(dtype)} {error}"
-        ) from error.__cause__
+        words = f"in {dtype_name(dtype)} {error}"
+        raise AssertionError(words) from error.__cause__
     if not bool(torch.isfinite(scores).all()):
         if dtype == torch.float16:
             return "NaN or infinite in"
@@ -108,14 +98,7 @@ def _answer_in(
 
 
 class Positions(Operations):
-    """Sees whole numbers in a row become 16-bit floats, and two of them one.
-
-    Args:
-        count: how many there are.
-
-    Attributes:
-        same: two that become one, or None.
-    """
+    """Sees whole numbers in a row become 16-bit floats, and two the same."""
 
     NAMES = ("arange", "_to_copy", "copy_", "mul", "div", "add", "sub")
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from ..errors import SkipCheck, asked
 from ..model.subject import Subject
 from ..model.tokens import SHORT, draw, rows_at_once, splits_to_try
-from ..search.larger_weights import amplified
+from ..search.larger_weights import Searches, amplified
 from ..search.leaks import Search
 from ..search.tolerance import FLOOR, is_real
 from ..search.trial import EVAL, Mode
@@ -19,11 +19,10 @@ ROUNDING_SHARE = 1e-6  # of the largest gradient: in float32, rounding
 def check_causal_gradients(subject: Subject) -> str:
     """The gradient of output t by the embedding of a later token is 0.
 
-    Why: a custom backward may leak where values do not, and a value may be
-    the same by chance where its gradient is not.
-    How: rows of equal tokens; row t has the gradient of a random
-    combination of position t's scores. What lies after t must be 0 to
-    rounding. In eval and train mode, and with larger weights.
+    Why: a custom backward may leak where values do not.
+    How: row t of equal rows has the gradient of a random combination of
+    position t's scores; what lies after t must be 0 to rounding. In eval and
+    train mode, and with larger weights.
     Cost: one forward and backward for each of some eight lengths.
     Reports: triton-lang/triton 4541, a backward kernel that ignores the
     causal flag of its forward.
@@ -33,12 +32,8 @@ def check_causal_gradients(subject: Subject) -> str:
         raise SkipCheck("one token has no future")
     generator = subject.generator()
     train = Mode("in train mode", training=True)
-    searches = [
-        (Search(subject, subject.precise()), mode) for mode in (EVAL, train)
-    ]
-    copy = amplified(subject)
-    if copy is not None:
-        searches.append((Search(subject, copy, "with larger weights"), EVAL))
+    searches = [(search, EVAL) for search in Searches(subject)]
+    searches.append((Search(subject, subject.precise()), train))
     for search, mode in searches:
         for time in subject.fit(2, 3, 7, SHORT):
             _require_none_ahead(search, mode, time, generator)
@@ -104,14 +99,11 @@ def check_gradient_flow(subject: Subject) -> str:
     """Over several batches every trainable parameter gets a gradient.
 
     Why: a parameter that the optimiser never moves is dead weight: a layer
-    that is never called, a detached branch, a head whose output is dropped.
-    How: train mode, cross-entropy of random targets, batch after batch
-    until each gradient has been different from 0; what still has none is
-    tried on a copy whose zero-initialised parameters are redrawn. Zeros
-    that only then get one must get one after three steps, too: two factors
-    that are both zero never learn. A
-    gradient of mere rounding passes and is mentioned (a key's bias: softmax
-    ignores a constant per row), as is a frozen parameter.
+    that is never called, a detached branch, two factors that are both 0.
+    How: train mode, cross-entropy of random targets, batch after batch;
+    what has no gradient then is tried with zeros redrawn, and, if it has one
+    there, once more after three steps. Mere rounding (a key's bias) and
+    frozen parameters pass and are mentioned.
     Cost: one forward and backward where all is well, at most 16 more.
     Reports: state-spaces/s4 26, parameters that are used and yet get no
     gradient.
@@ -173,9 +165,8 @@ def _stuck_at_zero(subject: Subject, model: nn.Module) -> list[str]:
 
 def _gradient_sizes(subject: Subject, model: nn.Module) -> dict[str, float]:
     """Return the largest gradient entry that each parameter ever got."""
-    generator = subject.generator()
-    vocab, time = subject.vocab_size, subject.lengths.fit(32)
-    batch = max(1, min(8, rows_at_once(vocab, time) // 4))
+    generator, time = subject.generator(), subject.lengths.fit(32)
+    batch = max(1, min(8, rows_at_once(subject.vocab_size, time) // 4))
     trainable = {
         name: parameter
         for name, parameter in model.named_parameters()
@@ -183,8 +174,9 @@ def _gradient_sizes(subject: Subject, model: nn.Module) -> dict[str, float]:
     }
     sizes = dict.fromkeys(trainable, 0.0)
     for seed in range(16):
-        tokens = draw(vocab, batch, time, generator)
-        targets = draw(vocab, batch, time, generator)
+        tokens, targets = (
+            subject.draw(batch, time, generator) for _ in range(2)
+        )
         model.zero_grad()
         scores = subject.scores(
             model, tokens, training=True, grad=True, seed=seed

@@ -37,10 +37,9 @@ def check_length_limit(subject: Subject) -> str:
 
     Why: positions that wrap around, or a mask that no longer reaches, give
     an answer that looks like any other.
-    How: the limit that the model declares must work, and one token and
-    seven more must raise; where there is no table of as many positions
-    (rotary ones, recurrence) and no contract (log_probs), what is answered
-    is told. So are positions that start behind the padding id. On the CPU.
+    How: the declared limit must work, and one token and seven more must
+    raise; where no table of positions and no contract (log_probs) ends, what
+    is answered is told. On the CPU.
     Cost: three forwards of that length.
     Reports: "GPT from Scratch" under python -O: a length beyond the mask is
     accepted, and not causal.
@@ -50,7 +49,6 @@ def check_length_limit(subject: Subject) -> str:
     limit = subject.limit.value
     if limit > max(subject.block_size, 4096):
         raise SkipCheck(f"{subject.limit} is too long to try")
-    generator = subject.generator()
     offset = ""
     with _on_cpu(subject) as model:
         fewer = before_first_position(model, limit)
@@ -59,23 +57,14 @@ def check_length_limit(subject: Subject) -> str:
             offset += "start behind the padding id; "
             limit -= fewer
 
-        def answer(time: int) -> None:
-            tokens = draw(subject.vocab_size, 1, time, generator)
-            subject.scores(model, tokens)
-
-        try:
-            answer(limit)
-        except ModelRaised as error:
+        tokens = draw(subject.vocab_size, 1, limit + 7, subject.generator())
+        if error := _refusal(subject, model, tokens[:, :limit]):
             raise AssertionError(
                 f"the model declares {subject.limit}, but {error}"
             ) from error.__cause__
         for time in (limit + 1, limit + 7):
-            try:
-                answer(time)
-            except ModelRaised as error:
-                if error.__cause__ is None:
-                    raise
-                reason = sentence(error.__cause__)
+            if error := _refusal(subject, model, tokens[:, :time]):
+                reason = sentence(error.__cause__ or error)
                 continue
             words = (
                 f"the model declares {subject.limit} and answers {time} "
@@ -89,16 +78,27 @@ def check_length_limit(subject: Subject) -> str:
     return f"{offset}{limit + 1} tokens: {reason[:80]}"
 
 
+def _refusal(
+    subject: Subject, model: Model, tokens: Tensor
+) -> ModelRaised | None:
+    """Return what the model raises on ids, None where it answers."""
+    try:
+        subject.scores(model, tokens)
+    except ModelRaised as error:
+        if error.__cause__ is None:  # scores of another shape
+            raise
+        return error
+    return None
+
+
 def check_vocabulary(subject: Subject) -> str:
     """Every id in [0, vocab) works, and an id outside raises.
 
     Why: an id that wraps around or is clamped is another token's text.
-    How: all ids go through, or of a large model both ends, powers of two
-    and some drawn ones; then vocab, vocab + 100 and -1, first and last in
-    the sequence. A token table may have some rows to spare, which is told;
-    then the first ids outside are those past its end. On the CPU. A score
-    that never moves, with larger weights, is told; of two such, no training
-    can tell the ids apart, unless they are excluded by a very low score.
+    How: all ids, or of a large model some; then vocab, vocab + 100 and -1 in
+    the first and last place; with spare rows in the table those behind them.
+    On the CPU. Of two scores that never move, but for excluded ones, no
+    training can tell the ids apart.
     Cost: vocab tokens, of a large model some 600.
     Reports: karpathy/nanoGPT pads its vocabulary to 50304, and samples ids
     that no tokenizer knows.
@@ -119,22 +119,20 @@ def check_vocabulary(subject: Subject) -> str:
                     f"infinite"
                 )
         short = subject.lengths.fit(3)
-        end = _table_rows(subject, model)
+        tokens = subject.draw(1, 2)
+        with Lookups(subject.caller.arranged(tokens)) as seen:
+            subject.scores(model, tokens)
+        end = min(seen.rows, default=0)
         spare = end - vocab if vocab < end < vocab + SPARE else 0
         for outside in (vocab + spare, vocab + spare + 100, -1):
             for position in sorted({0, short - 1}):
-                tokens = draw(vocab, 2, short, generator)
+                tokens = subject.draw(2, short, generator)
                 tokens[1, position] = outside
-                try:
-                    subject.scores(model, tokens)
-                except ModelRaised as error:
-                    if error.__cause__ is None:
-                        raise
-                    continue
-                raise AssertionError(
-                    f"id {outside} at position {position} is answered "
-                    f"without an error; the vocabulary has {vocab} ids"
-                )
+                if _refusal(subject, model, tokens) is None:
+                    raise AssertionError(
+                        f"id {outside} at position {position} is answered "
+                        f"without an error; the vocabulary has {vocab} ids"
+                    )
     rest = f"; the token table has {spare} rows to spare" if spare else ""
     return f"{len(ids)} of {vocab} ids{rest}{_require_told_apart(subject)}"
 
@@ -142,9 +140,7 @@ def check_vocabulary(subject: Subject) -> str:
 def _require_told_apart(subject: Subject) -> str:
     """Return which scores never move; raise where ids share such a score."""
     model = amplified(subject) or subject.build()
-    time = subject.lengths.fit(8)
-    tokens = draw(subject.vocab_size, 3, time, subject.generator())
-    scores = subject.scores(model, tokens).flatten(0, 1)
+    scores = subject.scores(model, subject.draw(3, 8)).flatten(0, 1)
     still = (scores == scores[0]).all(0)
     if len(scores) == 1 or not still.any():
         return ""
@@ -161,15 +157,6 @@ def _require_told_apart(subject: Subject) -> str:
     if excluded.any():
         told += f"; {int(excluded.sum())} ids are excluded"
     return told
-
-
-def _table_rows(subject: Subject, model: Model) -> int:
-    """Return the rows of the smallest table in which tokens are looked up."""
-    time = subject.lengths.fit(2)
-    tokens = draw(subject.vocab_size, 1, time, subject.generator())
-    with Lookups(subject.caller.arranged(tokens)) as seen:
-        subject.scores(model, tokens)
-    return min(seen.rows, default=0)
 
 
 def _ids_to_try(

@@ -13,7 +13,7 @@ from ..errors import ModelRaised, SkipCheck, asked
 from ..model.building import Model, hooked
 from ..model.reading import find_loss
 from ..model.subject import Subject
-from ..model.tokens import draw, others
+from ..model.tokens import others
 from ..search.larger_weights import amplified
 from ..search.tolerance import floor, gaps
 from .cross_entropy import (
@@ -35,14 +35,9 @@ def check_loss(subject: Subject) -> str:
 
     Why: a loss shifted once too often trains the wrong task; a sum, or a
     mean over padding, changes the learning rate with the batch.
-    How: where the model takes targets: the scores must not move with them,
-    and the loss must equal the mean cross-entropy, of the targets as given
-    or shifted by one inside, at several lengths and with every id as a
-    target (of a large vocabulary its ends); and with targets that are
-    marked as absent (-100 or -1, where the model takes such marks). Its
-    gradient must be that of the same cross-entropy. Told are what is added
-    to it whatever the targets (a router's balance), and a softmax over the
-    scores of a padded head, cut off later.
+    How: the scores must not move with targets, and the loss must be the mean
+    cross-entropy, of targets as given or shifted by one inside, at several
+    lengths, with every id and with marks of absence; so must its gradient.
     Cost: some 25 small forwards and six backwards.
     Reports: huggingface/transformers 44642, targets shifted by the caller
     and once more by the model.
@@ -82,7 +77,7 @@ class _Loss:
 def _check_loss_of(subject: Subject, model: Model) -> str:
     generator, vocab = subject.generator(), subject.vocab_size
     time, name = subject.lengths.fit(6), subject.caller.target_name
-    first = draw(vocab, 4 if time != 4 else 5, time, generator)
+    first = subject.draw(4 if time != 4 else 5, time, generator)
     case = _loss_of(subject, model, first, generator)
     if case is None:
         return f"takes {name}, returns no loss of one number"
@@ -112,7 +107,7 @@ def _loss_of(
 ) -> _Loss | None:
     """Return how a loss comes about, None where there is none, or raise."""
     name, vocab = subject.caller.target_name, subject.vocab_size
-    tokens = draw(vocab, first.size(0), first.size(1), generator)
+    tokens = subject.draw(len(first), first.size(1), generator)
     second = others(first, vocab, generator)
     for ids in (first, second):  # none whose score is minus infinity
         ids[torch.isin(ids, torch.tensor(subject.hidden))] = subject.scored[0]

@@ -7,9 +7,9 @@ from torch import Tensor
 from ..errors import SkipCheck
 from ..model.subject import Subject
 from ..model.tokens import draw, others, rows_at_once
+from ..search.larger_weights import Searches
 from ..search.leaks import Search
 from ..search.tolerance import floor, gaps, is_real, minus, rounding
-from .context import Searches
 
 CLEAR = 0.5  # share of the deviation of scores: no rounding is as large
 ALIKE = 1e-5  # of what another id does: a swap that does less does nothing
@@ -18,15 +18,12 @@ ALIKE = 1e-5  # of what another id does: a swap that does less does nothing
 def check_order_sensitivity(subject: Subject) -> str:
     """Permuting earlier tokens changes the prediction.
 
-    Why: without positions a model reads a bag of words; and positions that
-    start again after some, or are kept in a byte, are the same far apart.
-    How: the tokens before the last are swapped and reversed; some
-    permutation must move the last scores by more than rounding, on the
-    fresh model or on a copy with larger weights. Then, in the longest
-    sequence, the first token is swapped with tokens 1, 2, 4, 8, ... behind
-    it: where a swap does nothing, though each of the two counts, and a swap
-    with the next token does, two positions are one. Positions that stop to
-    differ, as clipped distances do, are told.
+    Why: without positions a model reads a bag of words; positions that start
+    again after some, or are kept in a byte, are the same far apart.
+    How: some permutation of short texts must move the last scores. Then, in
+    the longest, the first token is swapped with those 1, 2, 4, 8, ... behind
+    it: where that does nothing, though each of the two counts and a swap
+    with the next token does something, two positions are one.
     Cost: one batch for each of the two, and a long row for each swap.
     Reports: Vaswani et al. 2017, section 3.5: without positions attention
     cannot make use of the order.

@@ -13,7 +13,7 @@ from ..model.building import Model
 from ..model.reading import TIME_FIRST
 from ..model.subject import Subject
 from ..model.tokens import draw
-from ..search.larger_weights import amplified
+from ..search.larger_weights import Searches
 from ..search.leaks import Search
 from ..search.tolerance import (
     FLOOR,
@@ -38,11 +38,8 @@ def check_shape(subject: Subject) -> str:
     Why: a squeezed batch of one, or a last position where all were asked
     for, broadcasts into losses that look right.
     How: one row, one token, and several sizes up to the longest, in eval
-    and train mode. Slices that are not contiguous have the scores of their
-    copies; what int32 ids do is told. What the model refuses is told here;
-    all other checks leave it out. Scores in which time comes first are
-    accepted only if they are causal and independent of the other rows in
-    that reading.
+    and train mode; slices that are not contiguous. Scores in which time
+    comes first must be causal and independent of other rows in that reading.
     Cost: a dozen small forwards.
     Reports: karpathy/nanoGPT, whose forward answers for the last position
     only unless it is given targets.
@@ -63,7 +60,7 @@ def check_shape(subject: Subject) -> str:
         for batch, time in sorted(sizes):
             if training and time == longest and subject.spares:
                 continue  # check_finite has it
-            tokens = draw(subject.vocab_size, batch, time, generator)
+            tokens = subject.draw(batch, time, generator)
             scores = subject.scores(
                 model, tokens, training=training, strict=True
             )
@@ -120,15 +117,15 @@ def check_finite(subject: Subject) -> str:
     How: random ids, id 0 first, all ids equal; one token and up to the
     longest; eval mode and, with several dropout masks, train mode.
     Cost: some 30 forwards, two thirds of them with a backward.
-    Reports: dropout applied to masked scores turns -inf into NaN in one of
-    ten train-mode passes ("GPT from Scratch", listing 5).
+    Reports: dropout on masked scores turns -inf into NaN in one of ten
+    passes in train mode ("GPT from Scratch", listing 5).
     """
     generator = subject.generator()
     vocab, longest = subject.vocab_size, subject.block_size
     model: Any = subject.build()
     few = subject.spares  # a backward pass fills as many numbers
     for time in subject.fit(*((1, 16) if few else (1, 2, 3, 16)), longest):
-        tokens = draw(vocab, 5, time, generator)
+        tokens = subject.draw(5, time, generator)
         tokens[1, 0] = 0
         tokens[2], tokens[3], tokens[4] = 0, vocab - 1, tokens[4, 0]
         if time > 16:
@@ -178,31 +175,22 @@ def _require_finite(
 def check_normalised(subject: Subject) -> str:
     """Log-probabilities sum to 1, where the model says it returns them.
 
-    Why: a sum of 0.99 is a loss that is 0.01 too high or too low, and no
-    plot shows it.
+    Why: a sum of 0.99 is a loss that is 0.01 too high or too low.
     How: the logarithm of the sum of exponentials is 0 to rounding, on the
     fresh model and with larger weights, in float64 where the model can.
-    Scores that are probabilities themselves fail: cross-entropy would take
-    a softmax of a softmax.
     Cost: four forwards.
     Reports: a softmax in front of nn.CrossEntropyLoss, which takes logits.
     """
-    worst = _check_sums(Search(subject, subject.precise()))
-    larger = amplified(subject)
-    if larger is not None:
-        search = Search(subject, larger, "with larger weights")
-        worst = max(worst, _check_sums(search))
+    worst = max(map(_require_sums, Searches(subject)))
     return f"sums are 1 to {worst:.1g}"
 
 
-def _check_sums(search: Search) -> float:
+def _require_sums(search: Search) -> float:
     """Return how far logarithms of sums are from 0; raise where too far."""
     subject = search.subject
-    generator = subject.generator()
-    time = subject.lengths.fit(16)
-    tokens = draw(subject.vocab_size, 3, time, generator)
+    tokens = subject.draw(3, 16)
     scores = search.run(tokens)
-    ones = torch.ones(3, time, dtype=torch.float64, device=scores.device)
+    ones = torch.ones_like(scores[..., 0], dtype=torch.float64)
     if bool((scores >= 0).all()) and torch.allclose(
         scores.double().sum(-1), ones, atol=1e-4
     ):
@@ -251,8 +239,8 @@ def check_initial_loss(subject: Subject) -> str:
     room = (1 << 25) // (time * subject.vocab_size)
     batch = max(1, min(512 // time, room))
     model = subject.build()
-    tokens = draw(subject.vocab_size, batch, time, generator)
-    targets = draw(subject.vocab_size, batch, time, generator)
+    tokens = subject.draw(batch, time, generator)
+    targets = subject.draw(batch, time, generator)
     scores = subject.scores(model, tokens).float()
     targets = targets.to(scores.device)
     loss = float(F.cross_entropy(scores.flatten(0, 1), targets.flatten()))

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..model.subject import Subject
 from ..model.tokens import SHORT, draw, others
-from ..search.larger_weights import amplified
+from ..search.larger_weights import Searches
 from ..search.leaks import Search
 from ..search.tolerance import dtype_name, real_gap
 from ..search.trial import EVAL, Mode
@@ -17,34 +17,28 @@ def check_batch_independence(subject: Subject) -> str:
 
     Why: statistics over the batch make evaluation depend on who else is in
     it, and carry one sequence's future into another.
-    How: a batch against each row alone, against the rows in another order,
-    twice over, and with the other rows replaced; one row changed among
-    equal ones. The last two in train mode, too, with one dropout seed: only
-    there do shapes and so dropout masks stay the same.
+    How: a batch against each row alone, another order, twice over, and other
+    rows; one row changed among equal ones. Where shapes and so dropout masks
+    are the same, in train mode, too.
     Cost: some 15 forwards of a few rows at each of three lengths.
     Reports: huggingface/transformers 18809, one example changes the others
     of its batch.
     """
     subject.require_no_noise()
-    search = Search(subject, subject.precise())
-    generator = subject.generator()
+    searches, generator = Searches(subject), subject.generator()
+    search = searches.fresh
     longest = subject.block_size
     for time in subject.fit(*((1, 7) if subject.heavy else (1, 2, 7))):
         _try(search, time, generator)
     if longest > SHORT:
         search = Search(subject, subject.for_long())
         _try(search, longest, generator, rows=2 if subject.heavy else 3)
-    copy = amplified(subject)
-    if copy is not None:
-        larger = Search(subject, copy, "with larger weights")
+    for larger in searches.larger:
         _try(larger, subject.lengths.fit(7), generator)
-    note = ""
+    found = "alone, reordered, repeated, among others"
     if search.draws_differ:
-        note = (
-            "; in train mode random draws depend on the tokens, which "
-            "cannot be compared"
-        )
-    return f"alone, reordered, repeated, among others{note}"
+        return f"{found}; in train mode random draws depend on the tokens"
+    return found
 
 
 def _try(

@@ -10,7 +10,6 @@ from ..errors import SkipCheck
 from ..model.building import hooked
 from ..model.reading import tensors_in
 from ..model.subject import Subject
-from ..model.tokens import draw
 from ..search.larger_weights import amplified
 from ..search.tolerance import minus
 
@@ -31,14 +30,12 @@ def check_signal(subject: Subject) -> str:
     """Each part moves with its input, and no fresh attention has decided.
 
     Why: behind a norm that forgets its input a layer adds a constant; where
-    scores are multiplied by the root of the head's width instead of divided,
-    each position attends to one other from the start, and hardly learns
-    which. Both train, to a worse loss.
-    How: what a module with weights puts out must differ between positions or
-    texts where its input does: zeros redrawn, weights larger. In a fresh
-    model whose products of queries and keys are multiplied by more than 1
-    the largest probability of attention must not be near 1 on average;
-    normed queries choose their own sharpness, and narrow heads do no harm.
+    scores are multiplied by the root of the head's width, each position
+    attends to one other from the start. Both train, to a worse loss.
+    How: what a module with weights puts out must differ where its input
+    does, with larger weights. In a fresh model whose products of queries and
+    keys are multiplied by more than 1 the largest probability of attention
+    must not be near 1; normed queries may choose, narrow heads do no harm.
     Cost: two forwards.
     Reports: Vaswani et al. 2017, section 3.2.1: large products push the
     softmax to where its gradients are extremely small.
@@ -50,8 +47,7 @@ def check_signal(subject: Subject) -> str:
         return "every part moves; a trained attention may have decided"
     time = subject.lengths.fit(TIME)
     with _Choices(time) as choices:
-        tokens = draw(subject.vocab_size, 2, time, subject.generator())
-        subject.scores(subject.precise(), tokens)
+        subject.scores(subject.precise(), subject.draw(2, time))
     if model is None and not choices.found:
         raise SkipCheck("no part and no attention can be seen")
     if not choices.found:
@@ -80,8 +76,7 @@ def _require_parts_that_move(subject: Subject, model: nn.Module) -> None:
             name = f"{names[module]} ({type(module).__name__})"
             moves[name] = moves.get(name, False) or not put_out <= SAME
 
-    time = subject.lengths.fit(7)
-    tokens = draw(subject.vocab_size, 3, time, subject.generator())
+    tokens = subject.draw(3, 7)
     with hooked((m for m in names if [*m.parameters()]), look):
         subject.scores(model, tokens)
     still = [name for name, moved in moves.items() if not moved]

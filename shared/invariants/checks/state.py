@@ -10,7 +10,7 @@ from ..errors import asked
 from ..model.building import Model
 from ..model.randomness import random_states, seed_all
 from ..model.subject import Subject
-from ..model.tokens import draw, others
+from ..model.tokens import others
 from ..search.tolerance import floor, gaps
 from ..search.trial import EVAL, Mode
 
@@ -24,15 +24,14 @@ def check_determinism(subject: Subject) -> str:
     Why: dropout that never stops, and caches that outlive a sequence, make
     every evaluation another model's.
     How: one input again and again, with other seeds, after inputs of other
-    sizes, and with gradients recorded; then batches that agree in one row or
-    one column, and a fresh model gets them in the opposite order.
+    sizes, with gradients; then batches that agree in one row or one column,
+    which a fresh model gets in the opposite order.
     Cost: some 40 small forwards.
     Reports: pytorch/pytorch 26338, F.dropout goes on in eval mode.
     """
     generator = subject.generator()
     model = subject.build()
-    time = subject.lengths.fit(8)
-    tokens = draw(subject.vocab_size, 2, time, generator)
+    tokens = subject.draw(2, 8, generator)
     call = partial(subject.scores, model, go_on=True)
     first = call(tokens, seed=1)
     seeds = itertools.count(2)
@@ -44,11 +43,10 @@ def check_determinism(subject: Subject) -> str:
     for count in range(2, 10):
         compare(f"at call {count}")
     compare("with gradients recorded", grad=True)
-    sizes = ((1, 1), (1, subject.block_size), (2, time), (3, 5))
-    for batch, other in ((b, subject.lengths.fit(t)) for b, t in sizes):
-        mixed = draw(subject.vocab_size, batch, other, generator)
+    for size in ((1, 1), (1, subject.block_size), (2, 8), (3, 5)):
+        mixed = subject.draw(*size, generator)
         call(mixed)
-        compare(f"after an input of shape ({batch}, {other})")
+        compare(f"after an input of shape {tuple(mixed.shape)}")
     batches = _alike(tokens, others(tokens, subject.vocab_size, generator))
     answers = [call(ids) for ids in batches]
     fresh = subject.build()
@@ -88,28 +86,21 @@ def _alike(tokens: Tensor, others: Tensor) -> list[Tensor]:
 def check_purity(subject: Subject) -> str:
     """A forward changes nothing outside itself.
 
-    Why: an evaluation in the middle of training must not change the
-    training: neither its weights, nor its data, nor its random numbers.
-    How: the input, parameters, buffers, gradients, modes, the global random
-    states and PyTorch's settings are compared before and after. A buffer
-    that is not saved may be filled or grow, as a table of positions does,
-    where the scores stay a fresh model's. With gradients and in train mode,
-    too: there weights and buffers may change, and random numbers be drawn,
-    but no generator seeded.
+    Why: an evaluation in the middle of training must not change it.
+    How: the input, parameters, buffers, gradients, modes, random states and
+    settings are compared. A buffer that is not saved may grow where scores
+    stay. In train mode weights and buffers may change, and random numbers be
+    drawn, but no generator seeded.
     Cost: six forwards and a copy of the weights.
     Reports: running statistics updated in eval mode; a manual_seed inside
     forward.
     """
-    generator = subject.generator()
-    model = subject.build()
-    short, longest = subject.lengths.fit(5), subject.block_size
-    for time in sorted({short, longest}):
+    generator, model = subject.generator(), subject.build()
+    for time in subject.fit(5, subject.block_size):
         rows = 1 if time * subject.vocab_size > 1 << 24 else 2
-        rows = subject.fit_rows(rows)
-        tokens = draw(subject.vocab_size, rows, time, generator)
+        tokens = subject.draw(subject.fit_rows(rows), time, generator)
         _require_pure(subject, model, tokens.to(subject.device), EVAL)
-    rows = subject.fit_rows(8)
-    tokens = draw(subject.vocab_size, rows, short, generator)
+    tokens = subject.draw(subject.fit_rows(8), 5, generator)
     for training in (False, True):
         mode = Mode(training=training, grad=True)
         _require_pure(subject, model, tokens.to(subject.device), mode)

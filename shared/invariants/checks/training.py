@@ -16,11 +16,11 @@ PERIOD = 3
 def check_entropy_bound(subject: Subject) -> str:
     """Trained on unpredictable tokens, the loss stays above their entropy.
 
-    Why: the surest sign of a leak, and the one that needs no idea where it
-    is: nobody can predict a fair die. And the other way round: a model that
-    cannot learn to repeat has not been wired up.
-    How: some hundred steps of Adam on fresh random ids, each batch's loss
-    taken before its step; then on sequences that repeat three ids.
+    Why: the surest sign of a leak needs no idea where it is: nobody can
+    predict a fair die. And a model that cannot learn to repeat has not been
+    wired up.
+    How: 400 steps of Adam on fresh random ids, each batch's loss taken
+    before its step; then on sequences that repeat three ids.
     Cost: 800 training steps of 16 short sequences: slow.
     Reports: karpathy/nanochat 844, a loss of 0.0018 from a leak.
     """

@@ -32,7 +32,7 @@ def require_batch_first(
     if subject.caller.time_first or time < 2:
         return
     vocab = subject.vocab_size
-    tokens = draw(vocab, batch, time, subject.generator())
+    tokens = subject.draw(batch, time)
     change = torch.zeros_like(tokens)
     change[0, 0] = 1
     base, moved, equal = (
@@ -97,8 +97,7 @@ def find_state(
     subject: "Subject", model: Model, batch: int, time: int
 ) -> None:
     """Find out whether a call shows in the next one, and can be undone."""
-    drawn = draw(subject.vocab_size, 2 * batch, time, subject.generator())
-    tokens, between = drawn.split(batch)
+    tokens, between = subject.draw(2 * batch, time).split(batch)
 
     def differs() -> bool:
         try:
@@ -133,8 +132,7 @@ def find_state(
 
 def find_noise(subject: "Subject", model: Model, batch: int) -> None:
     """Find ids without a score, and whether random numbers are drawn."""
-    time = subject.lengths.fit(7)
-    tokens = draw(subject.vocab_size, batch, time, subject.generator())
+    tokens = subject.draw(batch, 7)
     first, again = (subject.scores(model, tokens, seed=1) for _ in "ab")
     other = subject.scores(model, tokens, seed=2)
     hidden = (first < NEVER).flatten(0, 1).all(0)

@@ -27,6 +27,7 @@ from .refusals import (
 )
 from .sizes import LENGTH, VOCABULARY, choose_sizes, declared
 from .threads import few_threads
+from .tokens import draw
 
 HEAVY = 2_000_000  # parameters: from here on fewer long sequences are tried
 KEPT = 3  # copies that checks share where time is short
@@ -236,6 +237,14 @@ class Subject:
     def generator(self) -> torch.Generator:
         """Return a new generator of random numbers, with the seed."""
         return torch.Generator().manual_seed(self.seed)
+
+    def draw(
+        self, rows: int, time: int, generator: torch.Generator | None = None
+    ) -> Int[Tensor, "rows time"]:
+        """Draw ids, of a length as near as the model accepts it."""
+        time = self.lengths.fit(time)
+        generator = generator or self.generator()
+        return draw(self.vocab_size, rows, time, generator)
 
     def measure(self) -> bool:
         """Measure calls and a copy; return whether the scores are finite."""

@@ -5,6 +5,8 @@ the future until scores have grown beyond it, and a leak behind a projection
 that starts at zero moves nothing at all.
 """
 
+from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from ..model.building import hooked
 from ..model.randomness import isolated
 from ..model.reading import tensors_in
 from ..model.subject import Subject
-from ..model.tokens import draw
+from .leaks import Search
 
 MODERATE = 1.5  # size of what each matrix puts out, as if trained a little
 EXTREME = (300.0, 100.0, 30.0, 10.0, 3.0)  # scores of two such: 1e5
@@ -53,6 +55,31 @@ def amplified(
     return None
 
 
+class Searches:
+    """The fresh model, then a copy with larger weights, made when asked for.
+
+    May be gone through again and again.
+    """
+
+    def __init__(self, subject: Subject, long: bool = False):
+        self.subject = subject
+        self.precise = not (long and subject.spares)
+        model = subject.for_long() if long else subject.precise()
+        self.fresh = Search(subject, model)
+
+    @cached_property
+    def larger(self) -> list[Search]:
+        """The copy, or none where there is none."""
+        copy = amplified(self.subject, precise=self.precise)
+        if copy is None:
+            return []
+        return [Search(self.subject, copy, "with larger weights")]
+
+    def __iter__(self) -> Iterator[Search]:
+        yield self.fresh
+        yield from self.larger
+
+
 def _enlarged(
     subject: Subject, size: float, precise: bool
 ) -> nn.Module | None:
@@ -63,8 +90,7 @@ def _enlarged(
     generator = subject.generator()
     with isolated(subject.seed):
         redraw_zeros(model, generator)
-        time = subject.lengths.fit(8)
-        tokens = draw(subject.vocab_size, 2, time, generator)
+        tokens = subject.draw(2, 8, generator)
         try:
             scale_outputs(subject, model, tokens, size)
         except ModelRaised:  # its weights are used in another way
