@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
 from ..console import warn
 from ..files import STDOUT, write_json
@@ -15,7 +16,6 @@ from ..importing import first_on_path, show_theirs
 from ..invariants import (
     CHECKS,
     Report,
-    Table,
     UnusableModel,
     check_model,
     influence,
@@ -26,6 +26,11 @@ from ..invariants.runner import choose_checks
 from ..targets import load_target
 
 MAP_LENGTH = 32
+# The colour of each status: groups are named for it.
+STATUS = (
+    r"(?m)^check_\w+ +((?P<green>passed)|(?P<red>failed|error)|"
+    r"(?P<yellow>skipped)|(?P<magenta>expected))"
+)
 PATIENCE = 20.0  # seconds; a check that takes longer is announced
 
 
@@ -65,7 +70,7 @@ def check_targets(
                 if error.__cause__ is not None:
                     show_theirs(error.__cause__)
                 raise ValueError(str(error)) from None
-            _print(console, _table(console, report).ending())
+            _print(console, report.ending(console.width))
             if stopped := report.interrupted:
                 break
             if map_file is not None:
@@ -96,28 +101,24 @@ def _show(
     console: Console, target: str, reports: list[Report], report: Report
 ) -> None:
     """Print what has just become known of a report."""
-    table = _table(console, report)
     if report.interim:
         return warn(report.interim)
     if report.results:
-        _print(console, table.row(report.results[-1]))
+        _print(console, report.row(report.results[-1], console.width))
     else:
         report.model = target
         reports.append(report)
-        _print(console, table.heading())
+        _print(console, report.heading(console.width))
     for name in report.asked[len(report.results) :][:1]:
         seconds = report.estimates[name]
         if seconds > PATIENCE and not report.plan:
             warn(f"{name} takes about {seconds:.0f} s")
 
 
-def _table(console: Console, report: Report) -> Table:
-    colour = console.color_system is not None and not console.no_color
-    return Table(report, console.width, colour)
-
-
 def _print(console: Console, text: str) -> None:
-    print(text, file=console.file, flush=True)
+    shown = Text(text)
+    shown.highlight_regex(STATUS)
+    console.print(shown, soft_wrap=True)
 
 
 def _draw(

@@ -9,7 +9,7 @@ from .errors import SkipCheck, UnusableModel
 from .model.subject import Subject
 from .parametrize import parametrize_with_checks
 from .pictures import save_map, text_map
-from .report import CheckResult, Report, Table
+from .report import CheckResult, Report
 from .runner import check_model
 from .search.influence import influence
 
@@ -19,7 +19,6 @@ __all__ = [
     "Report",
     "SkipCheck",
     "Subject",
-    "Table",
     "UnusableModel",
     "check_model",
     "influence",

@@ -5,14 +5,7 @@ import textwrap
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 
-# A terminal's codes for green, bold red, yellow and magenta.
-COLOURS = {
-    "passed": "32",
-    "failed": "1;31",
-    "skipped": "33",
-    "expected": "35",
-    "error": "1;31",
-}
+STATUSES = ("passed", "failed", "skipped", "expected", "error")
 
 
 @dataclass(frozen=True)
@@ -82,11 +75,6 @@ class Report:
         return not (self.failed or self.errors or self.interrupted)
 
     @property
-    def seconds(self) -> float:
-        """All checks took so far."""
-        return sum(result.seconds for result in self.results)
-
-    @property
     def errors(self) -> list[str]:
         """Names of the checks that broke themselves: no fault of the model."""
         return [r.name for r in self.results if r.status == "error"]
@@ -122,7 +110,9 @@ class Report:
         if less:
             reasons = ", ".join({*less})
             words["passed"] += f" ({len(less)} less tested: {reasons})"
-        text = ", ".join(words[status] for status in COLOURS if counts[status])
+        text = ", ".join(
+            words[status] for status in STATUSES if counts[status]
+        )
         text = text or "no check was run"
         if self.interrupted:
             text += "; interrupted"
@@ -133,62 +123,45 @@ class Report:
             text += f"; {len(names)} others not run (check --list shows them)"
         return text
 
-    def table(self, width: int = 110, colour: bool = False) -> str:
-        """Return the table as text; colour: with a terminal's codes."""
-        table = Table(self, width, colour)
-        rows = map(table.row, self.results)
-        return "\n".join([table.heading(), *rows, table.ending()])
+    def table(self, width: int = 110) -> str:
+        """Return the table as text."""
+        rows = [self.row(result, width) for result in self.results]
+        return "\n".join([self.heading(width), *rows, self.ending(width)])
 
     def __str__(self) -> str:
         return self.table()
 
-
-@dataclass(frozen=True)
-class Table:
-    """A report as text, in pieces that can be printed as they come."""
-
-    report: Report
-    width: int = 110
-    colour: bool = False  # a terminal's codes
-
-    def heading(self) -> str:
+    def heading(self, width: int) -> str:
         """Return what is known before the first check."""
-        report = self.report
-        columns = self._row("check", "", "s", "what was found")
         lines = [
-            f"{self._paint(report.model, '1')}: {report.vocab_size:,} tokens, "
-            f"sequences to {report.block_size:,}",
-            *textwrap.wrap(report.plan, self.width),
-            self._paint(columns, "1;36"),
+            f"{self.model}: {self.vocab_size:,} tokens, sequences to "
+            f"{self.block_size:,}",
+            *textwrap.wrap(self.plan, width),
+            self._line("check", "", "s", "what was found", width),
         ]
         return "\n".join(lines)
 
-    def row(self, result: CheckResult) -> str:
+    def row(self, result: CheckResult, width: int) -> str:
         """Return the line of a check that has ended."""
-        seconds, status = f"{result.seconds:.2f}", result.status
-        text = self._row(result.name, status, seconds, result.message)
-        return text.replace(status, self._paint(status, COLOURS[status]), 1)
+        seconds = f"{result.seconds:.2f}"
+        return self._line(
+            result.name, result.status, seconds, result.message, width
+        )
 
-    def ending(self) -> str:
+    def ending(self, width: int) -> str:
         """Return the longer texts, the notes and the verdict."""
-        report = self.report
-        lines = [f"\n{n}:\n{text}" for n, text in report.details.items()]
-        for note in report.notes:
-            text = textwrap.fill(f"note: {note}", self.width)
-            lines.append(self._paint(text, "2"))
-        verdict = textwrap.fill(report.verdict, self.width)
-        lines.append(self._paint(verdict, "1;32" if report.ok else "1;31"))
-        return "\n".join(lines)
+        lines = [f"\n{n}:\n{text}" for n, text in self.details.items()]
+        texts = [*(f"note: {note}" for note in self.notes), self.verdict]
+        return "\n".join([*lines, *(textwrap.fill(t, width) for t in texts)])
 
-    def _row(self, name: str, status: str, seconds: str, message: str) -> str:
-        names = max(map(len, ["check", *self.report.asked]))
+    def _line(
+        self, name: str, status: str, seconds: str, message: str, width: int
+    ) -> str:
+        names = max(map(len, ["check", *self.asked]))
         start = f"{name:<{names}}  {status:8}  {seconds:>6}  "
         return textwrap.fill(
             start + message,
-            max(self.width, len(start) + 20),
+            max(width, len(start) + 20),
             subsequent_indent=" " * len(start),
             break_on_hyphens=False,  # the names of options
         )
-
-    def _paint(self, text: str, code: str) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if self.colour else text

@@ -196,18 +196,11 @@ class KeptState:
     OWN = nn.Module().__dict__.keys() - {"_buffers"}  # of every module
 
     def __init__(self, model: nn.Module):
-        self._model = weakref.ref(model)
+        self.model: Any = weakref.proxy(model)  # it may be kept with this
         self.versions = self._versions()
         self.states: list[dict] = []
         with suppress(Exception):
             self.states = self._copy([self._state(m) for m in model.modules()])
-
-    @property
-    def model(self) -> nn.Module:
-        """The model, which may be kept together with this."""
-        model = self._model()
-        assert model is not None
-        return model
 
     def put_back(self, always: bool = False) -> None:
         """Put all of it back, if any buffer was changed or replaced.
