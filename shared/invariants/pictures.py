@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 CAUSAL, LEAK = (0.12, 0.47, 0.71), (0.84, 0.15, 0.16)
 PALE, NONE = (0.55, 0.72, 0.84), (0.97, 0.97, 0.97)
-SHADES = "\u2591\u2592\u2593\u2588"
+NOTHING = "\u00b7"
+SHADES = f"{NOTHING}\u2591\u2592\u2593\u2588"
 # Influences are shown from this share of the largest one on: what is below
 # is rounding.
 VISIBLE = 1e-12
@@ -36,16 +37,9 @@ def text_map(matrix: Float[Tensor, "time time"]) -> str:
     level = levels(matrix)
     width = len(str(time - 1))
     lines = ["influence: output position (down) by input token (across)"]
-    for i in range(time):
-        cells = []
-        for j in range(time):
-            value = float(level[i, j])
-            if value == 0:
-                cells.append("\u00b7")
-            elif j > i:
-                cells.append("X")
-            else:
-                cells.append(SHADES[min(3, int(value * 4))])
+    for i, row in enumerate(level.tolist()):
+        cells = [SHADES[min(4, int(value * 4) + (value > 0))] for value in row]
+        cells[i + 1 :] = ["X" if value else NOTHING for value in row[i + 1 :]]
         lines.append(f"{i:>{width}} {' '.join(cells)}")
     return "\n".join(lines)
 

@@ -131,25 +131,25 @@ def _get(place: object, name: str) -> Any:
         return None
 
 
+def _embeddings(model: object) -> list[nn.Embedding]:
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    return [m for m in modules if isinstance(m, nn.Embedding)]
+
+
 def padding_ids(model: object) -> list[int]:
     """Return the ids that a model says are padding, or its tables hold."""
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    held = [getattr(module, "padding_idx", None) for module in modules]
-    ids = {i for i in held if isinstance(i, int)}
-    return sorted(ids | {size.value for size in all_declared(model, PADDING)})
+    held = [table.padding_idx for table in _embeddings(model)]
+    said = [size.value for size in all_declared(model, PADDING)]
+    return sorted({i for i in (*held, *said) if i is not None})
 
 
 def before_first_position(model: object, count: int) -> int:
     """Return how many rows of a table of positions padding takes."""
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    rows = [
-        module.padding_idx + 1
-        for module in modules
-        if isinstance(module, nn.Embedding)
-        and module.num_embeddings == count
-        and module.padding_idx is not None
-    ]
-    return max(rows, default=0)
+    tables = [t for t in _embeddings(model) if t.num_embeddings == count]
+    return max(
+        (1 + t.padding_idx for t in tables if t.padding_idx is not None),
+        default=0,
+    )
 
 
 def has_position_table(model: object, count: int, vocab_size: int) -> bool:
@@ -160,7 +160,7 @@ def has_position_table(model: object, count: int, vocab_size: int) -> bool:
     """
     if not isinstance(model, nn.Module):
         return False
-    found = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    found = _embeddings(model)
     rows = range(count, count + 3)  # some keep a few more, for padding
     widths = {m.embedding_dim for m in found if m.num_embeddings not in rows}
     tables = [m.weight for m in found if m.num_embeddings != vocab_size]

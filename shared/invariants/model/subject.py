@@ -15,11 +15,11 @@ from ..errors import ModelRaised, SkipCheck, UnusableModel, asked
 from .building import Builder, KeptState, Model, called_modules, name_of
 from .calling import LAYOUTS, MASK, Caller, caller_of
 from .costs import Costs
-from .lengths import Lengths
 from .probing import probe
 from .randomness import isolated, seed_all
 from .reading import BATCH_FIRST, find_scores, follow
 from .refusals import (
+    Lengths,
     find_noise,
     find_refusals,
     find_state,
