@@ -339,6 +339,51 @@ def test_a_value_of_one_position_explains_no_others():
     assert "inv_freq" in found.parted.right.code, found.sentence
 
 
+class Turned(nn.Module):
+    """Two layers with complex rotary positions, and a gate in one line."""
+
+    vocab_size, block_size = 29, 16
+
+    def __init__(self, act=F.silu, base=100.0, normed=True):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(29, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 24) for _ in range(2))
+        self.act, self.normed = act, normed
+        speeds = base ** -torch.arange(0, 1, 1 / 4)
+        angles = torch.outer(torch.arange(16), speeds)
+        self.turns = torch.polar(torch.ones_like(angles), angles)
+
+    def turn(self, x):
+        pairs = torch.view_as_complex(x.float().unflatten(-1, (4, 2)))
+        turned = pairs * self.turns[: x.size(1)]
+        return torch.view_as_real(turned).flatten(-2).to(x)
+
+    def forward(self, idx):
+        x = self.table(idx)
+        for layer in self.layers:
+            n = F.layer_norm(x, (8,)) if self.normed else x
+            q, k, v = layer(n).split(8, dim=2)
+            x = x + (self.turn(q) @ self.turn(k).mT).tril() @ v
+            x = x + 0.01 * self.act(2 * x) * v
+        return x @ self.table.weight.T
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"act": torch.tanh}, "self.act(2 * x)"),
+        ({"base": 99.0}, "self.turns[: x.size(1)]"),
+        ({"normed": False}, "layer(n)"),
+    ],
+    ids=str,
+)
+def test_a_fault_beside_complex_numbers(change, code):
+    found = diff_by_value(Turned(), Turned(**change), TOKENS)
+    assert found.parted.right.code == code, found.sentence
+    assert found.sentence in str(found)
+
+
 def test_the_sentence_is_the_whole_of_it(weights):
     left, right = build("annotated", weights), build("mingpt_style", weights)
     other_gelu(right)

@@ -97,12 +97,18 @@ class Value:
         return place.path, place.function, place.layer, self.stack[1:]
 
 
+def real(value: Tensor) -> Tensor:
+    """Return a value with an axis of two for the parts of complex numbers."""
+    return torch.view_as_real(value) if value.is_complex() else value
+
+
 def plain(value: Tensor) -> Tensor:
     """Return a value in float64 on the CPU, masked scores all alike.
 
-    A mask of the lowest finite number and one of -inf are one mask.
+    A mask of the lowest finite number and one of -inf are one mask. Complex
+    numbers, as rotary positions have them, are two real ones each.
     """
-    value = value.detach().to("cpu", torch.float64)
+    value = real(value.detach()).to("cpu", torch.float64)
     return torch.where(value < MASKED, -torch.inf, value)
 
 
