@@ -344,12 +344,12 @@ class Turned(nn.Module):
 
     vocab_size, block_size = 29, 16
 
-    def __init__(self, act=F.silu, base=100.0, normed=True):
+    def __init__(self, act=F.silu, base=100.0, scale=2.0, normed=True):
         super().__init__()
         torch.manual_seed(0)
         self.table = nn.Embedding(29, 8)
         self.layers = nn.ModuleList(nn.Linear(8, 24) for _ in range(2))
-        self.act, self.normed = act, normed
+        self.act, self.scale, self.normed = act, scale, normed
         speeds = base ** -torch.arange(0, 1, 1 / 4)
         angles = torch.outer(torch.arange(16), speeds)
         self.turns = torch.polar(torch.ones_like(angles), angles)
@@ -363,24 +363,26 @@ class Turned(nn.Module):
         x = self.table(idx)
         for layer in self.layers:
             n = F.layer_norm(x, (8,)) if self.normed else x
-            q, k, v = layer(n).split(8, dim=2)
+            q, k, v = (self.scale * layer(n)).split(8, dim=2)
             x = x + (self.turn(q) @ self.turn(k).mT).tril() @ v
             x = x + 0.01 * self.act(2 * x) * v
         return x @ self.table.weight.T
 
 
 @pytest.mark.parametrize(
-    ("change", "code"),
+    ("change", "code", "words"),
     [
-        ({"act": torch.tanh}, "self.act(2 * x)"),
-        ({"base": 99.0}, "self.turns[: x.size(1)]"),
-        ({"normed": False}, "layer(n)"),
+        ({"act": torch.tanh}, "self.act(2 * x)", " apart"),
+        ({"base": 99.0}, "self.turns[: x.size(1)]", " apart"),
+        ({"scale": 6.0}, "self.scale * layer(n)", "which it is 3 times"),
+        ({"normed": False}, "layer(n)", "which goes on at"),
     ],
     ids=str,
 )
-def test_a_fault_beside_complex_numbers(change, code):
+def test_a_fault_beside_complex_numbers(change, code, words):
     found = diff_by_value(Turned(), Turned(**change), TOKENS)
     assert found.parted.right.code == code, found.sentence
+    assert words in found.sentence
     assert found.sentence in str(found)
 
 

@@ -1,10 +1,12 @@
 """What of a model the other one explains, and the first line it does not."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
+
+from torch import Tensor
 
 from .insides import RAW_SCORES
 from .matching import Matches, difference
@@ -27,8 +29,10 @@ class Parting:
         layer: its layer, or None.
         inputs: largest difference of what the right's line is computed
             from; None where it is computed from weights and tokens alone.
-        difference: largest difference of the two; None where their sizes
-            differ.
+        difference: largest difference of the two; None where no value of
+            the left is near.
+        factor: c where the right's numbers are c times the left's, in any
+            order, else None.
         order: numbers of the two values in their runs.
     """
 
@@ -37,6 +41,7 @@ class Parting:
     layer: int | None
     inputs: float | None
     difference: float | None
+    factor: float | None
     order: tuple[int, int]
 
     def __str__(self) -> str:
@@ -46,12 +51,15 @@ class Parting:
             bound = f" to {self.inputs:.1g}" if self.inputs else ""
             given = f"its inputs are equal{bound}, "
         start = f"they part at {self.right}{layer}: {given}its output is "
-        if self.difference is None:
+        if self.factor is not None and abs(self.factor - 1) < 1e-6:
+            apart = "the same numbers in another order"
+        elif self.factor is not None:
+            apart = f"which it is {self.factor:.4g} times"
+        elif self.difference is not None:
+            apart = f"{self.difference:.2g} apart"
+        else:
             return f"{start}nowhere on the left, which goes on at {self.left}"
-        return (
-            f"{start}nowhere on the left; nearest is {self.left}, "
-            f"{self.difference:.2g} apart"
-        )
+        return f"{start}nowhere on the left; nearest is {self.left}, {apart}"
 
 
 class Flow:
@@ -174,10 +182,12 @@ def find_parting(
         (_line(ours.values[n]), _line(theirs.values[r]))
         for n, r, _ in matches.pairs
     }
-    left, right, apart = _comparable(
-        sides, (ours.same_call(ours.first_open()), theirs.same_call(first)),
-        known,
-    )  # fmt: skip
+    opened = ours.same_call(ours.first_open()), theirs.same_call(first)
+    kept = [
+        side.keep(value.number for value in values)
+        for side, values in zip(sides, opened, strict=True)
+    ]
+    left, right, apart = _comparable(opened, kept, known)
     layers = right.place.layer, left.place.layer
     return Parting(
         left=left.place,
@@ -185,13 +195,14 @@ def find_parting(
         layer=layers[layers[0] is None],
         inputs=theirs.inputs_apart(first),
         difference=apart if math.isfinite(apart) else None,
+        factor=_factor(left, right, kept),
         order=(left.number, right.number),
     )
 
 
 def _comparable(
-    sides: tuple[Side, Side],
     open_values: tuple[Sequence[Value], Sequence[Value]],
+    kept: Sequence[Mapping[int, Tensor]],
     known: set[tuple[object, object]],
 ) -> tuple[Value, Value, float]:
     """Return the first two values that stand for the same thing.
@@ -201,10 +212,6 @@ def _comparable(
     lines that are a pair in another layer. With the two goes their largest
     difference.
     """
-    kept = [
-        side.keep(value.number for value in values)
-        for side, values in zip(sides, open_values, strict=True)
-    ]
     fitting: list[tuple[Value, Value, float]] = []
     for _, line in groupby(open_values[1], lambda v: _line(v)[:2]):
         fits, like = [], []
@@ -226,12 +233,28 @@ def _comparable(
             same = (fit for fit in like if fit[0] is like[0][0])
             best = min(same, key=itemgetter(2))
             # where both sides have taken steps before, it is one of these
-            before = (f for f in fitting if f[0].number < best[0].number)
+            numbers = best[0].number, best[1].number
+            before = (
+                fit
+                for fit in fitting + fits
+                if fit[0].number < numbers[0] and fit[1].number < numbers[1]
+            )
             return next(before, best)
         fitting += fits
-    if fitting:
-        return fitting[0]
     return open_values[0][0], open_values[1][0], math.inf
+
+
+def _factor(
+    left: Value, right: Value, kept: Sequence[Mapping[int, Tensor]]
+) -> float | None:
+    """Return c where the second is c times the first, in any order."""
+    scale = left.digest.scale_of(right.digest)
+    if scale is None:
+        return None
+    ours = (kept[0][left.number] * scale).flatten().sort().values
+    theirs = kept[1][right.number].flatten().sort().values
+    gap = (ours - theirs).abs().nan_to_num(0.0).max()
+    return scale if gap <= 1e-6 * right.digest.size else None
 
 
 def _line(value: Value) -> tuple[object, ...]:

@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ...invariants.model.operations import Operations
 from .insides import INSIDES
 from .places import Place, Stack, find_place, layers_of
-from .value import Value, digest
+from .value import Value, digest, real
 
 # What multiplies queries, keys, weights and values of many heads.
 PRODUCTS = ("matmul", "bmm", "einsum", "scaled_dot_product_attention")
@@ -125,7 +125,7 @@ class Recorder(Operations):
                 number=len(self.values),
                 event=event,
                 place=place,
-                shape=tuple(value.shape),
+                shape=tuple(real(value).shape),
                 dtype=value.dtype,
                 inputs=tuple(dict.fromkeys(inputs)),
                 view=view,
@@ -178,7 +178,8 @@ def tensors_in(values: Any) -> list[Tensor]:
 
 def is_value(tensor: Tensor) -> bool:
     """Whether a tensor can be told from others by its numbers."""
-    return tensor.is_floating_point() and tensor.numel() > 1
+    numbers = tensor.is_floating_point() or tensor.is_complex()
+    return numbers and tensor.numel() > 1
 
 
 def _among(tensor: Tensor, others: list[Tensor]) -> bool:
