@@ -48,10 +48,7 @@ class Output:
     def prepare(self, what: str, settings: Sequence[Facts]) -> None:
         """Refuse old results that what is planned cannot be compared to."""
         if self._old is not None:
-            old = self._old.machine
             require_comparable(self._old, self._machine, what, settings)
-            _warn_if_busy(old, "load before", " of the old file")
-            _warn_if_busy(old, "load after", " of the old file")
         self._machine["load before"] = load()
         _warn_if_busy(self._machine, "load before")
 
@@ -83,12 +80,12 @@ class Output:
         )
 
 
-def _warn_if_busy(machine: Facts, moment: str, whose: str = "") -> None:
+def _warn_if_busy(machine: Facts, moment: str) -> None:
     """Say where more processes were busy than there are cores."""
     busy, cores = float(machine.get(moment, 0)), machine["cores"]
     if busy > int(cores):
         warn(
-            f"the machine is busy ({moment}{whose}: {busy} on {cores} cores): "
+            f"the machine is busy ({moment}: {busy} on {cores} cores): "
             "other programs run, and no time is to be trusted"
         )
 

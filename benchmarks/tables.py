@@ -56,9 +56,7 @@ def _speeds(run: Run) -> Table:
             "median": [seconds(row.median) for row in rows],
             "quartiles": [_spread(row) for row in rows],
             f"x {run.reference}": [
-                f"{row.ratio(ours):.2f}"
-                if ours and not row.limit and row.tokens == ours.tokens
-                else ""
+                f"{row.ratio(ours):.2f}" if ours and not row.limit else ""
                 for row in rows
             ],
             "of peak": [

@@ -1,7 +1,6 @@
 """The benchmarks as a user calls them; no real time decides a test."""
 
 import json
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 from benchmarks import app as commands
 from benchmarks import machine, measure, output
 from benchmarks.plan import make_plan
-from shared.cli import build_app
 from shared.comparison.benchmark_results import read_results
 from shared.console import run
 
@@ -165,68 +163,31 @@ def test_what_a_command_measures(bench, monkeypatch, words, expected):
 # How it is called
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("module", [["benchmarks"], ["shared.cli", "bench"]])
-def test_both_names_are_one_program(module):
-    done = subprocess.run(
-        [sys.executable, "-m", *module, "forward", "--rounds", "0"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "gpt-duet: rounds must be at least 1, got 0\n"
-
-
 @pytest.mark.unhooked  # typer's context is not of the class it names
 @pytest.mark.parametrize(
-    "words", [[], ["forward", "--json", "x", "--help"], ["-h"]]
+    ("words", "shown"),
+    [
+        (["forward", "--rounds=0"], "gpt-duet: rounds must be at least 1"),
+        (["-h"], "Usage: gpt-duet bench"),
+    ],
 )
-def test_gpt_duet_bench_hands_its_words_on(run_command, monkeypatch, words):
-    seen = []
-    monkeypatch.setattr(
-        "runpy.run_module",
-        lambda name, run_name: seen.append((name, run_name, sys.argv[1:])),
-    )
-    status, _, err = run_command(
-        partial(run, build_app()), "x", "bench", *words
-    )
-    assert (status, err) == (0, "")
-    assert seen == [("benchmarks", "__main__", words)]
+def test_gpt_duet_bench_hands_its_words_on(duet, words, shown):
+    _, out, err = duet("bench", *words)
+    assert shown in out + err
 
 
 # Someone's own model
 
 PEER = """
 import torch
+from torch.nn.functional import one_hot
 
 class Bigram(torch.nn.Module):
-    def __init__(self, config):
+    # as nanoGPT: all positions only where there are targets
+    def __init__(self, config, block_size):
         super().__init__()
+        self.block_size = block_size
         self.table = torch.nn.Embedding(config.vocab_size, config.vocab_size)
-
-    def forward(self, tokens):
-        return self.table(tokens)
-
-def build(config):
-    return Bigram(config)
-
-def bare():
-    return lambda tokens: torch.nn.functional.one_hot(tokens, 11).float()
-
-def ahead(config):
-    table = torch.nn.functional.one_hot
-    return lambda tokens: table(tokens, config.vocab_size).float().flip(1)
-
-def broken(config):
-    raise RuntimeError("no weights")
-
-def number():
-    return 3
-
-class Last(Bigram):
-    # as nanoGPT's: all positions only where there are targets
-    def __init__(self, config):
-        super().__init__(config)
-        self.block_size = config.block_size
 
     def forward(self, idx, targets=None):
         scores = self.table(idx)
@@ -234,13 +195,23 @@ class Last(Bigram):
             return scores[:, -1:], None
         return scores, scores.sum()
 
-def last(config):
-    return Last(config)
+def build(config):
+    return Bigram(config, config.block_size)
 
 def short(config):
-    model = Last(config)
-    model.block_size = 3
-    return model
+    return Bigram(config, 3)
+
+def bare():
+    return lambda tokens: one_hot(tokens, 11).float()
+
+def ahead(config):
+    return lambda tokens: one_hot(tokens.flip(1), config.vocab_size).float()
+
+def broken(config):
+    raise RuntimeError("no weights")
+
+def number():
+    return 3
 """
 
 
@@ -254,13 +225,12 @@ def test_anyones_model_runs_beside_ours(bench, own_peer):
     bench(
         "forward", *FAST, "--peers", "none", "--json", "found.json",
         "--peer", "bigram.py:build", "--peer", "bigram.py:bare",
-        "--peer", "bigram.py:last",
     )  # fmt: skip
     rows = rows_of(Path("found.json"))
     assert rows["bigram.py:build"].parameters == 121
+    assert "called with targets" in rows["bigram.py:build"].note
     assert "parameters unknown" in rows["bigram.py:bare"].note
     assert rows["bigram.py:bare"].flops == 0
-    assert "called with targets" in rows["bigram.py:last"].note
 
 
 @pytest.mark.parametrize(

@@ -377,18 +377,12 @@ def test_what_weights_do_not_show(tmp_path):
         ("n_embd", 10, "says n_embd is 10, the weights have 8"),
         ("n_inner", 31, "says n_inner is 31, the weights have 32"),
         ("tie_weights", True, r"wte\.weight by up to 0"),
-        *[("activation", v, "activation") for v in (None, 3, {}, "silu")],
-        *[("n_layer", v, "n_layer must be") for v in (None, "2", 2.0, True)],
+        *[("activation", v, "activation") for v in (None, {}, "silu")],
+        *[("n_layer", v, "n_layer must be") for v in (None, "2")],
     ],
 )
 def test_what_config_json_may_not_say(tmp_path, field, value, message):
     refused(message, write(tmp_path, enlarged(), OURS | {field: value}))
-
-
-def test_a_tied_head_of_another_shape(tmp_path):
-    wrong = enlarged() | {"lm_head.weight": torch.ones(12, 8)}
-    write(tmp_path, wrong, OURS | {"tie_weights": True})
-    refused(r"\(12, 8\) for \(13, 8\)", tmp_path)
 
 
 # config.json ---------------------------------------------------------------
@@ -398,12 +392,9 @@ def test_a_tied_head_of_another_shape(tmp_path):
     ("change", "message"),
     [
         ({"n_head": None}, "has no n_head"),
-        ({"activation_function": None}, "has no activation_function"),
         ({"model_type": None}, "has no model_type"),
-        ({"vocab_size": None}, "has no vocab_size"),
         ({"model_type": "llama"}, "'llama' model"),
         ({"activation_function": "silu"}, "'silu'; known: gelu_new"),
-        ({"activation_function": 3}, "activation_function 3"),
         ({"scale_attn_weights": False}, "scale_attn_weights to False"),
         ({"scale_attn_by_inverse_layer_idx": True}, "layer_idx to True"),
         ({"add_cross_attention": True}, "add_cross_attention to True"),
@@ -440,22 +431,13 @@ def test_a_head_with_a_bias_has_no_place(tmp_path):
     assert "lm_head.bias" not in load_file(out / "model.safetensors")
 
 
-@pytest.mark.parametrize(
-    ("path", "layout", "message"),
-    [
-        ("out", "scratch", "'scratch'; known: gpt2, nanogpt"),
-        ("full", "gpt2", "is not empty"),
-        ("full/keep", "gpt2", "is no folder"),
-        ("no/where", "gpt2", "there is no folder"),
-    ],
-)
-def test_nothing_is_overwritten(tmp_path, path, layout, message):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "keep").write_text("me")
-    with pytest.raises(ValueError, match=message):
-        save_checkpoint(tmp_path / path, enlarged(), CONFIG, layout)
-    assert [p.name for p in tmp_path.iterdir()] == ["full"]
-    assert (tmp_path / "full" / "keep").read_text() == "me"
+def test_nothing_is_overwritten(tmp_path):
+    (tmp_path / "keep").write_text("me")
+    with pytest.raises(ValueError, match="is not empty"):
+        save_checkpoint(tmp_path, enlarged(), CONFIG)
+    assert [p.name for p in tmp_path.iterdir()] == ["keep"]
+    with pytest.raises(ValueError, match="'scratch'; known: gpt2, nanogpt"):
+        save_checkpoint(tmp_path / "out", enlarged(), CONFIG, "scratch")
 
 
 def test_an_empty_folder_is_filled(tmp_path, monkeypatch):
