@@ -133,7 +133,7 @@ def _passes(
     for eager in everyone:
         # rows are alike, and one is counted sooner
         flops = len(ids) * count_flops(partial(eager.scores, ids[:1]))
-        why = parameter_note(eager, config, ours.parameters or 0)
+        why = parameter_note(eager, ours.parameters or 0)
         note = "; ".join(filter(None, (eager.note, why)))
         yield competitor(eager, first[eager.name], flops, note)
         if plan.compile:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from gpt_duet.comparison.models import largest_difference
 from gpt_duet.comparison.styles import enlarged_random_weights, rounding_bound
-from gpt_duet.config import GPTConfig
 from gpt_duet.invariants import Subject
 from gpt_duet.protocol import CachedLanguageModel, load_style
 
@@ -212,23 +211,10 @@ def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
     return replace(peer, call=call, note=note)
 
 
-def parameter_note(candidate: Candidate, config: GPTConfig, ours: int) -> str:
-    """Say where a candidate has not the parameters of ours to 1 %, and why."""
+def parameter_note(candidate: Candidate, ours: int) -> str:
+    """Say by how much a candidate's parameters are not ours to 1 %."""
     count = candidate.parameters
     if count is None:
         return "parameters unknown"
-    extra = count - ours
-    if abs(extra) <= 0.01 * ours:
-        return ""
-    head = config.vocab_size * config.n_embd
-    table = config.block_size * config.n_embd
-    reasons = {-table: ": its position table is not trained"}
-    if config.tie_weights:
-        reasons[head] = ": its head is not tied to its embedding"
-        reasons[head - table] = (
-            ": its head is not tied, its position table not trained"
-        )
-    nearest = min(reasons, key=lambda number: abs(number - extra))
-    # a bias at the head is too small to be named
-    near = abs(nearest - extra) <= 0.002 * ours + config.vocab_size
-    return f"{extra / ours:+.1%} parameters" + near * reasons[nearest]
+    extra = (count - ours) / ours
+    return f"{extra:+.1%} parameters" if abs(extra) > 0.01 else ""

@@ -23,6 +23,8 @@ LEGEND = (
     "copy or read, whichever takes longer), in percent of the row's time",
     "peak memory: beyond the weights; first run: with warming up and "
     "compiling",
+    "parameters differ where a head is not tied to its embedding, or a "
+    "position table is not trained",
 )
 
 
