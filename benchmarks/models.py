@@ -162,12 +162,18 @@ def build_peers(plan: Plan) -> tuple[list[Candidate], list[str]]:
             with torch.random.fork_rng(devices=[]), plan.device:
                 torch.manual_seed(0)
                 model = build_peer(name, plan.config)
-        except ModuleNotFoundError as error:
-            note = f"{name} was not run: there is no module {error.name!r}"
-            if not plan.installed or name not in PEERS:
-                raise ValueError(note) from None
-            left_out.append(note)
-            continue
+        except ValueError:
+            raise
+        except Exception as error:
+            # transformers says so, too, of what is there and broken: nameless
+            absent = isinstance(error, ModuleNotFoundError) and error.name
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            if absent and plan.installed and name in PEERS:
+                left_out.append(f"{name} was not run: {reason}")
+                continue
+            raise ValueError(
+                f"{name} cannot be built: {reason[:200]}"
+            ) from None
         if isinstance(model, torch.nn.Module):
             model = model.to(plan.device, plan.dtypes[0]).eval()
         if not callable(model):

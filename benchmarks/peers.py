@@ -110,10 +110,6 @@ def build_peer(name: str, config: GPTConfig) -> Any:
 
     That is "package.module:factory" or "path/to/file.py:factory", the factory
     taking the config or nothing.
-
-    Raises:
-        ModuleNotFoundError: for one of PEERS that is not installed.
-        ValueError: in one line, for one that cannot be had.
     """
     if name not in PEERS and ":" not in name:
         raise ValueError(
@@ -124,19 +120,7 @@ def build_peer(name: str, config: GPTConfig) -> Any:
     if isinstance(build, nn.Module):
         return build
     try:
-        return build(config) if _takes_config(build) else build()
-    except Exception as error:
-        # transformers says so, too, of what is there and broken: without name
-        absent = isinstance(error, ModuleNotFoundError) and error.name
-        if absent and name in PEERS:
-            raise
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"{name} cannot be built: {reason[:200]}") from None
-
-
-def _takes_config(factory: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(factory).bind(None)
+        inspect.signature(build).bind(None)
     except (TypeError, ValueError):
-        return False
-    return True
+        return build()
+    return build(config)

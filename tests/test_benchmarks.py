@@ -251,13 +251,11 @@ def test_a_peer_that_cannot_be_timed_is_refused(bench, own_peer, peer, words):
 
 def test_a_peer_that_is_not_installed_is_said_so(bench, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    line = "transformers was not run: there is no module 'transformers'"
     decode = ["generate", *TOY, "--new", 1, "--prompt", 1, "--rounds", 1]
     for words in (["forward", *FAST], decode):
-        out = bench(*words)
-        assert line in out
+        assert "transformers was not run: ModuleNotFoundError" in bench(*words)
         err = bench(*words, "--peers", "transformers", status=2)
-        assert line in err
+        assert "transformers cannot be built: ModuleNotFoundError" in err
 
 
 # Old results

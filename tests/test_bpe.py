@@ -8,9 +8,8 @@ from functools import partial
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiktoken._educational import SimpleBytePairEncoding, bpe_train
+from tiktoken._educational import bpe_train
 
-from shared import load_tokenizer
 from shared.console import run
 from shared.tokenization import bpe
 from shared.tokenization.texts import default_text, text_stamp
@@ -87,10 +86,3 @@ def test_the_rank_file_is_reproducible():
         pytest.skip("this Python's documentation is another version's")
     trained = bpe.dump_ranks(bpe.train_bpe(text, bpe.N_VOCAB - 1))
     assert trained == bpe.RANKS_FILE.read_text()
-
-
-def test_it_encodes_as_tiktokens_educational_encoder_does():
-    ranks = bpe.parse_ranks(bpe.RANKS_FILE.read_text())
-    oracle = SimpleBytePairEncoding(pat_str=bpe.PATTERN, mergeable_ranks=ranks)
-    ids = load_tokenizer("duet-1k").encode(SMALL_TEXT)
-    assert ids == oracle.encode(SMALL_TEXT, visualise=None)
