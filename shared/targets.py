@@ -12,14 +12,6 @@ from typing import Any
 from .config import GPTConfig
 from .importing import Alone, first_on_path, import_file, import_module, roots
 
-STYLE_SIZES = {
-    "n_layer": 2,
-    "n_head": 4,
-    "n_embd": 32,
-    "vocab_size": 65,
-    "block_size": 64,
-}
-
 
 def _alone(
     name: str, build: Callable[[], Any], place: Alone
@@ -114,9 +106,13 @@ def _style(
             f"{name} has no build_model(config): name the factory, as "
             f"{name}:build"
         )
-    given = {"vocab_size": vocab_size, "block_size": block_size}
-    sizes = STYLE_SIZES | {k: v for k, v in given.items() if v is not None}
-    config = GPTConfig(**sizes)  # type: ignore[arg-type]
+    config = GPTConfig(
+        65 if vocab_size is None else vocab_size,
+        64 if block_size is None else block_size,
+        n_layer=2,
+        n_head=4,
+        n_embd=32,
+    )
 
     def factory() -> Any:
         return build(config)
@@ -162,25 +158,21 @@ def _from_class(
         for p in inspect.signature(cls).parameters.values()
         if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
     ]
-    configs = {
-        name: found
-        for name, found in vars(module).items()
-        if isinstance(found, type) and is_dataclass(found) and found is not cls
-    }
+    arguments = ", ".join(f"{p.name}=..." for p in needed)
     if len(needed) == 1:
+        configs = [
+            found
+            for found in vars(module).values()
+            if isinstance(found, type) and is_dataclass(found)
+        ]
         wanted = needed[0].annotation
-        asked = {
-            n: c for n, c in configs.items() if wanted in (c, n)
-        } or configs
-        ready = [c for c in asked.values() if not _open_fields(c)]
+        fit = [c for c in configs if wanted in (c, c.__name__)] or configs
+        ready = [c for c in fit if not _open_fields(c)]
         if len(ready) == 1:
             return lambda: cls(ready[0]())
-        configs = asked
-    arguments = ", ".join(f"{p.name}=..." for p in needed)
-    if len(needed) == 1 and len(configs) == 1:
-        ((name, config),) = configs.items()
-        inner = ", ".join(f"{field}=..." for field in _open_fields(config))
-        arguments = f"{name}({inner})"
+        if len(fit) == 1:
+            inner = ", ".join(f"{name}=..." for name in _open_fields(fit[0]))
+            arguments = f"{fit[0].__name__}({inner})"
     raise ValueError(
         f"{cls.__name__} needs arguments: write an expression, as "
         f"'{target}({arguments})'"

@@ -117,12 +117,6 @@ def test_two_functions_end_with_status_1(duet, monkeypatch):
     assert "two functions: largest difference" in out
 
 
-def test_of_a_deep_model_the_middle_is_left_out(compare):
-    out, _ = compare("--text=abc", "--n-layer=8")
-    for layer in range(8):
-        assert (f"block.{layer} " in out) == (layer in (0, 1, 6, 7))
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

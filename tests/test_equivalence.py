@@ -112,24 +112,6 @@ def test_gradients_of_the_token_embedding_agree(data):
 
 @settings(max_examples=15)
 @given(data=st.data())
-def test_float32_with_the_schools_own_eps(data):
-    config = data.draw(configs(min_embd=8, norm_eps=None))
-    state = enlarged_random_weights(mingpt_style, config, data.draw(seeds))
-    tokens = data.draw(token_batches(config))
-    own = annotated.from_gpt2(state, config, norm=annotated.LayerNorm).eval()
-    same = annotated.from_gpt2(state, config).eval()
-    other = mingpt_style.from_gpt2(state, config).eval()
-    expected = other.log_probs(tokens)
-    moved = (own.log_probs(tokens) - expected).abs().max().item()
-    print(f"the school's own eps moves log-probabilities by {moved:.1e}")
-    # no theorem: narrow random models were met that move by 1.5e-3
-    assert moved < 1e-2
-    difference = (same.log_probs(tokens) - expected).abs().max().item()
-    assert difference <= rounding_bound(other, tokens)
-
-
-@settings(max_examples=15)
-@given(data=st.data())
 def test_any_chain_of_styles_computes_the_same(data):
     config = data.draw(configs(min_embd=3, norm_eps=1e-5))
     tokens = data.draw(token_batches(config))
@@ -179,7 +161,7 @@ def test_stage_outputs_are_those_of_the_submodules():
         x = model.transformer.h[0](x)
         assert outputs["block.0"].equal(x)
         assert outputs["log_probs"].equal(model.log_probs(TOKENS))
-    with pytest.raises(ValueError, match="no submodule 'nowhere'"):
+    with pytest.raises(ValueError, match="no such stage of GPT: GPT has no"):
         stage_outputs(model, {"embedding": "nowhere"}, TOKENS)
 
 
@@ -271,11 +253,12 @@ def test_what_is_told_of_each_style_is_its_own():
         assert 0 < first <= median <= third
     assert found.threads == 1  # so small that a second one would wait
     (part,) = found.original_parts
-    assert found.bound < part.difference < 1e-3
-    assert str(part).startswith(
+    words, _, difference = part.rpartition(" ")
+    assert words == (
         "annotated ran with nn.LayerNorm here; with its own LayerNorm (eps "
-        "outside the root) the two differ by "
+        "outside the root) the two differ by"
     )
+    assert found.bound < float(difference) < 1e-3
 
 
 @pytest.mark.parametrize("eps", [None, 0.0])

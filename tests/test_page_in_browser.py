@@ -57,25 +57,14 @@ def test_what_is_smuggled_in_does_not_run(browser, page, tmp_path):
 
 def test_a_hostile_text_is_text(browser, page):
     browser.open(page)
-    shown = browser.js("return document.getElementById('excerpt').textContent")
-    spelt = HOSTILE.replace("\u2028", r"\u2028").replace("\x07", r"\x07")
-    assert shown == spelt.replace("\u202e", r"\u202e")
-    assert browser.js("return document.images.length") == 0
-    assert len(browser.all("script")) == 2
     pieces = [
         e.get_attribute("textContent") for e in browser.all(".tokens .piece")
     ]
-    assert pieces[:9] == list("</script>")
-    assert "49" not in shown
-
-
-def test_a_hostile_file_name_is_text(browser, tmp_path):
-    name = "<img src=x onerror=alert(1)>&quot;\n\udcff.txt"
-    (tmp_path / name).write_text("fine text")
-    browser.open(make_page(tmp_path, "--file", tmp_path / name))
-    facts = browser.one(".facts").text
-    assert r"<img src=x onerror=alert(1)>&quot;\n\udcff.txt" in facts
-    assert browser.errors() == []
+    spelt = {"\u2028": r"\u2028", "\x07": r"\x07", "\u202e": r"\u202e",
+             "\n": r"\n", " ": "\u00b7"}  # fmt: skip
+    assert pieces == [spelt.get(c, c) for c in HOSTILE]
+    assert browser.js("return document.images.length") == 0
+    assert len(browser.all("script")) == 2
 
 
 @pytest.mark.parametrize("width", [1440, 390])
@@ -159,10 +148,9 @@ def test_names_that_correspond_light_up_together(browser, page):
     assert browser.all(f"{concept} .kept") == []
 
 
-@pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [320, 390, 768, 1180, 1440, 2200])
-def test_nothing_overflows(browser, page, width, dark):
-    browser.open(page, width=width, dark=dark)
+def test_nothing_overflows(browser, page, width):
+    browser.open(page, width=width)
     wide = browser.js("return document.documentElement.scrollWidth")
     assert wide <= width
     cut = browser.js(

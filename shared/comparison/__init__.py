@@ -1,7 +1,7 @@
 """Two models or two styles side by side: how far they differ, and where.
 
     styles.py           two styles on one set of weights, and the verdict
-    models.py           two models: outputs by stage, parameters, times
+    models.py           two models: outputs by stage, costs, times
     values/             any two models, line by line, by what they compute
     concepts.py         the six concepts: what each does in any style
     sources.py          the source of two styles, paired by concept
@@ -11,8 +11,7 @@
 
 Measured for the page:
 
-    costs.py            operations and differences by concept
     weight_transfer.py  how both styles take over a GPT-2 checkpoint
 
-And shown in terminal/ (tables, source) and page/ (one HTML file).
+And shown by terminal.py and page/ (one HTML file).
 """

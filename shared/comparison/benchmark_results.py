@@ -21,34 +21,24 @@ Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """One thing that was measured.
+    """One thing that was measured."""
 
-    Attributes:
-        name: what ran.
-        seconds: one number a round.
-        limit: whether it is no model, but something the machine can do.
-        flops: floating-point operations of one run, None if not counted.
-        least_bytes: bytes that one run moves to and from memory at least.
-        tokens: number of tokens of one run.
-        output: "logits" or "log-probs".
-        parameters: number of parameters.
-        first_seconds: time of the first run: warming up, compiling.
-        peak_bytes: most memory of one run, without weights.
-        note: what a reader has to know.
-        operations: parts of the time by operation, where it was profiled.
-    """
-
-    name: str
-    seconds: Annotated[list[Seconds], Meta(min_length=1)]
+    name: str  # what ran
+    seconds: Annotated[list[Seconds], Meta(min_length=1)]  # one number a round
+    # whether it is no model, but something the machine can do
     limit: bool = False
+    # floating-point operations of one run, None if not counted
     flops: Count | None = None
+    # bytes that one run moves to and from memory at least
     least_bytes: Count | None = None
-    tokens: Count | None = None
-    output: str = ""
-    parameters: Count | None = None
+    tokens: Count | None = None  # number of tokens of one run
+    output: str = ""  # "logits" or "log-probs"
+    parameters: Count | None = None  # number of parameters
+    # time of the first run: warming up, compiling
     first_seconds: Seconds | None = None
-    peak_bytes: Count | None = None
-    note: str = ""
+    peak_bytes: Count | None = None  # most memory of one run, without weights
+    note: str = ""  # what a reader has to know
+    # parts of the time by operation, where it was profiled
     operations: dict[str, float] = {}
 
     @property
@@ -77,21 +67,13 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Run(msgspec.Struct, forbid_unknown_fields=True):
-    """Things that were measured in turn, in the same rounds.
+    """Things that were measured in turn, in the same rounds."""
 
-    Attributes:
-        what: "forward", "generate" or "train-step".
-        setting: what was asked for, by name.
-        rows: what was measured.
-        reference: name of the row that the others are compared to.
-        notes: sentences for the reader.
-    """
-
-    what: str
-    setting: dict[str, Value]
-    rows: Annotated[list[Row], Meta(min_length=1)]
-    reference: str = ""
-    notes: list[str] = []
+    what: str  # "forward", "generate" or "train-step"
+    setting: dict[str, Value]  # what was asked for, by name
+    rows: Annotated[list[Row], Meta(min_length=1)]  # what was measured
+    reference: str = ""  # name of the row that the others are compared to
+    notes: list[str] = []  # sentences for the reader
 
     def __post_init__(self) -> None:
         """Refuse rows of different rounds, which no ratio can be taken of."""

@@ -5,17 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Concept:
-    """One part of the decoder.
+    """One part of the decoder."""
 
-    Attributes:
-        does: what it does, in one line.
-        mathematics: what every style must compute, in one or two sentences.
-        stage: the stage whose output is the concept's; {i} is the layer.
-    """
-
-    does: str
-    mathematics: str
-    stage: str
+    does: str  # what it does, in one line
+    mathematics: str  # what every style must compute, in one or two sentences
+    stage: str  # the stage whose output is the concept's; {i} is the layer
 
 
 CONCEPTS = {

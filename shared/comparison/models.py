@@ -1,6 +1,7 @@
-"""Two models beside each other: outputs stage by stage, parameters, time."""
+"""Two models beside each other: outputs stage by stage, costs, time."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
@@ -9,110 +10,103 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from ..config import GPTConfig
 from ..generation import eval_mode
+from .concepts import CONCEPTS
 from .timing import Quartiles, interleave, quartiles, stopwatch
 
+Stages = Mapping[str, str]
 
-def stage_outputs(
-    model: Any, stages: Mapping[str, str], tokens: Int[Tensor, "batch time"]
-) -> dict[str, Float[Tensor, "batch time features"]]:
-    """Run a model once in eval mode and keep what each stage gave.
+
+def stage_modules(model: Any, stages: Stages) -> dict[str, nn.Module]:
+    """Return the submodule of each stage in the order of the data flow.
 
     Args:
-        model: a language model with `config` and `log_probs`.
-        stages: for each stage the submodule whose output it is, {i}
-            standing for the layer.
-        tokens: ids.
-
-    Returns:
-        Outputs by stage, layers spelt out, "log_probs" last.
+        model: a language model with `config`.
+        stages: for each stage the path of its submodule, {i} standing for
+            the layer, which is spelt out in the names returned.
 
     Raises:
         ValueError: for a path that is no submodule of the model.
     """
-    found: dict[str, Tensor] = {}
-
-    def keep(stage: str, output: Any) -> None:
-        found[stage] = output[0] if isinstance(output, tuple) else output
-
-    with stage_hooks(model, stages, after=keep), torch.inference_mode():
-        log_probs = model.log_probs(tokens)
-    names = stage_paths(stages, model.config.n_layer)
-    if missing := [stage for stage in names if stage not in found]:
-        raise ValueError(f"stages that were never run: {', '.join(missing)}")
-    return {stage: found[stage] for stage in names} | {"log_probs": log_probs}
+    in_block = [stage for stage in stages if "{i}" in stage]
+    paths = {s: p for s, p in stages.items() if s == "embedding"}
+    for i in range(model.config.n_layer):
+        paths |= {s.format(i=i): stages[s].format(i=i) for s in in_block}
+    paths |= {s: p for s, p in stages.items() if s not in in_block}
+    try:
+        return {s: model.get_submodule(path) for s, path in paths.items()}
+    except AttributeError as error:
+        name = type(model).__name__
+        raise ValueError(f"no such stage of {name}: {error}") from None
 
 
 @contextmanager
 def stage_hooks(
     model: Any,
-    stages: Mapping[str, str],
+    stages: Stages,
     *,
     before: Callable[[str], None] = lambda stage: None,
-    after: Callable[[str, Any], None] = lambda stage, output: None,
+    after: Callable[[str, Any], None],
 ) -> Iterator[None]:
     """Put a model in eval mode, and call functions around its stages.
 
     Both get the stage's name, the layer spelt out, `after` its output too.
     """
     hooks = []
-    with eval_mode(model):
+    with eval_mode(model), torch.no_grad():
+        for stage, module in stage_modules(model, stages).items():
+            hooks += [
+                module.register_forward_pre_hook(
+                    lambda *_, stage=stage: before(stage)
+                ),
+                module.register_forward_hook(
+                    lambda *args, stage=stage: after(stage, args[-1])
+                ),
+            ]
         try:
-            paths = stage_paths(stages, model.config.n_layer)
-            for stage, path in paths.items():
-                module = submodule(model, path)
-                hooks += [
-                    module.register_forward_pre_hook(
-                        lambda *_, stage=stage: before(stage)
-                    ),
-                    module.register_forward_hook(
-                        lambda *args, stage=stage: after(stage, args[-1])
-                    ),
-                ]
             yield
         finally:
             for hook in hooks:
                 hook.remove()
 
 
-def stage_paths(stages: Mapping[str, str], n_layer: int) -> dict[str, str]:
-    """Spell out {i} for every layer, in the order of the data flow."""
-    before = {s: p for s, p in stages.items() if s == "embedding"}
-    block = {s: p for s, p in stages.items() if "{i}" in s}
-    after = {s: p for s, p in stages.items() if s not in before | block}
-    layers = {
-        stage.format(i=i): path.format(i=i)
-        for i in range(n_layer)
-        for stage, path in block.items()
-    }
-    return before | layers | after
+def stage_outputs(
+    model: Any, stages: Stages, tokens: Int[Tensor, "batch time"]
+) -> dict[str, Float[Tensor, "batch time features"]]:
+    """Run a model once in eval mode and keep what each stage gave.
 
+    Args:
+        model: a language model with `config` and `log_probs`.
+        stages: as for `stage_modules`.
+        tokens: ids.
 
-def stage_modules(
-    model: Any, stages: Mapping[str, str], stage: str
-) -> list[nn.Module]:
-    """Return the submodule of a stage in every layer, or none."""
-    if stage not in stages:
-        return []
-    paths = stage_paths({stage: stages[stage]}, model.config.n_layer)
-    return [submodule(model, path) for path in paths.values()]
+    Returns:
+        Outputs by stage, layers spelt out, "log_probs" last.
 
+    Raises:
+        ValueError: for a stage that is no submodule, or is never run.
+    """
+    found: dict[str, Tensor] = {}
 
-def submodule(model: nn.Module, path: str) -> nn.Module:
-    """Return the submodule at a dotted path; ValueError for none."""
-    try:
-        return model.get_submodule(path)
-    except AttributeError:
-        name = type(model).__name__
-        raise ValueError(f"{name} has no submodule {path!r}") from None
+    def keep(stage: str, output: Any) -> None:
+        found[stage] = output[0] if isinstance(output, tuple) else output
+
+    with stage_hooks(model, stages, after=keep):
+        log_probs = model.log_probs(tokens)
+    names = stage_modules(model, stages)
+    if missing := [stage for stage in names if stage not in found]:
+        raise ValueError(f"stages that were never run: {', '.join(missing)}")
+    return {stage: found[stage] for stage in names} | {"log_probs": log_probs}
 
 
 def compare_models(
     left: Any,
     right: Any,
-    stages: tuple[Mapping[str, str], Mapping[str, str]],
+    stages: tuple[Stages, Stages],
     tokens: Int[Tensor, "batch time"],
 ) -> dict[str, float]:
     """Return the largest absolute difference at each common stage.
@@ -140,7 +134,19 @@ def largest_difference(a: Tensor, b: Tensor) -> float:
     return (left - right).abs().max().item()
 
 
-def count_parameters(model: Any, stages: Mapping[str, str]) -> dict[str, int]:
+def difference_by_concept(
+    differences: Mapping[str, float],
+) -> dict[str, float]:
+    """Take the largest difference over all layers, for each concept."""
+    found = {}
+    for name, concept in CONCEPTS.items():
+        if values := _in_all_layers(differences, concept.stage):
+            # max() overlooks a NaN that does not come first
+            found[name] = torch.tensor(values).double().max().item()
+    return found
+
+
+def count_parameters(model: Any, stages: Stages) -> dict[str, int]:
     """Count the parameters of each component, a tied matrix once.
 
     "block" counts all that is in the blocks, "norms" what remains of them
@@ -149,28 +155,69 @@ def count_parameters(model: Any, stages: Mapping[str, str]) -> dict[str, int]:
     model but not trained.
     """
     seen: set[Tensor] = set()
+    modules = stage_modules(model, stages)
+    stage = partial(_in_all_layers, modules)
 
-    def count(modules: Sequence[nn.Module]) -> int:
+    def count(modules: Iterable[nn.Module]) -> int:
         new = {p for m in modules for p in m.parameters()} - seen
         seen.update(new)
         return sum(p.numel() for p in new)
 
-    def stage(name: str) -> list[nn.Module]:
-        return stage_modules(model, stages, name)
-
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    blocks = nn.ModuleList(stage("block.{i}"))
     return {
         "embedding": count(tables),
         "attention": count(stage("block.{i}.attention")),
         "feed_forward": count(stage("block.{i}.feed_forward")),
-        "block": sum(
-            p.numel() for p in nn.ModuleList(stage("block.{i}")).parameters()
-        ),
-        "norms": count(stage("block.{i}") + stage("final_norm")),
+        "block": sum(p.numel() for p in blocks.parameters()),
+        "norms": count([*blocks, *stage("final_norm")]),
         "head": count([model]),
         "total": sum(p.numel() for p in seen),
         "buffers": sum(b.numel() for b in model.buffers()),
     }
+
+
+def count_flops(
+    model: Any, stages: Stages, tokens: Int[Tensor, "batch time"]
+) -> dict[str, int]:
+    """Count floating-point operations by concept, in one real forward pass.
+
+    Only products of matrices are counted, a multiplication and an addition
+    as two, in all layers together; attention is counted as if every score
+    were computed, also the masked ones.
+    """
+    counter = FlopCounterMode(display=False)
+    counts: dict[str, int] = {}
+
+    def start(stage: str) -> None:
+        counts[stage] = -counter.get_total_flops()
+
+    def end(stage: str, _output: Any) -> None:
+        counts[stage] += counter.get_total_flops()
+
+    # the fused kernels are not counted on every device: this one is
+    with (
+        stage_hooks(model, stages, before=start, after=end),
+        sdpa_kernel(SDPBackend.MATH),
+        counter,
+    ):
+        model.log_probs(tokens)
+    found = {
+        name: sum(_in_all_layers(counts, concept.stage))
+        for name, concept in CONCEPTS.items()
+    }
+    total = counter.get_total_flops()
+    before = found["embedding"] + found["block"] + found["model"]
+    return found | {"model": total, "head": total - before}
+
+
+def _in_all_layers(by_stage: Mapping[str, Any], stage: str) -> list[Any]:
+    """Return what a stage has in each layer, {i} standing for the layer."""
+    return [
+        value
+        for name, value in by_stage.items()
+        if re.sub(r"\d+", "{i}", name) == stage
+    ]
 
 
 def forward_times(

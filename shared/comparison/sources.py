@@ -16,7 +16,7 @@ from torch import nn
 from ..config import GPTConfig
 from ..protocol import Style
 from .concepts import CONCEPTS
-from .models import stage_paths, submodule
+from .models import stage_modules
 
 # Large enough for any style to build, small enough to cost nothing.
 TINY = GPTConfig(vocab_size=16, block_size=8, n_layer=1, n_head=2, n_embd=8)
@@ -24,34 +24,20 @@ TINY = GPTConfig(vocab_size=16, block_size=8, n_layer=1, n_head=2, n_embd=8)
 
 @dataclass(frozen=True)
 class Segment:
-    """Some lines of source that belong together.
+    """Some lines of source that belong together."""
 
-    Attributes:
-        key: the method's name, "" for what stands before the first method.
-        line: number of the first line in its file.
-        code: the lines, without an end of line at the end.
-    """
-
-    key: str
-    line: int
-    code: str
+    key: str  # the method's name, "" for what stands before the first method
+    line: int  # number of the first line in its file
+    code: str  # the lines, without an end of line at the end
 
 
 @dataclass(frozen=True)
 class Part:
-    """A class, function or method that implements a concept.
+    """A class, function or method that implements a concept."""
 
-    Attributes:
-        name: its qualified name.
-        file: its file, from the folder of its top package on.
-        summary: first line of its docstring.
-        segments: its source; a class is cut at its methods.
-    """
-
-    name: str
-    file: str
-    summary: str
-    segments: tuple[Segment, ...]
+    name: str  # its qualified name
+    file: str  # its file, from the folder of its top package on
+    segments: tuple[Segment, ...]  # its source; a class is cut at its methods
 
 
 @dataclass(frozen=True)
@@ -103,17 +89,6 @@ def concept_names(left: Style, right: Style) -> list[str]:
     ]
 
 
-def describe(concept: str, pairs: Sequence[Pair]) -> str:
-    """Return in one line what a concept does.
-
-    Of a concept that only one style has, it is the first docstring's.
-    """
-    if concept in CONCEPTS:
-        return CONCEPTS[concept].does
-    parts = [part for pair in pairs for part in (pair.left, pair.right)]
-    return next((p.summary for p in parts if p and p.summary), "")
-
-
 def read_part(component: Any) -> Part:
     """Read the source of a class, function or method."""
     name = getattr(component, "__qualname__", repr(component))
@@ -125,8 +100,7 @@ def read_part(component: Any) -> Part:
     folders = component.__module__.count(".") + (path.stem == "__init__")
     file = "/".join(path.parts[-1 - folders :])
     code = textwrap.dedent("".join(lines)).rstrip()
-    summary = inspect.cleandoc(component.__doc__ or "").split("\n")[0]
-    return Part(name, file, summary, tuple(_segments(code, max(line, 1))))
+    return Part(name, file, tuple(_segments(code, max(line, 1))))
 
 
 def align(
@@ -147,10 +121,7 @@ def align(
 
 def _segments(code: str, line: int) -> list[Segment]:
     """Cut a class at its methods; anything else stays whole."""
-    try:
-        (node,) = ast.parse(code).body
-    except (SyntaxError, ValueError):
-        return [Segment("", line, code)]
+    (node,) = ast.parse(code).body
     if not isinstance(node, ast.ClassDef):
         return [Segment("", line, code)]
     starts = {1: ""}
@@ -175,6 +146,6 @@ def _stage_classes(style: Style) -> dict[object, str]:
     with torch.random.fork_rng(devices=[]):
         model: nn.Module = style.build_model(TINY)
     found: dict[object, str] = {type(model): "model"}
-    for stage, path in stage_paths(style.STAGES, TINY.n_layer).items():
-        found.setdefault(type(submodule(model, path)), stage)
+    for stage, module in stage_modules(model, style.STAGES).items():
+        found.setdefault(type(module), stage)
     return found

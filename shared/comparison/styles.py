@@ -1,6 +1,7 @@
 """Two styles from one set of weights, and the verdict."""
 
 import copy
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,66 +25,28 @@ LIKELIEST = 5  # next tokens that are shown
 
 
 @dataclass(frozen=True)
-class OriginalPart:
-    """A style's own version of a part, which others match only roughly.
-
-    Attributes:
-        style: whose it is.
-        name: the part's own name.
-        used: what the style was built with instead.
-        note: how the two differ, in a few words.
-        difference: largest difference in log-probabilities from the other
-            style when the part is the style's own.
-    """
-
-    style: str
-    name: str
-    used: str
-    note: str
-    difference: float
-
-    def __str__(self) -> str:
-        note = f" ({self.note})" if self.note else ""
-        return (
-            f"{self.style} ran with {self.used} here; with its own "
-            f"{self.name}{note} the two differ by {self.difference:.2g}"
-        )
-
-
-@dataclass(frozen=True)
 class Comparison:
-    """What comparing two styles found.
+    """What comparing two styles found."""
 
-    Attributes:
-        styles: names of the two.
-        config: what both were built from.
-        weights: where the weights come from, in words.
-        dtype: "float32" or "float64".
-        device: where both ran.
-        differences: largest absolute difference at each stage.
-        bound: largest difference of log-probabilities that rounding
-            explains.
-        parameters: number of parameters by component, for each style.
-        next_tokens: for each style the likeliest next ids with their
-            probabilities.
-        seconds: of one forward pass, for each style: first quartile,
-            median and third quartile.
-        threads: with how many it was timed.
-        original_parts: what either style would compute with its own parts.
-    """
-
-    styles: tuple[str, str]
-    config: GPTConfig
-    weights: str
-    dtype: str
-    device: str
-    differences: dict[str, float]
+    styles: tuple[str, str]  # names of the two
+    config: GPTConfig  # what both were built from
+    weights: str  # where the weights come from, in words
+    dtype: str  # "float32" or "float64"
+    device: str  # where both ran
+    differences: dict[str, float]  # largest absolute difference at each stage
+    # largest difference of log-probabilities that rounding explains
     bound: float
+    # number of parameters by component, for each style
     parameters: tuple[dict[str, int], dict[str, int]]
+    # for each style the likeliest next ids with their probabilities
     next_tokens: tuple[list[tuple[int, float]], list[tuple[int, float]]]
+    # of one forward pass, for each style: first quartile, median and third
+    # quartile
     seconds: tuple[Quartiles, Quartiles]
-    threads: int
-    original_parts: list[OriginalPart]
+    threads: int  # with how many it was timed
+    # for each part that a style has of its own, and did not run with, how far
+    # it would be from the other style, in words
+    original_parts: list[str]
 
     @property
     def largest(self) -> float:
@@ -187,8 +150,8 @@ def compare_weights(
             seconds=(ours, theirs),
             threads=threads,
             original_parts=[
-                *_original_parts(left, state, config, tokens, a, b),
-                *_original_parts(right, state, config, tokens, b, a),
+                *_original_parts(left, state, config, tokens, b),
+                *_original_parts(right, state, config, tokens, a),
             ],
         )
 
@@ -225,32 +188,23 @@ def _original_parts(
     state: Mapping[str, Tensor],
     config: GPTConfig,
     tokens: Int[Tensor, "batch time"],
-    model: Any,
     other: Any,
-) -> Iterator[OriginalPart]:
-    """Exchange each part of a model for the style's own, and compare."""
+) -> Iterator[str]:
+    """Build a style with each part of its own, and compare."""
     notes = getattr(style, "ORIGINAL_PARTS_NOTES", {})
+    arguments = inspect.signature(style.from_gpt2).parameters
     for argument, part in getattr(style, "ORIGINAL_PARTS", {}).items():
         own = style.from_gpt2(state, config, **{argument: part}).eval()
         with torch.inference_mode():
             difference = largest_difference(
                 own.log_probs(tokens), other.log_probs(tokens)
             )
-        replaced = _classes(model) - _classes(own)
-        yield OriginalPart(
-            style=style.__name__,
-            name=part.__name__,
-            used=" and ".join(sorted(replaced)) or "another",
-            note=notes.get(argument, ""),
-            difference=difference,
+        default = getattr(arguments.get(argument), "default", None)
+        used = getattr(default, "__name__", "another")
+        if hasattr(nn, used):
+            used = f"nn.{used}"
+        note = f" ({notes[argument]})" if argument in notes else ""
+        yield (
+            f"{style.__name__} ran with {used} here; with "
+            f"its own {part.__name__}{note} the two differ by {difference:.2g}"
         )
-
-
-def _classes(model: nn.Module) -> set[str]:
-    """Names of all classes in a model, torch's as nn.LayerNorm."""
-    return {
-        f"nn.{cls.__name__}"
-        if cls.__module__.startswith("torch.nn.")
-        else f"{cls.__module__}.{cls.__qualname__}"
-        for cls in map(type, model.modules())
-    }

@@ -4,14 +4,15 @@ Each part is measured alone: on weights with which the rest of the model is
 the same in both styles to the last bit, so that what differs is its own.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..checkpoint.gpt2_layout import State, read_gpt2
+from ..checkpoint.gpt2_layout import read_gpt2
 from ..config import GPTConfig
 from ..protocol import Style
 from .models import largest_difference, stage_outputs
@@ -25,27 +26,23 @@ BLOCKS = (
     "mlp.c_proj.weight",
     "mlp.c_proj.bias",
 )
+BOTH = (*TOKENS, *BLOCKS)
 
 
 @dataclass(frozen=True)
 class TransferRow:
-    """One part of the model, and what taking over its weights costs.
+    """One part of the model, and what taking over its weights costs."""
 
-    Attributes:
-        name: the common term.
-        written: how each style writes it, "" where it does not say.
-        transferred: how each style takes over a GPT-2 checkpoint's.
-        error: largest absolute difference that is the part's own.
-        where: what was compared.
-        absorbed: False where the error is no rounding but mathematics.
-    """
-
-    name: str
+    name: str  # the common term
+    # how each style writes it, "" where it does not say
     written: tuple[str, str]
+    # how each style takes over a GPT-2 checkpoint's
     transferred: tuple[str, str]
+    # largest absolute difference that is the part's own; NaN where a style has
+    # no such stage
     error: float
-    where: str
-    absorbed: bool = True
+    where: str  # what was compared
+    absorbed: bool  # False where the error is no rounding but mathematics
 
 
 def measure_weight_transfer(
@@ -62,67 +59,47 @@ def measure_weight_transfer(
     }
     config = replace(config, n_layer=1, tie_weights=False)
     other = "gelu_tanh" if config.activation == "relu" else "relu"
+    bent = replace(config, activation=other)
     exact = replace(config, norm_eps=0.0)
-    bent = config, replace(config, activation=other)
-
-    def difference(
-        stage: str,
-        zeroed: tuple[str, ...] = (),
-        configs: tuple[GPTConfig, GPTConfig] = (config, config),
-        own: bool = False,
-    ) -> float:
-        """Largest difference at a stage; with `own`, of their own parts."""
-        weights = {
-            name: torch.zeros_like(t) if name.endswith(zeroed) else t
-            for name, t in state.items()
-        }
-        outputs = []
-        for style, config in zip(styles, configs, strict=True):
-            build: Callable = style.from_gpt2
-            parts = getattr(style, "ORIGINAL_PARTS", {}) if own else {}
-            model = build(weights, config, **parts)
-            found = stage_outputs(model, style.STAGES, tokens)
-            if stage not in found:
-                return float("nan")
-            outputs.append(found[stage])
-        return largest_difference(*outputs)
-
-    everything = (*TOKENS, *BLOCKS)
-    norm = difference("final_norm", everything, (exact, exact), own=True)
-    bent_apart = difference("log_probs", configs=bent)
-    words = [getattr(style, "WEIGHT_TRANSFER", {}) for style in styles]
+    tied = replace(config, tie_weights=True)
     rows = []
-    for name, error, where in (
-        ("token table", difference("embedding", ("wpe.weight",)),
+    for name, stage, zeroed, configs, where in (
+        ("token table", "embedding", ("wpe.weight",), (config, config),
          "the embedding, positions zero"),
-        ("position table", difference("embedding", TOKENS),
+        ("position table", "embedding", TOKENS, (config, config),
          "the embedding, tokens zero"),
-        ("projections", difference("block.0.attention", TOKENS),
+        ("projections", "block.0.attention", TOKENS, (config, config),
          "the first attention, on equal input"),
-        ("norm", norm, "the last norm, each style's own, eps 0"),
-        ("head", difference("log_probs", everything),
+        ("norm", "final_norm", BOTH, (exact, exact),
+         "the last norm, each style's own, eps 0"),
+        ("head", "log_probs", BOTH, (config, config),
          "the log-probabilities, on equal input"),
-        ("tied head", _tied_difference(styles, state, config),
-         "the matrices, as read"),
-        ("activation", bent_apart,
+        ("tied head", "log_probs", BLOCKS, (tied, tied),
+         "the log-probabilities, from a file without a head"),
+        ("activation", "log_probs", (), (config, bent),
          f"the log-probabilities, {config.activation} on the left and "
          f"{other} on the right"),
     ):  # fmt: skip
-        left, right = (w.get(name, ("", "")) for w in words)
-        written, taken = (left[0], right[0]), (left[1], right[1])
+        weights = {
+            key: torch.zeros_like(tensor) if key.endswith(zeroed) else tensor
+            for key, tensor in state.items()
+            if name != "tied head" or not key.startswith("lm_head")
+        }
+        outputs, words = [], []
+        for style, own_config in zip(styles, configs, strict=True):
+            build: Any = style.from_gpt2
+            parts = getattr(style, "ORIGINAL_PARTS", {})
+            model = build(
+                weights, own_config, **parts if name == "norm" else {}
+            )
+            found = stage_outputs(model, style.STAGES, tokens)
+            outputs.append(found.get(stage, torch.tensor(torch.nan)))
+            says = getattr(style, "WEIGHT_TRANSFER", {})
+            words.append(says.get(name, ("", "")))
+        written, transferred = zip(*words, strict=True)
+        error = largest_difference(*outputs)
         absorbed = name != "activation"
-        rows.append(TransferRow(name, written, taken, error, where, absorbed))
+        rows.append(
+            TransferRow(name, written, transferred, error, where, absorbed)
+        )
     return rows
-
-
-def _tied_difference(
-    styles: tuple[Style, Style], state: State, config: GPTConfig
-) -> float:
-    """Largest difference of the heads that are read from a tied file."""
-    without = {k: v for k, v in state.items() if not k.startswith("lm_head")}
-    tied = replace(config, tie_weights=True)
-    heads = []
-    for style in styles:
-        written = style.to_gpt2(style.from_gpt2(without, tied))
-        heads.append(read_gpt2(written, tied)["lm_head.weight"])
-    return largest_difference(*heads)

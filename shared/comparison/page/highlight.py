@@ -18,18 +18,15 @@ def spans(code: str, terms: Terms) -> list[tuple[int, int, str]]:
     "x[0..2]" stands for every x that no longer name claims; any other name
     is sought as it is written.
     """
-    patterns = [
-        (re.sub(r"\[\d+\.\.\d+\]$", "", name), term)
+    term_of = {
+        re.sub(r"\[\d+\.\.\d+\]$", "", name): term
         for term, spellings in terms.items()
         for name in spellings
-    ]
-    taken: list[tuple[int, int, str]] = []
-    for name, term in sorted(patterns, key=lambda p: -len(p[0])):
-        for match in re.finditer(rf"(?<!\w){re.escape(name)}(?!\w)", code):
-            start, end = match.span()
-            if all(end <= a or b <= start for a, b, _ in taken):
-                taken.append((start, end, term))
-    return sorted(taken)
+    }
+    longest_first = sorted(term_of, key=len, reverse=True)
+    names = "|".join(map(re.escape, longest_first))
+    found = re.finditer(rf"(?<!\w)(?:{names})(?!\w)", code) if names else ()
+    return [(*match.span(), term_of[match[0]]) for match in found]
 
 
 def highlight(code: str, terms: Terms) -> list[Markup]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...protocol import load_style
 from ...tokenization.tokenizers import Tokenizer
 from ..benchmark_results import Run
-from ..costs import count_flops, difference_by_concept
+from ..models import count_flops, difference_by_concept
 from ..styles import Comparison
 from ..text import token_text, visible
 from ..values import Found, diff_by_value
@@ -30,7 +30,6 @@ from .walk import make_walk
 
 WALK_TOKENS = 24  # the first ones: enough to see, and soon loaded
 WALK_PARAMETERS = 20_000_000  # of larger models a page takes too long
-EXCERPT = 600  # characters of the text that are shown
 
 
 def render_page(
@@ -81,7 +80,6 @@ def render_page(
         names=comparison.styles,
         text=text,
         weights=visible(comparison.weights),
-        excerpt=_excerpt(tokenizer, tokens),
         walk=walk,
         walk_parameters=WALK_PARAMETERS,
         shape=str(tuple(tokens.shape)),
@@ -181,12 +179,3 @@ def _large(count: float) -> str:
             return f"{count:.3g}{letter}"
         count /= 1000
     return f"{count:.3g} P"
-
-
-def _excerpt(tokenizer: Tokenizer, tokens: Tensor) -> str:
-    """The beginning of what was run, its lines kept."""
-    ids = [t for t in tokens[0].tolist() if t < tokenizer.n_vocab]
-    text = tokenizer.decode(ids)
-    return visible(text[:EXCERPT], kept="\n") + (
-        " \u2026" if len(text) > EXCERPT else ""
-    )

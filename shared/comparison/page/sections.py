@@ -1,6 +1,6 @@
 """The page's drawing of both styles, and its sections, one a concept."""
 
-import ast
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from ...protocol import Style
 from ..concepts import CONCEPTS
 from ..models import stage_modules
-from ..sources import TINY, Pair, Part, describe, pair_sources
+from ..sources import TINY, Pair, Part, pair_sources
 from ..styles import Comparison, enlarged_random_weights
 from ..values import Place, Row, diff_by_value
 from .highlight import spans
@@ -44,8 +44,8 @@ def architecture(
         for style, model in zip(styles, models, strict=True):
             found = style.COMPONENTS.get(concept, ())
             if concept == "model":
-                norms = stage_modules(model, style.STAGES, "final_norm")
-                found = tuple(map(type, norms))
+                norm = stage_modules(model, style.STAGES).get("final_norm")
+                found = () if norm is None else (type(norm),)
             names.append([getattr(c, "__qualname__", repr(c)) for c in found])
         parts.append(
             {
@@ -91,7 +91,7 @@ def concept_sections(
         sections.append(
             {
                 "name": concept,
-                "does": describe(concept, pairs),
+                "does": known.does if known else "",
                 "mathematics": known.mathematics if known else "",
                 "choices": [
                     getattr(style, "CHOICES", {}).get(concept, "")
@@ -115,26 +115,27 @@ def _correspondences(
     pairs: Sequence[Pair], terms: Sequence[dict[str, list[str]]]
 ) -> list[dict[str, Any]]:
     """The terms that stand in both styles' source, with their names."""
-    marked = []
+    present = []
     for side, own in zip(("left", "right"), terms, strict=True):
         parts = [part for p in pairs if (part := getattr(p, side))]
         codes = [s.code for part in parts for s in part.segments]
-        marked.append(
-            {(c[a:b], term) for c in codes for a, b, term in spans(c, own)}
+        marked = {
+            (c[a:b], term) for c in codes for a, b, term in spans(c, own)
+        }
+        present.append(
+            {
+                term: [
+                    n for n in names if (n.split("[0..")[0], term) in marked
+                ]
+                for term, names in own.items()
+            }
         )
-    found = []
-    for term in terms[0]:
-        names = [
-            [
-                n
-                for n in own.get(term, [])
-                if (n.split("[0..")[0], term) in here
-            ]
-            for own, here in zip(terms, marked, strict=True)
-        ]
-        if all(names):
-            found.append({"term": term, "label": term, "names": names})
-    return found
+    left, right = present
+    return [
+        {"term": term, "label": term, "names": [names, right[term]]}
+        for term, names in left.items()
+        if names and right.get(term)
+    ]
 
 
 def _equal_values(styles: tuple[Style, Style]) -> Sequence[Row]:
@@ -176,15 +177,5 @@ def _holds(part: Part | None, place: Place) -> bool:
 
 def _part_called(place: Place) -> str:
     """Return w in "self.w(x)", "self.w[i]" or "self.w(x) * c", else ""."""
-    try:
-        node = ast.parse(place.code, mode="eval").body
-    except SyntaxError:
-        return ""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        node = node.left
-    if isinstance(node, ast.Call):
-        node = node.func
-    elif isinstance(node, ast.Subscript):
-        node = node.value
-    name = ast.unparse(node)
-    return name.rpartition(".")[2] if name.startswith("self.") else ""
+    found = re.match(r"self\.(?:\w+\.)*(\w+)[(\[]", place.code)
+    return found[1] if found else ""

@@ -6,7 +6,6 @@ masked score. Behind them the first numbers of each position, in float32.
 
 import base64
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -15,10 +14,11 @@ from ..values.matching import largest, nearest_layout
 
 COLUMNS = 128  # of a map; of more features evenly spaced ones
 NUMBERS = 6  # of each position that can be read
+NEAR = 1e-6  # of the largest number: two so close are one map
 
 
 class ValueMaps:
-    """Small maps of values, each kept once: equal ones of both sides are one.
+    """Small maps of values; equal ones of both sides are one.
 
     Args:
         time: positions on each.
@@ -28,8 +28,7 @@ class ValueMaps:
     def __init__(self, time: int, length: int):
         self.time, self.length = time, length
         self.found: list[str] = []
-        self.columns: list[list[int]] = []
-        self._numbers: dict[bytes, int] = {}
+        self.columns: list[tuple[int, ...]] = []
 
     def numbers(
         self, left: Tensor | None, right: Tensor | None
@@ -38,44 +37,33 @@ class ValueMaps:
 
         The right is laid out as the left, and both have one scale.
         """
-        if left is not None and right is not None:
-            near = 1e-6 * (largest(left) or 1.0)
-            right = nearest_layout(right, left, near)[0]
         shown = [value for value in (left, right) if value is not None]
         scale = max(map(largest, shown), default=0.0) or 1.0
+        if left is not None and right is not None:
+            right, apart = nearest_layout(right, left, NEAR * scale)
+            if apart <= NEAR * scale:
+                return [self._add(left, scale)] * 2
         return [
-            None if value is None else self._number(value, scale)
+            None if value is None else self._add(value, scale)
             for value in (left, right)
         ]
 
-    def _number(self, value: Tensor, scale: float) -> int:
-        """Return the number of a value's map, drawn up to a scale."""
+    def _add(self, value: Tensor, scale: float) -> int:
+        """Draw a map up to a scale, and return its number."""
         table, heads = as_table(value, self.length)
         table = table[: self.time]
-        some = torch.linspace(
-            0, table.size(1) - 1, min(COLUMNS, table.size(1))
-        )
-        picked = table[:, some.round().long()]
+        width = min(COLUMNS, table.size(1))
+        some = torch.linspace(0, table.size(1) - 1, width).round().long()
+        picked = table[:, some]
         level = (picked / scale).clamp(-1, 1).nan_to_num(0.0)
         # 0 is a masked score, 128 a zero
         code = torch.where(picked == -torch.inf, 0, 128 + level * 127)
-        numbers = table[:, :NUMBERS].float().numpy()
-        # to what can be read, so that rounding makes no second map
-        with np.errstate(invalid="ignore"):
-            size = np.abs(numbers).clip(1e-30)
-            unit = 10.0 ** (np.floor(np.log10(size)) - 4)
-            numbers = np.where(
-                np.isfinite(numbers), np.round(numbers / unit) * unit, numbers
-            )
+        numbers = table[:, :NUMBERS].numpy().astype("<f4")
         data = code.round().to(torch.uint8).numpy().tobytes()
-        data += numbers.astype("<f4").tobytes()
-        key = data + f"{heads} {table.size(1)}".encode()
-        if key not in self._numbers:
-            self._numbers[key] = len(self.found)
-            self.found.append(base64.b64encode(data).decode())
-            shown = picked.size(1), numbers.shape[1], heads, table.size(1)
-            self.columns.append(list(shown))
-        return self._numbers[key]
+        data += numbers.tobytes()
+        self.found.append(base64.b64encode(data).decode())
+        self.columns.append((width, numbers.shape[1], heads, table.size(1)))
+        return len(self.found) - 1
 
 
 def as_table(

@@ -3,20 +3,19 @@
 import ast
 import linecache
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
 from torch import Tensor
 
-from ..values import Found, Place, Row
-from ..values.found import Section
+from ..values import Found, Place
+from ..values.rows import Section
 from .highlight import highlight
 from .value_maps import ValueMaps
 
 ROWS = 32  # positions on a map: the first ones
 LIKELIEST = 3  # next tokens that are named
-AROUND = 4  # lines shown around one that is in no function
+
+Sources = dict[tuple[str, int], dict[str, Any]]  # by file and first line
 
 
 def make_walk(found: Found, text_of: Callable[[int], str]) -> dict[str, Any]:
@@ -29,15 +28,9 @@ def make_walk(found: Found, text_of: Callable[[int], str]) -> dict[str, Any]:
     sides = found.sides
     tokens = sides[0].tokens[0].tolist()
     sections = found.sections()
-    titles = [_title(section) for section in sections]
+    titles = [section.title for section in sections]
     if found.parted is not None:
-        parted = found.parted
-        shape = sides[1].values[parted.order[1]].shape
-        row = Row(
-            parted.left, parted.right, shape, parted.difference,
-            order=parted.order,
-        )  # fmt: skip
-        sections.append(Section((), [[row]]))
+        sections.append(Section((), [[found.parted]]))
         titles.append("where they part")
     steps = [
         (section, versions)
@@ -53,7 +46,7 @@ def make_walk(found: Found, text_of: Callable[[int], str]) -> dict[str, Any]:
     ]
     time = min(ROWS, len(tokens))
     maps = ValueMaps(time, len(tokens))
-    sources = Sources()
+    sources: tuple[Sources, Sources] = ({}, {})
     data = [
         {
             "layers": section.layers,
@@ -63,8 +56,8 @@ def make_walk(found: Found, text_of: Callable[[int], str]) -> dict[str, Any]:
                 for row in versions
             ],
             "places": [
-                sources.find(0, versions[0].left),
-                sources.find(1, versions[0].right),
+                _find(sources[0], versions[0].left),
+                _find(sources[1], versions[0].right),
             ],
         }
         for section, versions in steps
@@ -80,7 +73,7 @@ def make_walk(found: Found, text_of: Callable[[int], str]) -> dict[str, Any]:
         "run": f"on {len(tokens)} tokens in {str(sides[0].dtype)[6:]}",
         "tokens": texts,
         "sections": [*zip(titles, (s.rows for s in sections), strict=True)],
-        "sources": sources.shown,
+        "sources": [list(side.values()) for side in sources],
         "data": {
             "steps": data,
             "columns": maps.columns,
@@ -92,66 +85,29 @@ def make_walk(found: Found, text_of: Callable[[int], str]) -> dict[str, Any]:
     }
 
 
-def _title(section: Section) -> str:
-    if not section.layers:
-        return ""
-    first, *others = section.layers
-    more = f", and layers {others[0]} to {others[-1]} alike" if others else ""
-    if len(others) == 1:
-        more = f", and layer {others[0]} alike"
-    return f"layer {first}{more}"
+def _find(sources: Sources, place: Place | None) -> list[int] | None:
+    """Return the number of the source that shows a line, and the line.
 
-
-class Sources:
-    """The functions that steps are in, each once."""
-
-    def __init__(self) -> None:
-        self.shown: list[list[dict[str, Any]]] = [[], []]
-        self._known: dict[tuple[int, str, int], int] = {}
-
-    def find(self, side: int, place: Place | None) -> list[int] | None:
-        """Return the number of the source that shows a line, and the line."""
-        if place is None:
-            return None
-        first, last = bounds(place)
-        key = side, place.path, first
-        if key not in self._known:
-            self._known[key] = len(self.shown[side])
-            lines = [
-                linecache.getline(place.path, number)
-                for number in range(first, last + 1)
-            ]
-            self.shown[side].append(
-                {
-                    "title": f"{place.file}, {place.function}",
-                    "first": first,
-                    "lines": _html("".join(lines)),
-                }
-            )
-        return [self._known[key], place.line]
-
-
-def bounds(place: Place) -> tuple[int, int]:
-    """Return the first and the last line of the function around a line."""
-    try:
-        tree = ast.parse(Path(place.path).read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        tree = ast.Module([], [])
+    A source is the function around the line; each is there once.
+    """
+    if place is None:
+        return None
+    lines = linecache.getlines(place.path)
     around = [
-        node
-        for node in ast.walk(tree)
+        (node.lineno, node.end_lineno or node.lineno)
+        for node in ast.walk(ast.parse("".join(lines)))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.lineno <= place.line <= (node.end_lineno or 0)
     ]
-    if not around:
-        return max(1, place.line - AROUND), place.line + AROUND
-    inner = max(around, key=lambda node: node.lineno)
-    return inner.lineno, inner.end_lineno or inner.lineno
-
-
-def _html(code: str) -> list[Markup]:
-    lines = highlight(code, {})
-    return lines[:-1] if code.endswith("\n") else lines
+    first, last = max(around, default=(place.line, place.line))
+    key = place.path, first
+    if key not in sources:
+        sources[key] = {
+            "title": f"{place.file}, {place.function}",
+            "first": first,
+            "lines": highlight("".join(lines[first - 1 : last]).rstrip(), {}),
+        }
+    return [list(sources).index(key), place.line]
 
 
 def _likeliest(log_probs: Tensor, time: int) -> list[list[list[float]]]:

@@ -1,9 +1,9 @@
 """Two implementations, line by line: paired by the values they compute."""
 
 from .diff import assert_same_values, diff_by_value
-from .found import Found, Row
-from .parting import Parting
+from .found import Found
 from .places import Place
+from .rows import Parting, Row
 
 __all__ = [
     "Found",

@@ -12,9 +12,10 @@ from torch import Tensor
 from ...invariants.errors import UnusableModel
 from ...invariants.model.building import Builder, is_factory
 from ...invariants.model.subject import Subject
-from .found import Found, Row
+from .found import Found
 from .matching import Matches, match
 from .parting import Flow, find_parting
+from .rows import Row
 from .side import Side
 
 SEED = 0  # of drawn tokens, and of weights that a factory draws

@@ -7,70 +7,9 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from .parting import NOWHERE, Parting
-from .places import HEAD, Place
+from .places import HEAD
+from .rows import NOWHERE, Parting, Row, Section
 from .side import Side
-
-
-@dataclass(frozen=True)
-class Row:
-    """A value: the line that computes it on the left, the right, or both.
-
-    Attributes:
-        left: the line of the left, None where only the right has it.
-        right: the line of the right, None where only the left has it.
-        shape: of the value.
-        difference: the largest absolute one, None for a line alone.
-        why: what is known about a line alone.
-        order: number of the value in the left's run and in the right's, -1
-            where a side has none.
-        times: how many values these lines compute in turn, head by head.
-    """
-
-    left: Place | None
-    right: Place | None
-    shape: tuple[int, ...]
-    difference: float | None = None
-    why: str = ""
-    order: tuple[int, int] = (-1, -1)
-    times: int = 1
-
-    @property
-    def place(self) -> Place:
-        """The line; of a pair the left's."""
-        place = self.left or self.right
-        assert place is not None
-        return place
-
-    @property
-    def layer(self) -> int | None:
-        """The layer of either."""
-        places = [p for p in (self.left, self.right) if p is not None]
-        return next((p.layer for p in places if p.layer is not None), None)
-
-    @property
-    def key(self) -> object:
-        """What is the same in each layer that does the same."""
-        sides = [p and replace(p, layer=None) for p in (self.left, self.right)]
-        return *sides, self.shape, self.times
-
-
-@dataclass(frozen=True)
-class Section:
-    """Rows of one layer, or between layers.
-
-    Attributes:
-        layers: numbers of the layers with these rows; none between layers.
-        rows_by_layer: for each layer its rows, in the order of the run.
-    """
-
-    layers: tuple[int, ...]
-    rows_by_layer: Sequence[Sequence[Row]]
-
-    @property
-    def rows(self) -> Sequence[Row]:
-        """The rows that stand for all layers: the first one's."""
-        return self.rows_by_layer[0]
 
 
 @dataclass(frozen=True)
@@ -171,34 +110,28 @@ class Found:
     def to_json(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
 
-        def described(row: Row) -> dict[str, Any]:
-            return {
-                "left": row.left and row.left.to_dict(),
-                "right": row.right and row.right.to_dict(),
-                "shape": list(row.shape),
-                "difference": row.difference,
-            }
+        def described(rows: Sequence[Row]) -> list[dict[str, Any]]:
+            return [
+                {
+                    "left": row.left and row.left.to_dict(),
+                    "right": row.right and row.right.to_dict(),
+                    "shape": list(row.shape),
+                    "difference": row.difference,
+                    "why": row.why,
+                }
+                for row in rows
+            ]
 
         parted = self.parted
         return {
             "same": self.same,
             "sentence": self.sentence,
             "parted": parted
-            and {
-                "left": parted.left.to_dict(),
-                "right": parted.right.to_dict(),
-                "layer": parted.layer,
-                "inputs": parted.inputs,
-                "difference": parted.difference,
-            },
-            "pairs": [described(pair) for pair in self.pairs],
+            and described([parted])[0]
+            | {"layer": parted.layer, "inputs": parted.inputs},
+            "pairs": described(self.pairs),
             "alone": {
-                side: [
-                    row.place.to_dict()
-                    | {"shape": list(row.shape), "why": row.why}
-                    for row in rows
-                ]
-                for side, rows in self.alone.items()
+                side: described(rows) for side, rows in self.alone.items()
             },
             "notes": list(self.notes),
         }

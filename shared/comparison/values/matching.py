@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, permutations
+from itertools import accumulate, groupby, islice, permutations
 
 import numpy as np
 import torch
@@ -23,19 +23,16 @@ ORDERS = 720  # orders of axes that are tried: all of six axes
 
 @dataclass(frozen=True)
 class Matches:
-    """What matching two recordings found.
+    """What matching two recordings found."""
 
-    Attributes:
-        pairs: numbers of a value on the left and on the right, and their
-            largest absolute difference, in the order of the left.
-        seen: numbers of each side whose value is on the other, those
-            computed twice included.
-        close: numbers of each side whose value is almost on the other, by
-            more than rounding.
-    """
-
+    # numbers of a value on the left and on the right, and their largest
+    # absolute difference, in the order of the left
     pairs: Sequence[tuple[int, int, float]]
+    # numbers of each side whose value is on the other, those computed twice
+    # included
     seen: tuple[set[int], set[int]]
+    # numbers of each side whose value is almost on the other, by more than
+    # rounding
     close: tuple[set[int], set[int]]
 
 
@@ -135,17 +132,11 @@ def _batches(
     values: Sequence[Value], numbers: Sequence[int]
 ) -> Iterator[list[int]]:
     """Split numbers so that the values of each part fit into memory."""
-    batch: list[int] = []
-    room = AT_ONCE
-    for number in numbers:
-        size = math.prod(values[number].shape)
-        if batch and size > room:
-            yield batch
-            batch, room = [], AT_ONCE
-        batch.append(number)
-        room -= size
-    if batch:
-        yield batch
+    ends = accumulate(math.prod(values[number].shape) for number in numbers)
+    for _, batch in groupby(
+        zip(numbers, ends, strict=True), key=lambda pair: pair[1] // AT_ONCE
+    ):
+        yield [number for number, _ in batch]
 
 
 def _measure(

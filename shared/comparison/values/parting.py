@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
@@ -10,56 +9,13 @@ from torch import Tensor
 
 from .insides import RAW_SCORES
 from .matching import Matches, difference
-from .places import HEAD, Place
+from .places import HEAD
+from .rows import NOWHERE, Parting
 from .side import Side
 from .value import Value
 
-NOWHERE = "nowhere on the other side"
 AHEAD = 24  # values of a call that are looked at for the nearest
 ALIKE = 0.25  # of a value's size: two so close stand for the same thing
-
-
-@dataclass(frozen=True)
-class Parting:
-    """Where two models part.
-
-    Attributes:
-        left: the line nearest to the right's.
-        right: the line whose value is nowhere on the left.
-        layer: its layer, or None.
-        inputs: largest difference of what the right's line is computed
-            from; None where it is computed from weights and tokens alone.
-        difference: largest difference of the two; None where no value of
-            the left is near.
-        factor: c where the right's numbers are c times the left's, in any
-            order, else None.
-        order: numbers of the two values in their runs.
-    """
-
-    left: Place
-    right: Place
-    layer: int | None
-    inputs: float | None
-    difference: float | None
-    factor: float | None
-    order: tuple[int, int]
-
-    def __str__(self) -> str:
-        layer = "" if self.layer is None else f", layer {self.layer}"
-        given = ""
-        if self.inputs is not None:
-            bound = f" to {self.inputs:.1g}" if self.inputs else ""
-            given = f"its inputs are equal{bound}, "
-        start = f"they part at {self.right}{layer}: {given}its output is "
-        if self.factor is not None and abs(self.factor - 1) < 1e-6:
-            apart = "the same numbers in another order"
-        elif self.factor is not None:
-            apart = f"which it is {self.factor:.4g} times"
-        elif self.difference is not None:
-            apart = f"{self.difference:.2g} apart"
-        else:
-            return f"{start}nowhere on the left, which goes on at {self.left}"
-        return f"{start}nowhere on the left; nearest is {self.left}, {apart}"
 
 
 class Flow:
@@ -188,15 +144,14 @@ def find_parting(
         for side, values in zip(sides, opened, strict=True)
     ]
     left, right, apart = _comparable(opened, kept, known)
-    layers = right.place.layer, left.place.layer
     return Parting(
-        left=left.place,
-        right=right.place,
-        layer=layers[layers[0] is None],
-        inputs=theirs.inputs_apart(first),
-        difference=apart if math.isfinite(apart) else None,
-        factor=_factor(left, right, kept),
+        left.place,
+        right.place,
+        right.shape,
+        apart if math.isfinite(apart) else None,
         order=(left.number, right.number),
+        inputs=theirs.inputs_apart(first),
+        factor=_factor(left, right, kept),
     )
 
 

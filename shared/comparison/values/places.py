@@ -17,14 +17,13 @@ from torch import nn
 
 SHARED = Path(__file__).resolve().parents[2]
 
-# Folders whose frames are nobody's model: torch, what checks shapes, and
-# the kit's own way from diff_by_value to the model.
+# Folders whose frames are nobody's model: torch, and the kit's own way from
+# diff_by_value to the model.
 NOT_THE_MODEL = (
     str(Path(torch.__file__).resolve().parent) + os.sep,
     str(SHARED / "invariants") + os.sep,
     str(SHARED / "comparison") + os.sep,
 )
-NOT_THE_MODEL_EITHER = re.compile(r"[\\/](jaxtyping|beartype|contextlib)\b")
 
 OPERATORS = {
     "matmul": "@",
@@ -161,11 +160,9 @@ def span_of(code: CodeType, instruction: int) -> tuple[int, int, int]:
 @cache
 def skipped(file: str) -> bool:
     """Whether a file is none of the model's."""
-    if file.startswith("<"):
-        return True
-    path = os.path.abspath(file)
-    either = NOT_THE_MODEL_EITHER.search(path) is not None
-    return either or path.startswith(NOT_THE_MODEL)
+    return file.startswith("<") or os.path.abspath(file).startswith(
+        NOT_THE_MODEL
+    )
 
 
 @cache

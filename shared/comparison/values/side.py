@@ -28,16 +28,6 @@ class Side:
         subject: the model.
         tokens: ids to run.
 
-    Attributes:
-        doubled: whether it runs in float64.
-        values: what the first run computed, in its order.
-        last: number of the value that are the model's scores.
-        normalised: number of their log-softmax; `last` where the scores are
-            log-probabilities.
-        scripted: names of parts whose lines cannot be seen.
-        nudgeable: whether its weights can be changed.
-        weights: marks of each weight, and its unit of rounding.
-
     Raises:
         ValueError: where the model's own exception ends a run, or where its
             scores come out of nothing that could be recorded.
@@ -46,7 +36,8 @@ class Side:
     def __init__(self, subject: Subject, tokens: Int[Tensor, "batch time"]):
         self.subject = subject
         self.tokens = tokens
-        self.doubled, self.by_heads = True, False
+        self.doubled = True  # whether it runs in float64
+        self.by_heads = False  # whether heads are values of their own, too
         self.record()
         self.doubled = self.dtype == torch.float64
 
@@ -64,6 +55,7 @@ class Side:
                 f"no floating values of {self.subject.name} could be "
                 f"recorded: its scores do not come from torch's functions"
             )
+        # the scores, and their log-softmax: the same if they are normalised
         self.last = self.normalised = last
         says_log_probs = scores.double().logsumexp(-1).abs() < 1e-4
         if not says_log_probs.all():

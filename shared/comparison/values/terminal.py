@@ -8,10 +8,10 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from ..terminal.source import TWO_COLUMNS, print_trimmed
-from .found import Found, Row, Section
-from .parting import NOWHERE
+from ..terminal import TWO_COLUMNS, print_trimmed
+from .found import Found
 from .places import Place
+from .rows import NOWHERE, Row, Section
 
 Cells = tuple[RenderableType, ...]
 
@@ -50,8 +50,7 @@ def show_found(
 def _section(
     section: Section, heads: Cells, wide: bool
 ) -> Iterator[RenderableType]:
-    title = "" if not section.layers else f"layer {section.layers[0]}"
-    yield Rule(Text(title, style="bold"), style="cyan", align="left")
+    yield Rule(Text(section.title, "bold"), style="cyan", align="left")
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)
     for options in ({"ratio": 1}, {"justify": "right", "no_wrap": True}):
         for _ in range(1 + wide):
@@ -63,19 +62,6 @@ def _section(
             table.add_row(*cells[::2])
             table.add_row(*cells[1::2])
     yield table
-    if len(section.layers) > 1:
-        first, *_, last = section.layers
-        others = (
-            f"layer {last} as layer {first}"
-            if len(section.layers) == 2
-            else f"layers {first + 1} to {last} as layer {first}"
-        )
-        apart = max(
-            row.difference or 0.0
-            for rows in section.rows_by_layer
-            for row in rows
-        )
-        yield Text(f"{others}, at most {apart:.1g} apart", "bold")
 
 
 def _cells(row: Row) -> Cells:

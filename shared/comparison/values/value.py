@@ -22,20 +22,13 @@ class Digest:
 
     Where two values differ by at most d everywhere, in any order, their
     marks do, too.
-
-    Attributes:
-        finite: how many numbers are finite.
-        other: how many are not.
-        marks: order statistics of the finite ones, evenly spaced.
-        size: their root mean square.
-        trivial: whether the value is too plain to be recognised by.
     """
 
-    finite: int
-    other: int
-    marks: np.ndarray
-    size: float
-    trivial: bool
+    finite: int  # how many numbers are finite
+    other: int  # how many are not
+    marks: np.ndarray  # order statistics of the finite ones, evenly spaced
+    size: float  # their root mean square
+    trivial: bool  # whether the value is too plain to be recognised by
 
     def is_copy(self, of: "Digest") -> bool:
         """Whether the same numbers are there, in any order."""
@@ -63,32 +56,20 @@ class Digest:
 
 @dataclass(frozen=True)
 class Value:
-    """One value that a run computed.
+    """One value that a run computed."""
 
-    Attributes:
-        number: its place in the order of the run.
-        event: the same, copies and views counted: names it in a second run.
-        place: where it is computed.
-        shape: of the tensor.
-        dtype: of the tensor.
-        inputs: numbers of the values that it is computed from.
-        view: whether it is only a part of its input, seen on its own.
-        own_step: whether it is also a step inside its own operation: a norm
-            without weights is its normalised input.
-        stack: the way to it from the model's call.
-        digest: what is kept of it.
-    """
-
-    number: int
-    event: int
-    place: Place
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    inputs: tuple[int, ...]
-    view: bool
+    number: int  # its place in the order of the run
+    event: int  # the same, copies and views counted: names it in a second run
+    place: Place  # where it is computed
+    shape: tuple[int, ...]  # of the tensor
+    dtype: torch.dtype  # of the tensor
+    inputs: tuple[int, ...]  # numbers of the values that it is computed from
+    view: bool  # whether it is only a part of its input, seen on its own
+    # whether it is also a step inside its own operation: a norm without
+    # weights is its normalised input
     own_step: bool
-    stack: Stack
-    digest: Digest
+    stack: Stack  # the way to it from the model's call
+    digest: Digest  # what is kept of it
 
     @property
     def call(self) -> object:
