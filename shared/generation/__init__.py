@@ -1,8 +1,7 @@
 """Generation: from ids to more ids.
 
     sampling.py      the choice of a token: greedy, temperature, top-k, top-p
-    loop.py          tokens appended to a batch, or as a stream
-    reading.py       log-probabilities of the next token, from a cache
+    loop.py          tokens appended to a batch or as a stream, from a cache
     streaming.py     ids to text as they come
     cpu_decoding.py  linear layers for a CPU that decodes token by token
 

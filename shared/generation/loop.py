@@ -1,15 +1,15 @@
-"""The loop that appends tokens: to a batch, or as a stream."""
+"""The loop that appends tokens, from a key-value cache where there is one."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from jaxtyping import Int, Integer
+from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
-from ..protocol import LanguageModel
+from ..protocol import CachedLanguageModel, LanguageModel
 from ..validation import whole_number
-from .reading import Reader
 from .sampling import Sampler
 
 MAX_NEW_TOKENS = 2**31  # beyond that a number is a slip
@@ -129,15 +129,52 @@ def _append(
     sampler: Sampler,
     generator: torch.Generator | None,
 ) -> Iterator[Tensor]:
-    """Fill rows in place, and yield each column of new tokens."""
-    reader = Reader(model)
+    """Fill rows in place, and yield each column of new tokens.
+
+    A model with `init_cache` and `decode` reads each token once, as long as
+    all rows are equally long and fit into its block. Once the window is
+    full it slides, and every token in it has a new position: from then on
+    the window is computed anew for each token, as for models without a
+    cache and for rows of different lengths.
+    """
+    decoder = model if isinstance(model, CachedLanguageModel) else None
+    cache: Any = None
+    seen = 0
     for _ in range(count):
+        longest = max(lengths)
+        fits = min(lengths) == longest <= model.block_size
         with eval_mode(model), torch.no_grad():
-            log_probs = reader.last_log_probs(rows, lengths)
+            if decoder is not None and fits:
+                if cache is None:
+                    cache = decoder.init_cache(len(lengths))
+                log_probs = decoder.decode(rows[:, seen:longest], cache)[:, -1]
+                seen = longest
+            else:
+                cache = None  # what it holds has left the window
+                log_probs = _last_log_probs(model, rows, lengths)
             new = sampler.choose(log_probs, generator)
         rows[range(len(lengths)), lengths] = new
         lengths = [n + 1 for n in lengths]
         yield new
+
+
+def _last_log_probs(
+    model: LanguageModel,
+    rows: Int[Tensor, "batch longest"],
+    lengths: Sequence[int],
+) -> Float[Tensor, "batch vocab"]:
+    """Return what follows the last token of each row, padded on the right."""
+    block, longest = model.block_size, max(lengths)
+    width = min(block, longest)
+    next_log_probs = getattr(model, "next_log_probs", None)
+    if min(lengths) == longest and next_log_probs is not None:
+        return next_log_probs(rows[:, longest - width : longest])
+    starts = [max(0, n - block) for n in lengths]
+    windows = torch.stack(
+        [row[s : s + width] for row, s in zip(rows, starts, strict=True)]
+    )
+    last = [n - s - 1 for n, s in zip(lengths, starts, strict=True)]
+    return model.log_probs(windows)[range(len(last)), last]
 
 
 def _device_of(model: object, default: torch.device) -> torch.device:
