@@ -83,7 +83,7 @@ def test_prompts_of_different_lengths_are_their_own(done, weights):
     )  # fmt: skip
     prompts = ("a", "a prompt longer than the block", "bc")
     out, err = done(*common, *(f"--prompt={p}" for p in prompts))
-    assert "3, the longest of 30 tokens; the model sees the last 8" in err
+    assert "3, of at most 30 tokens; the model sees the last 8" in err
     together = [x for x in out.splitlines() if x.replace(" ", "").isdigit()]
     alone = [
         done(*common, f"--prompt={p}")[0].splitlines()[-1] for p in prompts
@@ -99,7 +99,7 @@ def test_a_batch_repeats_each_prompt(done):
     assert texts == [decode(list(map(int, row.split()))) for row in ids]
     assert len(ids) == 3
     assert len(set(ids)) == 1
-    assert "3, the longest of 5 tokens" in err
+    assert "3, of at most 5 tokens" in err
     out, _ = done(*batch, "--temperature=1")
     assert len(set(out.splitlines())) > 2  # sampled rows go their own ways
 

@@ -191,7 +191,7 @@ def generate(
         f"{device}",
         "weights": origin,
         "tokenizer": f"{tokenizer_name}, {tokenizer.n_vocab:,} tokens",
-        "prompts": f"{len(rows)}, the longest of {max(lengths)} tokens",
+        "prompts": f"{len(rows)}, of at most {max(lengths)} tokens",
         "sampling": drawn if temperature else "greedy",
     }
     if max(lengths) > config.block_size:
