@@ -140,15 +140,6 @@ def test_all_holds(here):
     assert err == ""
 
 
-@pytest.mark.slow
-def test_both_styles_hold_with_nothing_left_out(project):
-    status, out, _ = gpt_duet("annotated", "mingpt_style", folder=project)
-    assert status == 0, out
-    # annotated has no cache and no loss of its own, in the rows and counted
-    assert out.count("skipped") == 3
-    assert "expected" not in out
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

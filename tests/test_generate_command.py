@@ -218,6 +218,7 @@ def test_a_bar_comes_when_it_takes_long(monkeypatch, terminal, patience, bar):
         (["--tokenizer=char", "--prompt=\u65e5"], "1 characters are not"),
         (["--dtype=int8"], "be float32 or float64 or bfloat16, got 'int8'"),
         (["--weights=/nowhere"], "there is no folder /nowhere"),
+        (["--checkpoint=x", "--n-embd=8"], "its own: leave --n-embd out"),
     ],
 )
 def test_bad_input_is_one_line(refused, tmp_path, arguments, message):

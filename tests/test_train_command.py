@@ -307,6 +307,7 @@ def test_all_processes_end_when_one_number_is_none(text, tmp_path):
         (("--out", "{new}", "--style=nobody"), "no style 'nobody'"),
         (("--out", "{new}", "--file={short}"), "is too short: a window of 8"),
         (("--out", "{new}", "--lr=-1"), "lr must be a number above 0"),
+        (("--out", "{new}", "--from=default"), "--from brings its own sizes"),
         (("--out", "{new}", "--device=abacus"), "no device 'abacus'"),
         (("--out", "{new}", "--dtype=int8"), "dtype must be float32 or"),
         (("--resume", "{absent}"), "there is no folder"),
@@ -371,16 +372,6 @@ def test_a_damaged_log_stops_a_resume(refused, done, finished):
     assert read_log(finished) == []
 
 
-@pytest.mark.parametrize(
-    "option",
-    ["--tokenizer=char", "--n-embd=8", "--weights=x", "--file=x",
-     "--preset=gpt-nano"],
-)  # fmt: skip
-def test_a_checkpoint_brings_its_own(refused, tmp_path, option):
-    err = refused("generate", "--checkpoint", tmp_path, option)
-    assert f"leave {option.split('=')[0]} out" in err
-
-
 @pytest.mark.usefixtures("quick_end")
 @pytest.mark.parametrize(
     "style",
@@ -397,9 +388,3 @@ def test_training_goes_on_from_the_small_model(done, tmp_path, style):
     # tied weights that one style trained apart are no tie for the other
     words = ("--style=mingpt_style", "--new-tokens=9")
     done("generate", "--checkpoint", run, *words)
-
-
-def test_training_from_weights_of_another_size(refused, tmp_path):
-    common = ("train", "--from=default", "--out", tmp_path / "out")
-    assert "--from brings its own sizes" in refused(*common, "--n-layer=2")
-    assert "choose its own" in refused(*common, "--tokenizer=char")
