@@ -2,7 +2,6 @@
 
     options.py         the options that several of them have
     choices.py         what those options choose: text, config, weights
-    checking.py        the rows of check, printed as they come
     diffing.py         what diff shows
     training.py        what train does: a run begun or resumed, its loop
 

@@ -1,12 +1,19 @@
 """gpt-duet check: the invariants, for anyone's model."""
 
+import inspect
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.console import Console
+from rich.text import Text
 from typer import Argument, Option
 
+from ..console import warn
+from ..files import STDOUT, write_json
 from ..targets import parse_target
 from ..validation import (
     choose_device,
@@ -16,6 +23,16 @@ from ..validation import (
 )
 from . import options
 
+if TYPE_CHECKING:  # imported where it is used: --help need not wait for it
+    from ..invariants import Report
+
+MAP_LENGTH = 32
+# The colour of each status: groups are named for it.
+STATUS = (
+    r"(?m)^check_\w+ +((?P<green>passed)|(?P<red>failed|error)|"
+    r"(?P<yellow>skipped)|(?P<magenta>expected))"
+)
+PATIENCE = 20.0  # seconds; a check that takes longer is announced
 UNITS = {"s": 1, "m": 60, "h": 3600}  # seconds
 
 
@@ -103,29 +120,68 @@ def check(
     require_parent(map_file)
     if map_file is not None and map_file.suffix not in (".png", ".html"):
         raise ValueError(f"a map ends in .png or .html, got {map_file.name}")
-    from .checking import check_targets, list_checks
+    from ..importing import first_on_path, show_theirs
+    from ..invariants import CHECKS, UnusableModel, check_model
+    from ..invariants.checks import SLOW
+    from ..invariants.runner import choose_checks
+    from ..targets import load_target
 
     if show_list:
-        list_checks()
+        width = max(map(len, CHECKS))
+        for name, function in CHECKS.items():
+            line = (inspect.getdoc(function) or "").split("\n")[0]
+            if name in SLOW:
+                line += f" Slow: --only {name.removeprefix('check_')}."
+            print(f"{name:<{width}}  {line}")
         return
-    status = check_targets(
-        models or [],
-        only,
-        skip or [],
-        json_file,
-        map_file,
-        vocab_size=vocab_size,
-        block_size=block_size,
-        outputs=outputs,
-        layout=layout,
-        seed=seed,
-        device=choose_device(device_name),
-        threads=threads,
-        budget=seconds,
-        debug=debug,
-    )
-    if status:
-        raise typer.Exit(status)
+    left_out = choose_checks(skip or [])
+    names = [name for name in choose_checks(only) if name not in left_out]
+    if not names:
+        raise ValueError("no check is left to run")
+    device = choose_device(device_name)
+    console = Console(stderr=json_file == STDOUT)
+    reports: list[Report] = []
+    stopped = False
+    try:
+        for target in models or []:
+            factory = load_target(target, vocab_size, block_size)
+            try:
+                with first_on_path(Path.cwd()):
+                    report = check_model(
+                        factory,
+                        checks=names,
+                        on_progress=partial(_show, console, target, reports),
+                        vocab_size=vocab_size,
+                        block_size=block_size,
+                        outputs=outputs,
+                        layout=layout,
+                        seed=seed,
+                        device=device,
+                        threads=threads,
+                        budget=seconds,
+                        debug=debug,
+                    )
+            except UnusableModel as error:
+                if error.__cause__ is not None:
+                    show_theirs(error.__cause__)
+                raise ValueError(str(error)) from None
+            _print(console, report.ending(console.width))
+            if stopped := report.interrupted:
+                break
+            if map_file is not None:
+                path = _map_path(map_file, target, len(models or []))
+                with first_on_path(Path.cwd()):
+                    _draw(factory, report, path, seed, layout)
+                _print(console, f"map: {path}")
+            _print(console, "")
+    except KeyboardInterrupt:  # while a model was built, or a map drawn
+        stopped = True
+    ok = not stopped and all(report.ok for report in reports)
+    if json_file is not None:
+        results = [report.to_dict() for report in reports]
+        write_json(json_file, {"ok": ok, "models": results})
+    if not ok:
+        raise typer.Exit(130 if stopped else 1)
 
 
 def _seconds(text: str | None) -> float | None:
@@ -140,3 +196,62 @@ def _seconds(text: str | None) -> float | None:
     if not 0 < seconds < math.inf:
         raise ValueError(f"--budget takes 90s, 4m or seconds, got {text!r}")
     return seconds
+
+
+def _show(
+    console: Console, target: str, reports: list["Report"], report: "Report"
+) -> None:
+    """Print what has just become known of a report."""
+    if report.interim:
+        return warn(report.interim)
+    if report.results:
+        _print(console, report.row(report.results[-1], console.width))
+    else:
+        report.model = target
+        reports.append(report)
+        _print(console, report.heading(console.width))
+    for name in report.asked[len(report.results) :][:1]:
+        seconds = report.estimates[name]
+        if seconds > PATIENCE and not report.plan:
+            warn(f"{name} takes about {seconds:.0f} s")
+
+
+def _print(console: Console, text: str) -> None:
+    shown = Text(text)
+    shown.highlight_regex(STATUS)
+    console.print(shown, soft_wrap=True)
+
+
+def _draw(
+    factory: Callable[..., Any],
+    report: "Report",
+    path: Path,
+    seed: int,
+    layout: str,
+) -> None:
+    import torch
+
+    from ..invariants import influence, save_map
+
+    length = min(MAP_LENGTH, report.block_size)
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(report.vocab_size, (length,), generator=generator)
+    matrix = influence(
+        factory,
+        tokens,
+        vocab_size=report.vocab_size,
+        seed=seed,
+        layout=layout,
+    )
+    try:
+        save_map(matrix, path, f"influence in {report.model}")
+    except OSError as error:
+        warn(f"no map: {error}")
+
+
+def _map_path(path: Path, target: str, count: int) -> Path:
+    """Return a file for each model, where there are several."""
+    if count == 1:
+        return path
+    word = "".join(c if c.isalnum() else "-" for c in target).strip("-")
+    return path.with_name(f"{path.stem}-{word}{path.suffix}")
