@@ -7,8 +7,10 @@ import typer
 from typer import Option
 
 from ..files import require_new_folder
-from ..validation import choose_device
+from ..validation import choose_device, choose_dtype
 from . import options
+
+SIZES = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
 
 
 def train(
@@ -70,15 +72,22 @@ def train(
         raise ValueError(
             "give --out for a new run, or --resume for one to go on with"
         )
+    import torch
+
     from ..invariants.model.threads import few_threads
+    from ..protocol import load_style
+    from ..tokenization.texts import split_ids, text_stamp
+    from ..tokenization.tokenizers import load_tokenizer
     from ..training.processes import join_processes, own_device
     from ..training.recipe import Recipe
-    from .choices import ModelOptions
-    from .training import resume_run, start_run, train_to_the_end
+    from ..training.run_folder import Facts
+    from ..training.trainer import Trainer
+    from . import choices
+    from .training import Run, resume_run, train_to_the_end
 
+    given = options.given(context)
     device = own_device(choose_device(device_name))
     with join_processes(device) as processes:
-        given = options.given(context)
         if resume is not None:
             run = resume_run(resume, file, given, device, processes)
         else:
@@ -93,19 +102,47 @@ def train(
                 eval_batches=eval_batches,
                 seed=seed,
             )
+            package, dtype = load_style(style), choose_dtype(dtype_name)
             if start == "default" and "--tokenizer" not in given:
                 tokenizer_name = options.TOKENIZER
-            run = start_run(
-                out, recipe, file, tokenizer_name, device, processes,
+            text, _ = choices.choose_text(None, file)
+            tokenizer = load_tokenizer(tokenizer_name, text)
+            sizes = choices.ModelOptions(
+                preset, n_layer, n_head, n_embd, block_size, activation
+            )
+            torch.manual_seed(seed)
+            if start is None:
+                config = choices.choose_config(
+                    sizes, tokenizer, SIZES,
+                    dropout=dropout, tie_weights=tie_weights,
+                )  # fmt: skip
+                # a preset may have room for more tokens than can be written
+                config = config.replace(vocab_size=tokenizer.n_vocab)
+                model = package.build_model(config)
+            elif tie_weights is not None:
+                raise ValueError("--from brings its own head")
+            else:
+                weights = choices.choose_start(
+                    start, sizes, tokenizer, tokenizer_name
+                )
+                model = package.from_gpt2(
+                    weights.to(torch.device("cpu"), torch.float32),
+                    weights.config.replace(dropout=dropout),
+                    # as the style builds it anew
+                    **getattr(package, "ORIGINAL_PARTS", {}),
+                )
+            facts = Facts(
                 style=style,
-                start=start,
-                sizes=ModelOptions(
-                    preset, n_layer, n_head, n_embd, block_size, activation
-                ),
-                dropout=dropout,
-                tie_weights=tie_weights,
-                dtype_name=dtype_name,
-            )  # fmt: skip
+                dtype=dtype_name,
+                tokenizer=tokenizer_name,
+                characters=getattr(tokenizer, "characters", None),
+                text_file=None if file is None else str(file.absolute()),
+                text_sha256=text_stamp(text),
+            )
+            ids = torch.tensor(tokenizer.encode(text), device=device)
+            model.to(device, dtype)
+            trainer = Trainer(model, *split_ids(ids), recipe, processes)
+            run = Run(out, trainer, facts, tokenizer, new=True)
         trainer = run.trainer
         size = sum(p.numel() for p in trainer.model.parameters())
         window = trainer.recipe.batch_size * trainer.config.block_size

@@ -1,4 +1,4 @@
-"""What gpt-duet train does: a run begun or resumed, and its loop."""
+"""A run of gpt-duet train: resumed, and taken to its end."""
 
 import shlex
 import signal
@@ -14,12 +14,10 @@ from rich.console import Console
 
 from ..console import fail, progress, show_facts
 from ..files import new_folder, write_atomically
-from ..protocol import LanguageModel, load_style
 from ..tokenization.texts import split_ids, text_stamp
-from ..tokenization.tokenizers import Tokenizer, load_tokenizer
+from ..tokenization.tokenizers import Tokenizer
 from ..training.loss_curve import draw_losses
 from ..training.processes import Processes
-from ..training.recipe import Recipe
 from ..training.run_folder import (
     Facts,
     append_log,
@@ -31,16 +29,8 @@ from ..training.run_folder import (
     save,
 )
 from ..training.trainer import Record, Trainer, TrainingFailed, draw_sample
-from ..validation import choose_dtype
-from .choices import (
-    ModelOptions,
-    choose_config,
-    choose_start,
-    choose_text,
-    describe,
-)
+from .choices import choose_text, describe
 
-SIZES = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
 SAMPLE = 300  # tokens written at the end
 AT_RESUME = {"--resume", "--file", "--device", "--threads"}
 
@@ -54,60 +44,6 @@ class Run:
     facts: Facts
     tokenizer: Tokenizer
     new: bool
-
-
-def start_run(
-    out: Path,
-    recipe: Recipe,
-    file: Path | None,
-    tokenizer_name: str,
-    device: torch.device,
-    processes: Processes,
-    *,
-    style: str,
-    start: str | None,
-    sizes: ModelOptions,
-    dropout: float,
-    tie_weights: bool | None,
-    dtype_name: str,
-) -> Run:
-    """Return a new run: of a model drawn at random, or of trained weights."""
-    package = load_style(style)
-    dtype = choose_dtype(dtype_name)
-    text, _ = choose_text(None, file)
-    tokenizer = load_tokenizer(tokenizer_name, text)
-    torch.manual_seed(recipe.seed)
-    if start is None:
-        config = choose_config(
-            sizes, tokenizer, SIZES, dropout=dropout, tie_weights=tie_weights
-        )
-        # a preset may have room for more tokens than can be written
-        config = config.replace(vocab_size=tokenizer.n_vocab)
-        model = package.build_model(config)
-    else:
-        if tie_weights is not None:
-            raise ValueError("--from brings its own head")
-        weights = choose_start(start, sizes, tokenizer, tokenizer_name)
-        config = weights.config.replace(dropout=dropout)
-        # as the style builds it anew
-        parts = getattr(package, "ORIGINAL_PARTS", {})
-        model = package.from_gpt2(
-            weights.to(torch.device("cpu"), torch.float32), config, **parts
-        )
-    if not isinstance(model, LanguageModel):
-        raise ValueError(f"style {style!r} builds no language model")
-    facts = Facts(
-        style=style,
-        dtype=dtype_name,
-        tokenizer=tokenizer_name,
-        characters=getattr(tokenizer, "characters", None),
-        text_file=None if file is None else str(file.absolute()),
-        text_sha256=text_stamp(text),
-    )
-    ids = torch.tensor(tokenizer.encode(text), device=device)
-    model.to(device, dtype)
-    trainer = Trainer(model, *split_ids(ids), recipe, processes)
-    return Run(out, trainer, facts, tokenizer, new=True)
 
 
 def resume_run(

@@ -82,7 +82,8 @@ class Trainer:
                 f"evenly by {self.processes.count} processes"
             )
         self.model = model
-        assert isinstance(model, LanguageModel)
+        if not isinstance(model, LanguageModel):
+            raise ValueError(f"{type(model).__name__} is no language model")
         self.config: GPTConfig = model.config
         self.recipe = recipe
         self.texts = {"train": train_ids, "val": val_ids}
