@@ -56,7 +56,7 @@ def _compare(
 ) -> str:
     """Return what there is to tell, or raise for a gradient that is wrong."""
     assert isinstance(search.model, nn.Module)
-    parameters = _free_parameters(search.model)
+    parameters, padding = _free_parameters(search.model)
     with Inside() as inside:
         scores = search.call(tokens, mode, grad=True)
     if not parameters or not scores.requires_grad:
@@ -75,7 +75,7 @@ def _compare(
     along = _Along(
         parameters,
         {name: gradient.to_dense() for name, gradient in named},
-        _padding_rows(search.model, parameters),
+        padding,
         lambda: float((search.call(tokens, mode) * weights).sum()),
         inside.unit ** (1 / 3),
         FLOOR * inside.unit * float((scores.detach() * weights).norm()),
@@ -178,30 +178,26 @@ class _Along:
         return (values[0] - values[1]) / (2 * step)
 
 
-def _free_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the trainable parameters whose gradients nobody changes."""
-    by_frequency = {
-        id(module.weight)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding) and module.scale_grad_by_freq
-    }
-    return {
-        name: p
-        for name, p in model.named_parameters()
-        if p.requires_grad
-        and p.numel()
-        and not getattr(p, "_backward_hooks", None)
-        and id(p) not in by_frequency
-    }
+def _free_parameters(
+    model: nn.Module,
+) -> tuple[dict[str, nn.Parameter], dict[str, int]]:
+    """Return the trainable parameters whose gradients nobody changes.
 
-
-def _padding_rows(
-    model: nn.Module, parameters: dict[str, nn.Parameter]
-) -> dict[str, int]:
-    """Return the rows that get no gradient by design, by parameter."""
-    rows = {
-        id(module.weight): module.padding_idx
+    And, by their names, rows of padding, which get no gradient by design.
+    """
+    tables = {
+        id(module.weight): module
         for module in model.modules()
-        if isinstance(module, nn.Embedding) and module.padding_idx is not None
+        if isinstance(module, nn.Embedding)
     }
-    return {n: rows[id(p)] for n, p in parameters.items() if id(p) in rows}
+    free, padding = {}, {}
+    for name, p in model.named_parameters():
+        table = tables.get(id(p))
+        hooks = getattr(p, "_backward_hooks", None)
+        if not p.requires_grad or not p.numel() or hooks:
+            continue
+        if table is None or not table.scale_grad_by_freq:
+            free[name] = p
+        if table is not None and table.padding_idx is not None:
+            padding[name] = table.padding_idx
+    return free, padding
