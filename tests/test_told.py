@@ -408,19 +408,9 @@ FAILED = [
     ),
     (within(lambda x: x * 0), "causality", "no change of any token moves any"),
     (
-        sees(lambda grad, training: grad and training),
-        "causality",
-        "in train mode;",
-    ),
-    (
         sees(lambda grad, training: training > grad),
         "causality",
         "mode without gradi",
-    ),
-    (
-        sees(lambda grad, training: grad > training),
-        "causality",
-        "with gradients reco",
     ),
     (
         sees(lambda grad, training: training),

@@ -82,15 +82,13 @@ def draw_map(matrix: Float[Tensor, "time time"]) -> "Figure":
     """Return the map as a figure of matplotlib, with axes and a legend."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
-    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(6, 6.6), layout="constrained")
     axes = figure.add_subplot()
     axes.imshow(colours(matrix).numpy(), interpolation="nearest")
     axes.set_xlabel("input token that is changed")
     axes.set_ylabel("output position whose scores move")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.locator_params(integer=True)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     legend = {

@@ -19,7 +19,7 @@ def check_cache(subject: Subject) -> str:
     subject.require_no_state()
     decoder = Decoder(subject)
     subject.require_no_noise()
-    generator = subject.generator()
+    generator, has_time = subject.generator(), subject.costs.has_time
     longest = subject.block_size
     lengths = subject.fit(*((1, 7) if subject.heavy else (1, 7, 16)))
     batches = (1, 3) if subject.heavy else (1, 3, 5)
@@ -28,21 +28,18 @@ def check_cache(subject: Subject) -> str:
             splits = _splits(time)
             calls = 1 + sum(map(len, splits))
             tokens = batch * time * (1 + len(splits))
-            seconds = subject.costs.of(tokens, calls, double=True)
-            if subject.costs.has_time(seconds, time, f"{batch} rows"):
+            if has_time(tokens, calls, time, f"{batch} rows"):
                 decoder.compare(decoder.draw(batch, time, generator), splits)
     if longest > 16:
         half = longest // 2
         tail = [1] * min(4, longest - half - 1)
         rest = longest - half - sum(tail)
-        seconds = subject.costs.of(2 * longest, 7, double=True)
-        if subject.costs.has_time(seconds, longest):
+        if has_time(2 * longest, 7, longest):
             row = decoder.draw(1, longest, generator)
             decoder.compare(row, [[half, *tail, rest]])
             decoder.require_an_end(decoder.draw(1, longest + 1, generator))
     time = subject.lengths.fit(8)
-    seconds = subject.costs.of(18 * time, 5 * time, double=True)
-    if subject.costs.has_time(seconds, time, "two texts"):
+    if has_time(18 * time, 5 * time, time, "two texts"):
         decoder.compare_two_texts(time, generator)
         decoder.compare_padded(time, generator)
     how = decoder.name or " and ".join(CONVENTION)

@@ -76,14 +76,17 @@ class _Causality:
         self.notes: list[str] = []
         self.larger: Search | None = None  # with the largest weights
         self.moved = False
-        self.padding: list[int] = []  # ids that it may take for padding
+        self.padding: list[int] = []  # ids that may count as padding
 
     def run(self) -> str:
         subject = self.subject
         if self.longest < 2:
             raise SkipCheck("one token has no future")
         search = self._search()
-        self.padding = self._padding(search.model)
+        marks = all_declared(search.model, ("eos_token_id", "bos_token_id"))
+        ids = {0, subject.vocab_size - 1, *padding_ids(search.model)}
+        ids |= {size.value for size in marks}
+        self.padding = sorted(ids & {*range(subject.vocab_size)})
         long = self._accepted(lengths_to_try(search.model, self.longest))
         small, few = self.small, subject.fit(2, 3, 5, 8, SHORT)
         near = self._accepted([33])
@@ -214,31 +217,26 @@ class _Causality:
                 self._sweep(self.larger, _masks()[-1], few[-1:], end, 4)
 
     def _large(self, small: list[int], long: list[int]) -> None:
-        weights = "with zeros redrawn and larger weights"
-        self._holds_at(MODERATE, weights, small, long)
-        for size in EXTREME:
+        """Search copies with larger weights, down to one that is finite."""
+        subject = self.subject
+        for size in (MODERATE, *EXTREME):
             weights = f"with weights scaled up to activations of {size:.0f}"
-            if self._holds_at(size, weights, small, long):
+            if size == MODERATE:
+                weights = "with zeros redrawn and larger weights"
+            copy = amplified(subject, size, precise=not subject.heavy)
+            if copy is None:
+                continue
+            search = Search(subject, copy, weights, True, subject.heavy)
+            try:
+                self._sweep(search, EVAL, small, long, SPLITS // 3)
+            except NotFinite:
+                subject.less = NOT_FINITE
+                continue
+            self._finish(search)
+            if subject.caller.takes_mask:
+                self.larger = search
+            if size != MODERATE:
                 return
-
-    def _holds_at(
-        self, size: float, weights: str, small: list[int], long: list[int]
-    ) -> bool:
-        """Search a copy; whether its scores are finite all the way."""
-        heavy = self.subject.heavy
-        copy = amplified(self.subject, size, precise=not heavy)
-        if copy is None:
-            return False
-        search = Search(self.subject, copy, weights, True, heavy)
-        try:
-            self._sweep(search, EVAL, small, long, SPLITS // 3)
-        except NotFinite:
-            self.subject.less = NOT_FINITE
-            return False
-        self._finish(search)
-        if self.subject.caller.takes_mask:
-            self.larger = search
-        return True
 
     def _finish(self, search: Search) -> None:
         self.moved |= search.moved
@@ -323,13 +321,6 @@ class _Causality:
             else:
                 changed[row, split:] = fresh
         return base, changed
-
-    def _padding(self, model: object) -> list[int]:
-        """Return ids that a model may take for padding."""
-        marks = all_declared(model, ("eos_token_id", "bos_token_id"))
-        ids = [*padding_ids(model), *(size.value for size in marks)]
-        last = self.subject.vocab_size - 1
-        return sorted({0, last, *(i for i in ids if 0 <= i <= last)})
 
     def _summary(self, long: list[int]) -> str:
         some = "every length"

@@ -40,7 +40,7 @@ def check_prefix_consistency(subject: Subject) -> str:
         _prefixes(searches.fresh, time, range(1, time), generator)
     if longest > 33:
         splits = splits_to_try(longest, generator, 4)
-        search = Search(subject, subject.for_long())
+        search = Search(subject, subject.precise(long=True))
         _prefixes(search, longest, splits, generator)
     time = subject.lengths.fit(SHORT)
     for larger in searches.larger:

@@ -38,7 +38,7 @@ def check_causal_gradients(subject: Subject) -> str:
         for time in subject.fit(2, 3, 7, SHORT):
             _require_none_ahead(search, mode, time, generator)
     if subject.spares:
-        searches = [(Search(subject, subject.for_long()), EVAL)]
+        searches = [(Search(subject, subject.precise(long=True)), EVAL)]
     for search, mode in searches:
         if not subject.heavy or not mode.training:
             _require_none_ahead(search, mode, longest, generator)

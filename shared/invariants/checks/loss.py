@@ -47,7 +47,7 @@ def check_loss(subject: Subject) -> str:
     subject.require_no_state()
     if subject.block_size < 3:
         raise SkipCheck("a shifted loss needs three tokens")
-    found = _check_loss_of(subject, subject.for_long())
+    found = _check_loss_of(subject, subject.precise(long=True))
     larger = None if subject.spares else amplified(subject)
     if larger is not None:
         again = _check_loss_of(subject, larger)

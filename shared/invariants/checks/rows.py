@@ -31,7 +31,7 @@ def check_batch_independence(subject: Subject) -> str:
     for time in subject.fit(*((1, 7) if subject.heavy else (1, 2, 7))):
         _try(search, time, generator)
     if longest > SHORT:
-        search = Search(subject, subject.for_long())
+        search = Search(subject, subject.precise(long=True))
         _try(search, longest, generator, rows=2 if subject.heavy else 3)
     for larger in searches.larger:
         _try(larger, subject.lengths.fit(7), generator)

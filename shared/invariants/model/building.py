@@ -203,10 +203,10 @@ class KeptState:
             self.states = self._copy([self._state(m) for m in model.modules()])
 
     def put_back(self, always: bool = False) -> None:
-        """Put all of it back, if any buffer was changed or replaced.
+        """Put all of it back, always or if any buffer was changed.
 
-        Args:
-            always: whether or not one was.
+        All, as a table that a forward fills comes with a number that says
+        how far.
         """
         if self.versions == self._versions() and not always:
             return

@@ -73,9 +73,17 @@ class Costs:
         if scores.requires_grad:
             scores.register_hook(backward)
 
-    def has_time(self, seconds: float, length: int, what: str = "") -> bool:
-        """Whether there is time to do something at a length, or note it."""
-        if seconds > self.left:
+    def has_time(
+        self,
+        tokens: float,
+        calls: int,
+        length: int,
+        what: str = "",
+        grad: bool = False,
+        double: bool = True,
+    ) -> bool:
+        """Whether there is time for calls at a length, or note what is not."""
+        if self.of(tokens, calls, grad, double) > self.left:
             self.left_out.setdefault(what, []).append(length)
             return False
         self.granted += 1

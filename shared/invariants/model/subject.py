@@ -30,7 +30,6 @@ from .threads import few_threads
 from .tokens import draw
 
 HEAVY = 2_000_000  # parameters: from here on fewer long sequences are tried
-KEPT = 3  # copies that checks share where time is short
 OUTPUTS = ("auto", "logits", "log_probs")
 
 
@@ -266,21 +265,12 @@ class Subject:
         return finite
 
     def shared(self, name: object, make: Callable[[], Any]) -> Any:
-        """Return a copy not to be changed; where time is short, some are kept.
-
-        Args:
-            name: of the kind of copy.
-            make: makes one.
-        """
+        """Return a copy not to be changed; where time is short, it is kept."""
         if not self.costs.limited:
             return make()
-        model = self._kept.pop(name, None)
-        if model is None:
-            while len(self._kept) >= KEPT:
-                del self._kept[next(iter(self._kept))]
-            model = make()
-        self._kept[name] = model
-        return model
+        if self._kept.get(name) is None:
+            self._kept[name] = make()
+        return self._kept[name]
 
     def unshare(self, model: Any) -> None:
         """Let a copy be changed: no other check gets it."""
@@ -292,12 +282,7 @@ class Subject:
         return self.builder.build(seed)
 
     def build_module(self, for_a_function: str) -> nn.Module:
-        """Return the model anew, to be changed.
-
-        Raises:
-            SkipCheck: with the reason given for a function; or where the
-                model cannot be copied.
-        """
+        """Return the model anew, to be changed, or skip the check."""
         self._kept.clear()  # it may need the memory
         model = self.build()
         if not isinstance(model, nn.Module):
@@ -306,29 +291,26 @@ class Subject:
             raise SkipCheck("the model cannot be copied")
         return model
 
-    def precise(self, masked: bool = False) -> Model:
-        """Return the model in float64 where it can be, not to be changed."""
-        kind = "float64" if self._in_double(masked) else "own"
-        return self.shared(kind, lambda: self.doubled(self.build(), masked))
+    def precise(self, masked: bool = False, long: bool = False) -> Model:
+        """Return the model in float64 where it can be, not to be changed.
+
+        Args:
+            masked: whether it is to be called with an attention mask.
+            long: whether its sequences are, which may take too long there.
+        """
+        if (long and self.spares) or not self._in_double(masked):
+            return self.shared("own", self.build)
+        return self.shared(
+            "float64", lambda: self.doubled(self.build(), masked)
+        )
 
     @property
     def spares(self) -> bool:
         """Whether long sequences are too slow for float64."""
         return self.costs.limited and self.heavy
 
-    def for_long(self) -> Model:
-        """Return the model for long sequences, not to be changed."""
-        if self.spares:
-            return self.shared("own", self.build)
-        return self.precise()
-
     def doubled(self, model: Model, masked: bool = False) -> Model:
-        """Turn a model that was built into float64, where it can be.
-
-        Args:
-            model: changed in place.
-            masked: whether it is to be called with an attention mask.
-        """
+        """Turn a model that was built into float64, where it can be."""
         if not isinstance(model, nn.Module) or not self._in_double(masked):
             return model
         return model.double()

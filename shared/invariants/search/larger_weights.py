@@ -64,8 +64,7 @@ class Searches:
     def __init__(self, subject: Subject, long: bool = False):
         self.subject = subject
         self.precise = not (long and subject.spares)
-        model = subject.for_long() if long else subject.precise()
-        self.fresh = Search(subject, model)
+        self.fresh = Search(subject, subject.precise(long=long))
 
     @cached_property
     def larger(self) -> list[Search]:

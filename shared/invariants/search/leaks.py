@@ -90,8 +90,9 @@ class Search:
         if mode.visible is not None:
             mask = torch.zeros_like(tokens)
             mask[:, mode.shown(tokens.size(1))] = 1
-        if mode.training:
-            self._put_back()
+        if mode.training and isinstance(self.model, nn.Module):
+            self._kept = self._kept or KeptState(self.model)
+            self._kept.put_back()
         return self.subject.scores(
             self.model,
             tokens,
@@ -100,18 +101,6 @@ class Search:
             seed=DROPOUT_SEED if mode.training else None,
             mask=mask,
         )
-
-    def _put_back(self) -> None:
-        """Undo what calls in train mode have left in the model.
-
-        All of it, where any buffer has changed: a table that a forward
-        fills comes with a number that says how far.
-        """
-        if not isinstance(self.model, nn.Module):
-            return
-        if self._kept is None:
-            self._kept = KeptState(self.model)
-        self._kept.put_back()
 
     def has_time(
         self,
@@ -123,10 +112,10 @@ class Search:
         what: str = "",
     ) -> bool:
         """Whether there is time for calls of a size; if not, it is told."""
-        costs = self.subject.costs
         what = (what + self.conditions(mode)).lstrip(", ")
-        seconds = costs.of(calls * rows * time, calls, grad, self.double)
-        return costs.has_time(seconds, time, what)
+        return self.subject.costs.has_time(
+            calls * rows * time, calls, time, what, grad, self.double
+        )
 
     @property
     def double(self) -> bool:
@@ -193,10 +182,9 @@ class Search:
             return None
         if self.own_precision:
             raise _Suspicious
-        noise = rounding(base_scores)
         for row in suspicious.argsort(descending=True)[:3].tolist():
             if suspicious[row] > floor(base_scores):
-                leak = self._confirm(trial, row, noise)
+                leak = self._confirm(trial, row, rounding(base_scores))
                 if leak is not None:
                     return leak
         return None
