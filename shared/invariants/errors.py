@@ -64,16 +64,10 @@ def with_their_frames(error: BaseException | None) -> BaseException | None:
     """Return an exception with the user's own frames alone, None for none."""
     if error is None:
         return None
-    inside, frame = [], error.__traceback__
-    while frame is not None:
-        if _is_theirs(frame.tb_frame.f_code.co_filename):
-            inside.append(frame)
-        frame = frame.tb_next
     kept: TracebackType | None = None
-    for frame in reversed(inside):
-        kept = TracebackType(
-            kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno
-        )
+    for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
+        if _is_theirs(frame.f_code.co_filename):
+            kept = TracebackType(kept, frame, frame.f_lasti, line)
     return error.with_traceback(kept) if kept else None
 
 

@@ -164,7 +164,7 @@ def _require_finite(
 ) -> None:
     bad = ~torch.isfinite(scores)
     if bad.any():
-        row, position, _ = bad.nonzero()[0].tolist()
+        row, position = bad.any(-1).nonzero()[0].tolist()
         raise AssertionError(
             f"{float(bad.double().mean()):.2%} of the scores are NaN or "
             f"infinite at length {time} {mode}, first at position {position} "
