@@ -14,13 +14,16 @@ from gpt_duet.invariants import (
     check_model,
     parametrize_with_checks,
 )
+from gpt_duet.invariants.checks.causality import KINDS, _Causality
 from gpt_duet.invariants.model import tokens
+from gpt_duet.invariants.model.costs import Costs
 from gpt_duet.invariants.model.elsewhere import elsewhere
-from gpt_duet.invariants.model.tokens import lengths_to_try
+from gpt_duet.invariants.model.tokens import lengths_to_try, splits_to_try
 from gpt_duet.invariants.search.larger_weights import (
     amplified,
 )
 from gpt_duet.invariants.search.tolerance import is_real
+from gpt_duet.invariants.search.trial import Mode
 
 BUILDS = {model.name: model.build for model in BROKEN}
 
@@ -53,6 +56,50 @@ def test_lengths_near_windows_are_tried():
     assert lengths_to_try(windowed, 60) == [
         21, 23, 24, 25, 31, 32, 33, 49, 59, 60,
     ]  # fmt: skip
+
+
+def test_splits_are_the_ends_neighbours_of_powers_and_some():
+    def splits(time, *count):
+        return splits_to_try(time, torch.Generator(), *count)
+
+    assert splits(5, 4) == [1, 2, 3, 4]
+    near = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 99}
+    assert near < {*splits(100)}
+    assert {1, 99} < {*splits(100, 4)}
+    assert [len(splits(100, n)) for n in (2, 4, 8, 24)] == [4, 4, 8, 24]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_changed_from_a_split_on(kind):
+    causality, splits = _Causality(Subject(GPT)), [1, 4, 7]
+    causality.padding = [0, VOCAB - 1]
+    base, changed = causality._rows(8, splits, kind)
+    for split, a, b in zip(splits, base, changed, strict=True):
+        differs = (a != b).tolist()
+        assert differs.index(True) == split
+        if kind == "padding":
+            assert {*b[split:].tolist()} <= {0, VOCAB - 1}
+        else:
+            assert sum(differs) == (1 if kind == "token" else 8 - split)
+        if kind == "left":
+            assert len({*a[:4].tolist()}) == 1
+    if kind == "suffix":  # at even lengths no id twice
+        assert len({*base[0].tolist()}) == 8
+
+
+def test_a_mask_shows_its_share_of_a_length():
+    mode = Mode(visible=(0.3, 0.7))
+    assert [mode.shown(time) for time in (9, 10)] == [range(2, 7), range(3, 7)]
+
+
+def test_a_backward_pass_is_two_forwards_and_float64_doubles():
+    costs = Costs(token=1.0, call=100.0)
+    assert costs.of(10, 2, grad=True) == 230
+    assert costs.of(10, grad=True, double=True) == 160
+    scores = torch.ones(2, 5, 3, requires_grad=True) * 1
+    costs.charge(scores)
+    scores.sum().backward()
+    assert (costs.calls, costs.backwards, costs.reckoned) == (1, 1, 330)
 
 
 @pytest.mark.parametrize(
