@@ -5,6 +5,7 @@ import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -114,11 +115,7 @@ def _style(
         n_embd=32,
     )
 
-    def factory() -> Any:
-        return build(config)
-
-    factory.__name__ = name
-    return factory
+    return _alone(name, partial(build, config), Alone())
 
 
 def _expression(module: ModuleType, text: str) -> Callable[[], Any]:
@@ -138,7 +135,6 @@ def _expression(module: ModuleType, text: str) -> Callable[[], Any]:
                 names[node.id] = getattr(module, node.id)
         return eval(code, names)
 
-    build.__name__ = text
     return build
 
 

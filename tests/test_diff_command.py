@@ -1,7 +1,6 @@
 """gpt-duet diff: the source of two styles, at every width, paged or piped."""
 
 import inspect
-import os
 import re
 import subprocess
 import sys
@@ -96,50 +95,24 @@ def test_line_numbers_are_the_files_own(diff):
             assert re.search(rf"\b{number} {re.escape(line.rstrip())}", out)
 
 
-def in_terminal(arguments, rows, tmp_path):
-    """Run in a terminal of its own; what it printed and what it paged."""
-    pty = pytest.importorskip("pty")
-    paged = tmp_path / "paged.txt"
-    environment = os.environ | {
-        "TERM": "xterm",
-        "COLUMNS": "170",
-        "LINES": str(rows),
-        "PAGER": f"cat > {paged}",
-    }
-    environment.pop("NO_COLOR", None)
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "shared.cli", *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=environment,
-    ) as process:
-        os.close(theirs)
-        seen = b""
-        while True:
-            try:
-                data = os.read(ours, 65536)
-            except OSError:  # the other end is closed
-                break
-            if not data:
-                break
-            seen += data
-    os.close(ours)
-    assert process.returncode == 0, seen
-    return seen.decode(), paged.read_text() if paged.exists() else None
-
-
-@pytest.mark.slow
-def test_a_long_answer_is_paged_in_colour_and_a_short_one_is_not(tmp_path):
-    seen, paged = in_terminal(["diff", "head"], 300, tmp_path)
-    assert paged is None
-    assert "Generator" in seen
-    assert "\x1b[" in seen
-    seen, paged = in_terminal(["diff", "attention"], 30, tmp_path)
-    assert "CausalSelfAttention" not in seen
-    assert "CausalSelfAttention" in paged
-    assert "\x1b[" in paged
+@pytest.mark.parametrize(("height", "is_long"), [(300, False), (30, True)])
+def test_in_a_terminal_what_is_long_is_paged(monkeypatch, height, is_long):
+    paged = []
+    show = "rich.pager.SystemPager.show"
+    monkeypatch.setattr(show, lambda pager, content: paged.append(content))
+    console = Console(
+        file=StringIO(), force_terminal=True, width=170, height=height
+    )
+    sources = pair_sources(annotated, mingpt_style)
+    show_sources(
+        console,
+        ("annotated", "mingpt_style"),
+        {"attention": sources["attention"]},
+    )
+    shown = paged[0] if is_long else console.file.getvalue()
+    assert len(paged) == is_long
+    assert "CausalSelfAttention" in shown
+    assert "\x1b[" in shown  # colours
 
 
 @pytest.mark.slow

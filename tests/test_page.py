@@ -14,12 +14,6 @@ from browser import data_of, hostile_page, make_page
 import annotated
 import mingpt_style
 from shared import GPTConfig
-from shared.comparison.benchmark_results import (
-    Results,
-    Row,
-    Run,
-    read_first_run,
-)
 from shared.comparison.models import count_flops, difference_by_concept
 from shared.comparison.page.highlight import highlight, spans
 from shared.comparison.page.numbers import (
@@ -275,14 +269,6 @@ def test_sizes_of_numbers_travel():
 
 
 # A benchmark's file
-
-
-def test_what_the_benchmark_writes_can_be_read(tmp_path):
-    limit = Row("matmul", [9.0, 9.0], limit=True)
-    rows = [limit, Row("annotated", [1.0, 2.0], tokens=3)]
-    path = tmp_path / "bench.json"
-    Results({}, [Run("forward", {"batch": 1}, rows)]).save(path)
-    assert read_first_run(path).models == rows[1:]
 
 
 @pytest.mark.parametrize(

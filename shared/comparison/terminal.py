@@ -1,7 +1,6 @@
 """A comparison, or the source of two styles, in the terminal."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
@@ -40,15 +39,35 @@ def show_comparison(
     console: Console, comparison: Comparison, tokenizer: Tokenizer
 ) -> None:
     """Print the tables and the verdict."""
-    stages = _stage_table(comparison)
-    facts = Group(
-        _parameter_table(comparison),
-        "",
-        _next_table(comparison, tokenizer),
-        "",
-        _time_table(comparison),
+    names = comparison.styles
+    stages = _table(
+        ("stage", "largest difference"),
+        [(s, f"{apart:.2e}") for s, apart in comparison.differences.items()],
     )
-    if console.width >= 120:
+    parameters = [
+        (name, *(_count(name, side[name]) for side in comparison.parameters))
+        for name in comparison.parameters[0]
+        if name != "block"  # its parts say more
+    ]
+    ranks = enumerate(zip(*comparison.next_tokens, strict=True), start=1)
+    likeliest = [
+        (str(rank), *(f"{token_text(tokenizer, t)} {p:8.4%}" for t, p in row))
+        for rank, row in ranks
+    ]
+    times = [[1e3 * t for t in seconds] for seconds in comparison.seconds]
+    forward = [
+        ("forward pass, median", *(f"{t[1]:.2f} ms" for t in times)),
+        ("its quartiles", *(f"{t[0]:.2f} to {t[2]:.2f} ms" for t in times)),
+    ]
+    threads = f"on {comparison.threads} thread(s)"
+    facts = Group(
+        _table(("parameters", *names), parameters),
+        "",
+        _table(("likeliest next token", *names), likeliest),
+        "",
+        _table((f"time {threads}", *names), forward),
+    )
+    if console.width >= TWO_COLUMNS:
         grid = Table.grid(padding=(0, 3))
         grid.add_row(stages, facts)
         console.print(grid)
@@ -61,55 +80,18 @@ def show_comparison(
         console.print(Text(part, style="dim"))
 
 
-def _stage_table(comparison: Comparison) -> RenderableType:
-    table = _table("stage", "largest difference")
-    for stage, difference in comparison.differences.items():
-        table.add_row(stage, f"{difference:.2e}")
-    return table
+def _count(name: str, count: int) -> str:
+    tied = name == "head" and count == 0
+    return "tied to embedding" if tied else f"{count:,}"
 
 
-def _parameter_table(comparison: Comparison) -> RenderableType:
-    table = _table("parameters", *comparison.styles)
-    for name in comparison.parameters[0]:
-        if name == "block":
-            continue  # its parts say more
-        counts = [side[name] for side in comparison.parameters]
-        cells = [f"{count:,}" for count in counts]
-        if name == "head":
-            cells = ["tied to embedding" if c == "0" else c for c in cells]
-        title = "buffers (not trained)" if name == "buffers" else name
-        table.add_row(title, *cells, style="bold" if name == "total" else None)
-    return table
-
-
-def _next_table(
-    comparison: Comparison, tokenizer: Tokenizer
-) -> RenderableType:
-    table = _table("likeliest next token", *comparison.styles)
-    rows = zip(*comparison.next_tokens, strict=True)
-    for rank, row in enumerate(rows, start=1):
-        cells = [f"{token_text(tokenizer, t)} {p:8.4%}" for t, p in row]
-        table.add_row(str(rank), *map(Text, cells))
-    return table
-
-
-def _time_table(comparison: Comparison) -> RenderableType:
-    count = comparison.threads
-    threads = "1 thread" if count == 1 else f"{count} threads"
-    table = _table(f"time, {threads}", *comparison.styles)
-    times = [[1e3 * t for t in seconds] for seconds in comparison.seconds]
-    medians = [f"{median:.2f} ms" for _, median, _ in times]
-    table.add_row("forward pass, median", *medians)
-    middle = [f"{first:.2f} to {third:.2f} ms" for first, _, third in times]
-    table.add_row("its quartiles", *middle)
-    return table
-
-
-def _table(first: str, *others: str) -> Table:
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold cyan")
-    table.add_column(first, min_width=22)
-    for name in others:
+    table.add_column(heads[0], min_width=22)
+    for name in heads[1:]:
         table.add_column(name, justify="right", min_width=20)
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table
 
 
@@ -160,26 +142,20 @@ def _concept(
         parts = pair.left, pair.right
         heads = [_head(n, part) for n, part in zip(names, parts, strict=True)]
         if console.width >= TWO_COLUMNS:
-            yield _beside([heads, *map(_codes, pair.rows)])
-            yield ""
+            table = Table.grid(padding=(0, 1), expand=True)
+            table.add_column(ratio=1)
+            table.add_column(width=1)
+            table.add_column(ratio=1)
+            table.add_row(heads[0], "", heads[1])
+            for left, right in pair.rows:
+                table.add_row(_code(left), "", _code(right))
+                table.add_row()
+            yield table
         else:
             for head, part in zip(heads, parts, strict=True):
                 yield head
-                if part is not None:
-                    yield _code(part.segments)
+                yield from map(_code, part.segments if part else ())
                 yield ""
-
-
-def _beside(rows: Iterable[Sequence[RenderableType]]) -> Table:
-    table = Table.grid(padding=(0, 1), expand=True)
-    table.add_column(ratio=1)
-    table.add_column(width=1, style="dim")
-    table.add_column(ratio=1)
-    for number, (left, right) in enumerate(rows):
-        if number > 1:
-            table.add_row("", "", "")
-        table.add_row(left, "", right)
-    return table
 
 
 def _head(style: str, part: Part | None) -> Text:
@@ -191,23 +167,15 @@ def _head(style: str, part: Part | None) -> Text:
     )
 
 
-def _codes(row: tuple[Segment | None, Segment | None]) -> list[Any]:
-    return [_code([s]) if s else "" for s in row]
-
-
-def _code(segments: Sequence[Segment]) -> Table:
+def _code(segment: Segment | None) -> RenderableType:
     """Source beside its line numbers; a long line is folded, never cut."""
-    table = Table.grid(padding=(0, 1, 0, 0))
-    table.add_column(justify="right", style="dim", no_wrap=True, min_width=3)
-    table.add_column(overflow="fold")
-    for number, segment in enumerate(segments):
-        if number:
-            table.add_row("", "")
-        syntax = Syntax("", "python", theme="ansi_dark")
-        text = syntax.highlight(segment.code)
-        text.rstrip()
-        for line, code in enumerate(text.split("\n"), start=segment.line):
-            code.no_wrap = False
-            code.overflow = "fold"
-            table.add_row(str(line), code)
-    return table
+    if segment is None:
+        return ""
+    return Syntax(
+        segment.code,
+        "python",
+        theme="ansi_dark",
+        line_numbers=True,
+        start_line=segment.line,
+        word_wrap=True,
+    )

@@ -18,11 +18,10 @@ def spans(code: str, terms: Terms) -> list[tuple[int, int, str]]:
     "x[0..2]" stands for every x that no longer name claims; any other name
     is sought as it is written.
     """
-    term_of = {
-        re.sub(r"\[\d+\.\.\d+\]$", "", name): term
-        for term, spellings in terms.items()
-        for name in spellings
-    }
+    term_of: dict[str, str] = {}
+    for term, spellings in terms.items():
+        for name in spellings:
+            term_of.setdefault(re.sub(r"\[\d+\.\.\d+\]$", "", name), term)
     longest_first = sorted(term_of, key=len, reverse=True)
     names = "|".join(map(re.escape, longest_first))
     found = re.finditer(rf"(?<!\w)(?:{names})(?!\w)", code) if names else ()

@@ -177,5 +177,6 @@ def _holds(part: Part | None, place: Place) -> bool:
 
 def _part_called(place: Place) -> str:
     """Return w in "self.w(x)", "self.w[i]" or "self.w(x) * c", else ""."""
-    found = re.match(r"self\.(?:\w+\.)*(\w+)[(\[]", place.code)
+    name = r"\w+(?:\[[^]]*\](?=\())?"  # one that is called may be indexed
+    found = re.match(rf"self\.(?:\w+\.)*({name})[(\[]", place.code)
     return found[1] if found else ""

@@ -37,6 +37,7 @@ OPERATORS = {
     "div_": "/=",
     "pow": "**",
     "neg": "-",
+    "alias": "[]",
     "index": "[]",
     "select": "[]",
     "slice": "[]",
