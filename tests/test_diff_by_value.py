@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import known_gpts
 import ported_gpt
@@ -362,7 +363,7 @@ class Turned(nn.Module):
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
-        ({"act": torch.tanh}, "self.act(2 * x)", " apart"),
+        ({"act": torch.tanh}, "self.act(2 * x)", "which goes on at"),
         ({"base": 99.0}, "self.turns[: x.size(1)]", " apart"),
         ({"scale": 6.0}, "self.scale * layer(n)", "which it is 3 times"),
         ({"normed": False}, "layer(n)", "which goes on at"),
@@ -374,6 +375,37 @@ def test_a_fault_beside_complex_numbers(change, code, words):
     assert found.parted.right.code == code, found.sentence
     assert words in found.sentence
     assert found.sentence in str(found)
+
+
+def kernel(x):
+    heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
+    y = F.scaled_dot_product_attention(
+        heads, heads.flip(-1), heads, is_causal=True
+    )
+    return x + y.transpose(1, 2).flatten(2)
+
+
+def looped(x, scale=2.0, future=1):
+    heads = []
+    for head in x.chunk(2, -1):
+        scores = head @ head.flip(-1).mT
+        scores = scores / scale
+        mask = torch.ones(x.size(1), x.size(1), dtype=torch.bool).triu(future)
+        scores = scores.masked_fill(mask, -1e9)
+        heads.append(scores.softmax(-1) @ head)
+    return x + torch.cat(heads, -1)
+
+
+def test_a_fault_in_a_loop_beside_a_kernel():
+    assert diff_by_value(Toy(kernel), Toy(looped), TOKENS).same
+    for change, code, words in (
+        ({"scale": 4.0}, "scores / scale", "which it is 0.5 times"),
+        ({"future": 2}, "scores.masked_fill(mask, -1e9)", "(masked scores"),
+    ):
+        bad = Toy(partial(looped, **change))
+        found = diff_by_value(Toy(kernel), bad, TOKENS)
+        assert found.parted.right.code == code, found.sentence
+        assert words in found.sentence
 
 
 def test_the_sentence_is_the_whole_of_it(weights):

@@ -16,6 +16,7 @@ from .value import Value
 
 AHEAD = 24  # values of a call that are looked at for the nearest
 ALIKE = 0.25  # of a value's size: two so close stand for the same thing
+FAR = 2.0  # of a value's size: two so far apart have nothing in common
 
 
 class Flow:
@@ -52,6 +53,11 @@ class Flow:
             if value.view and parts.issuperset(value.inputs):
                 parts.add(value.number)
         self.explained = self._upstream(self.seen) - close | parts
+        for known in (
+            self.used,
+            self.explained,
+        ):  # the heads go with the whole
+            known |= {v.number for v in heads if known.issuperset(v.inputs)}
         self.open = [
             value
             for value in self.values
@@ -182,19 +188,29 @@ def _comparable(
             ]
             near.sort(key=itemgetter(2))
             like += [f for f in near if (_line(f[0]), _line(theirs)) in known]
-            like += [f for f in near[:1] if f[2] <= ALIKE * f[0].digest.size]
+            like += [
+                f
+                for i, f in enumerate(near)
+                if (i == 0 and f[2] <= ALIKE * f[0].digest.size)
+                or f[0].digest.scale_of(theirs.digest) is not None
+            ]
             fits += near
         if like:
             same = (fit for fit in like if fit[0] is like[0][0])
             best = min(same, key=itemgetter(2))
             # where both sides have taken steps before, it is one of these
-            numbers = best[0].number, best[1].number
-            before = (
-                fit
-                for fit in fitting + fits
-                if fit[0].number < numbers[0] and fit[1].number < numbers[1]
+            ours, theirs, apart = next(
+                (
+                    fit
+                    for fit in fitting + fits
+                    if fit[0].number < best[0].number
+                    and fit[1].number < best[1].number
+                ),
+                best,
             )
-            return next(before, best)
+            if theirs is not best[1] and apart > FAR * ours.digest.size:
+                return open_values[0][0], theirs, math.inf
+            return ours, theirs, apart
         fitting += fits
     return open_values[0][0], open_values[1][0], math.inf
 
