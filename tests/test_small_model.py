@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gpt_duet import load_tokenizer
-from gpt_duet.checkpoint import small_model
+from gpt_duet.checkpoint import SMALL_MODEL, load_checkpoint
 from gpt_duet.protocol import load_style
 from gpt_duet.training.make_small_model import bits_a_byte, mean_loss_of
 
@@ -29,7 +29,7 @@ NATS, BITS = 2.971605, 1.272739
 
 @pytest.mark.parametrize("style", ["annotated", "mingpt_style"])
 def test_both_styles_reach_the_loss_that_is_written_down(style):
-    found = small_model.load_small_model()
+    found = load_checkpoint(SMALL_MODEL)
     weights = found.to(torch.device("cpu"), torch.float32)
     model = load_style(style).from_gpt2(weights, found.config).eval()
     tokenizer = load_tokenizer("duet-1k")
@@ -40,8 +40,7 @@ def test_both_styles_reach_the_loss_that_is_written_down(style):
 
 
 def test_what_its_folder_says():
-    folder = small_model.SMALL_MODEL
-    assert (folder / "model.safetensors").stat().st_size < 2 * 2**20
-    found = small_model.load_small_model()
+    assert (SMALL_MODEL / "model.safetensors").stat().st_size < 2 * 2**20
+    found = load_checkpoint(SMALL_MODEL)
     assert found.config.vocab_size == load_tokenizer("duet-1k").n_vocab
     assert found.config.tie_weights

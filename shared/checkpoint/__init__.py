@@ -7,16 +7,22 @@
     weights_file.py   model.safetensors; pickles are refused
     folder.py         a checkpoint's folder, read and written
     convert.py        a model of one style, rebuilt in another
-    small_model.py    the small trained model that comes with the kit
+    small_model/      the small trained model that comes with the kit
 
 Each style's own weights.py takes GPT-2's layout in, and writes it.
 """
 
 from .convert import convert, in_gpt2_layout
-from .folder import Checkpoint, load_checkpoint, save_checkpoint
+from .folder import (
+    SMALL_MODEL,
+    Checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from .gpt2_layout import State
 
 __all__ = [
+    "SMALL_MODEL",
     "Checkpoint",
     "State",
     "convert",

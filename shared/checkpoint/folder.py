@@ -25,6 +25,8 @@ from .other_layouts import (
 from .weights_file import WEIGHTS, find_weights, read_tensors
 
 CONFIG = "config.json"
+# The trained model that comes with the kit: its README says what it reaches.
+SMALL_MODEL = Path(__file__).with_name("small_model")
 TARGETS = ("gpt2", "nanogpt")
 
 

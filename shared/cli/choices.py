@@ -5,9 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint, load_checkpoint
-from ..checkpoint.small_model import SMALL_MODEL as SMALL_FOLDER
-from ..checkpoint.small_model import load_small_model
+from ..checkpoint import SMALL_MODEL, Checkpoint, load_checkpoint
 from ..comparison.styles import enlarged_random_weights
 from ..config import GPTConfig, preset_fields, preset_names
 from ..protocol import load_style
@@ -132,7 +130,7 @@ def choose_weights(
         and tokenizer_name == DEFAULT
         and all(value is None for value in asdict(options).values())
     ):
-        return replace(load_small_model(), notes=(SMALL_NOTE,))
+        return replace(load_checkpoint(SMALL_MODEL), notes=(SMALL_NOTE,))
     if folder in (None, RANDOM):
         config = choose_config(options, tokenizer)
         state = enlarged_random_weights(load_style(style), config, seed)
@@ -146,7 +144,7 @@ def choose_start(
     start: str, options: ModelOptions, tokenizer: Tokenizer, name: str
 ) -> Checkpoint:
     """Return what --from names: a folder, or "default", the small model."""
-    folder = SMALL_FOLDER if start == "default" else Path(start)
+    folder = SMALL_MODEL if start == "default" else Path(start)
     return _trained(folder, options, tokenizer, name, "--from")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from ..checkpoint.small_model import load_small_model
+from ..checkpoint import SMALL_MODEL, load_checkpoint
 from ..comparison.sources import concept_names, pair_sources
 from ..comparison.terminal import show_sources
 from ..comparison.text import token_text
@@ -61,7 +61,7 @@ def choose_tokens(
         require_text("--text", text)
         tokenizer = load_tokenizer(tokenizer_name, text)
         return tokenizer.encode(text), partial(token_text, tokenizer)
-    if all(map(_style, names)) and load_small_model():
+    if all(map(_style, names)):
         tokenizer = load_tokenizer(DEFAULT)
         ids = tokenizer.encode(default_text())[:TOKENS]
         return ids, partial(token_text, tokenizer)
@@ -76,10 +76,10 @@ def diff_values(
     An exception of a user's code is printed as theirs.
     """
     styles = [style for name in names if (style := _style(name))]
-    checkpoint = load_small_model() if len(styles) == 2 else None
-    if checkpoint is None:
+    if len(styles) < 2:
         left, right = (load_target(name, vocab_size) for name in names)
     else:
+        checkpoint = load_checkpoint(SMALL_MODEL)
         state = checkpoint.to(torch.device("cpu"), torch.float64)
         left, right = (s.from_gpt2(state, checkpoint.config) for s in styles)
     try:
