@@ -371,7 +371,7 @@ def test_parametrize_names_and_marks():
         pass
 
     mark = parametrize_with_checks(
-        [GPT, lambda: GPT(vocab_size=5), named("GPT(11,\n  8)"), leaky],
+        [GPT, GPT, named("GPT(11,\n  8)"), leaky],
         checks=["shape", "causality"],
         expected_failures=lambda model: (
             {"causality": "a reason"} if model is leaky else {}

@@ -443,14 +443,9 @@ FAILED = [
         r"row \d of a batch of 5 depends .* position 3 move by",
     ),
     (
-        scored(lambda self, x: x + x.roll(-1, 1) * (len(x) > 1)),
-        "causality",
-        r"in row \d of a batch of \d",
-    ),
-    (
         gpt(window=9, sees=lambda self, i, j: (j <= i) & (i - j < 8)),
         "context_use",
-        r"tokens 0, 1, 2, 3, 4, 5, \.\.\. \(declared: window=9\)$",
+        r"with tokens 0-\d+ \(declared: window=9\)$",
     ),
     (
         scored(lambda self, x: F.pad(x[:, :-1], (0, 0, 1, 0))),

@@ -105,7 +105,7 @@ def parametrize_with_checks(
             for name, reason in expected.items()
             for full in choose_checks([name])
         }
-        label = name_of(model) or _called_in(model) or f"model{index}"
+        label = name_of(model) or f"model{index}"
         label = " ".join(label.split())[:LONGEST]
         labels[label] += 1
         if labels[label] > 1:
@@ -119,13 +119,3 @@ def parametrize_with_checks(
                 pytest.param(model, check, id=f"{label}-{name}", marks=marks)
             )
     return pytest.mark.parametrize(("model", "check"), parameters)
-
-
-def _called_in(function: Any) -> str | None:
-    """Return the first class or function that a lambda calls."""
-    function = inspect.unwrap(getattr(function, "func", function))
-    inside = inspect.getclosurevars(function)
-    known = {**inside.globals, **inside.nonlocals}
-    called = [n for n in known if callable(known[n])]
-    attributes = [n for n in function.__code__.co_names if n not in known]
-    return (called or attributes or [None])[0]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SkipCheck
+from ..model.costs import spans
 from ..model.sizes import WINDOW, all_declared
 from ..model.subject import Subject
 from ..model.tokens import SHORT, draw, others, rows_at_once, splits_to_try
@@ -133,13 +134,11 @@ def check_context_use(subject: Subject) -> str:
                 f"token {min(nearest)}"
             )
             continue
-        shown = ", ".join(map(str, unused[:6]))
-        more = ", ..." if len(unused) > 6 else ""
         declared = f" (declared: {window})" if window else ""
         late = ", the newest: do they come a step late?"
         raise AssertionError(
             f"at length {time} the last scores never change with "
-            f"{'token' if len(unused) == 1 else 'tokens'} {shown}{more}"
+            f"{'token' if len(unused) == 1 else 'tokens'} {spans(unused)}"
             f"{declared}{late * (unused == [time - 1])}"
         )
     return f"every token tried, at lengths to {longest}{reported}"

@@ -227,12 +227,7 @@ class Decoder:
     ) -> None:
         """Require that tokens are decoded to the scores of the full forward.
 
-        Args:
-            decode: decodes them.
-            tokens: ids.
-            how: they are decoded, for the failure.
-            mask: of padding, where nothing is compared.
-            full: the scores of the full forward, where they are known.
+        Those may be known. Where a mask hides nothing is compared.
         """
 
         def forward() -> Tensor:

@@ -126,7 +126,7 @@ def check_gradient_flow(subject: Subject) -> str:
     if without:
         raise AssertionError(
             f"{len(without)} of {len(sizes)} trainable parameters never get "
-            f"a gradient: {_some(without, 4)}{stuck}"
+            f"a gradient: {', '.join(without[:4])}{stuck}"
         )
     if not sizes:
         raise AssertionError("the model has no trainable parameter")
@@ -137,17 +137,12 @@ def check_gradient_flow(subject: Subject) -> str:
     faint = [n for n, s in sizes.items() if 0 < s < share * largest]
     notes = f"{len(sizes)} parameters"
     if faint:
-        notes += f"; only rounding reaches {_some(faint, 3)}"
+        notes += (
+            f"; only rounding reaches {len(faint)}: {', '.join(faint[:3])}"
+        )
     if frozen:
-        notes += f"; frozen: {_some(frozen, 3)}"
+        notes += f"; frozen: {', '.join(frozen[:3])}"
     return notes
-
-
-def _some(names: list[str], count: int) -> str:
-    """Return the first names, and how many more there are."""
-    more = len(names) - count
-    shown = ", ".join(names[:count])
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _stuck_at_zero(subject: Subject, model: nn.Module) -> list[str]:

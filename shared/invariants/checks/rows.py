@@ -100,14 +100,9 @@ class _Batch:
         what: str,
         others_scores: Float[Tensor, "others time vocab"] | None = None,
     ) -> None:
-        """Require the scores of a row to be those of a row among others.
+        """Require the scores of a row to be those of the same one in others.
 
-        Args:
-            row: of this batch.
-            others: the other batch.
-            other: where the same row is in it.
-            what: was done to the batch, for the failure.
-            others_scores: where they are known already.
+        What was done to the batch is said in a failure.
         """
         search, mode = self.search, self.mode
         if others_scores is None:

@@ -142,11 +142,7 @@ class _Choices(TorchFunctionMode):
         return answer
 
     def _fused(
-        self,
-        query: Tensor,
-        key: Tensor,
-        scale: float | None = None,
-        **_rest: Any,
+        self, query: Tensor, key: Tensor, scale: float | None = None, **_: Any
     ) -> None:
         if query.size(-2) == key.size(-2) == self.time:
             self._query, self._key = query, key

@@ -37,15 +37,9 @@ def probe(
     """Return how a model is called, and how its answers are read.
 
     Targets are added where it answers for fewer positions without them; and
-    other sizes are tried where it refuses the first.
-
-    Args:
-        ask: returns its answer to ids below a number, of a size of batch and
-            time.
-        caller: as the signature says.
-        vocab: number of tokens.
-        block: longest sequence.
-        padded: whether there may be scores of ids beyond the vocabulary.
+    other sizes are tried where it refuses the first. Ask returns its answer
+    to ids below a number, of a size of batch and time; padded says whether
+    there may be scores of ids beyond the vocabulary.
 
     Raises:
         ModelRaised: where it answers at no size.

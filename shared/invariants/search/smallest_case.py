@@ -37,8 +37,6 @@ def explain(search: Search, leak: Leak) -> AssertionError:
         f"{leak.position} by {leak.size:.2g} ({leak.dtype}"
         f"{search.conditions(trial.mode)}; rounding there is {leak.noise:.1g})"
     )
-    if len(trial.base) > 1 and search.find(trial.rows([row])) is None:
-        text += f", in row {row} of a batch of {len(trial.base)}"
     place = None
     if isinstance(search.model, nn.Module):
         place = first_difference(

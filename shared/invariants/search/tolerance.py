@@ -137,14 +137,9 @@ def real_gap(
     known: tuple[Tensor, Tensor] | None = None,
     shown: Bool[Tensor, "*batch"] | None = None,
 ) -> Gap | None:
-    """Return where scores differ by more than rounding, or None.
+    """Return where scores of two ways to compute them really differ, or None.
 
-    Args:
-        model: that computes them.
-        one: computes the scores.
-        other: computes them in another way.
-        known: the scores of both, if they are.
-        shown: where they are compared; None: everywhere.
+    Known are the scores of both, if given; shown is where they are compared.
     """
     scores, others = known or (one(), other())
     moved = gaps(others, scores)
