@@ -549,6 +549,16 @@ def test_a_compiled_model_is_recorded_like_any_other(weights):
     assert len(found.pairs) >= 30
 
 
+def test_a_model_may_take_gradients_itself():
+    def derivative(x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(x.pow(3).sum(), x)[0]
+
+    found = diff_by_value(Toy(derivative), Toy(lambda x: 3 * x**2), TOKENS)
+    assert found.same, found.sentence
+
+
 def test_a_scripted_part_is_said():
     part = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
     left, right = Toy(), Toy()

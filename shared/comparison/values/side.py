@@ -1,6 +1,7 @@
 """One of the two models: recorded once, run again for some of its values."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +39,12 @@ class Side:
         self.tokens = tokens
         self.doubled = True  # whether it runs in float64
         self.by_heads = False  # whether heads are values of their own, too
-        self.record()
+        self.below: Callable[[], AbstractContextManager] = below_autograd
+        try:
+            self.record()
+        except ValueError:  # it may take gradients itself
+            self.below = nullcontext
+            self.record()
         self.doubled = self.dtype == torch.float64
 
     @property
@@ -115,7 +121,7 @@ class Side:
             _nudge_weights(model, nudge)
         recorder = Recorder(model, Side._run, self.by_heads, visitor)
         try:
-            with isolated(subject.seed), below_autograd(), recorder:
+            with isolated(subject.seed), self.below(), recorder:
                 scores = subject.scores(model, self.tokens, seed=subject.seed)
         except ModelRaised as error:
             raise ValueError(f"{subject.name}: {error}") from error.__cause__
