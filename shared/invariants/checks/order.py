@@ -103,8 +103,8 @@ def _some_permutation(subject: Subject) -> str:
             # two ids at least, however small the vocabulary
             tokens[time - 2] = others(tokens[time - 3], vocab, generator)
             swaps = [_swapped(tokens, at, at + 1) for at in (time - 3, 0)]
-            reversed_ = torch.cat([tokens[:-1].flip(0), tokens[-1:]])
-            batch = torch.stack([tokens, *swaps, reversed_])
+            backwards = torch.cat([tokens[:-1].flip(0), tokens[-1:]])
+            batch = torch.stack([tokens, *swaps, backwards])
 
             def difference(
                 batch: Tensor = batch, search: Search = search

@@ -131,12 +131,12 @@ def _require_pure(
     if not torch.equal(given, tokens):
         at = (given != tokens).nonzero()[0].tolist()
         raise AssertionError(f"{where} changes its input, at {at}")
-    may_change = [RANDOM] if subject.noisy else []
+    may_change: tuple[str, ...] = (RANDOM,) if subject.noisy else ()
     if mode.training:
-        may_change = [RANDOM, "buffer ", "parameter "]
+        may_change = (RANDOM, "buffer ", "parameter ")
     fresh = None
     for name in before | after:
-        if name.startswith((*may_change,)) or _same(
+        if name.startswith(may_change) or _same(
             before.get(name), after.get(name)
         ):
             continue
