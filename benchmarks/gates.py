@@ -10,14 +10,19 @@ from gpt_duet.comparison.timing import clock_for
 from .models import Candidate
 
 
-def answer(candidate: Candidate, tokens: Tensor, *, grad: bool = False) -> Any:
+def answer(
+    candidate: Candidate, tokens: Tensor, *, grad: bool = False
+) -> tuple[Any, float]:
     """Run a candidate once on ids, with gradients as in training or without.
 
-    ValueError in one line for one that cannot be run or compiled.
+    Returns the scores and the seconds it took. ValueError in one line for
+    one that cannot be run or compiled.
     """
+    clock = clock_for(tokens.device)
+    start = clock()
     try:
         with torch.inference_mode(not grad):
-            return candidate.scores(tokens)
+            return candidate.scores(tokens), clock() - start
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
@@ -36,10 +41,8 @@ def require_sound(
     that looks ahead only within its last part. Returns the seconds of the
     first of all runs.
     """
-    name, clock = candidate.name, clock_for(tokens.device)
-    start = clock()
-    scores = answer(candidate, tokens)
-    seconds = clock() - start
+    name = candidate.name
+    scores, seconds = answer(candidate, tokens)
     expected = (*tokens.shape, vocab_size)
     found = getattr(scores, "shape", None)
     if found is None or tuple(found) != expected:
@@ -50,12 +53,12 @@ def require_sound(
     if tokens.size(1) < 2:
         return seconds
     row = tokens[:1]  # one row leaks as all do, and is quick
-    once, again = (answer(candidate, row) for _ in range(2))
+    once, again = (answer(candidate, row)[0] for _ in range(2))
     tolerance = _rounding(once, again)
     for first in sorted({row.size(1) // 2, row.size(1) - 1}):
         changed = row.clone()
         changed[:, first:] = (changed[:, first:] + 1) % vocab_size
-        moved = answer(candidate, changed)
+        moved, _ = answer(candidate, changed)
         leak = _farthest(moved[:, :first], once[:, :first])
         if not leak <= tolerance:
             raise ValueError(
@@ -93,12 +96,9 @@ def require_as_eager(
 
     Returns the seconds of its first run, in which it is compiled.
     """
-    clock = clock_for(tokens.device)
-    start = clock()
-    found = answer(compiled, tokens, grad=grad).detach()
-    seconds = clock() - start
-    expected = answer(eager, tokens, grad=grad).detach()
-    difference = _farthest(found, expected)
+    found, seconds = answer(compiled, tokens, grad=grad)
+    expected, _ = answer(eager, tokens, grad=grad)
+    difference = _farthest(found.detach(), expected.detach())
     spread = expected.float().std().item()
     # the order of sums changes: some roundings, none of them systematic
     tolerance = 4 * torch.finfo(expected.dtype).eps ** 0.5 * spread

@@ -137,24 +137,17 @@ def choose_weights(
         note = f"random, seed {seed}, enlarged so that every part matters"
         return Checkpoint(state, config, (note,))
     assert folder is not None
-    return _trained(folder, options, tokenizer, tokenizer_name, "--weights")
+    return load_weights(folder, options, tokenizer, tokenizer_name)
 
 
-def choose_start(
-    start: str, options: ModelOptions, tokenizer: Tokenizer, name: str
-) -> Checkpoint:
-    """Return what --from names: a folder, or "default", the small model."""
-    folder = SMALL_MODEL if start == "default" else Path(start)
-    return _trained(folder, options, tokenizer, name, "--from")
-
-
-def _trained(
+def load_weights(
     folder: Path,
     options: ModelOptions,
     tokenizer: Tokenizer,
     tokenizer_name: str,
-    option: str,
+    option: str = "--weights",
 ) -> Checkpoint:
+    """Return what an option's folder has, cut to the tokenizer's ids."""
     for name in ("preset", "n_layer", "n_embd", "block_size"):
         if getattr(options, name) is not None:
             raise ValueError(

@@ -74,6 +74,7 @@ def train(
         )
     import torch
 
+    from ..checkpoint import SMALL_MODEL
     from ..invariants.model.threads import few_threads
     from ..protocol import load_style
     from ..tokenization.texts import split_ids, text_stamp
@@ -122,8 +123,9 @@ def train(
             elif tie_weights is not None:
                 raise ValueError("--from brings its own head")
             else:
-                weights = choices.choose_start(
-                    start, sizes, tokenizer, tokenizer_name
+                folder = SMALL_MODEL if start == "default" else Path(start)
+                weights = choices.load_weights(
+                    folder, sizes, tokenizer, tokenizer_name, "--from"
                 )
                 model = package.from_gpt2(
                     weights.to(torch.device("cpu"), torch.float32),

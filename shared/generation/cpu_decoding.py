@@ -79,12 +79,3 @@ def optimize_for_decoding(model: nn.Module) -> None:
         if module.weight.itemsize >= 4:
             weight = module.weight.data
             module.weight.data = weight.t().contiguous().t()
-    model.register_state_dict_post_hook(_by_rows)
-
-
-def _by_rows(
-    module: nn.Module, state: dict[str, Tensor], *rest: object
-) -> None:
-    """Let a state dict have its tensors as safetensors writes them."""
-    for name, tensor in state.items():
-        state[name] = tensor.contiguous()

@@ -7,8 +7,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..validation import whole_number
-
 
 def default_text() -> str:
     """Return Python's language reference, which comes with Python.
@@ -56,17 +54,8 @@ def text_stamp(text: str) -> str:
 def split_ids(
     ids: Int[Tensor, "tokens"],
 ) -> tuple[Int[Tensor, "train"], Int[Tensor, "validation"]]:
-    """Cut a text in two: nine tenths to learn from, the rest to test on.
-
-    Raises:
-        ValueError: for a text so short that a part would be empty.
-    """
+    """Cut a text in two: nine tenths to learn from, the rest to test on."""
     cut = int(0.9 * len(ids))
-    if cut == 0:
-        raise ValueError(
-            f"a text of {len(ids)} tokens is too short to split: "
-            f"{cut} for training, {len(ids) - cut} for validation"
-        )
     return ids[:cut], ids[cut:]
 
 
@@ -83,13 +72,10 @@ def random_batch(
         device of the ids; the generator is one of the CPU.
 
     Raises:
-        ValueError: for sizes below 1, and for a text that has not one
-            window and its target.
+        ValueError: for a text that has not one window and its target.
 
     Source: the lecture "Let's build GPT".
     """
-    whole_number("batch_size", batch_size, at_least=1)
-    whole_number("block_size", block_size, at_least=1)
     starts = len(ids) - block_size
     if starts < 1:
         raise ValueError(

@@ -11,7 +11,6 @@ import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -19,7 +18,6 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..checkpoint.folder import save_checkpoint
-from ..config import GPTConfig
 from ..protocol import LanguageModel, load_style
 from ..tokenization import Tokenizer
 from ..tokenization.texts import default_text, split_ids, text_stamp
@@ -73,21 +71,16 @@ def main() -> None:
     text = default_text()
     parts = split_ids(torch.tensor(tokenizer.encode(text)))
     print(f"gpt-duet train {RECIPE}\ntext {text_stamp(text)}")
-    for name, weights in (("trained", state), ("written", halved)):
-        whole = rebuild(weights, run.config)
-        for part, ids in zip(("learnt from", "held out"), parts, strict=True):
-            nats = mean_loss_of(whole, ids)
-            bits = bits_a_byte(nats, ids.tolist(), tokenizer)
-            print(f"{name}, {part}: {len(ids):,} tokens, {nats:.6f} nats a "
-                  f"token, {bits:.4f} bits a byte")  # fmt: skip
-
-
-def rebuild(state: Mapping[str, Tensor], config: GPTConfig) -> LanguageModel:
-    """Return a model of these weights that computes in float32."""
-    wide = {name: tensor.float() for name, tensor in state.items()}
-    model = load_style(STYLE).from_gpt2(wide, config).eval()
-    assert isinstance(model, LanguageModel)
-    return model
+    wide = {name: tensor.float() for name, tensor in halved.items()}
+    written = load_style(STYLE).from_gpt2(wide, run.config).eval()
+    assert isinstance(written, LanguageModel)
+    for part, ids in zip(("learnt from", "held out"), parts, strict=True):
+        nats = mean_loss_of(written, ids)
+        bits = bits_a_byte(nats, ids.tolist(), tokenizer)
+        print(
+            f"{part}: {len(ids):,} tokens, {nats:.6f} nats a token, "
+            f"{bits:.4f} bits a byte"
+        )
 
 
 if __name__ == "__main__":
