@@ -17,8 +17,7 @@ class Affordable:
     def __init__(self, modes: int) -> None:
         self.modes, self.end = modes, math.inf  # modes that are to come
         # by mode and length: splits, and how many of them there are
-        self.tried: dict[str, dict[int, set[int]]] = defaultdict(dict)
-        self.wanted: dict[str, dict[int, int]] = defaultdict(dict)
+        self.tried = defaultdict[str, dict[int, tuple[set[int], int]]](dict)
 
     def begin(self, costs: Costs, share: int = 1) -> None:
         """Begin a mode: it gets its part of the time left, or several."""
@@ -41,8 +40,7 @@ class Affordable:
         costs = search.subject.costs
         name = search.conditions(mode).lstrip(", ") or "in eval mode"
         name += ", a row alone" * alone
-        tried = self.tried[name].setdefault(time, set())
-        self.wanted[name].setdefault(time, len(splits))
+        tried, _ = self.tried[name].setdefault(time, (set(), len(splits)))
         left = sorted(
             {*splits} - tried,
             key=lambda s: (s not in (1, time - 1), s & (s - 1) > 0, -s),
@@ -67,16 +65,14 @@ class Affordable:
         return "; ".join(map(self._of_mode, self.tried))
 
     def _of_mode(self, name: str) -> str:
-        counts = {t: len(splits) for t, splits in self.tried[name].items()}
-        wanted = self.wanted[name]
-        whole = [t for t, count in counts.items() if count >= wanted[t]]
+        counts = [(t, len(s), n) for t, (s, n) in self.tried[name].items()]
+        whole = [time for time, count, wanted in counts if count >= wanted]
+        none = [time for time, count, _ in counts if not count]
         words = [f"all splits at {spans(whole)}"] if whole else []
         words += [
-            f"{count} of {wanted[t]} at {t}"
-            for t, count in counts.items()
-            if 0 < count < wanted[t]
+            f"{count} of {wanted} at {time}"
+            for time, count, wanted in counts
+            if 0 < count < wanted
         ]
-        none = [t for t, count in counts.items() if not count]
-        if none:
-            words.append(f"none at {spans(none)}" if words else "none")
+        words += [f"none at {spans(none)}"] if none else []
         return f"{name} {', '.join(words)}"
