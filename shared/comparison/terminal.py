@@ -15,7 +15,7 @@ from .sources import Pair, Part, Segment
 from .styles import Comparison
 from .text import token_text
 
-TOKENS = 24  # that are shown
+TOKENS = 20  # that are shown
 # Below this width the two columns stand one under the other.
 TWO_COLUMNS = 120
 ALONE = "(no counterpart)"
@@ -59,13 +59,14 @@ def show_comparison(
         ("forward pass, median", *(f"{t[1]:.2f} ms" for t in times)),
         ("its quartiles", *(f"{t[0]:.2f} to {t[2]:.2f} ms" for t in times)),
     ]
-    threads = f"on {comparison.threads} thread(s)"
+    count = comparison.threads
+    threads = "1 thread" if count == 1 else f"{count} threads"
     facts = Group(
         _table(("parameters", *names), parameters),
         "",
         _table(("likeliest next token", *names), likeliest),
         "",
-        _table((f"time {threads}", *names), forward),
+        _table((f"time, {threads}", *names), forward),
     )
     if console.width >= TWO_COLUMNS:
         grid = Table.grid(padding=(0, 3))
