@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -145,7 +146,7 @@ def real_gap(
     moved = gaps(others, scores)
     if shown is not None:
         moved = moved.where(shown, 0.0)
-    at = torch.unravel_index(moved.argmax(), moved.shape)
+    at = np.unravel_index(int(moved.argmax()), moved.shape)
     size, noise = float(moved[at]), rounding(scores)
     if size > floor(scores) and is_real(
         model, lambda: minus(other()[at], one()[at]), noise
