@@ -98,6 +98,17 @@ def shifted(self, x, ids):
     return mean(self, x[:, :-1], ids[:, 1:])
 
 
+class SecondHead(TrainableGPT):
+    """A head for the token after the next is in the loss, not the scores."""
+
+    def add_parts(self, dim):
+        self.second = nn.Linear(VOCAB, VOCAB)
+
+    def loss(self, logits, targets):
+        second = mean(self, self.second(logits)[:, :-1], targets[:, 1:])
+        return mean(self, logits, targets) + second
+
+
 def late(loss):
     """A loss that is another one from 13 tokens on."""
     return lambda self, x, ids: (loss if x.size(1) > 12 else mean)(
@@ -297,6 +308,7 @@ PASSED = [
     (SOUND["padded_tables"], "loss", "given over the 64 scores of a padded"),
     (SOUND["balance_added"], "loss", "plus .*, which targets do not change"),
     (Seldom, "gradient_flow", ""),
+    (SecondHead, "gradient_flow", ""),
     (gpt(block=RoundsABranch), "gradients", "piecewise constant"),
     (SOUND["one_score_at_zero"], "vocabulary", "of id 16 never moves"),
     (
@@ -528,6 +540,7 @@ FAILED = [
         "loss",
         "shifted by one; nearest is that ",
     ),
+    (SecondHead, "loss", "nearest is .*not it: .* adds a term of its own"),
     (
         losing(lambda self, x, ids: mean(self, x, ids) * ids.numel()),
         "loss",

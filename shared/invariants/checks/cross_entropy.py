@@ -69,12 +69,18 @@ def shifts_of(
     wrong = _wrong_losses(scores, targets, mark)
     name = min(wrong, key=lambda name: float((wrong[name] - loss).abs()))
     where = "" if mark is None else f", some of them {mark}"
+    told = f"nearest is that {name}, {float(wrong[name]):.6g}"
+    if not close(wrong[name], loss):
+        told += (
+            ", and not it: where the model adds a term of its own, expect "
+            "this failure"
+        )
     batch, time = targets.shape
     raise AssertionError(
         f"the loss of {batch} x {time} targets{where} is {float(loss):.6g}, "
         f"but the mean cross-entropy of the model's own scores is "
         f"{float(means[0]):.6g}, or {float(means[1]):.6g} shifted by one; "
-        f"nearest is that {name}, {float(wrong[name]):.6g}"
+        f"{told}"
     )
 
 

@@ -1,10 +1,13 @@
 """Gradients: none from the future, and none missing."""
 
+from contextlib import suppress
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import SkipCheck, asked
+from ..model.reading import find_loss
 from ..model.subject import Subject
 from ..model.tokens import SHORT, draw, rows_at_once, splits_to_try
 from ..search.larger_weights import Searches, amplified
@@ -100,10 +103,11 @@ def check_gradient_flow(subject: Subject) -> str:
 
     Why: a parameter that the optimiser never moves is dead weight: a layer
     that is never called, a detached branch, two factors that are both 0.
-    How: train mode, cross-entropy of random targets, batch after batch;
-    what has no gradient then is tried with zeros redrawn, and, if it has one
-    there, once more after three steps. Mere rounding (a key's bias) and
-    frozen parameters pass and are mentioned.
+    How: train mode, cross-entropy of random targets, batch after batch, and
+    with it the loss that the model returns; what has no gradient then is
+    tried with zeros redrawn, and, if it has one there, once more after three
+    steps. Mere rounding (a key's bias) and frozen parameters pass and are
+    mentioned.
     Cost: one forward and backward where all is well, at most 16 more.
     Reports: state-spaces/s4 26, parameters that are used and yet get no
     gradient.
@@ -143,6 +147,19 @@ def check_gradient_flow(subject: Subject) -> str:
     if frozen:
         notes += f"; frozen: {', '.join(frozen[:3])}"
     return notes
+
+
+def _backward_of_own_loss(
+    subject: Subject, model: nn.Module, tokens: Tensor, targets: Tensor
+) -> None:
+    """Add the gradients of the loss that a model returns, if it does."""
+    if subject.caller.target_name is None:
+        return
+    given = (ids.to(subject.device, copy=True) for ids in (tokens, targets))
+    with suppress(Exception), torch.enable_grad():  # check_loss will tell
+        answer = subject.caller.call_with_targets(model, *given)
+        if (loss := find_loss(answer)) is not None:
+            loss.backward()
 
 
 def _stuck_at_zero(subject: Subject, model: nn.Module) -> list[str]:
@@ -185,9 +202,12 @@ def _gradient_sizes(subject: Subject, model: nn.Module) -> dict[str, float]:
             )
         if scores.dtype != torch.float64:
             scores = scores.float()
-        targets = targets.flatten().to(scores.device)
         with asked("in the backward pass in train mode"):
-            F.cross_entropy(scores.flatten(0, 1), targets).backward()
+            F.cross_entropy(
+                scores.flatten(0, 1), targets.flatten().to(scores.device)
+            ).backward()
+        if seed > 0:  # something has no gradient by the scores
+            _backward_of_own_loss(subject, model, tokens, targets)
         for name, parameter in trainable.items():
             grad = gradient_of(parameter)
             if grad is not None:

@@ -67,15 +67,19 @@ def choose_sizes(
     known, longest = declared(model, VOCABULARY), declared(model, LENGTH)
     vocab = vocab_size or (known.value if known else None)
     block = block_size or (longest.value if longest else None)
-    if vocab is None:
-        raise UnusableModel(
-            f"{name} does not say its vocabulary: give vocab_size (in the "
-            f"shell --vocab-size)"
+    missing = [
+        (what, size)
+        for value, what, size in (
+            (vocab, "vocabulary", "vocab_size (in the shell --vocab-size)"),
+            (block, "longest sequence", "block_size (--block-size)"),
         )
-    if block is None:
+        if value is None
+    ]
+    if vocab is None or block is None:
+        whats, sizes = zip(*missing, strict=True)
         raise UnusableModel(
-            f"{name} does not say its longest sequence: give block_size (in "
-            f"the shell --block-size), the longest to try"
+            f"{name} does not say its {' and '.join(whats)}: give "
+            f"{' and '.join(sizes)}"
         )
     if known is not None and known.value != vocab:
         raise UnusableModel(
