@@ -61,6 +61,16 @@ class Slow(Tiny):
         time.sleep(60)
 
 
+class Drowsy(Tiny):
+    def forward(self, idx):
+        time.sleep(0.1)
+        return super().forward(idx)
+
+
+def drowsy():
+    return Drowsy()
+
+
 def wordy():
     raise RuntimeError("\\n".join(f"line {i}" for i in range(40)))
 
@@ -254,6 +264,27 @@ def test_a_long_check_is_announced_and_has_no_time(here, monkeypatch):
         assert "about 4 minutes; --thorough tries all, in" in out
         assert re.search(r"(\d+) left of \1", out)
         assert "1 passed, 1 skipped" in out
+
+
+@pytest.mark.slow
+def test_lines_of_a_slow_model_are_seen_as_they_come(project):
+    target = "my_pkg.model:drowsy"
+    process = start(target, "--budget", "12s", folder=project)
+    lines, began = {}, time.monotonic()
+    for line in process.stdout:
+        lines[f"{line} ".split(" ")[0]] = time.monotonic() - began
+    assert process.wait() == 0, process.stderr.read()
+    assert "check_causality: so far in eval mode" in process.stderr.read()
+    names = target + ":", "one", "check", "check_shape", "check_causality"
+    assert tuple(lines)[:5] == names
+    assert lines["check_shape"] + 1 < lines["check_causality"]
+
+
+def test_a_model_that_is_slow_to_build_is_announced(here, monkeypatch):
+    target = ("my_pkg.model:build", "--only", "normalised")
+    assert "slow to build" not in here(*target)[2]
+    monkeypatch.setattr("shared.cli.check.SILENCE", 0.0)
+    assert "my_pkg.model:build is slow to build or call\n" in here(*target)[2]
 
 
 def test_what_the_scores_are_can_be_said(here):

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -32,6 +33,7 @@ STATUS = (
     r"(?m)^check_\w+ +((?P<green>passed)|(?P<red>failed|error)|"
     r"(?P<yellow>skipped)|(?P<magenta>expected))"
 )
+SILENCE = 10.0  # seconds until the first line, at most
 PATIENCE = 20.0  # seconds; a check that takes longer is announced
 UNITS = {"s": 1, "m": 60, "h": 3600}  # seconds
 
@@ -145,12 +147,16 @@ def check(
     try:
         for target in models or []:
             factory = load_target(target, vocab_size, block_size)
+            slow = Timer(SILENCE, warn, [f"{target} is slow to build or call"])
+            slow.start()
             try:
                 with first_on_path(Path.cwd()):
                     report = check_model(
                         factory,
                         checks=names,
-                        on_progress=partial(_show, console, target, reports),
+                        on_progress=partial(
+                            _show, console, target, reports, slow
+                        ),
                         vocab_size=vocab_size,
                         block_size=block_size,
                         outputs=outputs,
@@ -165,6 +171,8 @@ def check(
                 if error.__cause__ is not None:
                     show_theirs(error.__cause__)
                 raise ValueError(str(error)) from None
+            finally:
+                slow.cancel()
             _print(console, report.ending(console.width))
             if stopped := report.interrupted:
                 break
@@ -199,9 +207,14 @@ def _seconds(text: str | None) -> float | None:
 
 
 def _show(
-    console: Console, target: str, reports: list["Report"], report: "Report"
+    console: Console,
+    target: str,
+    reports: list["Report"],
+    slow: Timer,
+    report: "Report",
 ) -> None:
     """Print what has just become known of a report."""
+    slow.cancel()
     if report.interim:
         return warn(report.interim)
     if report.results:
