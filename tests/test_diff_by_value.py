@@ -368,7 +368,7 @@ class Turned(nn.Module):
         ({"scale": 6.0}, "self.scale * layer(n)", "which it is 3 times"),
         ({"normed": False}, "layer(n)", "which goes on at"),
     ],
-    ids=str,
+    ids=["act", "base", "scale", "norm"],
 )
 def test_a_fault_beside_complex_numbers(change, code, words):
     found = diff_by_value(Turned(), Turned(**change), TOKENS)
