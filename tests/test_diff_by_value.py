@@ -408,6 +408,12 @@ def test_a_fault_in_a_loop_beside_a_kernel():
         assert words in found.sentence
 
 
+def test_queries_keys_and_values_are_no_layers():
+    block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    found = diff_by_value(Toy(block), Toy(block), TOKENS)
+    assert {pair.left.layer for pair in found.pairs} == {None}
+
+
 def test_the_sentence_is_the_whole_of_it(weights):
     left, right = build("annotated", weights), build("mingpt_style", weights)
     other_gelu(right.transformer.h[1])

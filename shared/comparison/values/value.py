@@ -111,12 +111,17 @@ def layers_by_repetition(values: Sequence[Value]) -> Sequence[Value]:
     """Number the layers of a model that has no modules for them.
 
     A call that is reached the same way once more belongs to the next layer;
-    what a layer reaches several times counts as often in every layer.
+    what a layer reaches several times counts as often in every layer. Most
+    of a model is in its layers: what else is repeated are its heads, or
+    queries, keys and values.
     """
     keys = [(v.stack, v.place.op, v.place.inside) for v in values]
     counts = Counter(keys)
     layers = min((c for c in counts.values() if c > 1), default=0)
     if not layers or any(v.place.layer is not None for v in values):
+        return values
+    repeated = sum(c for c in counts.values() if c > 1 and c % layers == 0)
+    if repeated <= len(values) / 2:
         return values
     seen = Counter[object]()
     found = []
