@@ -418,3 +418,15 @@ def test_what_must_be_given_is_given():
     report = check_model(LastOnly, checks=["shape", "causality"])
     assert report.ok, str(report)
     assert "called with next_ids, all 0" in report.notes[0]
+
+
+def test_a_scripted_model_is_checked():
+    """It takes no hooks, and is cast by .to() alone."""
+
+    def bigrams():
+        parts = torch.nn.Embedding(50, 8), torch.nn.Linear(8, 50)
+        return torch.jit.script(torch.nn.Sequential(*parts))
+
+    report = check_model(bigrams, vocab_size=50, block_size=8)
+    assert "error" not in {result.status for result in report.results}
+    assert report.failed == ["check_order_sensitivity", "check_context_use"]

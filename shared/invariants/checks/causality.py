@@ -8,6 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..errors import ModelRaised, SkipCheck
+from ..model.building import cast
 from ..model.sizes import all_declared, padding_ids
 from ..model.subject import Subject
 from ..model.tokens import (
@@ -198,7 +199,7 @@ class _Causality:
             search = Search(self.subject, model, "in its own precision")
             self._sweep(search, EVAL, few, end, 4)
         if own - {torch.bfloat16} and self.subject.builder.can_copy:
-            model = self.subject.build_module("").bfloat16()
+            model = cast(self.subject.build_module(""), torch.bfloat16)
             search = Search(self.subject, model, "cast to bfloat16", True)
             with suppress(ModelRaised, NotFinite):  # see check_dtype
                 self._sweep(search, EVAL, few, end, 4)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelRaised, sentence
+from ..model.building import CASTS, cast
 from ..model.elsewhere import NAME as ELSEWHERE
 from ..model.elsewhere import elsewhere
 from ..model.operations import Operations
@@ -18,11 +19,6 @@ NO_KERNEL = re.compile(
     r"not implemented for '|to be Float32, BFloat16 or Float16|"
     r"Unsupported dtype|MPS framework doesn't support float64"
 )
-DTYPES = {
-    torch.float64: "double",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "half",
-}
 UNIQUE = 257  # whole numbers from 0 that differ in bfloat16
 
 
@@ -41,7 +37,7 @@ def check_dtype(subject: Subject) -> str:
     rotary positions in bfloat16.
     """
     tokens = subject.draw(2, 5)
-    answers = {dtype: _answer_in(subject, dtype, tokens) for dtype in DTYPES}
+    answers = {dtype: _answer_in(subject, dtype, tokens) for dtype in CASTS}
     fixed = answers[torch.bfloat16]
     notes = []
     for dtype, answer in answers.items():
@@ -74,10 +70,8 @@ def _answer_in(
         tokens = subject.draw(1, time)
         positions = Positions(time)
     try:
-        # .to(dtype) would make complex buffers real, too
-        cast = getattr(model, DTYPES[dtype])
         with positions or nullcontext():
-            scores = subject.scores(cast(), tokens)
+            scores = subject.scores(cast(model, dtype), tokens)
     except (ModelRaised, TypeError) as error:
         if NO_KERNEL.search(str(error)):
             return "no kernel for"

@@ -18,6 +18,12 @@ from .randomness import isolated
 
 Model = Callable[..., Any]
 
+CASTS = {  # names of nn.Module's methods
+    torch.float64: "double",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "half",
+}
+
 
 class Builder:
     """Builds a model anew, so that no check meets what another changed.
@@ -233,15 +239,28 @@ class KeptState:
         ]
 
 
+def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Cast a model as .double() and .bfloat16() do, in place."""
+    if isinstance(model, torch.jit.ScriptModule):  # it has no other way
+        return model.to(dtype)
+    # .to(dtype) would make complex buffers real, too
+    return getattr(model, CASTS[dtype])()
+
+
 @contextmanager
 def hooked(
     modules: Iterable[nn.Module],
     after: Callable[..., Any],
     before: Callable[..., Any] | None = None,
 ) -> Iterator[None]:
-    """Call a function after each call of modules inside, one before it."""
+    """Call a function after each call of modules inside, one before it.
+
+    Scripted modules take no hooks, and are passed over.
+    """
     with ExitStack() as hooks:
         for module in modules:
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
             if before is not None:
                 hooks.enter_context(
                     module.register_forward_pre_hook(before, with_kwargs=True)
