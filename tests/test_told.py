@@ -7,12 +7,13 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from broken_models import Padded
+from broken_models import BROKEN, Padded
 from correct_models import CORRECT
 from small_gpt import (
     BLOCK,
     GPT,
     VOCAB,
+    Attention,
     Block,
     CachedGPT,
     CacheWithMask,
@@ -28,6 +29,11 @@ pytestmark = [
     pytest.mark.usefixtures("one_layer"),
     pytest.mark.unhooked,  # most of them raise
 ]
+
+
+BUILDS = {model.name: model.build for model in BROKEN}
+NO_MASK = BUILDS["no_mask"].keywords["mixer"]
+SHARP = BUILDS["times_the_root"]
 
 
 def gpt(base=GPT, **parts):
@@ -145,6 +151,20 @@ def builtin():
     return table
 
 
+def fading():
+    """A function with a memory of which a fifth is left a step later."""
+    table = torch.randn(VOCAB, VOCAB, dtype=torch.float64)
+
+    def fading(ids):
+        states, state = [], 0
+        for x in (F.one_hot(ids, VOCAB).double() @ table).unbind(1):
+            states.append(state := 0.2 * state + x)
+        return torch.stack(states, 1)
+
+    fading.vocab_size, fading.block_size = VOCAB, BLOCK + 8
+    return fading
+
+
 def trained():
     model = GPT()
     model.head.weight.data *= 100
@@ -156,6 +176,59 @@ class FadesFast(Mixer):
         at = torch.arange(x.size(1), dtype=x.dtype)
         share = 0.1 ** (at.unsqueeze(1) - at)
         return share.masked_fill(~mask, 0.0) @ x
+
+
+class Earlier(Attention):
+    """Weights of strictly earlier positions, in single precision."""
+
+    def weights(self, scores, mask):
+        mask = mask.tril(-1)
+        lowest = torch.finfo(scores.dtype).min
+        scores = scores.masked_fill(~mask, lowest).float()
+        return (scores.softmax(-1) * mask).to(self.out.weight)
+
+
+class InPlace(Block):
+    def forward(self, x, mask):
+        x += self.mixer(self.norm_1(x), mask)
+        x += self.mlp(self.norm_2(x))
+        return x
+
+
+class LeaksInPlace(GPT):
+    mixer, block = NO_MASK, InPlace
+
+    def embed(self, ids):
+        x = self.wte(ids)
+        x += self.position_vectors(ids)
+        return x
+
+
+class Rounding(Block):
+    """All positions come in, and go out again but for rounding."""
+
+    def forward(self, x, mask):
+        x = super().forward(x, mask)
+        total = 1e3 * x.sum(1, keepdim=True)
+        return x + ((x + total) - total - x)
+
+
+class LeaksLater(GPT):
+    layers, block = 2, Rounding
+
+    def add_parts(self, dim):
+        mixer = NO_MASK
+        self.blocks[1] = Block(mixer, self.mlp, self.norm, dim)
+
+
+class Draws(GPT):
+    """In training, as many random numbers as the tokens say."""
+
+    def embed(self, ids):
+        if self.training:
+            places = torch.arange(1, ids.size(1) + 1)
+            torch.rand(int((ids * places**2).sum()) % 997)
+        return F.dropout(super().embed(ids), 0.1, self.training)
 
 
 class Faint(nn.LayerNorm):
@@ -264,6 +337,13 @@ class GoesOn(CachedGPT):
 NAN = math.nan
 SOUND = {model.name: model.build for model in CORRECT}
 PASSED = [
+    (lambda: GPT(50257, 64, dim=2), "vocabulary", r"^5\d\d of 50257 ids"),
+    (gpt(mixer=Earlier), "causality", "in float64 the scores are NaN or in"),
+    (Draws, "causality", "shape of random draws depends on the tokens"),
+    (Draws, "batch_independence", "random draws depend on the tokens"),
+    (fading, "context_use", "memory fades below rounding"),
+    (SHARP(), "signal", "may have decided"),
+    (lambda: GPT(dim=4, mixer=SHARP.mixer), "signal", "choose positions"),
     (GPT, "shape", "int32 ids, too"),
     (
         gpt(token_vectors=lambda self, ids: self.wte(ids * 2**30 % 13)),
@@ -360,6 +440,7 @@ PASSED = [
     (lambda: TrainableGPT().requires_grad_(False), "loss", ""),
 ]
 SKIPPED = [
+    (fading, "gradients", "^a function has no weights$"),
     (
         gpt(CachedGPT, embed=lambda self, i: F.dropout(GPT.embed(self, i))),
         "cache",
@@ -394,6 +475,8 @@ SKIPPED = [
     (lambda: TrainableGPT(block_size=2), "loss", "needs three tokens"),
 ]
 FAILED = [
+    (LeaksInPlace, "causality", r"first seen at blocks.0.mixer \(no_mask\)"),
+    (LeaksLater, "causality", r"first seen at blocks.1.mixer \(no_mask\)"),
     (answering(lambda self, i, x: "text"), "shape", "a str without tensors"),
     (answering(lambda self, i, x: [[[[x]]]]), "shape", "without tensors"),
     (
@@ -580,4 +663,5 @@ def test_what_a_check_says(status, build, check, words):
     report = check_model(build, checks=[check], block_size=300)
     result = report.results[0]
     assert result.status == status, str(report)
-    assert re.search(words, result.message), result.message
+    said = [result.message, *report.notes]
+    assert any(re.search(words, text) for text in said), said
