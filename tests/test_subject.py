@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from small_gpt import BLOCK, GPT, VOCAB, TrainableGPT
+from small_gpt import BLOCK, GPT, VOCAB
 from torch import nn
 
-from gpt_duet.invariants import Subject, UnusableModel, check_model
+from gpt_duet.invariants import Subject, check_model
 from gpt_duet.invariants.model.sizes import padding_ids
 from gpt_duet.invariants.search.tolerance import put_back_after
 
@@ -75,27 +75,6 @@ def test_every_form_is_read_as_the_same_scores(name):
         if name == "dataclass":
             expected = expected.log_softmax(-1)
         torch.testing.assert_close(subject.scores(model, tokens), expected)
-
-
-def test_other_forms_are_said_in_the_report():
-    report = check_model(lambda: Wrapped(FORMS["time first"]), checks=QUICK)
-    assert report.ok, str(report)
-    assert "(time, batch, vocab)" in report.notes[0]
-    assert check_model(GPT, checks=QUICK).notes == []
-
-
-class LastOnly(TrainableGPT):
-    """Answers for the last position, unless it is given targets."""
-
-    def forward(self, tokens, targets=None):
-        logits, loss = super().forward(tokens, targets)
-        return (logits[:, [-1]] if targets is None else logits), loss
-
-
-def test_a_last_position_alone_is_asked_for_with_targets():
-    report = check_model(LastOnly)
-    assert report.ok, str(report)
-    assert "targets" in report.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -218,12 +197,6 @@ def test_a_shorter_limit_of_the_model_is_used_and_said():
     assert report.block_size == BLOCK
     assert "1000" in report.notes[0]
     assert f"block_size={BLOCK}" in report.notes[0]
-
-
-@pytest.mark.unhooked
-def test_a_limit_may_be_a_number_of_numpy():
-    report = check_model(GPT, block_size=np.int64(5), checks=["shape"])
-    assert (report.block_size, report.notes) == (5, [])
 
 
 SIZED = {
@@ -362,12 +335,12 @@ MISTAKES = {
     "no vocabulary": (
         Narrow,
         {"block_size": 8},
-        r"give vocab_size \(in the shell --vocab",
+        r"give vocab_size",
     ),
     "no length": (
         Narrow,
         {"vocab_size": 65},
-        r"give block_size \(in the shell --block",
+        r"give block_size",
     ),
     "contradiction": (GPT, {"vocab_size": 99}, f"99.*vocab_size={VOCAB}"),
     "negative": (GPT, {"block_size": -3}, "block_size.*-3"),
@@ -393,9 +366,5 @@ def test_a_mistake_is_one_line(name):
     with pytest.raises(ValueError, match=words) as caught:
         check_model(model, **settings)
     assert "\n" not in str(caught.value)
-
-
-def test_the_users_own_exception_is_the_cause():
-    with pytest.raises(UnusableModel) as caught:
-        check_model(raising, **SIZES)
-    assert isinstance(caught.value.__cause__, FileNotFoundError)
+    if model is raising:
+        assert isinstance(caught.value.__cause__, FileNotFoundError)
