@@ -22,7 +22,6 @@ from gpt_duet.invariants.search.tolerance import put_back_after
 pytestmark = pytest.mark.usefixtures("one_layer", "calls_of_a_second")
 
 Answer = namedtuple("Answer", "loss logits")
-QUICK = ["shape", "causality"]
 
 
 @dataclass
