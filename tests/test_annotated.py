@@ -136,24 +136,6 @@ def test_make_model_has_the_sizes_of_the_paper():
 # What make_model keeps of the original, and build_model mends ---------------
 
 
-def test_clones_share_what_xavier_does_not_draw():
-    model = make_model(31, **TINY)
-    first, last = model.decoder.layers[0], model.decoder.layers[-1]
-    for a, b in zip(first.parameters(), last.parameters(), strict=True):
-        assert a.equal(b) == (a.dim() == 1)
-    biases = [linear.bias for linear in first.self_attn.linears]
-    assert all(bias.equal(biases[0]) for bias in biases)
-    assert biases[0].abs().max() > 0
-
-
-def test_the_embedding_is_drawn_by_xavier():
-    model = make_model(5000, N=1, d_model=32, d_ff=8, h=2)
-    bound = math.sqrt(6 / (5000 + 32))
-    weight = model.embed[0].lut.weight
-    assert weight.abs().max() <= bound
-    assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.02)
-
-
 def test_build_model_mends_the_initialisation():
     config = GPTConfig(5000, 16, n_layer=2, n_head=2, n_embd=64)
     model = build_model(config)

@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 
-import annotated
 from shared.files import write_json
 
 SMALL = ("--n-layer=1", "--n-head=2", "--n-embd=8")
@@ -93,28 +92,6 @@ def test_a_tied_head_and_what_a_preset_leaves_open(compare, done):
     nano = ("--preset=gpt-nano", "--text=abc", "--n-layer=1")
     out, _ = done("compare", *nano)
     assert "1 layers, 3 heads, 48 wide, block size 64, vocabulary 1,024" in out
-
-
-def test_seeds_make_a_difference_and_repeat(compare, tmp_path):
-    tops = []
-    for seed in (1, 2, 1):
-        file = tmp_path / "found.json"
-        compare("--text=ab", "--seed", seed, "--json", file)
-        tops.append(json.loads(file.read_text())["next_tokens"][1])
-    assert tops[0] == tops[2] != tops[1]
-
-
-def test_two_functions_end_with_status_1(duet, monkeypatch):
-    right = annotated.from_gpt2
-
-    def wrong(state, config, **parts):
-        state = dict(state) | {"ln_f.bias": state["ln_f.bias"] + 0.01}
-        return right(state, config, **parts)
-
-    monkeypatch.setattr(annotated, "from_gpt2", wrong)
-    status, out, _ = duet("compare", *SMALL, "--text=abc")
-    assert status == 1
-    assert "two functions: largest difference" in out
 
 
 @pytest.mark.parametrize(

@@ -602,18 +602,6 @@ def test_a_function_without_weights_to_double():
     assert any("does not run in float64" in note for note in found.notes)
 
 
-def test_layers_without_modules_are_counted(weights):
-    found = diff_by_value(
-        build("ported", weights), build("ported", weights), TOKENS
-    )
-    layers = {}
-    for pair in found.pairs:
-        layers.setdefault(pair.left.layer, []).append(pair.left.code)
-    assert set(layers) == {None, 0, 1}
-    assert layers[0] == layers[1]
-    assert len(layers[None]) == 13  # the embedding, a norm, the head
-
-
 # --- What is told -----------------------------------------------------------
 
 

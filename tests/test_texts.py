@@ -6,13 +6,11 @@ kit; what the texts get wrong is in README.md.
 """
 
 import math
-import re
 
 import pytest
 import torch
 from torch import nn
 
-import annotated
 import mingpt_style
 from mingpt_style.ladder import (
     RUNGS,
@@ -21,17 +19,12 @@ from mingpt_style.ladder import (
     FullGPT,
     NormedBlock,
     OneHead,
-    Positions,
     Residual,
 )
 from mingpt_style.ladder_heads import (
     MultiHead,
-    average_by_loop,
-    average_by_matrix,
-    average_by_softmax,
 )
 from shared import GPTConfig, load_tokenizer
-from shared.masks import causal_mask
 from shared.tokenization.texts import random_batch, read_text, split_ids
 
 # The notebook's first models: 65 characters, 8 of context, 32 features.
@@ -105,20 +98,6 @@ def test_feature_10_a_bigram_table():
     assert abs(losses.mean() - (math.log(65) + 0.5)) < 0.1
 
 
-def test_feature_11_tokens_and_positions_and_a_head():
-    model, tokens = Positions(SMALL), torch.randint(65, (2, 8))
-    features = model.wte(tokens) + model.wpe(torch.arange(8))
-    torch.testing.assert_close(model(tokens)[0], model.lm_head(features))
-
-
-@pytest.mark.parametrize("project", [False, True])
-def test_feature_17_heads_side_by_side(project):
-    module, x = MultiHead(SMALL, project), torch.randn(4, 8, 32)
-    joined = torch.cat([head(x) for head in module.heads], dim=-1)
-    want = module.c_proj(joined) if project else joined
-    torch.testing.assert_close(module(x), want)
-
-
 def test_feature_20_a_block_without_and_with_the_stream():
     x = torch.randn(2, 8, 32)
     plain, stream, normed = (
@@ -158,46 +137,3 @@ def test_figure_9_parameters_of_the_notebooks_models():
 
 
 # What the texts print --------------------------------------------------------
-
-
-def printed(text, start, *shape):
-    """The numbers of a tensor printed from `start` on."""
-    numbers = re.findall(
-        r"-?(?:inf|\d+\.(?:\d+(?:e[+-]\d+)?)?)", text[text.index(start) :]
-    )
-    wanted = math.prod(shape)
-    return torch.tensor([float(n) for n in numbers[:wanted]]).view(shape)
-
-
-def test_figure_19_the_mask_and_softmax_of_the_post(sibling):
-    post = (sibling / "texts" / "gpt-from-scratch.md").read_text("utf-8")
-    scores = printed(post, "[[[[-0.6319,", 3, 2, 3, 3)
-    shown = printed(post, "[[[[1.0000, 0.0000, 0.0000],", 3, 2, 3, 3)
-    assert scores.masked_fill(~causal_mask(3), -math.inf).equal(scores)
-    q, k = scores.nan_to_num(neginf=0) * math.sqrt(3), torch.eye(3)
-    k = k.expand_as(q)  # so q k^T / sqrt(d_k) is the scores
-    _, p_attn = annotated.attention(q, k, k, causal_mask(3))
-    assert (p_attn - shown).abs().max() < 6e-5
-
-
-def test_figures_6_20_and_24_of_the_notebook(sibling, shakespeare):
-    notebook = (sibling / "texts" / "lets-build-gpt.txt").read_text("utf-8")
-    hidden = printed(notebook, "[[0., -inf,", 8, 8).isneginf()
-    assert hidden.equal(~causal_mask(8)[0, 0])
-    x = printed(notebook, "[[-0.1816,  0.1048],", 1, 8, 2)
-    after = notebook[notebook.index("0.4340,  0.5938") :]
-    means = printed(after, "[[-0.1816,", 1, 8, 2)
-    for average in (average_by_loop, average_by_matrix, average_by_softmax):
-        assert (average(x) - means).abs().max() < 6e-5
-    # four windows of the text, and their targets
-    rows = notebook.split("tensor([[41", 1)[1].split("-->")[0]
-    rows = re.findall(r"\[((?:\d+, *){7}\d+)\]", "[[41" + rows)
-    rows = [list(map(int, row.split(","))) for row in rows]
-    char = load_tokenizer("char", shakespeare)
-    texts = [
-        char.decode([*x, y[-1]])
-        for x, y in zip(rows[:4], rows[4:], strict=True)
-    ]
-    places = [shakespeare.index(text) for text in texts[:3]]
-    assert places == [486268, 404717, 322729]
-    assert texts[3] == "thousand "
