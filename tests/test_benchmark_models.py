@@ -48,17 +48,6 @@ def tokens_of(time, vocab_size=65, rows=2):
     return torch.randint(vocab_size, (rows, time), generator=generator)
 
 
-def wraps_draw(drawn):
-    """Let what is drawn be seen."""
-    whole = Tokens.draw
-
-    def draw(tokens, number):
-        whole(tokens, number)
-        drawn.append(tokens.ids)
-
-    return draw
-
-
 def peer_of(name, plan):
     (peer,), _ = build_peers(replace(plan, peers=(name,)))
     return peer
@@ -88,13 +77,6 @@ def test_a_missing_mask_is_seen_in_every_precision(monkeypatch, dtype, time):
     plan = make_plan("gpt-nano", (2,), (time,), sizes=WIDE, dtypes=(dtype,))
     with pytest.raises(ValueError, match="torch-encoder sees the future"):
         require_sound(peer_of("torch-encoder", plan), tokens_of(time), 65)
-
-
-def test_who_decodes_must_not_look_ahead_either(monkeypatch):
-    monkeypatch.setitem(PEERS, "transformers", Maskless)
-    plan = small_plan(kind="generate", peers=("transformers",), new=1)
-    with pytest.raises(ValueError, match="transformers sees the future"):
-        measure(plan)
 
 
 @pytest.mark.parametrize("time", [64, 256])
@@ -147,13 +129,12 @@ def test_an_accelerators_order_of_sums_is_no_look_ahead():
 
 def test_styles_that_differ_are_not_timed(monkeypatch):
     whole = annotated.from_gpt2
-    monkeypatch.setattr(
-        annotated,
-        "from_gpt2",
-        lambda state, config: whole(
-            state | {"ln_f.bias": state["ln_f.bias"] + 1}, config
-        ),
-    )
+
+    def wrong(state, config):
+        shifted = {"ln_f.bias": state["ln_f.bias"] + 1}
+        return whole(state | shifted, config)
+
+    monkeypatch.setattr(annotated, "from_gpt2", wrong)
     with pytest.raises(ValueError, match="the styles differ by"):
         measure(small_plan(peers=()))
 
@@ -162,21 +143,15 @@ def test_styles_that_differ_are_not_timed(monkeypatch):
 
 
 def test_a_style_is_compiled_in_one_graph(monkeypatch):
-    asked = []
-
-    def compile_(run, **how):
-        asked.append(how["fullgraph"])
-        return run
-
+    compile_ = Mock(side_effect=lambda run, **_how: run)
     monkeypatch.setattr(torch, "compile", compile_)
     style = Candidate("a", None, torch.abs, note="tied").with_log_probs()
     quick = style.compiled()
-    assert (quick.name, quick.note, quick.output) == (
-        "a compiled", "", "log-probs"
-    )  # fmt: skip
+    assert (quick.name, quick.output) == ("a compiled", "log-probs")
     x = torch.randn(3, 5)
     assert torch.equal(quick.scores(x), x.abs().log_softmax(-1))
     Candidate("b", None, abs, style=False).compiled()
+    asked = [call.kwargs["fullgraph"] for call in compile_.call_args_list]
     assert asked == [True, False]
 
 
@@ -219,12 +194,6 @@ def test_styles_answer_as_they_do_when_called():
     assert not torch.equal(a, own)
 
 
-def test_a_hidden_state_as_wide_as_the_vocabulary_is_no_score():
-    plan = small_plan(sizes={"vocab_size": 4}, styles=("annotated",))
-    (style,), _ = build_styles(plan, tokens_of(8, 4))
-    assert style.output == "log-probs"
-
-
 @pytest.mark.parametrize("name", PEERS)
 def test_a_peer_has_our_parameters_and_does_not_look_ahead(name):
     if name == "x-transformers":
@@ -252,19 +221,13 @@ def test_a_row_says_by_how_much_its_parameters_differ():
         assert parameter_note(Candidate("x", model, abs), 932) == expected
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("Failed to import transformers:\nno symbol"),
-        ModuleNotFoundError("Could not import module 'GPT2LMHeadModel'"),
-    ],
-)
-def test_a_broken_installation_ends_in_one_line(monkeypatch, error):
+def test_a_broken_installation_ends_in_one_line(monkeypatch):
+    error = RuntimeError("Failed to import transformers:\nno symbol")
     monkeypatch.setitem(PEERS, "transformers", Mock(side_effect=error))
-    with pytest.raises(ValueError, match="transformers cannot be b") as raised:
+    words = "transformers cannot be b.*Failed to import transformers:"
+    with pytest.raises(ValueError, match=words) as raised:
         build_peers(small_plan(peers=("transformers",)))
     assert "\n" not in str(raised.value)
-    assert str(error).split("\n")[0] in str(raised.value)
 
 
 # Work
@@ -321,19 +284,20 @@ def test_a_training_step_learns():
 
 @pytest.mark.usefixtures("_small_limits")
 def test_every_round_has_tokens_of_its_own(monkeypatch):
-    drawn = []
     plan = small_plan(rounds=3, peers=())
-    monkeypatch.setattr(Tokens, "draw", wraps_draw(drawn))
-    measure(plan)
-    *_, first, second, third = drawn
-    assert not first.equal(second)
-    assert not second.equal(third)
+    with monkeypatch.context() as patch:
+        draw = Mock(side_effect=Tokens.draw)
+        patch.setattr(Tokens, "draw", lambda *given: draw(*given))
+        measure(plan)
+    assert [c.args[1] for c in draw.call_args_list][-3:] == [0, 1, 2]
     tokens = Tokens(plan, 2, 50)
     tokens.draw(0)
     assert tokens.ids.shape == (2, 50)
     assert tokens.ids.unique().tolist() == [*range(11)]
     assert torch.equal(tokens.targets[:, :-1], tokens.ids[:, 1:])
     again = Tokens(plan, 2, 50)
+    again.draw(1)
+    assert not again.ids.equal(tokens.ids)
     again.draw(0)
     assert again.ids.equal(tokens.ids)
 
@@ -392,18 +356,14 @@ def test_peak_memory_is_what_was_held_at_once():
 
 
 def test_memory_on_an_accelerator_is_what_it_says(monkeypatch):
-    module = SimpleNamespace(
-        reset_peak_memory_stats=lambda device: None,
-        synchronize=lambda device: None,
-        memory_allocated=lambda device: 100,
-        max_memory_allocated=lambda device: 350,
-    )
-    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-    assert profiling.peak_bytes(int, torch.device("cuda")) == 250
-    monkeypatch.setattr(
-        torch, "get_device_module", lambda device: SimpleNamespace()
-    )
-    assert profiling.peak_bytes(int, torch.device("mps")) is None
+    module = Mock()
+    module.memory_allocated.return_value = 100
+    module.max_memory_allocated.return_value = 350
+    for says, peak in ((module, 250), (object(), None)):
+        monkeypatch.setattr(
+            torch, "get_device_module", Mock(return_value=says)
+        )
+        assert profiling.peak_bytes(int, torch.device("cuda")) == peak
 
 
 def test_a_profile_says_where_the_time_goes():
@@ -416,25 +376,18 @@ def test_a_profile_says_where_the_time_goes():
 
 
 def test_a_kernels_time_is_not_counted_for_who_launched_it():
-    def event(key, device_type, own, cpu=0.0, annotation=False):
-        return SimpleNamespace(
-            key=key,
-            device_type=device_type,
-            is_user_annotation=annotation,
-            self_device_time_total=own,
-            self_cpu_time_total=cpu,
-        )
-
+    fields = ("key", "device_type", "self_device_time_total",
+              "self_cpu_time_total", "is_user_annotation")  # fmt: skip
     events = [
-        event("aten::mm", DeviceType.CPU, 30.0, cpu=2.0),
-        event("gemm_kernel", DeviceType.CUDA, 30.0),
-        event("copy_kernel", DeviceType.CUDA, 10.0),
-        event("my range", DeviceType.CUDA, 40.0, annotation=True),
+        SimpleNamespace(**dict(zip(fields, values, strict=True)))
+        for values in (
+            ("aten::mm", DeviceType.CPU, 30.0, 2.0, False),
+            ("gemm_kernel", DeviceType.CUDA, 30.0, 0.0, False),
+            ("copy_kernel", DeviceType.CUDA, 10.0, 0.0, False),
+            ("my range", DeviceType.CUDA, 40.0, 0.0, True),
+        )
     ]
-    assert profiling.own_times(events, accelerator=True) == {
-        "gemm_kernel": 30.0,
-        "copy_kernel": 10.0,
-    }
-    assert profiling.own_times(events[:1], accelerator=False) == {
-        "aten::mm": 2.0
-    }
+    on_device = profiling.own_times(events, accelerator=True)
+    assert on_device == {"gemm_kernel": 30.0, "copy_kernel": 10.0}
+    on_cpu = profiling.own_times(events[:1], accelerator=False)
+    assert on_cpu == {"aten::mm": 2.0}
