@@ -52,16 +52,10 @@ def data_of(page):
 
 
 FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-)
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
+    "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--hide-scrollbars",
+)  # fmt: skip
 
 # Contrast of every text with what is behind it, by the formulas of WCAG 2.
 FAINT = """
@@ -102,8 +96,7 @@ class Browser:
             pytest.skip("no chromium and chromedriver here")
         options = webdriver.ChromeOptions()
         options.binary_location = chromium
-        for flag in (*FLAGS, f"--user-data-dir={profile}"):
-            options.add_argument(flag)
+        options.arguments.extend([*FLAGS, f"--user-data-dir={profile}"])
         logs = {"browser": "ALL", "performance": "ALL"}
         options.set_capability("goog:loggingPrefs", logs)
         service = webdriver.ChromeService(chromedriver)
@@ -160,9 +153,5 @@ class Browser:
 
     def look_at(self, element, block="center"):
         """Scroll to an element at once, so that it can be clicked."""
-        self.js("document.documentElement.style.scrollBehavior = 'auto'")
-        self.js(
-            "arguments[0].scrollIntoView({block: arguments[1]})",
-            element,
-            block,
-        )
+        how = {"block": block, "behavior": "instant"}
+        self.js("arguments[0].scrollIntoView(arguments[1])", element, how)

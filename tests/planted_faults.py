@@ -118,8 +118,6 @@ TABLE = r"""
 - self.lut(x) * math.sqrt(self.d_model)
 + self.lut(x)
 
-== annotated/block.py
-
 == annotated/layers.py
 * shift of the norm dropped
 - / (std + self.eps) + self.b_2
@@ -130,10 +128,6 @@ TABLE = r"""
 * mean not taken out
 - x = x - x.mean(-1, keepdim=True)
 + x = x - 0.5 * x.mean(-1, keepdim=True)
-
-== annotated/feed_forward.py
-
-== annotated/model.py
 
 == tests/ported_gpt.py
 * constant of GELU

@@ -137,8 +137,6 @@ def test_the_machine_is_described():
     assert facts["processor"]
     assert facts["accelerator"] == "none"
     assert facts["torch"] == torch.__version__
-    assert all(isinstance(v, str | int | float) for v in facts.values())
-    assert machine.load() >= 0
 
 
 # Files

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -160,16 +161,9 @@ def test_what_a_command_measures(bench, monkeypatch, words, expected):
 
 
 @pytest.mark.unhooked  # typer's context is not of the class it names
-@pytest.mark.parametrize(
-    ("words", "shown"),
-    [
-        (["forward", "--rounds=0"], "gpt-duet: rounds must be at least 1"),
-        (["-h"], "Usage: gpt-duet bench"),
-    ],
-)
-def test_gpt_duet_bench_hands_its_words_on(duet, words, shown):
-    _, out, err = duet("bench", *words)
-    assert shown in out + err
+def test_gpt_duet_bench_hands_its_words_on(duet, refused):
+    assert "rounds must be at" in refused("bench", "forward", "--rounds=0")
+    assert "Usage: gpt-duet bench" in duet("bench", "-h")[1]
 
 
 # Someone's own model
@@ -180,9 +174,8 @@ from torch.nn.functional import one_hot
 
 class Bigram(torch.nn.Module):
     # as nanoGPT: all positions only where there are targets
-    def __init__(self, config, block_size):
+    def __init__(self, config):
         super().__init__()
-        self.block_size = block_size
         self.table = torch.nn.Embedding(config.vocab_size, config.vocab_size)
 
     def forward(self, idx, targets=None):
@@ -191,11 +184,10 @@ class Bigram(torch.nn.Module):
             return scores[:, -1:], None
         return scores, scores.sum()
 
-def build(config):
-    return Bigram(config, config.block_size)
-
 def short(config):
-    return Bigram(config, 3)
+    model = Bigram(config)
+    model.block_size = 3
+    return model
 
 def bare():
     return lambda tokens: one_hot(tokens, 11).float()
@@ -220,29 +212,29 @@ def own_peer(tmp_path, monkeypatch):
 def test_anyones_model_runs_beside_ours(bench, own_peer):
     bench(
         "forward", *FAST, "--peers", "none", "--json", "found.json",
-        "--peer", "bigram.py:build", "--peer", "bigram.py:bare",
+        "--peer", "bigram.py:Bigram", "--peer", "bigram.py:bare",
     )  # fmt: skip
     rows = rows_of(Path("found.json"))
-    assert rows["bigram.py:build"].parameters == 121
-    assert "called with targets" in rows["bigram.py:build"].note
+    assert rows["bigram.py:Bigram"].parameters == 121
+    assert "called with targets" in rows["bigram.py:Bigram"].note
     assert "parameters unknown" in rows["bigram.py:bare"].note
     assert rows["bigram.py:bare"].flops == 0
 
 
 @pytest.mark.parametrize(
-    ("peer", "words"),
+    ("peer", "message"),
     [
-        ("nowhere:build", ["no module 'nowhere'"]),
-        ("bigram", ["no peer 'bigram'", "transformers"]),
-        ("bigram.py:ahead", ["sees the future"]),
-        ("bigram.py:broken", ["cannot be built", "no weights"]),
-        ("bigram.py:number", ["builds int"]),
-        ("bigram.py:short", ["reads at most 3 tokens, and a text of 4"]),
+        ("nowhere:build", "no module 'nowhere'"),
+        ("bigram", "no peer 'bigram'.*transformers"),
+        ("bigram.py:ahead", "sees the future"),
+        ("bigram.py:broken", "cannot be built.*no weights"),
+        ("bigram.py:number", "builds int"),
+        ("bigram.py:short", "reads at most 3 tokens, and a text of 4"),
     ],
 )
-def test_a_peer_that_cannot_be_timed_is_refused(bench, own_peer, peer, words):
+def test_a_peer_that_cannot_be_timed(bench, own_peer, peer, message):
     err = bench("forward", *FAST, "--peers", "none", "--peer", peer, status=2)
-    assert all(word in err for word in words), err
+    assert re.search(message, err)
 
 
 def test_a_peer_that_is_not_installed_is_said_so(bench, monkeypatch):
@@ -293,33 +285,33 @@ def test_old_results_are_compared(bench, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("words", "found"),
     [
-        (["forward", "--batch", "0"], ["batch", "at least 1", "0"]),
-        (["forward", "--time", "8,x"], ["time", "'x'"]),
-        (["forward", "--budget", "nan"], ["budget", "nan"]),
-        (["forward", "--preset", "huge"], ["'huge'", "S1", "gpt2"]),
-        (["forward", "--preset", "gpt2", "--time", "2048"], ["2048", "1024"]),
-        (["forward", "--device", "toaster"], ["'toaster'"]),
-        (["forward", "--dtype", "float8"], ["'float8'", "bfloat16"]),
-        (["forward", "--dtype", "float32,float16"], ["one dtype"]),
-        (["forward", "--styles", "annotated,"], ["styles", "empty"]),
-        (["forward", "--plot", "a.gif"], [".svg or .png", "a.gif"]),
-        (["forward", "--json", "no/where.json"], ["no folder"]),
-        (["forward", "--json", "a.svg", "--plot", "a.svg"], ["one file"]),
-        (["forward", "--tolerance", "-1"], ["tolerance", "-1"]),
-        (["forward", "--new", "3"], ["--new", "generate", "forward"]),
-        (["generate", "--compile"], ["generate takes no", "--compile"]),
-        (["generate", "--new", "1020"], ["1036", "1024"]),
-        (["generate", "--peers", "torch-encoder"], ["transformers", "'tor"]),
+        ("forward --batch 0", ["batch", "at least 1", "0"]),
+        ("forward --time 8,x", ["time", "'x'"]),
+        ("forward --budget nan", ["budget", "nan"]),
+        ("forward --preset huge", ["'huge'", "S1", "gpt2"]),
+        ("forward --preset gpt2 --time 2048", ["2048", "1024"]),
+        ("forward --device toaster", ["'toaster'"]),
+        ("forward --dtype float8", ["'float8'", "bfloat16"]),
+        ("forward --dtype float32,float16", ["one dtype"]),
+        ("forward --styles annotated,", ["styles", "empty"]),
+        ("forward --plot a.gif", [".svg or .png", "a.gif"]),
+        ("forward --json no/where.json", ["no folder"]),
+        ("forward --json a.svg --plot a.svg", ["one file"]),
+        ("forward --tolerance -1", ["tolerance", "-1"]),
+        ("forward --new 3", ["--new", "generate", "forward"]),
+        ("generate --compile", ["generate takes no", "--compile"]),
+        ("generate --new 1020", ["1036", "1024"]),
+        ("generate --peers torch-encoder", ["transformers", "'tor"]),
     ],
 )
 def test_a_mistake_ends_in_one_line(
-    bench, tmp_path, monkeypatch, arguments, words
+    bench, tmp_path, monkeypatch, words, found
 ):
     monkeypatch.chdir(tmp_path)
-    err = bench(*arguments, status=2)
-    assert all(word in err for word in words), err
+    err = bench(*words.split(), status=2)
+    assert all(word in err for word in found), err
     assert not [*tmp_path.iterdir()]
 
 

@@ -65,19 +65,6 @@ def test_cached_uncached_and_the_other_style_write_the_same(data):
     assert cached.equal(generate(other, tokens, count))
 
 
-def test_sampling_draws_the_same_with_and_without_a_cache(model):
-    def sample(model):
-        drawing = torch.Generator().manual_seed(7)
-        tokens = random_tokens(CONFIG, 3, 5)
-        return generate(
-            model, tokens, 30, temperature=1.0, top_k=5, generator=drawing
-        )
-
-    rows = sample(model)
-    assert rows.equal(sample(Uncached(model)))
-    assert len(rows.unique(dim=0)) == 3
-
-
 def test_each_token_is_read_once_until_the_window_slides(model, monkeypatch):
     read = []
     hidden = model.hidden

@@ -1,11 +1,12 @@
 """Models named by text: files, modules, expressions, each loaded alone."""
 
 import sys
-import textwrap
 
 import pytest
 import torch
 
+import annotated
+import shared
 from gpt_duet.targets import load_target
 
 MODEL = """
@@ -41,13 +42,20 @@ class Open(nn.Module):
 def late():
     from helper import SIZE
     return GPT(GPTConfig(vocab_size=SIZE))
+
+
+ready = GPT(GPTConfig(vocab_size=11))
+
+
+def scores(idx):
+    return ready(idx)
 """
 
 
 def write(folder, **files):
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        (folder / f"{name}.py").write_text(textwrap.dedent(text))
+        (folder / f"{name}.py").write_text(text)
     return folder
 
 
@@ -99,47 +107,35 @@ def test_a_config_that_needs_values_is_spelled_out(model):
         load_target(f"{model}:GPT")
 
 
-def test_two_folders_with_a_module_of_one_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_model_and_a_function_come_as_they_are(model):
+    assert isinstance(load_target(f"{model}:ready"), torch.nn.Module)
+    assert load_target(f"{model}:scores").__name__ == "scores"
+
+
+# Modules of the same names ---------------------------------------------------
+
+WHO = """
+def build():
+    import attn
+    return lambda tokens: (WHO, attn.WHO)
+"""
+
+
+def test_two_folders_with_a_module_of_one_name(tmp_path):
+    models = {}
     for name in ("left", "right"):
-        write(
-            tmp_path / name,
-            attn=f"WHO = {name!r}\n",
-            model="""
-            import attn
-
-            class Model:
-                who = attn.WHO
-
-                def __init__(self):
-                    import attn
-                    self.later = attn.WHO
-
-                def __call__(self, tokens): ...
-            """,
-        )
-    left = load_target("left/model.py:Model")
-    right = load_target("right/model.py:Model")
-    for _ in range(2):
-        assert (left().who, left().later) == ("left", "left")
-        assert (right().who, right().later) == ("right", "right")
+        source = f"from attn import WHO\n{WHO}"
+        folder = write(tmp_path / name, attn=f"WHO = {name!r}", model=source)
+        models[name] = load_target(f"{folder}/model.py:build")
+    for name, build in 2 * [*models.items()]:
+        assert build()(None) == (name, name)
 
 
-def test_a_file_in_a_package_imports_from_its_package(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write(
-        tmp_path / "repo" / "pkg",
-        __init__="",
-        layers="WHO = 'pkg'\n",
-        model="""
-        from .layers import WHO
-        from pkg.layers import WHO as AGAIN
-
-        def build():
-            return lambda tokens: (WHO, AGAIN)
-        """,
-    )
-    model = load_target("repo/pkg/model.py:build")()
+def test_a_file_in_a_package_imports_from_its_package(tmp_path):
+    source = "from .attn import WHO\nfrom pkg import attn\n"
+    source += "def build():\n    return lambda tokens: (WHO, attn.WHO)\n"
+    write(tmp_path / "pkg", __init__="", attn="WHO = 'pkg'", model=source)
+    model = load_target(f"{tmp_path}/pkg/model.py:build")()
     assert model(None) == ("pkg", "pkg")
 
 
@@ -147,46 +143,19 @@ def test_a_file_in_a_package_imports_from_its_package(tmp_path, monkeypatch):
 def test_a_package_called_as_ours_is_the_users_own(
     tmp_path, monkeypatch, name
 ):
-    import annotated
-    import shared
-
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / name, __init__="WHO = 'user'\n")
-    write(
-        tmp_path,
-        mine=f"""
-        import {name}
-
-        def build():
-            return lambda tokens: {name}.WHO
-        """,
-    )
-    assert load_target("mine:build")()(None) == "user"
-    assert load_target("mine.py:build")()(None) == "user"
+    write(tmp_path / name, __init__="", attn="WHO = 'user'")
+    write(tmp_path, mine=f"from {name} import attn\nWHO = attn.WHO\n"
+          "def build():\n    return lambda tokens: WHO\n")  # fmt: skip
+    for target in ("mine:build", "mine.py:build"):
+        assert load_target(target)()(None) == "user"
     assert sys.modules["shared"] is shared
     assert sys.modules["annotated"] is annotated
 
 
 def test_names_that_a_package_imports_when_asked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write(
-        tmp_path,
-        lazy="""
-        def __getattr__(name):
-            if name == "build":
-                return lambda size: lambda tokens: size
-            raise AttributeError(name)
-        """,
-    )
-    assert load_target("lazy:(lambda: build(3))()")()(None) == 3
-    with pytest.raises(NameError, match="missing"):
-        load_target("lazy:missing()")()
-
-
-def test_a_model_and_a_function_come_as_they_are(model):
-    model.write_text(
-        MODEL + "\n\nready = GPT(GPTConfig())\n\n\ndef scores(idx):\n"
-        "    return ready(idx)\n"
-    )
-    assert isinstance(load_target(f"{model}:ready"), torch.nn.Module)
-    assert load_target(f"{model}:scores").__name__ == "scores"
+    source = "def __getattr__(name):\n    return {'SIZE': 3}[name]\n"
+    write(tmp_path, lazy=source)
+    build = load_target("lazy:(lambda: lambda tokens: SIZE)()")
+    assert build()(None) == 3

@@ -84,50 +84,32 @@ def test_a_value_lies_as_positions_by_features(shape, table, heads):
     assert (tuple(found.shape), side_by_side) == (table, heads)
 
 
-def test_two_models_that_part_end_at_the_parting(tmp_path):
+def test_two_models_that_part_with_hostile_names_and_texts(tmp_path):
     source = tmp_path / "model.py"
     source.write_text(
+        "import torch\n"
         "from mingpt_style import GPT\n"
         "from shared.config import GPTConfig\n"
-        "import torch\n"
-        "def build(act='gelu_tanh'):\n"
-        "    torch.manual_seed(0)\n"
-        "    return GPT(GPTConfig(29, 16, 2, 2, 16, activation=act))\n"
-    )
-    target = f"{source}:build"
-    words = "diff", target, f"{source}:build('gelu')"
-    page = page_of(tmp_path, *words, status=1)
-    text = page.read_text(encoding="utf-8")
-    assert "they part at mingpt_style/feed_forward.py:" in text
-    assert "<h3>where they part</h3>" in text
-    steps = data_of(page)["walk"]["steps"]
-    assert steps[-1]["layers"] == []
-    left, right = steps[-1]["maps"][0]
-    assert left is not None
-    assert right is not None
-
-
-def test_hostile_names_and_texts_are_text(tmp_path):
-    source = tmp_path / "model.py"
-    source.write_text(
-        "from torch import nn\n"
-        "class GPT(nn.Module):\n"
-        "    vocab_size, block_size = 1024, 128\n"
-        "    def __init__(self, name=''):\n"
-        "        super().__init__()\n"
-        "        import torch; torch.manual_seed(0)\n"
-        "        self.table = nn.Embedding(1024, 8)\n"
-        "        self.head = nn.Linear(8, 1024)\n"
+        "class Mine(GPT):\n"
         "    def forward(self, x):\n"
         "        '</script><script>alert(1)</script>'  # <img src=x>\n"
-        "        return self.head(self.table(x))\n"
+        "        return super().forward(x)\n"
+        "def build(act, name=''):\n"
+        "    torch.manual_seed(0)\n"
+        "    return Mine(GPTConfig(1024, 128, 2, 2, 16, activation=act))\n"
     )
-    evil = f"{source}:GPT('</title><script>alert(3)</script>')"
-    page = page_of(tmp_path, "diff", evil, evil, f"--text={HOSTILE}")
+    evil = f"{source}:build('gelu', '</title><script>alert(3)</script>')"
+    words = ("diff", f"{source}:build('relu')", evil, f"--text={HOSTILE}")
+    page = page_of(tmp_path, *words, status=1)
     text = page.read_text(encoding="utf-8")
     html5lib.HTMLParser(strict=True).parse(text)
     assert text.count("<script") == 2
     assert "<img" not in text
+    assert "they part at mingpt_style/feed_forward.py:" in text
+    assert "<h3>where they part</h3>" in text
+    last = data_of(page)["walk"]["steps"][-1]
+    assert last["layers"] == []
+    assert None not in last["maps"][0]
 
 
 # --- In a browser -----------------------------------------------------------
@@ -205,6 +187,8 @@ def test_a_link_leads_to_its_step(browser, page):
 
 
 def test_layer_and_token_are_chosen(browser, page):
+    from selenium.webdriver.support.select import Select
+
     browser.open(page)
     browser.driver.get(f"{page.as_uri()}#step-10")
 
@@ -217,44 +201,34 @@ def test_layer_and_token_are_chosen(browser, page):
         return browser.one("#walk-left .walk-numbers").text
 
     first, said = pixels(), numbers()
-    choose = (
-        "const s = document.getElementById(arguments[0]);"
-        "s.value = arguments[1]; s.dispatchEvent(new Event('change'))"
-    )
-    browser.js(choose, "walk-layer", "3")
+    Select(browser.one("#walk-layer")).select_by_value("3")
     assert pixels() != first
     assert "layer 3: " in browser.one("#walk-what").text
-    browser.js(choose, "walk-token", "0")
+    Select(browser.one("#walk-token")).select_by_value("0")
     assert numbers() != said
     canvas = browser.one("#walk-right canvas")
     browser.look_at(canvas)
     canvas.click()  # in the middle, between two rows
     chosen = browser.one("#walk-token").get_attribute("value")
     assert chosen in ("11", "12")
-    assert browser.one("#walk-left .walk-numbers").text.startswith(chosen)
-    left, right = (
-        browser.one(f"#walk-{side} .walk-numbers").text
-        for side in ("left", "right")
-    )
-    assert left == right
+    assert numbers().startswith(chosen)
+    assert numbers() == browser.one("#walk-right .walk-numbers").text
 
 
-def test_printed_it_is_a_list(browser, page):
-    browser.open(page, media="print")
+@pytest.mark.parametrize("media", ["print", "screen"])
+def test_printed_or_without_javascript_it_is_a_list(
+    browser, page, tmp_path, media
+):
+    if media == "screen":
+        text = page.read_text(encoding="utf-8")
+        page = tmp_path / "still.html"
+        page.write_text(re.sub(r"<script>.*?</script>", "", text, flags=re.S))
+    browser.open(page, media=media)
     assert not browser.one("#walk-stage").is_displayed()
     assert len(browser.all(".walk-list li")) > 20
     assert browser.all(".walk-list li")[-1].is_displayed()
-
-
-def test_without_javascript_it_is_a_list(browser, page, tmp_path):
-    still = tmp_path / "still.html"
-    text = page.read_text(encoding="utf-8")
-    still.write_text(re.sub(r"<script>.*?</script>", "", text, flags=re.S))
-    browser.open(still)
-    assert not browser.one("#walk-stage").is_displayed()
-    assert browser.one("#step-9").is_displayed()
-    height = browser.js(
+    height, shown = browser.js(
         "const e = document.querySelector('.walk-list');"
         "return [e.scrollHeight, e.clientHeight]"
     )
-    assert height[0] == height[1]  # nothing is hidden
+    assert height == shown  # nothing is hidden
