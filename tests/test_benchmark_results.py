@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from benchmarks import machine, output
+from benchmarks import output
 from benchmarks.chart import draw
 from benchmarks.compare import compare_results
 from benchmarks.machine import machine_facts

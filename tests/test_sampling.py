@@ -1,6 +1,5 @@
 """What the next token is drawn from, and that draws follow it."""
 
-
 import pytest
 import torch
 
