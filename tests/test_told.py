@@ -265,6 +265,12 @@ class GrowsInTraining(GPT):
         return super().scores(x) * self.steps
 
 
+class IdsFirstInTraining(GPT):
+    def forward(self, ids):
+        scores = super().forward(ids)
+        return (ids, scores) if self.training else scores
+
+
 class WholeInTraining(GPT):
     def scores(self, x):
         scores = super().scores(x)
@@ -390,15 +396,7 @@ PASSED = [
         "shape",
         "int32 ids are refused .RuntimeError: one_hot",
     ),
-    (
-        gpt(
-            forward=lambda self, i: (
-                [i] * self.training + [GPT.forward(self, i)]
-            )
-        ),
-        "shape",
-        "",
-    ),
+    (IdsFirstInTraining, "shape", ""),
     (builtin, "shape", ""),
     (gpt(forward=lambda self, *given: GPT.forward(self, *given)), "shape", ""),
     (gpt(config=property(lambda self: 1 / 0)), "shape", ""),
