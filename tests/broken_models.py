@@ -28,6 +28,7 @@ from small_gpt import (
     CacheInTheCall,
     CacheWithMask,
     Mixer,
+    Padded,
     Past,
     TrainableGPT,
     cross_entropy,
@@ -235,13 +236,6 @@ class WeakWithAMaskedId(Weak):
         return super().scores(x).masked_fill(hidden, -INF)
 
 
-@broken("check_causality", Attention, "hide")
-def mask_leaky(self, scores, mask):
-    """Hidden scores get log(1e-6) added: a millionth of the attention goes
-    to the future."""
-    return scores + torch.where(mask, 0.0, math.log(1e-6)).to(scores.dtype)
-
-
 @broken("check_causality", Attention, "weights")
 def faint_in_single(self, scores, mask):
     """A hundred-thousandth of the attention goes to the future, by a softmax
@@ -254,13 +248,6 @@ def faint_in_single(self, scores, mask):
 def leak_in_bfloat16(self, scores, mask):
     """The softmax is in bfloat16, and its mask is dropped."""
     return scores.bfloat16().softmax(-1).to(scores.dtype)
-
-
-@broken("check_causality", GPT, "mask")
-def single_row_unmasked(self, tokens):
-    """A single row takes a path of its own, where the mask was forgotten."""
-    mask = GPT.mask(self, tokens)
-    return mask | (tokens.size(0) == 1)
 
 
 @broken("check_causality", GPT, "mask", only=True)
@@ -277,12 +264,6 @@ def padding_id_untold(self, tokens):
     nothing says which id that is."""
     padded = (tokens[:, -2:] == 500).all(1).view(-1, 1, 1)
     return GPT.mask(self, tokens) | padded
-
-
-@broken("check_causality", GPT, "mask", block_size=50)
-def tile_filled_unmasked(self, tokens):
-    """A text that fills a tile of 32 is not masked."""
-    return GPT.mask(self, tokens) | (tokens.size(1) == 32)
 
 
 @broken("check_causality", GPT, "mask", block_size=80)
@@ -314,21 +295,6 @@ def fast_kernel_in_single(self, q, k, v, mask):
 def tile_begun_unmasked(self, tokens):
     """A tile of 64 is not masked where the next one has just begun."""
     return GPT.mask(self, tokens) | (tokens.size(1) == 65)
-
-
-class Padded(GPT):
-    """Takes a mask of padding."""
-
-    def forward(self, tokens, attention_mask=None):
-        self.require_length(tokens.size(1))
-        mask = self.mask(tokens)
-        if attention_mask is not None:
-            mask = self.padded(mask, attention_mask.bool().unsqueeze(1))
-            mask = mask | torch.eye(len(mask[0]), device=mask.device).bool()
-        return self.scores(self.body(self.embed(tokens), mask))
-
-    def padded(self, mask, shown):
-        return mask & shown
 
 
 @broken("check_causality", Padded, "padded", only=True)
@@ -364,12 +330,12 @@ class PaddedByNumbers(Padded):
 
     mixer = WeakWithNumbers
 
-    def forward(self, tokens, attention_mask=None):
-        if attention_mask is None or attention_mask[0, -1]:
-            return super().forward(tokens, attention_mask)
-        mask = self.mask(tokens) & attention_mask.bool().unsqueeze(1)
-        mask = torch.where(mask, 0.0, -1e4).to(self.wte.weight)
-        return self.scores(self.body(self.embed(tokens), mask))
+    def padded(self, mask, shown):
+        mask, numbers = mask & shown, self.wte.weight
+        hides_the_end = not shown[0, 0, -1]
+        return (
+            torch.where(mask, 0.0, -1e4).to(numbers) if hides_the_end else mask
+        )
 
 
 @broken("check_causality", Attention, "weights")
@@ -437,13 +403,6 @@ def padding_replaces_mask(self, tokens):
     return torch.where(padded, real, GPT.mask(self, tokens))
 
 
-@broken("check_causality", Attention, "weights")
-def softmax_over_queries(self, scores, mask):
-    """The softmax runs over the queries: each key's share depends on later
-    queries."""
-    return self.hide(scores, mask).softmax(-2)
-
-
 @broken("check_causality", Attention, "attend", report="karpathy/nanochat#844")
 def block_summary(self, q, k, v, mask):
     """Each block of 8 has a summary key, the mean of its keys, which the
@@ -475,34 +434,6 @@ def norm_over_time(self, x):
     mean = x.mean(1, keepdim=True)
     var = x.var(1, keepdim=True, unbiased=False)
     return self.weight * (x - mean) / (var + 1).sqrt() + self.bias
-
-
-@broken("check_causality")
-class BatchNormInTraining(nn.BatchNorm1d):
-    """Batch norm in train mode averages over rows and positions."""
-
-    part = "norm"
-
-    def forward(self, x):
-        if x.numel() == x.size(-1):  # one value a channel has no variance
-            return x
-        return super().forward(x.mT).mT
-
-
-@broken("check_causality", GPT, "embed")
-def counts_of_the_whole(self, tokens):
-    """How often a token occurs is added as a feature, counted over the
-    whole sequence."""
-    same = tokens.unsqueeze(2) == tokens.unsqueeze(1)
-    return GPT.embed(self, tokens) + self.wpe(same.sum(2) - 1)
-
-
-@broken("check_causality", GPT, "position_vectors")
-def positions_from_padding(self, tokens):
-    """Positions start after the padding, and every id 0 of the row counts
-    as padding, later ones too."""
-    padding = (tokens == 0).sum(1, keepdim=True)
-    return self.wpe((positions(tokens) - padding).clamp(min=0))
 
 
 @broken("check_causality", report="xi029/Qwen3-VL-MoeLORA#4")
@@ -540,13 +471,6 @@ def expert_chooses_tokens(self, x):
     score = self.router(x)
     least = score.topk((x.size(1) + 1) // 2, 1).values[:, -1:]
     return MLP.forward(self, x) * score.sigmoid() * (score >= least)
-
-
-@broken("check_causality", Routed, "forward", report="Shwai-He/MEO#2")
-def routed_by_the_mean(self, x):
-    """A router reads the mean of the whole sequence."""
-    gate = self.router(x.mean(1, keepdim=True)).sigmoid()
-    return gate * MLP.forward(self, x)
 
 
 # --- Causality: hidden, tiny, or in one mode -------------------------------
@@ -623,12 +547,6 @@ def last_position_differs(self, x):
 
 
 # --- Rows of a batch that depend on each other ------------------------------
-
-
-@broken("check_batch_independence", GPT, "scores")
-def centred_over_batch(self, x):
-    """The mean over the rows is subtracted."""
-    return GPT.scores(self, x - x.mean(0, keepdim=True) / 2)
 
 
 @broken("check_batch_independence", GPT, "scores")
@@ -901,12 +819,6 @@ def floored_probabilities(self, x):
     """A floor is added to the probabilities before the logarithm: they sum
     to more than one."""
     return (GPT.scores(self, x).softmax(-1) + 1e-3).log()
-
-
-@broken("check_normalised", GPT, "scores", outputs="log_probs")
-def normalised_over_time(self, x):
-    """The log-softmax runs over the time axis."""
-    return GPT.scores(self, x).log_softmax(1)
 
 
 @broken("check_initial_loss", GPT, "add_parts", only=True)
@@ -1185,12 +1097,6 @@ class PositionsInTheModelsDtype(GPT):
         rate = 100 ** -torch.linspace(0, 1, DIM, device=tokens.device)
         at = positions(tokens).to(self.wte.weight.dtype)
         return (at.unsqueeze(1) * rate.to(at)).sin()
-
-
-@broken("check_dtype", GPT, "scores", only=True)
-def linear_by_hand_in_float(self, x):
-    """A matrix is made in float32 at every call, for any dtype."""
-    return GPT.scores(self, x + x @ torch.eye(DIM, device=x.device))
 
 
 # --- Lengths and ids outside ------------------------------------------------

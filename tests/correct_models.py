@@ -25,6 +25,8 @@ from small_gpt import (
     CacheInTheCall,
     CacheWithMask,
     Mixer,
+    Padded,
+    Part,
     TrainableGPT,
     cross_entropy,
     positions,
@@ -109,15 +111,6 @@ class LimitOfTraining(NoPositions):
 
     def require_length(self, size):
         pass
-
-
-@correct()
-class Endless(LimitOfTraining):
-    """Declares no longest sequence; positions are rotary."""
-
-    def add_parts(self, dim):
-        super().add_parts(dim)
-        del self.block_size
 
 
 @correct(whole=NoPositions)
@@ -304,15 +297,6 @@ def linear_attention(self, q, k, v, mask):
     return top / (q * k.cumsum(-2)).sum(-1, keepdim=True)
 
 
-@correct(Attention, "weights")
-def retention(self, scores, mask):
-    """Scores decay by 0.9 with each position, and there is no softmax."""
-    at = torch.arange(scores.size(-1), device=scores.device)
-    far = (at.unsqueeze(1) - at).clamp(min=0)
-    decay = (0.9**far * mask).to(scores.dtype)
-    return scores * decay
-
-
 @correct(Attention, "weights", double=False)
 def softmax_in_single(self, scores, mask):
     """The softmax is computed in float32, whatever the model is in."""
@@ -336,35 +320,23 @@ def top_keys(self, q, k, v, mask):
 
 
 class LowestSoftmax(Attention):
-    """Adds the mask, and takes the softmax in float32."""
+    """Adds the lowest number, and takes the softmax in float32."""
 
     def hide(self, scores, mask):
-        return (scores + mask).float()
+        lowest = torch.finfo(scores.dtype).min
+        added = torch.zeros_like(scores).masked_fill(~mask, lowest)
+        return (scores + added).float()
 
     def weights(self, scores, mask):
         return super().weights(scores, mask).to(scores.dtype)
 
 
 @correct(double=False)
-class MaskAdded(GPT):
+class MaskAdded(Padded):
     """Takes a mask of padding and adds the lowest number where it hides: the
     lowest float64 is minus infinity to the float32 softmax."""
 
     mixer = LowestSoftmax
-
-    def mask(self, tokens):
-        return self.additive(super().mask(tokens))
-
-    def additive(self, sees):
-        shape, lowest = sees.shape, torch.finfo(self.wte.weight.dtype).min
-        return self.wte.weight.new_zeros(shape).masked_fill(~sees, lowest)
-
-    def forward(self, tokens, attention_mask=None):
-        mask = super().mask(tokens)
-        if attention_mask is not None:
-            mask = mask & attention_mask.bool().unsqueeze(1)
-        self.require_length(tokens.size(1))
-        return self.scores(self.body(self.embed(tokens), self.additive(mask)))
 
 
 # --- Without attention ------------------------------------------------------
@@ -399,52 +371,31 @@ class LongConvolution(Mixer):
 
 
 @correct()
-class LSTM(nn.Module):
+class LSTM(Part):
     """An LSTM instead of blocks, without a longest sequence."""
 
-    part = None
+    part, vocab_size = None, VOCAB
 
-    def __init__(self):
-        super().__init__()
-        self.vocab_size = VOCAB
-        self.wte = nn.Embedding(VOCAB, DIM)
-        self.lstm = nn.LSTM(DIM, DIM, batch_first=True)
-        self.head = nn.Linear(DIM, VOCAB)
+    def add_parts(self, dim):
+        self.wte = nn.Embedding(VOCAB, dim)
+        self.lstm = nn.LSTM(dim, dim, batch_first=True)
+        self.head = nn.Linear(dim, VOCAB)
 
     def forward(self, input_ids):
         return self.head(self.lstm(self.wte(input_ids))[0])
-
-
-@correct(whole=NoPositions)
-class StateSpace(Mixer):
-    """A diagonal state-space scan whose decay each token chooses."""
-
-    def add_parts(self, dim):
-        self.into = nn.Linear(dim, dim)
-        self.decay = nn.Linear(dim, dim)
-        self.out = nn.Linear(dim, dim)
-
-    def forward(self, x, mask):
-        into, decay = self.into(x), (self.decay(x) + 2).sigmoid()
-        state, states = torch.zeros_like(into[:, 0]), []
-        for t in range(x.size(1)):
-            state = decay[:, t] * state + (1 - decay[:, t]) * into[:, t]
-            states.append(state)
-        return self.out(torch.stack(states, 1))
 
 
 # --- Blocks -----------------------------------------------------------------
 
 
 @correct()
-class Experts(nn.Module):
+class Experts(Part):
     """Each token goes to its best two of three experts, gathered by
     expert: sums regroup as other tokens come and go."""
 
     part = "mlp"
 
-    def __init__(self, dim):
-        super().__init__()
+    def add_parts(self, dim):
         self.router = nn.Linear(dim, 3)
         self.experts = nn.ModuleList(MLP(dim) for _ in range(3))
 
@@ -459,28 +410,13 @@ class Experts(nn.Module):
         return out.view_as(x)
 
 
-@correct(double=False)
-class RouterInSingle(Experts):
-    """The experts' router is computed in float32."""
-
-    def __init__(self, dim):
-        super().__init__(dim)
-        self.router = type("Single", (nn.Linear,), {"forward": single})(dim, 3)
-
-
-def single(self, x):
-    """A linear layer in float32."""
-    return F.linear(x.float(), self.weight.float(), self.bias.float()).to(x)
-
-
 @correct()
-class WeightsExpanded(nn.Module):
+class WeightsExpanded(Part):
     """The MLP is called with a weight that is one column, expanded."""
 
     part = "mlp"
 
-    def __init__(self, dim):
-        super().__init__()
+    def add_parts(self, dim):
         self.mlp, self.column = MLP(dim), nn.Parameter(torch.randn(dim, 1))
         del self.mlp.down.weight
         self.mlp.down.weight = None
@@ -498,24 +434,12 @@ def post_norm(self, x, mask):
     return self.norm_2(x + self.mlp(x))
 
 
-@correct()
-class ZeroResiduals(Block):
+@correct(GPT, "add_parts")
+def zero_residuals(self, dim):
     """Both residual lines start at exactly 0."""
-
-    def __init__(self, mixer, mlp, norm, dim):
-        super().__init__(mixer, mlp, norm, dim)
-        for linear in (self.mixer.out, self.mlp.down):
-            nn.init.zeros_(linear.weight)
-            nn.init.zeros_(linear.bias)
-
-
-@correct()
-class DropoutHalf(Block):
-    """Dropout of a half on both residual lines."""
-
-    def __init__(self, mixer, mlp, norm, dim):
-        super().__init__(mixer, mlp, norm, dim)
-        self.drop = nn.Dropout(0.5)
+    for block in self.blocks:
+        for p in (*block.mixer.out.parameters(), *block.mlp.down.parameters()):
+            nn.init.zeros_(p)
 
 
 @correct(Block, "forward")
@@ -559,13 +483,12 @@ class OneFactorZero(MLP):
 
 
 @correct()
-class RMSNorm(nn.Module):
+class RMSNorm(Part):
     """Divides by the root mean square, computed in float32 at least."""
 
     part = "norm"
 
-    def __init__(self, dim):
-        super().__init__()
+    def add_parts(self, dim):
         self.gain = nn.Parameter(torch.ones(dim))
 
     def forward(self, x):
@@ -622,14 +545,12 @@ class MergedWhileItHolds(GPT):
     merged = None
 
     def add_parts(self, dim):
-        self.register_load_state_dict_post_hook(self.forget)
-
-    @staticmethod
-    def forget(module, incompatible=None):
-        module.merged = None
+        self.register_load_state_dict_post_hook(
+            lambda self, _: setattr(self, "merged", None)
+        )
 
     def train(self, mode=True):
-        self.forget(self)
+        self.merged = None
         return super().train(mode)
 
     def scores(self, x):
@@ -772,17 +693,16 @@ class CacheBehindTheLoss(CachedGPT):
 
 
 @correct()
-class StateInTheCall(nn.Module):
+class StateInTheCall(Part):
     """A recurrence that takes its state and, with the first tokens, a mask
     of padding."""
 
     part, vocab_size = None, VOCAB
 
-    def __init__(self):
-        super().__init__()
-        self.wte = nn.Embedding(VOCAB, DIM)
-        self.gru = nn.GRU(DIM, DIM, batch_first=True)
-        self.head = nn.Linear(DIM, VOCAB)
+    def add_parts(self, dim):
+        self.wte = nn.Embedding(VOCAB, dim)
+        self.gru = nn.GRU(dim, dim, batch_first=True)
+        self.head = nn.Linear(dim, VOCAB)
 
     def forward(self, tokens, attention_mask=None, state=None):
         x = self.wte(tokens)
@@ -815,26 +735,11 @@ class PaddingCounted(CacheWithMask):
 
 
 def plain_function():
-    """A function of tensors it closes over, in float64."""
-    draw = torch.Generator().manual_seed(0)
-    table, keys, out, place = (
-        torch.randn(*shape, generator=draw, dtype=torch.float64) / 2
-        for shape in ((VOCAB, DIM), (DIM, DIM), (DIM, VOCAB), (BLOCK, DIM))
-    )
-
-    def scores(tokens):
-        if tokens.size(1) > BLOCK:
-            raise ValueError(f"{tokens.size(1)} tokens, at most {BLOCK}")
-        if tokens.min() < 0:
-            raise ValueError("ids start at 0")
-        x = table[tokens] + place[: tokens.size(1)] / 2
-        at = positions(tokens)
-        a = (x @ keys @ x.mT / math.sqrt(DIM)).masked_fill(
-            at > at.unsqueeze(1), -math.inf
-        )
-        return (x + a.softmax(-1) @ x) @ out / 2
-
-    return scores
+    """A function that closes over a model, in float64."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = GPT().double().requires_grad_(False)
+    return lambda tokens: model(tokens)
 
 
 CORRECT += [

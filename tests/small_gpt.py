@@ -275,6 +275,21 @@ class CacheInside(CachedGPT):
         return self.decode(tokens, self.past)[0]
 
 
+class Padded(GPT):
+    """Takes a mask of padding; each position sees itself in any case."""
+
+    def forward(self, tokens, attention_mask=None):
+        self.require_length(tokens.size(1))
+        mask = self.mask(tokens)
+        if attention_mask is not None:
+            own = torch.eye(tokens.size(1), device=mask.device).bool()
+            mask = self.padded(mask, attention_mask.bool().unsqueeze(1) | own)
+        return self.scores(self.body(self.embed(tokens), mask))
+
+    def padded(self, mask, shown):
+        return mask & shown
+
+
 class TrainableGPT(GPT):
     """Returns (logits, loss): the loss of targets as they are given."""
 
