@@ -277,6 +277,22 @@ class WholeInTraining(GPT):
         return scores.long() if self.training else scores
 
 
+class Small(GPT):
+    """Works with small weights alone."""
+
+    def scores(self, x):
+        scores = self.head(x)
+        return self.spoilt(scores) if self.head.weight.max() > 0.3 else scores
+
+    def spoilt(self, scores):
+        raise OverflowError("too large")
+
+
+class Forgets(GPT):
+    def sees(self, i, j):
+        return (j <= i) & (i - j < 6)
+
+
 class LosesInEval(TrainableGPT):
     def loss(self, logits, targets):
         return None if self.training else mean(logits, targets)
@@ -374,6 +390,16 @@ class GoesOn(CachedGPT):
 NAN = math.nan
 SOUND = {model.name: model.build for model in CORRECT}
 PASSED = [
+    (GPT, "shape", "300.*block_size=32"),
+    (function, "causality", "^less tested, a function has no weights"),
+    (Small, "causality", "^less tested, .* the model raised OverflowError"),
+    (
+        gpt(Small, spoilt=lambda self, scores: scores / 0),
+        "causality",
+        "^less tested, with larger weights the scores are not finite",
+    ),
+    (gpt(Forgets, local_attn_window_size=6), "context_use", ""),
+    (gpt(Forgets, attention_window=[4, 6]), "context_use", ""),
     (lambda: GPT(50257, 64, dim=2), "vocabulary", r"^5\d\d of 50257 ids"),
     (gpt(mixer=Earlier), "causality", "in float64 the scores are NaN or in"),
     (Draws, "causality", "shape of random draws depends on the tokens"),
@@ -486,6 +512,8 @@ SKIPPED = [
     (lambda: TrainableGPT(block_size=2), "loss", "needs three tokens"),
 ]
 FAILED = [
+    (gpt(Forgets, kernel_size=6), "context_use", ""),
+    (gpt(Forgets, chunk_size=6), "context_use", ""),
     (KeepsAndLeaks, "determinism", ""),
     (KeepsAndLeaks, "causality", "start each call from the state"),
     (LeaksInPlace, "causality", r"first seen at blocks.0.mixer \(no_mask\)"),

@@ -138,14 +138,13 @@ def test_larger_weights_leave_tables_biases_and_frozen_ones():
             torch.testing.assert_close(factor, factor[:1, :1].expand_as(p))
 
 
-class Back(GPT):
-    def scores(self, x):
-        return super().scores(x).cpu()
-
-
 def test_ids_outside_are_given_on_the_cpu_alone():
     def function(tokens):
         return torch.zeros(*tokens.shape, VOCAB, device=tokens.device)
+
+    class Back(GPT):
+        def scores(self, x):
+            return super().scores(x).cpu()
 
     sizes = {"vocab_size": VOCAB, "block_size": 8, "device": "meta"}
     with elsewhere():
@@ -153,10 +152,10 @@ def test_ids_outside_are_given_on_the_cpu_alone():
         moved = only(lambda: GPT(layers=1), "vocabulary", device="meta")
         device = only(lambda: GPT(layers=1), "dtype", device="meta")
         left = only(lambda: Back(layers=1), "dtype", device="meta")
+    assert left.message == "on meta the answer is on cpu"
     assert result.message == "a function on meta cannot be moved"
     assert moved.status == "passed"
     assert device.message.endswith(", meta")
-    assert left.message == "on meta the answer is on cpu"
 
 
 def test_in_pytest_scores_that_cannot_be_read_are_a_failure():
