@@ -69,12 +69,8 @@ def test_both_styles_from_the_small_model(diff):
     status, out, err = diff("annotated", "mingpt_style", "--width", 130)
     assert status == 0, err
     assert err == ""
-    assert out.splitlines()[1].split() == [
-        "annotated",
-        "mingpt_style",
-        "shape",
-        "apart",
-    ]
+    heading = "annotated mingpt_style shape apart"
+    assert out.splitlines()[1].split() == heading.split()
     assert "layers 1 to 3 as layer 0" in out
     assert "self.activation(self.w_1(x))" in out
     assert "masked scores, inside" in out
@@ -84,34 +80,26 @@ def test_both_styles_from_the_small_model(diff):
 
 
 def test_two_files_that_part(diff, tmp_path):
-    status, out, err = diff(
-        "theirs/model.py:GPT",
-        "mine/model.py:GPT(act='relu')",
-        "--tokens=1,2,3,4,5",
-        "--json=found.json",
-    )
+    targets = ["theirs/model.py:GPT", "mine/model.py:GPT(act='relu')"]
+    status, out, err = diff(*targets, "--tokens=1,2,3,4,5", "--json=x.json")
     assert (status, err) == (1, "")
     *_, sentence = out.splitlines()
     assert sentence.startswith("they part at mine/model.py:")
     assert "`relu`, layer 1: its inputs are equal, its output " in sentence
     assert "nearest is theirs/model.py:" in sentence
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["models"] == [
-        "theirs/model.py:GPT",
-        "mine/model.py:GPT(act='relu')",
-    ]
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert found["models"] == targets
     assert found["sentence"] == sentence
     assert found["parted"]["layer"] == 1
     assert found["pairs"][0]["shape"] == [1, 5, 16]
 
 
+@pytest.mark.usefixtures("diff")
 @pytest.mark.parametrize("width", [60, 119])
-def test_narrow_is_stacked(diff, width):
+def test_narrow_is_stacked(done, width):
     words = ("theirs/model.py:GPT", "mine/model.py:GPT", "--width", width)
-    status, out, _ = diff(*words)
-    assert status == 0
-    assert max(map(len, out.splitlines()[:-1])) <= width
-    lines = out.splitlines()
+    lines = done("diff", *words)[0].splitlines()
+    assert max(map(len, lines[:-1])) <= width
     first = next(i for i, line in enumerate(lines) if "self.wte(idx)" in line)
     assert "self.wte(idx)" in lines[first + 1]
 
@@ -128,11 +116,11 @@ def test_one_layer_alone(diff):
     assert "no layer 3" in err
 
 
-def test_a_text_is_tokenized(diff):
+@pytest.mark.usefixtures("diff")
+def test_a_text_is_tokenized(done):
     expression = "mine/model.py:GPT(vocab=1024)"
-    status, out, _ = diff(expression, expression, "--text=def f(x):")
-    assert status == 0
-    assert "one function: " in out
+    words = (expression, expression, "--text=def f(x):")
+    assert "one function: " in done("diff", *words)[0]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +150,5 @@ def test_a_mistake_ends_in_one_line(diff, words, message):
 
 
 @pytest.mark.parametrize("option", ["--tokens=1", "--layer=1", "--json=x"])
-def test_a_concept_takes_no_tokens(diff, option):
-    status, _, err = diff("attention", option)
-    assert status == 2
-    assert "goes with two models" in err
+def test_a_concept_takes_no_tokens(refused, option):
+    assert "goes with two models" in refused("diff", "attention", option)

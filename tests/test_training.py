@@ -45,11 +45,9 @@ def trainer(style=mingpt_style, recipe=RECIPE, config=CONFIG):
 def keep(folder, trainer, style=mingpt_style):
     """Save a trainer; return the checkpoint's folder."""
     facts = Facts(
-        style=style.__name__,
-        dtype="float32",
-        tokenizer="char",
+        style=style.__name__, dtype="float32", tokenizer="char",
         characters="abcdefg",
-    )
+    )  # fmt: skip
     return save(folder, trainer, facts)
 
 
@@ -296,15 +294,7 @@ def test_the_log_is_cut_back_to_the_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        b"nonsense\n",
-        b"[]\n",
-        b'{"epoch": 1}\n',
-        b'{"step": "1"}\n',
-        b'{"step": 1\n{"step": 2}\n',
-        b"\xff\n",
-    ],
+    "content", [b"nonsense\n", b'{"step": "1"}\n', b'{"step": 1\n{}\n']
 )
 def test_a_damaged_log_is_named(tmp_path, content):
     log = tmp_path / "log.jsonl"
