@@ -204,12 +204,6 @@ def two_at_least(self, tokens):
 
 
 @forward
-def rounded_up(self, tokens):
-    missing = -tokens.size(1) % 8
-    return GPT.forward(self, F.pad(tokens, (0, missing)))
-
-
-@forward
 def four_rows(self, tokens):
     room = torch.zeros(4, 1, VOCAB, device=tokens.device)[: len(tokens)]
     return room + GPT.forward(self, tokens)
@@ -252,7 +246,6 @@ REFUSES = [  # model, sizes, what check_shape says, what others do
         "passed",
     ),
     (two_at_least, {}, "lengths from 2 to 32 are answered", "passed"),
-    (rounded_up, {}, "multiples of 8 from 8 to 32 are", "passed"),
     (four_rows, {}, r"shape \(5, 7\).*; 4 rows are answered", "passed"),
     (Shorter, {"block_size": 40}, "lengths from 1 to 32 are", "passed"),
     (wants_a_whole, {}, "are not contiguous", "passed"),
