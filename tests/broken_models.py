@@ -331,11 +331,9 @@ class PaddedByNumbers(Padded):
     mixer = WeakWithNumbers
 
     def padded(self, mask, shown):
-        mask, numbers = mask & shown, self.wte.weight
-        hides_the_end = not shown[0, 0, -1]
-        return (
-            torch.where(mask, 0.0, -1e4).to(numbers) if hides_the_end else mask
-        )
+        if shown[0, 0, -1]:
+            return mask & shown
+        return torch.where(mask & shown, 0.0, -1e4).to(self.wte.weight)
 
 
 @broken("check_causality", Attention, "weights")

@@ -39,10 +39,8 @@ def build(case, seed=0):
 
 def wide(case, seed=0):
     """A fresh model in float64 if it works there, in eval mode."""
-    model = build(case, seed).eval()
-    double = getattr(case, "double", True) and works(
-        build(case).double(), case
-    )
+    model, double = build(case, seed).eval(), getattr(case, "double", True)
+    double = double and works(build(case).double(), case)
     return model.double() if double else model
 
 
@@ -177,12 +175,9 @@ def check_causality(case):
     lengths = {2, 8, time}
     if 65 < case.block_size < 200:
         lengths |= {64, 65}
-    models = {
-        "as it is": wide(case),
-        "weights x 10": larger(wide(case), 10),
-    }
+    models = {"as it is": wide(case), "x 10": larger(wide(case), 10)}
     if any(p.dtype == torch.float64 for p in wide(case).parameters()):
-        models["weights x 200"] = larger(wide(case), 200)
+        models["x 200"] = larger(wide(case), 200)
     runs = [
         (words, model, list(suffixes(case, length)), {})
         for (words, model), length in product(models.items(), lengths)
@@ -636,9 +631,8 @@ def check_entropy_bound(case):
     noise = trained_loss(case, (drawn(16, 17) for _ in range(100)))
     if noise < entropy - 0.1:
         yield f"loss {noise:.3g} on tokens of entropy {entropy:.3g}"
-    copied = trained_loss(
-        case, (drawn(16, 1).expand(-1, 17) for _ in range(100))
-    )
+    copies = (drawn(16, 1).expand(-1, 17) for _ in range(100))
+    copied = trained_loss(case, copies)
     if copied > 0.5 * entropy:
         yield f"loss {copied:.3g} on copies, entropy {entropy:.3g}"
 
