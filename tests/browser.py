@@ -152,6 +152,7 @@ class Browser:
         return self.driver.find_elements("css selector", selector)
 
     def look_at(self, element, block="center"):
-        """Scroll to an element at once, so that it can be clicked."""
-        how = {"block": block, "behavior": "instant"}
+        """Scroll to an element at once, and jump where a click leads."""
+        self.js("document.documentElement.style.scrollBehavior = 'auto'")
+        how = {"block": block}
         self.js("arguments[0].scrollIntoView(arguments[1])", element, how)

@@ -133,9 +133,6 @@ def test_make_model_has_the_sizes_of_the_paper():
     )
 
 
-# What make_model keeps of the original, and build_model mends ---------------
-
-
 def test_build_model_mends_the_initialisation():
     config = GPTConfig(5000, 16, n_layer=2, n_head=2, n_embd=64)
     model = build_model(config)

@@ -159,7 +159,7 @@ def test_every_dropout_is_applied_and_its_output_used(style, monkeypatch):
         hook.remove()
 
 
-# Dtypes, devices, copies, the compiler -------------------------------------
+# The compiler --------------------------------------------------------------
 
 
 @pytest.mark.slow

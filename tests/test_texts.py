@@ -134,6 +134,3 @@ def test_figure_9_parameters_of_the_notebooks_models():
     heads = MultiHead(SMALL, project=False)
     assert count(heads) == 3072
     assert not list(heads.buffers())  # no mask is kept
-
-
-# What the texts print --------------------------------------------------------
