@@ -6,11 +6,13 @@ kit; what the texts get wrong is in README.md.
 """
 
 import math
+import re
 
 import pytest
 import torch
 from torch import nn
 
+import annotated
 import mingpt_style
 from mingpt_style.ladder import (
     RUNGS,
@@ -23,8 +25,12 @@ from mingpt_style.ladder import (
 )
 from mingpt_style.ladder_heads import (
     MultiHead,
+    average_by_loop,
+    average_by_matrix,
+    average_by_softmax,
 )
 from shared import GPTConfig, load_tokenizer
+from shared.masks import causal_mask
 from shared.tokenization.texts import random_batch, read_text, split_ids
 
 # The notebook's first models: 65 characters, 8 of context, 32 features.
@@ -134,3 +140,49 @@ def test_figure_9_parameters_of_the_notebooks_models():
     heads = MultiHead(SMALL, project=False)
     assert count(heads) == 3072
     assert not list(heads.buffers())  # no mask is kept
+
+
+# What the texts print --------------------------------------------------------
+
+
+def printed(text, start, *shape):
+    """The numbers of a tensor printed from `start` on."""
+    numbers = re.findall(
+        r"-?(?:inf|\d+\.(?:\d+(?:e[+-]\d+)?)?)", text[text.index(start) :]
+    )
+    wanted = math.prod(shape)
+    return torch.tensor([float(n) for n in numbers[:wanted]]).view(shape)
+
+
+def test_figure_19_the_mask_and_softmax_of_the_post(sibling):
+    post = (sibling / "texts" / "gpt-from-scratch.md").read_text("utf-8")
+    scores = printed(post, "[[[[-0.6319,", 3, 2, 3, 3)
+    shown = printed(post, "[[[[1.0000, 0.0000, 0.0000],", 3, 2, 3, 3)
+    assert scores.masked_fill(~causal_mask(3), -math.inf).equal(scores)
+    q, k = scores.nan_to_num(neginf=0) * math.sqrt(3), torch.eye(3)
+    k = k.expand_as(q)  # so q k^T / sqrt(d_k) is the scores
+    _, p_attn = annotated.attention(q, k, k, causal_mask(3))
+    assert (p_attn - shown).abs().max() < 6e-5
+
+
+def test_figures_6_20_and_24_of_the_notebook(sibling, shakespeare):
+    notebook = (sibling / "texts" / "lets-build-gpt.txt").read_text("utf-8")
+    hidden = printed(notebook, "[[0., -inf,", 8, 8).isneginf()
+    assert hidden.equal(~causal_mask(8)[0, 0])
+    x = printed(notebook, "[[-0.1816,  0.1048],", 1, 8, 2)
+    after = notebook[notebook.index("0.4340,  0.5938") :]
+    means = printed(after, "[[-0.1816,", 1, 8, 2)
+    for average in (average_by_loop, average_by_matrix, average_by_softmax):
+        assert (average(x) - means).abs().max() < 6e-5
+    # four windows of the text, and their targets
+    rows = notebook.split("tensor([[41", 1)[1].split("-->")[0]
+    rows = re.findall(r"\[((?:\d+, *){7}\d+)\]", "[[41" + rows)
+    rows = [list(map(int, row.split(","))) for row in rows]
+    char = load_tokenizer("char", shakespeare)
+    texts = [
+        char.decode([*x, y[-1]])
+        for x, y in zip(rows[:4], rows[4:], strict=True)
+    ]
+    places = [shakespeare.index(text) for text in texts[:3]]
+    assert places == [486268, 404717, 322729]
+    assert texts[3] == "thousand "
