@@ -410,6 +410,20 @@ class Experts(Part):
         return out.view_as(x)
 
 
+@correct(double=False)
+class RouterInSingle(Experts):
+    """The experts' router is computed in float32."""
+
+    def add_parts(self, dim):
+        super().add_parts(dim)
+        self.router = type("Single", (nn.Linear,), {"forward": single})(dim, 3)
+
+
+def single(self, x):
+    """A linear layer in float32."""
+    return F.linear(x.float(), self.weight.float(), self.bias.float()).to(x)
+
+
 @correct()
 class WeightsExpanded(Part):
     """The MLP is called with a weight that is one column, expanded."""
