@@ -138,7 +138,7 @@ def test_a_run_that_crashed_or_was_stopped_goes_on(
         out, _, err = train(*given, status=status)
     advice = f"go on with: gpt-duet train --resume {out}"
     assert (advice in err) == (stop is not None)
-    assert open_run(out).step == saved
+    assert open_run(out)[1].step == saved
     assert len(read_log(out)) == logged  # nothing is lost by a signal
     _, err = done("train", "--resume", out)
     assert f"resuming after step {saved}" in err
@@ -158,7 +158,7 @@ def test_bytes_in_float64_and_no_token_that_no_one_can_read(done, train):
     out, _, err = train(*words, "--steps=2")
     weights = load_file(last_checkpoint(out) / "model.safetensors")
     assert {t.dtype for t in weights.values()} == {torch.float64}
-    assert open_run(out).config.vocab_size == 256  # of gpt2's 50,257
+    assert open_run(out)[1].config.vocab_size == 256  # of gpt2's 50,257
     assert "(bytes, vocabulary 256)" in err
     done("generate", "--checkpoint", out, "--prompt=é")
 
@@ -226,7 +226,7 @@ def test_killed_twenty_times_it_gets_there(text, tmp_path):
         time.sleep(moments.random() * 0.02)
         process.kill()
         end(process, -signal.SIGKILL)
-        saved = open_run(out)  # never the checkpoint
+        _, saved = open_run(out)  # never the checkpoint
         assert len(read_log(out)) - saved.step <= 7
     assert saved.step > 0
     end(start("--resume", out))
@@ -265,7 +265,7 @@ def test_all_processes_end_when_one_number_is_none(text, tmp_path):
     )  # fmt: skip
     assert err.count("is nan at step 1: stopped") == 2
     assert "Connection closed by peer" not in err
-    assert open_run(out).step == 0
+    assert open_run(out)[1].step == 0
 
 
 # Mistakes ------------------------------------------------------------------

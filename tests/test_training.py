@@ -210,10 +210,10 @@ def test_processes_share_a_batch():
 def test_a_checkpoint_before_the_first_step_is_the_start(tmp_path):
     start = trainer()
     keep(tmp_path, start)
-    saved = open_run(tmp_path)
+    checkpoint, saved = open_run(tmp_path)
     again = Trainer(saved.build(), TRAIN, VAL, saved.recipe)
     nn.init.zeros_(again.model.lm_head.weight)
-    resume(tmp_path, saved, again)
+    resume(checkpoint, saved, again)
     assert again.step == 0
     assert again.take_step().train_loss == start.take_step().train_loss
 
@@ -242,7 +242,7 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         patch.setattr(os, "replace", crash)
         with pytest.raises(ValueError, match="no space left"):
             keep(tmp_path, run)
-    assert open_run(tmp_path).step == 0
+    assert open_run(tmp_path)[1].step == 0
     # what a killed process left behind is cleared away by the next one
     folder = tmp_path / "checkpoints"
     (folder / ".step-00000001.77").mkdir()
@@ -250,7 +250,7 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     for name in strays:
         (folder / name).touch()
     keep(tmp_path, run)
-    assert open_run(tmp_path).step == 1
+    assert open_run(tmp_path)[1].step == 1
     names = {"step-00000000", "step-00000001"} | strays
     assert {path.name for path in folder.iterdir()} == names
 

@@ -59,8 +59,8 @@ def resume_run(
             raise ValueError(
                 f"--resume goes on as the run began: leave {option} out"
             )
-    saved = open_run(folder)
-    if last_checkpoint(folder) == folder:  # its log and later steps elsewhere
+    checkpoint, saved = open_run(folder)
+    if checkpoint == folder:  # its log and later steps elsewhere
         raise ValueError(
             f"{folder} is one checkpoint: --resume takes its run's folder"
         )
@@ -77,7 +77,7 @@ def resume_run(
     ids = torch.tensor(tokenizer.encode(text), device=device)
     model = saved.build().to(device)
     trainer = Trainer(model, *split_ids(ids), saved.recipe, processes)
-    resume(folder, saved, trainer)
+    resume(checkpoint, saved, trainer)
     if processes.first:
         cut_log(folder, saved.step)
     return Run(folder, trainer, facts, tokenizer, new=False)

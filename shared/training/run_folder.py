@@ -133,8 +133,12 @@ def last_checkpoint(folder: Path) -> Path:
     return found[-1]
 
 
-def open_run(folder: Path) -> SavedRun:
-    """Read and check the newest checkpoint of a run, but for its tensors.
+def open_run(folder: Path) -> tuple[Path, SavedRun]:
+    """Find and check the newest checkpoint of a run, but for its tensors.
+
+    Returns:
+        The checkpoint's folder, since a run that goes on writes others, and
+        its run.json.
 
     Raises:
         ValueError: for a folder without one, and for one that is damaged or
@@ -153,22 +157,22 @@ def open_run(folder: Path) -> SavedRun:
             f"{path} is damaged, or no checkpoint of this command: {error}"
             f"{advice}"
         ) from None
-    return run
+    return path, run
 
 
-def load_weights(folder: Path, model: nn.Module) -> None:
-    """Give a model the newest checkpoint's weights; ValueError for others."""
+def load_weights(checkpoint: Path, model: nn.Module) -> None:
+    """Give a model a checkpoint's weights; ValueError for others."""
     try:
-        load_model(model, last_checkpoint(folder) / MODEL)
+        load_model(model, checkpoint / MODEL)
     except RuntimeError as error:
         raise ValueError(f"weights do not fit: {error}") from None
 
 
-def resume(folder: Path, run: SavedRun, trainer: Trainer) -> None:
+def resume(checkpoint: Path, run: SavedRun, trainer: Trainer) -> None:
     """Put a new trainer where a run was: weights, moments, step."""
-    load_weights(folder, trainer.model)
+    load_weights(checkpoint, trainer.model)
     moments: dict[int, dict[str, Any]] = defaultdict(dict)
-    for name, moment in load_file(last_checkpoint(folder) / OPTIMIZER).items():
+    for name, moment in load_file(checkpoint / OPTIMIZER).items():
         number, _, kind = name.partition(".")
         moments[int(number)][kind] = moment
     fresh = trainer.optimizer.state_dict()
@@ -191,9 +195,9 @@ def load_trained(
     Raises:
         ValueError: for a folder without a checkpoint, or a damaged one.
     """
-    run = open_run(Path(folder))
+    checkpoint, run = open_run(Path(folder))
     model = run.build().eval()
-    load_weights(Path(folder), model)
+    load_weights(checkpoint, model)
     if style not in (None, run.facts.style):
         model = convert(model, str(style))
     return model, run.facts.load_tokenizer(), run
