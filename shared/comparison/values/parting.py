@@ -3,7 +3,8 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -53,10 +54,8 @@ class Flow:
             if value.view and parts.issuperset(value.inputs):
                 parts.add(value.number)
         self.explained = self._upstream(self.seen) - close | parts
-        for known in (
-            self.used,
-            self.explained,
-        ):  # the heads go with the whole
+        # the heads go with the whole
+        for known in (self.used, self.explained):
             known |= {v.number for v in heads if known.issuperset(v.inputs)}
         self.open = [
             value
@@ -161,58 +160,66 @@ def find_parting(
     )
 
 
+class Fit(NamedTuple):
+    """Two values that may stand for the same thing."""
+
+    ours: Value
+    theirs: Value
+    apart: float
+
+
 def _comparable(
     open_values: tuple[Sequence[Value], Sequence[Value]],
     kept: Sequence[Mapping[int, Tensor]],
     known: set[tuple[object, object]],
-) -> tuple[Value, Value, float]:
+) -> Fit:
     """Return the first two values that stand for the same thing.
 
     One side may take several steps to what the other does in one: each has
     its open values, what follows in the call where it parts. `known` are
-    lines that are a pair in another layer. With the two goes their largest
-    difference.
+    lines that are a pair in another layer.
     """
-    fitting: list[tuple[Value, Value, float]] = []
+    fits: list[Fit] = []
     for _, line in groupby(open_values[1], lambda v: _line(v)[:2]):
-        fits, like = [], []
+        like: list[Fit] = []
         for theirs in line:
+            tensor = kept[1][theirs.number]
             near = [
-                (
-                    ours,
-                    theirs,
-                    difference(kept[0][ours.number], kept[1][theirs.number]),
-                )
+                Fit(ours, theirs, difference(kept[0][ours.number], tensor))
                 for ours in open_values[0]
                 if math.prod(ours.shape) == math.prod(theirs.shape)
             ]
-            near.sort(key=itemgetter(2))
-            like += [f for f in near if (_line(f[0]), _line(theirs)) in known]
+            near.sort(key=attrgetter("apart"))
+            fits += near
+            like += [
+                f for f in near if (_line(f.ours), _line(theirs)) in known
+            ]
             like += [
                 f
                 for i, f in enumerate(near)
-                if (i == 0 and f[2] <= ALIKE * f[0].digest.size)
-                or f[0].digest.scale_of(theirs.digest) is not None
+                if (i == 0 and f.apart <= ALIKE * f.ours.digest.size)
+                or f.ours.digest.scale_of(theirs.digest) is not None
             ]
-            fits += near
-        if like:
-            same = (fit for fit in like if fit[0] is like[0][0])
-            best = min(same, key=itemgetter(2))
-            # where both sides have taken steps before, it is one of these
-            ours, theirs, apart = next(
-                (
-                    fit
-                    for fit in fitting + fits
-                    if fit[0].number < best[0].number
-                    and fit[1].number < best[1].number
-                ),
-                best,
-            )
-            if theirs is not best[1] and apart > FAR * ours.digest.size:
-                return open_values[0][0], theirs, math.inf
-            return ours, theirs, apart
-        fitting += fits
-    return open_values[0][0], open_values[1][0], math.inf
+        if not like:
+            continue
+        best = min(
+            (fit for fit in like if fit.ours is like[0].ours),
+            key=attrgetter("apart"),
+        )
+        earlier = [
+            fit
+            for fit in fits
+            if fit.ours.number < best.ours.number
+            and fit.theirs.number < best.theirs.number
+        ]
+        if not earlier:
+            return best
+        # both sides have taken steps before: it is one of these
+        step = earlier[0]
+        if step.apart > FAR * step.ours.digest.size:
+            return Fit(open_values[0][0], step.theirs, math.inf)
+        return step
+    return Fit(open_values[0][0], open_values[1][0], math.inf)
 
 
 def _factor(

@@ -96,8 +96,8 @@ class Side:
                 visitor(wanted[event], value)
 
         _, recorder, scores = self._run(call, nudge)
-        # the log-softmax that was taken here
-        call(recorder.events, scores.log_softmax(-1))
+        if recorder.events in wanted:  # the log-softmax that was taken here
+            visitor(wanted[recorder.events], scores.log_softmax(-1))
 
     def keep(self, numbers: Iterable[int]) -> dict[int, Tensor]:
         """Run again and return some values, in float64 on the CPU."""
