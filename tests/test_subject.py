@@ -74,6 +74,8 @@ def test_every_form_is_read_as_the_same_scores(name):
         if name == "dataclass":
             expected = expected.log_softmax(-1)
         torch.testing.assert_close(subject.scores(model, tokens), expected)
+    several = "the model answers with 2 tensors of scores: the first is"
+    assert any(several in note for note in subject.notes) == (name == "heads")
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,9 @@ def _find_reader(
         places = [
             find_scores(answer, *size, width) for answer, size in answers
         ]
-        for place in places[0]:
-            if place in places[1] and width >= vocab:
-                return Reader(*place, width, vocab)
+        both = [place for place in places[0] if place in places[1]]
+        if both and width >= vocab:
+            path, form = both[0]
+            alike = sum(other == form for _, other in both)
+            return Reader(path, form, width, vocab, alike)
     return None

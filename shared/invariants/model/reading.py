@@ -61,12 +61,14 @@ class Reader:
         form: of their axes.
         width: number of scores at a position, as many as ids or more.
         vocab_size: number of ids.
+        alike: how many tensors in an answer could be the scores.
     """
 
     path: Path
     form: Form
     width: int
     vocab_size: int
+    alike: int = 1
 
     def read(
         self, answer: Any, batch: int, time: int, strict: bool = False

@@ -17,7 +17,7 @@ from .calling import LAYOUTS, MASK, Caller, caller_of
 from .costs import Costs
 from .probing import probe
 from .randomness import isolated, seed_all
-from .reading import BATCH_FIRST, find_scores, follow
+from .reading import BATCH_FIRST, SCORES, find_scores, follow
 from .refusals import (
     Lengths,
     find_noise,
@@ -154,6 +154,11 @@ class Subject:
         )
         if self.reader.form != BATCH_FIRST:
             self.notes.append(f"the scores are read as {self.reader.form}")
+        if self.reader.alike > 1 and not set(SCORES) & {*self.reader.path}:
+            self.notes.append(
+                f"the model answers with {self.reader.alike} tensors of "
+                f"scores: the first is checked"
+            )
         with suppress(ModelRaised):  # the checks will meet it, too
             find_state(self, model, *probed.size)
             require_batch_first(self, model, *probed.size)
