@@ -160,7 +160,8 @@ def below_autograd() -> Iterator[None]:
     """Let operations inside reach a mode whole, as linear, and one by one.
 
     Autograd would take them apart, and the fused layers of torch's own
-    Transformer would hide them.
+    Transformer would hide them. What a model caches meanwhile can be
+    trained with later, which it cannot be after torch.inference_mode.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
