@@ -7,13 +7,11 @@ that must catch it. `only` marks a fault that no other check can see.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
+from correct_models import OneFactorZero
 from small_gpt import (
     BLOCK,
     DIM,
@@ -28,66 +26,40 @@ from small_gpt import (
     CacheInTheCall,
     CacheWithMask,
     Mixer,
+    Model,
+    NoPositions,
     Padded,
     Past,
     TrainableGPT,
+    Unlimited,
+    angles,
+    collect,
     cross_entropy,
     earlier_mean,
     positions,
-    variant,
 )
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-
-@dataclass(frozen=True)
-class Broken:
-    """A fault, how to build a model with it, and who must catch it."""
-
-    name: str
-    build: Callable[[], Callable]
-    check: str
-    sentence: str
-    report: str | None = None
-    vocab_size: int = VOCAB
-    block_size: int = BLOCK
-    outputs: str = "auto"
-    device: None = None
-    only: bool = False
-
-
-BROKEN: list[Broken] = []
+BROKEN: list[Model] = []
 SLOW = "check_entropy_bound"  # it trains; the other checks only ask
+
+
+def broken(check, *owner, **details):
+    """Put a model that a check must catch into the list."""
+    return collect(BROKEN, *owner, check=check, **details)
 
 
 def as_parameters(models):
     """Each as a parameter of a test that is named by its check, too."""
     parameters = []
     for model in models:
-        check = getattr(model, "check", "")
-        slow = check == SLOW or model.vocab_size > 1e4
-        slow |= model.block_size > 99 and check != "check_dtype"
-        name = f"{model.name}-{check}" if check else model.name
+        slow = model.check == SLOW or model.vocab_size > 1e4
+        slow |= model.block_size > 99 and model.check != "check_dtype"
+        name = f"{model.name}-{model.check}".removesuffix("-")
         marks = [pytest.mark.slow] if slow else []
         parameters.append(pytest.param(model, id=name, marks=marks))
     return parameters
-
-
-def broken(check, owner=None, method="", **details):
-    """Put a class into the list, or the owner with a method replaced.
-
-    The details are of `Broken`; sizes are the model's, too.
-    """
-
-    sizes = {k: v for k, v in details.items() if k.endswith("_size")}
-
-    def add(fault):
-        name, build, sentence = variant(fault, owner, method)
-        build = partial(build, **sizes) if sizes else build
-        BROKEN.append(Broken(name, build, check, sentence, **details))
-        return fault
-
-    return add
 
 
 class Norm(nn.LayerNorm):
@@ -123,12 +95,10 @@ def strides_ignored(self, tokens):
 # --- NaN and infinity ------------------------------------------------------
 
 
-@broken(
-    "check_finite", Attention, "hide", report="GPT from Scratch, listing 5"
-)
+@broken("check_finite", Attention, "hide")
 def dropout_before_softmax(self, scores, mask):
     """Dropout on the masked scores: minus infinity times 0 is NaN, in train
-    mode only."""
+    mode only. (GPT from Scratch, listing 5)"""
     return F.dropout(Attention.hide(self, scores, mask), 0.1, self.training)
 
 
@@ -173,9 +143,10 @@ def sample_deviation(self, tokens):
 # --- Causality: the mask ---------------------------------------------------
 
 
-@broken("check_causality", Attention, "hide", report="keras-team/keras#23038")
+@broken("check_causality", Attention, "hide")
 def no_mask(self, scores, mask):
-    """The mask is dropped: every position sees all of them."""
+    """The mask is dropped: every position sees all of them.
+    (keras-team/keras#23038)"""
     return scores
 
 
@@ -186,16 +157,17 @@ def mask_one_too_far(self, i, j):
     return j <= i + 1
 
 
-@broken("check_causality", GPT, "sees", report="rasbt/LLMs-from-scratch#1062")
+@broken("check_causality", GPT, "sees")
 def mask_transposed(self, i, j):
     """The upper triangle is kept instead of the lower: the past is hidden,
-    the future shown."""
+    the future shown. (rasbt/LLMs-from-scratch#1062)"""
     return j >= i
 
 
-@broken("check_causality", Attention, "hide", report="karpathy/minGPT#75")
+@broken("check_causality", Attention, "hide")
 def mask_too_weak(self, scores, mask):
-    """Hidden scores get -1e4 added, which larger learned scores outweigh."""
+    """Hidden scores get -1e4 added, which larger learned scores outweigh.
+    (karpathy/minGPT#75)"""
     return scores + torch.where(mask, 0.0, -1e4).to(scores.dtype)
 
 
@@ -401,10 +373,10 @@ def padding_replaces_mask(self, tokens):
     return torch.where(padded, real, GPT.mask(self, tokens))
 
 
-@broken("check_causality", Attention, "attend", report="karpathy/nanochat#844")
+@broken("check_causality", Attention, "attend")
 def block_summary(self, q, k, v, mask):
     """Each block of 8 has a summary key, the mean of its keys, which the
-    positions inside the block already see."""
+    positions inside the block already see. (karpathy/nanochat#844)"""
     size = q.size(-2)
     starts = range(0, size, 8)
     more_k = [k[..., s : s + 8, :].mean(-2) for s in starts]
@@ -426,17 +398,19 @@ def heads_from_time(self, x):
 # --- Causality: axes and statistics ----------------------------------------
 
 
-@broken("check_causality", Norm, "forward", report="Let's build GPT, cell 74")
+@broken("check_causality", Norm, "forward")
 def norm_over_time(self, x):
-    """The norm takes its mean and variance over the time axis."""
+    """The norm takes its mean and variance over the time axis. (Let's build
+    GPT, cell 74)"""
     mean = x.mean(1, keepdim=True)
     var = x.var(1, keepdim=True, unbiased=False)
     return self.weight * (x - mean) / (var + 1).sqrt() + self.bias
 
 
-@broken("check_causality", report="xi029/Qwen3-VL-MoeLORA#4")
+@broken("check_causality")
 class ConvolutionPaddedBothSides(Mixer):
-    """A convolution padded on both sides sees two tokens ahead."""
+    """A convolution padded on both sides sees two tokens ahead.
+    (xi029/Qwen3-VL-MoeLORA#4)"""
 
     def add_parts(self, dim):
         self.conv = nn.Conv1d(dim, dim, 5, padding="same")
@@ -462,10 +436,10 @@ class Routed(MLP):
         self.router = nn.Linear(dim, 1)
 
 
-@broken("check_causality", Routed, "forward", report="piotrpiekos/MoSA#3")
+@broken("check_causality", Routed, "forward")
 def expert_chooses_tokens(self, x):
     """The expert takes the better half of the sequence: a later token can
-    push an earlier one out."""
+    push an earlier one out. (piotrpiekos/MoSA#3)"""
     score = self.router(x)
     least = score.topk((x.size(1) + 1) // 2, 1).values[:, -1:]
     return MLP.forward(self, x) * score.sigmoid() * (score >= least)
@@ -589,15 +563,12 @@ def capacity_over_batch(self, x):
 
 
 @broken("check_order_sensitivity", only=True)
-class BagOfWords(GPT):
+class BagOfWords(NoPositions):
     """The past is averaged without positions: its order is lost."""
 
     mixer = Pointwise
 
-    def add_parts(self, dim):
-        del self.wpe
-
-    def embed(self, tokens):
+    def token_vectors(self, tokens):
         x = self.wte(tokens)
         return x + earlier_mean(x)
 
@@ -666,18 +637,12 @@ class NoiseOfItsOwn(GPT):
         return super().scores(x + 0.01 * noise.to(x))
 
 
-@broken("check_determinism")
-class StateKept(Pointwise):
+@broken("check_determinism", Pointwise, "forward")
+def state_kept(self, x, mask):
     """A recurrent state is kept from call to call and never reset."""
-
-    state = None
-
-    def forward(self, x, mask):
-        y = self.into(earlier_mean(x))
-        if self.state is not None:
-            y = y + self.state
-        self.state = y[:1, -1:].detach()
-        return y
+    y = self.into(earlier_mean(x)) + getattr(self, "state", 0)
+    self.state = y[:1, -1:].detach()
+    return y
 
 
 @broken("check_determinism")
@@ -695,21 +660,16 @@ class StateOfItsOwn(GPT):
         return scores + sum(before) / 9 if before else scores
 
 
-@broken("check_determinism")
-class CacheNeverReset(CacheInside):
+@broken("check_determinism", CacheInside, "begin")
+def cache_never_reset(self, start_pos):
     """In inference each call goes on where the last one ended."""
-
-    def begin(self, start_pos):
-        if "past" not in self.__dict__:
-            self.past = self.cache()
+    self.__dict__.setdefault("past", Past())
 
 
-@broken(
-    "check_determinism", report="huggingface/transformers#25306", only=True
-)
+@broken("check_determinism", only=True)
 class StretchedForGood(GPT):
     """A long sequence stretches the position table, and it stays stretched
-    for the short ones after it."""
+    for the short ones after it. (huggingface/transformers#25306)"""
 
     longest = 16
 
@@ -826,16 +786,10 @@ def loud_head(self, dim):
     nn.init.normal_(self.head.weight, std=2.0)
 
 
-@broken(
-    "check_loss",
-    TrainableGPT,
-    "loss",
-    report="huggingface/transformers#37830",
-    only=True,
-)
+@broken("check_loss", TrainableGPT, "loss", only=True)
 def loss_shifted_twice(self, logits, targets):
-    """The scores are shifted before a loss that shifts them again: the
-    model learns the token after the next."""
+    """The scores are shifted before a loss that shifts them again: the model
+    learns the token after the next. (huggingface/transformers#37830)"""
     return TrainableGPT.loss(self, logits[:, :-2], targets[:, 2:])
 
 
@@ -917,16 +871,13 @@ def targets_in_scores(self, tokens, targets=None):
 
 
 @broken("check_gradient_flow", only=True)
-class BothFactorsZero(MLP):
+class BothFactorsZero(OneFactorZero):
     """An adapter of two factors that both start at 0: neither ever gets a
     gradient."""
 
     def add_parts(self, dim):
-        self.into = nn.Parameter(torch.zeros(dim, 4))
-        self.back = nn.Parameter(torch.zeros(4, dim))
-
-    def forward(self, x):
-        return super().forward(x) + x @ self.into @ self.back
+        super().add_parts(dim)
+        nn.init.zeros_(self.into)
 
 
 @broken("check_gradient_flow", GPT, "add_parts", only=True)
@@ -1030,8 +981,7 @@ class TableNotRegistered(GPT):
     pass it by."""
 
     def add_parts(self, dim):
-        rate = 10000 ** torch.linspace(0, 1, dim)
-        self.sines = (torch.arange(BLOCK).unsqueeze(1) / rate).sin()
+        self.sines = angles(torch.arange(BLOCK), dim).sin()
 
     def embed(self, tokens):
         return super().embed(tokens) + self.sines[: tokens.size(1)]
@@ -1064,15 +1014,10 @@ def always_short(self, x):
     return GPT.scores(self, x).bfloat16()
 
 
-@broken(
-    "check_dtype",
-    GPT,
-    "position_vectors",
-    report="Let's build GPT, cell 82",
-    only=True,
-)
+@broken("check_dtype", GPT, "position_vectors", only=True)
 def made_on_the_cpu(self, tokens):
-    """Positions are made without a device: they stay on the CPU."""
+    """Positions are made without a device: they stay on the CPU. (Let's build
+    GPT, cell 82)"""
     at = torch.arange(tokens.size(1)).to(self.wpe.weight.dtype)
     return self.wpe.weight[: tokens.size(1)] + at.view(-1, 1) / BLOCK
 
@@ -1083,28 +1028,15 @@ def mask_of_a_billion(self, scores, mask):
     return scores.masked_fill(~mask, -1e9)
 
 
-@broken("check_dtype", report="huggingface/transformers#29285", block_size=300)
-class PositionsInTheModelsDtype(GPT):
+@broken("check_dtype", NoPositions, "position_vectors", block_size=300)
+def positions_in_the_models_dtype(self, tokens):
     """Positions are counted in the model's dtype: bfloat16 has no number
-    between 256 and 258."""
-
-    def add_parts(self, dim):
-        del self.wpe
-
-    def position_vectors(self, tokens):
-        rate = 100 ** -torch.linspace(0, 1, DIM, device=tokens.device)
-        at = positions(tokens).to(self.wte.weight.dtype)
-        return (at.unsqueeze(1) * rate.to(at)).sin()
+    between 256 and 258. (huggingface/transformers#29285)"""
+    at = positions(tokens).to(self.wte.weight)
+    return angles(at, DIM).sin().to(at)
 
 
 # --- Lengths and ids outside ------------------------------------------------
-
-
-class Unlimited(GPT):
-    """Compares the length with nothing."""
-
-    def require_length(self, size):
-        pass
 
 
 @broken("check_length_limit", GPT, "forward", only=True)
@@ -1120,20 +1052,15 @@ def positions_clamped(self, tokens):
 
 
 @broken("check_length_limit", only=True)
-class LimitNotMeant(Unlimited):
+class LimitNotMeant(NoPositions, Unlimited):
     """Says that it is a LanguageModel, and answers more tokens than it
     declares: sines instead of a table, and nobody compares."""
 
     def log_probs(self, tokens):
         return self(tokens).log_softmax(-1)
 
-    def add_parts(self, dim):
-        del self.wpe
-
     def position_vectors(self, tokens):
-        rate = 100 ** -torch.linspace(0, 1, DIM, device=tokens.device)
-        angle = positions(tokens).unsqueeze(1) * rate
-        return angle.sin().to(self.wte.weight.dtype)
+        return angles(positions(tokens), DIM).sin().to(self.wte.weight)
 
 
 @broken("check_vocabulary", GPT, "token_vectors", only=True)
@@ -1220,16 +1147,10 @@ def cache_positions_restart(self, tokens, past):
     return positions(tokens)
 
 
-@broken(
-    "check_cache",
-    CachedGPT,
-    "past_mask",
-    report="pytorch/pytorch#144858",
-    only=True,
-)
+@broken("check_cache", CachedGPT, "past_mask", only=True)
 def cache_mask_top_left(self, past, size):
     """The mask of a piece is aligned with the first key, not with the last:
-    new tokens see only the oldest."""
+    new tokens see only the oldest. (pytorch/pytorch#144858)"""
     return CachedGPT.past_mask(self, 0, past + size)[:size]
 
 
@@ -1266,9 +1187,7 @@ class CacheForgets(CachedGPT):
 @broken("check_cache", CachedGPT, "init_cache", only=True)
 def cache_shared(self, batch):
     """The cache is made once: a second text continues the first."""
-    if "past" not in self.__dict__:
-        self.past = Past()
-    return self.past
+    return self.__dict__.setdefault("past", Past())
 
 
 @broken("check_cache", CachedGPT, "init_cache", only=True)

@@ -5,8 +5,6 @@ class that of a part or of the whole; its docstring says what is unusual.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 
@@ -25,71 +23,33 @@ from small_gpt import (
     CacheInTheCall,
     CacheWithMask,
     Mixer,
+    Model,
+    NoPositions,
     Padded,
     Part,
     TrainableGPT,
+    Unlimited,
+    angles,
+    collect,
     cross_entropy,
     positions,
-    variant,
 )
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-
-@dataclass(frozen=True)
-class Correct:
-    """A sound model, and what is unusual about it.
-
-    Attributes:
-        double: whether in float64 it differs by float64's rounding alone.
-        loosely: checks whose property holds in a wider sense only.
-        deep: whether one layer would not see every token.
-    """
-
-    name: str
-    build: Callable[[], Callable]
-    note: str
-    vocab_size: int = VOCAB
-    block_size: int = BLOCK
-    double: bool = True
-    loosely: tuple[str, ...] = ()
-    deep: bool = False
+CORRECT = [Model("base", GPT, "The small GPT as it is.")]
 
 
-CORRECT: list[Correct] = [Correct("base", GPT, "The small GPT as it is.")]
-
-
-def correct(owner=None, method="", whole=None, **details):
-    """Put a class into the list, or the owner with a method replaced."""
-
-    def add(change):
-        parts = variant(change, owner, method, whole)
-        CORRECT.append(Correct(*parts, **details))
-        return change
-
-    return add
-
-
-class NoPositions(GPT):
-    """Positions come in elsewhere: in the attention, or by recurrence."""
-
-    def add_parts(self, dim):
-        del self.wpe
-
-    def embed(self, tokens):
-        return self.wte(tokens)
+def correct(*owner, **details):
+    """Put a model that no check may accuse into the list."""
+    return collect(CORRECT, *owner, **details)
 
 
 # --- Positions --------------------------------------------------------------
 
 
-def angles(x):
-    """What pairs of numbers are turned by, at each position."""
-    at = torch.arange(x.size(-2), device=x.device).unsqueeze(1)
-    return at * 100 ** -torch.linspace(0, 1, x.size(-1) // 2, device=x.device)
-
-
 def turned(x, by):
+    """Each position's pairs of numbers, turned by angles."""
     cos, sin = by.cos().to(x), by.sin().to(x)
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
@@ -98,19 +58,16 @@ def turned(x, by):
 @correct(Attention, "attend", whole=NoPositions)
 def rotary(self, q, k, v, mask):
     """Queries and keys are turned by their position."""
-    q, k = turned(q, angles(q)), turned(k, angles(k))
-    return Attention.attend(self, q, k, v, mask)
+    by = angles(torch.arange(q.size(-2), device=q.device), q.size(-1) // 2)
+    return Attention.attend(self, turned(q, by), turned(k, by), v, mask)
 
 
 @correct(loosely=("check_length_limit",))
-class LimitOfTraining(NoPositions):
+class LimitOfTraining(NoPositions, Unlimited):
     """Declares the length it is to be trained at; its positions, rotary
     ones, go on behind it."""
 
     mixer = type("Rotary", (Attention,), {"attend": rotary})
-
-    def require_length(self, size):
-        pass
 
 
 @correct(whole=NoPositions)
@@ -125,7 +82,8 @@ class FilledTable(Attention):
     def attend(self, q, k, v, mask):
         size = q.size(-2)
         if self.filled < size:
-            self.angles[:size] = angles(q).detach()
+            at = torch.arange(size, device=q.device)
+            self.angles[:size] = angles(at, 4)
             self.filled = size
         by = self.angles[:size]
         return super().attend(turned(q, by), turned(k, by), v, mask)
@@ -165,13 +123,12 @@ def alibi(self, scores, mask):
 
 
 @correct()
-class Sinusoidal(GPT):
+class Sinusoidal(NoPositions):
     """Positions from a buffer of sines and cosines."""
 
     def add_parts(self, dim):
-        del self.wpe
-        rate = 100 ** torch.linspace(0, 1, dim // 2)
-        at = torch.arange(BLOCK).unsqueeze(1) / rate
+        super().add_parts(dim)
+        at = angles(torch.arange(BLOCK), dim // 2)
         self.register_buffer("sines", torch.cat([at.sin(), at.cos()], 1))
 
     def position_vectors(self, tokens):
@@ -187,7 +144,7 @@ def positions_in_place(self, tokens):
 
 
 @correct()
-class BehindPadding(GPT):
+class BehindPadding(Unlimited):
     """Positions start behind the padding id, as in RoBERTa: two fewer than
     the table has."""
 
@@ -195,26 +152,20 @@ class BehindPadding(GPT):
         self.wpe = nn.Embedding(BLOCK + 2, dim, padding_idx=1)
         self.block_size, self.max_len = None, BLOCK + 2
 
-    def require_length(self, size):
-        pass
-
     def position_vectors(self, tokens):
         return self.wpe(positions(tokens) + 2)
 
 
 @correct(loosely=("check_length_limit",))
-class BiasByDistance(NoPositions):
+class BiasByDistance(NoPositions, Unlimited):
     """As many biases by distance as positions are declared; the last one is
     for all that is further."""
 
+    furthest = BLOCK - 1
+
     def add_parts(self, dim):
         super().add_parts(dim)
-        self.position_bias = nn.Embedding(BLOCK, 2)
-
-    def require_length(self, size):
-        pass
-
-    furthest = BLOCK - 1
+        self.position_bias = nn.Embedding(self.furthest + 1, 2)
 
     def mask(self, tokens):
         at = positions(tokens)
@@ -232,10 +183,6 @@ class ClippedDistances(BiasByDistance):
     """One layer, and one bias for all that is 8 positions back or more."""
 
     layers, furthest = 1, 8
-
-    def add_parts(self, dim):
-        super().add_parts(dim)
-        self.position_bias = nn.Embedding(9, 2)
 
 
 # --- Attention --------------------------------------------------------------
@@ -374,15 +321,15 @@ class LongConvolution(Mixer):
 class LSTM(Part):
     """An LSTM instead of blocks, without a longest sequence."""
 
-    part, vocab_size = None, VOCAB
+    part, vocab_size, cell = None, VOCAB, nn.LSTM
 
     def add_parts(self, dim):
         self.wte = nn.Embedding(VOCAB, dim)
-        self.lstm = nn.LSTM(dim, dim, batch_first=True)
+        self.cells = self.cell(dim, dim, batch_first=True)
         self.head = nn.Linear(dim, VOCAB)
 
     def forward(self, input_ids):
-        return self.head(self.lstm(self.wte(input_ids))[0])
+        return self.head(self.cells(self.wte(input_ids))[0])
 
 
 # --- Blocks -----------------------------------------------------------------
@@ -707,22 +654,17 @@ class CacheBehindTheLoss(CachedGPT):
 
 
 @correct()
-class StateInTheCall(Part):
+class StateInTheCall(LSTM):
     """A recurrence that takes its state and, with the first tokens, a mask
     of padding."""
 
-    part, vocab_size = None, VOCAB
-
-    def add_parts(self, dim):
-        self.wte = nn.Embedding(VOCAB, dim)
-        self.gru = nn.GRU(dim, dim, batch_first=True)
-        self.head = nn.Linear(dim, VOCAB)
+    cell = nn.GRU
 
     def forward(self, tokens, attention_mask=None, state=None):
         x = self.wte(tokens)
         if attention_mask is not None:
             x = x * attention_mask.unsqueeze(-1)
-        x, state = self.gru(x, state)
+        x, state = self.cells(x, state)
         return {"logits": self.head(x), "state": state}
 
 
@@ -757,20 +699,18 @@ def plain_function():
 
 
 CORRECT += [
-    Correct("plain_function", plain_function, "No module: a function."),
-    Correct("bfloat16", lambda: GPT().bfloat16(), "Built in bfloat16."),
-    Correct("float64", lambda: GPT().double(), "Built in float64."),
-    Correct("vocab_of_3", partial(GPT, vocab_size=3), "Three ids.", 3),
-    Correct("vocab_of_50257", partial(GPT, 50257), "GPT-2's ids.", 50257),
-    Correct(
-        "block_of_512",
-        partial(GPT, block_size=512),
-        "A longer sequence.",
-        block_size=512,
-    ),
-    Correct("targets", TrainableGPT, "Returns (logits, loss)."),
-    Correct("cached", CachedGPT, "Decodes with init_cache and decode."),
-    Correct("cache_in_the_call", CacheInTheCall, "Takes past_key_values."),
-    Correct("cache_with_mask", CacheWithMask, "And a mask of padding."),
-    Correct("cache_inside", CacheInside, "Takes start_pos."),
+    Model("plain_function", plain_function, "No module: a function."),
+    Model("bfloat16", lambda: GPT().bfloat16(), "Built in bfloat16."),
+    Model("float64", lambda: GPT().double(), "Built in float64."),
+    Model("targets", TrainableGPT, "Returns (logits, loss)."),
+    Model("cached", CachedGPT, "Decodes with init_cache and decode."),
+    Model("cache_in_the_call", CacheInTheCall, "Takes past_key_values."),
+    Model("cache_with_mask", CacheWithMask, "And a mask of padding."),
+    Model("cache_inside", CacheInside, "Takes start_pos."),
 ]
+for name, sentence, sizes in (
+    ("vocab_of_3", "Three ids.", {"vocab_size": 3}),
+    ("vocab_of_50257", "GPT-2's ids.", {"vocab_size": 50257}),
+    ("block_of_512", "A longer sequence.", {"block_size": 512}),
+):
+    CORRECT.append(Model(name, partial(GPT, **sizes), sentence, **sizes))

@@ -1,9 +1,8 @@
-"""Each property measured directly, in float64 where a model can be.
+"""Each property asserted directly, in float64 where a model can be.
 
-`MEASUREMENTS[check](case)` returns what contradicts the property, in words,
-or "" where it holds: a measurement yields contradictions, the first counts.
-Nothing here knows shared.invariants: these are the second opinion on its
-checks.
+`MEASUREMENTS[check](case)` raises an AssertionError where the property does
+not hold. Nothing here knows shared.invariants: these are the second opinion
+on its checks.
 """
 
 import copy
@@ -16,6 +15,8 @@ import torch
 from small_gpt import Attention, cross_entropy
 from torch import nn
 
+MODES = (False, True)  # of training
+
 # --- A case: how to build, call and read a model ----------------------------
 
 
@@ -24,10 +25,7 @@ class Function(nn.Module):
 
     def __init__(self, function):
         super().__init__()
-        self.function = function
-
-    def forward(self, tokens):
-        return self.function(tokens)
+        self.forward = function
 
 
 def build(case, seed=0):
@@ -39,8 +37,8 @@ def build(case, seed=0):
 
 def wide(case, seed=0):
     """A fresh model in float64 if it works there, in eval mode."""
-    model, double = build(case, seed).eval(), getattr(case, "double", True)
-    double = double and works(build(case).double(), case)
+    model = build(case, seed).eval()
+    double = case.double and works(build(case).double(), case)
     return model.double() if double else model
 
 
@@ -86,14 +84,14 @@ def rounding(tensor):
     return 1e-10 if tensor.dtype == torch.float64 else 1e-3
 
 
-def differ(a, b):
-    """Whether scores differ by more than rounding, relative to their spread.
+def same(a, b):
+    """Whether scores differ by rounding alone, relative to their spread.
 
     NaN differs from everything, an infinity from all but itself.
     """
     spread = a[a.isfinite()].std(correction=0)
     gap = torch.where(a == b, 0.0, a - b).abs().max() / (1e-300 + spread)
-    return not gap <= rounding(a)
+    return bool(gap <= rounding(a))
 
 
 def same_first_row(tokens, case):
@@ -115,11 +113,12 @@ def larger(model, factor):
 
 
 def refuses(call, *args):
+    """What a call raises, in words; "" where it is answered."""
     try:
         call(*args)
-    except (ValueError, IndexError, RuntimeError):
-        return True
-    return False
+    except (ValueError, IndexError, RuntimeError) as error:
+        return str(error)
+    return ""
 
 
 # --- The properties ---------------------------------------------------------
@@ -128,32 +127,28 @@ def refuses(call, *args):
 def check_shape(case):
     model = wide(case)
     sizes = (1, 1), (1, longest(case)), (2, 8)
-    for training, (batch, time) in product((False, True), sizes):
-        answer = raw(model.train(training)(draw(case, batch, time)))
-        if answer.shape != (batch, time, case.vocab_size):
-            yield f"({batch}, {time}) ids give {tuple(answer.shape)}"
+    for training, size in product(MODES, sizes):
+        answer = raw(model.train(training)(draw(case, *size)))
+        assert answer.shape == (*size, case.vocab_size)
     sliced = draw(case, 2, 7)[:, :-1]
-    if differ(scores(model, sliced.contiguous()), scores(model, sliced)):
-        yield "a slice of ids has other scores than its copy"
+    assert same(scores(model, sliced.contiguous()), scores(model, sliced))
 
 
 def check_finite(case):
-    texts = {
-        "one token": draw(case, 2, 1),
-        "any tokens": draw(case, 4, longest(case)),
-        "id 0 first": draw(case, 2, 6).index_fill(1, torch.tensor(0), 0),
-        "equal ids": torch.full((2, 6), case.vocab_size - 1),
-    }
-    for training, (words, tokens) in product((False, True), texts.items()):
+    texts = (
+        draw(case, 2, 1),
+        draw(case, 4, longest(case)),
+        draw(case, 2, 6).index_fill(1, torch.tensor(0), 0),
+        torch.full((2, 6), case.vocab_size - 1),
+    )
+    for training, tokens in product(MODES, texts):
         model = wide(case)
         answer = scores(model, tokens, training)
-        if not answer.isfinite().all():
-            yield f"{words}, training {training}: not finite"
+        assert answer.isfinite().all()
         if answer.requires_grad:
             cross_entropy(answer, tokens).backward()
-        for name, p in model.named_parameters():
-            if p.grad is not None and not p.grad.to_dense().isfinite().all():
-                yield f"{words}: gradient of {name} not finite"
+        for p in model.parameters():
+            assert p.grad is None or p.grad.to_dense().isfinite().all()
 
 
 def suffixes(case, time):
@@ -166,52 +161,45 @@ def suffixes(case, time):
         (row, (row + 1) % case.vocab_size),
         (row, other),
     )
-    for t, (old, new) in product({1, time // 2, time - 1}, ends):
-        yield t, old, torch.cat([old[:, :t], new[:, t:]], 1)
+    return [
+        (t, old, torch.cat([old[:, :t], new[:, t:]], 1))
+        for t, (old, new) in product({1, time // 2, time - 1}, ends)
+    ]
 
 
 def check_causality(case):
+    model, own, short = wide(case), build(case), build(case).bfloat16()
     time, vocab = longest(case), case.vocab_size
-    lengths = {2, 8, time}
-    if 65 < case.block_size < 200:
-        lengths |= {64, 65}
-    models = {"as it is": wide(case), "x 10": larger(wide(case), 10)}
-    if any(p.dtype == torch.float64 for p in wide(case).parameters()):
-        models["x 200"] = larger(wide(case), 200)
-    runs = [
-        (words, model, list(suffixes(case, length)), {})
-        for (words, model), length in product(models.items(), lengths)
-    ]
     row, half = draw(case, 1, time), time // 2
     start, end = row.split(half, 1)
     alone = [(half, row, torch.cat([start, (end + 1) % vocab], 1))]
-    runs += [("one row", wide(case), alone, {})]
-    runs += [("in its own dtype", build(case), alone, {})]
-    short = build(case).bfloat16()
+    lengths = {2, 8, time}
+    if 65 < case.block_size < 200:
+        lengths |= {64, 65}
+    models = [model, larger(model, 10)]
+    if any(p.dtype == torch.float64 for p in model.parameters()):
+        models.append(larger(model, 200))
+    runs = [(m, suffixes(case, n), {}) for m, n in product(models, lengths)]
+    runs += [(model, alone, {}), (own, alone, {})]
     if works(short, case):
-        runs += [("in bfloat16", short, alone, {})]
-    if "attention_mask" in inspect.signature(short.forward).parameters:
-        shown = {"attention_mask": (torch.arange(time)[None] < time - 2)}
-        runs += [("padded", wide(case), alone, shown)]
-        runs += [("padded, x 2000", larger(wide(case), 2000), alone, shown)]
-    if vocab < 5000:
-        ids = torch.arange(vocab).view(-1, 1, 1).expand(-1, 1, half)
-        ends = [(half, row, torch.cat([start, i], 1)) for i in ids]
-        runs += [("each id at the end", wide(case), ends, {})]
+        runs.append((short, alone, {}))
+    if "attention_mask" in inspect.signature(model.forward).parameters:
+        shown = {"attention_mask": torch.arange(time)[None] < time - 2}
+        runs += [(m, alone, shown) for m in (model, larger(model, 2000))]
+    if vocab < 5000:  # each id at the end
+        ends = torch.arange(vocab).view(-1, 1, 1).expand(-1, 1, half)
+        texts = [(half, row, torch.cat([start, end], 1)) for end in ends]
+        runs.append((model, texts, {}))
     modes = (False, False), (False, True), (True, True)
-    for (words, model, pairs, given), (training, grad) in product(runs, modes):
-        splits, *texts = zip(*pairs, strict=True)
+    for (model, texts, given), (training, grad) in product(runs, modes):
+        splits, *both = zip(*texts, strict=True)
         with torch.set_grad_enabled(grad):
             one, two = (
                 scores(model, torch.cat(rows), training, **given)
-                for rows in texts
+                for rows in both
             )
         for i, t in enumerate(splits):
-            if differ(one[i, :t], two[i, :t]):
-                yield (
-                    f"{words}, training {training}, gradients {grad}: tokens "
-                    f"from {t} of {len(texts[0][i][0])} on move earlier scores"
-                )
+            assert same(one[i, :t], two[i, :t])
 
 
 def check_causal_gradients(case):
@@ -220,20 +208,16 @@ def check_causal_gradients(case):
         model.wte.register_forward_hook(
             lambda _module, _args, out: kept.append(out.requires_grad_())
         )
-    for training, t in product((False, True), range(tokens.size(1) - 1)):
+    for training, t in product(MODES, range(tokens.size(1) - 1)):
         answer = scores(model, tokens, training)[0, t]
         if not kept:
             return
         weights = torch.linspace(1, 2, case.vocab_size).to(answer)
         (grad,) = torch.autograd.grad(
-            answer @ weights,
-            kept[-1],
-            allow_unused=True,
-            materialize_grads=True,
+            answer @ weights, kept[-1], materialize_grads=True
         )
         later = grad[0, t + 1 :].abs().max()
-        if not later <= rounding(grad) * grad.abs().max():
-            yield f"the gradient of score {t} reaches later tokens"
+        assert later <= rounding(grad) * grad.abs().max()
 
 
 def check_prefix_consistency(case):
@@ -241,25 +225,19 @@ def check_prefix_consistency(case):
     tokens = draw(case, 2, time)
     whole = scores(model, tokens)
     for t in range(1, time):
-        if differ(whole[:, :t], scores(model, tokens[:, :t].contiguous())):
-            yield f"the first {t} of {time} tokens alone score otherwise"
+        assert same(whole[:, :t], scores(model, tokens[:, :t].contiguous()))
 
 
 def check_batch_independence(case):
     model = wide(case)
-    for training, time in product((False, True), (3, 12)):
+    for training, time in product(MODES, (3, 12)):
         tokens = draw(case, 5, time)
-        one, two = (
-            scores(model, ids, training)[:1]
-            for ids in (tokens, same_first_row(tokens, case))
-        )
-        if differ(one, two):
-            yield f"training {training}, length {time}: rows mix"
-    tokens = draw(case, 5, 12)
+        first = scores(model, tokens, training)[0]
+        others = same_first_row(tokens, case)
+        assert same(first, scores(model, others, training)[0])
     whole = scores(model, tokens)
     for row in range(len(tokens)):
-        if differ(whole[[row]], scores(model, tokens[[row]])):
-            yield f"row {row} scores otherwise alone"
+        assert same(whole[[row]], scores(model, tokens[[row]]))
 
 
 def check_order_sensitivity(case):
@@ -273,9 +251,8 @@ def check_order_sensitivity(case):
         last, *rest = (
             scores(model, ids)[:, -1] for ids in (texts, swapped, first, other)
         )
-        swap, *counts = (differ(last, each) for each in rest)
-        if all(counts) and not swap:
-            yield f"tokens 0 and {far} can be swapped"
+        swap, *alone = (same(last, each) for each in rest)
+        assert any(alone) or not swap
 
 
 def check_context_use(case):
@@ -287,8 +264,7 @@ def check_context_use(case):
     for s in range(tokens.size(1)):
         changed = tokens.clone()
         changed[:, s] = (changed[:, s] + 1) % case.vocab_size
-        if torch.equal(last, scores(model, changed)[:, -1]):
-            yield f"token {s} never changes the last score"
+        assert not last.equal(scores(model, changed)[:, -1])
 
 
 @torch.no_grad()
@@ -297,16 +273,14 @@ def check_determinism(case):
     first = scores(model, tokens)
     for time in (8, longest(case), 1):
         scores(model, draw(case, 2, time, seed=time))
-        if differ(first, scores(model, tokens, seed=time)):
-            yield f"another answer after {time} other tokens"
+        assert same(first, scores(model, tokens, seed=time))
     other = torch.cat([tokens[:1], 0 * tokens[1:]])
-    if differ(scores(model, other), scores(wide(case), other)):
-        yield "another answer after a batch with the same first row"
+    assert same(scores(model, other), scores(wide(case), other))
 
 
 def check_purity(case):
     """Measure what a caller has set, before and after a call."""
-    for training in (False, True):
+    for training in MODES:
         model = wide(case).train(training)
         state = copy.deepcopy(model.state_dict())
         tokens = torch.arange(case.vocab_size)[-24:].repeat(8, 1)
@@ -315,34 +289,26 @@ def check_purity(case):
             before = torch.manual_seed(seed).get_state()
             model(given)
             after.append(torch.get_rng_state())
-        changed = {
-            "the seed": torch.equal(*after),
-            "gradients": not torch.is_grad_enabled(),
-            "the mode": any(m.training != training for m in model.modules()),
-            "the input": not torch.equal(given, tokens),
-        }
+        assert not torch.equal(*after)  # the seed is not set
+        assert torch.is_grad_enabled()
+        assert {m.training for m in model.modules()} == {training}
+        assert given.equal(tokens)
         if not training:
-            changed["the random state"] = not torch.equal(before, after[-1])
+            assert before.equal(after[-1])
             for name, tensor in model.state_dict().items():
-                changed[name] = not torch.equal(tensor, state[name])
-        for words in changed:
-            if changed[words]:
-                yield f"training {training}: {words} changed"
+                assert tensor.equal(state[name])
 
 
 def check_normalised(case):
-    if getattr(case, "outputs", "auto") == "log_probs":
-        gap = scores(wide(case), draw(case, 3, 9)).logsumexp(-1).abs().max()
-        if gap > 1e-9:
-            yield f"log of the sum is {gap:.2g}"
+    if case.outputs == "log_probs":
+        sums = scores(wide(case), draw(case, 3, 9)).logsumexp(-1)
+        assert sums.abs().max() <= 1e-9
 
 
 def check_initial_loss(case):
     tokens, targets = draw(case, 8, 16), draw(case, 8, 16, seed=1)
     loss = cross_entropy(scores(wide(case), tokens).double(), targets).item()
-    chance = math.log(case.vocab_size)
-    if not abs(loss - chance) < 1.5:
-        yield f"a fresh model's loss is {loss:.3g}, ln(vocab) is {chance:.3g}"
+    assert abs(loss - math.log(case.vocab_size)) < 1.5
 
 
 def check_signal(case):
@@ -360,12 +326,10 @@ def check_signal(case):
     for module, calls in kept.items():
         (x, one), *_, (_, two) = calls
         if isinstance(module, nn.LayerNorm):
-            if torch.equal(one, two):
-                yield "a norm answers the same for another text"
+            assert not one.equal(two)
         elif module.qkv.out_features == 3 * module.qkv.in_features:
             q, k, _ = map(module.split, module.qkv(x).chunk(3, -1))
-            if module.scores(q, k).std() > 7:
-                yield "scores have a deviation over 7"
+            assert module.scores(q, k).std() <= 7
 
 
 def with_gradient(loss, weight):
@@ -392,31 +356,26 @@ def check_loss(case):
             answer = model(tokens, **{name: targets})
         except IndexError:
             continue  # ignores no such number
-        if not targets.equal(own):
-            yield "the targets change"
-        if differ(scores(model, tokens), raw(answer)):
-            yield "the scores change with the targets"
+        assert targets.equal(own)
+        assert same(scores(model, tokens), raw(answer))
+        loss = next(part for part in answer if part.dim() == 0)
         as_given = cross_entropy(raw(answer), own, **options)
         shifted = cross_entropy(raw(answer)[:, :-1], own[:, 1:], **options)
-        loss = next(part for part in answer if part.dim() == 0)
         found, *wanted = (
             with_gradient(each, model.head.weight)
             for each in (loss, as_given, shifted)
         )
-        if not any(
+        assert any(
             found.shape == each.shape and torch.allclose(found, each)
             for each in wanted
-        ):
-            yield f"with {ignored} ignored the loss is another: {loss:.4f}"
+        )
 
 
 def check_gradient_flow(case):
     model = wide(case)
     trainable = ((n, p) for n, p in model.named_parameters() if p.numel())
     without = {n for n, p in trainable if p.requires_grad}
-    if not without:
-        return
-    for step in range(6):
+    for step in range(6 if without else 0):
         tokens = draw(case, 4, longest(case), seed=step)
         answer = scores(model, tokens, training=True, seed=step)
         model.zero_grad()
@@ -425,8 +384,7 @@ def check_gradient_flow(case):
             if p.grad is not None and p.grad.to_dense().any():
                 without.discard(name)
                 p.data -= 0.01 * p.grad.to_dense().sign()  # zeros move
-    for name in without:
-        yield f"{name} gets no gradient"
+    assert not without
 
 
 def check_gradients(case):
@@ -439,19 +397,17 @@ def check_gradients(case):
     def value(training):
         return (scores(model, tokens, training).flatten() * weights).sum()
 
-    def slope(flat, index, step):
-        old, ends = flat[index].item(), []
+    def slope(entry, step, training):
+        old, ends = entry.item(), []
         for end in (old + step, old - step):
-            flat[index] = end
+            entry.fill_(end)
             ends.append(value(training).item())
-        flat[index] = old
+        entry.fill_(old)
         return (ends[0] - ends[1]) / (2 * step)
 
     if value(False).dtype != torch.float64:
         return
-    for training, (name, p) in product(
-        (False, True), list(model.named_parameters())
-    ):
+    for training, p in product(MODES, list(model.parameters())):
         if p.dtype != torch.float64 or not p.requires_grad or not p.numel():
             continue
         model.zero_grad()
@@ -459,13 +415,12 @@ def check_gradients(case):
         if p.grad is None:
             continue
         grad = p.grad.to_dense().flatten()
-        index = grad.abs().argmax()
+        largest = grad.abs().argmax().item()
+        found, entry = grad[largest], p.data.view(-1)[largest]
         # the wider step is for what is float32 inside
-        slopes = [slope(p.data.view(-1), index, s) for s in (1e-5, 1e-2)]
-        found = grad[index].item()
+        slopes = [slope(entry, step, training) for step in (1e-5, 1e-2)]
         gap = min(abs(each - found) for each in slopes)
-        if 0 not in slopes and not gap <= 2e-3 * (1 + abs(found)):
-            yield f"{name} has gradient {found:.4g}, slopes are {slopes}"
+        assert 0 in slopes or gap <= 2e-3 * (1 + abs(found))
 
 
 def check_state_dict(case):
@@ -476,14 +431,13 @@ def check_state_dict(case):
     state = larger(fresh, 3).state_dict()
     for each in (fresh, other):
         each.load_state_dict(state)
-    if differ(scores(fresh, tokens), scores(other, tokens)):
-        yield "weights loaded after an evaluation are not used"
+    # weights that are loaded, or changed, after an evaluation are used
+    assert same(scores(fresh, tokens), scores(other, tokens))
     model.train()
     with torch.no_grad():
         for p, new in zip(model.parameters(), fresh.parameters(), strict=True):
             p.copy_(new)
-    if differ(scores(fresh, tokens), scores(model, tokens)):
-        yield "weights changed after an evaluation are not used"
+    assert same(scores(fresh, tokens), scores(model, tokens))
 
 
 def check_dtype(case):
@@ -493,51 +447,39 @@ def check_dtype(case):
     for cast in ("double", "bfloat16", "half"):
         # .to(dtype) would make complex buffers real, too
         model = getattr(build(case), cast)()
-        dtype = next(
-            p.dtype for p in model.parameters() if p.is_floating_point()
-        )
-        if not works(model, case):
-            yield f"{cast}: an error"
-        elif scores(model, tokens).dtype != dtype:
-            yield f"{cast} weights answer in another dtype"
-    if 257 < case.block_size < 1000:
+        floats = [p for p in model.parameters() if p.is_floating_point()]
+        assert works(model, case)
+        assert scores(model, tokens).dtype == floats[0].dtype
+    if 257 < case.block_size < 1000:  # positions differ in bfloat16, too
         ids = torch.zeros(1, case.block_size).long()
         few, many = (
             len(torch.unique(model.embed(ids)[0], dim=0))
             for model in (build(case).bfloat16(), build(case).double())
         )
-        if few < many:
-            yield f"one id: of {many} vectors {few} are left in bfloat16"
+        assert few == many
     moved = build(case).to("meta").eval()
     for module in moved.modules():
-        for name, value in vars(module).items():
-            if isinstance(value, torch.Tensor) and not value.is_meta:
-                yield f"{name} is not moved"
-    try:
-        moved(tokens.to("meta"))
-    except (RuntimeError, NotImplementedError) as error:
-        # to read a value is allowed, to mix devices is not
-        if re.search("same device|two devices|expected device", str(error)):
-            yield f"moved to another device: {error}"
+        for value in vars(module).values():
+            assert not isinstance(value, torch.Tensor) or value.is_meta
+    # to read a value is allowed, to mix devices is not
+    mixed = "same device|two devices|expected device"
+    assert not re.search(mixed, refuses(moved, tokens.to("meta")))
 
 
 def check_length_limit(case):
     model = wide(case)
     limit = getattr(model, "block_size", None)
-    if limit and not refuses(model, draw(case, 1, limit + 1)):
-        yield f"{limit + 1} tokens get an answer, the limit is {limit}"
+    assert not limit or refuses(model, draw(case, 1, limit + 1))
 
 
 def check_vocabulary(case):
     model, vocab = wide(case), case.vocab_size
     # a head that starts at 0 is drawn anew
     answer = scores(larger(model, 1), draw(case, 4, 8)).flatten(0, 1)
-    same = (answer == answer[0]).all(0) & (answer > answer.amax() - 30).all(0)
-    if same.sum() > 1:
-        yield f"the scores of ids {same.nonzero().flatten()} never move"
+    still = (answer == answer[0]).all(0) & (answer > answer.amax() - 30).all(0)
+    assert still.sum() <= 1
     for outside in (vocab, vocab + 5, -1, -vocab - 1):
-        if not refuses(model, torch.tensor([[1, outside, 1]])):
-            yield f"id {outside} gets an answer, the vocabulary is {vocab}"
+        assert refuses(model, torch.tensor([[1, outside, 1]]))
 
 
 @torch.no_grad()
@@ -546,8 +488,7 @@ def cached(model, piece, past, start, **mask):
     taken = inspect.signature(model.forward).parameters
     if "past_key_values" in taken:
         more = {"past_key_values": past, "use_cache": True, **mask}
-        answer = model(piece, **more)
-        return answer["logits"], answer["past_key_values"]
+        return model(piece, **more).values()
     if "kv_cache" in taken:
         scores, _, after = model(piece, kv_cache=past)
         return scores, after
@@ -577,26 +518,21 @@ def check_cache(case):
         return
     ways = [time], [1] * time, [5, time - 5], [time - 3, 1, 2]
     for sizes, texts in product(ways, (tokens, same_first_row(tokens, case))):
-        if refuses(fed, model, texts, sizes):
-            yield f"pieces of {sizes[:3]}... tokens: an error"
-        elif differ(scores(model, texts), fed(model, texts, sizes)):
-            yield f"pieces of {sizes[:3]}... tokens score otherwise"
-    if getattr(model, "init_cache", None):
+        assert not refuses(fed, model, texts, sizes)
+        assert same(scores(model, texts), fed(model, texts, sizes))
+    if getattr(model, "init_cache", None):  # two texts at once
         past, second = model.init_cache(2), model.init_cache(2)
         model.decode(tokens[:, :1], past)
         answer, _ = model.decode(tokens[:, 1:2], second)
-        if differ(scores(model, tokens[:, 1:2]), answer):
-            yield "two texts at once score otherwise"
+        assert same(scores(model, tokens[:, 1:2]), answer)
     longer = draw(case, 1, time + 1)
-    if refuses(model, longer) and not refuses(fed, model, longer, [time, 1]):
-        yield "one token too many is answered"
+    assert not refuses(model, longer) or refuses(fed, model, longer, [time, 1])
     if "attention_mask" in inspect.signature(model.forward).parameters:
         mask = torch.ones(2, 9, dtype=torch.long)
         mask[1, :3] = 0
         whole = scores(model, tokens[:, :9], attention_mask=mask)
         pieces = fed(model, tokens[:, :9], [5, 1, 1, 1, 1], mask)
-        if differ(whole[mask.bool()], pieces[mask.bool()]):
-            yield "rows that begin with padding score otherwise"
+        assert same(whole[mask.bool()], pieces[mask.bool()])
 
 
 def trained_loss(case, batches):
@@ -629,24 +565,13 @@ def check_entropy_bound(case):
         return torch.randint(vocab, shape, generator=generator)
 
     noise = trained_loss(case, (drawn(16, 17) for _ in range(100)))
-    if noise < entropy - 0.1:
-        yield f"loss {noise:.3g} on tokens of entropy {entropy:.3g}"
+    assert noise >= entropy - 0.1
     copies = (drawn(16, 1).expand(-1, 17) for _ in range(100))
-    copied = trained_loss(case, copies)
-    if copied > 0.5 * entropy:
-        yield f"loss {copied:.3g} on copies, entropy {entropy:.3g}"
-
-
-def first_of(measure):
-    def first(case):
-        with torch.enable_grad():  # and put back after, whatever a model does
-            return next(measure(case), "")
-
-    return first
+    assert trained_loss(case, copies) <= 0.5 * entropy
 
 
 MEASUREMENTS = {
-    name: first_of(measure)
+    name: measure
     for name, measure in globals().items()
     if name.startswith("check_")
 }

@@ -40,11 +40,11 @@ def tables():
         (
             b.name.replace("_", " "),
             f"`{b.check}`" + (" only" if b.only else ""),
-            b.sentence + (f" ({b.report})" if b.report else ""),
+            b.sentence,
         )
         for b in BROKEN
     ]
-    correct = [(c.name.replace("_", " "), c.note) for c in CORRECT]
+    correct = [(c.name.replace("_", " "), c.sentence) for c in CORRECT]
     return {
         "broken": table(("fault", "caught by", "what it does"), broken),
         "correct": table(("model", "what is unusual about it"), correct),

@@ -6,6 +6,8 @@ model is its class, its docstring and the line that is wrong.
 
 import math
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -19,6 +21,12 @@ INF = float("inf")
 def positions(tokens):
     """0, 1, 2, ... for the tokens of a row, where they are."""
     return torch.arange(tokens.size(1), device=tokens.device)
+
+
+def angles(at, width):
+    """Of as many pairs of numbers, at each position."""
+    rates = 100 ** -torch.linspace(0, 1, width, device=at.device)
+    return at.unsqueeze(1) * rates
 
 
 def cross_entropy(logits, targets, **options):
@@ -179,6 +187,23 @@ class GPT(nn.Module):
         return self.scores(self.body(self.embed(tokens), self.mask(tokens)))
 
 
+class NoPositions(GPT):
+    """Positions come in elsewhere: in the attention, or by recurrence."""
+
+    def add_parts(self, dim):
+        del self.wpe
+
+    def position_vectors(self, tokens):
+        return 0
+
+
+class Unlimited(GPT):
+    """Compares the length with nothing."""
+
+    def require_length(self, size):
+        pass
+
+
 class Past:
     """Keys and values of the tokens that were decoded so far."""
 
@@ -301,19 +326,53 @@ class TrainableGPT(GPT):
         return logits, None if targets is None else self.loss(logits, targets)
 
 
-def variant(change, owner=None, method="", whole=None):
-    """Name, factory and sentence of a model that differs in one thing.
+@dataclass(frozen=True)
+class Model:
+    """The small GPT, or a variant of it.
 
-    The change is a class, which is a model or a part of one, or a function
-    that takes the place of an owner's method; the whole is the model that
-    gets a changed part.
+    Attributes:
+        sentence: what is wrong with it, or unusual; in brackets, where the
+            fault was seen in public.
+        check: the one that must catch it; "" if it is correct.
+        only: whether no other check can see its fault.
+        double: whether in float64 it differs by float64's rounding alone.
+        loosely: checks whose property holds in a wider sense only.
+        deep: whether one layer would not see every token.
     """
-    words = r"(?<!^)(?=[A-Z][a-z]|(?<=[a-z])[A-Z])"  # "InAList": in a list
-    name = re.sub(words, "_", change.__name__).lower()
-    build = change
-    if owner is not None:
-        build = type(change.__name__, (owner,), {method: change})
-    if build.part is not None:
-        whole = whole or (CachedGPT if build.part == "cache" else GPT)
-        build = partial(whole, **{build.part: build})
-    return name, build, " ".join(change.__doc__.split())
+
+    name: str
+    build: Callable[[], Callable]
+    sentence: str
+    check: str = ""
+    only: bool = False
+    vocab_size: int = VOCAB
+    block_size: int = BLOCK
+    outputs: str = "auto"
+    double: bool = True
+    loosely: tuple[str, ...] = ()
+    deep: bool = False
+
+
+def collect(models, owner=None, method="", whole=None, **details):
+    """Put a class into a list of models, or an owner with a method replaced.
+
+    The class is a model or a part of one; the whole is the model that gets
+    it. The details are of `Model`, its docstring the sentence.
+    """
+
+    def add(change):
+        words = r"(?<!^)(?=[A-Z][a-z]|(?<=[a-z])[A-Z])"  # "InAList": in a list
+        name = re.sub(words, "_", change.__name__).lower()
+        build = change
+        if owner is not None:
+            build = type(change.__name__, (owner,), {method: change})
+        sizes = {k: n for k, n in details.items() if k.endswith("_size")}
+        if build.part is not None:
+            model = whole or (CachedGPT if build.part == "cache" else GPT)
+            build = partial(model, **{build.part: build})
+        build = partial(build, **sizes) if sizes else build
+        sentence = " ".join(change.__doc__.split())
+        models.append(Model(name, build, sentence, **details))
+        return change
+
+    return add

@@ -89,7 +89,7 @@ def test_broken_models_are_caught_though_calls_are_slow(model):
         model.build,
         vocab_size=model.vocab_size,
         block_size=model.block_size,
-        outputs=getattr(model, "outputs", "auto"),
+        outputs=model.outputs,
         checks=[model.check],
     )
     assert report.failed == [model.check], str(report)

@@ -74,7 +74,7 @@ def run(model, checks=None, budget=None):
         model.build,
         vocab_size=model.vocab_size,
         block_size=model.block_size,
-        outputs=getattr(model, "outputs", "auto"),
+        outputs=model.outputs,
         checks=checks,
         budget=budget,
     )

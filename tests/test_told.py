@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from broken_models import BROKEN, Padded
+from broken_models import BROKEN
 from correct_models import CORRECT
 from small_gpt import (
     BLOCK,
@@ -18,7 +18,9 @@ from small_gpt import (
     CachedGPT,
     CacheWithMask,
     Mixer,
+    Padded,
     TrainableGPT,
+    Unlimited,
 )
 from small_gpt import cross_entropy as mean
 from torch import nn
@@ -31,9 +33,10 @@ pytestmark = [
 ]
 
 
-BUILDS = {model.name: model.build for model in BROKEN}
+BUILDS = {model.name: model.build for model in (*CORRECT, *BROKEN)}
 NO_MASK = BUILDS["no_mask"].keywords["mixer"]
 SHARP = BUILDS["times_the_root"]
+FORGETS = BUILDS["window_undeclared"]
 
 
 def gpt(base=GPT, **parts):
@@ -185,15 +188,6 @@ class InPlace(Block):
         return x
 
 
-class LeaksInPlace(GPT):
-    mixer, block = NO_MASK, InPlace
-
-    def embed(self, ids):
-        x = self.wte(ids)
-        x += self.position_vectors(ids)
-        return x
-
-
 class Rounding(Block):
     """All positions come in, and go out again but for rounding."""
 
@@ -207,8 +201,7 @@ class LeaksLater(GPT):
     layers, block = 2, Rounding
 
     def add_parts(self, dim):
-        mixer = NO_MASK
-        self.blocks[1] = Block(mixer, self.mlp, self.norm, dim)
+        self.blocks[1] = Block(NO_MASK, self.mlp, self.norm, dim)
 
 
 class Draws(GPT):
@@ -288,11 +281,6 @@ class Small(GPT):
         raise OverflowError("too large")
 
 
-class Forgets(GPT):
-    def sees(self, i, j):
-        return (j <= i) & (i - j < 6)
-
-
 class LosesInEval(TrainableGPT):
     def loss(self, logits, targets):
         return None if self.training else mean(logits, targets)
@@ -357,11 +345,6 @@ class OnceOnly(GPT):
         return super().forward(ids)
 
 
-class SeesInTraining(GPT):
-    def sees(self, i, j):
-        return (j <= i) | self.training
-
-
 class PartLeaks(GPT):
     """Its own call, in which a hook would see it, is not used."""
 
@@ -377,18 +360,14 @@ class LastAlone(CachedGPT):
         return scores[:, -1], cache
 
 
-class GoesOn(CachedGPT):
+class GoesOn(CachedGPT, Unlimited):
     """Declares two tokens fewer than it has positions."""
 
     def add_parts(self, dim):
         self.wpe = nn.Embedding(BLOCK + 2, dim)
 
-    def require_length(self, size):
-        pass
-
 
 NAN = math.nan
-SOUND = {model.name: model.build for model in CORRECT}
 PASSED = [
     (GPT, "shape", "300.*block_size=32"),
     (function, "causality", "^less tested, a function has no weights"),
@@ -398,8 +377,8 @@ PASSED = [
         "causality",
         "^less tested, with larger weights the scores are not finite",
     ),
-    (gpt(Forgets, local_attn_window_size=6), "context_use", ""),
-    (gpt(Forgets, attention_window=[4, 6]), "context_use", ""),
+    (gpt(FORGETS, local_attn_window_size=6), "context_use", ""),
+    (gpt(FORGETS, attention_window=[4, 6]), "context_use", ""),
     (lambda: GPT(50257, 64, dim=2), "vocabulary", r"^5\d\d of 50257 ids"),
     (gpt(mixer=Earlier), "causality", "in float64 the scores are NaN or in"),
     (Draws, "causality", "shape of random draws depends on the tokens"),
@@ -439,19 +418,19 @@ PASSED = [
         "; frozen: wpe.weight$",
     ),
     (scored(lambda x: x.float()), "dtype", "bfloat16 answers in float32"),
-    (SOUND["behind_padding"], "length_limit", "^declared are 34, taken 32: "),
-    (SOUND["padded_tables"], "loss", "given over the 64 scores of a padded"),
-    (SOUND["balance_added"], "loss", "plus .*, which targets do not change"),
+    (BUILDS["behind_padding"], "length_limit", "^declared are 34, taken 32: "),
+    (BUILDS["padded_tables"], "loss", "given over the 64 scores of a padded"),
+    (BUILDS["balance_added"], "loss", "plus .*, which targets do not change"),
     (Seldom, "gradient_flow", ""),
     (SecondHead, "gradient_flow", ""),
     (gpt(block=RoundsABranch), "gradients", "piecewise constant"),
-    (SOUND["one_score_at_zero"], "vocabulary", "of id 16 never moves"),
+    (BUILDS["one_score_at_zero"], "vocabulary", "of id 16 never moves"),
     (
         scored(lambda x: F.pad(x[..., 2:], (0, 2), value=-1e30)),
         "vocabulary",
         "^17 of 17 ids$",
     ),
-    (SOUND["masked_ids_and_zeros"], "vocabulary", "^17 of 17 ids$"),
+    (BUILDS["masked_ids_and_zeros"], "vocabulary", "^17 of 17 ids$"),
     (TwoTables, "vocabulary", "table has 3 rows to spare"),
     (function, "length_limit", ""),
     (gpt(mixer=FadesFast), "context_use", r"to 32$"),
@@ -469,9 +448,9 @@ PASSED = [
         "; not with a mask: .*ZeroDivisionError",
     ),
     (GoesOn, "cache", ""),
-    (SOUND["cache_behind_the_loss"], "cache", "kv_cache: lengths to"),
-    (SOUND["one_at_a_time"], "cache", "one token at a time only: the"),
-    (SOUND["cache_inside"], "cache", "start_pos: lengths to 32"),
+    (BUILDS["cache_behind_the_loss"], "cache", "kv_cache: lengths to"),
+    (BUILDS["one_at_a_time"], "cache", "one token at a time only: the"),
+    (BUILDS["cache_inside"], "cache", "start_pos: lengths to 32"),
     (HeadOfZeros, "loss", "of targets shifted by one inside,"),
     (losing(lambda *given: None), "loss", "targets, returns no loss of one"),
     (gpt(forward=loss_alone), "loss", "of targets as given, -100 left out$"),
@@ -512,11 +491,15 @@ SKIPPED = [
     (lambda: TrainableGPT(block_size=2), "loss", "needs three tokens"),
 ]
 FAILED = [
-    (gpt(Forgets, kernel_size=6), "context_use", ""),
-    (gpt(Forgets, chunk_size=6), "context_use", ""),
+    (gpt(FORGETS, kernel_size=6), "context_use", ""),
+    (gpt(FORGETS, chunk_size=6), "context_use", ""),
     (KeepsAndLeaks, "determinism", ""),
     (KeepsAndLeaks, "causality", "start each call from the state"),
-    (LeaksInPlace, "causality", r"first seen at blocks.0.mixer \(no_mask\)"),
+    (
+        gpt(BUILDS["positions_in_place"], mixer=NO_MASK, block=InPlace),
+        "causality",
+        r"first seen at blocks.0.mixer \(no_mask\)",
+    ),
     (LeaksLater, "causality", r"first seen at blocks.1.mixer \(no_mask\)"),
     (answering(lambda i, x: "text"), "shape", "a str without tensors"),
     (answering(lambda i, x: [[[[x]]]]), "shape", "without tensors"),
@@ -549,7 +532,7 @@ FAILED = [
         "finite",
         "% of the scores are NaN or infinite at length .* at position 5 of",
     ),
-    (SeesInTraining, "causal_gradients", "in train mode"),
+    (BUILDS["mask_only_in_eval"], "causal_gradients", "in train mode"),
     (PartLeaks, "causality", r"first seen at blocks\.0\.norm_1"),
     (
         scored(lambda x: x + at(3, x) * x.mean((0, 1))),
