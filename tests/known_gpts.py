@@ -28,8 +28,11 @@ class NanoAttention(nn.Module):
         k = k.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
         q = q.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
         v = v.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = self.attend(q, k, v)
         return self.c_proj(y.transpose(1, 2).contiguous().view(B, T, C))
+
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class MinAttention(NanoAttention):
@@ -39,17 +42,12 @@ class MinAttention(NanoAttention):
         mask = torch.tril(torch.ones(size, size)).view(1, 1, size, size)
         self.register_buffer("bias", mask, persistent=False)
 
-    def forward(self, x):
-        B, T, C = x.size()
-        q, k, v = self.c_attn(x).split(self.n_embd, dim=2)
-        k = k.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
-        q = q.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
-        v = v.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+    def attend(self, q, k, v):
+        T = q.size(2)
         att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
         att = att.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf"))
         att = F.softmax(att, dim=-1)
-        y = att @ v
-        return self.c_proj(y.transpose(1, 2).contiguous().view(B, T, C))
+        return att @ v
 
 
 class NewGELU(nn.Module):
@@ -192,37 +190,30 @@ def nano(state, config, cls=NanoGPT):
     return model
 
 
+SCRATCH = {  # the post's names, and nanoGPT's
+    "fc.": "lm_head.",
+    "ln.": "transformer.ln_f.",
+    "tok_embed.": "transformer.wte.",
+    "pos_embed": "transformer.wpe.weight",
+    "blocks.": "transformer.h.",
+    "ln1": "ln_1",
+    "ln2": "ln_2",
+    "attn.proj": "attn.c_proj",
+    "ff.0": "mlp.c_fc",
+    "ff.2": "mlp.c_proj",
+}
+
+
 def scratch(state, config):
-    C = config.n_embd
-    names = {
-        "attn.c_proj": "attn.proj",
-        "mlp.c_fc": "ff.0",
-        "mlp.c_proj": "ff.2",
-        "ln_1": "ln1",
-        "ln_2": "ln2",
-    }
-    posts = {
-        "tok_embed.weight": state["wte.weight"],
-        "pos_embed": state["wpe.weight"].unsqueeze(0),
-        "ln.weight": state["ln_f.weight"],
-        "ln.bias": state["ln_f.bias"],
-        "fc.weight": state["lm_head.weight"],
-        "fc.bias": torch.zeros(config.vocab_size),
-    }
-    for i in range(config.n_layer):
-        for kind in ("weight", "bias"):
-            fused = state[f"h.{i}.attn.c_attn.{kind}"].split(C, dim=-1)
-            for part, one in zip(
-                ("query", "key", "value"), fused, strict=True
-            ):
-                posts[f"blocks.{i}.attn.{part}.{kind}"] = (
-                    one.mT if one.dim() > 1 else one
-                )
-            for theirs, mine in names.items():
-                tensor = state[f"h.{i}.{theirs}.{kind}"]
-                posts[f"blocks.{i}.{mine}.{kind}"] = (
-                    tensor.mT if tensor.dim() > 1 else tensor
-                )
     model = ScratchGPT(config).to(state["wte.weight"].dtype)
-    model.load_state_dict(posts)
+    state = {"lm_head.bias": torch.tensor(0.0)} | nanogpt_from_gpt2(state)
+    for name in [name for name in state if "c_attn" in name]:
+        for part, one in zip(
+            ("query", "key", "value"), state.pop(name).chunk(3), strict=True
+        ):
+            state[name.replace("c_attn", part)] = one
+    for name, parameter in model.named_parameters():
+        for theirs, nanos in SCRATCH.items():
+            name = name.replace(theirs, nanos)
+        parameter.data.copy_(state[name])
     return model
