@@ -128,27 +128,7 @@ def test_a_clock_waits_for_any_accelerator(monkeypatch):
     assert waited == [CUDA, hpu, "mps"]
 
 
-# The machine
-
-
-def test_the_machine_is_described():
-    facts = machine_facts(CPU)
-    assert facts["cores"] >= 1
-    assert facts["processor"]
-    assert facts["accelerator"] == "none"
-    assert facts["torch"] == torch.__version__
-
-
 # Files
-
-
-def test_what_is_saved_is_read(tmp_path):
-    path = tmp_path / "a.json"
-    saved = results()
-    saved.runs[0].rows[0].operations["aten::mm"] = 0.5
-    saved.save(path)
-    assert read_results(path) == saved
-    assert json.loads(path.read_text())["version"] == 3
 
 
 def content(version=3, run=None, **row):

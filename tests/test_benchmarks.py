@@ -6,12 +6,16 @@ import re
 import sys
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from benchmarks import app as commands
 from benchmarks import machine, measure, output
+from benchmarks.plan import make_plan
+from benchmarks.work import least_bytes
+from mingpt_style import GPT
 from shared.comparison.benchmark_results import read_results
 from shared.console import run
 
@@ -63,7 +67,9 @@ def test_forward_with_everything(bench, tmp_path):
         "forward", *FAST, "--own", "--profile", "--threads", 1,
         "--json", file, "--plot", plot,
     )  # fmt: skip
-    for word in ("threads 1", "tokens/s", "the styles agree", "of peak"):
+    for word in ("threads 1", "tokens/s", "of peak",
+                 "in float32 the styles agree to",
+                 "annotated-own: with its own LayerNorm"):  # fmt: skip
         assert word in out
     rows = rows_of(file)
     assert [*rows] == [
@@ -72,6 +78,9 @@ def test_forward_with_everything(bench, tmp_path):
         "torch-encoder", "x-transformers", *LIMITS,
     ]  # fmt: skip
     assert all(len(row.seconds) == 2 for row in rows.values())
+    machine = read_results(file).machine
+    assert machine["torch"] == torch.__version__
+    assert machine["accelerator"] == "none"
     models = [row for row in rows.values() if not row.limit]
     # x-transformers makes a few more products
     assert len({row.flops for row in models[:-1]}) == 1
@@ -98,8 +107,9 @@ def test_a_sweep_over_batch_and_time(bench, tmp_path):
     assert work[3:] == [2 * flops for flops in work[:3]]
 
 
-def test_generate_at_toy_size(bench, tmp_path):
-    file = tmp_path / "found.json"
+def test_generate_at_toy_size(bench, tmp_path, monkeypatch):
+    file, optimize = tmp_path / "found.json", Mock()
+    monkeypatch.setattr(measure, "optimize_for_decoding", optimize)
     out = bench(
         "generate", *TOY, "--prompt", "3,5", "--new", 2, "--rounds", 1,
         "--dtype", "float32,bfloat16", "--json", file,
@@ -110,10 +120,20 @@ def test_generate_at_toy_size(bench, tmp_path):
         "annotated", "mingpt_style", "annotated bfloat16",
         "mingpt_style bfloat16", "transformers", *LIMITS,
     ]  # fmt: skip
-    ours, half = map(first.row, ("mingpt_style", "mingpt_style bfloat16"))
+    # only a model with a cache is optimized, and reads each token once
+    optimized = [type(call.args[0]) for call in optimize.call_args_list]
+    assert optimized == [GPT, GPT]
+    config = make_plan("gpt-nano", sizes={"vocab_size": 11}).config
+    moved = sum(least_bytes(config, 1, 1, 4, past) for past in (3, 4))
+    ours, theirs, half, annotated = map(first.row, (
+        "mingpt_style", "transformers", "mingpt_style bfloat16", "annotated",
+    ))  # fmt: skip
+    assert annotated.least_bytes is None
+    assert ours.least_bytes == theirs.least_bytes == moved
+    assert 2 * half.least_bytes == moved
     assert ours.tokens == 2
-    assert ours.least_bytes == 2 * half.least_bytes
-    assert all(row.peak_bytes > 4 * 11 for row in first.models)
+    # two tokens' scores, and what is between
+    assert all(row.peak_bytes > 2 * 2 * 11 for row in first.models)
     assert (first.setting["prompt"], first.setting["new"]) == (3, 2)
     assert second.setting["prompt"] == 5
     assert "time" not in first.setting
