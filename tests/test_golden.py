@@ -7,7 +7,6 @@ import pytest
 
 import annotated
 import mingpt_style
-from shared.config import GPTConfig
 from shared.masks import subsequent_mask
 
 
@@ -58,21 +57,3 @@ def test_annotated_transformer_in_the_other_style(golden):
     same = annotated.from_gpt2(state, model.config, norm=annotated.LayerNorm)
     found = same.eval().log_probs(expected["tokens"])
     assert_golden(found, expected["log_probs"])
-
-
-@pytest.mark.parametrize(
-    ("name", "others"),
-    [("mingpt", {}), ("nanogpt", {"activation": "gelu", "tie_weights": True})],
-)
-def test_mingpt_and_nanogpt(golden, name, others):
-    weights, expected, sizes = golden(name)
-    del sizes["source"]
-    config = GPTConfig(**sizes, **others)
-    # the names of the originals are ours
-    mingpt_style.GPT(config).load_state_dict(weights, strict=True)
-    model = mingpt_style.from_nanogpt(weights, config).eval()
-    tokens = expected["tokens"]
-    assert_golden(model(tokens)[0], expected["logits"])
-    if name == "mingpt":
-        _, loss = model(tokens[:, :-1], tokens[:, 1:])
-        assert_golden(loss, expected["loss"])
