@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-import annotated
 from annotated import LayerNorm, PositionalEncoding, build_model, make_model
 from shared.config import GPTConfig
 from shared.masks import subsequent_mask
@@ -183,14 +182,6 @@ def test_parts_are_injected(activation, name):
     ff = model.decoder.layers[1].feed_forward.eval()
     functions = {"relu": F.relu, "gelu": F.gelu, "gelu_tanh": nn.GELU("tanh")}
     torch.testing.assert_close(ff(x), ff.w_2(functions[name](ff.w_1(x))))
-
-
-def test_clones_are_independent():
-    first, second = annotated.clones(nn.Linear(2, 2), 2)
-    assert first.weight.equal(second.weight)
-    with torch.no_grad():
-        first.weight.zero_()
-    assert second.weight.any()
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,6 @@ def test_presets():
         c = GPTConfig.preset(name, **{} if sizes[-1] else open_fields)
         found = c.n_layer, c.n_head, c.n_embd, c.inner_size, c.vocab_size
         assert (*found, c.block_size, c.tie_weights) == sizes, name
-
-
-def test_a_preset_can_be_overridden():
     config = GPTConfig.preset("gpt2", n_layer=2, tie_weights=False)
     assert config == GPTConfig(50257, 1024, n_layer=2)
 

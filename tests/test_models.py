@@ -70,7 +70,7 @@ def test_no_gradient_flows_from_a_position_to_the_future(name, model):
 def test_the_loss_is_the_mean_cross_entropy_of_the_targets(build):
     model = build(SMALL).double().eval()
     idx = random_tokens(SMALL, 3, 9)
-    targets = random_tokens(SMALL, 3, 9, seed=1)
+    targets = random_tokens(SMALL, 9, 3, seed=1).t()  # not contiguous
     targets[0, 0] = 0
     targets[1:][torch.rand(2, 9) < 0.3] = -1  # no target
     logits, loss = model(idx, targets)
