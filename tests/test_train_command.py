@@ -97,7 +97,11 @@ def test_a_run_from_start_to_text(done, train):
     assert set(sample) <= set(TEXT)
     assert "step    12" in err
     assert re.search(r" \d,\d{3} parameters, ", err)
-    one = out / "checkpoints" / "step-00000010"
+    # the last two are kept, and nothing is pickled
+    one, last = sorted((out / "checkpoints").iterdir())
+    assert (one.name, last.name) == ("step-00000010", "step-00000012")
+    files = {path.suffix for path in one.iterdir()}
+    assert files == {".safetensors", ".json"}
     for folder, step in ((out, 12), (one, 10)):
         written, err = done(
             "generate", "--checkpoint", folder, "--prompt=The cat",
@@ -309,21 +313,16 @@ def test_a_mistake_is_one_line_and_changes_nothing(
 
 
 @pytest.mark.parametrize("name", ["model", "optimizer"])
-@pytest.mark.parametrize("damage", ["cut", "empty", "pickle", "bit"])
-def test_a_damaged_checkpoint_is_not_resumed(refused, finished, name, damage):
+def test_a_damaged_checkpoint_is_not_resumed(refused, finished, name):
     file = last_checkpoint(finished) / f"{name}.safetensors"
     whole = file.read_bytes()
-    content = {
-        "cut": whole[:-1],
-        "empty": b"",
-        "pickle": b"\x80\x04pickle",
-        "bit": whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:],
-    }
-    file.write_bytes(content[damage])
-    for command in (("train", "--resume"), ("generate", "--checkpoint")):
-        err = refused(*command, finished)
-        assert f"{file.name} is not what was written; remove it" in err
-        assert "to go on from step-00000001" in err
+    one_bit = whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:]
+    for content in (whole[:-1], b"", one_bit):
+        file.write_bytes(content)
+        for command in (("train", "--resume"), ("generate", "--checkpoint")):
+            err = refused(*command, finished)
+            assert f"{file.name} is not what was written; remove it" in err
+            assert "to go on from step-00000001" in err
 
 
 @pytest.mark.usefixtures("quick_end")

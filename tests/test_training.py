@@ -20,7 +20,6 @@ from shared.training.run_folder import (
     Facts,
     append_log,
     cut_log,
-    last_checkpoint,
     load_trained,
     open_run,
     read_log,
@@ -182,16 +181,21 @@ def test_what_is_no_number_stops_before_the_weights(broken, message):
     assert run.step == 1
 
 
-@pytest.mark.parametrize(("cut", "rest"), [(6, 250), (250, 6)])
-def test_a_text_without_a_window_is_refused(cut, rest):
+@pytest.mark.parametrize(
+    ("cut", "end", "processes", "message"),
+    [
+        (6, 256, 1, "256 tokens, 6 to learn from and 250 to be tested on"),
+        (250, 256, 1, "a window of 6 and its target need 7 in each part"),
+        (7, 14, 3, "4 windows cannot be shared evenly by 3 processes"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused(cut, end, processes, message):
     model = mingpt_style.build_model(CONFIG)
-    message = (
-        f"a text of 256 tokens, {cut} to learn from and {rest} to be tested "
-        "on, is too short: a window of 6 and its target need 7 in each part"
-    )
-    with pytest.raises(ValueError, match=message):
-        Trainer(model, IDS[:cut], IDS[cut : cut + rest], RECIPE)
     Trainer(model, IDS[:7], IDS[7:14], RECIPE)
+    with pytest.raises(ValueError, match=message):
+        Trainer(
+            model, IDS[:cut], IDS[cut:end], RECIPE, Processes(0, processes)
+        )
 
 
 def test_processes_share_a_batch():
@@ -199,9 +203,6 @@ def test_processes_share_a_batch():
     shares = [Processes(rank, 3).share(batch) for rank in range(3)]
     assert torch.cat(shares).equal(batch)
     assert {len(share) for share in shares} == {2}
-    model = mingpt_style.build_model(CONFIG)
-    with pytest.raises(ValueError, match=r"4 windows .* by 3 processes"):
-        Trainer(model, TRAIN, VAL, RECIPE, Processes(0, 3))
 
 
 # Checkpoints ---------------------------------------------------------------
@@ -216,18 +217,6 @@ def test_a_checkpoint_before_the_first_step_is_the_start(tmp_path):
     resume(checkpoint, saved, again)
     assert again.step == 0
     assert again.take_step().train_loss == start.take_step().train_loss
-
-
-def test_the_last_two_are_kept_and_nothing_is_pickled(tmp_path):
-    run = trainer()
-    for _ in range(4):
-        keep(tmp_path, run)
-        run.take_step()
-    names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
-    assert names == ["step-00000002", "step-00000003"]
-    assert last_checkpoint(tmp_path).name == "step-00000003"
-    suffixes = {p.suffix for p in tmp_path.rglob("*") if p.is_file()}
-    assert suffixes == {".safetensors", ".json"}
 
 
 def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
