@@ -8,8 +8,9 @@ from typer import Option
 
 from ..config import ACTIVATIONS, preset_names
 from ..console import set_debug
+from ..tokenization.tokenizers import DEFAULT
 
-TOKENIZER = "duet-1k"  # the kit's own, the default
+TOKENIZER = DEFAULT
 
 Style = Annotated[
     str,
