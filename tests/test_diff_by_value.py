@@ -380,6 +380,36 @@ def test_queries_keys_and_values_are_no_layers():
     assert {pair.left.layer for pair in found.pairs} == {None}
 
 
+class Listed(Turned):
+    """Its norms and residual lines are in one loop, its parts in lists."""
+
+    def __init__(self):
+        super().__init__()
+        part = lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh())  # noqa: E731
+        self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(3))
+        self.layers = nn.ModuleList(
+            nn.ModuleList([part(), part()]) for _ in range(3)
+        )
+
+    def forward(self, idx):
+        x = self.table(idx)
+        for norm, (first, second) in zip(self.norms, self.layers, strict=True):
+            x = x + first(norm(x))
+            x = x + second(x)
+        return x @ self.table.weight.T
+
+
+def test_a_loop_over_parts_has_layers():
+    found = diff_by_value(Listed(), Listed(), TOKENS)
+    before, layers, after = found.sections()
+    assert layers.title == "layer 0; layers 1 to 2 as layer 0, 0 apart"
+    lines = [row.left.code for row in layers.rows]
+    assert lines[0] == "norm(x)"
+    assert lines[-1] == "x + second(x)"
+    assert len(lines) == 7
+    assert len(before.rows) == len(after.rows) == 1
+
+
 def test_the_sentence_is_the_whole_of_it(weights):
     left, right = build("annotated", weights), build("mingpt_style", weights)
     right.transformer.h[1].mlp.act = nn.GELU()

@@ -13,7 +13,7 @@ from ...invariants.errors import ModelRaised
 from ...invariants.model.randomness import isolated
 from ...invariants.model.subject import Subject
 from .recorder import Recorder, below_autograd
-from .value import FEWEST, layers_by_repetition, plain
+from .value import FEWEST, number_layers, plain
 
 ROWS_AT_ONCE = 4096  # of a matrix that is nudged
 NUMBERS_AT_ONCE = 2**22
@@ -69,7 +69,7 @@ class Side:
             place = replace(place, op="log_softmax", inside="taken here")
             log_probs = scores.log_softmax(-1)
             self.normalised = recorder.note(log_probs, place, [last])
-        self.values = layers_by_repetition(recorder.values)
+        self.values = number_layers(recorder.values)
         is_module = isinstance(model, nn.Module)
         self.scripted = [
             name or type(part).__name__

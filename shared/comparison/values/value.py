@@ -1,7 +1,6 @@
 """A value that a model computes, and the few numbers kept of it."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -107,29 +106,38 @@ def digest(value: Tensor) -> Digest:
     return Digest(count, flat.numel() - count, marks, size, trivial)
 
 
-def layers_by_repetition(values: Sequence[Value]) -> Sequence[Value]:
-    """Number the layers of a model that has no modules for them.
+def number_layers(values: Sequence[Value]) -> Sequence[Value]:
+    """Number the layers of what is computed in a loop over them.
 
-    A call that is reached the same way once more belongs to the next layer;
-    what a layer reaches several times counts as often in every layer. Most
-    of a model is in its layers: what else is repeated are its heads, or
-    queries, keys and values.
+    A line that is reached once a layer, or several times in each, belongs
+    to them in turn. Where modules say which layer runs, it must stand
+    behind each, or before each. Where none do, most of a model is in its
+    layers: what else is repeated are its heads, or queries, keys and values.
     """
-    keys = [(v.stack, v.place.op, v.place.inside) for v in values]
-    counts = Counter(keys)
-    layers = min((c for c in counts.values() if c > 1), default=0)
-    if not layers or any(v.place.layer is not None for v in values):
+    groups: dict[object, list[int]] = {}
+    ran: list[int] = []  # the layer that was the last to run, at each value
+    for value in values:
+        place = value.place
+        if place.layer is None:
+            key = value.stack, place.op, place.inside
+            groups.setdefault(key, []).append(value.number)
+            ran.append(ran[-1] if ran else -1)
+        else:
+            ran.append(place.layer)
+    repeated = [group for group in groups.values() if len(group) > 1]
+    said = max(ran) + 1
+    layers = said or min(map(len, repeated), default=0)
+    repeated = [g for g in repeated if layers > 1 and len(g) % layers == 0]
+    if not said and sum(map(len, repeated)) <= len(values) / 2:
         return values
-    repeated = sum(c for c in counts.values() if c > 1 and c % layers == 0)
-    if repeated <= len(values) / 2:
-        return values
-    seen = Counter[object]()
-    found = []
-    for key, value in zip(keys, values, strict=True):
-        if counts[key] > 1 and counts[key] % layers == 0:
-            layer = seen[key] // (counts[key] // layers)
-            seen[key] += 1
-            place = replace(value.place, layer=layer)
-            value = replace(value, place=place)
-        found.append(value)
+    found = list(values)
+    for group in repeated:
+        times = len(group) // layers
+        after = {ran[n] - i // times for i, n in enumerate(group)}
+        if said and after not in ({0}, {-1}):
+            continue
+        for i, number in enumerate(group):
+            value = found[number]
+            place = replace(value.place, layer=i // times)
+            found[number] = replace(value, place=place)
     return found
