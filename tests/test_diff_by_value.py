@@ -408,6 +408,11 @@ def test_a_loop_over_parts_has_layers():
     assert lines[-1] == "x + second(x)"
     assert len(lines) == 7
     assert len(before.rows) == len(after.rows) == 1
+    # what several operations share is told apart by their names
+    assert re.findall(r"(second\(x\)  \w+|norm\(x\)  \w+)", str(found)) == [
+        *["second(x)  linear"] * 2,
+        *["second(x)  tanh"] * 2,
+    ]
 
 
 def test_the_sentence_is_the_whole_of_it(weights):

@@ -72,7 +72,7 @@ def make_walk(found: Found, text_of: Callable[[int], str]) -> dict[str, Any]:
         "found": found,
         "run": f"on {len(tokens)} tokens in {str(sides[0].dtype)[6:]}",
         "tokens": texts,
-        "sections": [*zip(titles, (s.rows for s in sections), strict=True)],
+        "sections": [*zip(titles, sections, strict=True)],
         "sources": [list(side.values()) for side in sources],
         "data": {
             "steps": data,

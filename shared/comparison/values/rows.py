@@ -103,6 +103,19 @@ class Section:
         """The rows that stand for all layers: the first one's."""
         return self.rows_by_layer[0]
 
+    def does_more(self, place: Place) -> bool:
+        """Whether other rows have the line with another operation."""
+        operations = {
+            other.op
+            for row in self.rows
+            for other in (row.left, row.right)
+            if other is not None
+            and (other.path, other.line) == (place.path, place.line)
+            and other.span == place.span
+            and not other.inside
+        }
+        return len(operations) > 1 and not place.inside
+
     @property
     def title(self) -> str:
         """Which layers these are, "" between layers."""

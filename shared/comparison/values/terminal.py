@@ -55,7 +55,8 @@ def _section(
     for options in ({"ratio": 1}, {"justify": "right", "no_wrap": True}):
         for _ in range(1 + wide):
             table.add_column(**options)
-    for cells in ([heads] if heads else []) + [*map(_cells, section.rows)]:
+    rows = [_cells(section, row) for row in section.rows]
+    for cells in [heads, *rows] if heads else rows:
         if wide:
             table.add_row(*cells)
         else:
@@ -64,18 +65,20 @@ def _section(
     yield table
 
 
-def _cells(row: Row) -> Cells:
+def _cells(section: Section, row: Row) -> Cells:
     shape = "\u00d7".join(map(str, row.shape))
     if row.times > 1:
         shape = f"{row.times} of {shape}"
     apart = "" if row.difference is None else f"{row.difference:.1g}"
     note = Text(row.why, style="dim italic")
-    left = note if row.left is None else _line(row.left)
-    right = note if row.right is None else _line(row.right)
+    left, right = (
+        _line(place, section.does_more(place)) if place else note
+        for place in (row.left, row.right)
+    )
     return left, right, Text(shape, "dim"), apart
 
 
-def _line(place: Place) -> Text:
+def _line(place: Place, name_operation: bool) -> Text:
     """Return file, line and expression, or the step inside of it."""
     name = place.path.replace("\\", "/").rpartition("/")[2]
     where = (f"{name}:{place.line} ", "dim")
@@ -84,4 +87,5 @@ def _line(place: Place) -> Text:
         return Text.assemble(where, (inside, "italic"))
     code = Syntax("", "python", theme="ansi_dark").highlight(place.code)
     code.rstrip()
-    return Text.assemble(where, code)
+    operation = f"  {place.op}" if name_operation else ""
+    return Text.assemble(where, code, (operation, "italic"))
