@@ -1,7 +1,6 @@
 """Text to ids and back: bytes, characters, the kit's own, tiktoken's."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -9,10 +8,8 @@ import tiktoken
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tiktoken._educational import bpe_train
 
 from shared import load_tokenizer
-from shared.console import run
 from shared.tokenization import bpe
 from shared.tokenization.texts import (
     default_text,
@@ -209,36 +206,3 @@ def test_a_text_without_a_window_has_no_batch():
     message = "9 tokens is too short: a window of 9 .* need 10"
     with pytest.raises(ValueError, match=message):
         random_batch(torch.arange(9), 1, 9)
-
-
-# The kit's own merges, and the script that learned them
-
-
-def test_the_script_refuses_a_file_in_one_line(run_command):
-    status, out, err = run_command(partial(run, bpe.main), "", "--file=nope")
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "nope" in err
-
-
-def test_the_script_merges_the_most_frequent_pair(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(bpe, "N_VOCAB", 260)
-    text, out = tmp_path / "text.txt", tmp_path / "ranks"
-    text.write_text("abcabc ab")
-    bpe.main(["--file", str(text), "--out", str(out)])
-    bytes_ = [bytes([b]) for b in range(256)]
-    assert [*bpe.read_ranks(out)] == [*bytes_, b"ab", b"abc", b"abcabc"]
-    assert [*bpe.read_ranks(out).values()] == [*range(259)]
-    assert {p.name for p in tmp_path.iterdir()} == {"ranks", "text.txt"}
-    assert text_stamp("abcabc ab") in capsys.readouterr().out
-
-
-def test_the_rank_file_is_reproducible():
-    text = default_text()
-    if text_stamp(text) != bpe.RANKS_STAMP:
-        pytest.skip("this Python's documentation is another version's")
-    # a few merges: all 767 take minutes
-    learned = bpe_train(text, 260, bpe.PATTERN, visualise=None)
-    kept = bpe.read_ranks(bpe.RANKS_FILE)
-    assert [*kept.items()][:260] == [*learned.items()]

@@ -2,7 +2,7 @@
 
     tokenizers.py      load_tokenizer: the kit's own tokens, bytes,
                        characters, tiktoken's encodings
-    bpe.py             the kit's own byte-pair tokenizer, and how it is trained
+    bpe.py             the kit's own byte-pair tokenizer, and its trainer
     duet_1k.tiktoken   the merges it learned, in tiktoken's format
     texts.py           texts read, split, and cut into batches
 

@@ -1,18 +1,22 @@
-"""The kit's own tokenizer: byte-pair merges, learned from a text.
+"""The kit's own tokenizer: byte-pair merges, trained on a text.
 
-`python -m shared.tokenization.bpe` learns them again; its --help says how.
+`python -m shared.tokenization.bpe` trains it again; its --help says how.
 """
 
 import argparse
 import base64
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
+import regex
 import tiktoken
 
 from ..console import run
 from ..files import write_atomically
+from ..validation import whole_number
 from .texts import default_text, read_text, text_stamp
 
 NAME = "duet-1k"
@@ -24,17 +28,117 @@ END_OF_TEXT = "<|endoftext|>"
 PATTERN = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 RANKS_FILE = Path(__file__).with_name("duet_1k.tiktoken")
-# The text that RANKS_FILE was learned from: `text_stamp` of Python 3.11's.
+# The text that RANKS_FILE was trained on: `text_stamp` of Python 3.11's.
 RANKS_STAMP = "2a95af4ac93f"
 
+Pair = tuple[bytes, bytes]
 
-def read_ranks(path: Path) -> dict[bytes, int]:
-    """Read a rank file in tiktoken's format: base64 and rank.
+
+def train_bpe(text: str, n_ranks: int) -> dict[bytes, int]:
+    """Merge the most frequent pair of tokens, over and over.
+
+    Of equally frequent pairs the one that comes first in the text is taken.
+
+    Args:
+        text: what the merges are learned from.
+        n_ranks: number of tokens, the 256 bytes among them.
+
+    Returns:
+        Bytes of every token and its rank, which is its id.
+
+    Raises:
+        ValueError: for less than 256, or a text with too few pairs.
+
+    Source: Sennrich et al. 2016 (Neural Machine Translation of Rare Words
+    with Subword Units), on bytes as GPT-2 does it.
+    """
+    whole_number("n_ranks", n_ranks, at_least=256)
+    ranks = {bytes([b]): b for b in range(256)}
+    merger = _Merger(regex.findall(PATTERN, text))
+    while len(ranks) < n_ranks:
+        pair = merger.most_frequent()
+        if pair is None:
+            raise ValueError(
+                f"the text has no more pairs to merge after {len(ranks)} of "
+                f"{n_ranks} tokens"
+            )
+        # Two different pairs can spell the same token, which keeps its rank.
+        ranks.setdefault(pair[0] + pair[1], len(ranks))
+        merger.merge(pair)
+    return ranks
+
+
+class _Merger:
+    """Distinct pieces as lists of tokens, and where each pair occurs."""
+
+    def __init__(self, pieces: list[str]):
+        # A dictionary keeps the order of the text, which decides ties.
+        counts = Counter(pieces)
+        self.weights = list(counts.values())
+        self.words = [
+            [bytes([b]) for b in piece.encode(errors="replace")]
+            for piece in counts
+        ]
+        self.frequency: Counter[Pair] = Counter()
+        self.found_in: dict[Pair, set[int]] = {}
+        for i in range(len(self.words)):
+            self._count(i, +1)
+
+    def most_frequent(self) -> Pair | None:
+        """Return the pair to merge, None where none is left."""
+        most = max(self.frequency.values(), default=0)
+        if most == 0:
+            return None
+        tied = [pair for pair, n in self.frequency.items() if n == most]
+        return min(tied, key=self._first_place)
+
+    def merge(self, pair: Pair) -> None:
+        """Join the pair, from left to right, in every word that has it."""
+        for i in sorted(self.found_in[pair]):
+            self._count(i, -1)
+            self.words[i] = list(_joined(self.words[i], pair))
+            self._count(i, +1)
+
+    def _first_place(self, pair: Pair) -> tuple[int, int]:
+        i = min(self.found_in[pair])
+        return i, list(pairwise(self.words[i])).index(pair)
+
+    def _count(self, i: int, sign: int) -> None:
+        for pair in pairwise(self.words[i]):
+            self.frequency[pair] += sign * self.weights[i]
+            if sign > 0:
+                self.found_in.setdefault(pair, set()).add(i)
+            else:
+                self.found_in[pair].discard(i)
+                if self.frequency[pair] == 0:
+                    del self.frequency[pair]
+
+
+def _joined(word: list[bytes], pair: Pair) -> Iterator[bytes]:
+    i = 0
+    while i < len(word):
+        if tuple(word[i : i + 2]) == pair:
+            yield pair[0] + pair[1]
+            i += 2
+        else:
+            yield word[i]
+            i += 1
+
+
+def dump_ranks(ranks: Mapping[bytes, int]) -> str:
+    """Return the ranks as tiktoken's files keep them: base64 and rank."""
+    ordered = sorted(ranks.items(), key=lambda item: item[1])
+    lines = [f"{base64.b64encode(t).decode()} {rank}" for t, rank in ordered]
+    return "\n".join(lines) + "\n"
+
+
+def parse_ranks(content: str) -> dict[bytes, int]:
+    """Read what `dump_ranks` wrote.
 
     tiktoken's own reader would put a copy in its cache under the file's
     path, and go on using it after the file has changed.
     """
-    rows = (line.split() for line in path.read_text("ascii").splitlines())
+    rows = (line.split() for line in content.splitlines())
     return {base64.b64decode(token): int(rank) for token, rank in rows}
 
 
@@ -52,20 +156,15 @@ def build_encoding(name: str, ranks: Mapping[bytes, int]) -> tiktoken.Encoding:
 @lru_cache(maxsize=1)
 def duet_1k() -> tiktoken.Encoding:
     """Return the tokenizer that comes with the kit: 1,024 tokens."""
-    return build_encoding(NAME, read_ranks(RANKS_FILE))
+    content = RANKS_FILE.read_text(encoding="ascii")
+    return build_encoding(NAME, parse_ranks(content))
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Learn merges from a text with tiktoken's trainer; write the rank file.
-
-    Source: Sennrich et al. 2016 (Neural Machine Translation of Rare Words
-    with Subword Units), on bytes as GPT-2 does it.
-    """
-    from tiktoken._educational import bpe_train
-
+    """Train on a text and write the rank file."""
     parser = argparse.ArgumentParser(
         prog="python -m shared.tokenization.bpe",
-        description="Train the kit's tokenizer, in some six minutes.",
+        description="Train the kit's tokenizer.",
     )
     parser.add_argument(
         "--file", type=Path, help="text; default: Python's documentation"
@@ -73,10 +172,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RANKS_FILE)
     asked = parser.parse_args(arguments)
     text = default_text() if asked.file is None else read_text(asked.file)
-    ranks = bpe_train(text, N_VOCAB - 1, PATTERN, visualise=None)
-    build_encoding(NAME, ranks)  # refused where ranks are no numbers in turn
-    lines = [f"{base64.b64encode(t).decode()} {r}\n" for t, r in ranks.items()]
-    write_atomically(asked.out, "".join(lines))
+    write_atomically(asked.out, dump_ranks(train_bpe(text, N_VOCAB - 1)))
     print(f"{asked.out}: {N_VOCAB} tokens from text {text_stamp(text)}")
 
 
