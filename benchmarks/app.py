@@ -22,8 +22,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
 ROUNDS: dict[Kind, int] = {"forward": 10, "generate": 3, "train-step": 5}
-BUDGET = 50  # seconds of rounds, where nothing is named
 
 Size = int | None
 Text = str | None
@@ -116,6 +116,10 @@ def bench(
             "generate 3, with train-step 5."
         ),
     ] = None,
+    budget: Annotated[
+        float | None,
+        Option(help="Seconds at each size after which no new round starts."),
+    ] = None,
     json_file: Annotated[
         File, Option("--json", help="Write everything to this file, too.")
     ] = None,
@@ -152,7 +156,10 @@ def bench(
 
     gpt-duet bench train-step --device cuda --dtype bfloat16 --compile
     """
-    budget = math.inf if kind else BUDGET
+    if budget is None:
+        budget = math.inf if kind else 50
+    if not budget >= 0:
+        raise ValueError(f"budget must be a number from 0, got {budget}")
     kind = kind or "forward"
     decoding = kind == "generate"
     if decoding and any((time, own, peer, log_probs, compile_, profile)):

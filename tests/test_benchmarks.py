@@ -312,6 +312,7 @@ def test_old_results_are_compared(bench, tmp_path, monkeypatch):
     [
         ("forward --batch 0", ["batch", "at least 1", "0"]),
         ("forward --time 8,x", ["time", "'x'"]),
+        ("forward --budget nan", ["budget", "nan"]),
         ("forward --preset huge", ["'huge'", "S1", "gpt2"]),
         ("forward --preset gpt2 --time 2048", ["2048", "1024"]),
         ("forward --device toaster", ["'toaster'"]),

@@ -36,7 +36,7 @@ CALLS = {
     "compare --seed=-1": 2,
     "train": 2,
     "ladder --out=x.gif": 2,
-    "generate --seed=-1": 2,
+    "generate --json=no/where.json": 2,
     "convert --to=gpt3 --out=x": 2,
     "bench nonsense": 2,
     "bench forward --new=3": 2,

@@ -117,6 +117,19 @@ def test_settings_are_told_and_make_a_difference(done):
     assert drawn == again not in others
 
 
+def test_everything_in_json(done, tmp_path):
+    file = tmp_path / "out.json"
+    out, _ = done(
+        "generate", *SMALL, "--prompt=a", "--prompt=b", "--json", file,
+        "--new-tokens=3", "--activation=relu",
+    )  # fmt: skip
+    found = json.loads(file.read_text())
+    assert found["texts"] == out.removesuffix("\n").split("\n")
+    assert [len(row) for row in found["tokens"]] == [4, 4]
+    assert found["config"]["activation"] == "relu"
+    assert found["prompts"] == ["a", "b"]
+
+
 @pytest.mark.parametrize("name", STYLES)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_it_writes_in_the_precision_asked_for(done, monkeypatch, name, dtype):
@@ -177,7 +190,9 @@ def test_a_bar_comes_when_it_takes_long(monkeypatch, terminal, patience, bar):
 )
 def test_bad_input_is_one_line(refused, weights, arguments, message):
     words = [word.format(weights=weights) for word in arguments]
-    assert re.search(message, refused("generate", *words))
+    out = weights.parent / "out.json"
+    assert re.search(message, refused("generate", *words, "--json", out))
+    assert not out.exists()
 
 
 def test_compare_takes_weights(done, weights, tmp_path):

@@ -10,10 +10,12 @@ from rich.console import Console
 from typer import Option
 
 from ..console import progress, show_facts
+from ..files import STDOUT, write_json
 from ..validation import (
     EXACT_DTYPES,
     choose_device,
     choose_dtype,
+    require_parent,
     require_seed,
     whole_number,
 )
@@ -92,6 +94,7 @@ def generate(
     ] = "float32",
     seed: options.Seed = 0,
     device_name: options.Device = "cpu",
+    json_file: options.Json = None,
 ) -> None:
     """Append new tokens to a prompt, or to several at once.
 
@@ -99,6 +102,7 @@ def generate(
     set of weights both styles write the same text.
     """
     require_seed(seed)
+    require_parent(json_file)
     import torch
 
     from .. import generation
@@ -197,7 +201,7 @@ def generate(
     def write(text: str) -> None:
         if sys.stdout.isatty():  # which a control character would steer
             text = visible(text, kept="\n\t")
-        typer.echo(text, nl=False)
+        typer.echo(text, nl=False, err=json_file == STDOUT)
 
     growing = generation.TextStream(tokenizer)
     if stream:
@@ -218,3 +222,16 @@ def generate(
             write(text + "\n")
         if show_ids:
             write(" ".join(map(str, row)) + "\n")
+    if json_file is not None:
+        content = {
+            "style": style,
+            "weights": origin,
+            "config": asdict(config),
+            "tokenizer": tokenizer_name,
+            "seed": seed,
+            **asdict(sampler),
+            "prompts": prompts,
+            "tokens": rows,
+            "texts": texts,
+        }
+        write_json(json_file, content)
