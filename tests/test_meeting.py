@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from known_gpts import AutoregressiveModel, GPTConfig, NanoGPT
 from small_gpt import DIM, GPT, VOCAB
-from strangers import AutoregressiveModel, GPTConfig, NanoGPT
 
 from gpt_duet.invariants import UnusableModel, check_model, influence
 from gpt_duet.invariants.checks import outputs
@@ -304,7 +304,7 @@ ODD = ("Llama", "Autoregressive")  # in the fast run
     ],
 )
 def test_one_command_checks_what_a_stranger_wrote(duet, target):
-    file = Path(__file__).with_name("strangers.py")
+    file = Path(__file__).with_name("known_gpts.py")
     status, out, err = duet(
         "check", f"{file}:{target}", *STRANGERS[target].split()
     )

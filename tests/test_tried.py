@@ -1,18 +1,31 @@
-"""What the checks try and name: ids, lengths, weights, places, dtypes."""
+"""What the checks try, and what of it where time is short.
+
+Times are set, not measured.
+"""
+
+import math
+import time
+from functools import partial
 
 import pytest
 import torch
 from small_gpt import BLOCK, GPT, VOCAB
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from gpt_duet.invariants import Subject, check_model, parametrize_with_checks
+from gpt_duet import GPTConfig
+from gpt_duet.invariants import check_model, parametrize_with_checks
+from gpt_duet.invariants.checks import CHECKS, COSTS, SHARES
 from gpt_duet.invariants.checks.causality import KINDS, _Causality
 from gpt_duet.invariants.model import tokens
 from gpt_duet.invariants.model.costs import Costs
 from gpt_duet.invariants.model.elsewhere import elsewhere
+from gpt_duet.invariants.model.subject import Subject
 from gpt_duet.invariants.model.tokens import splits_to_try
+from gpt_duet.invariants.search import tolerance
 from gpt_duet.invariants.search.larger_weights import amplified
-from gpt_duet.invariants.search.tolerance import is_real
+from gpt_duet.invariants.search.tolerance import gaps, is_real
+from mingpt_style import build_model
 
 
 def only(build, check, **settings):
@@ -173,3 +186,203 @@ def test_in_pytest_scores_that_cannot_be_read_are_a_failure():
 @pytest.mark.parametrize("seed", [2**32, 2**63 - 1])
 def test_seeds_beyond_numpys_are_taken(seed):
     assert only(GPT, "shape", seed=seed).status == "passed"
+
+
+# --- Where time is short -----------------------------------------------------
+
+LONG = GPTConfig(vocab_size=31, block_size=256, n_layer=3, n_head=2, n_embd=16)
+
+
+class Leaky(nn.Module):
+    """A GPT in which one layer's scores see some of what is ahead."""
+
+    vocab_size, block_size = LONG.vocab_size, LONG.block_size
+
+    def __init__(self, at=2, ahead=1, least=2):
+        super().__init__()
+        self.gpt = build_model(LONG)
+        self.least, self.ahead = least, ahead
+        self.gpt.transformer.h[at].register_forward_hook(self._leak)
+
+    def _leak(self, module, given, x):
+        if x.size(1) < self.least:
+            return x
+        odd = torch.arange(x.size(1), device=x.device) % 2
+        seen = x.roll(-self.ahead, 1) * odd[:, None]
+        return x + 1e-3 * seen
+
+    def forward(self, tokens):
+        return self.gpt(tokens)[0]
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Reckon with calls of a large model, 2 s at the longest, and no clock."""
+
+    def measure(self, seconds=2.0):
+        self.costs.call, self.costs.heavy = 0.05 * seconds, True
+        self.costs.token = 0.95 * seconds / self.block_size
+        self.costs.build = 0.1
+        return True
+
+    monkeypatch.setattr(Subject, "measure", measure)
+    monkeypatch.setattr("shared.invariants.model.costs.perf_counter", float)
+    return lambda seconds: monkeypatch.setattr(
+        Subject, "measure", lambda subject: measure(subject, seconds)
+    )
+
+
+@pytest.fixture
+def heavy(monkeypatch):
+    monkeypatch.setattr("shared.invariants.model.subject.HEAVY", 0)
+
+
+@pytest.mark.usefixtures("slow", "heavy")
+@pytest.mark.parametrize(
+    "fault",
+    [{"at": 0}, {"at": 2}, {"least": 256}, {"ahead": 200, "least": 256}],
+    ids=["first layer", "last layer", "full length only", "far"],
+)
+def test_a_leak_is_found_in_the_default_time(fault):
+    report = check_model(partial(Leaky, **fault))
+    assert "check_causality" in report.failed, str(report)
+    assert report.plan.startswith("one forward of 256 tokens takes 2 s: about")
+
+
+@pytest.mark.unhooked  # the shape checks draw random numbers
+def test_the_report_says_what_was_tried(slow, heavy, monkeypatch):
+    build = partial(build_model, LONG)
+    told = []
+    report = check_model(build, on_progress=lambda r: told.append(r.interim))
+    assert report.ok, str(report)
+    assert [t for t in told if t and "causality: so far in eval mode" in t]
+    found = {result.name: result.message for result in report.results}
+    assert list(found)[:2] == ["check_shape", "check_causality"]
+    causality = found["check_causality"]
+    whole = "in eval mode all splits at 2, 3, 5, 8, 16, 5 of 24 at 256, 1 of"
+    assert causality.startswith(whole)
+    assert "in train mode" in causality
+    assert "in eval mode, a row alone" in causality
+    assert "no time for " in found["check_causal_gradients"]
+    again = check_model(build)
+    assert [r.message for r in again.results] == list(found.values())
+    slow(0.001)
+    assert not check_model(build, checks=["shape"]).plan
+
+
+@pytest.mark.unhooked  # the shape checks draw random numbers
+@pytest.mark.parametrize("name", SHARES)
+def test_without_time_nothing_passes(name, slow):
+    report = check_model(partial(build_model, LONG), checks=[name], budget=0.1)
+    assert [r.status for r in report.results] == ["skipped"], str(report)
+    assert "no time for" in report.results[0].message
+    slow(1e-6)
+    report = check_model(partial(build_model, LONG), checks=["purity"])
+    assert report.ok
+
+
+def test_swaps_far_apart_are_left_out_where_they_take_too_long():
+    subject = Subject(partial(build_model, LONG))
+    subject.costs.token, subject.costs.end = 1.0, 4000.0
+    CHECKS["check_order_sensitivity"](subject)
+    assert subject.costs.not_tried() == "swaps at 256"
+
+
+def test_what_calls_take_beyond_their_reckoning_counts(monkeypatch):
+    costs = Costs()
+    now = "shared.invariants.model.costs.perf_counter"
+    monkeypatch.setattr(now, lambda: 100.0)
+    costs.begin(50.0)
+    assert costs.left == 50
+    monkeypatch.setattr(now, lambda: 107.0)
+    assert costs.left == 43
+    costs.reckoned = 9.0
+    assert costs.left == 41
+
+
+def test_all_checks_have_costs():
+    assert COSTS.keys() == CHECKS.keys() > SHARES.keys()
+
+
+@pytest.mark.usefixtures("heavy")
+@pytest.mark.parametrize(
+    ("closure", "counts"), [(False, range(1, 4)), (True, range(9, 99))]
+)
+def test_copies_are_made_of_one_model_where_it_can_be_copied(closure, counts):
+    built = []
+
+    def build():
+        model = build_model(LONG)
+        if closure:
+            head, x = model.lm_head, torch.zeros(LONG.n_embd)
+            model.register_forward_hook(lambda m, a, o: o and (*o, head(x)))
+        built.append(model)
+        return model
+
+    checks = ["causality", "prefix_consistency", "context_use"]
+    report = check_model(build, vocab_size=31, checks=checks, outputs="logits")
+    assert report.ok, str(report)
+    assert len(built) in counts
+
+
+def test_gaps_are_the_same_in_blocks(monkeypatch):
+    a, b = torch.randn(2, 3, 50, 7)
+    a[0, 3, 2], b[1, 4, 5], a[2, 6], b[2, 6] = math.nan, math.inf, 1, 1
+    whole = gaps(a, b)
+    monkeypatch.setattr(tolerance, "BLOCK", 60)
+    assert torch.equal(gaps(a, b), whole)
+    assert min(whole[0, 3], whole[1, 4]) > 1e38
+    assert whole[2, 6] == 0
+
+
+class Fetched(TorchFunctionMode):
+    """Notes how many numbers are fetched from where they were computed."""
+
+    HOW = ("cpu", "item", "numpy", "tolist", "__float__", "__bool__")
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name = getattr(function, "__name__", "")
+        if name in self.HOW or (name == "to" and "cpu" in map(str, args[1:])):
+            self.sizes.append(args[0].numel())
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["causality", "prefix_consistency"])
+def test_no_table_of_scores_leaves_the_device(name):
+    with Fetched() as fetched:
+        report = check_model(partial(build_model, LONG), checks=[name])
+    assert report.ok
+    assert max(fetched.sizes) <= 24 * LONG.block_size  # gaps, not scores
+    assert len(fetched.sizes) < 8 * report.results[0].forwards
+
+
+@pytest.mark.slow
+def test_every_check_runs_on_another_device(style):
+    sizes = GPTConfig(17, 32, n_layer=1, n_head=2, n_embd=8)
+    with elsewhere():
+        report = check_model(
+            partial(style.build_model, sizes), device="meta", budget=8
+        )
+        leaking = check_model(
+            Leaky, device="meta", budget=8, checks=["causality"]
+        )
+    assert report.ok, str(report)
+    assert leaking.failed
+
+
+def test_a_forward_is_measured_on_the_clock():
+    class Sleepy(nn.Embedding):
+        vocab_size, block_size = 5, 64
+
+        def forward(self, tokens):
+            time.sleep(0.01 + 0.001 * tokens.size(1))
+            return super().forward(tokens)
+
+    subject = Subject(lambda: Sleepy(5, 5))
+    assert subject.measure()
+    assert 0.01 < subject.costs.call < 0.05
+    assert 0.07 < subject.costs.of(64) < 0.3
