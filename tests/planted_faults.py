@@ -14,6 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.importing import first_on_path
+
 ROOT = Path(__file__).resolve().parents[1]
 WITHIN_LAYERS = (
     "attention.py",
@@ -221,12 +223,8 @@ def plant(fault, folder):
     name = target.stem if package == "tests" else target.parent.name
     for key in [k for k in sys.modules if k.split(".")[0] == name]:
         del sys.modules[key]
-    sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
-    try:
+    with first_on_path(folder):
         return importlib.import_module(name), target
-    finally:
-        sys.path.remove(str(folder))
 
 
 def expected_lines(fault, target):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from broken_models import BROKEN
 from known_gpts import AutoregressiveModel, GPTConfig, NanoGPT
 from small_gpt import DIM, GPT, VOCAB, Unlimited
 
@@ -17,15 +18,7 @@ from gpt_duet.invariants.checks import outputs
 pytestmark = pytest.mark.usefixtures("one_layer", "calls_of_a_second")
 
 
-def found(report):
-    """The one failure's name and message, and who is skipped for it."""
-    assert len(report.failed) == 1, str(report)
-    (failed,) = (r for r in report.results if r.status == "failed")
-    skipped = [r.message for r in report.results if r.status == "skipped"]
-    see = [m for m in skipped if m.startswith("see ")]
-    assert all(m.startswith(f"see {failed.name}: ") for m in see)
-    return failed.name, failed.message, len(see)
-
+BUILDS = {model.name: model.build for model in BROKEN}
 
 # --- One cause, one failure -------------------------------------------------
 
@@ -54,32 +47,44 @@ class FailsInTraining(GPT):
         return x.view(-1, 7) if self.training else super().body(x, mask)
 
 
+class DropsInEval(GPT):
+    def embed(self, tokens):
+        return F.dropout(super().embed(tokens), 0.1)
+
+
+class DropsAndLeaks(DropsInEval):
+    def sees(self, i, j):
+        return i == i
+
+
+ONE_CAUSE = [  # a model, the check that fails, words, and how many refer to it
+    (RefusesOneRow, "shape", r"too few \(test_meeting\.py, line \d+\)", 6),
+    (CannotGoBack, "finite", "in the backward pass in eval mode", 3),
+    (FailsInTraining, "shape", "in train mode", 5),
+    (BUILDS["no_mask"], "causality", "position 0 sees token 1", 2),
+    (DropsInEval, "determinism", "run the model from a fixed random state", 2),
+    (BUILDS["state_kept"], "determinism", "start each call from the state", 0),
+    (BUILDS["cache_never_reset"], "determinism", "start each call from", 0),
+    (BUILDS["state_of_its_own"], "determinism", "cannot be undone", 10),
+]
+
+
 @pytest.mark.unhooked
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        (RefusesOneRow, "RuntimeError: one row is too few"),
-        (CannotGoBack, "in the backward pass in eval mode"),
-        (FailsInTraining, "in train mode"),
-    ],
-)
-def test_a_crash_is_told_once_with_the_users_line(model, words, monkeypatch):
+@pytest.mark.parametrize(("model", "check", "words", "others"), ONE_CAUSE)
+def test_one_cause_is_one_failure(model, check, words, others, monkeypatch):
     monkeypatch.chdir(Path(__file__).parent)
-    name, message, skipped = found(check_model(model))
-    assert words in message
-    if model is RefusesOneRow:
-        assert name == "check_shape"
-        assert re.search(r" \(test_meeting\.py, line \d+\)", message), message
-    else:
-        assert skipped
+    report = check_model(model)
+    assert report.failed == [f"check_{check}"], str(report)
+    said = [*report.notes, *(result.message for result in report.results)]
+    assert any(re.search(words, text) for text in said)
+    assert sum(f"see check_{check}" in text for text in said) == others
 
 
-def test_a_leak_is_told_by_causality_alone():
-    leaks = type("Leaks", (GPT,), {"sees": lambda self, i, j: i == i})
-    name, _, skipped = found(check_model(leaks))
-    assert (name, skipped) == ("check_causality", 2)
+def test_a_leak_is_told_by_others_where_causality_is_not_asked():
     only = ["causal_gradients", "prefix_consistency"]
-    assert len(check_model(leaks, checks=only).failed) == 2
+    assert len(check_model(BUILDS["no_mask"], checks=only).failed) == 2
+    report = check_model(DropsAndLeaks, checks=["causality"])
+    assert "position 0 sees token 1" in report.results[0].message
 
 
 @pytest.mark.unhooked
@@ -161,25 +166,6 @@ def test_what_a_forward_changes_is_named(what):
     report = check_model(Impure, checks=["purity"])
     message = report.results[0].message
     assert message.removeprefix("a forward in eval mode changes ") == what
-
-
-class DropsInEval(GPT):
-    def embed(self, tokens):
-        return F.dropout(super().embed(tokens), 0.1)
-
-
-def test_noise_in_eval_mode_is_the_matter_of_one_check():
-    report = check_model(DropsInEval)
-    assert report.failed == ["check_determinism"], str(report)
-    assert "from a fixed random state" in report.notes[0]
-    unequal = [r for r in report.results if "others at each size" in r.message]
-    assert [r.name for r in unequal] == [
-        "check_prefix_consistency",
-        "check_batch_independence",
-    ]
-    leaks = type("Leaks", (DropsInEval,), {"sees": lambda self, i, j: i == i})
-    report = check_model(leaks, checks=["causality"])
-    assert "position 0 sees token 1" in report.results[0].message
 
 
 # --- What a model refuses, and answers in another shape ----------------------
