@@ -129,21 +129,6 @@ def test_models_of_transformers_are_not_accused(name, attention):
     assert failing == expected.keys()
 
 
-def test_an_encoder_is_no_decoder():
-    transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(
-        vocab_size=65, hidden_size=32, num_hidden_layers=2,
-        num_attention_heads=4, intermediate_size=48,
-    )  # fmt: skip
-    report = check_model(
-        lambda: transformers.BertLMHeadModel(config),
-        block_size=32,
-        checks=["causality"],
-    )
-    assert report.failed == ["check_causality"]
-    assert "BertSelfAttention" in report.results[0].message
-
-
 OPTIONS = {
     "default": {},
     "rotary": {"rotary_pos_emb": True},
