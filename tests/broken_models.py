@@ -71,8 +71,7 @@ class Norm(nn.LayerNorm):
 
 @broken("check_shape", GPT, "forward", only=True)
 def full_row_flattened(self, tokens):
-    """In train mode one row of full length is taken for a packed batch and
-    comes back without its batch axis."""
+    """In train mode one row of full length loses its batch axis."""
     scores = GPT.forward(self, tokens)
     packed = self.training and tokens.shape == (1, self.block_size)
     return scores.squeeze(0) if packed else scores
@@ -87,8 +86,7 @@ def padded_to_kernel(self, tokens):
 
 @broken("check_shape", GPT, "token_vectors", only=True)
 def strides_ignored(self, tokens):
-    """Ids are read as if they lay row by row in memory: those of a slice
-    are others."""
+    """Ids of a slice are read as if its rows lay side by side in memory."""
     return self.wte(tokens.as_strided(tokens.shape, (tokens.size(1), 1)))
 
 
@@ -104,8 +102,7 @@ def dropout_before_softmax(self, scores, mask):
 
 @broken("check_finite", only=True)
 class RootOfZero(GPT):
-    """The square root of a parameter that starts at 0: the value is right,
-    its gradient is NaN."""
+    """The root of a parameter that starts at 0: its gradient is NaN."""
 
     def add_parts(self, dim):
         self.gate = nn.Parameter(torch.zeros(1))
@@ -116,15 +113,13 @@ class RootOfZero(GPT):
 
 @broken("check_finite", GPT, "mask")
 def padding_hides_first(self, tokens):
-    """Id 0 counts as padding, and a first token of id 0 sees nothing: its
-    softmax is 0 / 0."""
+    """Id 0 is padding: a first token of id 0 sees nothing, which is 0 / 0."""
     return GPT.mask(self, tokens) & (tokens != 0).unsqueeze(1)
 
 
 @broken("check_finite", GPT, "embed")
 def norm_without_eps(self, tokens):
-    """The change from token to token is divided by its own size: two equal
-    tokens in a row give 0 / 0."""
+    """A token's change is divided by its size: two equal ones give 0 / 0."""
     x = self.wte(tokens)
     step = (x - F.pad(x, (0, 0, 1, -1))).detach()
     return GPT.embed(self, tokens) + step / step.norm(dim=-1, keepdim=True)
@@ -132,8 +127,7 @@ def norm_without_eps(self, tokens):
 
 @broken("check_finite", GPT, "embed")
 def sample_deviation(self, tokens):
-    """The running deviation of the past divides by n - 1: the first token
-    divides by 0."""
+    """The past's deviation divides by n - 1: at the first token, by 0."""
     x = GPT.embed(self, tokens)
     n = 1 + positions(tokens).view(1, -1, 1)
     spread = (x - earlier_mean(x)).square().cumsum(1) / (n - 1)
@@ -145,15 +139,13 @@ def sample_deviation(self, tokens):
 
 @broken("check_causality", Attention, "hide")
 def no_mask(self, scores, mask):
-    """The mask is dropped: every position sees all of them.
-    (keras-team/keras#23038)"""
+    """Every position sees all of them. (keras-team/keras#23038)"""
     return scores
 
 
 @broken("check_causality", GPT, "sees")
 def mask_one_too_far(self, i, j):
-    """The triangle starts one diagonal too high: each position sees the
-    next token, the one it has to predict."""
+    """The triangle is one too high: each position sees the next token."""
     return j <= i + 1
 
 
@@ -166,8 +158,7 @@ def mask_transposed(self, i, j):
 
 @broken("check_causality", Attention, "hide")
 def mask_too_weak(self, scores, mask):
-    """Hidden scores get -1e4 added, which larger learned scores outweigh.
-    (karpathy/minGPT#75)"""
+    """Hidden scores get -1e4: larger ones outweigh it. (karpathy/minGPT#75)"""
     return scores + torch.where(mask, 0.0, -1e4).to(scores.dtype)
 
 
@@ -185,8 +176,7 @@ class WeakInAFrozenModel(Weak):
 
 @broken("check_causality", only=True)
 class WeakWithBareWeights(Mixer):
-    """The mask is -1e4, and the weights are in a dictionary that no module
-    is called for."""
+    """The mask is -1e4, and the weights are in no module that is called."""
 
     def add_parts(self, dim):
         self.weights = nn.ParameterDict(
@@ -210,8 +200,7 @@ class WeakWithAMaskedId(Weak):
 
 @broken("check_causality", Attention, "weights")
 def faint_in_single(self, scores, mask):
-    """A hundred-thousandth of the attention goes to the future, by a softmax
-    in float32."""
+    """A softmax in float32 gives 1e-5 of the attention to the future."""
     faint = torch.where(mask, 0.0, math.log(1e-5)).to(scores)
     return (scores + faint).float().softmax(-1).to(scores.dtype)
 
@@ -224,16 +213,14 @@ def leak_in_bfloat16(self, scores, mask):
 
 @broken("check_causality", GPT, "mask", only=True)
 def packed_row_unmasked(self, tokens):
-    """In train mode one row of full length is taken for a packed batch, and
-    its mask was forgotten."""
+    """In train mode one row of full length counts as packed: no mask."""
     packed = self.training and tokens.shape == (1, self.block_size)
     return GPT.mask(self, tokens) | packed
 
 
 @broken("check_causality", GPT, "mask", vocab_size=1009)
 def padding_id_untold(self, tokens):
-    """A text that ends in two of id 500 counts as padded, and has no mask;
-    nothing says which id that is."""
+    """A text that ends in two of id 500, declared nowhere, is not masked."""
     padded = (tokens[:, -2:] == 500).all(1).view(-1, 1, 1)
     return GPT.mask(self, tokens) | padded
 
@@ -247,8 +234,7 @@ def tile_in_training(self, tokens):
 
 @broken("check_causality", Attention, "attend", only=True)
 def fast_kernel_in_bfloat16(self, q, k, v, mask):
-    """In bfloat16 a fast kernel takes over, whose causal flag was
-    forgotten."""
+    """In bfloat16 a fast kernel takes over, without its causal flag."""
     if q.dtype == torch.bfloat16:
         return F.scaled_dot_product_attention(q, k, v)
     return Attention.attend(self, q, k, v, mask)
@@ -256,8 +242,7 @@ def fast_kernel_in_bfloat16(self, q, k, v, mask):
 
 @broken("check_causality", Attention, "attend")
 def fast_kernel_in_single(self, q, k, v, mask):
-    """Below float64 a fast kernel takes over, whose causal flag was
-    forgotten."""
+    """Below float64 a fast kernel takes over, without its causal flag."""
     if q.dtype != torch.float64:
         return F.scaled_dot_product_attention(q, k, v)
     return Attention.attend(self, q, k, v, mask)
@@ -271,8 +256,7 @@ def tile_begun_unmasked(self, tokens):
 
 @broken("check_causality", Padded, "padded", only=True)
 def right_padding_only(self, mask, shown):
-    """Takes a mask of padding; where it hides the end, it takes the place of
-    the causal one."""
+    """A mask that hides the end takes the place of the causal one."""
     return mask & shown if shown[0, 0, -1] else shown
 
 
@@ -297,8 +281,7 @@ class WeakWithNumbers(Attention):
 
 @broken("check_causality", only=True)
 class PaddedByNumbers(Padded):
-    """Together with a mask that hides the end the causal one is -1e4, which
-    larger scores outweigh."""
+    """With a mask that hides the end the causal one is -1e4: too weak."""
 
     mixer = WeakWithNumbers
 
@@ -310,8 +293,7 @@ class PaddedByNumbers(Padded):
 
 @broken("check_causality", Attention, "weights")
 def mask_after_softmax(self, scores, mask):
-    """Probabilities are hidden after the softmax, whose denominator has
-    seen the future."""
+    """Probabilities are hidden after a softmax that has seen the future."""
     return scores.softmax(-1) * mask
 
 
@@ -351,8 +333,7 @@ def mask_only_with_grad(self, q, k, v, mask):
 
 @broken("check_causality", Attention, "hide")
 def mask_dropped_out(self, scores, mask):
-    """Dropout falls on the mask, not on the probabilities: in train mode a
-    tenth of the future is open."""
+    """Dropout falls on the mask: in training a tenth of it is open."""
     keep = F.dropout((~mask).to(scores.dtype), 0.1, self.training)
     return scores.masked_fill(keep.bool(), -INF)
 
@@ -365,8 +346,7 @@ def mask_not_at_full_length(self, i, j):
 
 @broken("check_causality", GPT, "mask")
 def padding_replaces_mask(self, tokens):
-    """Where a row holds the padding id 0, the padding mask replaces the
-    causal one instead of joining it."""
+    """In rows with the padding id 0 its mask replaces the causal one."""
     at = positions(tokens)
     real = (tokens != 0).unsqueeze(1) | (at.unsqueeze(1) == at)
     padded = (tokens == 0).any(1).view(-1, 1, 1)
@@ -400,8 +380,7 @@ def heads_from_time(self, x):
 
 @broken("check_causality", Norm, "forward")
 def norm_over_time(self, x):
-    """The norm takes its mean and variance over the time axis. (Let's build
-    GPT, cell 74)"""
+    """The mean and variance are those over time. (Let's build GPT, cell 74)"""
     mean = x.mean(1, keepdim=True)
     var = x.var(1, keepdim=True, unbiased=False)
     return self.weight * (x - mean) / (var + 1).sqrt() + self.bias
@@ -409,8 +388,7 @@ def norm_over_time(self, x):
 
 @broken("check_causality")
 class ConvolutionPaddedBothSides(Mixer):
-    """A convolution padded on both sides sees two tokens ahead.
-    (xi029/Qwen3-VL-MoeLORA#4)"""
+    """It sees two tokens ahead. (xi029/Qwen3-VL-MoeLORA#4)"""
 
     def add_parts(self, dim):
         self.conv = nn.Conv1d(dim, dim, 5, padding="same")
@@ -489,8 +467,7 @@ def backward_of_own(self, x, mask):
 
 @broken("check_causal_gradients", GPT, "body", only=True)
 def straight_through(self, x, mask):
-    """A rounding's gradient is estimated by that of the mean over the whole
-    sequence."""
+    """A rounding's gradient is that of the mean over the whole sequence."""
     near = (64 * x).round() / 64
     mean = x.mean(1, keepdim=True)
     nothing = (x - x.detach()) + (mean - mean.detach())
@@ -550,8 +527,7 @@ def scaled_by_batch(self, x):
 
 @broken("check_batch_independence", Routed, "forward")
 def capacity_over_batch(self, x):
-    """The expert takes the first 24 tokens that want it, counted over the
-    whole batch: the first rows fill it."""
+    """The expert takes the batch's first 24 tokens that want it."""
     score = self.router(x).flatten(0, 1)
     wants = score > -1
     fits = wants & (wants.cumsum(0) <= 24)
@@ -575,8 +551,7 @@ class BagOfWords(NoPositions):
 
 @broken("check_order_sensitivity", only=True)
 class PositionsRepeat(GPT):
-    """Positions start again after 16, and one layer cannot tell two tokens
-    apart that are as far from each other."""
+    """Positions start again after 16, and one layer cannot tell two apart."""
 
     layers = 1
 
@@ -586,15 +561,13 @@ class PositionsRepeat(GPT):
 
 @broken("check_context_use", GPT, "scores", only=True)
 def scores_one_step_late(self, x):
-    """Scores come one step late: each position answers for the token before
-    it, and never reads its own."""
+    """Scores come one step late: no position reads its own token."""
     return GPT.scores(self, F.pad(x, (0, 0, 1, -1)))
 
 
 @broken("check_context_use", GPT, "sees", only=True)
 def window_undeclared(self, i, j):
-    """Two layers see 6 tokens each, and nothing says so: what lies 11 back
-    is forgotten."""
+    """Two layers see 6 tokens each, undeclared: 11 back is forgotten."""
     return (j <= i) & (i - j < 6)
 
 
@@ -610,8 +583,7 @@ class WindowOneShort(GPT):
 
 @broken("check_context_use", GPT, "token_vectors", only=True)
 def first_token_lost(self, tokens):
-    """The first token counts as a start marker and is overwritten by a
-    position of its own."""
+    """The first token is overwritten by a start marker."""
     x = GPT.token_vectors(self, tokens)
     return F.pad(x[:, 1:], (0, 0, 1, 0))
 
@@ -683,8 +655,7 @@ class StretchedForGood(GPT):
 
 @broken("check_determinism", only=True)
 class MaskOfTheFirstRow(GPT):
-    """Hides id 0 by a mask that is kept as long as the first row stays the
-    same, whatever the other rows are."""
+    """A mask that hides id 0 is kept while the first row is the same."""
 
     kept = None, None
 
@@ -702,8 +673,7 @@ class MaskOfTheFirstRow(GPT):
 
 @broken("check_purity", GPT, "body", only=True)
 def draws_and_forgets(self, x, mask):
-    """A random number is drawn for a layer drop that eval mode ignores: the
-    caller's sampling changes."""
+    """Eval mode draws the random number of a layer drop, too."""
     skip = torch.rand(()) < 0.1
     return x if skip and self.training else GPT.body(self, x, mask)
 
@@ -716,15 +686,13 @@ def input_overwritten(self, tokens):
 
 @broken("check_purity", GPT, "add_parts")
 def embedding_renormalised(self, dim):
-    """An embedding with max_norm shrinks its rows in place while it is
-    read, in eval mode too."""
+    """max_norm shrinks an embedding's rows while they are read."""
     self.wte = nn.Embedding(VOCAB, dim, max_norm=2.0)
 
 
 @broken("check_purity", only=True)
 class CountsItsCalls(GPT):
-    """A buffer counts the forwards, in eval mode too: the checkpoint of a
-    model that was only read has changed."""
+    """A buffer that is saved counts the forwards, in eval mode too."""
 
     def add_parts(self, dim):
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
@@ -736,8 +704,7 @@ class CountsItsCalls(GPT):
 
 @broken("check_purity", GPT, "scores", only=True)
 def gradients_left_off(self, x):
-    """Eval mode switches gradients off and never on again: the caller's next
-    loss has no graph."""
+    """Eval mode switches gradients off and never on again."""
     scores = GPT.scores(self, x)
     torch.set_grad_enabled(torch.is_grad_enabled() and self.training)
     return scores
@@ -745,16 +712,14 @@ def gradients_left_off(self, x):
 
 @broken("check_purity", GPT, "scores", only=True)
 def training_ended(self, x):
-    """A forward in train mode switches to eval mode: from the second step on
-    training goes without dropout."""
+    """A forward in train mode switches to eval mode: no more dropout."""
     self.eval()
     return GPT.scores(self, x)
 
 
 @broken("check_purity", GPT, "token_vectors", only=True)
 def words_dropped_in_place(self, tokens):
-    """Train mode drops a tenth of the ids in the caller's own tensor, which
-    holds the targets, too."""
+    """Train mode drops a tenth of the ids in the caller's own tensor."""
     if self.training:
         tokens[torch.rand(tokens.shape) < 0.1] = 0
     return GPT.token_vectors(self, tokens)
@@ -762,8 +727,7 @@ def words_dropped_in_place(self, tokens):
 
 @broken("check_purity", GPT, "body", only=True)
 def seeds_in_training(self, x, mask):
-    """Train mode seeds the global generator, so that runs repeat: each step
-    has the same dropout, and the loader the same order."""
+    """Train mode seeds the global generator: each step drops the same."""
     if self.training:
         torch.manual_seed(0)
     return GPT.body(self, x, mask)
@@ -774,15 +738,13 @@ def seeds_in_training(self, x, mask):
 
 @broken("check_normalised", GPT, "scores", outputs="log_probs", only=True)
 def floored_probabilities(self, x):
-    """A floor is added to the probabilities before the logarithm: they sum
-    to more than one."""
+    """A floor is added to the probabilities: they sum to more than one."""
     return (GPT.scores(self, x).softmax(-1) + 1e-3).log()
 
 
 @broken("check_initial_loss", GPT, "add_parts", only=True)
 def loud_head(self, dim):
-    """The head is drawn from a normal distribution of deviation 2: a fresh
-    model is sure of nonsense."""
+    """The head has a deviation of 2: a fresh model is sure of nonsense."""
     nn.init.normal_(self.head.weight, std=2.0)
 
 
@@ -842,15 +804,13 @@ def loss_learns_the_sum(self, logits, targets):
 
 @broken("check_loss", TrainableGPT, "loss", vocab_size=600, only=True)
 def last_id_ignored(self, logits, targets):
-    """The last id ends a text and fills up short ones: the loss, shifted
-    inside, ignores it, and no text learns to end."""
+    """The loss ignores the last id, which ends a text: none learns to end."""
     return cross_entropy(logits[:, :-1], targets[:, 1:], ignore_index=599)
 
 
 @broken("check_loss", TrainableGPT, "loss", only=True)
 def targets_overwritten(self, logits, targets):
-    """Whatever is negative marks no target, and becomes -100 in the caller's
-    own tensor."""
+    """Negative targets become -100 in the caller's own tensor."""
     return TrainableGPT.loss(
         self, logits, targets.masked_fill_(targets < 0, -100)
     )
@@ -858,8 +818,7 @@ def targets_overwritten(self, logits, targets):
 
 @broken("check_loss", TrainableGPT, "forward", only=True)
 def targets_in_scores(self, tokens, targets=None):
-    """Given targets, a little of their embedding gets into the scores that
-    are returned."""
+    """A little of the targets' embedding gets into the scores."""
     logits, _ = TrainableGPT.forward(self, tokens)
     if targets is None:
         return logits, None
@@ -872,8 +831,7 @@ def targets_in_scores(self, tokens, targets=None):
 
 @broken("check_gradient_flow", only=True)
 class BothFactorsZero(OneFactorZero):
-    """An adapter of two factors that both start at 0: neither ever gets a
-    gradient."""
+    """An adapter of two factors at 0: neither ever gets a gradient."""
 
     def add_parts(self, dim):
         super().add_parts(dim)
@@ -902,8 +860,7 @@ class DeadUnits(MLP):
 
 @broken("check_state_dict", only=True)
 class BufferNotSaved(GPT):
-    """A random projection is a buffer with persistent=False: a reloaded
-    model draws another one."""
+    """A random projection is not saved: a reloaded model draws another."""
 
     def add_parts(self, dim):
         random = torch.randn(dim, dim) / 4
@@ -934,8 +891,7 @@ class MergedForGood(GPT):
 
 @broken("check_state_dict", only=True)
 class MergedUntilLoaded(MergedForGood):
-    """What is merged in an evaluation is merged anew when weights are loaded,
-    and not when they are trained."""
+    """Merged in an evaluation, and anew when weights are loaded alone."""
 
     def add_parts(self, dim):
         self.register_load_state_dict_post_hook(lambda self, _: self.merge())
@@ -943,8 +899,7 @@ class MergedUntilLoaded(MergedForGood):
 
 @broken("check_state_dict", only=True)
 class MergedUntilTrained(MergedForGood):
-    """What is merged in an evaluation is forgotten in train mode, and not
-    when weights are loaded."""
+    """Merged in an evaluation, and forgotten in train mode alone."""
 
     def train(self, mode=True):
         self.merged = None
@@ -977,8 +932,7 @@ class AdapterMergedTwice(GPT):
 
 @broken("check_dtype", only=True)
 class TableNotRegistered(GPT):
-    """A table of sines is an attribute, not a buffer: .double() and .to()
-    pass it by."""
+    """A table of sines is no buffer: .double() and .to() pass it by."""
 
     def add_parts(self, dim):
         self.sines = angles(torch.arange(BLOCK), dim).sin()
@@ -1016,8 +970,7 @@ def always_short(self, x):
 
 @broken("check_dtype", GPT, "position_vectors", only=True)
 def made_on_the_cpu(self, tokens):
-    """Positions are made without a device: they stay on the CPU. (Let's build
-    GPT, cell 82)"""
+    """Positions stay on the CPU. (Let's build GPT, cell 82)"""
     at = torch.arange(tokens.size(1)).to(self.wpe.weight.dtype)
     return self.wpe.weight[: tokens.size(1)] + at.view(-1, 1) / BLOCK
 
@@ -1071,8 +1024,7 @@ def ids_wrapped(self, tokens):
 
 @broken("check_vocabulary", GPT, "add_parts", only=True)
 def rows_to_spare(self, dim):
-    """The embedding is ten times as long as the vocabulary: ids past that
-    are read from rows that were never trained."""
+    """The table is ten times too long: ids outside read untrained rows."""
     self.wte = nn.Embedding(10 * VOCAB, dim)
 
 
@@ -1084,8 +1036,7 @@ def negative_ids_index(self, tokens):
 
 @broken("check_vocabulary", GPT, "scores", only=True)
 def head_cut_short(self, x):
-    """The head is two rows short, and the last two scores are always 0: no
-    training can tell these ids apart."""
+    """The last two scores are always 0: no training tells them apart."""
     return F.pad(GPT.scores(self, x)[..., :-2], (0, 2))
 
 
@@ -1100,8 +1051,7 @@ def positions_restart_in_the_call(self, tokens, past):
 
 @broken("check_cache", CacheInside, "past_mask", only=True)
 def piece_sees_itself_only(self, past, size):
-    """Told where the tokens start, several of them see each other without a
-    mask."""
+    """Told where the tokens start, several see each other, all of them."""
     mask = CacheInside.past_mask(self, past, size)
     return mask if past == 0 else mask | True
 
@@ -1125,8 +1075,7 @@ def cache_past_the_end(self, tokens, cache):
 
 @broken("check_cache", only=True)
 class PromptOfTheFirstRow(CachedGPT):
-    """The keys of a prompt are kept for the next text, if its first row is
-    the same."""
+    """A prompt's keys stay for the next whose first row is the same."""
 
     kept = None, None, None
 
@@ -1162,8 +1111,7 @@ def cache_mask_missing(self, past, size):
 
 @broken("check_cache", Past, "join", only=True)
 def cache_prepended(self, old_k, old_v, k, v):
-    """New keys are put in front of the old ones, where the mask of a piece
-    of several tokens does not expect them."""
+    """New keys are put in front, where the mask expects old ones."""
     return torch.cat([k, old_k], -2), torch.cat([v, old_v], -2)
 
 
@@ -1211,8 +1159,7 @@ def cache_keeps_first_row(self, attention, k, v):
 
 @broken("check_gradients", Block, "forward", only=True)
 def recomputed_with_another_mask(self, x, mask):
-    """A checkpointed block draws another dropout mask when it is computed
-    again for the backward pass."""
+    """A checkpointed block runs again with another dropout mask."""
 
     def run(x):
         return Block.forward(self, F.dropout(x, 0.5, self.training), mask)
@@ -1230,8 +1177,7 @@ def one_gradient_an_id(self, tokens):
 
 @broken("check_gradients", only=True)
 class TiedAtOneEnd(GPT):
-    """The head is the token table, and the input side is detached: it learns
-    from the output alone."""
+    """The head is the token table, which learns from that end alone."""
 
     def add_parts(self, dim):
         nn.init.normal_(self.wte.weight, std=0.2)
@@ -1255,8 +1201,7 @@ class OneHead(Attention):
 
 @broken("check_signal", only=True)
 class TimesTheRoot(GPT):
-    """Scores are multiplied by the root of the head's width: from the start
-    each position attends to one other."""
+    """Scores are multiplied by the root: each position attends to one."""
 
     class mixer(OneHead):
         def scores(self, q, k):
@@ -1296,8 +1241,7 @@ class Forgets(nn.LayerNorm):
 
 @broken("check_signal", only=True)
 class NormForgets(GPT):
-    """One norm returns its weight and bias, whatever comes in: the MLP
-    behind it adds a constant."""
+    """One norm returns its weight and bias, whatever comes in."""
 
     def add_parts(self, dim):
         self.blocks[0].norm_2 = Forgets(dim)
@@ -1305,8 +1249,7 @@ class NormForgets(GPT):
 
 @broken("check_entropy_bound", only=True)
 class MaskOpensWithTraining(GPT):
-    """Once the head's bias has moved the next token is let in: only training
-    gets there."""
+    """Once the head's bias has moved, the next token is let in."""
 
     def add_parts(self, dim):
         self.register_buffer("start", self.head.bias.detach().clone())

@@ -64,8 +64,7 @@ def rotary(self, q, k, v, mask):
 
 @correct(loosely=("check_length_limit",))
 class LimitOfTraining(NoPositions, Unlimited):
-    """Declares the length it is to be trained at; its positions, rotary
-    ones, go on behind it."""
+    """Declares a length for training; its rotary positions go on."""
 
     mixer = type("Rotary", (Attention,), {"attend": rotary})
 
@@ -482,8 +481,7 @@ class OddParameters(GPT):
 
 @correct()
 class ComplexBuffer(NoPositions):
-    """Embeddings are turned by a complex buffer, which .bfloat16() leaves
-    as it is."""
+    """A complex buffer, which .bfloat16() leaves, turns the embeddings."""
 
     def add_parts(self, dim):
         super().add_parts(dim)
@@ -592,8 +590,7 @@ def one_score_at_zero(self, x):
     )
 )
 class MaskedIdsAndZeros(TrainableGPT):
-    """The scores of some ids are always minus infinity, and what mixes tokens
-    starts at 0."""
+    """Some ids' scores are minus infinity, and what mixes starts at 0."""
 
     def add_parts(self, dim):
         for block in self.blocks:
@@ -655,8 +652,7 @@ class CacheBehindTheLoss(CachedGPT):
 
 @correct()
 class StateInTheCall(LSTM):
-    """A recurrence that takes its state and, with the first tokens, a mask
-    of padding."""
+    """Takes its state and, with the first tokens, a mask of padding."""
 
     cell = nn.GRU
 
