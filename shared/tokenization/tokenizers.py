@@ -3,7 +3,10 @@
 import operator
 import os
 from collections.abc import Iterable
-from typing import Protocol, SupportsIndex, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, SupportsIndex, runtime_checkable
+
+if TYPE_CHECKING:  # imported where it is used: --help need not wait for it
+    from tiktoken import Encoding
 
 DEFAULT = "duet-1k"
 EMBEDDED = (DEFAULT, "bytes", "char")
@@ -31,33 +34,30 @@ class Tokenizer(Protocol):
         """Return the bytes of ids: one id may hold part of a character."""
 
 
-class _Decoder:
-    """Text of ids, by way of their bytes."""
+class TiktokenTokenizer:
+    """A tiktoken encoding, with special tokens read as ordinary text."""
 
-    def decode_bytes(self, ids: list[int]) -> bytes:
-        """Return the bytes of ids."""
-        raise NotImplementedError
+    def __init__(self, encoding: "Encoding"):
+        self.encoding = encoding
+        self.n_vocab: int = encoding.n_vocab
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of the text."""
+        return self.encoding.encode_ordinary(text)
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of ids."""
         return self.decode_bytes(ids).decode(errors="replace")
 
-
-class ByteTokenizer(_Decoder):
-    """One id for each of the 256 bytes of UTF-8."""
-
-    n_vocab = 256
-
-    def encode(self, text: str) -> list[int]:
-        """Return the bytes of the text."""
-        return list(text.encode())
-
     def decode_bytes(self, ids: list[int]) -> bytes:
-        """Return the bytes themselves."""
-        return bytes(_require_ids(ids, self.n_vocab))
+        """Return the bytes; ValueError where an encoding leaves an id out."""
+        try:
+            return self.encoding.decode_bytes(_require_ids(ids, self.n_vocab))
+        except KeyError as error:
+            raise ValueError(f"no token has this id: {error}") from None
 
 
-class CharTokenizer(_Decoder):
+class CharTokenizer(TiktokenTokenizer):
     """One id for each distinct character of a text, in sorted order.
 
     Source: the lecture "Let's build GPT".
@@ -67,41 +67,26 @@ class CharTokenizer(_Decoder):
         if not text:
             raise ValueError("a char tokenizer needs a text, got an empty one")
         self.characters = "".join(sorted(set(text)))
-        self.n_vocab = len(self.characters)
-        self._ids = {c: i for i, c in enumerate(self.characters)}
+        super().__init__(_one_by_one("char", map(str.encode, self.characters)))
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of the characters; ValueError names unknown ones."""
-        if unknown := sorted(set(text) - self._ids.keys()):
+        if unknown := sorted(set(text) - set(self.characters)):
             raise ValueError(
                 f"{len(unknown)} characters are not among the {self.n_vocab} "
                 f"known ones: {' '.join(map(repr, unknown[:8]))}"
             )
-        return [self._ids[c] for c in text]
-
-    def decode_bytes(self, ids: list[int]) -> bytes:
-        """Return the characters in UTF-8."""
-        ids = _require_ids(ids, self.n_vocab)
-        return "".join(self.characters[i] for i in ids).encode()
+        return super().encode(text)
 
 
-class TiktokenTokenizer(_Decoder):
-    """A tiktoken encoding, with special tokens read as ordinary text."""
+def _one_by_one(name: str, tokens: Iterable[bytes]) -> "Encoding":
+    """Return an encoding whose tokens are never merged."""
+    import tiktoken
 
-    def __init__(self, encoding):
-        self.encoding = encoding
-        self.n_vocab: int = encoding.n_vocab
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of the text."""
-        return self.encoding.encode_ordinary(text)
-
-    def decode_bytes(self, ids: list[int]) -> bytes:
-        """Return the bytes; ValueError where an encoding leaves an id out."""
-        try:
-            return self.encoding.decode_bytes(_require_ids(ids, self.n_vocab))
-        except KeyError as error:
-            raise ValueError(f"no token has this id: {error}") from None
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    return tiktoken.Encoding(
+        name, pat_str="(?s:.)", mergeable_ranks=ranks, special_tokens={}
+    )
 
 
 def load_tokenizer(name: str, text: str | None = None) -> Tokenizer:
@@ -121,7 +106,8 @@ def load_tokenizer(name: str, text: str | None = None) -> Tokenizer:
 
         return TiktokenTokenizer(duet_1k())
     if name == "bytes":
-        return ByteTokenizer()
+        every = (bytes([byte]) for byte in range(256))  # of UTF-8
+        return TiktokenTokenizer(_one_by_one(name, every))
     if name == "char":
         return CharTokenizer(text or "")
     return TiktokenTokenizer(_load_tiktoken(name))
