@@ -20,10 +20,10 @@ def read_tensors(file: Path) -> State:
 
     ValueError for a pickle, and for a damaged file.
     """
-    _refuse_pickle(file)
     try:
         return load_file(file)
     except (SafetensorError, OSError) as error:
+        _refuse_pickle(file)
         raise ValueError(
             f"{file} is damaged, or not a safetensors file: {error}"
         ) from None
@@ -58,13 +58,9 @@ def find_weights(folder: Path) -> Path:
 
 def _refuse_pickle(file: Path) -> None:
     with file.open("rb") as stream:
-        start = stream.read(9)
-    # Safetensors begins with the length of its header, which can look like
-    # a pickle's first bytes; the header itself begins with a brace.
-    safe = start[4:] == b"\0\0\0\0{"
-    zipped = start.startswith(b"PK\3\4")
+        start = stream.read(4)
     raw = start[:1] == b"\x80" and start[1:2] in (b"\2", b"\3", b"\4", b"\5")
-    if not safe and (zipped or raw or file.suffix in _PICKLE_SUFFIXES):
+    if start == b"PK\3\4" or raw or file.suffix in _PICKLE_SUFFIXES:
         raise ValueError(
             f"{file} is a pickle, a program that runs when it is read: save "
             "the state dict with safetensors.torch.save_file instead"
