@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import log_probs as reference_log_probs
 from strategies import (
@@ -45,31 +45,14 @@ def compare(config, tokens, dtype=torch.float64, seed=0, styles=STYLES):
 
 @given(data=st.data())
 def test_the_whole_model_is_one_function(data):
-    config = data.draw(configs(norm_eps=0.0))
-    # with eps 0 a row of two equal features would be 0 / 0
+    # with eps 0 a norm of few and nearly equal features blows rounding up
+    config = data.draw(configs(min_embd=8, norm_eps=0.0))
     state = random_state(config, data.draw(seeds))
     tokens = data.draw(token_batches(config))
     norm = data.draw(st.sampled_from([annotated.LayerNorm, nn.LayerNorm]))
     a = annotated.from_gpt2(state, config, norm=norm).eval()
     b = mingpt_style.from_gpt2(state, config).eval()
-    assume(smallest_deviation(b, tokens) > 1e-2)
     assert (a.log_probs(tokens) - b.log_probs(tokens)).abs().max() <= 1e-12
-
-
-def smallest_deviation(model, tokens):
-    """The smallest deviation that a norm divides by, and so blows up noise."""
-    smallest = []
-
-    def note(_module, inputs, _output):
-        smallest.append(inputs[0].std(-1).min().item())
-
-    norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm)]
-    hooks = [norm.register_forward_hook(note) for norm in norms]
-    with torch.no_grad():
-        model.log_probs(tokens)
-    for hook in hooks:
-        hook.remove()
-    return min(smallest)
 
 
 @settings(max_examples=12)

@@ -131,16 +131,12 @@ def test_a_seed_makes_sampling_reproducible(model):
     ("settings", "message"),
     [
         ({"temperature": -0.1}, "temperature .* -0.1"),
-        ({"temperature": math.nan}, "temperature .* nan"),
         ({"temperature": math.inf}, "temperature .* inf"),
         ({"top_k": 0}, "top_k .* 0"),
-        ({"top_k": -1}, "top_k .* -1"),
-        ({"top_k": True}, "top_k .* True"),
         ({"top_p": 0.0}, r"top_p .*\(0, 1\], got 0.0"),
         ({"top_p": 1.01}, r"top_p .*\(0, 1\], got 1.01"),
         ({"top_p": math.nan}, "top_p .* nan"),
         ({"new_token_count": -1}, "new_token_count .* -1"),
-        ({"new_token_count": True}, "new_token_count .* True"),
     ],
 )
 def test_bad_numbers(settings, message):

@@ -131,19 +131,11 @@ def test_an_encoding_that_cannot_be_fetched(monkeypatch, empty_cache):
 # Texts, their stamps, splits and batches of windows
 
 
-def test_the_default_text_is_a_long_one():
+def test_texts_are_long_stamped_and_read_as_they_are(tmp_path):
     text = default_text()
     assert len(text) > 100_000
     assert "statement" in text
-    assert default_text() == text
-
-
-def test_a_stamp_tells_texts_apart():
     assert text_stamp("a") == "ca978112ca1b"  # sha256 of one "a"
-    assert text_stamp("b") != text_stamp("a")
-
-
-def test_a_file_is_read_as_it_is(tmp_path):
     file = tmp_path / "text"
     file.write_bytes("\ufeffä\r\nb\n".encode())
     assert read_text(file) == "ä\r\nb\n"
