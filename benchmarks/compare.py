@@ -15,21 +15,13 @@ Facts = dict[str, Value]
 
 @dataclass(frozen=True)
 class Change:
-    """How one row's time changed from an old file to now.
+    """How one row's time changed from an old file to now."""
 
-    Attributes:
-        run: the measurement, in words.
-        row: what ran.
-        low: new over old, first quartile over third.
-        ratio: new median over old median: above 1 is slower.
-        high: new over old, third quartile over first.
-    """
-
-    run: str
-    row: Row
-    low: float
-    ratio: float
-    high: float
+    run: str  # the measurement, in words
+    row: Row  # what ran
+    low: float  # new over old, first quartile over third
+    ratio: float  # new median over old median: above 1 is slower
+    high: float  # new over old, third quartile over first
 
     def slower(self, tolerance: float) -> bool:
         """Whether it takes longer than the tolerance allows.

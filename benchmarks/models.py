@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,25 +20,15 @@ from .plan import Plan, dtype_name
 
 @dataclass(frozen=True)
 class Candidate:
-    """Something that scores the next token at every position.
+    """Something that scores the next token at every position."""
 
-    Attributes:
-        name: in the table.
-        model: what computes.
-        call: turns (batch, time) ids into scores, or an answer with them.
-        output: "logits" or "log-probs".
-        log_softmax: whether log-softmax is taken of what the call gives.
-        note: what a reader of its row has to know.
-        style: whether it is a style, not a peer.
-    """
-
-    name: str
-    model: Any
-    call: Callable[[Tensor], Any] = field(repr=False)
-    output: str = "logits"
-    log_softmax: bool = False
-    note: str = ""
-    style: bool = True
+    name: str  # in the table
+    model: Any  # what computes
+    call: Callable[[Tensor], Any]  # (batch, time) ids to scores, or an answer
+    output: str = "logits"  # or "log-probs"
+    log_softmax: bool = False  # whether it is taken of what the call gives
+    note: str = ""  # what a reader of its row has to know
+    style: bool = True  # not a peer
 
     def scores(self, tokens: Tensor) -> Tensor:
         """Return scores (batch, time, vocab) of ids (batch, time).

@@ -36,46 +36,26 @@ PRESETS: dict[str, tuple[dict[str, Any], int, int]] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured, of whom, where and how often.
+    """What is measured, of whom, where and how often."""
 
-    Attributes:
-        preset: name of the sizes.
-        config: the sizes; without dropout, which no time shall depend on.
-        batches: numbers of rows.
-        times: numbers of tokens in a row; of generate those of the prompt.
-        kind: of measurement.
-        dtypes: of the weights, once the styles were found to agree; only
-            generate has more than one.
-        device: where.
-        rounds: how often everything runs.
-        budget: seconds after which no further round starts.
-        styles: packages; the last is the reference.
-        peers: of PEERS, or MODULE:FACTORY.
-        installed: leave out those of PEERS that are not installed.
-        own: add each style with its own original parts.
-        log_probs: let all end in log-softmax.
-        compile: run everything through torch.compile, too.
-        profile: say where the time of each goes.
-        new: tokens that generate appends.
-    """
-
-    preset: str
-    config: GPTConfig
-    batches: Sequence[int]
-    times: Sequence[int]
+    preset: str  # name of the sizes
+    config: GPTConfig  # without dropout, which no time shall depend on
+    batches: Sequence[int]  # numbers of rows
+    times: Sequence[int]  # tokens in a row; of generate those of the prompt
     kind: Kind = "forward"
+    # of the weights, once the styles agree; generate may have several
     dtypes: Sequence[torch.dtype] = (torch.float32,)
     device: torch.device = CPU
-    rounds: int = 10
-    budget: float = math.inf
-    styles: Sequence[str] = STYLES
-    peers: Sequence[str] = tuple(PEERS)
-    installed: bool = True
-    own: bool = False
-    log_probs: bool = False
-    compile: bool = False
-    profile: bool = False
-    new: int = 0
+    rounds: int = 10  # how often everything runs
+    budget: float = math.inf  # seconds; after it no further round starts
+    styles: Sequence[str] = STYLES  # packages; the last is the reference
+    peers: Sequence[str] = tuple(PEERS)  # or MODULE:FACTORY
+    installed: bool = True  # leave out those of PEERS that are not installed
+    own: bool = False  # add each style with its own original parts
+    log_probs: bool = False  # let all end in log-softmax
+    compile: bool = False  # run everything through torch.compile, too
+    profile: bool = False  # say where the time of each goes
+    new: int = 0  # tokens that generate appends
 
     @property
     def sizes(self) -> list[tuple[int, int]]:

@@ -50,7 +50,6 @@ def generate(
 
     Source: the three texts' loops, with eval mode and the crop they lack.
     """
-    sampler = Sampler(temperature, top_k, top_p)
     if not isinstance(tokens, Tensor):
         raise ValueError(
             f"tokens must be a tensor, got {type(tokens).__name__}; "
@@ -62,13 +61,16 @@ def generate(
             f"{_device_of(model, tokens.device)}"
         )
     _require_tokens(tokens, model.vocab_size)
-    count = _require_count(new_token_count)
-    batch, time = tokens.shape
-    rows = tokens.new_zeros((batch, time + count), dtype=torch.long)
-    rows[:, :time] = tokens
-    for _ in _append(model, rows, [time] * batch, count, sampler, generator):
-        pass
-    return rows
+    new = stream_tokens(
+        model,
+        tokens.tolist(),
+        new_token_count,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        generator=generator,
+    )
+    return torch.cat([tokens.long(), *(ids[:, None] for ids in new)], dim=1)
 
 
 def stream_tokens(
@@ -91,7 +93,9 @@ def stream_tokens(
     the first token.
     """
     sampler = Sampler(temperature, top_k, top_p)
-    count = _require_count(new_token_count)
+    count = whole_number(
+        "new_token_count", new_token_count, at_most=MAX_NEW_TOKENS
+    )
     if len(prompts) == 0:
         raise ValueError("generating needs at least one prompt, got 0")
     lengths = [len(prompt) for prompt in prompts]
@@ -205,9 +209,3 @@ def _require_tokens(
             f"id {outside[0].item()}{where} is outside the vocabulary of "
             f"{vocab_size} ids"
         )
-
-
-def _require_count(new_token_count: object) -> int:
-    return whole_number(
-        "new_token_count", new_token_count, at_most=MAX_NEW_TOKENS
-    )

@@ -13,15 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those that train together.
+    """This process among those that train together."""
 
-    Attributes:
-        rank: number of this process, from 0; only rank 0 writes files.
-        count: the world size: how many there are.
-    """
-
-    rank: int = 0
-    count: int = 1
+    rank: int = 0  # of this process; only rank 0 writes files
+    count: int = 1  # the world size: how many there are
 
     @property
     def first(self) -> bool:

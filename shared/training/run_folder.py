@@ -42,23 +42,14 @@ LOG = "log.jsonl"
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is made from, beside its config and recipe.
+    """What a run is made from, beside its config and recipe."""
 
-    Attributes:
-        style: name of the package.
-        dtype: of the weights.
-        tokenizer: its name.
-        characters: those of the tokenizer "char".
-        text_file: None for Python's documentation.
-        text_sha256: as `text_stamp` gives it.
-    """
-
-    style: str
-    dtype: str
-    tokenizer: str
-    characters: str | None = None
-    text_file: str | None = None
-    text_sha256: str = ""
+    style: str  # name of the package
+    dtype: str  # of the weights
+    tokenizer: str  # its name
+    characters: str | None = None  # those of the tokenizer "char"
+    text_file: str | None = None  # None for Python's documentation
+    text_sha256: str = ""  # as `text_stamp` gives it
 
     def load_tokenizer(self) -> Tokenizer:
         """Return the tokenizer."""

@@ -21,22 +21,13 @@ class TrainingFailed(RuntimeError):
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The figures of one step.
+    """The figures of one step; losses are in nats a token."""
 
-    Attributes:
-        step: counted from 1.
-        train_loss: of the step's batch before its update, in nats a token.
-        tokens_per_second: of this step, over all processes.
-        seconds: since the start of the run, pauses apart.
-        train_estimate: mean loss over batches of the training text, after
-            the update; None between evaluations.
-        val_loss: the same for the validation text.
-    """
-
-    step: int
-    train_loss: float
-    tokens_per_second: float
-    seconds: float
+    step: int  # counted from 1
+    train_loss: float  # of the step's batch, before its update
+    tokens_per_second: float  # of this step, over all processes
+    seconds: float  # since the start of the run, pauses apart
+    # means over batches after the update; None between evaluations
     train_estimate: float | None = None
     val_loss: float | None = None
 
