@@ -119,15 +119,9 @@ def make_plan(
 ) -> Plan:
     """Return a plan whose sizes are those of a preset where not given.
 
-    Args:
-        preset: S1, S2, S3, or one of GPTConfig's.
-        batches: empty: the preset's own, else 8.
-        times: empty: the preset's own, else 128 or the longest there is.
-        new: tokens that are appended to each time.
-        sizes: fields of GPTConfig; None leaves one as it is. The vocabulary
-            of a preset that leaves it open is GPT-2's, the block as long as
-            the longest text.
-        **others: of the plan.
+    A preset of GPTConfig has batch 8 and time 128, or the longest there is;
+    a vocabulary that it leaves open is GPT-2's, its block as long as the
+    longest text. Sizes are fields of GPTConfig, None for the preset's.
     """
     if preset not in PRESETS and preset not in preset_names():
         known = ", ".join([*PRESETS, *preset_names()])

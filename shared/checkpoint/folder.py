@@ -32,17 +32,11 @@ TARGETS = ("gpt2", "nanogpt")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights in the GPT-2 layout, and what they do not show.
+    """Weights in the GPT-2 layout, and what they do not show."""
 
-    Attributes:
-        state: names without a prefix, always with lm_head.weight.
-        config: sizes, number of heads, activation.
-        notes: the layout that was recognised, and where each fact that
-            weights do not show comes from.
-    """
-
-    state: State
-    config: GPTConfig
+    state: State  # names without a prefix, always with lm_head.weight
+    config: GPTConfig  # sizes, number of heads, activation
+    # the layout that was recognised, and where each further fact is from
     notes: tuple[str, ...]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> State:

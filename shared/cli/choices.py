@@ -116,14 +116,9 @@ def choose_weights(
 ) -> Checkpoint:
     """Return weights with their config, and in words where they are from.
 
-    Args:
-        folder: what --weights names, or RANDOM. None: the small model of
-            the kit where nothing else is asked for, else random weights.
-        options: what else the user gave about the model.
-        tokenizer: whose ids the model must know.
-        tokenizer_name: its name.
-        style: the package that draws random weights.
-        seed: of random weights.
+    The folder is what --weights names, or RANDOM. None is the small model of
+    the kit where nothing else is asked for, else random weights, which the
+    style draws.
     """
     if (
         folder is None

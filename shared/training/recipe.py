@@ -14,35 +14,22 @@ from ..validation import is_number, require_seed, whole_number
 class Recipe:
     """What a training run does, but for the model and the text.
 
-    Attributes:
-        steps: number of updates.
-        batch_size: windows a step, over all processes.
-        lr: the highest learning rate.
-        warmup: steps until the rate is reached, and less in short runs.
-        weight_decay: of matrices; norms and biases keep their sizes.
-        betas: of AdamW.
-        clip: largest norm of all gradients together.
-        eval_interval: steps between two evaluations, each of which ends in
-            a checkpoint.
-        eval_batches: batches of each part of the text in an evaluation.
-        seed: of the weights, the batches and the dropout.
-
     Raises:
         ValueError: naming the field and the value.
 
     Source: nanoGPT's defaults for a CPU.
     """
 
-    steps: int = 2000
-    batch_size: int = 12
-    lr: float = 1e-3
-    warmup: int = 100
-    weight_decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.99)
-    clip: float = 1.0
-    eval_interval: int = 250
-    eval_batches: int = 100
-    seed: int = 0
+    steps: int = 2000  # number of updates
+    batch_size: int = 12  # windows a step, over all processes
+    lr: float = 1e-3  # the highest learning rate
+    warmup: int = 100  # steps until it is reached, and less in short runs
+    weight_decay: float = 0.1  # of matrices; norms and biases have none
+    betas: tuple[float, float] = (0.9, 0.99)  # of AdamW
+    clip: float = 1.0  # largest norm of all gradients together
+    eval_interval: int = 250  # steps from an evaluation to the next
+    eval_batches: int = 100  # of each part of the text, in an evaluation
+    seed: int = 0  # of the weights, the batches and the dropout
 
     def __post_init__(self) -> None:
         """Refuse what cannot be done."""
