@@ -3,7 +3,7 @@
 import operator
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol, SupportsIndex, runtime_checkable
+from typing import TYPE_CHECKING, SupportsIndex
 
 if TYPE_CHECKING:  # imported where it is used: --help need not wait for it
     from tiktoken import Encoding
@@ -12,52 +12,43 @@ DEFAULT = "duet-1k"
 EMBEDDED = (DEFAULT, "bytes", "char")
 
 
-@runtime_checkable
-class Tokenizer(Protocol):
-    """Turns text into ids in [0, n_vocab) and back."""
+class Tokenizer:
+    """Turns text into ids in [0, n_vocab) and back, by a tiktoken encoding.
 
-    @property
-    def n_vocab(self) -> int:
-        """Number of ids."""
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text."""
-
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of ids; bytes that are no UTF-8 become U+FFFD.
-
-        Raises:
-            ValueError: for an id outside the vocabulary.
-        """
-
-    def decode_bytes(self, ids: list[int]) -> bytes:
-        """Return the bytes of ids: one id may hold part of a character."""
-
-
-class TiktokenTokenizer:
-    """A tiktoken encoding, with special tokens read as ordinary text."""
+    Special tokens are read as ordinary text.
+    """
 
     def __init__(self, encoding: "Encoding"):
         self.encoding = encoding
         self.n_vocab: int = encoding.n_vocab
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of the text."""
+        """Return the ids of a text."""
         return self.encoding.encode_ordinary(text)
 
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of ids."""
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
+        """Return the text of ids; bytes that are no UTF-8 become U+FFFD.
+
+        Raises:
+            ValueError: for an id outside the vocabulary.
+        """
         return self.decode_bytes(ids).decode(errors="replace")
 
-    def decode_bytes(self, ids: list[int]) -> bytes:
-        """Return the bytes; ValueError where an encoding leaves an id out."""
+    def decode_bytes(self, ids: Iterable[SupportsIndex]) -> bytes:
+        """Return the bytes of ids: one id may hold part of a character."""
+        plain = [operator.index(i) for i in ids]
+        for i in plain:
+            if not 0 <= i < self.n_vocab:
+                raise ValueError(
+                    f"id {i} is outside the {self.n_vocab} of the tokens"
+                )
         try:
-            return self.encoding.decode_bytes(_require_ids(ids, self.n_vocab))
-        except KeyError as error:
+            return self.encoding.decode_bytes(plain)
+        except KeyError as error:  # an encoding may leave ids out
             raise ValueError(f"no token has this id: {error}") from None
 
 
-class CharTokenizer(TiktokenTokenizer):
+class CharTokenizer(Tokenizer):
     """One id for each distinct character of a text, in sorted order.
 
     Source: the lecture "Let's build GPT".
@@ -104,13 +95,13 @@ def load_tokenizer(name: str, text: str | None = None) -> Tokenizer:
     if name == DEFAULT:
         from .bpe import duet_1k
 
-        return TiktokenTokenizer(duet_1k())
+        return Tokenizer(duet_1k())
     if name == "bytes":
         every = (bytes([byte]) for byte in range(256))  # of UTF-8
-        return TiktokenTokenizer(_one_by_one(name, every))
+        return Tokenizer(_one_by_one(name, every))
     if name == "char":
         return CharTokenizer(text or "")
-    return TiktokenTokenizer(_load_tiktoken(name))
+    return Tokenizer(_load_tiktoken(name))
 
 
 def _load_tiktoken(name: str):
@@ -137,12 +128,3 @@ def _load_tiktoken(name: str):
             f"({cache}); without a network use {', '.join(EMBEDDED[:-1])} or "
             f"{EMBEDDED[-1]}"
         ) from None
-
-
-def _require_ids(ids: Iterable[SupportsIndex], n_vocab: int) -> list[int]:
-    """Return plain numbers, whatever list, array or tensor they came in."""
-    plain = [operator.index(i) for i in ids]
-    for i in plain:
-        if not 0 <= i < n_vocab:
-            raise ValueError(f"id {i} is outside the {n_vocab} of the tokens")
-    return plain
