@@ -13,6 +13,7 @@ import torch
 
 from benchmarks import app as commands
 from benchmarks import machine, measure, output
+from benchmarks.peers import PEERS
 from benchmarks.plan import make_plan
 from benchmarks.work import least_bytes
 from mingpt_style import GPT
@@ -267,6 +268,11 @@ def test_a_peer_that_is_not_installed_is_said_so(bench, monkeypatch):
         assert "transformers was not run: ModuleNotFoundError" in bench(*words)
         err = bench(*words, "--peers", "transformers", status=2)
         assert "transformers cannot be built: ModuleNotFoundError" in err
+    # transformers says so, too, of what is there and broken: nameless
+    broken = ModuleNotFoundError("Failed to import:\nno symbol")
+    monkeypatch.setitem(PEERS, "transformers", Mock(side_effect=broken))
+    err = bench("forward", *FAST, status=2)
+    assert "cannot be built: ModuleNotFoundError: Failed to import:" in err
 
 
 # Old results

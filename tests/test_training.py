@@ -23,7 +23,6 @@ from shared.training.run_folder import (
     load_trained,
     open_run,
     read_log,
-    resume,
     save,
 )
 from shared.training.trainer import Record, Trainer, TrainingFailed
@@ -206,17 +205,6 @@ def test_processes_share_a_batch():
 
 
 # Checkpoints ---------------------------------------------------------------
-
-
-def test_a_checkpoint_before_the_first_step_is_the_start(tmp_path):
-    start = trainer()
-    keep(tmp_path, start)
-    checkpoint, saved = open_run(tmp_path)
-    again = Trainer(saved.build(), TRAIN, VAL, saved.recipe)
-    nn.init.zeros_(again.model.lm_head.weight)
-    resume(checkpoint, saved, again)
-    assert again.step == 0
-    assert again.take_step().train_loss == start.take_step().train_loss
 
 
 def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from rich.console import Console
 from ..console import fail, progress, show_facts
 from ..files import new_folder, write_atomically
 from ..tokenization.texts import split_ids, text_stamp
-from ..tokenization.tokenizers import Tokenizer
+from ..tokenization.tokenizers import Tokenizer, load_tokenizer
 from ..training.loss_curve import draw_losses
 from ..training.processes import Processes
 from ..training.run_folder import (
@@ -73,7 +73,7 @@ def resume_run(
             f"{source} is not the text of the run in {folder}: its sha256 is "
             f"{text_stamp(text)}, not {facts.text_sha256}"
         )
-    tokenizer = facts.load_tokenizer()
+    tokenizer = load_tokenizer(facts.tokenizer, facts.characters)
     ids = torch.tensor(tokenizer.encode(text), device=device)
     model = saved.build().to(device)
     trainer = Trainer(model, *split_ids(ids), saved.recipe, processes)

@@ -51,10 +51,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     text_file: str | None = None  # None for Python's documentation
     text_sha256: str = ""  # as `text_stamp` gives it
 
-    def load_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer."""
-        return load_tokenizer(self.tokenizer, self.characters)
-
 
 class SavedRun(msgspec.Struct, frozen=True):
     """A checkpoint's run.json; sha256 is of the files beside it."""
@@ -191,7 +187,8 @@ def load_trained(
     load_weights(checkpoint, model)
     if style not in (None, run.facts.style):
         model = convert(model, str(style))
-    return model, run.facts.load_tokenizer(), run
+    facts = run.facts
+    return model, load_tokenizer(facts.tokenizer, facts.characters), run
 
 
 def append_log(folder: Path, record: Record) -> None:
