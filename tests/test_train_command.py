@@ -114,29 +114,31 @@ def test_a_run_from_start_to_text(done, train):
 
 @pytest.mark.usefixtures("quick_end")
 @pytest.mark.parametrize(
-    ("style", "words", "stop"),
+    ("style", "words", "stop", "last"),
     [
-        ("annotated", (), None),
-        ("annotated", ("--tie-weights",), signal.SIGINT),
-        ("mingpt_style", (), signal.SIGTERM),
-        ("mingpt_style", ("--tie-weights",), None),
+        ("annotated", (), None, 2),  # before a checkpoint but the first
+        ("annotated", ("--tie-weights",), signal.SIGINT, 10),
+        ("mingpt_style", (), signal.SIGTERM, 10),
+        ("mingpt_style", ("--tie-weights",), None, 10),
     ],
 )
 def test_a_run_that_crashed_or_was_stopped_goes_on(
-    done, train, monkeypatch, style, words, stop
+    done, train, monkeypatch, style, words, stop, last
 ):
     given = ("--steps=14", "--eval-interval=4", "--style", style, *words)
     whole, _, _ = train(*given, name="whole")
     take_step = Trainer.take_step
 
     def end(trainer):
-        if trainer.step == 10 and stop is None:
+        if trainer.step == last and stop is None:
             raise ValueError("the power went")
-        if trainer.step == 10:
+        if trainer.step == last:
             signal.raise_signal(stop)
         return take_step(trainer)
 
-    status, saved, logged = (128 + stop, 11, 11) if stop else (2, 8, 10)
+    status, saved, logged = 2, last // 4 * 4, last
+    if stop:
+        status, saved, logged = 128 + stop, last + 1, last + 1
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "take_step", end)
         out, _, err = train(*given, status=status)
