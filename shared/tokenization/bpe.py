@@ -6,7 +6,7 @@
 import argparse
 import base64
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -54,75 +54,46 @@ def train_bpe(text: str, n_ranks: int) -> dict[bytes, int]:
     """
     whole_number("n_ranks", n_ranks, at_least=256)
     ranks = {bytes([b]): b for b in range(256)}
-    merger = _Merger(regex.findall(PATTERN, text))
+    # A dictionary keeps the order of the text, which decides ties.
+    pieces = Counter(regex.findall(PATTERN, text))
+    counts = list(pieces.values())
+    words = [
+        [bytes([b]) for b in piece.encode(errors="replace")]
+        for piece in pieces
+    ]
+    frequency: Counter[Pair] = Counter()
+    for word, count in zip(words, counts, strict=True):
+        for pair in pairwise(word):
+            frequency[pair] += count
     while len(ranks) < n_ranks:
-        pair = merger.most_frequent()
-        if pair is None:
+        most = max(frequency.values(), default=0)
+        if most == 0:
             raise ValueError(
                 f"the text has no more pairs to merge after {len(ranks)} of "
                 f"{n_ranks} tokens"
             )
+        every = (pair for word in words for pair in pairwise(word))
+        best = next(pair for pair in every if frequency[pair] == most)
         # Two different pairs can spell the same token, which keeps its rank.
-        ranks.setdefault(pair[0] + pair[1], len(ranks))
-        merger.merge(pair)
+        ranks.setdefault(best[0] + best[1], len(ranks))
+        for i, (word, count) in enumerate(zip(words, counts, strict=True)):
+            if best[0] in word and best in pairwise(word):
+                words[i] = _joined(word, best)
+                for pair in pairwise(word):
+                    frequency[pair] -= count
+                for pair in pairwise(words[i]):
+                    frequency[pair] += count
     return ranks
 
 
-class _Merger:
-    """Distinct pieces as lists of tokens, and where each pair occurs."""
-
-    def __init__(self, pieces: list[str]):
-        # A dictionary keeps the order of the text, which decides ties.
-        counts = Counter(pieces)
-        self.weights = list(counts.values())
-        self.words = [
-            [bytes([b]) for b in piece.encode(errors="replace")]
-            for piece in counts
-        ]
-        self.frequency: Counter[Pair] = Counter()
-        self.found_in: dict[Pair, set[int]] = {}
-        for i in range(len(self.words)):
-            self._count(i, +1)
-
-    def most_frequent(self) -> Pair | None:
-        """Return the pair to merge, None where none is left."""
-        most = max(self.frequency.values(), default=0)
-        if most == 0:
-            return None
-        tied = [pair for pair, n in self.frequency.items() if n == most]
-        return min(tied, key=self._first_place)
-
-    def merge(self, pair: Pair) -> None:
-        """Join the pair, from left to right, in every word that has it."""
-        for i in sorted(self.found_in[pair]):
-            self._count(i, -1)
-            self.words[i] = list(_joined(self.words[i], pair))
-            self._count(i, +1)
-
-    def _first_place(self, pair: Pair) -> tuple[int, int]:
-        i = min(self.found_in[pair])
-        return i, list(pairwise(self.words[i])).index(pair)
-
-    def _count(self, i: int, sign: int) -> None:
-        for pair in pairwise(self.words[i]):
-            self.frequency[pair] += sign * self.weights[i]
-            if sign > 0:
-                self.found_in.setdefault(pair, set()).add(i)
-            else:
-                self.found_in[pair].discard(i)
-                if self.frequency[pair] == 0:
-                    del self.frequency[pair]
-
-
-def _joined(word: list[bytes], pair: Pair) -> Iterator[bytes]:
-    i = 0
+def _joined(word: list[bytes], pair: Pair) -> list[bytes]:
+    """Join the pair wherever it is in a word, from left to right."""
+    joined, i = [], 0
     while i < len(word):
-        if tuple(word[i : i + 2]) == pair:
-            yield pair[0] + pair[1]
-            i += 2
-        else:
-            yield word[i]
-            i += 1
+        step = 2 if tuple(word[i : i + 2]) == pair else 1
+        joined.append(b"".join(word[i : i + step]))
+        i += step
+    return joined
 
 
 def dump_ranks(ranks: Mapping[bytes, int]) -> str:
