@@ -49,22 +49,12 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Call slow what opens a browser; leave out what shape checks hide.
-
-    The pass of shape checks needs one model for each check, too.
-    """
-    left, seen = [], set()
+    """Call slow what opens a browser; leave out what shape checks hide."""
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("slow")
-        hidden = item.get_closest_marker("unhooked")
-        if item.get_closest_marker("one_of_each"):
-            check = getattr(item.callspec.params["model"], "check", None)
-            hidden = (item.originalname, check) in seen
-            seen.add((item.originalname, check))
-        if hidden:
-            left.append(item)
     if config.getoption("--check-shapes"):
+        left = [item for item in items if item.get_closest_marker("unhooked")]
         items[:] = [item for item in items if item not in left]
         config.hook.pytest_deselected(items=left)
 

@@ -62,7 +62,7 @@ def rotary(self, q, k, v, mask):
     return Attention.attend(self, turned(q, by), turned(k, by), v, mask)
 
 
-@correct(loosely=("check_length_limit",))
+@correct(loosely="length_limit")
 class LimitOfTraining(NoPositions, Unlimited):
     """Declares a length for training; its rotary positions go on."""
 
@@ -99,13 +99,13 @@ class OneSegment(GPT):
         return super().embed(tokens) + self.segments(torch.zeros_like(tokens))
 
 
-@correct(Attention, "scores", loosely=("check_signal",))
+@correct(Attention, "scores", loosely="signal")
 def cosines(self, q, k):
     """Queries and keys have length 1, and choose how sharp attention is."""
     return F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT * 40
 
 
-@correct(Attention, "attend", loosely=("check_signal",))
+@correct(Attention, "attend", loosely="signal")
 def cosines_fused(self, q, k, v, mask):
     """The same in the fused kernel, by its scale."""
     q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
@@ -155,7 +155,7 @@ class BehindPadding(Unlimited):
         return self.wpe(positions(tokens) + 2)
 
 
-@correct(loosely=("check_length_limit",))
+@correct(loosely="length_limit")
 class BiasByDistance(NoPositions, Unlimited):
     """As many biases by distance as positions are declared; the last one is
     for all that is further."""
@@ -177,7 +177,7 @@ class BiasByDistance(NoPositions, Unlimited):
     )
 
 
-@correct(loosely=("check_length_limit", "check_order_sensitivity"))
+@correct(loosely="length_limit order_sensitivity")
 class ClippedDistances(BiasByDistance):
     """One layer, and one bias for all that is 8 positions back or more."""
 
@@ -417,7 +417,7 @@ def checkpointed(self, x, mask):
     return checkpoint(Block.forward, self, x, mask, use_reentrant=False)
 
 
-@correct(Block, "forward", loosely=("check_gradients",))
+@correct(Block, "forward", loosely="gradients")
 def rounded(self, x, mask):
     """Rounds between blocks; the gradient passes straight through."""
     x = Block.forward(self, x, mask)
@@ -583,12 +583,7 @@ def one_score_at_zero(self, x):
     return F.pad(GPT.scores(self, x)[..., :-1], (0, 1))
 
 
-@correct(
-    loosely=(
-        *("check_finite", "check_initial_loss", "check_gradients"),
-        "check_entropy_bound",
-    )
-)
+@correct(loosely="finite initial_loss gradients entropy_bound")
 class MaskedIdsAndZeros(TrainableGPT):
     """Some ids' scores are minus infinity, and what mixes starts at 0."""
 
@@ -604,10 +599,7 @@ class MaskedIdsAndZeros(TrainableGPT):
 @correct(
     GPT,
     "scores",
-    loosely=(
-        *("check_initial_loss", "check_gradients", "check_order_sensitivity"),
-        "check_entropy_bound",
-    ),
+    loosely="initial_loss gradients order_sensitivity entropy_bound",
 )
 def lowest_for_some_ids(self, x):
     """Ids that stand for images always have the lowest score there is."""
@@ -615,7 +607,7 @@ def lowest_for_some_ids(self, x):
     return GPT.scores(self, x).masked_fill(images, torch.finfo(x.dtype).min)
 
 
-@correct(loosely=("check_loss", "check_vocabulary"))
+@correct(loosely="loss vocabulary")
 class PaddedTables(TrainableGPT):
     """Token table and head are padded to 64, scores cut to the vocabulary;
     the loss is over the padded width."""
@@ -628,7 +620,7 @@ class PaddedTables(TrainableGPT):
         return logits[..., :VOCAB], loss
 
 
-@correct(TrainableGPT, "loss", loosely=("check_loss",))
+@correct(TrainableGPT, "loss", loosely="loss")
 def balance_added(self, logits, targets):
     """A router's balance is added to the returned loss."""
     router = self.head.weight.square().mean()
@@ -664,7 +656,7 @@ class StateInTheCall(LSTM):
         return {"logits": self.head(x), "state": state}
 
 
-@correct(CacheInTheCall, "past_mask", loosely=("check_cache",))
+@correct(CacheInTheCall, "past_mask", loosely="cache")
 def one_at_a_time(self, past, size):
     """After the first piece its cache is for one token at a time."""
     if past and size > 1:

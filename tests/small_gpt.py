@@ -336,7 +336,7 @@ class Model:
         check: the one that must catch it; "" if it is correct.
         only: whether no other check can see its fault.
         double: whether in float64 it differs by float64's rounding alone.
-        loosely: checks whose property holds in a wider sense only.
+        loosely: what of the checks' properties holds in a wider sense only.
         deep: whether one layer would not see every token.
     """
 
@@ -349,7 +349,7 @@ class Model:
     block_size: int = BLOCK
     outputs: str = "auto"
     double: bool = True
-    loosely: tuple[str, ...] = ()
+    loosely: str = ""
     deep: bool = False
 
 

@@ -80,7 +80,6 @@ def run(model, checks=None, budget=None):
     )
 
 
-@pytest.mark.one_of_each
 @pytest.mark.usefixtures("one_layer")
 @pytest.mark.parametrize("model", as_parameters(BROKEN))
 def test_a_broken_model_is_caught_by_its_check(model):
@@ -107,7 +106,6 @@ def test_and_by_no_other_where_no_other_can_see_it(model):
     assert report.ok, str(report)
 
 
-@pytest.mark.one_of_each
 @pytest.mark.usefixtures("calls_of_a_second")
 @pytest.mark.parametrize("model", as_parameters(CORRECT))
 def test_a_correct_model_is_accused_of_nothing(model, monkeypatch):
