@@ -28,6 +28,13 @@ CONFIG = "config.json"
 # The trained model that comes with the kit: its README says what it reaches.
 SMALL_MODEL = Path(__file__).with_name("small_model")
 TARGETS = ("gpt2", "nanogpt")
+# What a layout is called, and its authors' activation.
+_LAYOUTS = {
+    "gpt2": ("the GPT-2 layout, as transformers saves it", None),
+    "scratch": ("the layout of the post GPT from Scratch", "gelu"),
+    "nanogpt": ("a state dict of nanoGPT", "gelu"),
+    "mingpt": ("a state dict of minGPT", "gelu_tanh"),
+}
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,9 @@ def load_checkpoint(
     state = bring_to_gpt2(tensors, layout)
     wte, head = state.get("wte.weight"), state.get("lm_head.weight")
     tied = wte is not None and (head is None or wte.equal(head))
-    title, default_activation = _describe_layout(layout, tied)
+    if layout == "nanogpt" and not tied:  # nanoGPT always is, minGPT never
+        layout = "mingpt"
+    title, default_activation = _LAYOUTS[layout]
     given = {"n_head": n_head, "activation": activation}
     facts, note = _read_facts(folder, given, default_activation)
     sizes = _sizes(state)
@@ -186,17 +195,6 @@ def _widest(tensors: State) -> State:
     dtypes = (tensor.dtype for tensor in tensors.values())
     widest = reduce(torch.promote_types, dtypes, torch.float16)
     return {name: tensor.to(widest) for name, tensor in tensors.items()}
-
-
-def _describe_layout(layout: str, tied: bool) -> tuple[str, str | None]:
-    """Return what a layout is called, and its authors' activation."""
-    if layout == "gpt2":
-        return "the GPT-2 layout, as transformers saves it", None
-    if layout == "scratch":
-        return "the layout of the post GPT from Scratch", "gelu"
-    if tied:  # as nanoGPT always is, and minGPT never
-        return "a state dict of nanoGPT", "gelu"
-    return "a state dict of minGPT", "gelu_tanh"
 
 
 def _read_facts(

@@ -28,7 +28,7 @@ from ..training.run_folder import (
     resume,
     save,
 )
-from ..training.trainer import Record, Trainer, TrainingFailed, draw_sample
+from ..training.trainer import Trainer, TrainingFailed, draw_sample
 from .choices import choose_text, describe
 
 SAMPLE = 300  # tokens written at the end
@@ -100,7 +100,14 @@ def train_to_the_end(run: Run) -> None:
     steps = trainer.recipe.steps
     with _stop_signals() as signals, progress(console, steps) as show:
         while not trainer.done:
-            record = _step(run)
+            try:
+                record = trainer.take_step()
+            except TrainingFailed as error:
+                last = last_checkpoint(run.folder)
+                fail(
+                    f"{error}: stopped; the last good checkpoint is {last}",
+                    status=1,
+                )
             device = trainer.texts["train"].device
             stop = trainer.processes.any(bool(signals), device)
             speed = f"{record.tokens_per_second:,.0f} tokens/s"
@@ -125,14 +132,6 @@ def train_to_the_end(run: Run) -> None:
                 raise typer.Exit(128 + (signals or [signal.SIGTERM])[0])
     if writes:
         _finish(run, console)
-
-
-def _step(run: Run) -> Record:
-    try:
-        return run.trainer.take_step()
-    except TrainingFailed as error:
-        last = last_checkpoint(run.folder)
-        fail(f"{error}: stopped; the last good checkpoint is {last}", status=1)
 
 
 def _finish(run: Run, console: Console) -> None:

@@ -1,9 +1,5 @@
 """Faster linear layers for a CPU that decodes one token at a time."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -28,32 +24,16 @@ class TokenLinear(nn.Linear):
         if input.numel() != self.in_features:
             return super().forward(input)  # not one token
         if self.weight.itemsize < 4:
-            with _without_onednn():
+            with torch.backends.mkldnn.flags(enabled=False):
                 return super().forward(input)
-        # each thread takes some of the inputs: the products are then summed
-        parts = _parts(self.in_features)
+        # each thread takes as many inputs: the products are then summed
+        threads = range(torch.get_num_threads(), 0, -1)
+        parts = next(n for n in threads if self.in_features % n == 0)
         columns = self.weight.t().unflatten(0, (parts, -1))
         y = torch.bmm(input.reshape(parts, 1, -1), columns).sum(0)
         if self.bias is not None:
             y = y + self.bias
         return y.view(*input.shape[:-1], self.out_features)
-
-
-def _parts(size: int) -> int:
-    """Return the most equal parts that the threads can take, one each."""
-    threads = torch.get_num_threads()
-    return next(n for n in range(threads, 0, -1) if size % n == 0)
-
-
-@contextmanager
-def _without_onednn() -> Iterator[None]:
-    onednn: Any = torch.backends.mkldnn  # its annotations hide the setter
-    before = onednn.enabled
-    onednn.enabled = False
-    try:
-        yield
-    finally:
-        onednn.enabled = before
 
 
 def optimize_for_decoding(model: nn.Module) -> None:

@@ -19,9 +19,7 @@ from ..files import write_atomically
 from ..validation import whole_number
 from .texts import default_text, read_text, text_stamp
 
-NAME = "duet-1k"
 N_VOCAB = 1024
-END_OF_TEXT = "<|endoftext|>"
 
 # Merges never cross these pieces: a word with the space in front of it, one
 # digit, a run of punctuation, a run of spaces up to a word's own.
@@ -113,22 +111,16 @@ def parse_ranks(content: str) -> dict[bytes, int]:
     return {base64.b64decode(token): int(rank) for token, rank in rows}
 
 
-def build_encoding(name: str, ranks: Mapping[bytes, int]) -> tiktoken.Encoding:
-    """Return the encoding of these ranks, and one special token after them."""
-    return tiktoken.Encoding(
-        name,
-        pat_str=PATTERN,
-        mergeable_ranks=dict(ranks),
-        special_tokens={END_OF_TEXT: len(ranks)},
-        explicit_n_vocab=len(ranks) + 1,
-    )
-
-
 @lru_cache(maxsize=1)
 def duet_1k() -> tiktoken.Encoding:
     """Return the tokenizer that comes with the kit: 1,024 tokens."""
-    content = RANKS_FILE.read_text(encoding="ascii")
-    return build_encoding(NAME, parse_ranks(content))
+    return tiktoken.Encoding(
+        "duet-1k",
+        pat_str=PATTERN,
+        mergeable_ranks=parse_ranks(RANKS_FILE.read_text("ascii")),
+        special_tokens={"<|endoftext|>": N_VOCAB - 1},
+        explicit_n_vocab=N_VOCAB,
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -100,7 +100,7 @@ class Trainer:
         return self.step >= self.recipe.steps
 
     def take_step(self) -> Record:
-        """Update the weights once; evaluate if it is time.
+        """Update the weights once; evaluate if it is time, or the last.
 
         Raises:
             TrainingFailed: for a loss or a gradient that is not finite,
@@ -129,7 +129,7 @@ class Trainer:
         self.step = number
         took = time.monotonic() - start
         estimates: dict[str, float] = {}
-        if self.evaluates_at(number):
+        if number % self.recipe.eval_interval == 0 or self.done:
             estimates = self.estimate_losses()
             for name, value in estimates.items():
                 _require_finite(f"{name} loss", value, number)
@@ -143,10 +143,6 @@ class Trainer:
             estimates.get("train"),
             estimates.get("val"),
         )
-
-    def evaluates_at(self, step: int) -> bool:
-        """Return whether a step ends in an evaluation; the last one does."""
-        return step % self.recipe.eval_interval == 0 or self.done
 
     def estimate_losses(self) -> dict[str, float]:
         """Return the mean loss over batches of each part of the text.
