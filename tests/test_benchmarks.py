@@ -193,23 +193,19 @@ PEER = """
 import torch
 from torch.nn.functional import one_hot
 
-class Bigram(torch.nn.Module):
+class Bigram(torch.nn.Embedding):
     # as nanoGPT: all positions only where there are targets
-    def __init__(self, config):
-        super().__init__()
-        self.table = torch.nn.Embedding(config.vocab_size, config.vocab_size)
-
     def forward(self, idx, targets=None):
-        scores = self.table(idx)
+        scores = super().forward(idx)
         if targets is None:
             return scores[:, -1:], None
         return scores, scores.sum()
 
 def build(config):
-    return Bigram(config)
+    return Bigram(config.vocab_size, config.vocab_size)
 
 def short(config):
-    model = Bigram(config)
+    model = build(config)
     model.block_size = 3
     return model
 
