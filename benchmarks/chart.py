@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gpt_duet.comparison.benchmark_results import Results, Run
 from gpt_duet.files import replace_file
 
@@ -65,23 +67,15 @@ def _panels(runs: Sequence[Run]) -> list[list[Run]]:
 def _draw_bars(runs: Sequence[Run], ax: Any) -> None:
     """Medians as bars, quartiles as whiskers, the quickest on top."""
     rows = sorted(runs[0].models, key=lambda row: -row.median)
-    for place, row in enumerate(rows):
-        first, median, third = (1e3 * s for s in row.quartiles)
-        ax.barh(
-            place,
-            median,
-            xerr=[[median - first], [third - median]],
-            color=_color(row.name),
-            error_kw={"elinewidth": 1, "capsize": 2},
-        )
-        ax.annotate(
-            seconds(row.median),
-            (third, place),
-            textcoords="offset points",
-            xytext=(5, 0),
-            va="center",
-        )
-    ax.set_yticks(range(len(rows)), [row.name for row in rows])
+    first, median, third = 1e3 * np.array([row.quartiles for row in rows]).T
+    bars = ax.barh(
+        [row.name for row in rows],
+        median,
+        xerr=[median - first, third - median],
+        color=[_color(row.name) for row in rows],
+        error_kw={"elinewidth": 1, "capsize": 2},
+    )
+    ax.bar_label(bars, [seconds(row.median) for row in rows], padding=5)
     ax.set_title(_title(runs[0]), loc="left")
     ax.set_xlabel("milliseconds, median and quartiles")
     ax.margins(x=0.18)
