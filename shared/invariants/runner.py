@@ -243,17 +243,16 @@ def run_check(
     except Exception as error:
         if debug:
             raise
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        status, message = (
-            "error",
-            (
-                f"a fault of the check, not of the model: {sentence(error)} "
-                f"({Path(frame.filename).name}:{frame.lineno})"
-            ),
-        )
         if place := place_of(error):
             status = "failed"
             message = f"the model raised {sentence(error)} ({place})"
+        else:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            status = "error"
+            message = (
+                f"a fault of the check, not of the model: {sentence(error)} "
+                f"({Path(frame.filename).name}:{frame.lineno})"
+            )
     if status == "failed" and name in expected:
         status, message = "expected", f"{expected[name]}: {message}"
     if detail and status == "failed":
