@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import SkipCheck, asked
-from ..model.reading import find_loss
 from ..model.subject import Subject
 from ..model.tokens import SHORT, draw, rows_at_once, splits_to_try
 from ..search.larger_weights import Searches, amplified
@@ -15,6 +14,7 @@ from ..search.leaks import Search
 from ..search.tolerance import FLOOR, is_real
 from ..search.trial import EVAL, Mode
 from .embedding import gradient_of, gradients_at
+from .loss import scores_and_loss
 
 ROUNDING_SHARE = 1e-6  # of the largest gradient: in float32, rounding
 
@@ -155,10 +155,13 @@ def _backward_of_own_loss(
     """Add the gradients of the loss that a model returns, if it does."""
     if subject.caller.target_name is None:
         return
-    given = (ids.to(subject.device, copy=True) for ids in (tokens, targets))
-    with suppress(Exception), torch.enable_grad():  # check_loss will tell
-        answer = subject.caller.call_with_targets(model, *given)
-        if (loss := find_loss(answer)) is not None:
+    loss = None
+    with suppress(AssertionError):  # the matter of check_loss
+        _, loss = scores_and_loss(
+            subject, model, tokens, targets, training=True, grad=True
+        )
+    if loss is not None and loss.requires_grad:
+        with asked("in the backward pass of the loss"):
             loss.backward()
 
 

@@ -111,8 +111,8 @@ def _loss_of(
     second = others(first, vocab, generator)
     for ids in (first, second):  # none whose score is minus infinity
         ids[torch.isin(ids, torch.tensor(subject.hidden))] = subject.scored[0]
-    scores, loss = _call(subject, model, tokens, first)
-    again, second_loss = _call(subject, model, tokens, second)
+    scores, loss = scores_and_loss(subject, model, tokens, first)
+    again, second_loss = scores_and_loss(subject, model, tokens, second)
     if scores is None or again is None:
         scores = subject.scores(model, tokens)
     elif float((moved := gaps(scores, again)).max()) > floor(scores):
@@ -147,7 +147,7 @@ def _try_marks(
         marked[0, 1:] = mark  # rows of unlike length
         marked[1, : targets.size(1) // 2] = mark
         try:
-            _, loss = _call(subject, model, case.tokens, marked)
+            _, loss = scores_and_loss(subject, model, case.tokens, marked)
         except ModelRaised:
             continue
         if loss is None:
@@ -173,7 +173,9 @@ def _require_gradient(
     weights = [p for p in model.parameters() if p.requires_grad and p.numel()]
     if not weights:
         return
-    call = partial(_call, subject, model, case.tokens, targets, grad=True)
+    call = partial(
+        scores_and_loss, subject, model, case.tokens, targets, grad=True
+    )
     scores, loss = call(training=True)
     if loss is None or (scores is not None and not scores.requires_grad):
         return
@@ -210,7 +212,7 @@ def _size(gradients: Iterable[Tensor]) -> float:
     return sum(parts) ** 0.5
 
 
-def _call(
+def scores_and_loss(
     subject: Subject,
     model: Model,
     tokens: Tensor,
@@ -218,7 +220,14 @@ def _call(
     training: bool = False,
     grad: bool = False,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return scores and loss of the model's own call with targets."""
+    """Return scores and loss of the model's own call with targets.
+
+    None for what it does not return.
+
+    Raises:
+        ModelRaised: for a call with targets that the model refuses.
+        AssertionError: for changed targets, and a loss that is no number.
+    """
     if isinstance(model, nn.Module):
         model.train(training)
     name = subject.caller.target_name
