@@ -26,62 +26,36 @@ from . import (
 
 Check = Callable[[Subject], str]
 
-# In the order of the report: what others would stumble over comes first.
-CHECKS: dict[str, Check] = {
-    check.__name__: check
-    for check in (
-        outputs.check_shape,
-        outputs.check_finite,
-        state.check_determinism,
-        causality.check_causality,
-        gradients.check_causal_gradients,
-        context.check_prefix_consistency,
-        rows.check_batch_independence,
-        order.check_order_sensitivity,
-        context.check_context_use,
-        state.check_purity,
-        outputs.check_normalised,
-        outputs.check_initial_loss,
-        signal.check_signal,
-        loss.check_loss,
-        gradients.check_gradient_flow,
-        derivatives.check_gradients,
-        state.check_state_dict,
-        dtypes.check_dtype,
-        limits.check_length_limit,
-        limits.check_vocabulary,
-        cache.check_cache,
-        training.check_entropy_bound,
-    )
+# In the order of the report: what others would stumble over comes first. And
+# what each costs: calls, and forwards of the longest sequence, one row; a
+# backward pass counts as two, and float64 doubles. Counted on two layers and
+# 1,024 positions.
+_CHECKS = {
+    outputs.check_shape: (14, 2),
+    outputs.check_finite: (40, 6),
+    state.check_determinism: (42, 1),
+    causality.check_causality: (600, 500),
+    gradients.check_causal_gradients: (200, 150),
+    context.check_prefix_consistency: (160, 20),
+    rows.check_batch_independence: (250, 60),
+    order.check_order_sensitivity: (14, 1),
+    context.check_context_use: (24, 20),
+    state.check_purity: (8, 2),
+    outputs.check_normalised: (8, 0),
+    outputs.check_initial_loss: (1, 1),
+    signal.check_signal: (5, 0),
+    loss.check_loss: (40, 0),
+    gradients.check_gradient_flow: (3, 1),
+    derivatives.check_gradients: (60, 1),
+    state.check_state_dict: (5, 0),
+    dtypes.check_dtype: (7, 1),
+    limits.check_length_limit: (1, 1),
+    limits.check_vocabulary: (15, 1),
+    cache.check_cache: (200, 4),
+    training.check_entropy_bound: (2400, 3000),
 }
-
-# What a check costs: calls, and forwards of the longest sequence, one row;
-# a backward pass counts as two, and float64 doubles. Counted on two layers
-# and 1,024 positions.
-COSTS = {
-    "check_shape": (14, 2),
-    "check_finite": (40, 6),
-    "check_determinism": (42, 1),
-    "check_causality": (600, 500),
-    "check_causal_gradients": (200, 150),
-    "check_prefix_consistency": (160, 20),
-    "check_batch_independence": (250, 60),
-    "check_order_sensitivity": (14, 1),
-    "check_context_use": (24, 20),
-    "check_purity": (8, 2),
-    "check_normalised": (8, 0),
-    "check_initial_loss": (1, 1),
-    "check_signal": (5, 0),
-    "check_loss": (40, 0),
-    "check_gradient_flow": (3, 1),
-    "check_gradients": (60, 1),
-    "check_state_dict": (5, 0),
-    "check_dtype": (7, 1),
-    "check_length_limit": (1, 1),
-    "check_vocabulary": (15, 1),
-    "check_cache": (200, 4),
-    "check_entropy_bound": (2400, 3000),
-}
+CHECKS: dict[str, Check] = {check.__name__: check for check in _CHECKS}
+COSTS = {check.__name__: cost for check, cost in _CHECKS.items()}
 
 # What is done to all weights, in copies of the model; 2 where not named.
 COPIES = {"check_finite": 10, "check_gradients": 20, "check_state_dict": 15}

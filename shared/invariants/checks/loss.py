@@ -38,7 +38,6 @@ def check_loss(subject: Subject) -> str:
     How: the scores must not move with targets, and the loss must be the mean
     cross-entropy, of targets as given or shifted by one inside, at several
     lengths, with every id and with marks of absence; so must its gradient.
-    Cost: some 25 small forwards and six backwards.
     Reports: huggingface/transformers 44642, targets shifted by the caller
     and once more by the model.
     """
@@ -239,7 +238,7 @@ def scores_and_loss(
     loss = find_loss(answer)
     if loss is not None and not torch.isfinite(loss):
         raise AssertionError(
-            f"the loss is {float(loss)}, with {name} from "
+            f"the loss is {loss.item()}, with {name} from "
             f"{int(targets.min())} to {int(targets.max())}"
         )
     return subject.find(answer, *tokens.shape), loss

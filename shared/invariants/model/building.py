@@ -162,11 +162,8 @@ def is_factory(given: Model) -> bool:
         return False
     try:
         signature = inspect.signature(given)
-    except (TypeError, ValueError):
-        return False
-    try:
         signature.bind()
-    except TypeError:
+    except (TypeError, ValueError):
         if isinstance(given, type):
             raise UnusableModel(
                 f"{given.__name__} is a class that needs arguments: give a "

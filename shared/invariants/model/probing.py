@@ -1,80 +1,94 @@
 """Where a model's scores are: found out by calling it at two sizes."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
-from ..errors import ModelRaised
+from ..errors import ModelRaised, asked
+from .building import Model
 from .calling import Caller
+from .randomness import seed_all
 from .reading import Reader, describe, find_scores, tensors_in
+from .sizes import VOCABULARY, declared
+
+if TYPE_CHECKING:
+    from .subject import Subject
 
 Size = tuple[int, int]  # of batch and time
 
 
-@dataclass(frozen=True)
-class Probed:
-    """How a model is called and read, or what is wrong with its answers.
-
-    Attributes:
-        size: of batch and time that it answered.
-    """
-
-    caller: Caller
-    reader: Reader | None
-    size: Size
-    fault: str = ""
-
-
-def probe(
-    ask: Callable[[Caller, int, int, int], Any],
-    caller: Caller,
-    vocab: int,
-    block: int,
-    padded: bool,
-) -> Probed:
-    """Return how a model is called, and how its answers are read.
+def probe(subject: "Subject", model: Model) -> Size:
+    """Find out how a model is called and read, or what is wrong with that.
 
     Targets are added where it answers for fewer positions without them; and
-    other sizes are tried where it refuses the first. Ask returns its answer
-    to ids below a number, of a size of batch and time; padded says whether
-    there may be scores of ids beyond the vocabulary.
+    other sizes are tried where it refuses the first.
+
+    Returns:
+        A size that it answered.
 
     Raises:
         ModelRaised: where it answers at no size.
     """
-    unread: list[Probed] = []
+    vocab, own = subject.vocab_size, subject.caller
+    unread: list[tuple[Caller, Size, Any]] = []
     raised: list[ModelRaised] = []
-    for sizes in _sizes(vocab, block):
-        for call in _callers(caller):
+    for sizes in _sizes(vocab, subject.block_size):
+        for caller in _callers(own):
             try:
-                answers = [ask(call, *size, vocab) for size in sizes]
+                answers = [
+                    _ask(subject, model, caller, size, vocab) for size in sizes
+                ]
             except ModelRaised as error:
                 raised.append(error)
                 continue
             reader = _find_reader(
                 [*zip(answers, sizes, strict=True)],
                 vocab,
-                padded,
-                call.time_first,
+                declared(model, VOCABULARY) is not None,
+                caller.time_first,
             )
             if reader is not None:
-                return Probed(call, reader, sizes[1])
-            fault = (
-                f"the scores for tokens of shape {sizes[1]} should have shape "
-                f"{(*sizes[1], vocab)} (batch, time, vocab), got "
-                f"{describe(answers[1])}"
-            )
-            unread.append(Probed(call, None, sizes[1], fault))
+                subject.caller, subject.reader = caller, reader
+                return sizes[1]
+            unread.append((caller, sizes[1], answers[1]))
     if unread:
-        return unread[0]
+        subject.caller, size, answer = unread[0]
+        subject.fault = (
+            f"the scores for tokens of shape {size} should have shape "
+            f"{(*size, vocab)} (batch, time, vocab), got {describe(answer)}"
+        )
+        return size
     try:
-        ask(caller, 1, 1, 1)  # id 0 alone
+        _ask(subject, model, own, (1, 1), 1)  # id 0 alone
     except ModelRaised:
         raise raised[0] from raised[0].__cause__
-    fault = f"of {vocab} ids some are refused: {raised[0]}"
-    return Probed(caller, None, (1, 1), fault)
+    subject.fault = f"of {vocab} ids some are refused: {raised[0]}"
+    return 1, 1
+
+
+def _ask(
+    subject: "Subject", model: Model, caller: Caller, size: Size, top: int
+) -> Any:
+    """Call a model in eval mode on ids below top, top - 1 among them."""
+    tokens = torch.randint(top, size, generator=subject.generator())
+    tokens[-1, -1] = top - 1
+    if isinstance(model, nn.Module):
+        model.eval()
+
+    def call() -> Any:
+        seed_all(subject.seed)
+        what = f"on tokens of shape {size}, in eval mode"
+        with asked(what), torch.no_grad():
+            return caller.call(model, tokens.to(subject.device))
+
+    try:
+        return call()
+    except ModelRaised:  # the call before may have left it so
+        subject.start_again(model)
+        return call()
 
 
 def _callers(caller: Caller) -> Iterator[Caller]:

@@ -18,38 +18,36 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Form:
-    """The axes of batch, time and vocabulary in scores.
+    """The axes of scores, by what they count."""
 
-    None where batch and time are one axis, followed by the vocabulary.
-    """
-
-    axes: tuple[int, int, int] | None
+    axes: tuple[str, ...]
 
     def __str__(self) -> str:
-        if self.axes is None:
-            return "(batch * time, vocab)"
-        words = zip(self.axes, ("batch", "time", "vocab"), strict=True)
-        return f"({', '.join(word for _, word in sorted(words))})"
+        return f"({', '.join(self.axes)})"
 
     def shape(self, batch: int, time: int, vocab: int) -> tuple[int, ...]:
         """Return the shape that an answer of this form has."""
-        if self.axes is None:
-            return (batch * time, vocab)
-        sizes = zip(self.axes, (batch, time, vocab), strict=True)
-        return tuple(size for _, size in sorted(sizes))
+        sizes = {"batch": batch, "time": time, "vocab": vocab}
+        sizes["batch * time"] = batch * time
+        return tuple(sizes[axis] for axis in self.axes)
 
     def read(
         self, answer: Shaped[Tensor, "..."], batch: int, time: int
     ) -> Float[Tensor, "batch time vocab"]:
         """Return scores in the common form."""
-        if self.axes is None:
+        if len(self.axes) == 2:
             return answer.unflatten(0, (batch, time))
-        return answer.permute(self.axes)
+        return answer.permute([self.axes.index(a) for a in BATCH_FIRST.axes])
 
 
-BATCH_FIRST, TIME_FIRST = Form((0, 1, 2)), Form((1, 0, 2))
-# The likeliest first; (batch, vocab, time) is the third.
-FORMS = (Form(None), BATCH_FIRST, Form((0, 2, 1)), TIME_FIRST)
+BATCH_FIRST = Form(("batch", "time", "vocab"))
+TIME_FIRST = Form(("time", "batch", "vocab"))
+FORMS = (  # the likeliest first
+    Form(("batch * time", "vocab")),
+    BATCH_FIRST,
+    Form(("batch", "vocab", "time")),
+    TIME_FIRST,
+)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 Told once, by check_shape or as a note: no other check stumbles over it.
 """
 
+from bisect import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -69,13 +70,12 @@ def find_lengths(
     least = low = taken[-1] - taken[-1] % step
     while least > step and accepts(least - step):
         least -= step
-    high = longest - longest % step + step
-    if accepts(high - step):
-        low = high - step
-    while high - low > step:
-        middle = (low + high) // (2 * step) * step
-        low, high = (middle, high) if accepts(middle) else (low, middle)
-    return Lengths(least, step, low)
+    end = longest - longest % step
+    if accepts(end):
+        return Lengths(least, step, end)
+    longer = range(low + step, end, step)
+    count = bisect(longer, False, key=lambda t: not accepts(t))
+    return Lengths(least, step, low + count * step)
 
 
 def require_batch_first(
@@ -134,20 +134,18 @@ def find_refusals(
         subject.refusals.append((first, f"{subject.lengths} are answered"))
     subject.block_size = subject.lengths.longest
     refused.clear()
-    low, high, length = batch, MANY_ROWS + 1, subject.lengths.fit(7)
+    length = subject.lengths.fit(7)
     if answers(MANY_ROWS, length):
         return
-    while high - low > 1:
-        middle = (low + high) // 2
-        good = answers(middle, length)
-        low, high = (middle, high) if good else (low, middle)
-    subject.rows = low
+    more = range(batch + 1, MANY_ROWS)
+    count = bisect(more, False, key=lambda rows: not answers(rows, length))
+    subject.rows = batch + count
     said = declared(model, ROWS)
-    if said is not None and said.value == low:
-        subject.notes.append(f"at most {low} rows at once: {said}")
+    if said is not None and said.value == subject.rows:
+        subject.notes.append(f"at most {said.value} rows at once: {said}")
     else:
         first = refused[min(refused)]
-        subject.refusals.append((first, f"{low} rows are answered"))
+        subject.refusals.append((first, f"{subject.rows} rows are answered"))
 
 
 def find_state(

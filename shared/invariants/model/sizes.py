@@ -67,19 +67,15 @@ def choose_sizes(
     known, longest = declared(model, VOCABULARY), declared(model, LENGTH)
     vocab = vocab_size or (known.value if known else None)
     block = block_size or (longest.value if longest else None)
-    missing = [
-        (what, size)
-        for value, what, size in (
-            (vocab, "vocabulary", "vocab_size (in the shell --vocab-size)"),
-            (block, "longest sequence", "block_size (--block-size)"),
-        )
-        if value is None
-    ]
     if vocab is None or block is None:
-        whats, sizes = zip(*missing, strict=True)
+        missing = {}
+        if vocab is None:
+            missing["vocabulary"] = "vocab_size (in the shell --vocab-size)"
+        if block is None:
+            missing["longest sequence"] = "block_size (--block-size)"
         raise UnusableModel(
-            f"{name} does not say its {' and '.join(whats)}: give "
-            f"{' and '.join(sizes)}"
+            f"{name} does not say its {' and '.join(missing)}: give "
+            f"{' and '.join(missing.values())}"
         )
     if known is not None and known.value != vocab:
         raise UnusableModel(

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from ..errors import ModelRaised, SkipCheck, UnusableModel, asked
 from .building import Builder, KeptState, Model, called_modules, name_of
-from .calling import LAYOUTS, MASK, Caller, caller_of
+from .calling import LAYOUTS, MASK, caller_of
 from .costs import Costs
 from .probing import probe
 from .randomness import isolated, seed_all
-from .reading import BATCH_FIRST, SCORES, find_scores, follow
+from .reading import BATCH_FIRST, SCORES, Reader, find_scores, follow
 from .refusals import (
     Lengths,
     find_noise,
@@ -25,7 +25,7 @@ from .refusals import (
     find_state,
     require_batch_first,
 )
-from .sizes import LENGTH, VOCABULARY, choose_sizes, declared
+from .sizes import LENGTH, choose_sizes, declared
 from .threads import few_threads
 from .tokens import draw
 
@@ -62,6 +62,8 @@ class Subject:
         UnusableModel: a ValueError, in one line, for what cannot be built,
             called or read; the user's own exception is its cause.
     """
+
+    reader: Reader  # of scores that can be read
 
     def __init__(
         self,
@@ -109,7 +111,7 @@ class Subject:
         self.keeps_state, self.lost_state = False, ""
         self._states = WeakKeyDictionary[nn.Module, KeptState]()
         self.hidden: list[int] = []
-        self.less = ""
+        self.fault = self.less = ""
         self._double: dict[bool, bool] = {}
         training = getattr(model, "training", False)
         try:
@@ -123,30 +125,22 @@ class Subject:
     def _meet(self, model: Model, outputs: str) -> None:
         """Find out how a model is called and read, and what it refuses."""
         self.start_again(model)
+        own = self.caller
         with called_modules() as called:
             try:
-                probed = probe(
-                    partial(self._ask, model),
-                    self.caller,
-                    self.vocab_size,
-                    self.block_size,
-                    padded=declared(model, VOCABULARY) is not None,
-                )
+                size = probe(self, model)
             except ModelRaised as error:
                 raise UnusableModel(f"{self.name}: {error}") from (
                     error.__cause__
                 )
         self.builder.require_own_modules(model, called)
-        self.fault = probed.fault
-        for name in probed.caller.given.keys() - self.caller.given.keys():
+        for name in self.caller.given.keys() - own.given.keys():
             self.notes.append(
                 f"without {name} the model answers for fewer positions: it "
                 f"is called with {name}, all 0"
             )
-        self.caller = probed.caller
-        if probed.reader is None:
+        if self.fault:
             return
-        self.reader = probed.reader
         self.says_log_probs = (
             outputs == "log_probs"
             or self.caller.method is not None
@@ -160,32 +154,10 @@ class Subject:
                 f"scores: the first is checked"
             )
         with suppress(ModelRaised):  # the checks will meet it, too
-            find_state(self, model, *probed.size)
-            require_batch_first(self, model, *probed.size)
-            find_refusals(self, model, *probed.size)
-            find_noise(self, model, probed.size[0])
-
-    def _ask(
-        self, model: Model, caller: Caller, batch: int, time: int, top: int
-    ) -> Any:
-        """Call a model in eval mode on ids below top, top - 1 among them."""
-        generator = self.generator()
-        tokens = torch.randint(top, (batch, time), generator=generator)
-        tokens[-1, -1] = top - 1
-        if isinstance(model, nn.Module):
-            model.eval()
-
-        def call() -> Any:
-            seed_all(self.seed)
-            what = f"on tokens of shape {(batch, time)}, in eval mode"
-            with asked(what), torch.no_grad():
-                return caller.call(model, tokens.to(self.device))
-
-        try:
-            return call()
-        except ModelRaised:  # the call before may have left it so
-            self.start_again(model)
-            return call()
+            find_state(self, model, *size)
+            require_batch_first(self, model, *size)
+            find_refusals(self, model, *size)
+            find_noise(self, model, size[0])
 
     def start_again(self, model: Model) -> None:
         """Put back what a model held when it was first called."""
