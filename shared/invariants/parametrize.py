@@ -18,26 +18,23 @@ LONGEST = 60  # characters of an expression in a test's name
 Expected = Mapping[str, str] | Callable[[Model], Mapping[str, str]]
 
 
-class BoundCheck:
-    """A check and what makes its Subject: call it with a model."""
+def _bound(
+    name: str, subject_of: Callable[[Model], Subject]
+) -> Callable[[Model], str]:
+    """Return a check that is called with a model, and skips as pytest does.
 
-    def __init__(self, name: str, subject_of: Callable[[Model], Subject]):
-        self.__name__ = name
-        self._subject_of = subject_of
+    Of a failure pytest shows the line of the test, the message, and where
+    the model's own code raised, if it did.
+    """
 
-    def __call__(self, model: Model) -> str:
-        """Run the check; a skip is pytest's own.
-
-        Of a failure pytest shows the line of the test, the message, and
-        where the model's own code raised, if it did.
-        """
+    def check(model: Model) -> str:
         __tracebackhide__ = True
         import pytest
 
         try:
-            subject = self._subject_of(model)
+            subject = subject_of(model)
             with isolated(subject.seed), subject.few_threads():
-                return CHECKS[self.__name__](subject)
+                return CHECKS[name](subject)
         except SkipCheck as skip:
             reason = str(skip)
         except (AssertionError, UnusableModel) as error:
@@ -47,8 +44,8 @@ class BoundCheck:
             raise failure from with_their_frames(error.__cause__)
         pytest.skip(reason)
 
-    def __repr__(self) -> str:
-        return self.__name__
+    check.__name__ = name
+    return check
 
 
 def parametrize_with_checks(
@@ -114,7 +111,7 @@ def parametrize_with_checks(
             marks = []
             if name in reasons:
                 marks = [pytest.mark.xfail(reason=reasons[name], **how)]
-            check = BoundCheck(name, subject_of)
+            check = _bound(name, subject_of)
             parameters.append(
                 pytest.param(model, check, id=f"{label}-{name}", marks=marks)
             )

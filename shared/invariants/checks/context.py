@@ -1,6 +1,7 @@
 """What came before counts, and counts the same however it is fed."""
 
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -60,23 +61,20 @@ def _prefixes(
     if not search.has_time(time, rows, 1 + len(splits)):
         return
     tokens = draw(vocab, rows, time, generator)
+
+    def whole_text(split: int) -> Tensor:
+        return search.run(tokens)[:, :split]
+
+    def alone(split: int) -> Tensor:
+        return search.run(tokens[:, :split])
+
     whole = search.run(tokens)
-    moved = {
-        split: float(
-            gaps(search.run(tokens[:, :split]), whole[:, :split]).max()
-        )
-        for split in splits
-    }
+    moved = {s: float(gaps(alone(s), whole[:, :s]).max()) for s in splits}
     apart = [s for s in splits if moved[s] > floor(whole)]
     for split in sorted(apart, key=lambda s: -moved[s])[:3]:
-
-        def whole_text(split: int = split) -> Tensor:
-            return search.run(tokens)[:, :split]
-
-        def alone(split: int = split) -> Tensor:
-            return search.run(tokens[:, :split])
-
-        gap = real_gap(search.model, whole_text, alone)
+        gap = real_gap(
+            search.model, partial(whole_text, split), partial(alone, split)
+        )
         if gap is not None:
             raise AssertionError(
                 f"position {gap.at[1]} depends on the length: alone, the "
@@ -113,7 +111,7 @@ def check_context_use(subject: Subject) -> str:
             continue
         used = _used(searches, time, columns, generator)
         unused = [s for s in columns if not used.get(s)]
-        nearest = [s for s in columns if s not in unused]
+        seen = [s for s in columns if s not in unused]
         if not unused:
             continue
         if window is not None and max(unused) < time - window.value:
@@ -123,13 +121,13 @@ def check_context_use(subject: Subject) -> str:
             )
             continue
         if (  # influence falls off towards the tokens that show none
-            nearest
-            and max(unused) < min(nearest)
-            and used[min(nearest)] < FADED * max(used[s] for s in nearest)
+            seen
+            and max(unused) < min(seen)
+            and used[min(seen)] < FADED * max(used[s] for s in seen)
         ):
             reported = (
                 f"; at length {time} memory fades below rounding before "
-                f"token {min(nearest)}"
+                f"token {min(seen)}"
             )
             continue
         declared = f" (declared: {window})" if window else ""

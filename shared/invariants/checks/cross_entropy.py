@@ -1,9 +1,21 @@
 """Which cross-entropy a loss is, of all that it might be."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+
+
+def cross_entropy(
+    scores: Float[Tensor, "batch time vocab"],
+    targets: Int[Tensor, "batch time"],
+    **how: Any,
+) -> Float[Tensor, ""]:
+    """Return the mean cross-entropy, of targets on any device."""
+    targets = targets.flatten().to(scores.device)
+    return F.cross_entropy(scores.flatten(0, 1), targets, **how)
 
 
 def mean_loss(
@@ -16,9 +28,9 @@ def mean_loss(
     """Return the mean cross-entropy of shifted targets, or its sum."""
     if shift:
         scores, targets = scores[:, :-shift], targets[:, shift:]
-    return F.cross_entropy(
-        scores.flatten(0, 1).double(),
-        targets.flatten().to(scores.device),
+    return cross_entropy(
+        scores.double(),
+        targets,
         ignore_index=-100 if mark is None else mark,
         reduction="sum" if total else "mean",
     )

@@ -52,14 +52,6 @@ class Lookups(TorchFunctionMode):
         )
 
 
-def gradient_of(parameter: Tensor) -> Tensor | None:
-    """Return a gradient's numbers; of a sparse one those that it has."""
-    grad = parameter.grad
-    if grad is None or grad.layout == torch.strided:
-        return grad
-    return grad.coalesce().values()
-
-
 def gradients_at(
     search: Search,
     tokens: Int[Tensor, "1 time"],

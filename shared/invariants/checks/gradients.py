@@ -3,7 +3,6 @@
 from contextlib import suppress
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import SkipCheck, asked
@@ -13,7 +12,8 @@ from ..search.larger_weights import Searches, amplified
 from ..search.leaks import Search
 from ..search.tolerance import FLOOR, is_real
 from ..search.trial import EVAL, Mode
-from .embedding import gradient_of, gradients_at
+from .cross_entropy import cross_entropy
+from .embedding import gradients_at
 from .loss import scores_and_loss
 
 ROUNDING_SHARE = 1e-6  # of the largest gradient: in float32, rounding
@@ -204,17 +204,14 @@ def _gradient_sizes(subject: Subject, model: nn.Module) -> dict[str, float]:
         if scores.dtype != torch.float64:
             scores = scores.float()
         with asked("in the backward pass in train mode"):
-            F.cross_entropy(
-                scores.flatten(0, 1), targets.flatten().to(scores.device)
-            ).backward()
+            cross_entropy(scores, targets).backward()
         if seed > 0:  # something has no gradient by the scores
             _backward_of_own_loss(subject, model, tokens, targets)
         for name, parameter in trainable.items():
-            grad = gradient_of(parameter)
-            if grad is not None:
+            if parameter.grad is not None:
                 # NaN is check_finite's matter
-                largest = float(grad.abs().nan_to_num(nan=1.0).max())
-                sizes[name] = max(sizes[name], largest)
+                grad = parameter.grad.to_dense().nan_to_num(nan=1.0)
+                sizes[name] = max(sizes[name], float(grad.abs().max()))
         if all(sizes.values()):
             break
     return sizes

@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -26,7 +25,7 @@ from ..search.tolerance import (
 )
 from ..search.trial import EVAL
 from .causality import check_causality
-from .embedding import gradient_of
+from .cross_entropy import cross_entropy
 from .rows import check_batch_independence
 
 NORMALISED = 1e-3  # sums as close to 1 as that are meant to be 1
@@ -129,27 +128,24 @@ def check_finite(subject: Subject) -> str:
         if time > 16:
             tokens = tokens[:2] if time * vocab < 1 << 22 else tokens[:1]
         grads = time <= 256 and subject.is_module and subject.builder.can_copy
-        if grads:  # without them, too
-            scores = subject.scores(model, tokens)
-            _require_finite(scores, time, "in eval mode")
         seeds = range(4 if 3 < time <= 16 and not few else 1)
-        for training, seed in [(False, 0)] + [(True, s) for s in seeds]:
+        passes = [(False, False, 0)] + [(False, True, 0)] * grads
+        passes += [(True, grads, seed) for seed in seeds]
+        for training, with_grad, seed in passes:
             mode = "in train mode" if training else "in eval mode"
-            if grads:
+            if with_grad:
                 model.zero_grad()
             scores = subject.scores(
-                model, tokens, training=training, grad=grads, seed=seed
+                model, tokens, training=training, grad=with_grad, seed=seed
             )
             _require_finite(scores.detach(), time, mode)
-            if not (grads and scores.requires_grad):
+            if not scores.requires_grad:
                 continue
-            targets = tokens.roll(1, 0).flatten().to(scores.device)
-            flat = scores.flatten(0, 1).float()
             with asked(f"in the backward pass {mode}, at length {time}"):
-                F.cross_entropy(flat, targets).backward()
+                cross_entropy(scores.float(), tokens.roll(1, 0)).backward()
             for name, parameter in model.named_parameters():
-                grad = gradient_of(parameter)
-                if grad is not None and not torch.isfinite(grad).all():
+                grad = parameter.grad
+                if grad is not None and not grad.to_dense().isfinite().all():
                     raise AssertionError(
                         f"the gradient of {name} is NaN or infinite at "
                         f"length {time} {mode}, while the scores are finite"
@@ -237,9 +233,7 @@ def check_initial_loss(subject: Subject) -> str:
     model = subject.build()
     tokens = subject.draw(batch, time, generator)
     targets = subject.draw(batch, time, generator)
-    scores = subject.scores(model, tokens).float()
-    targets = targets.to(scores.device)
-    loss = float(F.cross_entropy(scores.flatten(0, 1), targets.flatten()))
+    loss = float(cross_entropy(subject.scores(model, tokens).float(), targets))
     expected = math.log(subject.vocab_size)
     text = f"loss {loss:.3f}, ln({subject.vocab_size}) = {expected:.3f}"
     if abs(loss - expected) <= 1.5:

@@ -246,18 +246,14 @@ def _train_a_little(model: nn.Module, generator: torch.Generator) -> None:
             parameter.mul_(1.1)
 
 
-def _saved(model: nn.Module) -> list[Tensor]:
-    """Return all that a state dict should bring back."""
-    saved = model.state_dict().keys()
-    tensors: list[Tensor] = list(model.parameters())
-    tensors += [b for n, b in model.named_buffers() if n in saved]
-    return [tensor for tensor in tensors if not is_lazy(tensor)]
-
-
 @torch.no_grad()
 def _scramble(model: nn.Module, generator: torch.Generator) -> None:
     """Replace all that a state dict should bring back."""
-    for tensor in _saved(model):
+    saved = model.state_dict().keys()
+    buffers = [b for name, b in model.named_buffers() if name in saved]
+    for tensor in (*model.parameters(), *buffers):
+        if is_lazy(tensor):
+            continue
         if tensor.is_floating_point():
             noise = torch.randn(tensor.shape, generator=generator)
             tensor.copy_(noise.to(tensor))

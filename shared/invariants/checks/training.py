@@ -3,10 +3,10 @@
 import math
 
 import torch
-import torch.nn.functional as F
 
 from ..errors import SkipCheck, asked
 from ..model.subject import Subject
+from .cross_entropy import cross_entropy
 
 STEPS = 400
 BATCH = 16
@@ -60,11 +60,8 @@ def _train(subject: Subject, ids: int, repeat: bool) -> float:
         if repeat:
             tokens = tokens[:, :PERIOD].repeat(1, -(-time // PERIOD))
             tokens, first = tokens[:, :time], PERIOD - 1
-        tokens = tokens.to(subject.device)
         scores = subject.scores(model, tokens, training=True, grad=True)
-        loss = F.cross_entropy(
-            scores[:, first:-1].flatten(0, 1), tokens[:, first + 1 :].flatten()
-        )
+        loss = cross_entropy(scores[:, first:-1], tokens[:, first + 1 :])
         optimiser.zero_grad()
         with asked("in the backward pass in train mode"):
             loss.backward()
