@@ -18,23 +18,26 @@ LONGEST = 60  # characters of an expression in a test's name
 Expected = Mapping[str, str] | Callable[[Model], Mapping[str, str]]
 
 
-def _bound(
-    name: str, subject_of: Callable[[Model], Subject]
-) -> Callable[[Model], str]:
-    """Return a check that is called with a model, and skips as pytest does.
+class BoundCheck:
+    """A check and what makes its Subject: call it with a model."""
 
-    Of a failure pytest shows the line of the test, the message, and where
-    the model's own code raised, if it did.
-    """
+    def __init__(self, name: str, subject_of: Callable[[Model], Subject]):
+        self.__name__ = name
+        self._subject_of = subject_of
 
-    def check(model: Model) -> str:
+    def __call__(self, model: Model) -> str:
+        """Run the check; a skip is pytest's own.
+
+        Of a failure pytest shows the line of the test, the message, and
+        where the model's own code raised, if it did.
+        """
         __tracebackhide__ = True
         import pytest
 
         try:
-            subject = subject_of(model)
+            subject = self._subject_of(model)
             with isolated(subject.seed), subject.few_threads():
-                return CHECKS[name](subject)
+                return CHECKS[self.__name__](subject)
         except SkipCheck as skip:
             reason = str(skip)
         except (AssertionError, UnusableModel) as error:
@@ -44,8 +47,8 @@ def _bound(
             raise failure from with_their_frames(error.__cause__)
         pytest.skip(reason)
 
-    check.__name__ = name
-    return check
+    def __repr__(self) -> str:
+        return self.__name__
 
 
 def parametrize_with_checks(
@@ -111,7 +114,7 @@ def parametrize_with_checks(
             marks = []
             if name in reasons:
                 marks = [pytest.mark.xfail(reason=reasons[name], **how)]
-            check = _bound(name, subject_of)
+            check = BoundCheck(name, subject_of)
             parameters.append(
                 pytest.param(model, check, id=f"{label}-{name}", marks=marks)
             )
