@@ -10,7 +10,14 @@ from ..errors import SkipCheck
 from ..model.costs import spans
 from ..model.sizes import WINDOW, all_declared
 from ..model.subject import Subject
-from ..model.tokens import SHORT, draw, others, rows_at_once, splits_to_try
+from ..model.tokens import (
+    SHORT,
+    SPLITS,
+    draw,
+    others,
+    rows_at_once,
+    splits_to_try,
+)
 from ..search.larger_weights import Searches
 from ..search.leaks import Search
 from ..search.tolerance import dtype_name, floor, gaps, real_gap
@@ -102,11 +109,11 @@ def check_context_use(subject: Subject) -> str:
     searches = Searches(subject)
     reported = ""
     for time in subject.fit(2, 3, 8, SHORT, longest):
-        columns = list(range(time))
         if time > SHORT:
-            columns = [s - 1 for s in splits_to_try(time, generator, 6)]
-            columns.append(time - 1)
             searches = Searches(subject, long=True)
+        count = SPLITS if time <= SHORT else 6
+        splits = splits_to_try(time, generator, count)
+        columns = [*(split - 1 for split in splits), time - 1]
         if not searches.fresh.has_time(time, 1, 1 + len(columns)):
             continue
         used = _used(searches, time, columns, generator)

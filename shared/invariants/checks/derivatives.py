@@ -55,10 +55,10 @@ def _compare(
 ) -> str:
     """Return what there is to tell, or raise for a gradient that is wrong."""
     assert isinstance(search.model, nn.Module)
-    parameters, padding = _free_parameters(search.model)
+    free = _free_parameters(search.model)
     with Inside() as inside:
         scores = search.call(tokens, mode, grad=True)
-    if not parameters or not scores.requires_grad:
+    if not free or not scores.requires_grad:
         raise SkipCheck("the scores have no gradient")
     if inside.unit > COARSE:
         raise SkipCheck("too coarse inside for differences")
@@ -66,23 +66,21 @@ def _compare(
     with asked("in the backward pass"):
         gradients = torch.autograd.grad(
             (scores * weights).sum(),
-            [*parameters.values()],
+            [p for p, _ in free.values()],
             allow_unused=True,
             materialize_grads=True,
         )
-    named = zip(parameters, gradients, strict=True)
     along = _Along(
-        parameters,
-        {name: gradient.to_dense() for name, gradient in named},
-        padding,
+        free,
+        dict(zip(free, (g.to_dense() for g in gradients), strict=True)),
         lambda: float((search.call(tokens, mode) * weights).sum()),
         inside.unit ** (1 / 3),
         FLOOR * inside.unit * float((scores.detach() * weights).norm()),
         generator,
     )
-    if along.smoothest(list(parameters)).agree:
+    if along.smoothest([*free]).agree:
         return ""
-    pairs = {name: along.smoothest([name]) for name in parameters}
+    pairs = {name: along.smoothest([name]) for name in free}
     wrong = {n: pair for n, pair in pairs.items() if not pair.agree}
     if inside.operations & PIECEWISE or any(
         pair.difference == 0 for pair in wrong.values()
@@ -126,9 +124,8 @@ class _Pair:
 class _Along:
     """Measures the derivative of a value along directions in parameters."""
 
-    parameters: dict[str, nn.Parameter]
+    free: dict[str, tuple[nn.Parameter, int | None]]
     gradients: dict[str, Tensor]
-    kept: dict[str, int]  # rows that no direction leads along
     value: Callable[[], float]
     step: float
     rounding: float
@@ -146,12 +143,12 @@ class _Along:
     def _measure(self, names: list[str], step: float) -> _Pair:
         directions, parts = {}, []
         for name in names:
-            p = self.parameters[name].detach()
-            size = float(p.double().square().mean()) ** 0.5 or 1.0
+            p, padding = self.free[name]
+            size = float(p.detach().double().square().mean()) ** 0.5 or 1.0
             noise = torch.randn(p.shape, generator=self.generator)
             directions[name] = noise.to(p) * size
-            if name in self.kept:
-                directions[name][self.kept[name]] = 0
+            if padding is not None:
+                directions[name][padding] = 0
             parts.append(
                 float((self.gradients[name] * directions[name]).sum())
             )
@@ -168,35 +165,31 @@ class _Along:
         )
 
     def _difference(self, directions: dict[str, Tensor], step: float) -> float:
-        moved, values = [self.parameters[n] for n in directions], []
+        moved, values = [self.free[name][0] for name in directions], []
         for sign in (1, -1):
             with put_back_after(moved), torch.no_grad():
-                for name, direction in directions.items():
-                    self.parameters[name].add_(direction, alpha=sign * step)
+                for p, direction in zip(
+                    moved, directions.values(), strict=True
+                ):
+                    p.add_(direction, alpha=sign * step)
                 values.append(self.value())
         return (values[0] - values[1]) / (2 * step)
 
 
 def _free_parameters(
     model: nn.Module,
-) -> tuple[dict[str, nn.Parameter], dict[str, int]]:
+) -> dict[str, tuple[nn.Parameter, int | None]]:
     """Return the trainable parameters whose gradients nobody changes.
 
-    And, by their names, rows of padding, which get no gradient by design.
+    Each with its row of padding, if any, which gets no gradient by design.
     """
-    tables = {
-        id(module.weight): module
-        for module in model.modules()
-        if isinstance(module, nn.Embedding)
-    }
-    free, padding = {}, {}
+    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    tables = {id(table.weight): table for table in embeddings}
+    free = {}
     for name, p in model.named_parameters():
         table = tables.get(id(p))
+        scaled = table is not None and table.scale_grad_by_freq
         hooks = getattr(p, "_backward_hooks", None)
-        if not p.requires_grad or not p.numel() or hooks:
-            continue
-        if table is None or not table.scale_grad_by_freq:
-            free[name] = p
-        if table is not None and table.padding_idx is not None:
-            padding[name] = table.padding_idx
-    return free, padding
+        if p.requires_grad and p.numel() and not (scaled or hooks):
+            free[name] = p, None if table is None else table.padding_idx
+    return free

@@ -1,13 +1,14 @@
 """Gradients: none from the future, and none missing."""
 
 from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import SkipCheck, asked
 from ..model.subject import Subject
-from ..model.tokens import SHORT, draw, rows_at_once, splits_to_try
+from ..model.tokens import SHORT, SPLITS, draw, rows_at_once, splits_to_try
 from ..search.larger_weights import Searches, amplified
 from ..search.leaks import Search
 from ..search.tolerance import FLOOR, is_real
@@ -51,27 +52,29 @@ def _require_none_ahead(
     search: Search, mode: Mode, time: int, generator: torch.Generator
 ) -> None:
     subject = search.subject
-    positions = list(range(time - 1))
-    if time > SHORT:
-        splits = splits_to_try(time, generator, 2 if subject.heavy else 8)
-        positions = [s - 1 for s in splits]
+    few = 2 if subject.heavy else 8
+    count = SPLITS if time <= SHORT else few
+    positions = [s - 1 for s in splits_to_try(time, generator, count)]
     at_once = max(1, rows_at_once(subject.vocab_size, time) // 4)
     at_once = min(at_once, subject.rows or at_once)
     tokens = draw(subject.vocab_size, 1, time, generator, repeats=False)
     seed = int(torch.randint(1 << 30, (1,), generator=generator))
+
+    def measure(part: list[int], row: int | None = None) -> Tensor:
+        weights = torch.Generator().manual_seed(seed)
+        grads = gradients_at(search, tokens, part, weights, mode, row)
+        if grads is None:
+            raise SkipCheck("no embedding of the tokens can be found")
+        return grads
+
+    def entry(part: list[int], row: int, later: int) -> Tensor:
+        return measure(part, row)[row, later].reshape(1).double()
+
     for first in range(0, len(positions), at_once):
         part = positions[first : first + at_once]
         if not search.has_time(time, len(part), 1, mode, grad=True):
             return
-
-        def measure(part: list[int] = part, row: int | None = None) -> Tensor:
-            weights = torch.Generator().manual_seed(seed)
-            grads = gradients_at(search, tokens, part, weights, mode, row)
-            if grads is None:
-                raise SkipCheck("no embedding of the tokens can be found")
-            return grads
-
-        grads = measure().cpu()
+        grads = measure(part).cpu()
         if not torch.isfinite(grads).all():
             raise SkipCheck("gradients are NaN or infinite: see check_finite")
         future = torch.arange(time) > torch.tensor(part).unsqueeze(1)
@@ -82,13 +85,7 @@ def _require_none_ahead(
         if not size > FLOOR * noise:
             continue
         row, later = divmod(int(ahead.argmax()), time)
-
-        def difference(
-            part: list[int] = part, row: int = row, later: int = later
-        ) -> Tensor:
-            return measure(part, row)[row, later].reshape(1).double()
-
-        if is_real(search.model, difference, noise):
+        if is_real(search.model, partial(entry, part, row, later), noise):
             raise AssertionError(
                 f"the scores of position {part[row]} have a gradient by the "
                 f"embedding of token {later}, at length {time}: {size:.2g}, "

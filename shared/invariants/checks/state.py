@@ -132,21 +132,22 @@ def _require_pure(
     may_change: tuple[str, ...] = (RANDOM,) if subject.noisy else ()
     if mode.training:
         may_change = (RANDOM, "buffer ", "parameter ")
-    fresh = None
-    for name in before | after:
-        if name.startswith(may_change) or _same(
-            before.get(name), after.get(name)
-        ):
-            continue
-        what = f"changes {name}" if name in before else f"adds {name}"
-        if name.startswith(NOT_SAVED):
-            if fresh is None:
-                fresh = subject.scores(subject.build(), tokens)
-            moved = gaps(subject.scores(model, tokens), fresh)
-            if float(moved.max()) <= floor(fresh):
-                continue
-            what += ", and with it the scores"
-        raise AssertionError(f"{where} {what}")
+    changed = [
+        name
+        for name in before | after
+        if not name.startswith(may_change)
+        and not _same(before.get(name), after.get(name))
+    ]
+    told = [name for name in changed if not name.startswith(NOT_SAVED)]
+    more = ""
+    if changed and not told:
+        fresh = subject.scores(subject.build(), tokens)
+        moved = gaps(subject.scores(model, tokens), fresh)
+        if float(moved.max()) > floor(fresh):
+            told, more = changed, ", and with it the scores"
+    if told:
+        what = "changes" if told[0] in before else "adds"
+        raise AssertionError(f"{where} {what} {told[0]}{more}")
     if mode.training:
         seed_all(subject.seed + 1)
         subject.caller.call(model, given)
