@@ -239,10 +239,6 @@ class _Causality:
 
     def _finish(self, search: Search) -> None:
         self.moved |= search.moved
-        if search.rows_mix:
-            self.notes.append(
-                "rows depend on each other: see check_batch_independence"
-            )
         if search.draws_differ:
             self.notes.append(DRAWS)
 

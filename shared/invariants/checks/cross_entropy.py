@@ -22,7 +22,7 @@ def mean_loss(
     scores: Float[Tensor, "batch time vocab"],
     targets: Int[Tensor, "batch time"],
     shift: int,
-    mark: int | None,
+    mark: int | None = None,
     total: bool = False,
 ) -> Float[Tensor, ""]:
     """Return the mean cross-entropy of shifted targets, or its sum."""
@@ -36,20 +36,13 @@ def mean_loss(
     )
 
 
-def is_mean(scores: Tensor, targets: Tensor, loss: Tensor) -> bool:
-    """Whether a loss is the mean, of targets shifted or not."""
-    return any(
-        close(mean_loss(scores, targets, s, None), loss) for s in (0, 1)
-    )
-
-
 def added_to(
     scores: Tensor, targets: tuple[Tensor, Tensor], losses: tuple
 ) -> Tensor:
     """Return what is added to the mean whatever the targets, or 0."""
     for shift in (0, 1):
         one, two = (
-            loss.double() - mean_loss(scores, ids, shift, None)
+            loss.double() - mean_loss(scores, ids, shift)
             for ids, loss in zip(targets, losses, strict=True)
         )
         if (one - two).abs() <= 1e-6 * losses[0].abs():
@@ -71,13 +64,25 @@ def shifts_of(
     scores: Float[Tensor, "batch time vocab"],
     targets: Int[Tensor, "batch time"],
     loss: Float[Tensor, ""],
-    mark: int | None,
+    mark: int | None = None,
 ) -> set[int]:
-    """Return the shifts at which the loss is right, or raise."""
+    """Return the shifts of targets at which the loss is their mean."""
+    return {
+        shift
+        for shift in (0, 1)
+        if close(mean_loss(scores, targets, shift, mark), loss)
+    }
+
+
+def wrong_loss(
+    scores: Float[Tensor, "batch time vocab"],
+    targets: Int[Tensor, "batch time"],
+    loss: Float[Tensor, ""],
+    mark: int | None = None,
+) -> AssertionError:
+    """Return the failure of a loss that is no mean: what it is nearest to."""
     loss = loss.double()
-    means = [mean_loss(scores, targets, shift, mark) for shift in (0, 1)]
-    if shifts := {s for s, mean in enumerate(means) if close(mean, loss)}:
-        return shifts
+    means = [float(mean_loss(scores, targets, s, mark)) for s in (0, 1)]
     wrong = _wrong_losses(scores, targets, mark)
     name = min(wrong, key=lambda name: float((wrong[name] - loss).abs()))
     where = "" if mark is None else f", some of them {mark}"
@@ -88,11 +93,10 @@ def shifts_of(
             "this failure"
         )
     batch, time = targets.shape
-    raise AssertionError(
+    return AssertionError(
         f"the loss of {batch} x {time} targets{where} is {float(loss):.6g}, "
         f"but the mean cross-entropy of the model's own scores is "
-        f"{float(means[0]):.6g}, or {float(means[1]):.6g} shifted by one; "
-        f"{told}"
+        f"{means[0]:.6g}, or {means[1]:.6g} shifted by one; {told}"
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..errors import SkipCheck, asked
 from ..model.subject import Subject
 from ..model.tokens import SHORT, SPLITS, draw, rows_at_once, splits_to_try
-from ..search.larger_weights import Searches, amplified
+from ..search.larger_weights import amplified, searches
 from ..search.leaks import Search
 from ..search.tolerance import FLOOR, is_real
 from ..search.trial import EVAL, Mode
@@ -35,14 +35,14 @@ def check_causal_gradients(subject: Subject) -> str:
         raise SkipCheck("one token has no future")
     generator = subject.generator()
     train = Mode("in train mode", training=True)
-    searches = [(search, EVAL) for search in Searches(subject)]
-    searches.append((Search(subject, subject.precise()), train))
-    for search, mode in searches:
+    tried = [(search, EVAL) for search in searches(subject)]
+    tried.append((Search(subject, subject.precise()), train))
+    for search, mode in tried:
         for time in subject.fit(2, 3, 7, SHORT):
             _require_none_ahead(search, mode, time, generator)
     if subject.spares:
-        searches = [(Search(subject, subject.precise(long=True)), EVAL)]
-    for search, mode in searches:
+        tried = [(Search(subject, subject.precise(long=True)), EVAL)]
+    for search, mode in tried:
         if not subject.heavy or not mode.training:
             _require_none_ahead(search, mode, longest, generator)
     return f"lengths 2 to {longest}, eval and train mode"

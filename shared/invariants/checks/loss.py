@@ -19,10 +19,10 @@ from ..search.tolerance import floor, gaps
 from .cross_entropy import (
     added_to,
     close,
-    is_mean,
     mean_loss,
     shifts_of,
     tolerance_of,
+    wrong_loss,
 )
 
 HOW = ("as given", "shifted by one inside")
@@ -123,16 +123,18 @@ def _loss_of(
     if loss is None:
         return None
     note, added = "", torch.zeros(())
-    if not is_mean(scores, first, loss):
+    shifts = shifts_of(scores, first, loss)
+    if not shifts:
         wide = _before_the_cut(subject, model, tokens, scores)
-        if wide is not None and is_mean(wide, first, loss):
+        if wide is not None and (shifts := shifts_of(wide, first, loss)):
             scores = wide
             note = f" over the {wide.size(-1)} scores of a padded head"
         elif second_loss is not None:
             added = added_to(scores, (first, second), (loss, second_loss))
-    if added:
-        note = f" plus {float(added):.3g}, which targets do not change"
-    shifts = shifts_of(scores, first, loss - added, None)
+            note = f" plus {float(added):.3g}, which targets do not change"
+            shifts = shifts_of(scores, first, loss - added)
+    if not shifts:
+        raise wrong_loss(scores, first, loss - added)
     return _Loss(tokens, scores, shifts, added, note)
 
 
@@ -156,9 +158,10 @@ def _try_marks(
             # to some models -1 is an id like any other, as in indexing
             ids = marked.remainder(case.scores.size(-1))
             shift = min(case.shifts)
-            if close(mean_loss(case.scores, ids, shift, None), loss):
+            if close(mean_loss(case.scores, ids, shift), loss):
                 continue
-        shifts_of(case.scores, marked, loss, mark)
+        if not shifts_of(case.scores, marked, loss, mark):
+            raise wrong_loss(case.scores, marked, loss, mark)
         found += f", {mark} left out"
     return found
 
@@ -187,7 +190,7 @@ def _require_gradient(
         return
     if not (scores.requires_grad and loss.requires_grad):
         return
-    means = [mean_loss(scores, targets, s, None) for s in case.shifts]
+    means = [mean_loss(scores, targets, s) for s in case.shifts]
     with asked("in the backward pass of the loss"):
         theirs, *ours = (
             torch.autograd.grad(

@@ -7,7 +7,7 @@ from torch import Tensor
 from ..errors import SkipCheck
 from ..model.subject import Subject
 from ..model.tokens import draw, others, rows_at_once
-from ..search.larger_weights import Searches
+from ..search.larger_weights import searches
 from ..search.leaks import Search
 from ..search.tolerance import floor, gaps, is_real, minus, rounding
 
@@ -54,7 +54,7 @@ def _swapped_in_vain(subject: Subject, places: list[int]) -> list[int]:
     """
     time, vocab = subject.block_size, subject.vocab_size
     generator = subject.generator()
-    for search in Searches(subject, long=True):
+    for search in searches(subject, long=True):
         for _ in range(3):
             calls = 1 + len(places)
             if not places or not search.has_time(time, 1, calls, what="swaps"):
@@ -96,7 +96,7 @@ def _some_permutation(subject: Subject) -> str:
     """Return what a permutation moves, or raise where none moves anything."""
     vocab, generator = subject.vocab_size, subject.generator()
     largest = 0.0
-    for search in Searches(subject):
+    for search in searches(subject):
         for time in reversed(subject.fit(3, 8)):
             tokens = draw(vocab, 1, time, generator, False)[0]
             # two ids at least, however small the vocabulary

@@ -12,7 +12,7 @@ from ..model.building import Model
 from ..model.reading import TIME_FIRST
 from ..model.subject import Subject
 from ..model.tokens import draw
-from ..search.larger_weights import Searches
+from ..search.larger_weights import searches
 from ..search.leaks import Search
 from ..search.tolerance import (
     FLOOR,
@@ -174,7 +174,7 @@ def check_normalised(subject: Subject) -> str:
     fresh model and with larger weights, in float64 where the model can.
     Reports: a softmax in front of nn.CrossEntropyLoss, which takes logits.
     """
-    worst = max(map(_require_sums, Searches(subject)))
+    worst = max(map(_require_sums, searches(subject)))
     return f"sums are 1 to {worst:.1g}"
 
 

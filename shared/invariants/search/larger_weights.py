@@ -6,7 +6,6 @@ that starts at zero moves nothing at all.
 """
 
 from collections.abc import Iterator
-from functools import cached_property
 
 import torch
 from torch import nn
@@ -51,28 +50,15 @@ def amplified(
     return None
 
 
-class Searches:
-    """The fresh model, then a copy with larger weights, made when asked for.
+def searches(subject: Subject, long: bool = False) -> Iterator[Search]:
+    """Yield the fresh model, then a copy with larger weights if there is one.
 
-    May be gone through again and again.
+    Long are those of long sequences, which may take too long in float64.
     """
-
-    def __init__(self, subject: Subject, long: bool = False):
-        self.subject = subject
-        self.precise = not (long and subject.spares)
-        self.fresh = Search(subject, subject.precise(long=long))
-
-    @cached_property
-    def larger(self) -> list[Search]:
-        """The copy, or none where there is none."""
-        copy = amplified(self.subject, precise=self.precise)
-        if copy is None:
-            return []
-        return [Search(self.subject, copy, "with larger weights")]
-
-    def __iter__(self) -> Iterator[Search]:
-        yield self.fresh
-        yield from self.larger
+    yield Search(subject, subject.precise(long=long))
+    copy = amplified(subject, precise=not (long and subject.spares))
+    if copy is not None:
+        yield Search(subject, copy, "with larger weights")
 
 
 def _enlarged(

@@ -51,7 +51,6 @@ class Search:
             that any difference at all is reason to go on in float64.
         moved: whether any change has moved any score: if none does, nothing
             has been shown.
-        rows_mix: whether rows were seen to depend on each other.
         draws_differ: whether random draws in train mode depend on the
             tokens.
     """
@@ -62,7 +61,6 @@ class Search:
     finite_only: bool = False
     own_precision: bool = False
     moved: bool = False
-    rows_mix: bool = False
     draws_differ: bool = False
     _kept: KeptState | None = None
 
@@ -191,31 +189,25 @@ class Search:
 
     def _confirm(self, trial: Trial, row: int, noise: float) -> Leak | None:
         """Change the one row alone, and ask whether it is more than noise."""
-        training = trial.mode.training
-        steady = not training or self.same_draws(
-            trial.base, trial.changed, trial.mode
-        )
         alone = trial.base.clone()
         alone[row] = trial.changed[row]
         trial = replace(trial, changed=alone)
-        if training and not self.same_draws(trial.base, alone, trial.mode):
+        mode = trial.mode
+        if mode.training and not self.same_draws(trial.base, alone, mode):
             self.draws_differ = True
             return None
         scope = trial.before(row)
 
         def difference() -> Tensor:
-            base = self.run(trial.base, trial.mode)[row, scope]
-            return minus(self.run(alone, trial.mode)[row, scope], base)
+            base = self.run(trial.base, mode)[row, scope]
+            return minus(self.run(alone, mode)[row, scope], base)
 
         delta = difference()
         moved = gaps(delta, torch.zeros_like(delta))
         position = int(moved.argmax())
         size = float(moved[position])
         if size <= floor_of(delta.dtype) * noise:
-            # other rows did it, another check's matter, or their draws
-            self.rows_mix |= steady
-            self.draws_differ |= not steady
-            return None
+            return None  # other rows did it, which is another check's matter
         if not is_real(self.model, lambda: difference()[position], noise):
             return None
         at, dtype = position + scope.start, dtype_name(delta.dtype)
