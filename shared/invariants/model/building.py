@@ -146,15 +146,6 @@ class Builder:
             f"factory"
         )
 
-    @contextmanager
-    def on(self, device: torch.device | str) -> Iterator[None]:
-        """Build and call on another device inside."""
-        before, self.device = self.device, torch.device(device)
-        try:
-            yield
-        finally:
-            self.device = before
-
 
 def is_factory(given: Model) -> bool:
     """Whether a callable builds a model: it takes no arguments."""
