@@ -22,14 +22,10 @@ OUR_PACKAGES = ("annotated", "benchmarks", "mingpt_style", "shared", "tests")
 
 
 class Alone:
-    """A place to import from that leaves no module behind.
-
-    Args:
-        *folders: searched before all others inside `entered`.
-    """
+    """A place to import from that leaves no module behind."""
 
     def __init__(self, *folders: Path):
-        self._folders = folders
+        self._folders = folders  # searched first inside `entered`
         self._modules: dict[str, Any] = {}  # not all are modules
         self._depth = 0
 

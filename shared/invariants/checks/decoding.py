@@ -28,19 +28,17 @@ START = "start_pos"
 
 
 class Decoder:
-    """Decodes with a model's cache, and compares with the full forward.
+    """Decodes with a model's cache, and compares with the full forward."""
 
-    Attributes:
-        name: of the argument of its own call that takes the cache, or "".
-        masked: whether a mask of padding is taken.
-        told: what the report should say.
-    """
+    name = ""  # of the argument of the model's own call that takes the cache
+    told = ""  # what the report should say
+    _start = 0  # of the next piece
 
     def __init__(self, subject: Subject):
         self.subject = subject
-        self.masked = subject.caller.takes_mask
+        self.masked = subject.caller.takes_mask  # a mask of padding
         model: Any = subject.precise(self.masked)
-        self.model, self.name, self.told, self._start = model, "", "", 0
+        self.model = model
         if isinstance(model, nn.Module):
             model.eval()
         if all(callable(getattr(model, n, None)) for n in CONVENTION):

@@ -57,19 +57,13 @@ def check_loss(subject: Subject) -> str:
 
 @dataclass(frozen=True)
 class _Loss:
-    """How a loss follows from scores and targets.
-
-    Attributes:
-        scores: those that the softmax runs over.
-        shifts: of the targets, inside; both where both would be right.
-        added: what targets do not change.
-        note: what there is to tell.
-    """
+    """How a loss follows from scores and targets."""
 
     tokens: Int[Tensor, "batch time"]
+    # those that the softmax runs over
     scores: Float[Tensor, "batch time vocab"]
-    shifts: set[int]
-    added: Float[Tensor, ""]
+    shifts: set[int]  # of the targets, inside; both where both are right
+    added: Float[Tensor, ""]  # what targets do not change
     note: str
 
 

@@ -98,15 +98,13 @@ class _Choices(TorchFunctionMode):
 
     By the products of queries and keys alone, as if it were causal: biases
     may be as sharp as they like. Normed queries are left out.
-
-    Attributes:
-        found: by softmax the mean of the largest probability of a row, what
-            its products are multiplied by, and the width of a query.
     """
 
     def __init__(self, time: int):
         super().__init__()
         self.time = time
+        # by softmax the mean of the largest probability of a row, what its
+        # products are multiplied by, and the width of a query
         self.found: list[tuple[float, float, int]] = []
         self._products = self._query = self._key = torch.empty(0)
 

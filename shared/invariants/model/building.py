@@ -26,13 +26,7 @@ CASTS = {  # names of nn.Module's methods
 
 
 class Builder:
-    """Builds a model anew, so that no check meets what another changed.
-
-    Attributes:
-        fresh: whether a factory builds it, with untrained weights.
-        can_copy: whether copies of a model have modules of their own.
-        device: where models are moved to; at first where the first one is.
-    """
+    """Builds a model anew, so that no check meets what another changed."""
 
     def __init__(
         self,
@@ -48,9 +42,10 @@ class Builder:
             )
         self.seed, self.notes = seed, notes
         self.given = self._as_written(given)
+        # where models are moved to; at first where the first one is
         self.device = None if device is None else torch.device(device)
-        self.fresh = is_factory(given)
-        self.can_copy = True
+        self.fresh = is_factory(given)  # with untrained weights
+        self.can_copy = True  # so that copies have modules of their own
         self.original: nn.Module | None = None
         self._first: Callable[[], Any] | None = None
 

@@ -25,25 +25,17 @@ LAYOUTS = ("bt", "tb")
 
 @dataclass(frozen=True)
 class Caller:
-    """Calls a model as its signature asks.
+    """Calls a model as its signature asks."""
 
-    Attributes:
-        method: "log_probs" where that is called; None: the model itself.
-        token_name: the ids' keyword; None: they go by position.
-        target_name: the targets' keyword in the model's own call.
-        own_token_name: the ids' keyword there.
-        given: what each call gets beside the ids, made from these.
-        optional: names of arguments that are None unless they are given.
-    """
-
-    method: str | None
-    token_name: str | None
+    method: str | None  # "log_probs" where that is called, not the model
+    token_name: str | None  # the ids' keyword; None: they go by position
     takes_mask: bool
-    target_name: str | None
-    own_token_name: str | None
+    target_name: str | None  # the targets' keyword in the model's own call
+    own_token_name: str | None  # the ids' keyword there
+    # what each call gets beside the ids, made from these
     given: dict[str, Callable[[Tensor], Any]] = field(default_factory=dict)
     time_first: bool = False
-    optional: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()  # arguments that are None unless given
 
     def call(
         self, model: Model, tokens: Int[Tensor, "batch time"], **extra: Any

@@ -40,13 +40,9 @@ def elsewhere() -> Iterator[None]:
 
 
 class Away(Tensor):
-    """A tensor that says it is on the other device.
+    """A tensor that says it is on the other device."""
 
-    Attributes:
-        here: its numbers, on the CPU.
-    """
-
-    here: Tensor
+    here: Tensor  # its numbers, on the CPU
 
     @staticmethod
     def __new__(cls, here: Tensor) -> "Away":

@@ -52,21 +52,13 @@ FORMS = (  # the likeliest first
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads the scores in each answer of one model.
+    """Reads the scores in each answer of one model."""
 
-    Attributes:
-        path: to the scores in an answer.
-        form: of their axes.
-        width: number of scores at a position, as many as ids or more.
-        vocab_size: number of ids.
-        alike: how many tensors in an answer could be the scores.
-    """
-
-    path: Path
-    form: Form
-    width: int
-    vocab_size: int
-    alike: int = 1
+    path: Path  # to the scores in an answer
+    form: Form  # of their axes
+    width: int  # scores at a position, as many as ids or more
+    vocab_size: int  # number of ids
+    alike: int = 1  # how many tensors in an answer could be the scores
 
     def read(
         self, answer: Any, batch: int, time: int, strict: bool = False

@@ -38,32 +38,19 @@ class Subject:
 
     Args: as for `check_model`.
 
-    Attributes:
-        block_size: longest sequence that is tried, and accepted.
-        limit: the longest sequence as the model declares it, or None.
-        parameters: how many numbers it learns; 0 for a function.
-        heavy: whether these are so many that calls are spared.
-        lengths: those that it accepts.
-        rows: number of rows that it takes at once; None: as many as given.
-        refusals: of lengths and rows, and what is answered instead.
-        fault: why its answers cannot be read at all, or "".
-        noisy: whether random numbers show in its scores in eval mode.
-        keeps_state: whether a call shows in the scores of the next one.
-        lost_state: why that cannot be undone, or "".
-        for_inference: whether it answers in inference mode.
-        hidden: ids whose scores are always minus infinity, or as good as; read
-            as 0.
-        notes: what the reader of a report should know.
-        less: why a check has tried less than of other models, or "".
-        failed_first: the first check that failed, by the cause.
-        tell: called with what a check knows before it ends.
-
     Raises:
         UnusableModel: a ValueError, in one line, for what cannot be built,
             called or read; the user's own exception is its cause.
     """
 
     reader: Reader  # of scores that can be read
+    fault = ""  # why its answers cannot be read at all
+    rows: int | None = None  # it takes at once; None: as many as given
+    noisy = False  # whether random numbers show in its scores in eval mode
+    keeps_state = False  # whether a call shows in the scores of the next one
+    lost_state = ""  # why that cannot be undone
+    for_inference = False  # whether it answers in inference mode
+    less = ""  # why a check has tried less than of other models
 
     def __init__(
         self,
@@ -84,34 +71,33 @@ class Subject:
                 words = f"{name} must be one of {', '.join(known)}"
                 raise ValueError(f"{words}, got {value!r}")
         self.seed = seed
-        self.notes: list[str] = []
-        self.failed_first: dict[str, str] = {}
+        self.notes: list[str] = []  # for the reader of a report
+        self.failed_first: dict[str, str] = {}  # check by cause
         self.costs = Costs()
+        # called with what a check knows before it ends
         self.tell: Callable[[str], None] = lambda text: None
         self._kept: dict[object, Any] = {}
         self.builder = Builder(model_or_factory, seed, device, self.notes)
         model = self.builder.build()
         self.is_module = isinstance(model, nn.Module)
-        self.parameters = 0
+        self.parameters = 0  # of a function
         if isinstance(model, nn.Module):
             self.parameters = sum(p.numel() for p in model.parameters())
-        self.heavy = self.parameters > HEAVY
+        self.heavy = self.parameters > HEAVY  # calls are spared
         if self.heavy:
             model = self.builder.keep(model)
         self.name = name_of(model_or_factory) or name_of(model) or "model"
         self.vocab_size, self.block_size = choose_sizes(
             model, self.name, vocab_size, block_size, self.notes
         )
-        self.limit = declared(model, LENGTH)
+        self.limit = declared(model, LENGTH)  # block_size may be less
         self.caller = caller_of(model, outputs != "logits", layout == "tb")
-        self.lengths = Lengths(1, 1, self.block_size)
-        self.rows: int | None = None
+        self.lengths = Lengths(1, 1, self.block_size)  # that it accepts
+        # of lengths and rows, and what is answered instead
         self.refusals: list[tuple[ModelRaised, str]] = []
-        self.noisy = self.for_inference = False
-        self.keeps_state, self.lost_state = False, ""
         self._states = WeakKeyDictionary[nn.Module, KeptState]()
+        # ids whose scores are always minus infinity, or as good as: read as 0
         self.hidden: list[int] = []
-        self.fault = self.less = ""
         self._double: dict[bool, bool] = {}
         training = getattr(model, "training", False)
         try:
@@ -271,9 +257,8 @@ class Subject:
     def precise(self, masked: bool = False, long: bool = False) -> Model:
         """Return the model in float64 where it can be, not to be changed.
 
-        Args:
-            masked: whether it is to be called with an attention mask.
-            long: whether its sequences are, which may take too long there.
+        Masked is a model that gets an attention mask, long one that gets
+        sequences which may take too long there.
         """
         if (long and self.spares) or not self._in_double(masked):
             return self.shared("own", self.build)

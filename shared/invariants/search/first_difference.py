@@ -29,15 +29,8 @@ def first_difference(
 
     The first one in the order of calls whose output of a row before the
     split changes though its inputs there do not; None where none shows it.
-
-    Args:
-        model: the whole, which run calls.
-        run: on ids.
-        base: ids.
-        changed: the same ids, but for those of the row from before on.
-        row: the row.
-        before: the split.
-        noise: relative size that passes as rounding.
+    Changed ids are those of base, but for the row from the split on; noise is
+    the relative size that passes as rounding.
     """
     batch, time = base.shape
     left, right = (

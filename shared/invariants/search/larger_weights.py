@@ -27,14 +27,9 @@ def amplified(
     """Return a copy with larger weights, not to be changed, or None.
 
     Zeros in trainable parameters are redrawn, and each matrix is scaled up
-    until it gives outputs of a size. Where there is none, subject.less says
-    why.
-
-    Args:
-        subject: what is copied.
-        size: root mean square of what each matrix puts out, as if its
-            inputs had 1.
-        precise: whether in float64, where the model can.
+    until its outputs have a size (a root mean square), as if its inputs had
+    1. Where there is none, subject.less says why. Precise is in float64,
+    where the model can.
     """
     subject.less = ""
     if not subject.is_module:

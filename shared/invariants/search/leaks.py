@@ -40,27 +40,21 @@ class NotFinite(Exception):
 
 @dataclass
 class Search:
-    """Looks for positions that see the future, in one copy of a model.
-
-    Attributes:
-        weights: what a failure says about the copy's weights.
-        finite_only: whether to raise NotFinite for scores that are not: it
-            is no fault of a model to overflow under weights it never had.
-        own_precision: whether the model is in its own precision until two
-            calls differ where they should not: equal shapes round alike, so
-            that any difference at all is reason to go on in float64.
-        moved: whether any change has moved any score: if none does, nothing
-            has been shown.
-        draws_differ: whether random draws in train mode depend on the
-            tokens.
-    """
+    """Looks for positions that see the future, in one copy of a model."""
 
     subject: Subject
     model: Model
-    weights: str = ""
+    weights: str = ""  # what a failure says about the copy's
+    # whether to raise NotFinite for scores that are not: it is no fault of a
+    # model to overflow under weights it never had
     finite_only: bool = False
+    # whether the model is in its own precision until two calls differ where
+    # they should not: equal shapes round alike, so that any difference at
+    # all is reason to go on in float64
     own_precision: bool = False
+    # whether any change has moved any score: if none does, nothing is shown
     moved: bool = False
+    # whether random draws in train mode depend on the tokens
     draws_differ: bool = False
     _kept: KeptState | None = None
 

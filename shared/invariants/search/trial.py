@@ -9,18 +9,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Mode:
-    """One way to call a model, and what a failure says about it.
-
-    Attributes:
-        training: whether in train mode, each call with the same seed.
-        grad: whether gradients are recorded.
-        visible: where what an attention mask shows starts and ends, as shares
-            of the length; None: no mask is given.
-    """
+    """One way to call a model, and what a failure says about it."""
 
     description: str = ""
-    training: bool = False
-    grad: bool = False
+    training: bool = False  # in train mode, each call with the same seed
+    grad: bool = False  # whether gradients are recorded
+    # where what an attention mask shows starts and ends, as shares of the
+    # length; None: no mask is given
     visible: tuple[float, float] | None = None
 
     def shown(self, time: int) -> range:
