@@ -15,11 +15,6 @@ class Sampler:
 
     Temperature first, then top-k, then top-p of what top-k left.
 
-    Attributes:
-        temperature: 0 is greedy; 1 draws from the model's own distribution.
-        top_k: keep the k likeliest tokens; more than there are keep all.
-        top_p: keep the fewest likeliest tokens that reach this probability.
-
     Raises:
         ValueError: naming the setting and the value.
 
@@ -28,9 +23,9 @@ class Sampler:
     top-p.
     """
 
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
+    temperature: float = 0.0  # 0 is greedy; 1 is the model's distribution
+    top_k: int | None = None  # keep the k likeliest, or all there are
+    top_p: float | None = None  # keep the fewest that reach this probability
 
     def __post_init__(self) -> None:
         """Refuse what cannot be drawn from."""

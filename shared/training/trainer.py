@@ -46,11 +46,6 @@ class Trainer:
         recipe: rates and numbers.
         processes: those that train together.
 
-    Attributes:
-        config: the model's.
-        step: number of updates so far.
-        seconds: spent so far.
-
     Raises:
         ValueError: for a text with a part that has not one window, and for
             a batch that the processes cannot share evenly.
@@ -79,13 +74,10 @@ class Trainer:
         self.recipe = recipe
         self.texts = {"train": train_ids, "val": val_ids}
         self.optimizer = build_optimizer(model, recipe)
-        self.step = 0
-        self.seconds = 0.0
-        train, val, block = (
-            len(train_ids),
-            len(val_ids),
-            self.config.block_size,
-        )
+        self.step = 0  # number of updates so far
+        self.seconds = 0.0  # spent so far
+        train, val = len(train_ids), len(val_ids)
+        block = self.config.block_size
         if min(train, val) <= block:
             raise ValueError(
                 f"a text of {train + val} tokens, {train} to learn from and "
