@@ -1,6 +1,7 @@
 """Same weights in, same log-probabilities out."""
 
 import copy
+import math
 import warnings
 
 import numpy as np
@@ -52,7 +53,16 @@ def test_the_whole_model_is_one_function(data):
     norm = data.draw(st.sampled_from([annotated.LayerNorm, nn.LayerNorm]))
     a = annotated.from_gpt2(state, config, norm=norm).eval()
     b = mingpt_style.from_gpt2(state, config).eval()
-    assert (a.log_probs(tokens) - b.log_probs(tokens)).abs().max() <= 1e-12
+    ours, theirs = a.log_probs(tokens), b.log_probs(tokens)
+    assert (ours - theirs).abs().max() <= 1e-12
+    # and so are their gradients by the token embedding, which may be tied
+    tables = a.embed[0].lut.weight, a.generator.proj.weight
+    lut, head = torch.autograd.grad(ours[..., 0].sum(), tables)
+    expected = lut / math.sqrt(config.n_embd) + config.tie_weights * head
+    wte = b.transformer.wte.weight
+    (found,) = torch.autograd.grad(theirs[..., 0].sum(), wte)
+    largest = expected.abs().max()
+    assert (found - expected).abs().max() <= 1e-12 * largest
 
 
 @settings(max_examples=12)
