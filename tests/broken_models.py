@@ -100,8 +100,7 @@ def strides_ignored(self, tokens):
 
 @broken("check_finite", Attention, "hide")
 def dropout_before_softmax(self, scores, mask):
-    """Dropout on the masked scores: minus infinity times 0 is NaN, in train
-    mode only. (GPT from Scratch, listing 5)"""
+    """-inf times 0 is NaN, in train mode. (GPT from Scratch, listing 5)"""
     return F.dropout(Attention.hide(self, scores, mask), 0.1, self.training)
 
 
@@ -156,8 +155,7 @@ def mask_one_too_far(self, i, j):
 
 @broken("check_causality", GPT, "sees")
 def mask_transposed(self, i, j):
-    """The upper triangle is kept instead of the lower: the past is hidden,
-    the future shown. (rasbt/LLMs-from-scratch#1062)"""
+    """The future is shown, not the past. (rasbt/LLMs-from-scratch#1062)"""
     return j >= i
 
 
@@ -360,8 +358,7 @@ def padding_replaces_mask(self, tokens):
 
 @broken("check_causality", Attention, "attend")
 def block_summary(self, q, k, v, mask):
-    """Each block of 8 has a summary key, the mean of its keys, which the
-    positions inside the block already see. (karpathy/nanochat#844)"""
+    """A block's summary key is seen inside it. (karpathy/nanochat#844)"""
     size = q.size(-2)
     starts = range(0, size, 8)
     more_k = [k[..., s : s + 8, :].mean(-2) for s in starts]
@@ -375,8 +372,7 @@ def block_summary(self, q, k, v, mask):
 
 @broken("check_causality", Attention, "split")
 def heads_from_time(self, x):
-    """The view splits heads without a transpose: row t of the second head
-    is a token from half the sequence later."""
+    """Heads are split without a transpose: they cut the time axis."""
     return x.reshape(len(x), self.heads, x.size(1), -1)
 
 
@@ -421,8 +417,7 @@ class Routed(MLP):
 
 @broken("check_causality", Routed, "forward")
 def expert_chooses_tokens(self, x):
-    """The expert takes the better half of the sequence: a later token can
-    push an earlier one out. (piotrpiekos/MoSA#3)"""
+    """A later token can push an earlier one out. (piotrpiekos/MoSA#3)"""
     score = self.router(x)
     least = score.topk((x.size(1) + 1) // 2, 1).values[:, -1:]
     return MLP.forward(self, x) * score.sigmoid() * (score >= least)
@@ -440,8 +435,7 @@ def tiny_leak(self, x):
 
 @broken("check_causality")
 class LeakBehindZero(GPT):
-    """The mean over the whole sequence comes in through a gate that starts
-    at 0: it leaks as soon as it is trained."""
+    """The whole sequence's mean comes in through a gate that starts at 0."""
 
     def add_parts(self, dim):
         self.gate = nn.Parameter(torch.zeros(dim))
@@ -465,8 +459,7 @@ class SumsAllInBackward(torch.autograd.Function):
 
 @broken("check_causal_gradients", Pointwise, "forward")
 def backward_of_own(self, x, mask):
-    """A running sum with a backward of its own, which sums over all
-    positions: the values are causal, the gradients are not."""
+    """A running sum whose own backward pass sums over all positions."""
     return SumsAllInBackward.apply(self.into(x)) / BLOCK
 
 
@@ -624,8 +617,7 @@ def state_kept(self, x, mask):
 
 @broken("check_determinism")
 class StateOfItsOwn(GPT):
-    """The last scores are kept where no copy of the model reaches them, and
-    a little of them is added."""
+    """A little of the last scores, kept where no copy reaches, is added."""
 
     def add_parts(self, dim):
         self.kept = (lambda kept: lambda: kept)([])
@@ -755,8 +747,7 @@ def loud_head(self, dim):
 
 @broken("check_loss", TrainableGPT, "loss", only=True)
 def loss_shifted_twice(self, logits, targets):
-    """The scores are shifted before a loss that shifts them again: the model
-    learns the token after the next. (huggingface/transformers#37830)"""
+    """It learns the token after the next. (huggingface/transformers#37830)"""
     return TrainableGPT.loss(self, logits[:, :-2], targets[:, 2:])
 
 
@@ -877,8 +868,7 @@ class BufferNotSaved(GPT):
 
 @broken("check_state_dict", only=True)
 class MergedForGood(GPT):
-    """The last norm's gain is merged into the head in the first evaluation,
-    and stays there: weights that come later are not used."""
+    """The last norm's gain is merged into the head in an evaluation."""
 
     merged = None
 
@@ -988,8 +978,7 @@ def mask_of_a_billion(self, scores, mask):
 
 @broken("check_dtype", NoPositions, "position_vectors", block_size=300)
 def positions_in_the_models_dtype(self, tokens):
-    """Positions are counted in the model's dtype: bfloat16 has no number
-    between 256 and 258. (huggingface/transformers#29285)"""
+    """In bfloat16 257 is 256. (huggingface/transformers#29285)"""
     at = positions(tokens).to(self.wte.weight)
     return angles(at, DIM).sin().to(at)
 
@@ -1011,8 +1000,7 @@ def positions_clamped(self, tokens):
 
 @broken("check_length_limit", only=True)
 class LimitNotMeant(NoPositions, Unlimited):
-    """Says that it is a LanguageModel, and answers more tokens than it
-    declares: sines instead of a table, and nobody compares."""
+    """Declares a limit as a LanguageModel, and answers more tokens."""
 
     def log_probs(self, tokens):
         return self(tokens).log_softmax(-1)
@@ -1103,8 +1091,7 @@ def cache_positions_restart(self, tokens, past):
 
 @broken("check_cache", CachedGPT, "past_mask", only=True)
 def cache_mask_top_left(self, past, size):
-    """The mask of a piece is aligned with the first key, not with the last:
-    new tokens see only the oldest. (pytorch/pytorch#144858)"""
+    """New tokens see only the oldest keys. (pytorch/pytorch#144858)"""
     return CachedGPT.past_mask(self, 0, past + size)[:size]
 
 

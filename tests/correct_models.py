@@ -71,8 +71,7 @@ class LimitOfTraining(NoPositions, Unlimited):
 
 @correct(whole=NoPositions)
 class FilledTable(Attention):
-    """A rotary table of zeros in a buffer that is not saved, and a number
-    that says how much of it is filled."""
+    """A rotary table that is filled as it is used, and not saved."""
 
     def add_parts(self, dim):
         self.register_buffer("angles", torch.zeros(BLOCK, 4), persistent=False)
@@ -144,8 +143,7 @@ def positions_in_place(self, tokens):
 
 @correct()
 class BehindPadding(Unlimited):
-    """Positions start behind the padding id, as in RoBERTa: two fewer than
-    the table has."""
+    """Positions start behind the padding id, as in RoBERTa: two are lost."""
 
     def add_parts(self, dim):
         self.wpe = nn.Embedding(BLOCK + 2, dim, padding_idx=1)
@@ -157,8 +155,7 @@ class BehindPadding(Unlimited):
 
 @correct(loosely="length_limit")
 class BiasByDistance(NoPositions, Unlimited):
-    """As many biases by distance as positions are declared; the last one is
-    for all that is further."""
+    """A bias for each distance; the last one is for all that is further."""
 
     furthest = BLOCK - 1
 
@@ -279,8 +276,7 @@ class LowestSoftmax(Attention):
 
 @correct(double=False)
 class MaskAdded(Padded):
-    """Takes a mask of padding and adds the lowest number where it hides: the
-    lowest float64 is minus infinity to the float32 softmax."""
+    """The lowest number is added, minus infinity to a float32 softmax."""
 
     mixer = LowestSoftmax
 
@@ -301,8 +297,7 @@ class Convolution(Mixer):
 
 @correct()
 class LongConvolution(Mixer):
-    """A convolution as long as the text, through the FFT, padded: causal
-    to rounding, not to the last bit."""
+    """As long as the text, through the FFT: causal but for rounding."""
 
     def add_parts(self, dim):
         self.kernel = nn.Parameter(torch.randn(BLOCK, dim) / 4)
@@ -336,8 +331,7 @@ class LSTM(Part):
 
 @correct()
 class Experts(Part):
-    """Each token goes to its best two of three experts, gathered by
-    expert: sums regroup as other tokens come and go."""
+    """Each token goes to its best two of three; sums regroup with others."""
 
     part = "mlp"
 
@@ -498,8 +492,7 @@ class ComplexBuffer(NoPositions):
 
 @correct()
 class MergedWhileItHolds(GPT):
-    """The last norm's gain is merged into the head in the first evaluation,
-    until the model is trained or weights are loaded."""
+    """The last norm's gain is merged into the head while that holds."""
 
     merged = None
 
@@ -609,8 +602,7 @@ def lowest_for_some_ids(self, x):
 
 @correct(loosely="loss vocabulary")
 class PaddedTables(TrainableGPT):
-    """Token table and head are padded to 64, scores cut to the vocabulary;
-    the loss is over the padded width."""
+    """Tables are padded to 64, scores cut; the loss is over all 64."""
 
     def add_parts(self, dim):
         self.wte, self.head = nn.Embedding(64, dim), nn.Linear(dim, 64)
