@@ -92,13 +92,6 @@ def start(*words, folder):
     )
 
 
-def gpt_duet(*words, folder):
-    """Run the command there to its end: status, stdout and stderr."""
-    process = start(*words, folder=folder)
-    out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
-
-
 @pytest.fixture
 def project(tmp_path):
     package = tmp_path / "my_pkg"
@@ -178,21 +171,17 @@ def test_the_users_own_exception_is_shown_as_theirs(project, here):
 
 
 def test_a_project_with_folders_named_like_ours_works(project):
-    folders = ("tests", "benchmarks", "shared")
-    for own in folders:
+    source = "from my_pkg.model import build\n"
+    for own in ("tests", "benchmarks", "shared"):
         (project / own).mkdir()
         (project / own / "__init__.py").write_text("")
         (project / own / "helpers.py").write_text(f"OWN = {own!r}\n")
-    imports = "".join(f"from {own}.helpers import OWN as {own}_\n"
-                      for own in folders)  # fmt: skip
-    (project / "mine.py").write_text(
-        f"{imports}from my_pkg.model import Tiny\n\n\ndef build():\n"
-        "    assert (tests_, benchmarks_, shared_) == "
-        f"{folders}\n    return Tiny()\n"
-    )
+        source += f"from {own}.helpers import OWN\nassert OWN == {own!r}\n"
+    (project / "mine.py").write_text(source)
     words = ("mine:build", "mine.py:build", "--only", "shape")
-    status, *texts = gpt_duet(*words, folder=project)
-    assert status == 0, texts
+    process = start(*words, folder=project)
+    texts = process.communicate(timeout=120)
+    assert process.returncode == 0, texts
     run = "from gpt_duet.cli import main; main()"  # the folder comes first
     done = subprocess.run(
         [sys.executable, "-c", run, "bench", "--help"],
