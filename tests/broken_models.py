@@ -276,17 +276,14 @@ def padded_row_alone(self, mask, shown):
     return shown if alone else mask & shown
 
 
-class WeakWithNumbers(Attention):
-    def hide(self, scores, mask):
-        numbers = mask.is_floating_point()
-        return scores + mask if numbers else super().hide(scores, mask)
-
-
 @broken("check_causality", only=True)
 class PaddedByNumbers(Padded):
     """With a mask that hides the end the causal one is -1e4: too weak."""
 
-    mixer = WeakWithNumbers
+    class mixer(Attention):
+        def hide(self, scores, mask):
+            numbers = mask.is_floating_point()
+            return scores + mask if numbers else super().hide(scores, mask)
 
     def padded(self, mask, shown):
         if shown[0, 0, -1]:
@@ -1107,18 +1104,15 @@ def cache_prepended(self, old_k, old_v, k, v):
     return torch.cat([k, old_k], -2), torch.cat([v, old_v], -2)
 
 
-class ForgetsOldest(Past):
-    def extend(self, attention, k, v):
-        k, v = super().extend(attention, k, v)
-        self.kept[attention] = k[..., -15:, :], v[..., -15:, :]
-        return k, v
-
-
 @broken("check_cache", only=True)
 class CacheForgets(CachedGPT):
     """The cache holds 16 tokens, the model 32."""
 
-    cache = ForgetsOldest
+    class cache(Past):
+        def extend(self, attention, k, v):
+            k, v = super().extend(attention, k, v)
+            self.kept[attention] = k[..., -15:, :], v[..., -15:, :]
+            return k, v
 
     def past_mask(self, past, size):
         return super().past_mask(min(past, 15), size)

@@ -206,8 +206,7 @@ class GroupedQuery(Attention):
 class SlidingWindow(GPT):
     """Sees 8 tokens in its one layer, and declares this window."""
 
-    layers = 1
-    window = 8
+    layers, window = 1, 8
 
     def sees(self, i, j):
         return (j <= i) & (i - j < self.window)
@@ -243,15 +242,13 @@ def linear_attention(self, q, k, v, mask):
 @correct(Attention, "weights", double=False)
 def softmax_in_single(self, scores, mask):
     """The softmax is computed in float32, whatever the model is in."""
-    hidden = self.hide(scores, mask).float()
-    return hidden.softmax(-1).to(scores.dtype)
+    return self.hide(scores, mask).float().softmax(-1).to(scores.dtype)
 
 
 @correct(Attention, "weights", double=False)
 def softmax_in_bfloat16(self, scores, mask):
     """The softmax is computed in bfloat16."""
-    hidden = self.hide(scores, mask).bfloat16()
-    return hidden.softmax(-1).to(scores.dtype)
+    return self.hide(scores, mask).bfloat16().softmax(-1).to(scores.dtype)
 
 
 @correct(Attention, "attend", deep=True)
@@ -262,8 +259,9 @@ def top_keys(self, q, k, v, mask):
     return self.hide(scores, scores >= least).softmax(-1) @ v
 
 
-class LowestSoftmax(Attention):
-    """Adds the lowest number, and takes the softmax in float32."""
+@correct(whole=Padded, double=False)
+class MaskAdded(Attention):
+    """The lowest number is added, minus infinity to a float32 softmax."""
 
     def hide(self, scores, mask):
         lowest = torch.finfo(scores.dtype).min
@@ -272,13 +270,6 @@ class LowestSoftmax(Attention):
 
     def weights(self, scores, mask):
         return super().weights(scores, mask).to(scores.dtype)
-
-
-@correct(double=False)
-class MaskAdded(Padded):
-    """The lowest number is added, minus infinity to a float32 softmax."""
-
-    mixer = LowestSoftmax
 
 
 # --- Without attention ------------------------------------------------------
