@@ -69,16 +69,14 @@ def at(i, x):
     return (torch.arange(x.size(1)) == i).unsqueeze(1).to(x)
 
 
-def losing(loss, logits=lambda x: x):
+def losing(loss):
     """A model that returns a loss made of its scores and targets."""
+    return gpt(TrainableGPT, loss=lambda self, *given: loss(*given))
 
-    def forward(self, ids, targets=None):
-        x = GPT.forward(self, ids)
-        if targets is None:
-            return x, None
-        return logits(x), loss(x, targets)
 
-    return gpt(forward=forward)
+def detached(self, ids, targets=None):
+    x, loss = TrainableGPT.forward(self, ids, targets)
+    return x.detach(), loss
 
 
 def by_index(x, ids):
@@ -127,22 +125,20 @@ def folded(x):
     return 1.5 * x - 0.5 * x.detach()
 
 
-def function():
+def sized(function, block_size=BLOCK):
     """No module: a function that declares its sizes."""
+    function.vocab_size, function.block_size = VOCAB, block_size
+    return function
+
+
+def function():
     model = GPT()
-
-    def log_probs(ids):
-        return model(ids).log_softmax(-1)
-
-    log_probs.vocab_size, log_probs.block_size = VOCAB, BLOCK
-    return log_probs
+    return sized(lambda ids: model(ids).log_softmax(-1))
 
 
 def builtin():
     """A table as a function of PyTorch's own, which has no signature."""
-    table = partial(torch.embedding, torch.randn(VOCAB, VOCAB))
-    table.vocab_size, table.block_size = VOCAB, BLOCK
-    return table
+    return sized(partial(torch.embedding, torch.randn(VOCAB, VOCAB)))
 
 
 def fading():
@@ -155,8 +151,7 @@ def fading():
             states.append(state := 0.2 * state + x)
         return torch.stack(states, 1)
 
-    fading.vocab_size, fading.block_size = VOCAB, BLOCK + 8
-    return fading
+    return sized(fading, BLOCK + 8)
 
 
 def trained():
@@ -456,7 +451,7 @@ PASSED = [
         "targets as given$",
     ),
     (LosesInEval, "loss", ""),
-    (losing(mean, lambda x: x.detach()), "loss", ""),
+    (gpt(TrainableGPT, forward=detached), "loss", ""),
     (lambda: TrainableGPT().requires_grad_(False), "loss", ""),
 ]
 SKIPPED = [
