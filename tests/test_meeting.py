@@ -35,6 +35,12 @@ BUILDS = {model.name: model.build for model in BROKEN}
 
 # --- How a model is read, called and built -----------------------------------
 
+
+def forward(change):
+    """A model whose forward differs."""
+    return type(change.__name__, (GPT,), {"forward": change})
+
+
 Answer = namedtuple("Answer", "loss logits")
 
 
@@ -42,20 +48,6 @@ Answer = namedtuple("Answer", "loss logits")
 class Data:
     state: torch.Tensor
     log_probs: torch.Tensor
-
-
-class Wrapped(nn.Module):
-    """A sound model whose answer is put in another form."""
-
-    vocab_size, block_size = VOCAB, BLOCK
-
-    def __init__(self, form):
-        super().__init__()
-        self.gpt = GPT()
-        self.form = form
-
-    def forward(self, tokens):
-        return self.form(self.gpt(tokens))
 
 
 FORMS = {
@@ -79,12 +71,15 @@ FORMS = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_is_read_as_the_same_scores(name):
-    subject = Subject(lambda: Wrapped(FORMS[name]))
+    def answer(self, tokens):
+        return FORMS[name](GPT.forward(self, tokens))
+
+    subject = Subject(forward(answer))
     model = subject.build().eval()
     # sizes that could be mistaken for each other change nothing
     for size in ((3, 6), (VOCAB, VOCAB)):
         tokens = torch.randint(VOCAB, size)
-        expected = model.gpt(tokens)
+        expected = GPT.forward(model, tokens)
         if name == "dataclass":
             expected = expected.log_softmax(-1)
         torch.testing.assert_close(subject.scores(model, tokens), expected)
@@ -451,11 +446,6 @@ def test_what_a_forward_changes_is_named(what):
 
 
 # --- What a model refuses, and answers in another shape ----------------------
-
-
-def forward(change):
-    """A model whose forward differs."""
-    return type(change.__name__, (GPT,), {"forward": change})
 
 
 @forward
