@@ -7,13 +7,13 @@ import threading
 from collections import namedtuple
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from broken_models import BROKEN
 from known_gpts import AutoregressiveModel, GPTConfig, MinGPT, NanoGPT
 from small_gpt import BLOCK, DIM, GPT, VOCAB, Unlimited
@@ -303,22 +303,12 @@ class FailsInTraining(GPT):
         return x.view(-1, 7) if self.training else super().body(x, mask)
 
 
-class DropsInEval(GPT):
-    def embed(self, tokens):
-        return F.dropout(super().embed(tokens), 0.1)
-
-
-class DropsAndLeaks(DropsInEval):
-    def sees(self, i, j):
-        return i == i
-
-
 ONE_CAUSE = [  # a model, the check that fails, words, and how many refer to it
     (RefusesOneRow, "shape", r"too few \(test_meeting\.py, line \d+\)", 6),
     (CannotGoBack, "finite", "in the backward pass in eval mode", 3),
     (FailsInTraining, "shape", "in train mode", 5),
     (BUILDS["no_mask"], "causality", "position 0 sees token 1", 2),
-    (DropsInEval, "determinism", "run the model from a fixed random state", 2),
+    (BUILDS["dropout_in_eval"], "determinism", "from a fixed random state", 2),
     (BUILDS["state_kept"], "determinism", "start each call from the state", 0),
     (BUILDS["cache_never_reset"], "determinism", "start each call from", 0),
     (BUILDS["state_of_its_own"], "determinism", "cannot be undone", 10),
@@ -339,7 +329,9 @@ def test_one_cause_is_one_failure(model, check, words, others, monkeypatch):
 def test_a_leak_is_told_by_others_where_causality_is_not_asked():
     only = ["causal_gradients", "prefix_consistency"]
     assert len(check_model(BUILDS["no_mask"], checks=only).failed) == 2
-    report = check_model(DropsAndLeaks, checks=["causality"])
+    dropping = BUILDS["dropout_in_eval"].keywords
+    both = partial(BUILDS["mask_one_too_far"], **dropping)
+    report = check_model(both, checks=["causality"])
     assert "position 0 sees token 1" in report.results[0].message
 
 
