@@ -35,6 +35,7 @@ def check_prefix_consistency(subject: Subject) -> str:
     input was trained on other scores than it generates from.
     How: all prefixes at lengths to 16, some of the longest; shapes differ,
     so only what stays when weights are nudged counts.
+    Cost: some 50 short forwards and eight longer ones.
     Reports: ggml-org/llama.cpp 4479, tokens one at a time or all at once
     give different logits.
     """
@@ -102,6 +103,7 @@ def check_context_use(subject: Subject) -> str:
     How: each token of short sequences is replaced, several times, on the
     fresh model and with larger weights; of the longest sequence some tokens,
     by value or by gradient. A declared window may forget what is outside it.
+    Cost: some ten batches.
     Reports: huggingface/transformers 39408, a sliding window off by one.
     """
     longest = subject.block_size

@@ -32,6 +32,7 @@ def check_gradients(subject: Subject) -> str:
     direction must be what central differences say, in eval and train mode;
     if not, each parameter is tried alone. Straight-through estimators are
     told; padding rows and parameters with gradient hooks are left out.
+    Cost: one backward and four forwards a mode where all is well.
     Reports: allenai/OLMo-core 828, openai/guided-diffusion 167: checkpointed
     blocks with another dropout mask in the backward pass.
     """

@@ -31,6 +31,7 @@ def check_dtype(subject: Subject) -> str:
     How: a forward in each dtype, in bfloat16 of up to 300 tokens, where
     whole numbers in a row must stay different; and one on the given device,
     else on one that is made up.
+    Cost: four builds and forwards.
     Reports: masks and positions made with torch.arange(T), without the
     device ("Let's build GPT", cell 82); huggingface/transformers 29285,
     rotary positions in bfloat16.

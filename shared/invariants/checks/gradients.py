@@ -27,6 +27,7 @@ def check_causal_gradients(subject: Subject) -> str:
     How: row t of equal rows has the gradient of a random combination of
     position t's scores; what lies after t must be 0 to rounding. In eval and
     train mode, and with larger weights.
+    Cost: one forward and backward for each of some eight lengths.
     Reports: triton-lang/triton 4541, a backward kernel that ignores the
     causal flag of its forward.
     """
@@ -104,6 +105,7 @@ def check_gradient_flow(subject: Subject) -> str:
     tried with zeros redrawn, and, if it has one there, once more after three
     steps. Mere rounding (a key's bias) and frozen parameters pass and are
     mentioned.
+    Cost: one forward and backward where all is well, at most 16 more.
     Reports: state-spaces/s4 26, parameters that are used and yet get no
     gradient.
     """

@@ -45,6 +45,7 @@ def check_length_limit(subject: Subject) -> str:
     How: the declared limit must work, and one token and seven more must
     raise; where no table of positions and no contract (log_probs) ends, what
     is answered is told. On the CPU.
+    Cost: three forwards of that length.
     Reports: "GPT from Scratch" under python -O: a length beyond the mask is
     accepted, and not causal.
     """
@@ -103,6 +104,7 @@ def check_vocabulary(subject: Subject) -> str:
     the first and last place; with spare rows in the table those behind them.
     On the CPU. Of two scores that never move, but for excluded ones, no
     training can tell the ids apart.
+    Cost: vocab tokens, of a large model some 600.
     Reports: karpathy/nanoGPT pads its vocabulary to 50304, and samples ids
     that no tokenizer knows.
     """

@@ -24,6 +24,7 @@ def check_order_sensitivity(subject: Subject) -> str:
     the longest, the first token is swapped with those 1, 2, 4, 8, ... behind
     it: where that does nothing, though each of the two counts and a swap
     with the next token does something, two positions are one.
+    Cost: one batch for each of the two, and a long row for each swap.
     Reports: Vaswani et al. 2017, section 3.5: without positions attention
     cannot make use of the order.
     """

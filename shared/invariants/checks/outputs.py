@@ -39,6 +39,7 @@ def check_shape(subject: Subject) -> str:
     How: one row, one token, and several sizes up to the longest, in eval
     and train mode; slices that are not contiguous. Scores in which time
     comes first must be causal and independent of other rows in that reading.
+    Cost: a dozen small forwards.
     Reports: karpathy/nanoGPT, whose forward answers for the last position
     only unless it is given targets.
     """
@@ -114,6 +115,7 @@ def check_finite(subject: Subject) -> str:
     Why: one NaN, after one step of an optimiser, is in every weight.
     How: random ids, id 0 first, all ids equal; one token and up to the
     longest; eval mode and, with several dropout masks, train mode.
+    Cost: some 30 forwards, two thirds of them with a backward.
     Reports: dropout on masked scores turns -inf into NaN in one of ten
     passes in train mode ("GPT from Scratch", listing 5).
     """
@@ -172,6 +174,7 @@ def check_normalised(subject: Subject) -> str:
     Why: a sum of 0.99 is a loss that is 0.01 too high or too low.
     How: the logarithm of the sum of exponentials is 0 to rounding, on the
     fresh model and with larger weights, in float64 where the model can.
+    Cost: four forwards.
     Reports: a softmax in front of nn.CrossEntropyLoss, which takes logits.
     """
     worst = max(map(_require_sums, searches(subject)))
@@ -223,6 +226,7 @@ def check_initial_loss(subject: Subject) -> str:
     Why: a model that starts out sure of itself spends its first steps
     unlearning, and hides a wrong initialisation or head.
     How: the mean cross-entropy of random targets given random tokens.
+    Cost: one forward of 512 tokens.
     Reports: Karpathy's recipe for training neural networks, "verify loss @
     init".
     """

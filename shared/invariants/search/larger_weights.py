@@ -6,12 +6,17 @@ that starts at zero moves nothing at all.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from ..errors import ModelRaised
+from ..model.building import hooked
 from ..model.randomness import isolated
+from ..model.reading import tensors_in
 from ..model.subject import Subject
 from .leaks import Search
 
@@ -27,9 +32,8 @@ def amplified(
     """Return a copy with larger weights, not to be changed, or None.
 
     Zeros in trainable parameters are redrawn, and each matrix is scaled up
-    until its outputs have a size (a root mean square), as if its inputs had
-    1. Where there is none, subject.less says why. Precise is in float64,
-    where the model can.
+    until its outputs have a size (a root mean square). Where there is none,
+    subject.less says why. Precise is in float64, where the model can.
     """
     subject.less = ""
     if not subject.is_module:
@@ -67,8 +71,11 @@ def _enlarged(
     with isolated(subject.seed):
         redraw_zeros(model, generator)
         tokens = subject.draw(2, 8, generator)
-        for matrix in _matrices(model):
-            scale_up(matrix, size)
+        try:
+            scale_outputs(subject, model, tokens, size)
+        except ModelRaised:  # its weights are used in another way
+            for p in _matrices(model):
+                scale_alone(p, size)
         try:
             scores = subject.scores(model, tokens)
         except ModelRaised as error:
@@ -101,11 +108,75 @@ def redraw_zeros(model: nn.Module, generator: torch.Generator) -> None:
 
 
 @torch.no_grad()
-def scale_up(matrix: nn.Parameter, size: float) -> None:
-    """Scale a matrix up until it gives inputs of size 1 outputs of a size."""
+def scale_outputs(
+    subject: Subject, model: nn.Module, tokens: Tensor, size: float
+) -> None:
+    """Scale each module's matrices up until its output has a size.
+
+    One forward pass, module after module in the order of their calls (the
+    idea of layer-sequential unit variance, Mishkin and Matas 2016); then
+    what else is multiplied with, in the model itself or by a function.
+    Tables of embeddings stay as they are, and so does what is tied to them.
+    """
+    left = {id(p): p for p in _matrices(model)}
+    met: set[int] = set()
+    running: set[int] = set()  # modules that are called again
+
+    def scale(module: nn.Module, args: Any, kwargs: Any, answer: Any) -> Any:
+        own = _own_parameters(module)
+        matrices = [left[id(p)] for p in own if id(p) in left]
+        if not matrices or id(module) in running:
+            return None
+        met.update(map(id, matrices))
+        output = next((t for _, t in tensors_in(answer)), None)
+        if output is None or not output.is_floating_point():
+            return None
+        rms = output.double().square().mean().sqrt().item()
+        factor = min(size / rms, LARGEST_FACTOR) if rms > 0 else 1.0
+        if not factor > 1:  # NaN too
+            return None
+        for p in matrices:
+            p.mul_(factor)
+        running.add(id(module))
+        try:
+            return module(*args, **kwargs)
+        finally:
+            running.discard(id(module))
+
+    inner = (module for module in model.modules() if module is not model)
+    with hooked(inner, scale), Multiplied() as multiplied:
+        subject.scores(model, tokens)
+    for key in (left.keys() & multiplied.seen) - met:
+        scale_alone(left[key], size)
+
+
+@torch.no_grad()
+def scale_alone(matrix: nn.Parameter, size: float) -> None:
+    """Scale a matrix up by its own numbers, as if its inputs were 1."""
     rms = float(matrix.double().square().sum() / len(matrix)) ** 0.5
     if rms > 0:
         matrix.mul_(min(max(size / rms, 1.0), LARGEST_FACTOR))
+
+
+class Multiplied(TorchFunctionMode):
+    """Notes what goes into products of matrices, by id; of a view its base."""
+
+    NAMES = (
+        *("linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm"),
+        *("addmm", "baddbmm", "einsum", "conv1d"),
+        "multi_head_attention_forward",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") in self.NAMES:
+            for x in tree_leaves((args, kwargs)):
+                if isinstance(x, Tensor):
+                    self.seen |= {id(x), id(x._base)}
+        return func(*args, **(kwargs or {}))
 
 
 def _matrices(model: nn.Module) -> list[nn.Parameter]:
@@ -123,9 +194,15 @@ def _matrices(model: nn.Module) -> list[nn.Parameter]:
     found = [
         p
         for p in model.parameters()
-        if p.ndim > 1
-        and p.numel()
-        and p.is_floating_point()
-        and id(p) not in tables
+        if p.ndim > 1 and p.is_floating_point() and id(p) not in tables
     ]
     return [p for p in found if p.requires_grad] or found
+
+
+def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Return a module's parameters, those behind a weight norm included."""
+    own = list(module.parameters(recurse=False))
+    parametrized = getattr(module, "parametrizations", None)
+    if isinstance(parametrized, nn.Module):
+        own += list(parametrized.parameters())
+    return own

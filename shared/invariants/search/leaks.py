@@ -54,6 +54,7 @@ class Search:
     own_precision: bool = False
     # whether any change has moved any score: if none does, nothing is shown
     moved: bool = False
+    rows_mix: bool = False  # whether rows were seen to depend on each other
     # whether random draws in train mode depend on the tokens
     draws_differ: bool = False
     _kept: KeptState | None = None
@@ -183,25 +184,31 @@ class Search:
 
     def _confirm(self, trial: Trial, row: int, noise: float) -> Leak | None:
         """Change the one row alone, and ask whether it is more than noise."""
+        training = trial.mode.training
+        steady = not training or self.same_draws(
+            trial.base, trial.changed, trial.mode
+        )
         alone = trial.base.clone()
         alone[row] = trial.changed[row]
         trial = replace(trial, changed=alone)
-        mode = trial.mode
-        if mode.training and not self.same_draws(trial.base, alone, mode):
+        if training and not self.same_draws(trial.base, alone, trial.mode):
             self.draws_differ = True
             return None
         scope = trial.before(row)
 
         def difference() -> Tensor:
-            base = self.run(trial.base, mode)[row, scope]
-            return minus(self.run(alone, mode)[row, scope], base)
+            base = self.run(trial.base, trial.mode)[row, scope]
+            return minus(self.run(alone, trial.mode)[row, scope], base)
 
         delta = difference()
         moved = gaps(delta, torch.zeros_like(delta))
         position = int(moved.argmax())
         size = float(moved[position])
         if size <= floor_of(delta.dtype) * noise:
-            return None  # other rows did it, which is another check's matter
+            # other rows did it, another check's matter, or their draws
+            self.rows_mix |= steady
+            self.draws_differ |= not steady
+            return None
         if not is_real(self.model, lambda: difference()[position], noise):
             return None
         at, dtype = position + scope.start, dtype_name(delta.dtype)
