@@ -57,11 +57,13 @@ class Alone:
             sys.modules.update(hidden)
 
     def _has(self, module: Any) -> bool:
-        """Whether a module lies in the folders, and is not installed."""
+        """Whether a module lies in the folders, and is the user's."""
+        ours = [OURS.parent / name for name in OUR_PACKAGES]
         return any(
-            _lies_in(path, folder) and not _is_installed(path)
+            any(_lies_in(path, folder) for folder in self._folders)
+            and not any(_lies_in(path, folder) for folder in ours)
+            and not {"site-packages", "dist-packages"} & {*path.parts}
             for path in _paths(module)
-            for folder in self._folders
         )
 
     def _hides(self, name: str, module: Any) -> bool:
@@ -149,14 +151,6 @@ def _paths(module: Any) -> list[Path]:
     if file:
         return [Path(file)]
     return [Path(path) for path in getattr(module, "__path__", [])]
-
-
-def _is_installed(path: Path) -> bool:
-    """Whether a module is nobody's own folder's: installed, or the kit's."""
-    ours = [OURS.parent / name for name in OUR_PACKAGES]
-    return not {"site-packages", "dist-packages"}.isdisjoint(
-        path.parts
-    ) or any(_lies_in(path, folder) for folder in ours)
 
 
 def _lies_in(path: Path, folder: Path) -> bool:

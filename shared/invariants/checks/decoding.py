@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import ModelRaised, SkipCheck, asked
 from ..model.calling import MASK, token_argument
-from ..model.reading import describe, find_scores, follow
+from ..model.reading import describe
 from ..model.sizes import has_position_table, padding_ids
 from ..model.subject import Subject
 from ..model.tokens import draw
@@ -72,21 +72,18 @@ class Decoder:
         what = f"in decode(), on tokens of shape {(batch, time)}"
         with asked(what), torch.no_grad():
             answer, cache = self._answer(tokens.clone(), cache, mask)
-        reader, vocab = self.subject.reader, self.subject.vocab_size
-        found = find_scores(answer, batch, time, vocab)
-        if not found:
+        scores = self.subject.find(answer, batch, time)
+        if scores is None:
+            shape = (batch, time, self.subject.vocab_size)
             raise AssertionError(
                 f"with a cache ({batch}, {time}) ids give {describe(answer)} "
-                f"where scores of shape ({batch}, {time}, {vocab}) should be"
+                f"where scores of shape {shape} should be"
             )
         if cache is None and self.name in CACHES:
             raise SkipCheck(
                 f"no {self.name} comes with the scores, under this name or "
                 f"as the last of a tuple"
             )
-        # those of the form that the full forward has, if there are any
-        path, form = max(found, key=lambda place: place[1] == reader.form)
-        scores = form.read(follow(answer, path), batch, time)
         self.subject.costs.charge(scores)
         return scores, cache
 

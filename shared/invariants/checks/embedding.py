@@ -34,7 +34,13 @@ class Lookups(TorchFunctionMode):
             return answer
         given = [*args, *kwargs.values()]
         given = [x for x in given if isinstance(x, Tensor)]
-        looked_up = any(map(self._is_tokens, given))
+        looked_up = any(
+            x.shape == self.tokens.shape
+            and x.device == self.tokens.device
+            and not x.is_floating_point()
+            and bool((x == self.tokens).all())
+            for x in given
+        )
         if looked_up and answer.shape[:2] == self.tokens.shape:
             tables = [x for x in given if x.is_floating_point()]
             self.rows += [x.size(0) for x in tables if x.ndim == 2]
@@ -42,14 +48,6 @@ class Lookups(TorchFunctionMode):
             self.leaves.append(leaf)
             answer = leaf.clone()  # which may be changed in place
         return answer
-
-    def _is_tokens(self, value: Tensor) -> bool:
-        return (
-            not value.is_floating_point()
-            and value.shape == self.tokens.shape
-            and value.device == self.tokens.device
-            and bool((value == self.tokens).all())
-        )
 
 
 def gradients_at(

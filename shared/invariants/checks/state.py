@@ -221,7 +221,12 @@ def check_state_dict(subject: Subject) -> str:
         ("", f"some state is not saved, or {old}"),
         (", after it was evaluated", old),
     ):
-        _train_a_little(model, generator)
+        model.train()
+        redraw_zeros(model, generator)
+        with torch.no_grad():  # in place, as an optimiser does
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.mul_(1.1)
         expected = subject.scores(model, tokens)
         state = copy.deepcopy(model.state_dict())
         try:
@@ -238,16 +243,6 @@ def check_state_dict(subject: Subject) -> str:
                 f"differ by {size:.2g}, so {why}"
             )
     return f"{len(state)} tensors, loaded before and after an evaluation"
-
-
-@torch.no_grad()
-def _train_a_little(model: nn.Module, generator: torch.Generator) -> None:
-    """Change trainable weights in place, as an optimiser does."""
-    model.train()
-    redraw_zeros(model, generator)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.mul_(1.1)
 
 
 @torch.no_grad()

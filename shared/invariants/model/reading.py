@@ -80,7 +80,9 @@ class Reader:
         shape = self.form.shape(batch, time, self.width)
         found = follow(answer, self.path)
         if isinstance(found, Tensor) and not strict:
-            found = unsqueezed(found, shape)
+            sizes = [[n for n in x if n != 1] for x in (found.shape, shape)]
+            if sizes[0] == sizes[1]:
+                found = found.reshape(shape)
         if not isinstance(found, Tensor) or found.shape != shape:
             places = find_scores(answer, batch, time, self.width)
             paths = [path for path, form in places if form == self.form]
@@ -153,15 +155,6 @@ def find_loss(answer: Any) -> Float[Tensor, ""] | None:
         if tensor.numel() == 1 and tensor.is_floating_point():
             return tensor.reshape(())
     return None
-
-
-def unsqueezed(
-    answer: Shaped[Tensor, "..."], shape: tuple[int, ...]
-) -> Shaped[Tensor, "..."]:
-    """Return a tensor in a shape from which axes of size 1 were dropped."""
-    if [n for n in answer.shape if n != 1] != [n for n in shape if n != 1]:
-        return answer
-    return answer.reshape(shape)
 
 
 def describe(answer: Any) -> str:

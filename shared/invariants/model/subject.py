@@ -398,10 +398,13 @@ class Subject:
     def find(
         self, answer: Any, batch: int, time: int
     ) -> Float[Tensor, "batch time vocab"] | None:
-        """Return the first scores in an answer, wherever they are."""
+        """Return scores in an answer, wherever they are."""
         if self.caller.time_first:
             batch, time = time, batch
-        for path, form in find_scores(answer, batch, time, self.vocab_size):
-            scores = form.read(follow(answer, path), batch, time)
-            return scores.transpose(0, 1) if self.caller.time_first else scores
-        return None
+        found = find_scores(answer, batch, time, self.vocab_size)
+        if not found:
+            return None
+        # those of the form that other answers have, if there are any
+        path, form = max(found, key=lambda place: place[1] == self.reader.form)
+        scores = form.read(follow(answer, path), batch, time)
+        return scores.transpose(0, 1) if self.caller.time_first else scores
