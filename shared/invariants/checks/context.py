@@ -20,9 +20,8 @@ from ..model.tokens import (
     splits_to_try,
 )
 from ..search.larger_weights import searches
-from ..search.leaks import Search
+from ..search.leaks import EVAL, Search
 from ..search.tolerance import dtype_name, floor, gaps, real_gap
-from ..search.trial import EVAL
 from .embedding import gradients_at
 
 FADED = 1e-10  # share of the largest influence below which memory fades

@@ -6,8 +6,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..errors import asked
-from ..search.leaks import Search
-from ..search.trial import EVAL, Mode
+from ..search.leaks import EVAL, Mode, Search
 
 
 class Lookups(TorchFunctionMode):

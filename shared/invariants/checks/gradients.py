@@ -10,9 +10,8 @@ from ..errors import SkipCheck, asked
 from ..model.subject import Subject
 from ..model.tokens import SHORT, SPLITS, draw, rows_at_once, splits_to_try
 from ..search.larger_weights import amplified, searches
-from ..search.leaks import Search
+from ..search.leaks import EVAL, Mode, Search
 from ..search.tolerance import FLOOR, is_real
-from ..search.trial import EVAL, Mode
 from .cross_entropy import cross_entropy
 from .embedding import gradients_at
 from .loss import scores_and_loss

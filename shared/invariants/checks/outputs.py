@@ -13,7 +13,7 @@ from ..model.reading import TIME_FIRST
 from ..model.subject import Subject
 from ..model.tokens import draw
 from ..search.larger_weights import searches
-from ..search.leaks import Search
+from ..search.leaks import EVAL, Search
 from ..search.tolerance import (
     FLOOR,
     dtype_name,
@@ -23,7 +23,6 @@ from ..search.tolerance import (
     is_real,
     rounding,
 )
-from ..search.trial import EVAL
 from .causality import check_causality
 from .cross_entropy import cross_entropy
 from .rows import check_batch_independence

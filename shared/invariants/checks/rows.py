@@ -7,9 +7,8 @@ from torch import Tensor
 from ..model.subject import Subject
 from ..model.tokens import SHORT, draw, others
 from ..search.larger_weights import searches
-from ..search.leaks import Search
+from ..search.leaks import EVAL, Mode, Search
 from ..search.tolerance import dtype_name, real_gap
-from ..search.trial import EVAL, Mode
 
 
 def check_batch_independence(subject: Subject) -> str:

@@ -8,9 +8,8 @@ from ..model.tokens import SHORT, draw, others
 from ..pictures import levels, text_map
 from .first_difference import first_difference
 from .influence import influence_of
-from .leaks import Search
+from .leaks import Leak, Mode, Search, Trial
 from .tolerance import floor_of
-from .trial import Leak, Mode, Trial
 
 MAP = 8  # tokens in the map of a leak, where it is as short
 
