@@ -279,23 +279,17 @@ def test_a_mistake_is_one_line(model, settings, words):
 # --- One cause, one failure -------------------------------------------------
 
 
-class RefusesOneRow(GPT):
-    def forward(self, tokens):
-        if tokens.size(0) == 1:
-            raise RuntimeError("one row is too few")
-        return super().forward(tokens)
+@forward
+def refuses_one_row(self, tokens):
+    if tokens.size(0) == 1:
+        raise RuntimeError("one row is too few")
+    return GPT.forward(self, tokens)
 
 
-class CannotGoBack(GPT):
+@forward
+def cannot_go_back(self, tokens):
     """Changes in place what the backward pass needs."""
-
-    def add_parts(self, dim):
-        self.register_buffer("gain", torch.ones(DIM))
-
-    def scores(self, x):
-        x = x * self.gain
-        self.gain.fill_(1)
-        return super().scores(x)
+    return GPT.forward(self, tokens).tanh().mul_(2)
 
 
 class FailsInTraining(GPT):
@@ -304,8 +298,8 @@ class FailsInTraining(GPT):
 
 
 ONE_CAUSE = [  # a model, the check that fails, words, and how many refer to it
-    (RefusesOneRow, "shape", r"too few \(test_meeting\.py, line \d+\)", 6),
-    (CannotGoBack, "finite", "in the backward pass in eval mode", 3),
+    (refuses_one_row, "shape", r"too few \(test_meeting\.py, line \d+\)", 6),
+    (cannot_go_back, "finite", "in the backward pass in eval mode", 3),
     (FailsInTraining, "shape", "in train mode", 5),
     (BUILDS["no_mask"], "causality", "position 0 sees token 1", 2),
     (BUILDS["dropout_in_eval"], "determinism", "from a fixed random state", 2),
