@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from functools import partial
-from itertools import chain
+from itertools import chain, tee
 
 import torch
 from torch import Tensor
@@ -109,16 +109,18 @@ def check_context_use(subject: Subject) -> str:
     windows = all_declared(subject.build(), WINDOW)
     window = min(windows, key=lambda w: w.value, default=None)
     generator = subject.generator()
-    reported = ""
+    several, reported = searches(subject), ""
     for time in subject.fit(2, 3, 8, SHORT, longest):
-        several = searches(subject, long=time > SHORT)
+        if time > SHORT:
+            several = searches(subject, long=True)
+        several, tried = tee(several)  # each is made once, when asked for
         count = SPLITS if time <= SHORT else 6
         splits = splits_to_try(time, generator, count)
         columns = [*(split - 1 for split in splits), time - 1]
-        fresh = next(several)
+        fresh = next(tried)
         if not fresh.has_time(time, 1, 1 + len(columns)):
             continue
-        used = _used(chain([fresh], several), time, columns, generator)
+        used = _used(chain([fresh], tried), time, columns, generator)
         unused = [s for s in columns if not used.get(s)]
         seen = [s for s in columns if s not in unused]
         if not unused:
