@@ -6,11 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from gpt_duet.checkpoint.gpt2_layout import (
+    LINEAR_WEIGHTS,
     load_exactly,
     read_gpt2,
     require_tied,
+    strip,
 )
-from gpt_duet.checkpoint.other_layouts import bring_to_gpt2, nanogpt_from_gpt2
+from gpt_duet.checkpoint.other_layouts import bring_to_gpt2
 from gpt_duet.config import GPTConfig
 
 from .model import GPT, build_model
@@ -36,7 +38,11 @@ def from_gpt2(state: Mapping[str, Tensor], config: GPTConfig) -> GPT:
     bias = state.pop("lm_head.bias", torch.zeros(1))
     with torch.device("meta"):
         model = build_model(config)
-    load_exactly(model, nanogpt_from_gpt2(state))  # whose names are ours
+    names = {
+        name if name.startswith("lm_head") else f"transformer.{name}": tensor
+        for name, tensor in state.items()
+    }
+    load_exactly(model, _transpose_linears(names))
     if config.tie_weights:
         model.lm_head.weight = model.transformer.wte.weight
     if bias.any():
@@ -46,13 +52,11 @@ def from_gpt2(state: Mapping[str, Tensor], config: GPTConfig) -> GPT:
 
 def to_gpt2(model: GPT) -> dict[str, Tensor]:
     """Return the weights in the GPT-2 layout, copied, without a prefix."""
-    state = bring_to_gpt2(model.state_dict(), "nanogpt")
+    ours = strip(model.state_dict(), "_orig_mod.", "transformer.")
+    state = {name: tensor.detach().clone() for name, tensor in ours.items()}
     if model.lm_head.weight is model.transformer.wte.weight:
         del state["lm_head.weight"]
-    return {
-        name: tensor.clone(memory_format=torch.contiguous_format)
-        for name, tensor in state.items()
-    }
+    return _transpose_linears(state)
 
 
 def from_nanogpt(state: Mapping[str, Tensor], config: GPTConfig) -> GPT:
@@ -69,3 +73,12 @@ def from_nanogpt(state: Mapping[str, Tensor], config: GPTConfig) -> GPT:
         ValueError: where names or shapes do not fit.
     """
     return from_gpt2(bring_to_gpt2(state, "nanogpt"), config)
+
+
+def _transpose_linears(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: tensor.t().contiguous()
+        if name.endswith(LINEAR_WEIGHTS)
+        else tensor
+        for name, tensor in state.items()
+    }

@@ -13,9 +13,15 @@ from .config import GPTConfig
 
 @runtime_checkable
 class LanguageModel(Protocol):
-    """A decoder that predicts the next token at every position."""
+    """A decoder that predicts the next token at every position.
 
-    config: GPTConfig  # sizes and what weights do not show
+    Attributes:
+        config: sizes and what weights do not show.
+        vocab_size: number of tokens.
+        block_size: longest sequence, in tokens.
+    """
+
+    config: GPTConfig
 
     @property
     def vocab_size(self) -> int:
@@ -58,6 +64,12 @@ class CachedLanguageModel(LanguageModel, Protocol):
 class Style(Protocol):
     """A style: an importable package that writes the decoder in its own way.
 
+    Attributes:
+        COMPONENTS: for each concept the classes, functions or methods that
+            implement it, in reading order.
+        STAGES: for each stage the dotted path of the submodule whose output
+            it is, {i} standing for the layer.
+
     A style may also have ORIGINAL_PARTS: arguments of from_gpt2 that keep a
     part as the style's source wrote it, though it agrees with others only
     roughly; ORIGINAL_PARTS_NOTES says how it differs. And texts for the
@@ -69,11 +81,7 @@ class Style(Protocol):
     """
 
     __name__: str
-    # for each concept the classes, functions or methods that implement it, in
-    # reading order
     COMPONENTS: dict[str, tuple[object, ...]]
-    # for each stage the dotted path of the submodule whose output it is, {i}
-    # standing for the layer
     STAGES: dict[str, str]
 
     def build_model(self, config: GPTConfig) -> nn.Module:

@@ -10,39 +10,59 @@ STATUSES = ("passed", "failed", "skipped", "expected", "error")
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The outcome of one check."""
+    """The outcome of one check.
+
+    Attributes:
+        name: of the check.
+        status: "passed", "failed", "skipped", "expected", or "error" where
+            the check itself broke, which says nothing about the model.
+        message: what was tried, what failed, or why it was skipped.
+        seconds: it took.
+        forwards: calls of the model whose scores were read.
+        backwards: passes back from these.
+        less: why a check that passed has tried less than of other models.
+    """
 
     name: str
-    # "passed", "failed", "skipped", "expected", or "error" where the check
-    # itself broke, which says nothing about the model
     status: str
-    message: str  # what was tried, what failed, or why it was skipped
+    message: str
     seconds: float
-    forwards: int = 0  # calls of the model whose scores were read
-    backwards: int = 0  # passes back from these
-    less: str = ""  # why a check that passed tried less than of other models
+    forwards: int = 0
+    backwards: int = 0
+    less: str = ""
 
 
 @dataclass
 class Report:
-    """The outcomes for one model; printed, a table."""
+    """The outcomes for one model; printed, a table.
 
-    model: str  # its name
+    Attributes:
+        model: its name.
+        vocab_size: number of tokens.
+        block_size: longest sequence tried.
+        asked: names of the checks that are run, in their order.
+        results: of those that have ended, in that order.
+        notes: how the model was read, and what it did beside answering.
+        details: longer texts by check, such as the map of a leak.
+        estimates: seconds that each check may take, roughly.
+        plan: what is done where time is short, or "".
+        interim: what a check has told before its end, or "".
+        left_out: names of the checks that were not asked for.
+        interrupted: whether it was stopped before its end.
+    """
+
+    model: str
     vocab_size: int
-    block_size: int  # longest sequence tried
-    asked: list[str] = field(default_factory=list)  # names, in their order
-    # of those that have ended, in that order
+    block_size: int
+    asked: list[str] = field(default_factory=list)
     results: list[CheckResult] = field(default_factory=list)
-    # how the model was read, and what it did beside answering
     notes: list[str] = field(default_factory=list)
-    # longer texts by check, such as the map of a leak
     details: dict[str, str] = field(default_factory=dict)
-    # seconds that each check may take, roughly
     estimates: dict[str, float] = field(default_factory=dict)
-    plan: str = ""  # what is done where time is short
-    interim: str = ""  # what a check has told before its end
-    left_out: list[str] = field(default_factory=list)  # were not asked for
-    interrupted: bool = False  # before its end
+    plan: str = ""
+    interim: str = ""
+    left_out: list[str] = field(default_factory=list)
+    interrupted: bool = False
 
     @property
     def failed(self) -> list[str]:

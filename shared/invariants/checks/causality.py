@@ -21,8 +21,9 @@ from ..model.tokens import (
 )
 from ..search.affordable import Affordable
 from ..search.larger_weights import EXTREME, MODERATE, NOT_FINITE, amplified
-from ..search.leaks import EVAL, Mode, NotFinite, Search, Trial
+from ..search.leaks import NotFinite, Search
 from ..search.smallest_case import explain
+from ..search.trial import EVAL, Mode, Trial
 
 MASKS = {  # what they show, as shares of the length
     "a full": (0.0, 1.0),

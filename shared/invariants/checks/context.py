@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from functools import partial
-from itertools import chain, tee
 
 import torch
 from torch import Tensor
@@ -19,9 +18,10 @@ from ..model.tokens import (
     rows_at_once,
     splits_to_try,
 )
-from ..search.larger_weights import searches
-from ..search.leaks import EVAL, Search
+from ..search.larger_weights import Searches
+from ..search.leaks import Search
 from ..search.tolerance import dtype_name, floor, gaps, real_gap
+from ..search.trial import EVAL
 from .embedding import gradients_at
 
 FADED = 1e-10  # share of the largest influence below which memory fades
@@ -43,17 +43,16 @@ def check_prefix_consistency(subject: Subject) -> str:
         raise SkipCheck("one token has no prefix")
     subject.require_no_noise()
     generator = subject.generator()
-    several = searches(subject)
-    fresh = next(several)
+    searches = Searches(subject)
     some = (2, 5, SHORT) if subject.heavy else (2, 5, SHORT, 33)
     for time in subject.fit(*some):
-        _prefixes(fresh, time, range(1, time), generator)
+        _prefixes(searches.fresh, time, range(1, time), generator)
     if longest > 33:
         splits = splits_to_try(longest, generator, 4)
         search = Search(subject, subject.precise(long=True))
         _prefixes(search, longest, splits, generator)
     time = subject.lengths.fit(SHORT)
-    for larger in several:
+    for larger in searches.larger:
         _prefixes(larger, time, range(1, time), generator)
     return f"prefixes of lengths 2 to {longest}"
 
@@ -109,18 +108,16 @@ def check_context_use(subject: Subject) -> str:
     windows = all_declared(subject.build(), WINDOW)
     window = min(windows, key=lambda w: w.value, default=None)
     generator = subject.generator()
-    several, reported = searches(subject), ""
+    searches, reported = Searches(subject), ""
     for time in subject.fit(2, 3, 8, SHORT, longest):
         if time > SHORT:
-            several = searches(subject, long=True)
-        several, tried = tee(several)  # each is made once, when asked for
+            searches = Searches(subject, long=True)
         count = SPLITS if time <= SHORT else 6
         splits = splits_to_try(time, generator, count)
         columns = [*(split - 1 for split in splits), time - 1]
-        fresh = next(tried)
-        if not fresh.has_time(time, 1, 1 + len(columns)):
+        if not searches.fresh.has_time(time, 1, 1 + len(columns)):
             continue
-        used = _used(chain([fresh], tried), time, columns, generator)
+        used = _used(searches, time, columns, generator)
         unused = [s for s in columns if not used.get(s)]
         seen = [s for s in columns if s not in unused]
         if not unused:
@@ -152,14 +149,14 @@ def check_context_use(subject: Subject) -> str:
 
 
 def _used(
-    several: Iterable[Search],
+    searches: Searches,
     time: int,
     columns: list[int],
     generator: torch.Generator,
 ) -> dict[int, float]:
     """Return for each token how far it moves the last output; 0 is never."""
     used: dict[int, float] = {}
-    for search in several:
+    for search in searches:
         vocab = search.subject.vocab_size
         for _ in range(8 if time <= SHORT else 3):
             left = [s for s in columns if not used.get(s)]

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from ..errors import SkipCheck, asked
 from ..model.subject import Subject
 from ..search.larger_weights import redraw_zeros
-from ..search.leaks import EVAL, Mode, Search
+from ..search.leaks import Search
 from ..search.tolerance import FLOOR, Inside, put_back_after
+from ..search.trial import EVAL, Mode
 
 STEPS = (1, 1, 0.1, 0.1, 0.01)  # directions that are tried: a kink is crossed
 SMOOTH, ROUGH = 1e-3, 0.1  # shares of a derivative that are uncertain

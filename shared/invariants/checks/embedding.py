@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..errors import asked
-from ..search.leaks import EVAL, Mode, Search
+from ..search.leaks import Search
+from ..search.trial import EVAL, Mode
 
 
 class Lookups(TorchFunctionMode):

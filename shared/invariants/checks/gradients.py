@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from ..errors import SkipCheck, asked
 from ..model.subject import Subject
 from ..model.tokens import SHORT, SPLITS, draw, rows_at_once, splits_to_try
-from ..search.larger_weights import amplified, searches
-from ..search.leaks import EVAL, Mode, Search
+from ..search.larger_weights import Searches, amplified
+from ..search.leaks import Search
 from ..search.tolerance import FLOOR, is_real
+from ..search.trial import EVAL, Mode
 from .cross_entropy import cross_entropy
 from .embedding import gradients_at
 from .loss import scores_and_loss
@@ -35,7 +36,7 @@ def check_causal_gradients(subject: Subject) -> str:
         raise SkipCheck("one token has no future")
     generator = subject.generator()
     train = Mode("in train mode", training=True)
-    tried = [(search, EVAL) for search in searches(subject)]
+    tried = [(search, EVAL) for search in Searches(subject)]
     tried.append((Search(subject, subject.precise()), train))
     for search, mode in tried:
         for time in subject.fit(2, 3, 7, SHORT):

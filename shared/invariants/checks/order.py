@@ -7,7 +7,7 @@ from torch import Tensor
 from ..errors import SkipCheck
 from ..model.subject import Subject
 from ..model.tokens import draw, others, rows_at_once
-from ..search.larger_weights import searches
+from ..search.larger_weights import Searches
 from ..search.leaks import Search
 from ..search.tolerance import floor, gaps, is_real, minus, rounding
 
@@ -55,7 +55,7 @@ def _swapped_in_vain(subject: Subject, places: list[int]) -> list[int]:
     """
     time, vocab = subject.block_size, subject.vocab_size
     generator = subject.generator()
-    for search in searches(subject, long=True):
+    for search in Searches(subject, long=True):
         for _ in range(3):
             calls = 1 + len(places)
             if not places or not search.has_time(time, 1, calls, what="swaps"):
@@ -97,7 +97,7 @@ def _some_permutation(subject: Subject) -> str:
     """Return what a permutation moves, or raise where none moves anything."""
     vocab, generator = subject.vocab_size, subject.generator()
     largest = 0.0
-    for search in searches(subject):
+    for search in Searches(subject):
         for time in reversed(subject.fit(3, 8)):
             tokens = draw(vocab, 1, time, generator, False)[0]
             # two ids at least, however small the vocabulary

@@ -12,8 +12,8 @@ from ..model.building import Model
 from ..model.reading import TIME_FIRST
 from ..model.subject import Subject
 from ..model.tokens import draw
-from ..search.larger_weights import searches
-from ..search.leaks import EVAL, Search
+from ..search.larger_weights import Searches
+from ..search.leaks import Search
 from ..search.tolerance import (
     FLOOR,
     dtype_name,
@@ -23,6 +23,7 @@ from ..search.tolerance import (
     is_real,
     rounding,
 )
+from ..search.trial import EVAL
 from .causality import check_causality
 from .cross_entropy import cross_entropy
 from .rows import check_batch_independence
@@ -176,7 +177,7 @@ def check_normalised(subject: Subject) -> str:
     Cost: four forwards.
     Reports: a softmax in front of nn.CrossEntropyLoss, which takes logits.
     """
-    worst = max(map(_require_sums, searches(subject)))
+    worst = max(map(_require_sums, Searches(subject)))
     return f"sums are 1 to {worst:.1g}"
 
 

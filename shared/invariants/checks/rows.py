@@ -6,9 +6,10 @@ from torch import Tensor
 
 from ..model.subject import Subject
 from ..model.tokens import SHORT, draw, others
-from ..search.larger_weights import searches
-from ..search.leaks import EVAL, Mode, Search
+from ..search.larger_weights import Searches
+from ..search.leaks import Search
 from ..search.tolerance import dtype_name, real_gap
+from ..search.trial import EVAL, Mode
 
 
 def check_batch_independence(subject: Subject) -> str:
@@ -24,15 +25,15 @@ def check_batch_independence(subject: Subject) -> str:
     of its batch.
     """
     subject.require_no_noise()
-    generator, several = subject.generator(), searches(subject)
-    search = next(several)
+    searches, generator = Searches(subject), subject.generator()
+    search = searches.fresh
     longest = subject.block_size
     for time in subject.fit(*((1, 7) if subject.heavy else (1, 2, 7))):
         _try(search, time, generator)
     if longest > SHORT:
         search = Search(subject, subject.precise(long=True))
         _try(search, longest, generator, rows=2 if subject.heavy else 3)
-    for larger in several:
+    for larger in searches.larger:
         _try(larger, subject.lengths.fit(7), generator)
     found = "alone, reordered, repeated, among others"
     if search.draws_differ:

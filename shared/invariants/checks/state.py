@@ -14,8 +14,8 @@ from ..model.randomness import random_states, seed_all
 from ..model.subject import Subject
 from ..model.tokens import others
 from ..search.larger_weights import redraw_zeros
-from ..search.leaks import EVAL, Mode
 from ..search.tolerance import floor, gaps
+from ..search.trial import EVAL, Mode
 
 NOT_SAVED = "buffer (not saved)"
 RANDOM = "the random state of "

@@ -5,7 +5,8 @@ from collections import defaultdict
 
 from ..model.costs import Costs, spans
 from ..model.tokens import SHORT
-from .leaks import Mode, Search
+from .leaks import Search
+from .trial import Mode
 
 LONG = 3 / 4  # share of a mode's time that a long sequence takes at most
 

@@ -6,6 +6,7 @@ that starts at zero moves nothing at all.
 """
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -49,15 +50,28 @@ def amplified(
     return None
 
 
-def searches(subject: Subject, long: bool = False) -> Iterator[Search]:
-    """Yield the fresh model, then a copy with larger weights if there is one.
+class Searches:
+    """The fresh model, then a copy with larger weights, made when asked for.
 
-    Long are those of long sequences, which may take too long in float64.
+    May be gone through again and again.
     """
-    yield Search(subject, subject.precise(long=long))
-    copy = amplified(subject, precise=not (long and subject.spares))
-    if copy is not None:
-        yield Search(subject, copy, "with larger weights")
+
+    def __init__(self, subject: Subject, long: bool = False):
+        self.subject = subject
+        self.precise = not (long and subject.spares)
+        self.fresh = Search(subject, subject.precise(long=long))
+
+    @cached_property
+    def larger(self) -> list[Search]:
+        """The copy, or none where there is none."""
+        copy = amplified(self.subject, precise=self.precise)
+        if copy is None:
+            return []
+        return [Search(self.subject, copy, "with larger weights")]
+
+    def __iter__(self) -> Iterator[Search]:
+        yield self.fresh
+        yield from self.larger
 
 
 def _enlarged(

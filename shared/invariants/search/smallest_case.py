@@ -8,8 +8,9 @@ from ..model.tokens import SHORT, draw, others
 from ..pictures import levels, text_map
 from .first_difference import first_difference
 from .influence import influence_of
-from .leaks import Leak, Mode, Search, Trial
+from .leaks import Search
 from .tolerance import floor_of
+from .trial import Leak, Mode, Trial
 
 MAP = 8  # tokens in the map of a leak, where it is as short
 
