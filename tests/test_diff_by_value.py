@@ -396,6 +396,8 @@ class Listed(Turned):
         for norm, (first, second) in zip(self.norms, self.layers, strict=True):
             x = x + first(norm(x))
             x = x + second(x)
+        for factor in (0.5, 0.3, 0.7):  # as many as layers, and none
+            x = factor * x
         return x @ self.table.weight.T
 
 
@@ -407,7 +409,8 @@ def test_a_loop_over_parts_has_layers():
     assert lines[0] == "norm(x)"
     assert lines[-1] == "x + second(x)"
     assert len(lines) == 7
-    assert len(before.rows) == len(after.rows) == 1
+    assert len(before.rows) == 1
+    assert [row.times for row in after.rows] == [3, 1]
     # what several operations share is told apart by their names
     assert re.findall(r"(second\(x\)  \w+|norm\(x\)  \w+)", str(found)) == [
         *["second(x)  linear"] * 2,
