@@ -104,6 +104,26 @@ class SecondHead(TrainableGPT):
         return mean(logits, targets) + second
 
 
+class Refused(torch.autograd.Function):
+    """A function whose backward pass ends in an error."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise RuntimeError("no way back")
+
+
+class LossWithoutWayBack(SecondHead):
+    """A second head's loss that cannot be derived."""
+
+    def forward(self, tokens, targets=None):
+        scores, loss = super().forward(tokens, targets)
+        return scores, None if loss is None else Refused.apply(loss)
+
+
 def late(loss):
     """A loss that is another one from 13 tokens on."""
     return lambda x, ids: (loss if x.size(1) > 12 else mean)(x, ids)
@@ -575,6 +595,7 @@ FAILED = [
     (within(folded), "gradients", "is not the function's"),
     (scored(lambda x: x.detach()), "gradient_flow", "carry no gradient"),
     (AllInAList, "gradient_flow", "the model has no trainable parameter"),
+    (LossWithoutWayBack, "gradient_flow", "no way back.* pass of the loss"),
     (scored(lambda x: x / (x.dtype != torch.bfloat16)), "dtype", "NaN"),
     (gpt(norm=Faint), "signal", r"norm_1 \(Faint\) puts out the sa"),
     (scored(lambda x: x.cpu()), "dtype", "the model answers on cpu"),
