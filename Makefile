@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 # A group of tests, which share a browser, runs in one worker.
 WORKERS := -n auto --dist loadgroup
 
-.PHONY: demo test test-slow test-shapes test-all lint clean
+.PHONY: demo test test-slow test-shapes test-all lint wheel page clean
 
 demo: .venv/core
 	$(BIN)/gpt-duet compare
@@ -23,8 +23,9 @@ test-shapes: .venv/installed
 
 test-all: test test-slow test-shapes
 
-# The last lines: inside shared imports are relative, so that it has two names;
-# the others import it as gpt_duet, and never its command.
+# The last lines: inside shared imports are relative, since its name differs
+# between a checkout and an install; the others import it as gpt_duet, and
+# never its command or, by the long name, a style or the benchmarks.
 lint: .venv/linters
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -32,10 +33,19 @@ lint: .venv/linters
 	$(BIN)/lint-imports
 	! grep -rnE "^ *(from|import) (shared|gpt_duet)\b" shared --include=*.py \
 	    --exclude=__init__.py
-	! grep -rnE "^ *(from|import) (shared\b|gpt_duet\.cli)" \
+	! grep -rnE "^ *(from|import) (shared\b|gpt_duet\.(cli|annotated|mingpt_style|benchmarks)\b)" \
 	    annotated mingpt_style benchmarks --include=*.py
 
-.venv/core: pyproject.toml constraints.txt
+# dist/ holds the wheel; page/ the side-by-side page, as a site's index.
+wheel: .venv/core
+	rm -rf build
+	$(PIP) wheel --no-deps --wheel-dir dist .
+
+page: .venv/core
+	mkdir -p page
+	$(BIN)/gpt-duet compare --html page/index.html
+
+.venv/core: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gpt-duet needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
 	@echo "Installing torch and a few small packages: minutes, most of it the download."

@@ -1,52 +1,24 @@
-"""The kit's own name for the folder shared/, whatever else is called shared.
+"""The package gpt_duet in a checkout, where its folder is called shared.
 
-A project with a shared/ of its own says `from gpt_duet import check_model`.
-`gpt_duet.config` and `shared.config` are one module where both are ours: see
-shared/__init__.py.
+An install does not bring this file: gpt_duet is a folder there, with the
+styles and the benchmarks in it, which the second entry of the path is for.
 """
 
-from importlib import import_module
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shared.comparison.values import assert_same_values, diff_by_value
-    from shared.config import GPTConfig
-    from shared.generation import generate
-    from shared.invariants import (
-        check_model,
-        influence,
-        parametrize_with_checks,
-    )
-    from shared.tokenization import load_tokenizer
+    from shared import *  # noqa: F403
 
-__all__ = [
-    "GPTConfig",
-    "assert_same_values",
-    "check_model",
-    "diff_by_value",
-    "generate",
-    "influence",
-    "load_tokenizer",
-    "parametrize_with_checks",
-]
-
-__path__ = [str(Path(__file__).resolve().with_name("shared"))]
-
-_ROOMS = {
-    "GPTConfig": "config",
-    "assert_same_values": "comparison.values",
-    "check_model": "invariants",
-    "diff_by_value": "comparison.values",
-    "generate": "generation",
-    "influence": "invariants",
-    "load_tokenizer": "tokenization",
-    "parametrize_with_checks": "invariants",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import a name's room when it is asked for: checks need few of them."""
-    if name not in _ROOMS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
+_ROOT = Path(__file__).resolve().parent
+_spec = spec_from_file_location(
+    __name__,
+    _ROOT / "shared" / "__init__.py",
+    submodule_search_locations=[str(_ROOT / "shared"), str(_ROOT)],
+)
+assert _spec is not None
+assert _spec.loader is not None
+_module = sys.modules[__name__] = module_from_spec(_spec)
+_spec.loader.exec_module(_module)

@@ -1,6 +1,7 @@
 """What is neither style: the kit around them.
 
     config.py      GPTConfig: the sizes, and what weights do not show
+    names.py       the packages and their short names in a checkout
     masks.py       boolean masks: causal, padding, combined
     files.py       files and folders written whole or not at all
     validation.py  numbers, dtypes, devices and paths, checked
@@ -16,69 +17,51 @@
     console.py     messages to the user, and how a command ends
     cli/           the command gpt-duet
 
-This folder has two names, and each of its modules is loaded once:
-`shared.config` is `gpt_duet.config`. The styles import `gpt_duet`, so that
-they work beside any other package that is called shared.
+An install brings this folder as gpt_duet, with the styles and the benchmarks
+in it: `gpt_duet.annotated`. In a checkout its name is shared; the styles and
+the users import `gpt_duet` in both.
 """
 
-import sys
-from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import InspectLoader, Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
-from types import CodeType, ModuleType
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import gpt_duet
+if TYPE_CHECKING:
+    from .comparison.values import assert_same_values, diff_by_value
+    from .config import GPTConfig
+    from .generation import generate
+    from .invariants import check_model, influence, parametrize_with_checks
+    from .tokenization import load_tokenizer
 
-_FOLDER = __path__[0]
+__all__ = [
+    "GPTConfig",
+    "assert_same_values",
+    "check_model",
+    "diff_by_value",
+    "generate",
+    "influence",
+    "load_tokenizer",
+    "parametrize_with_checks",
+]
 
-
-class _SameModule(Loader):
-    """Gives a module of gpt_duet a second name."""
-
-    def __init__(self, spec: ModuleSpec):
-        self._spec = spec
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the one module there is."""
-        return import_module(self._spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Leave it as it is: it has run under its first name."""
-        module.__spec__ = self._spec  # an import has just replaced it
-
-    def get_code(self, fullname: str) -> CodeType | None:
-        """Return its code, for python -m shared.cli."""
-        assert isinstance(self._spec.loader, InspectLoader)
-        return self._spec.loader.get_code(self._spec.name)
-
-
-class _Finder(MetaPathFinder):
-    """Finds shared.x as gpt_duet.x, in this folder and in no other."""
-
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: ModuleType | None = None,
-    ) -> ModuleSpec | None:
-        """Return gpt_duet.x for shared.x, and nothing for a stranger's."""
-        top, _, rest = fullname.partition(".")
-        if top != __name__ or not path or not path[0].startswith(_FOLDER):
-            return None
-        found = find_spec(f"{gpt_duet.__name__}.{rest}")
-        if found is None:
-            return None
-        spec = ModuleSpec(fullname, _SameModule(found), origin=found.origin)
-        spec.submodule_search_locations = found.submodule_search_locations
-        return spec
+_ROOMS = {
+    "GPTConfig": "config",
+    "assert_same_values": "comparison.values",
+    "check_model": "invariants",
+    "diff_by_value": "comparison.values",
+    "generate": "generation",
+    "influence": "invariants",
+    "load_tokenizer": "tokenization",
+    "parametrize_with_checks": "invariants",
+}
 
 
-sys.meta_path.insert(0, _Finder())
+def __getattr__(name: str) -> object:
+    """Import a name's room when it is asked for: checks need few of them."""
+    if name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
 
 
-def __getattr__(name: str) -> Any:
-    """Return the names that gpt_duet itself has."""
-    return getattr(gpt_duet, name)
+if Path(__file__).parent.name == "shared":  # in a checkout
+    import_module("gpt_duet.names").use_both_names()

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from .config import GPTConfig
+from .names import package_of
 
 
 @runtime_checkable
@@ -104,7 +105,7 @@ def load_style(name: str) -> Style:
     if not all(part.isidentifier() for part in name.split(".")):
         raise ValueError(f"no style {name!r}: that is no package's name")
     try:
-        module = importlib.import_module(name)
+        module = importlib.import_module(package_of(name))
     except ModuleNotFoundError as error:
         # An import that fails inside the package is the package's own fault.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):

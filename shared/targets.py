@@ -12,6 +12,7 @@ from typing import Any
 
 from .config import GPTConfig
 from .importing import Alone, first_on_path, import_file, import_module, roots
+from .names import package_of
 
 
 def _alone(
@@ -100,7 +101,7 @@ def _style(
     name: str, vocab_size: int | None, block_size: int | None
 ) -> Callable[..., Any]:
     with first_on_path(Path.cwd()):
-        module = import_module(name)
+        module = import_module(package_of(name))
     build = getattr(module, "build_model", None)
     if not callable(build):
         raise ValueError(

@@ -43,9 +43,7 @@ def pytest_configure(config):
             "shapes", hypothesis.settings.get_profile("kit"), max_examples=10
         )
         hypothesis.settings.load_profile("shapes")
-        install_import_hook(
-            ["annotated", "mingpt_style", "gpt_duet"], "shape_checker.check"
-        )
+        install_import_hook(["gpt_duet"], "shape_checker.check")
 
 
 def pytest_collection_modifyitems(config, items):

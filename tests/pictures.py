@@ -70,7 +70,7 @@ def draw(name, folder):
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
     done = subprocess.run(
-        [sys.executable, "-m", "shared.cli", *shlex.split(command)],
+        [sys.executable, "-m", "gpt_duet.cli", *shlex.split(command)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -104,7 +104,9 @@ def test_in_a_terminal_what_is_long_is_paged(monkeypatch, height, is_long):
 
 @pytest.mark.slow
 def test_a_reader_that_stops_early_is_no_accident():
-    program = f"set -o pipefail; {sys.executable} -m shared.cli diff | head -1"
+    program = (
+        f"set -o pipefail; {sys.executable} -m gpt_duet.cli diff | head -1"
+    )
     command = ["bash", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

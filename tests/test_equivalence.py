@@ -90,7 +90,7 @@ def test_any_chain_of_styles_computes_the_same(data):
     chain = data.draw(st.lists(st.sampled_from(STYLES), max_size=5))
     for name in chain:
         model = convert(model, name)
-        assert type(model).__module__.startswith(name)
+        assert type(model).__module__.startswith(f"gpt_duet.{name}.")
         assert model.config == config
         assert not model.training
     assert convert(model.train(), "annotated").training

@@ -194,7 +194,7 @@ def python(*words):
     )
 
 
-start = partial(python, "-m", "shared.cli", "train")
+start = partial(python, "-m", "gpt_duet.cli", "train")
 TORCHRUN = (
     "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
 )  # fmt: skip
@@ -244,7 +244,7 @@ def test_two_processes_are_as_one(text, tmp_path):
     common = ("--file", text, *SMALL, "--dropout=0", "--steps=4", "--out")
     one, two = tmp_path / "one", tmp_path / "two"
     end(start(*common, one))
-    end(python(*TORCHRUN, "-m", "shared.cli", "train", *common, two))
+    end(python(*TORCHRUN, "-m", "gpt_duet.cli", "train", *common, two))
     logs = [read_log(folder) for folder in (one, two)]
     assert [len(log) for log in logs] == [4, 4]  # one of the two wrote
     for a, b in zip(*logs, strict=True):
@@ -264,7 +264,7 @@ def test_all_processes_end_when_one_number_is_none(text, tmp_path):
     out = tmp_path / "run"
     err = end(
         python(
-            *TORCHRUN, "-m", "shared.cli", "train", "--file", text, *SMALL,
+            *TORCHRUN, "-m", "gpt_duet.cli", "train", "--file", text, *SMALL,
             "--steps=9", "--eval-interval=1", "--lr=1e30", "--out", out,
         ),
         status=1,

@@ -1,4 +1,4 @@
-"""The wheel: built, installed into a fresh environment, and used there."""
+"""An install: one package, beside a project with folders named as ours."""
 
 import os
 import shutil
@@ -11,19 +11,32 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("annotated", "mingpt_style", "shared", "benchmarks")
-FILES = ("gpt_duet.py", "pyproject.toml", "README.md", "LICENSE")
+FOLDERS = ("annotated", "mingpt_style", "shared", "benchmarks")
+FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "gpt_duet.py")
+# a user's project; its packages are called as the kit's folders
+THEIRS = ("shared", "annotated", "benchmarks", "tests")
+BUILD = "from setuptools import build_meta as b; b.build_{}('dist')"
+BOTH_WORK = {
+    "kit": "from gpt_duet import GPTConfig, annotated, mingpt_style\n"
+    "from gpt_duet.annotated.model import build_model\n"
+    "from gpt_duet.benchmarks import app\n"
+    "build_model(GPTConfig(9, 4, 1, 1, 8))",
+    "theirs": "import mine\nassert mine.OWN == [*'sabt'], mine.OWN",
+}
 
 pytestmark = pytest.mark.slow
 
 
-def run(*command, cwd):
+def run(*command, cwd, dependencies=False):
     """Run a command as from a shell elsewhere, and return what it printed."""
     hidden = ("PYTHONPATH", "COVERAGE_PROCESS_CONFIG")
+    env = {k: v for k, v in os.environ.items() if k not in hidden}
+    if dependencies:  # of this environment, but not the checkout's own finder
+        env["PYTHONPATH"] = str(Path(torch.__file__).parents[1])
     done = subprocess.run(
         [*map(str, command)],
         cwd=cwd,
-        env={k: v for k, v in os.environ.items() if k not in hidden},
+        env=env,
         capture_output=True,
         text=True,
         timeout=500,
@@ -32,63 +45,164 @@ def run(*command, cwd):
     return done.stdout
 
 
+class Environment:
+    """A new virtual environment."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        run(sys.executable, "-m", "venv", "--without-pip", "env", cwd=folder)
+        base = {"base": str(folder / "env"), "platbase": str(folder / "env")}
+        paths = sysconfig.get_paths("venv", vars=base)
+        self.scripts = Path(paths["scripts"])
+        self.packages = Path(paths["purelib"])
+
+    def pip(self, *words):
+        python = self.scripts / "python"
+        return run(
+            sys.executable, "-m", "pip", "--python", python, *words,
+            cwd=self.folder,
+        )  # fmt: skip
+
+    def install(self, wheel):
+        before = {*self.packages.iterdir()}
+        self.pip("install", "--no-deps", "--no-index", wheel)
+        return {path.name for path in {*self.packages.iterdir()} - before}
+
+    def duet(self, *words):
+        command = self.scripts / "gpt-duet"
+        return run(command, *words, cwd=self.folder, dependencies=True)
+
+    def python(self, code, cwd=None):
+        python = self.scripts / "python"
+        place = cwd or self.folder
+        return run(python, "-c", code, cwd=place, dependencies=True)
+
+
+def build(folder, kind):
+    """Build what `pip install` or `pip install -e` installs."""
+    run(sys.executable, "-c", BUILD.format(kind), cwd=folder)
+    (wheel,) = (folder / "dist").glob("*.whl")
+    return wheel
+
+
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A new environment: the wheel, and the dependencies of this one."""
-    build = tmp_path_factory.mktemp("build")
-    for package in PACKAGES:
-        shutil.copytree(
-            ROOT / package,
-            build / package,
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
+def checkout(tmp_path_factory):
+    copy = tmp_path_factory.mktemp("checkout")
+    for name in FOLDERS:
+        left_out = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, copy / name, ignore=left_out)
     for file in FILES:
-        shutil.copy(ROOT / file, build)
-    run(
-        sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index",
-        "--no-build-isolation", "--wheel-dir", "dist", ".", cwd=build,
-    )  # fmt: skip
-    (wheel,) = (build / "dist").iterdir()
-    folder = tmp_path_factory.mktemp("user")
-    run(sys.executable, "-m", "venv", "--without-pip", "env", cwd=folder)
-    run(
-        sys.executable, "-m", "pip", "--python", folder / "env", "install",
-        "--no-deps", "--no-index", wheel, cwd=folder,
-    )  # fmt: skip
-    # only now: pip is not to see the checkout among what is installed
-    base = {"base": str(folder / "env"), "platbase": str(folder / "env")}
-    paths = sysconfig.get_paths("venv", vars=base)
-    pth = Path(paths["purelib"]) / "dependencies.pth"
-    pth.write_text(f"{Path(torch.__file__).parents[1]}\n")
-    return folder, Path(paths["scripts"]), Path(paths["purelib"])
+        shutil.copy(ROOT / file, copy)
+    return copy
 
 
-def test_all_packages_and_their_files_are_in_the_wheel(place):
-    folder, scripts, installed = place
-    for package in PACKAGES:
-        assert (installed / package / "py.typed").is_file()
-        for path in (ROOT / package).rglob("*"):
-            inside = path.relative_to(ROOT)
-            left_out = path.suffix in (".pyc", ".md") or path.is_dir()
-            if package == "benchmarks" or "pictures" in inside.parts:
-                continue
-            assert left_out or (installed / inside).is_file(), inside
-    names = (*PACKAGES, "gpt_duet")
-    code = f"import {', '.join(names)}; print(*[{', '.join(names)}])"
-    out = run(scripts / "python", "-c", code, cwd=folder)
-    assert out.count(str(installed)) == len(names), out
+@pytest.fixture(scope="module")
+def wheels(checkout):
+    found = {}
+    for kind in ("wheel", "editable"):
+        built = build(checkout, kind)
+        (checkout / kind).mkdir()
+        found[kind] = shutil.move(built, checkout / kind)
+    return found
 
 
-def test_the_command_checks_and_compares(place):
-    folder, scripts, _ = place
-    out = run(
-        scripts / "gpt-duet", "check", "mingpt_style", "annotated",
-        "--only", "check_causality", "--only", "check_shape", cwd=folder,
-    )  # fmt: skip
-    assert out.count("check_causality") == 2
-    assert "failed" not in out.replace("0 failed", "")
-    out = run(
-        scripts / "gpt-duet", "compare", "--html", "page.html", cwd=folder
+@pytest.fixture(scope="module")
+def installed(wheels, tmp_path_factory):
+    """An environment with the wheel."""
+    environment = Environment(tmp_path_factory.mktemp("user"))
+    names = environment.install(wheels["wheel"])
+    assert {name for name in names if "dist-info" not in name} == {"gpt_duet"}
+    return environment
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """Make a user's project; it works by its own packages alone."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in THEIRS:
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text("")
+        (folder / name / "config.py").write_text(f"OWN = {name[0]!r}\n")
+    lines = [f"from {name}.config import OWN as {name}" for name in THEIRS]
+    lines += [f"OWN = [{', '.join(THEIRS)}]"]
+    (folder / "mine.py").write_text("\n".join(lines) + "\n")
+    (folder / "pyproject.toml").write_text(
+        "[project]\nname = 'mine'\nversion = '1'\n[tool.setuptools]\n"
+        f"py-modules = ['mine']\npackages = {[*THEIRS]}\n"
     )
+    return folder
+
+
+def contents(folder):
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_all_packages_and_their_files_are_in_the_wheel(installed):
+    inside = installed.packages / "gpt_duet"
+    for folder in FOLDERS:
+        target = inside if folder == "shared" else inside / folder
+        assert (target / "py.typed").is_file()
+        for path in (ROOT / folder).rglob("*"):
+            file = path.relative_to(ROOT / folder)
+            left_out = path.suffix in (".pyc", ".md") or path.is_dir()
+            if {"pictures", "measured"} & {*file.parts}:
+                continue
+            assert left_out or (target / file).is_file(), file
+    code = (
+        "import gpt_duet; print(*map(gpt_duet.__getattr__, gpt_duet.__all__))"
+    )
+    assert "GPTConfig" in installed.python(code)
+
+
+@pytest.mark.parametrize("kind", ["wheel", "editable"])
+@pytest.mark.parametrize("first", ["kit", "theirs"])
+def test_a_project_with_packages_named_as_ours(
+    wheels, project, tmp_path, kind, first
+):
+    environment = Environment(tmp_path)
+    both = {"kit": wheels[kind], "theirs": build(project, "wheel")}
+    (second,) = {*both} - {first}
+    brought = {}
+    for name in (first, second):
+        before = contents(environment.packages)
+        environment.install(both[name])
+        after = contents(environment.packages)
+        assert before.items() <= after.items()  # nothing is overwritten
+        brought[name] = {k: v for k, v in after.items() if k not in before}
+    for code in BOTH_WORK.values():
+        environment.python(code)
+        environment.python(code, cwd=project)  # as in their checkout
+    distribution = {"kit": "gpt-duet", "theirs": "mine"}
+    environment.pip("uninstall", "-y", distribution[first])
+    assert contents(environment.packages) == brought[second]
+    environment.python(BOTH_WORK[second])
+    environment.pip("uninstall", "-y", distribution[second])
+    assert not contents(environment.packages)
+
+
+def test_the_command_beside_folders_named_as_ours(installed, project):
+    for name in THEIRS:
+        shutil.copytree(project / name, installed.folder / name)
+    (installed.folder / "user.py").write_text(
+        "from annotated.config import OWN\nfrom shared.config import OWN\n"
+        "from gpt_duet import GPTConfig\nfrom gpt_duet.annotated import *\n"
+        "def build():\n    return build_model(GPTConfig(9, 8, 1, 1, 8))\n"
+    )
+    only = ("--only", "check_causality", "--only", "check_shape")
+    targets = ("mingpt_style", "annotated", "user.py:build", "user:build")
+    out = installed.duet("check", *targets, *only)
+    assert out.count("check_causality") == len(targets)
+    assert "failed" not in out.replace("0 failed", "")
+    out = installed.duet("compare", "--html", "page.html")
     assert "one function" in out
-    assert "</html>" in (folder / "page.html").read_text(encoding="utf-8")
+    page = (installed.folder / "page.html").read_text(encoding="utf-8")
+    assert "</html>" in page
+    assert "gpt_duet/annotated" not in page
+    assert "annotated/attention.py" in page
+    out = installed.duet("diff", "annotated", "mingpt_style")
+    assert "gpt_duet/" not in out
+    assert "gpt-duet bench" in installed.duet("bench", "--help")

@@ -5,6 +5,7 @@ import warnings
 from torch import nn
 
 from ..config import GPTConfig
+from ..names import short_name
 from ..protocol import load_style, style_of
 from .gpt2_layout import State, require_tied
 
@@ -49,7 +50,8 @@ def in_gpt2_layout(model: nn.Module) -> tuple[State, GPTConfig]:
     used = {type(module) for module in model.modules()}
     notes = getattr(style, "ORIGINAL_PARTS_NOTES", {})
     parts = [
-        f"{style.__name__}.{part.__name__} ({notes.get(name, 'its own')})"
+        f"{short_name(style.__name__)}.{part.__name__} "
+        f"({notes.get(name, 'its own')})"
         for name, part in getattr(style, "ORIGINAL_PARTS", {}).items()
         if part in used
     ]

@@ -15,7 +15,6 @@ import os
 import sys
 from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -90,13 +89,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may be ASCII
             stream.reconfigure(errors="backslashreplace")
-    # the kit's own packages, too: an empty folder of their name hides none
-    added = [str(Path(__file__).resolve().parents[2]), here]
-    sys.path += added
+    sys.path.append(here)
     try:
         run(lambda: build_app()())
     finally:
-        for folder in added:
-            sys.path.remove(folder)
+        sys.path.remove(here)
         sys.stdout.flush()
         sys.stdout = before

@@ -1,4 +1,4 @@
-"""Runs the command as `python -m shared.cli`."""
+"""Runs the command as `python -m gpt_duet.cli`."""
 
 from . import main
 

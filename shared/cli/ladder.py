@@ -14,7 +14,7 @@ from ..console import fail, progress, show_facts
 from ..validation import require_parent
 from . import options
 
-LADDER = "mingpt_style.ladder"
+LADDER = "..mingpt_style.ladder"
 COLUMNS = ("model", "parameters", "validation loss", "seconds", "sample")
 SAMPLE = 60  # characters
 SHOWN = 20  # evaluations along the way, for the picture
@@ -79,7 +79,7 @@ def ladder(
         f"{block_size} characters",
     }
     show_facts(console, facts)
-    models = importlib.import_module(LADDER).RUNGS
+    models = importlib.import_module(LADDER, __package__).RUNGS
     widths = (-max(map(len, models)), 10, 15, 7, 0)
     typer.echo(_row(widths, *COLUMNS))
     curves: dict[str, list[tuple[float, float]]] = {}

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ..config import GPTConfig
+from ..names import short_name
 from ..protocol import Style
 from .concepts import CONCEPTS
 from .models import stage_modules
@@ -97,7 +98,8 @@ def read_part(component: Any) -> Part:
     except (OSError, TypeError) as error:
         raise ValueError(f"no source of {name}: {error}") from None
     path = PurePath(inspect.getsourcefile(component) or "")
-    folders = component.__module__.count(".") + (path.stem == "__init__")
+    module = short_name(component.__module__)
+    folders = module.count(".") + (path.stem == "__init__")
     file = "/".join(path.parts[-1 - folders :])
     code = textwrap.dedent("".join(lines)).rstrip()
     return Part(name, file, tuple(_segments(code, max(line, 1))))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..config import GPTConfig
 from ..invariants.model.threads import few_threads
+from ..names import short_name
 from ..protocol import Style, load_style
 from .models import (
     compare_models,
@@ -205,6 +206,6 @@ def _original_parts(
             used = f"nn.{used}"
         note = f" ({notes[argument]})" if argument in notes else ""
         yield (
-            f"{style.__name__} ran with {used} here; with "
+            f"{short_name(style.__name__)} ran with {used} here; with "
             f"its own {part.__name__}{note} the two differ by {difference:.2g}"
         )

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 
 SHARED = Path(__file__).resolve().parents[2]
+# the styles lie inside what is installed, and beside shared in a checkout
+STYLES = SHARED.parent if SHARED.name == "shared" else SHARED
 
 # Folders whose frames are nobody's model: torch, and the kit's own way from
 # diff_by_value to the model.
@@ -169,7 +171,7 @@ def skipped(file: str) -> bool:
 @cache
 def short_path(path: str) -> str:
     """Return a path from the current folder, or from its package's."""
-    roots = [os.getcwd(), *sys.path]
+    roots = [os.getcwd(), str(STYLES), *sys.path]
     below = [
         os.path.relpath(path, root)
         for root in roots
