@@ -39,7 +39,7 @@ lint: .venv/linters
 # dist/ holds the wheel; page/ the side-by-side page, as a site's index.
 wheel: .venv/core
 	rm -rf build
-	$(PIP) wheel --no-deps --wheel-dir dist .
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
 page: .venv/core
 	mkdir -p page

@@ -6,13 +6,14 @@ import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from .config import GPTConfig
 from .importing import Alone, first_on_path, import_file, import_module, roots
-from .names import package_of
+from .names import KIT, STYLES, package_of
 
 
 def _alone(
@@ -55,7 +56,9 @@ def load_target(
     else:
         place = Alone(Path.cwd())
         with place.entered():
-            module = import_module(path)
+            top = path.partition(".")[0]
+            ours = top in STYLES and find_spec(top) is None
+            module = import_module(f"{KIT}.{path}" if ours else path)
     if not all(part.isidentifier() for part in what.split(".")):
         return _alone(what, _expression(module, what), place)
     found = _attribute(module, what, path)

@@ -185,6 +185,9 @@ def test_a_project_with_packages_named_as_ours(
 
 
 def test_the_command_beside_folders_named_as_ours(installed, project):
+    expression = "annotated.model:make_model(9, N=1, d_model=8, d_ff=8, h=2)"
+    out = installed.duet("check", expression, "--only", "check_shape")
+    assert "1 passed" in out
     for name in THEIRS:
         shutil.copytree(project / name, installed.folder / name)
     (installed.folder / "user.py").write_text(
