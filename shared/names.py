@@ -6,13 +6,13 @@ alias. A user's package may have one of these names, and is left alone.
 """
 
 import sys
-from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 KIT = __name__.partition(".")[0]
@@ -66,7 +66,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self,
         fullname: str,
-        path: Sequence[str] | None,
+        path: Any,  # a namespace has a path that is no sequence
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         """Return the spec of an alias, None for another's package."""
