@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt_duet.comparison.timing import clock_for
+from gpt_duet.timing import clock_for
 
 from .models import Candidate
 

@@ -1,6 +1,6 @@
 """A forward pass, a training step or decoding: everyone timed in turn.
 
-The clock and the order of a round are shared/comparison/timing.py's.
+The clock and the order of a round are shared/timing.py's.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt_duet.comparison.benchmark_results import Row, Run
-from gpt_duet.comparison.timing import interleave, stopwatch, time_first
 from gpt_duet.generation import generate, optimize_for_decoding
+from gpt_duet.timing import interleave, stopwatch, time_first
 from gpt_duet.training.recipe import Recipe, build_optimizer
 
 from .gates import require_as_eager, require_sound

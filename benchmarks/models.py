@@ -111,9 +111,9 @@ def build_styles(
 def _difference(built: Sequence[tuple[str, Any, str]], row: Tensor) -> float:
     """Return how far styles are from the last one; refuse what is not it."""
     last, model, _ = built[-1]
-    bound, worst = rounding_bound(model, row), 0.0
     with torch.inference_mode():
         expected = model.log_probs(row)
+        bound, worst = rounding_bound(model, row, expected), 0.0
         for name, other, _ in built[:-1]:
             found = largest_difference(other.log_probs(row), expected)
             if not found <= bound:

@@ -4,6 +4,7 @@
     names.py       the packages and their short names in a checkout
     masks.py       boolean masks: causal, padding, combined
     files.py       files and folders written whole or not at all
+    timing.py      things timed in turn, on any device
     validation.py  numbers, dtypes, devices and paths, checked
     protocol.py    what a language model and a style must offer
     tokenization/  text to ids, and texts to batches

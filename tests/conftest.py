@@ -63,7 +63,7 @@ def _seed(monkeypatch):
     import torch
 
     torch.default_generator.manual_seed(0)
-    monkeypatch.setattr("shared.comparison.timing.SHORTEST", 0.0)
+    monkeypatch.setattr("shared.timing.SHORTEST", 0.0)
 
 
 @pytest.fixture(scope="session")

@@ -17,9 +17,9 @@ from benchmarks.machine import machine_facts
 from benchmarks.output import Output
 from benchmarks.plan import CPU
 from benchmarks.tables import part_of_peak, show_changes, show_results
-from shared.comparison import timing
+from shared import timing
 from shared.comparison.benchmark_results import Results, Row, Run, read_results
-from shared.comparison.timing import (
+from shared.timing import (
     clock_for,
     interleave,
     quartiles,

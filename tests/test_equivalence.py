@@ -25,8 +25,9 @@ import mingpt_style
 from shared.checkpoint import convert
 from shared.comparison.models import compare_models, stage_outputs
 from shared.comparison.styles import (
-    compare_weights,
+    compare_pair,
     enlarged_random_weights,
+    make_pair,
     rounding_bound,
 )
 from shared.config import GPTConfig
@@ -39,9 +40,11 @@ TOKENS = random_tokens(SMALL, 2, 8)
 
 
 def compare(config, tokens, dtype=torch.float64, seed=0, styles=STYLES):
-    state = enlarged_random_weights(load_style(styles[1]), config, seed)
+    packages = tuple(map(load_style, styles))
+    state = enlarged_random_weights(packages[1], config, seed)
     state = {name: tensor.to(dtype) for name, tensor in state.items()}
-    return compare_weights(styles, config, state, tokens, weights="random")
+    pair = make_pair(packages, config, state, tokens)
+    return compare_pair(pair, weights="random")
 
 
 @given(data=st.data())
@@ -101,7 +104,7 @@ def test_every_stage_agrees_and_a_wrong_one_is_found():
     state = random_state(SMALL)
     a = annotated.from_gpt2(state, SMALL)
     b = mingpt_style.from_gpt2(state, SMALL)
-    differences = compare_models(a, b, STAGES, TOKENS)
+    differences, _ = compare_models(a, b, STAGES, TOKENS)
     blocks = [
         f"block.{i}{part}"
         for i in range(2)
@@ -115,7 +118,7 @@ def test_every_stage_agrees_and_a_wrong_one_is_found():
 
     with torch.no_grad():
         b.transformer.h[1].attn.c_proj.bias[3] += 1e-3
-    differences = compare_models(a, b, STAGES, TOKENS)
+    differences, _ = compare_models(a, b, STAGES, TOKENS)
     wrong = [s for s, d in differences.items() if d > 1e-12]
     assert wrong[0] == "block.1.attention"
     assert "block.0" not in wrong
@@ -186,9 +189,10 @@ def test_the_bound_is_twice_the_models_own_rounding():
     state = enlarged_random_weights(mingpt_style, SMALL, 0)
     model = mingpt_style.from_gpt2(state, SMALL)  # in train mode
     exact = copy.deepcopy(model).eval().double().log_probs(TOKENS)
-    error = (model.eval().log_probs(TOKENS).double() - exact).abs().max()
+    log_probs = model.eval().log_probs(TOKENS)
+    error = (log_probs.double() - exact).abs().max()
     assert error > 0
-    bound = rounding_bound(model.train(), TOKENS)
+    bound = rounding_bound(model.train(), TOKENS, log_probs)
     assert bound == pytest.approx(2 * error.item() + 1e-6)
 
 

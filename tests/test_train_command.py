@@ -49,7 +49,7 @@ def train(duet, text, tmp_path):
 @pytest.fixture
 def quick_end(monkeypatch):
     """A run ends with a few tokens and an empty picture."""
-    loop = "shared.cli.training"
+    loop = "shared.cli.train_loop"
     monkeypatch.setattr(f"{loop}.SAMPLE", 9)
     monkeypatch.setattr(f"{loop}.draw_losses", lambda file, *_: file.touch())
 

@@ -3,7 +3,7 @@
     options.py         the options that several of them have
     choices.py         what those options choose: text, config, weights
     diffing.py         what diff shows
-    training.py        the loop of train, and how it is resumed
+    train_loop.py      the loop of train, and how it is resumed
 
 Messages and progress bars are console.py's. A subcommand's module does not
 import torch: it does so once its options are parsed, so that --help and a

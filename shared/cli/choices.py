@@ -8,7 +8,7 @@ from typing import Any
 from ..checkpoint import SMALL_MODEL, Checkpoint, load_checkpoint
 from ..comparison.styles import enlarged_random_weights
 from ..config import GPTConfig, preset_fields, preset_names
-from ..protocol import load_style
+from ..protocol import Style
 from ..tokenization.texts import default_text, read_text
 from ..tokenization.tokenizers import DEFAULT, Tokenizer, load_tokenizer
 
@@ -111,7 +111,7 @@ def choose_weights(
     tokenizer: Tokenizer,
     tokenizer_name: str,
     *,
-    style: str,
+    style: Style,
     seed: int,
 ) -> Checkpoint:
     """Return weights with their config, and in words where they are from.
@@ -128,7 +128,7 @@ def choose_weights(
         return replace(load_checkpoint(SMALL_MODEL), notes=(SMALL_NOTE,))
     if folder in (None, RANDOM):
         config = choose_config(options, tokenizer)
-        state = enlarged_random_weights(load_style(style), config, seed)
+        state = enlarged_random_weights(style, config, seed)
         note = f"random, seed {seed}, enlarged so that every part matters"
         return Checkpoint(state, config, (note,))
     assert folder is not None

@@ -77,14 +77,13 @@ def compare(
 
     from ..comparison.benchmark_results import read_first_run
     from ..comparison.page import render_page
-    from ..comparison.styles import compare_weights
+    from ..comparison.styles import compare_pair, make_pair
     from ..comparison.terminal import show_comparison, show_tokens
     from ..protocol import load_style
     from ..tokenization.texts import text_stamp
     from . import choices
 
-    for name in names:
-        load_style(name)
+    packages = load_style(names[0]), load_style(names[1])
     dtype = choose_dtype(dtype_name)
     bench = None if bench_file is None else read_first_run(bench_file)
     content, source = choices.choose_text(text, file)
@@ -96,19 +95,18 @@ def compare(
     )
     checkpoint = choices.choose_weights(
         weights, model_options, tokenizer, tokenizer_name,
-        style=names[1], seed=seed,
+        style=packages[1], seed=seed,
     )  # fmt: skip
     device = choose_device(device_name)
 
     config = checkpoint.config
     ids = tokenizer.encode(content)
     used = ids[: config.block_size]
-    notes = "; ".join(checkpoint.notes)
+    notes, stamp = "; ".join(checkpoint.notes), text_stamp(content)
     cut = f"; the first {len(used)} are used (the block size)"
     console = Console(highlight=False, stderr=json_file == STDOUT)
     facts = {
-        "text": f"{source}: {len(content):,} characters, sha256 "
-        f"{text_stamp(content)}",
+        "text": f"{source}: {len(content):,} characters, sha256 {stamp}",
         "tokens": f"{len(ids):,} ({tokenizer_name})"
         f"{cut if len(used) < len(ids) else ''}",
         "model": f"{choices.describe(config)}, vocabulary "
@@ -119,15 +117,13 @@ def compare(
     show_tokens(console, used, tokenizer)
     console.print()
     tokens = torch.tensor([used], device=device)
-    state = checkpoint.to(device, dtype)
-    comparison = compare_weights(
-        names, config, state, tokens, weights=notes, threads=threads
-    )
+    pair = make_pair(packages, config, checkpoint.to(device, dtype), tokens)
+    comparison = compare_pair(pair, weights=notes, threads=threads)
     show_comparison(console, comparison, tokenizer)
     text_facts = {
         "source": source,
         "characters": len(content),
-        "sha256": text_stamp(content),
+        "sha256": stamp,
         "tokenizer": tokenizer_name,
         "tokens": used,
         "tokens_in_text": len(ids),
@@ -136,7 +132,7 @@ def compare(
         write_json(json_file, {"text": text_facts} | comparison.to_dict())
     if html_file is not None:
         page = render_page(
-            comparison, state, tokens, tokenizer, text_facts,
+            pair, comparison, tokenizer, text_facts,
             bench, bench_file.name if bench_file else "",
         )  # fmt: skip
         write_atomically(html_file, page)

@@ -154,7 +154,7 @@ def generate(
         )
         checkpoint = choices.choose_weights(
             weights, model_options, tokenizer, tokenizer_name,
-            style=STYLE, seed=seed,
+            style=load_style(STYLE), seed=seed,
         )  # fmt: skip
         known, n_vocab = checkpoint.config.vocab_size, tokenizer.n_vocab
         if known > n_vocab:

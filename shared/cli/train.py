@@ -84,7 +84,7 @@ def train(
     from ..training.run_folder import Facts
     from ..training.trainer import Trainer
     from . import choices
-    from .training import Run, resume_run, train_to_the_end
+    from .train_loop import Run, resume_run, train_to_the_end
 
     given = options.given(context)
     device = own_device(choose_device(device_name))

@@ -6,7 +6,6 @@
     concepts.py         the six concepts: what each does in any style
     sources.py          the source of two styles, paired by concept
     text.py             texts and tokens, every character visible
-    timing.py           things timed in turn, on any device
     benchmark_results.py  the file of a benchmark
 
 Measured for the page:

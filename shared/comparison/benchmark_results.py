@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from ..files import write_atomically
-from .timing import Quartiles, quartiles
+from ..timing import Quartiles, quartiles
 
 VERSION = 3
 

@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..config import GPTConfig
 from ..generation import eval_mode
+from ..timing import Quartiles, interleave, quartiles, stopwatch
 from .concepts import CONCEPTS
-from .timing import Quartiles, interleave, quartiles, stopwatch
 
 Stages = Mapping[str, str]
 
@@ -108,8 +108,12 @@ def compare_models(
     right: Any,
     stages: tuple[Stages, Stages],
     tokens: Int[Tensor, "batch time"],
-) -> dict[str, float]:
-    """Return the largest absolute difference at each common stage.
+) -> tuple[dict[str, float], tuple[Tensor, Tensor]]:
+    """Run two models; compare the outputs of their common stages.
+
+    Returns:
+        The largest absolute difference at each common stage, and the
+        log-probabilities of both.
 
     Raises:
         ValueError: where the configs differ, naming field and values.
@@ -121,11 +125,12 @@ def compare_models(
             raise ValueError(f"{field.name} differs: {a!r} and {b!r}")
     ours = stage_outputs(left, stages[0], tokens)
     theirs = stage_outputs(right, stages[1], tokens)
-    return {
+    differences = {
         stage: largest_difference(ours[stage], theirs[stage])
         for stage in ours
         if stage in theirs
     }
+    return differences, (ours["log_probs"], theirs["log_probs"])
 
 
 def largest_difference(a: Tensor, b: Tensor) -> float:

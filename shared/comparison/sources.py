@@ -42,7 +42,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PartPair:
     """Two parts that do the same, or one that stands alone.
 
     The rows are their segments beside each other.
@@ -53,14 +53,14 @@ class Pair:
     rows: tuple[tuple[Segment | None, Segment | None], ...]
 
 
-def pair_sources(left: Style, right: Style) -> dict[str, list[Pair]]:
+def pair_sources(left: Style, right: Style) -> dict[str, list[PartPair]]:
     """Put the components of two styles beside each other, by concept.
 
     Components are paired where both styles say that they are the same stage
     of the model; what stands between those is paired in reading order.
     """
     stages = (_stage_classes(left), _stage_classes(right))
-    found: dict[str, list[Pair]] = {}
+    found: dict[str, list[PartPair]] = {}
     for concept in concept_names(left, right):
         ours = left.COMPONENTS.get(concept, ())
         theirs = right.COMPONENTS.get(concept, ())
@@ -78,7 +78,7 @@ def pair_sources(left: Style, right: Style) -> dict[str, list[Pair]]:
                 for rows in (left_rows, right_rows)
             ]
             rows = tuple(align(left_rows, right_rows, names))
-            found[concept].append(Pair(parts[0], parts[1], rows))
+            found[concept].append(PartPair(parts[0], parts[1], rows))
     return found
 
 
@@ -110,7 +110,7 @@ def align(
     right: Sequence[Any],
     keys: Sequence[Sequence[Hashable]],
 ) -> list[tuple[Any, Any]]:
-    """Pair two sequences: equal keys together, the rest in order.
+    """PartPair two sequences: equal keys together, the rest in order.
 
     Each item stands in one pair, with None where it has no partner.
     """

@@ -7,20 +7,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..config import GPTConfig
 from ..invariants.model.threads import few_threads
 from ..names import short_name
-from ..protocol import Style, load_style
+from ..protocol import Style
+from ..timing import Quartiles
 from .models import (
     compare_models,
     count_parameters,
     forward_times,
     largest_difference,
 )
-from .timing import Quartiles
 
 LIKELIEST = 5  # next tokens that are shown
 
@@ -79,6 +79,35 @@ class Comparison:
         }
 
 
+@dataclass(frozen=True)
+class Pair:
+    """Two styles that ran one set of weights on the same tokens.
+
+    Attributes:
+        styles: the two packages.
+        config: sizes of both models.
+        state: the weights in the GPT-2 layout.
+        tokens: the ids that both ran, on the device of the weights.
+        models: each style's, in eval mode.
+        log_probs: of each model, for every position.
+        differences: the largest absolute one at each common stage.
+    """
+
+    styles: tuple[Style, Style]
+    config: GPTConfig
+    state: Mapping[str, Tensor]
+    tokens: Int[Tensor, "batch time"]
+    models: tuple[Any, Any]
+    log_probs: tuple[Tensor, Tensor]
+    differences: dict[str, float]
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Names of the two packages, as users write them."""
+        left, right = (short_name(style.__name__) for style in self.styles)
+        return left, right
+
+
 def enlarged_random_weights(
     style: Style, config: GPTConfig, seed: int
 ) -> dict[str, Tensor]:
@@ -103,102 +132,104 @@ def enlarged_random_weights(
     return state
 
 
-def compare_weights(
-    names: tuple[str, str],
+def make_pair(
+    styles: tuple[Style, Style],
     config: GPTConfig,
     state: Mapping[str, Tensor],
     tokens: Int[Tensor, "batch time"],
-    *,
-    weights: str,
-    threads: int | None = None,
-) -> Comparison:
-    """Build both styles from one set of weights and compare them.
-
-    Args:
-        names: packages of the two styles; the second is the reference for
-            what rounding explains.
-        config: what to build.
-        state: the weights in the GPT-2 layout; their dtype is used.
-        tokens: ids to run, on the device of the weights.
-        weights: in words where they come from.
-        threads: None: small models are timed on one.
+) -> Pair:
+    """Build both styles from one set of weights, and run them once.
 
     Raises:
-        ValueError: for an unknown style or too many tokens.
+        ValueError: for too many tokens, or a style that builds another
+            config.
     """
-    left, right = (load_style(name) for name in names)
-    a = left.from_gpt2(state, config).eval()
-    b = right.from_gpt2(state, config).eval()
-    dtype = next(b.parameters()).dtype
-    size = sum(p.numel() for p in b.parameters())
+    left, right = (s.from_gpt2(state, config).eval() for s in styles)
+    stages = styles[0].STAGES, styles[1].STAGES
+    differences, log_probs = compare_models(left, right, stages, tokens)
+    return Pair(
+        styles, config, state, tokens, (left, right), log_probs, differences
+    )
+
+
+def compare_pair(
+    pair: Pair, *, weights: str, threads: int | None = None
+) -> Comparison:
+    """Measure how far two styles differ, and what each costs.
+
+    The second is the reference for what rounding explains.
+
+    Args:
+        pair: the two styles and what they computed.
+        weights: in words where the weights come from.
+        threads: None: small models are timed on one.
+    """
+    reference, tokens = pair.models[1], pair.tokens
+    dtype = next(reference.parameters()).dtype
+    size = sum(p.numel() for p in reference.parameters())
     with few_threads(size, tokens.numel(), threads) as threads:
-        ours, theirs = forward_times([a, b], tokens)
+        ours, theirs = forward_times(pair.models, tokens)
         return Comparison(
-            styles=names,
-            config=config,
+            styles=pair.names,
+            config=pair.config,
             weights=weights,
             dtype=str(dtype).removeprefix("torch."),
             device=str(tokens.device),
-            differences=compare_models(
-                a, b, (left.STAGES, right.STAGES), tokens
-            ),
-            bound=rounding_bound(b, tokens),
+            differences=pair.differences,
+            bound=rounding_bound(reference, tokens, pair.log_probs[1]),
             parameters=(
-                count_parameters(a, left.STAGES),
-                count_parameters(b, right.STAGES),
+                count_parameters(pair.models[0], pair.styles[0].STAGES),
+                count_parameters(pair.models[1], pair.styles[1].STAGES),
             ),
-            next_tokens=(_likeliest(a, tokens), _likeliest(b, tokens)),
+            next_tokens=(
+                _likeliest(pair.log_probs[0]),
+                _likeliest(pair.log_probs[1]),
+            ),
             seconds=(ours, theirs),
             threads=threads,
             original_parts=[
-                *_original_parts(left, state, config, tokens, b),
-                *_original_parts(right, state, config, tokens, a),
+                note for side in (0, 1) for note in _original_parts(pair, side)
             ],
         )
 
 
-def rounding_bound(model: Any, tokens: Int[Tensor, "batch time"]) -> float:
+def rounding_bound(
+    model: Any,
+    tokens: Int[Tensor, "batch time"],
+    log_probs: Float[Tensor, "batch time vocab"],
+) -> float:
     """Return the difference in log-probabilities that rounding explains.
 
-    In float64 1e-12. Below it, twice the model's own error against its
-    float64 copy, once for each of two models, plus 1e-6. That copy runs on
-    the CPU, where float64 is always to be had.
+    In float64 1e-12. Below it, twice the error of the model's log_probs
+    against those of its float64 copy, once for each of two models, plus
+    1e-6. That copy runs on the CPU, where float64 is always to be had.
     """
-    if next(model.parameters()).dtype == torch.float64:
+    if log_probs.dtype == torch.float64:
         return 1e-12
-    model = copy.deepcopy(model).eval()
-    exact = copy.deepcopy(model).to("cpu", torch.float64)
+    exact = copy.deepcopy(model).eval().to("cpu", torch.float64)
     with torch.inference_mode():
-        error = largest_difference(
-            model.log_probs(tokens), exact.log_probs(tokens.cpu())
-        )
+        error = largest_difference(log_probs, exact.log_probs(tokens.cpu()))
     return 2 * error + 1e-6
 
 
 def _likeliest(
-    model: Any, tokens: Int[Tensor, "batch time"]
+    log_probs: Float[Tensor, "batch time vocab"],
 ) -> list[tuple[int, float]]:
-    with torch.inference_mode():
-        probs = model.log_probs(tokens)[0, -1].double().exp()
+    probs = log_probs[0, -1].double().exp()
     best = probs.topk(min(LIKELIEST, len(probs)))
     return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
 
-def _original_parts(
-    style: Any,
-    state: Mapping[str, Tensor],
-    config: GPTConfig,
-    tokens: Int[Tensor, "batch time"],
-    other: Any,
-) -> Iterator[str]:
-    """Build a style with each part of its own, and compare."""
+def _original_parts(pair: Pair, side: int) -> Iterator[str]:
+    """Build one style with each part of its own, and compare."""
+    style: Any = pair.styles[side]
     notes = getattr(style, "ORIGINAL_PARTS_NOTES", {})
     arguments = inspect.signature(style.from_gpt2).parameters
     for argument, part in getattr(style, "ORIGINAL_PARTS", {}).items():
-        own = style.from_gpt2(state, config, **{argument: part}).eval()
         with torch.inference_mode():
+            own = style.from_gpt2(pair.state, pair.config, **{argument: part})
             difference = largest_difference(
-                own.log_probs(tokens), other.log_probs(tokens)
+                own.eval().log_probs(pair.tokens), pair.log_probs[1 - side]
             )
         default = getattr(arguments.get(argument), "default", None)
         used = getattr(default, "__name__", "another")

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ..tokenization.tokenizers import Tokenizer
 from .concepts import CONCEPTS
-from .sources import Pair, Part, Segment
+from .sources import Part, PartPair, Segment
 from .styles import Comparison
 from .text import token_text
 
@@ -99,7 +99,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 def show_sources(
     console: Console,
     names: tuple[str, str],
-    sources: Mapping[str, Sequence[Pair]],
+    sources: Mapping[str, Sequence[PartPair]],
 ) -> None:
     """Print both styles' source, concept by concept.
 
@@ -133,7 +133,7 @@ def _concept(
     console: Console,
     names: tuple[str, str],
     concept: str,
-    pairs: Sequence[Pair],
+    pairs: Sequence[PartPair],
 ) -> Iterable[RenderableType]:
     does = CONCEPTS[concept].does if concept in CONCEPTS else ""
     yield Rule(style="cyan")

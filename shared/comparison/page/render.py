@@ -10,16 +10,13 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from jaxtyping import Int
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from torch import Tensor
 
-from ...protocol import load_style
 from ...tokenization.tokenizers import Tokenizer
 from ..benchmark_results import Run
 from ..models import count_flops, difference_by_concept
-from ..styles import Comparison
+from ..styles import Comparison, Pair
 from ..text import token_text, visible
 from ..values import Found, diff_by_value
 from ..weight_transfer import measure_weight_transfer
@@ -33,9 +30,8 @@ WALK_PARAMETERS = 20_000_000  # of larger models a page takes too long
 
 
 def render_page(
+    pair: Pair,
     comparison: Comparison,
-    state: Mapping[str, Tensor],
-    tokens: Int[Tensor, "1 time"],
     tokenizer: Tokenizer,
     text: Mapping[str, Any],
     bench: Run | None = None,
@@ -44,33 +40,26 @@ def render_page(
     """Return the page, with all it needs inside.
 
     Args:
+        pair: the two styles, their models and weights.
         comparison: what comparing found.
-        state: the weights it used, in the GPT-2 layout.
-        tokens: the ids it ran.
-        tokenizer: what made them.
+        tokenizer: what made the tokens.
         text: facts about the text: source, characters, sha256, tokenizer,
             tokens_in_text.
         bench: times to draw, or None.
         bench_file: where they are from.
     """
-    config = comparison.config
-    left, right = (load_style(name) for name in comparison.styles)
-    styles = left, right
-    models = (
-        left.from_gpt2(state, config).eval(),
-        right.from_gpt2(state, config).eval(),
-    )
+    config, styles, tokens = pair.config, pair.styles, pair.tokens
     differences = difference_by_concept(comparison.differences)
     flops = [
         count_flops(model, style.STAGES, tokens)
-        for style, model in zip(styles, models, strict=True)
+        for style, model in zip(styles, pair.models, strict=True)
     ]
     bound = None if comparison.one_function else comparison.bound
-    walk = _walk(comparison, state, tokens, tokenizer)
+    walk = _walk(pair, tokenizer)
     piece_of = partial(token_text, tokenizer)
     pieces = [*map(piece_of, tokens[0].tolist())]
-    attention = attention_data(models, tokens)
-    influence = influence_data(models, tokens)
+    attention = attention_data(pair.models, tokens)
+    influence = influence_data(pair.models, tokens)
     return _fill(
         "page.html",
         ["page.js", "walk.js"],
@@ -83,7 +72,7 @@ def render_page(
         walk=walk,
         walk_parameters=WALK_PARAMETERS,
         shape=str(tuple(tokens.shape)),
-        architecture=architecture(styles, models, tokens, differences),
+        architecture=architecture(pair, differences),
         concepts=concept_sections(styles, comparison, differences, flops),
         tokens=list(zip(tokens[0].tolist(), pieces, strict=True)),
         attention=attention,
@@ -97,7 +86,9 @@ def render_page(
             "walk": walk["data"] if walk else None,
         },
         piece_of=piece_of,
-        weight_transfer=measure_weight_transfer(styles, state, config, tokens),
+        weight_transfer=measure_weight_transfer(
+            styles, pair.state, config, tokens
+        ),
         bench=bench,
         bench_file=bench_file,
     )
@@ -113,23 +104,15 @@ def render_diff(found: Found, text_of: Callable[[int], str]) -> str:
     return _fill("diff.html", ["walk.js"], walk=walk, data=data)
 
 
-def _walk(
-    comparison: Comparison,
-    state: Mapping[str, Tensor],
-    tokens: Int[Tensor, "1 time"],
-    tokenizer: Tokenizer,
-) -> dict[str, Any] | None:
+def _walk(pair: Pair, tokenizer: Tokenizer) -> dict[str, Any] | None:
     """Return the walk over the first tokens, None for a large model."""
-    if sum(tensor.numel() for tensor in state.values()) > WALK_PARAMETERS:
+    if sum(tensor.numel() for tensor in pair.state.values()) > WALK_PARAMETERS:
         return None
-    used = tokens[:, :WALK_TOKENS].cpu()
     # weights that a style scales are scaled in float64, too
-    doubled = {name: tensor.cpu().double() for name, tensor in state.items()}
-    left, right = (
-        load_style(name).from_gpt2(doubled, comparison.config)
-        for name in comparison.styles
-    )
-    found = diff_by_value(left, right, used, names=comparison.styles)
+    doubled = {n: tensor.cpu().double() for n, tensor in pair.state.items()}
+    left, right = (s.from_gpt2(doubled, pair.config) for s in pair.styles)
+    used = pair.tokens[:, :WALK_TOKENS].cpu()
+    found = diff_by_value(left, right, used, names=pair.names)
     if found.shares_nothing:
         return None
     return make_walk(found, partial(token_text, tokenizer))

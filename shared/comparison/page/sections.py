@@ -4,22 +4,17 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from ...protocol import Style
 from ..concepts import CONCEPTS
 from ..models import stage_modules
-from ..sources import TINY, Pair, Part, pair_sources
-from ..styles import Comparison, enlarged_random_weights
+from ..sources import TINY, Part, PartPair, pair_sources
+from ..styles import Comparison, Pair, enlarged_random_weights
 from ..values import Place, Row, diff_by_value
 from .highlight import spans
 
 
 def architecture(
-    styles: tuple[Style, Style],
-    models: tuple[Any, Any],
-    tokens: Tensor,
-    differences: Mapping[str, float],
+    pair: Pair, differences: Mapping[str, float]
 ) -> list[dict[str, Any]]:
     """Return the parts in the order of the data flow.
 
@@ -28,11 +23,11 @@ def architecture(
     parts follow it), the largest difference of both outputs, where measured,
     and whether it is inside the block.
     """
-    config = models[0].config
-    features = str((*tokens.shape, config.n_embd))
-    scores = str((*tokens.shape, config.vocab_size))
+    config, shape = pair.config, pair.tokens.shape
+    features = str((*shape, config.n_embd))
+    scores = str((*shape, config.vocab_size))
     parts = []
-    for concept, title, shape in (
+    for concept, title, output in (
         ("embedding", "embedding", features),
         ("block", f"block \u00d7 {config.n_layer}", ""),
         ("attention", "attention", features),
@@ -41,7 +36,7 @@ def architecture(
         ("head", "head", scores),
     ):
         names = []
-        for style, model in zip(styles, models, strict=True):
+        for style, model in zip(pair.styles, pair.models, strict=True):
             found = style.COMPONENTS.get(concept, ())
             if concept == "model":
                 norm = stage_modules(model, style.STAGES).get("final_norm")
@@ -52,7 +47,7 @@ def architecture(
                 "concept": concept,
                 "title": title,
                 "names": names,
-                "shape": shape,
+                "shape": output,
                 "difference": differences.get(concept),
                 "inside": concept in ("attention", "feed_forward"),
             }
@@ -112,7 +107,7 @@ def concept_sections(
 
 
 def _correspondences(
-    pairs: Sequence[Pair], terms: Sequence[dict[str, list[str]]]
+    pairs: Sequence[PartPair], terms: Sequence[dict[str, list[str]]]
 ) -> list[dict[str, Any]]:
     """The terms that stand in both styles' source, with their names."""
     present = []
@@ -146,7 +141,7 @@ def _equal_values(styles: tuple[Style, Style]) -> Sequence[Row]:
 
 
 def _names_by_value(
-    pairs: Sequence[Pair], values: Iterable[Row]
+    pairs: Sequence[PartPair], values: Iterable[Row]
 ) -> list[tuple[str, str, list[str]]]:
     """Return names of a concept's parts that compute the same values.
 
