@@ -4,7 +4,7 @@ from .attention import MultiHeadedAttention, attention
 from .block import DecoderLayer, SublayerConnection
 from .embedding import Embeddings, PositionalEncoding
 from .feed_forward import PositionwiseFeedForward
-from .glossary import CHOICES, NAMES, WEIGHT_TRANSFER
+from .glossary import CHOICES, NAMES, STEPS, WEIGHT_TRANSFER
 from .layers import LayerNorm, clones
 from .model import Decoder, DecoderModel, Generator, build_model, make_model
 from .weights import from_gpt2, to_gpt2
@@ -12,6 +12,7 @@ from .weights import from_gpt2, to_gpt2
 __all__ = [
     "CHOICES",
     "NAMES",
+    "STEPS",
     "WEIGHT_TRANSFER",
     "Decoder",
     "DecoderLayer",

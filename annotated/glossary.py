@@ -26,7 +26,8 @@ NAMES = {
 # What this style chose, where the mathematics leaves a choice.
 CHOICES = {
     "embedding": "One module for tokens, one for positions, in a chain. "
-    "Tokens are scaled; positions are sines and cosines, never trained.",
+    "Tokens are scaled; positions are sines and cosines, never trained "
+    "(from_gpt2 copies a checkpoint's learned table over them).",
     "attention": "Four equal projections, cloned. The formula is a function "
     "of its own: it takes any mask and gives the probabilities back.",
     "feed_forward": "The nonlinearity is a part to put in, by default ReLU. "
@@ -63,4 +64,35 @@ WEIGHT_TRANSFER = {
         "the second tensor is filled from wte",
     ),
     "activation": ("ReLU by default", "takes the config's"),
+}
+
+# How this style writes a step of a forward pass, where styles differ.
+STEPS = {
+    "token": "Multiplies the row by sqrt(d_model), as the paper does. The "
+    "table `lut` holds the checkpoint's rows divided by sqrt(d_model), so "
+    "the product is the checkpoint's row.",
+    "position": "`pe` is a buffer, which training does not change. A new "
+    "model fills it with sines and cosines. This model was loaded from a "
+    "GPT-2 checkpoint: from_gpt2 copied the checkpoint's learned table over "
+    "the sines, so `pe` equals the other style's learned table.",
+    "norm": "SublayerConnection holds the norm, and wraps it around "
+    "any sublayer.",
+    "project": "Three of four equal nn.Linear, one each for query, key and "
+    "value, applied in turn.",
+    "scores": "Divides the queries by sqrt(d_k) first, d_k being the width "
+    "of a head, then multiplies with the keys.",
+    "mask": "`decode` builds one boolean mask and hands it down to every "
+    "layer. `attention` fills the scores with -inf in place, where the mask "
+    "is False.",
+    "probabilities": "A line of its own. `attention` also returns the "
+    "probabilities, so that a reader can look at them.",
+    "mix": "A product of two matrices.",
+    "residual_attention": "SublayerConnection adds: its x is the input, and "
+    "`sublayer` is attention here.",
+    "residual_feed_forward": "The same line adds again: `sublayer` is the "
+    "feed-forward network here.",
+    "activation": "A part handed in from outside.",
+    "logits": "Generator is a module of its own, with a bias; its matrix is "
+    "never shared with the token table.",
+    "log_probs": "The model's own output: Generator ends in log_softmax.",
 }

@@ -3,7 +3,7 @@
 from .attention import CausalSelfAttention
 from .block import Block, layer_norm
 from .feed_forward import MLP
-from .glossary import CHOICES, NAMES, WEIGHT_TRANSFER
+from .glossary import CHOICES, NAMES, STEPS, WEIGHT_TRANSFER
 from .model import GPT, build_model
 from .weights import from_gpt2, from_nanogpt, to_gpt2
 
@@ -12,6 +12,7 @@ __all__ = [
     "GPT",
     "MLP",
     "NAMES",
+    "STEPS",
     "WEIGHT_TRANSFER",
     "Block",
     "CausalSelfAttention",

@@ -54,3 +54,27 @@ WEIGHT_TRANSFER = {
     ),
     "activation": ("GELU by default", "takes the config's"),
 }
+
+# How this style writes a step of a forward pass, where styles differ.
+STEPS = {
+    "token": "Takes the row of `wte` as it is.",
+    "position": "`wpe` is a learned table, an nn.Embedding like `wte`.",
+    "norm": "The block holds two norms, ln_1 and ln_2, and calls each in "
+    "its own residual line.",
+    "project": "One matrix `c_attn` computes query, key and value of all "
+    "heads in one product; `split` cuts the result in three.",
+    "scores": "No line of its own: scaled_dot_product_attention multiplies "
+    "and divides by the root of the head's width inside.",
+    "mask": "No mask is built: is_causal=True makes the fused kernel mask "
+    "the scores inside.",
+    "probabilities": "Inside the kernel, which never gives them out. The "
+    "numbers here were computed from its inputs by the formula.",
+    "mix": "The kernel's result: the only thing it gives out.",
+    "residual_attention": "A line of the block adds attention's output.",
+    "residual_feed_forward": "The next line of the block adds the MLP's.",
+    "activation": "An nn.Module that the config names.",
+    "logits": "`lm_head` is a matrix without bias. It may be the token "
+    "table `wte` itself, transposed (tied weights).",
+    "log_probs": "The native call stops at the logits; log_probs applies "
+    "log_softmax after it.",
+}

@@ -79,7 +79,7 @@ class Bigram(Rung):
 
 
 class Positions(Rung):
-    """Embeddings of tokens and positions, and a linear head (v2)."""
+    """Vectors of tokens and positions, and a linear map to scores."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)
@@ -88,7 +88,7 @@ class Positions(Rung):
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size)
 
     def logits(self, idx: Tokens) -> Scores:
-        """Embed tokens and positions, run the body, apply the head."""
+        """Embed tokens and positions, run the body, map to scores."""
         pos = torch.arange(idx.size(1), device=idx.device)
         return self.lm_head(self.body(self.wte(idx) + self.wpe(pos)))
 
@@ -108,7 +108,7 @@ def feed_forward(config: GPTConfig) -> nn.Sequential:
 
 
 class OneHead(Positions):
-    """One attention head over the positions so far (v3)."""
+    """One attention head over the positions so far."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)
@@ -168,7 +168,7 @@ class NormedBlock(nn.Module):
 
 
 class Normed(Positions):
-    """One block with layer norms, and a norm before the head."""
+    """One block with layer norms, and a norm before the last map."""
 
     layers = 1  # 0: as many as the config has
 
@@ -192,9 +192,9 @@ class FullGPT(Normed):
 # From the first to the last, named by what each adds.
 RUNGS: dict[str, type[Rung]] = {
     "bigram table": Bigram,
-    "+ positions and a head": Positions,
-    "one attention head": OneHead,
-    "many heads": ManyHeads,
+    "+ positions": Positions,
+    "+ attention head": OneHead,
+    "+ more heads": ManyHeads,
     "+ feed forward": FeedForward,
     "+ residual": Residual,
     "+ layer norm": Normed,

@@ -77,7 +77,8 @@ class Style(Protocol):
     views that put two styles side by side: NAMES (for each concept, and for
     "everywhere", common terms with the names that stand for them in the
     source, where equal values do not show them), CHOICES (for each concept
-    what the style chose, in a sentence) and WEIGHT_TRANSFER (for each part
+    what the style chose, in a sentence), STEPS (for each kind of step of a
+    forward pass how the style writes it) and WEIGHT_TRANSFER (for each part
     how it is written, and how it takes over a GPT-2 checkpoint's weights).
     """
 

@@ -3,13 +3,14 @@
 import math
 import re
 
+import html5lib
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import random_tokens, seeds
 
-from mingpt_style.ladder import RUNGS
+from mingpt_style.ladder import RUNGS, Positions
 from mingpt_style.ladder_heads import (
     Head,
     average_by_loop,
@@ -18,6 +19,7 @@ from mingpt_style.ladder_heads import (
 )
 from shared import GPTConfig
 from shared.cli.ladder import COLUMNS
+from shared.comparison.page.ladder import new_code
 
 CONFIG = GPTConfig(
     vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=16, dropout=0.1
@@ -88,10 +90,15 @@ def test_a_rung_that_falls(climb):
 
 
 def test_a_row_is_printed_when_its_rung_ends(climb, monkeypatch):
-    def stops(config):
-        raise ValueError("stopped here")
+    built = []
 
-    monkeypatch.setitem(RUNGS, "+ positions and a head", stops)
+    def stops(config):
+        built.append(config)
+        if len(built) > 1:  # the first one is for the estimate of the time
+            raise ValueError("stopped here")
+        return Positions(config)
+
+    monkeypatch.setitem(RUNGS, "+ positions", stops)
     status, out, err, _ = climb()
     assert (status, err.splitlines()[-1]) == (2, "gpt-duet: stopped here")
     heading, row = out.splitlines()
@@ -99,14 +106,40 @@ def test_a_row_is_printed_when_its_rung_ends(climb, monkeypatch):
     assert row.startswith("bigram table   ")
 
 
-def test_the_command_climbs(climb):
-    status, out, _, picture = climb(
-        "--batch-size=4", "--n-embd=8", "--n-head=2", "--n-layer=1"
-    )
+def test_the_command_climbs(climb, tmp_path):
+    page = tmp_path / "ladder.html"
+    status, out, err, picture = climb(
+        "--batch-size=4", "--n-embd=8", "--n-head=2", "--n-layer=1",
+        f"--html={page}",
+    )  # fmt: skip
     assert status == 0
+    assert re.search(r"^time +about \d+ s in all$", err, re.M)
     lines = out.splitlines()[1:]
     assert [line.split("  ")[0] for line in lines] == list(RUNGS)
     V, C = 11, 8  # the characters of the text; the width
     assert f" {V * V} " in lines[0]
     assert f" {V * C + 8 * C + C * V + V} " in lines[1]
     assert picture.read_bytes().startswith(b"\x89PNG")
+    text = page.read_text(encoding="utf-8")
+    html5lib.HTMLParser(strict=True).parse(text)
+    assert text.count("<polyline") == sum(range(1, 9))
+    losses = re.findall(r"Validation loss ([\d.]+)", text)
+    assert all(loss in line for loss, line in zip(losses, lines, strict=True))
+
+
+def test_the_new_lines_of_a_rung_are_those_that_none_below_it_has():
+    code = new_code(list(RUNGS.values()))
+    written = [
+        [(line.code.striptags().strip(), new) for line, new in piece]
+        for rung in code
+        for piece in rung
+    ]
+    once = [lines[0][0] for lines in written]
+    assert len(set(once)) == len(once)  # each part stands at its first use
+    assert once[:4] == [
+        "class Bigram(Rung):", "class Positions(Rung):",
+        "class Head(nn.Module):", "class OneHead(Positions):",
+    ]  # fmt: skip
+    heads = dict(written[once.index("class ManyHeads(OneHead):")])
+    assert heads["self.attn = MultiHead(config, project=False)"]
+    assert not heads["super().__init__(config)"]

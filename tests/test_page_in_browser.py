@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from browser import HOSTILE, data_of, hostile_page, make_page
+from browser import HOSTILE, data_of, hostile_page, make_page, page_of
 
 from shared.comparison.benchmark_results import Results, Row, Run
 
@@ -236,6 +236,20 @@ def test_a_third_style(browser, tmp_path):
     browser.open(page, width=390)
     assert browser.errors() == []
     assert browser.js("return document.documentElement.scrollWidth") <= 390
+
+
+def test_the_ladders_page(browser, tmp_path):
+    text = tmp_path / "text"
+    text.write_text(HOSTILE.replace("\u2028", " ") * 20)
+    words = (f"--file={text}", "--steps=2", "--eval-batches=1",
+             f"--out={tmp_path}/x.png")  # fmt: skip
+    page = page_of(tmp_path, "ladder", *words)
+    for dark in (False, True):
+        browser.open_by_itself(page, width=390, dark=dark)
+        wide = browser.js("return document.documentElement.scrollWidth")
+        assert wide <= 390
+    assert len(browser.all("svg")) == 8
+    assert len(browser.all("script")) == 2
 
 
 def test_a_style_whose_attention_cannot_be_watched(

@@ -1,6 +1,8 @@
 """The walk through a forward pass: what is in the page, and in a browser."""
 
 import base64
+import copy
+import inspect
 import re
 
 import html5lib
@@ -8,8 +10,17 @@ import numpy as np
 import pytest
 import torch
 from browser import HOSTILE, data_of, page_of
+from selenium.webdriver import ActionChains
 
+import annotated
+import mingpt_style
+from mingpt_style.ladder import FullGPT
+from shared import GPTConfig
+from shared.comparison.page.folding import fold
+from shared.comparison.page.kinds import name_kinds
 from shared.comparison.page.value_maps import ValueMaps, as_table
+from shared.comparison.page.walk import fold_steps
+from shared.comparison.values import diff_by_value
 
 pytestmark = [
     pytest.mark.unhooked,  # as for every diff by value
@@ -24,6 +35,15 @@ def page(tmp_path_factory):
     return page_of(folder, "diff", "annotated", "mingpt_style")
 
 
+# the kinds of both styles' steps; layers after the first are folded
+KINDS = [
+    "token", "position", "embedding", "norm", "project", "scores", "mask",
+    "probabilities", "mix", "join", "residual_attention", "norm", "widen",
+    "activation", "narrow", "residual_feed_forward", "last_norm", "logits",
+    "log_probs",
+]  # fmt: skip
+
+
 # --- What is in the page ----------------------------------------------------
 
 
@@ -36,13 +56,46 @@ def test_a_page_of_its_own_is_small_and_strict(page):
     assert len(walk["tokens"]) == 24
     assert text.count("<li id=") == len(walk["steps"])
     assert {len(step["apart"]) for step in walk["steps"]} == {1, 4}
+    assert walk["opens"] == 0
+    kinds = [s["kind"] for s in walk["steps"] if s["name"].isdigit()]
+    assert kinds == KINDS
+    for words in (
+        "so a position must not look at tokens that come after it",
+        "is_causal=True makes the fused kernel",
+        "copied the checkpoint",
+    ):
+        assert words in text
+    # one-sided steps are folded under the next one that both sides have
+    folded = {s["name"]: s["places"] for s in walk["steps"] if not s["kind"]}
+    assert list(folded) == ["1a", "5a", "6a"]
+    assert all(None in places for places in folded.values())
+    assert text.count("<details>") == 3
     assert "one function: " in text
     assert "layers 1 to 3 as layer 0" in text
+
+
+@pytest.mark.parametrize(
+    ("build", "same_line"),
+    # heads in a loop; a norm written out, and one line for both additions
+    [(FullGPT, []), (annotated.build_model, ["residual_feed_forward"])],
+)
+def test_kinds_are_told_by_values_and_not_by_names(build, same_line):
+    torch.manual_seed(0)
+    model = build(GPTConfig(50, 16, n_layer=2, n_head=2, n_embd=8))
+    found = diff_by_value(model, copy.deepcopy(model))
+    rows = [step.row for step in fold_steps(found)]
+    left = found.sides[0]
+    values = left.keep({row.order[0] for row in rows})
+    kinds = dict.fromkeys([*name_kinds(rows, values, left), *same_line])
+    assert kinds.keys() - {""} == set(KINDS)
 
 
 def test_equal_values_are_one_map(page):
     walk = data_of(page)["walk"]
     pairs = [m for s in walk["steps"] for m in s["maps"] if None not in m]
+    square = next(s for s in walk["steps"] if s["kind"] == "probabilities")
+    # of each of the four heads every number
+    assert walk["columns"][square["maps"][0][0]] == [96, 96, 4, 96]
     assert pairs
     assert all(left == right for left, right in pairs)
     assert len(walk["maps"]) == len(walk["columns"])
@@ -63,6 +116,27 @@ def test_a_map_is_what_it_shows():
     numbers = data[9:].view("<f4").reshape(3, 3)
     np.testing.assert_allclose(numbers, value.numpy(), rtol=1e-4)
     assert maps.numbers(None, None) == [None, None]
+    heads = torch.arange(18.0).view(1, 2, 3, 3)
+    number, _ = maps.numbers(heads, None, square=True)
+    numbers = base64.b64decode(maps.found[number])[18:]
+    beside = heads[0].movedim(0, 1).reshape(3, 6)  # both heads of a position
+    assert np.frombuffer(numbers, "<f4").tolist() == beside.flatten().tolist()
+
+
+def test_folded_source_is_what_a_lecture_would_show():
+    code = inspect.getsource(annotated.attention).rstrip()
+    lines = fold(code, 75, {})
+    assert [str(line.number) for line in lines if line.kind != "brief"] == [
+        str(75 + n) for n in range(code.count("\n") + 1)
+    ]
+    shown = [x.code.striptags() for x in lines if x.kind != "fold"]
+    signature = "def attention(query, key, value, mask=None, dropout=None):"
+    assert shown[0] == signature
+    assert len(shown) == 9
+    checked = inspect.getsource(mingpt_style.GPT.embed).rstrip()
+    shown = [x for x in fold(checked, 1, {}) if x.kind != "fold"]
+    assert not any("raise" in line.code for line in shown)
+    assert "".join(fold("    half an", 1, {})[0].code.striptags()) == "half an"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +181,10 @@ def test_two_models_that_part_with_hostile_names_and_texts(tmp_path):
     assert "<img" not in text
     assert "they part at mingpt_style/feed_forward.py:" in text
     assert "<h3>where they part</h3>" in text
-    last = data_of(page)["walk"]["steps"][-1]
+    walk = data_of(page)["walk"]
+    steps = {step["name"]: step for step in walk["steps"]}
+    last = steps[max(steps, key=lambda name: int(name.rstrip("abc")))]
+    assert walk["steps"][walk["opens"]] == last
     assert last["layers"] == []
     assert None not in last["maps"][0]
 
@@ -128,7 +205,6 @@ def lit(browser, side):
 
 
 def press(browser, key, times=1):
-    from selenium.webdriver import ActionChains
     from selenium.webdriver.common.keys import Keys
 
     for _ in range(times):
@@ -141,13 +217,24 @@ def test_arrow_keys_and_buttons_go_step_by_step(browser, page):
     assert at(browser).startswith("step 1 of ")
     assert "self.lut(x)" in lit(browser, "left")[0]
     place = browser.one("#walk-left .walk-place").text
-    assert place == "annotated/embedding.py:29 self.lut(x)"
+    line = "annotated/embedding.py:29 self.lut(x) * math.sqrt(self.d_model)"
+    assert place == line
+    assert "self.transformer.wte(idx)" in lit(browser, "right")[0]
+    browser.one("#walk-title").click()
+    press(browser, "ARROW_RIGHT")  # over the step of one side alone
+    assert at(browser).startswith("step 2 of ")
+    title = browser.one("#walk-title").text
+    assert title == "Look the positions up"
+    assert "copied" in browser.one("#walk-left .walk-remark").text
+    assert "self.transformer.wpe(pos)" in lit(browser, "right")[0]
+    assert browser.js("return location.hash") == "#step-2"
+    browser.look_at(browser.one("#step-1 summary"))
+    browser.one("#step-1 summary").click()
+    press(browser, "ARROW_LEFT")
+    assert at(browser).startswith("step 1a of ")
     assert "times mingpt_style" in browser.one("#walk-right .walk-place").text
     assert lit(browser, "right") == []  # a step of the left alone
-    press(browser, "ARROW_RIGHT")
-    assert at(browser).startswith("step 2 of ")
-    assert "self.transformer.wte(idx)" in lit(browser, "right")[0]
-    assert browser.js("return location.hash") == "#step-2"
+    browser.look_at(browser.one("#walk-on"))
     browser.one("#walk-on").click()
     press(browser, "ARROW_LEFT", 5)  # not beyond the first
     assert at(browser).startswith("step 1 of ")
@@ -174,11 +261,11 @@ def test_a_click_goes_to_a_line_in_the_list_or_in_the_source(browser, page):
 
 def test_a_link_leads_to_its_step(browser, page):
     browser.open(page)
-    last = len(data_of(page)["walk"]["steps"])
+    last = len(KINDS)
     browser.driver.get(f"{page.as_uri()}#step-{last}")
     assert at(browser) == f"step {last} of {last}"
     what = browser.js("return document.getElementById('walk-what').innerText")
-    assert "Likeliest next: " in what
+    assert "Likeliest after “ie”: " in what
     assert what.count("%") == 3  # the same ones on both sides
     top = browser.js(
         "return document.getElementById('walk').getBoundingClientRect().top"
@@ -200,6 +287,16 @@ def test_layer_and_token_are_chosen(browser, page):
     def numbers():
         return browser.one("#walk-left .walk-numbers").text
 
+    def cell(row, column):  # the pointer in the middle of a cell
+        canvas = browser.one("#walk-left canvas")
+        browser.look_at(canvas)
+        size = canvas.size["width"] / 24
+        at = ((column + 0.5) * size - canvas.size["width"] / 2,
+              (row + 0.5) * size - canvas.size["height"] / 2)  # fmt: skip
+        return ActionChains(browser.driver).move_to_element_with_offset(
+            canvas, *map(round, at)
+        )
+
     first, said = pixels(), numbers()
     Select(browser.one("#walk-layer")).select_by_value("3")
     assert pixels() != first
@@ -213,6 +310,42 @@ def test_layer_and_token_are_chosen(browser, page):
     assert chosen in ("11", "12")
     assert numbers().startswith(chosen)
     assert numbers() == browser.one("#walk-right .walk-numbers").text
+    # a tile, a cell and a head of the probabilities
+    browser.driver.get(f"{page.as_uri()}#step-8")
+    browser.all("#walk-tokens button")[3].click()
+    assert browser.one("#walk-token").get_attribute("value") == "3"
+    assert numbers().startswith("3 “ser” attends most to ")
+    said = browser.one("#walk-left .walk-cell")
+    assert said.text == "Point at a cell of the map."
+    cell(6, 0).perform()
+    words = r"“·statement” attends to “The”: (0\.\d\d)"
+    share = re.fullmatch(words, said.text)[1]
+    cell(6, 0).click().perform()
+    assert browser.one("#walk-token").get_attribute("value") == "6"
+    assert f"“The” {float(share):.2g}" in numbers()
+    cell(0, 6).perform()
+    assert "may not look at “·statement”" in said.text
+    assert [e.text for e in browser.all("#walk-left .columns span")][2] == "as"
+    first = pixels()
+    Select(browser.one("#walk-head")).select_by_value("2")
+    assert pixels() != first
+
+
+def test_the_whole_source_is_one_box_away(browser, page):
+    browser.open(page, at="step-7")
+
+    def shown():
+        return browser.js(
+            "return [...document.querySelectorAll('#walk-left .line')]"
+            ".filter(e => e.checkVisibility()).map(e => e.textContent)"
+        )
+
+    before = shown()
+    assert len(before) == 9
+    assert "mask=None, dropout=None):" in before[0]
+    browser.one("#walk-all").click()
+    assert any("Differs from the original" in line for line in shown())
+    assert before[0] not in shown()
 
 
 @pytest.mark.parametrize("media", ["print", "screen"])

@@ -2,8 +2,9 @@
 
 import importlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,12 +12,21 @@ from typer import Option
 
 from ..config import GPTConfig
 from ..console import fail, progress, show_facts
-from ..validation import require_parent
+from ..files import write_atomically
+from ..validation import require_different, require_parent
 from . import options
 
-LADDER = "..mingpt_style.ladder"
+if TYPE_CHECKING:  # these import torch
+    from torch import Tensor
+
+    from ..tokenization.tokenizers import Tokenizer
+    from ..training.recipe import Recipe
+
+LADDER = "mingpt_style.ladder"
 COLUMNS = ("model", "parameters", "validation loss", "seconds", "sample")
-SAMPLE = 60  # characters
+SAMPLE = 240  # characters
+PRINTED = 60  # of them, in the table
+TRIED = 5  # steps of each model that are timed before the first rung
 SHOWN = 20  # evaluations along the way, for the picture
 
 
@@ -35,6 +45,14 @@ def ladder(
     out: Annotated[
         Path, Option(help="The picture of the losses, a PNG.")
     ] = Path("ladder.png"),
+    html_file: Annotated[
+        Path | None,
+        Option(
+            "--html",
+            help="Also write a page: for each model the lines of code that "
+            "are new, its loss and its sample.",
+        ),
+    ] = None,
 ) -> None:
     """Train eight small models on one text, from a bigram table to a GPT.
 
@@ -45,15 +63,13 @@ def ladder(
     if out.suffix != ".png":
         raise ValueError(f"--out must end in .png, got {out}")
     require_parent(out)
+    require_parent(html_file)
+    require_different({"out": out, "html": html_file}, file=file)
     import torch
 
-    from ..comparison.text import visible
-    from ..invariants.model.threads import few_threads
     from ..tokenization.texts import split_ids
     from ..tokenization.tokenizers import load_tokenizer
-    from ..training.loss_curve import draw_losses
     from ..training.recipe import Recipe
-    from ..training.trainer import Trainer, TrainingFailed, draw_sample
     from .choices import choose_text
 
     recipe = Recipe(
@@ -70,7 +86,6 @@ def ladder(
         tokenizer.n_vocab, block_size, n_layer, n_head, n_embd, dropout=0.0
     )
     parts = split_ids(torch.tensor(tokenizer.encode(text)))
-    console = Console(stderr=True, highlight=False)
     facts = {
         "text": f"{source}: {len(parts[0]):,} training characters, "
         f"{len(parts[1]):,} validation characters, vocabulary "
@@ -78,19 +93,59 @@ def ladder(
         "steps": f"{steps} for each model, of {batch_size} windows of "
         f"{block_size} characters",
     }
-    show_facts(console, facts)
+    _climb(config, recipe, parts, tokenizer, facts, threads, out, html_file)
+
+
+def _climb(
+    config: GPTConfig,
+    recipe: "Recipe",
+    parts: "tuple[Tensor, Tensor]",
+    tokenizer: "Tokenizer",
+    facts: dict[str, str],
+    threads: int | None,
+    out: Path,
+    html_file: Path | None,
+) -> None:
+    """Train every rung in turn; print, draw and write what it reaches."""
+    import torch
+
+    from ..comparison.page.ladder import Climbed, render_ladder
+    from ..comparison.text import visible
+    from ..invariants.model.threads import few_threads
+    from ..training.loss_curve import draw_losses
+    from ..training.trainer import Trainer, TrainingFailed, draw_sample
+
     models = importlib.import_module(LADDER, __package__).RUNGS
+    console = Console(stderr=True, highlight=False)
+    window = recipe.batch_size * config.block_size
+
+    def start(build: Any) -> tuple[Trainer, int]:
+        torch.manual_seed(recipe.seed)
+        trainer = Trainer(build(config), *parts, recipe)
+        return trainer, sum(p.numel() for p in trainer.model.parameters())
+
+    # a forward pass is a third of a step
+    evaluations = SHOWN * 2 * recipe.eval_batches / 3
+    expected = 0.0
+    for build in models.values():
+        trainer, count = start(build)
+        with few_threads(count, window, threads), suppress(TrainingFailed):
+            for _ in range(min(TRIED, recipe.steps - 1)):
+                trainer.take_step()
+        if trainer.step:
+            each = trainer.seconds / trainer.step
+            expected += each * (recipe.steps + evaluations)
+    estimate = f"about {_duration(expected)} in all"
+    show_facts(console, facts | {"time": estimate})
     widths = (-max(map(len, models)), 10, 15, 7, 0)
     typer.echo(_row(widths, *COLUMNS))
-    curves: dict[str, list[tuple[float, float]]] = {}
+    climbed: list[Climbed] = []
     for name, build in models.items():
-        torch.manual_seed(seed)
-        trainer = Trainer(build(config), *parts, recipe)
-        curve = curves[name] = []
-        count = sum(p.numel() for p in trainer.model.parameters())
+        trainer, count = start(build)
+        curve: list[tuple[float, float]] = []
         with (
-            progress(console, steps) as show,
-            few_threads(count, batch_size * block_size, threads),
+            progress(console, recipe.steps) as show,
+            few_threads(count, window, threads),
         ):
             while not trainer.done:
                 try:
@@ -101,11 +156,25 @@ def ladder(
                     curve.append((float(record.step), record.val_loss))
                 show(record.step, name)
             sample = tokenizer.decode(draw_sample(trainer, SAMPLE)[1:])
-        loss, took = f"{curve[-1][1]:.3f}", f"{trainer.seconds:.0f}"
-        shown = visible(" ".join(sample.split()))
-        typer.echo(_row(widths, name, f"{count:,}", loss, took, shown))
-    draw_losses(out, curves, f"the ladder: validation loss, {steps} steps")
+        rung = Climbed(name, build, count, curve, trainer.seconds, sample)
+        climbed.append(rung)
+        shown = visible(" ".join(sample[:PRINTED].split()))
+        cells = f"{count:,}", f"{rung.loss:.3f}", f"{rung.seconds:.0f}"
+        typer.echo(_row(widths, name, *cells, shown))
+    curves = {rung.name: rung.curve for rung in climbed}
+    title = f"the ladder: validation loss, {recipe.steps} steps"
+    draw_losses(out, curves, title)
     console.print(f"the losses by step are drawn in {out}")
+    if html_file is not None:
+        write_atomically(html_file, render_ladder(climbed, facts))
+        console.print(f"page: {html_file}", soft_wrap=True, markup=False)
+
+
+def _duration(seconds: float) -> str:
+    """Return seconds in words, rounded as an estimate is."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min"
 
 
 def _row(widths: Sequence[int], *cells: str) -> str:

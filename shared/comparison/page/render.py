@@ -20,7 +20,7 @@ from ..styles import Comparison, Pair
 from ..text import token_text, visible
 from ..values import Found, diff_by_value
 from ..weight_transfer import measure_weight_transfer
-from .highlight import highlight
+from .folding import fold
 from .numbers import attention_data, influence_data
 from .sections import architecture, concept_sections
 from .walk import make_walk
@@ -60,7 +60,7 @@ def render_page(
     pieces = [*map(piece_of, tokens[0].tolist())]
     attention = attention_data(pair.models, tokens)
     influence = influence_data(pair.models, tokens)
-    return _fill(
+    return fill(
         "page.html",
         ["page.js", "walk.js"],
         comparison=comparison,
@@ -101,7 +101,7 @@ def render_diff(found: Found, text_of: Callable[[int], str]) -> str:
     """
     walk = make_walk(found, text_of)
     data = {"walk": walk["data"]}
-    return _fill("diff.html", ["walk.js"], walk=walk, data=data)
+    return fill("diff.html", ["walk.js"], walk=walk, data=data)
 
 
 def _walk(pair: Pair, tokenizer: Tokenizer) -> dict[str, Any] | None:
@@ -118,8 +118,11 @@ def _walk(pair: Pair, tokenizer: Tokenizer) -> dict[str, Any] | None:
     return make_walk(found, partial(token_text, tokenizer))
 
 
-def _fill(template: str, scripts: Sequence[str], **content: Any) -> str:
-    """Return a page: a template with scripts and style sheets inside."""
+def fill(template: str, scripts: Sequence[str], **content: Any) -> str:
+    """Return a page: a template with scripts and style sheets inside.
+
+    Every text of the content is escaped, unless it is Markup.
+    """
     environment = Environment(
         loader=PackageLoader(str(__package__), "files"),
         autoescape=True,
@@ -133,7 +136,7 @@ def _fill(template: str, scripts: Sequence[str], **content: Any) -> str:
         "large": _large,
         "tiny": lambda x: "0" if x == 0 else f"{x:.1e}",
         "visible": visible,
-        "highlight": highlight,
+        "fold": fold,
     }
     files = resources.files(__package__) / "files"
     script, style = (

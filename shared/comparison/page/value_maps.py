@@ -31,34 +31,42 @@ class ValueMaps:
         self.columns: list[tuple[int, ...]] = []
 
     def numbers(
-        self, left: Tensor | None, right: Tensor | None
+        self, left: Tensor | None, right: Tensor | None, square: bool = False
     ) -> list[int | None]:
         """Return the number of each side's map, None where it has no value.
 
-        The right is laid out as the left, and both have one scale.
+        The right is laid out as the left, and both have one scale. Of a
+        square, positions by positions, every number of some heads is kept.
         """
         shown = [value for value in (left, right) if value is not None]
         scale = max(map(largest, shown), default=0.0) or 1.0
         if left is not None and right is not None:
             right, apart = nearest_layout(right, left, NEAR * scale)
             if apart <= NEAR * scale:
-                return [self._add(left, scale)] * 2
+                return [self._add(left, scale, square)] * 2
         return [
-            None if value is None else self._add(value, scale)
+            None if value is None else self._add(value, scale, square)
             for value in (left, right)
         ]
 
-    def _add(self, value: Tensor, scale: float) -> int:
+    def _add(self, value: Tensor, scale: float, square: bool) -> int:
         """Draw a map up to a scale, and return its number."""
-        table, heads = as_table(value, self.length)
-        table = table[: self.time]
+        if square:  # of the first row, the heads that there is room for
+            one = value[0] if value.dim() == 4 else value
+            one = one.reshape(-1, self.length, self.length)
+            one = one[: COLUMNS // self.time, : self.time, : self.time]
+            heads, table = len(one), one.movedim(0, 1).flatten(1)
+        else:
+            table, heads = as_table(value, self.length)
+            table = table[: self.time]
         width = min(COLUMNS, table.size(1))
         some = torch.linspace(0, table.size(1) - 1, width).round().long()
         picked = table[:, some]
         level = (picked / scale).clamp(-1, 1).nan_to_num(0.0)
         # 0 is a masked score, 128 a zero
         code = torch.where(picked == -torch.inf, 0, 128 + level * 127)
-        numbers = table[:, :NUMBERS].numpy().astype("<f4")
+        read = width if square else NUMBERS
+        numbers = table[:, :read].numpy().astype("<f4")
         data = code.round().to(torch.uint8).numpy().tobytes()
         data += numbers.tobytes()
         self.found.append(base64.b64encode(data).decode())

@@ -2,14 +2,20 @@
 
 import ast
 import linecache
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import ascii_lowercase
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor
 
 from ..values import Found, Place
-from ..values.rows import Section
-from .highlight import highlight
+from ..values.rows import Row, Section
+from .folding import fold
+from .kinds import SQUARE, name_kinds
 from .value_maps import ValueMaps
 
 ROWS = 32  # positions on a map: the first ones
@@ -18,49 +24,68 @@ LIKELIEST = 3  # next tokens that are named
 Sources = dict[tuple[str, int], dict[str, Any]]  # by file and first line
 
 
+@dataclass
+class Step:
+    """A step that the page shows, with those of one side that lead to it."""
+
+    row: Row  # that of the first of its layers
+    section: Section
+    title: str  # of the section, where it begins; else ""
+    name: str  # its number, with a letter where it is folded
+    folded: "list[Step]"
+    kind: str = ""  # of its value, see kinds.py
+    why: str = ""  # what to call it where no kind is known
+    remarks: tuple[str, str] = ("", "")  # how each side writes it
+
+
 def make_walk(found: Found, text_of: Callable[[int], str]) -> dict[str, Any]:
     """Run both sides again for their values, and lay the steps out.
 
-    Returns what the template needs: titles and rows of each part of the run,
-    for each side the functions that rows are in, and the data that the
-    script reads.
+    Returns what the template needs: the steps, for each side the functions
+    that they are in, and the data that the script reads.
     """
     sides = found.sides
     tokens = sides[0].tokens[0].tolist()
-    sections = found.sections()
-    titles = [section.title for section in sections]
-    if found.parted is not None:
-        sections.append(Section((), [[found.parted]]))
-        titles.append("where they part")
-    steps = [
-        (section, versions)
-        for section in sections
-        for versions in zip(*section.rows_by_layer, strict=True)
+    steps = fold_steps(found)
+    every = [each for step in steps for each in (step, *step.folded)]
+    versions = [
+        [
+            rows[step.section.rows.index(step.row)]
+            for rows in step.section.rows_by_layer
+        ]
+        for step in every
     ]
     values = [
         side.keep(
-            {row.order[i] for _, versions in steps for row in versions} - {-1}
+            {row.order[i] for rows in versions for row in rows} - {-1}
             | {side.normalised}
         )
         for i, side in enumerate(sides)
     ]
+    _add_kinds(steps, values[0], found)
     time = min(ROWS, len(tokens))
     maps = ValueMaps(time, len(tokens))
     sources: tuple[Sources, Sources] = ({}, {})
     data = [
         {
-            "layers": section.layers,
-            "apart": [row.difference for row in versions],
+            "name": step.name,
+            "kind": step.kind,
+            "layers": step.section.layers,
+            "apart": [row.difference for row in rows],
             "maps": [
-                maps.numbers(*map(dict.get, values, row.order))
-                for row in versions
+                maps.numbers(
+                    values[0].get(row.order[0]),
+                    values[1].get(row.order[1]),
+                    step.kind in SQUARE,
+                )
+                for row in rows
             ],
             "places": [
-                _find(sources[0], versions[0].left),
-                _find(sources[1], versions[0].right),
+                _find(sources[0], step.row.left),
+                _find(sources[1], step.row.right),
             ],
         }
-        for section, versions in steps
+        for step, rows in zip(every, versions, strict=True)
     ]
     likeliest = [
         _likeliest(kept[side.normalised], time)
@@ -72,10 +97,11 @@ def make_walk(found: Found, text_of: Callable[[int], str]) -> dict[str, Any]:
         "found": found,
         "run": f"on {len(tokens)} tokens in {str(sides[0].dtype)[6:]}",
         "tokens": texts,
-        "sections": [*zip(titles, sections, strict=True)],
+        "steps": steps,
         "sources": [list(side.values()) for side in sources],
         "data": {
             "steps": data,
+            "opens": 0 if found.same else len(every) - 1,
             "columns": maps.columns,
             "maps": maps.found,
             "likeliest": likeliest,
@@ -85,8 +111,61 @@ def make_walk(found: Found, text_of: Callable[[int], str]) -> dict[str, Any]:
     }
 
 
+def fold_steps(found: Found) -> list[Step]:
+    """Return the steps of both sides; the others fold into the next one.
+
+    Where two models part is the last step.
+    """
+    sections = found.sections()
+    titles = [section.title for section in sections]
+    if found.parted is not None:
+        sections.append(Section((), [[found.parted]]))
+        titles.append("where they part")
+    steps: list[Step] = []
+    lead: list[Step] = []
+    for section, title in zip(sections, titles, strict=True):
+        for row in section.rows:
+            step = Step(row, section, "", "", [])
+            if None in (row.left, row.right):
+                lead.append(step)
+                continue
+            begins = not steps or steps[-1].section is not section
+            step.why = title if row is found.parted else ""
+            step.title, step.folded, lead = title if begins else "", lead, []
+            steps.append(step)
+    steps[-1].folded += lead
+    for number, step in enumerate(steps, 1):
+        step.name = str(number)
+        for letter, each in zip(ascii_lowercase, step.folded, strict=False):
+            each.name = f"{number}{letter}"
+    return steps
+
+
+def _add_kinds(
+    steps: Sequence[Step], values: Mapping[int, Tensor], found: Found
+) -> None:
+    """Say of each step what it computes, and how each side writes it."""
+    known = [step for step in steps if step.row is not found.parted]
+    rows = [step.row for step in known]
+    kinds = name_kinds(rows, values, found.sides[0])
+    for step, kind in zip(known, kinds, strict=True):
+        step.kind = kind
+        left, right = (
+            getattr(_package(place), "STEPS", {}).get(kind, "")
+            for place in (step.row.left, step.row.right)
+        )
+        step.remarks = left, right
+
+
+def _package(place: Place | None) -> ModuleType | None:
+    """Return the package around a place's file, where it is imported."""
+    init = place and str(Path(place.path).with_name("__init__.py"))
+    loaded = list(sys.modules.values())
+    return next((m for m in loaded if getattr(m, "__file__", 0) == init), None)
+
+
 def _find(sources: Sources, place: Place | None) -> list[int] | None:
-    """Return the number of the source that shows a line, and the line.
+    """Return the number of the source that shows a place, and its lines.
 
     A source is the function around the line; each is there once.
     """
@@ -104,10 +183,10 @@ def _find(sources: Sources, place: Place | None) -> list[int] | None:
     if key not in sources:
         sources[key] = {
             "title": f"{place.file}, {place.function}",
-            "first": first,
-            "lines": highlight("".join(lines[first - 1 : last]).rstrip(), {}),
+            "lines": fold("".join(lines[first - 1 : last]), first, {}),
         }
-    return [list(sources).index(key), place.line]
+    last = max(place.line, place.span[2])
+    return [list(sources).index(key), place.line, last]
 
 
 def _likeliest(log_probs: Tensor, time: int) -> list[list[list[float]]]:

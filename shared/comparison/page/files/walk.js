@@ -1,42 +1,51 @@
-// Goes through a forward pass: one step at a time, its line in both sources,
-// a map of its values and, for one token, some of its numbers.
-function startWalk({ steps, maps, columns, likeliest, tokens, pieces }) {
+// Goes through a forward pass: one step at a time, its text, its line in both
+// sources, a map of its values and, for one token, some of its numbers.
+function startWalk(walk) {
+  const { steps, opens, maps, columns, likeliest, tokens, pieces } = walk;
   const byId = (id) => document.getElementById(id);
-  const stage = byId("walk-stage");
   const sides = ["left", "right"].map((side) => byId(`walk-${side}`));
-  const layers = Math.max(1, ...steps.map((step) => step.layers.length));
+  const items = steps.map((step) => byId(`step-${step.name}`));
+  const count = steps.filter((step) => /\d$/.test(step.name)).length;
+  const square = (step) =>
+    ["scores", "mask", "probabilities"].includes(step.kind);
+  const quoted = (token) => `\u201c${tokens[token]}\u201d`;
+  const chosen = (name) => Number(byId(`walk-${name}`).value);
+  const shown = [null, null];  // the map of each side
   let at = 0;
 
-  const ofStyle = (name) =>
-    getComputedStyle(document.documentElement).getPropertyValue(name)
-      .trim().split(" ").map(Number);
-
-  function decode(number) {
-    const [width, read, heads, total] = columns[number];
+  // A map, or of a square the part that one head has.
+  function decode(number, head) {
+    const [all, read, heads, total] = columns[number];
     const bytes = Uint8Array.from(atob(maps[number]), (c) => c.charCodeAt(0));
-    const rows = bytes.length / (width + 4 * read);
-    const from = rows * width;
-    return { width, read, heads, total, rows, levels: bytes.subarray(0, from),
-      numbers: new Float32Array(bytes.slice(from).buffer) };
+    const rows = bytes.length / (all + 4 * read);
+    const width = head === null ? all : rows;
+    const from = head === null ? 0 : head * rows;
+    const numbers = new Float32Array(bytes.slice(rows * all).buffer);
+    return { rows, width, heads, total, square: head !== null,
+      level: (i, j) => bytes[i * all + from + j],
+      row: (i) => Array.from(head === null
+        ? numbers.subarray(i * read, (i + 1) * read)
+        : numbers.subarray(i * read + from, i * read + from + rows)) };
   }
 
   // Negative numbers in one colour, positive ones in the other, 0 as paper;
   // a blank column stands between two heads.
   function paint(canvas, map) {
-    const each = map.heads > 1 ? map.width / map.heads : map.width;
-    const gaps = map.heads > 1 && Number.isInteger(each) ? map.heads - 1 : 0;
-    canvas.width = map.width + gaps;
+    const each = map.width / map.heads;
+    const apart = !map.square && map.heads > 1 && Number.isInteger(each);
+    canvas.width = map.width + (apart ? map.heads - 1 : 0);
     canvas.height = map.rows;
-    const [paper, below, above] = ["--map-none", "--map-left", "--map-right"]
-      .map(ofStyle);
+    const style = getComputedStyle(document.documentElement);
+    const [paper, below, above] = ["none", "left", "right"].map((name) =>
+      style.getPropertyValue(`--map-${name}`).trim().split(" ").map(Number));
     const context = canvas.getContext("2d");
     const image = context.createImageData(canvas.width, canvas.height);
     for (let i = 0; i < map.rows; i++)
       for (let j = 0; j < map.width; j++) {
-        const level = map.levels[i * map.width + j];
+        const level = map.level(i, j);
         const share = level ? (level - 128) / 127 : 0;
         const to = share < 0 ? below : above;
-        const column = j + (gaps ? Math.floor(j / each) : 0);
+        const column = j + (apart ? Math.floor(j / each) : 0);
         const pixel = 4 * (i * canvas.width + column);
         for (let k = 0; k < 3; k++)
           image.data[pixel + k] = paper[k] +
@@ -46,12 +55,50 @@ function startWalk({ steps, maps, columns, likeliest, tokens, pieces }) {
     context.putImageData(image, 0, 0);
   }
 
-  const written = (x) => Number.isNaN(x) ? "NaN"
-    : !Number.isFinite(x) ? (x < 0 ? "-inf" : "inf") : String(+x.toPrecision(4));
+  const written = (x, digits = 4) => Number.isNaN(x) ? "NaN"
+    : !Number.isFinite(x) ? (x < 0 ? "\u2212\u221e" : "\u221e")
+    : String(+x.toPrecision(digits));
+
+  // The tokens beside the rows, and under the columns, of a map.
+  function label(axis, labels) {
+    axis.replaceChildren(...labels.map((text) => {
+      const label = document.createElement("span");
+      label.textContent = text;
+      return label;
+    }));
+  }
+
+  function numbersOf(step, map, row) {
+    const numbers = map.row(row);
+    if (!map.square)
+      return `${row} ${quoted(row)}: ` +
+        numbers.map((x) => written(x)).join("  ") +
+        (numbers.length < map.total ? " \u2026" : "");
+    const most = numbers.map((x, token) => [x, token])
+      .sort(([a], [b]) => b - a).slice(0, 4)
+      .map(([x, token]) => `${quoted(token)} ${written(x, 2)}`);
+    return `${row} ${quoted(row)} ` + (step.kind === "probabilities"
+      ? "attends most to " : "scores highest with ") + most.join(", ");
+  }
+
+  function cellOf(step, map, row, column) {
+    const x = map.row(row)[column];
+    if (column > row && step.kind !== "scores")
+      return `${quoted(row)} may not look at ${quoted(column)}, ` +
+        `which comes later: ${written(x)}`;
+    return step.kind === "probabilities"
+      ? `${quoted(row)} attends to ${quoted(column)}: ${x.toFixed(2)}`
+      : `score of ${quoted(row)} (query) with ${quoted(column)} (key): ` +
+        written(x, 2);
+  }
 
   function showSide(index, step, layer, token, item) {
     const side = sides[index];
     const place = step.places[index];
+    const remark = item.querySelector(
+      `:scope > .lesson > .remark.${["left", "right"][index]} span`);
+    side.querySelector(".walk-remark").replaceChildren(
+      ...remark ? remark.cloneNode(true).childNodes : []);
     side.querySelector(".walk-place").replaceChildren(
       ...item.querySelectorAll(".walk-line")[index].cloneNode(true).childNodes);
     side.querySelectorAll(".walk-source").forEach((source, number) => {
@@ -59,94 +106,141 @@ function startWalk({ steps, maps, columns, likeliest, tokens, pieces }) {
       if (source.hidden) return;
       const box = source.querySelector(".cell");
       for (const line of source.querySelectorAll(".line")) {
-        const lit = Number(line.dataset.line) === place[1];
+        const number = Number(line.dataset.line);
+        const lit = number >= place[1] && number <= place[2];
         line.classList.toggle("lit", lit);
-        if (lit)
+        if (number === place[1])
           box.scrollTop = line.offsetTop - box.clientHeight / 3;
       }
     });
     const number = step.maps[layer][index];
-    const map = number === null ? null : decode(number);
+    const map = shown[index] = number === null ? null : decode(number,
+      square(step) ? Math.min(chosen("head"), columns[number][2] - 1) : null);
     side.querySelector("figure").hidden = map === null;
     if (map === null) return;
     paint(side.querySelector("canvas"), map);
-    side.querySelector("figcaption").textContent =
-      `${map.rows} positions, ` + (map.heads > 1
-        ? `${map.heads} heads side by side` : map.width < map.total
-        ? `${map.width} of ${map.total} columns` : `${map.width} columns`);
+    const [rows, below] = side.querySelectorAll(".axis");
+    label(rows, map.rows === tokens.length ? tokens : []);
+    label(below, map.square ? tokens : []);
+    side.querySelector(".walk-map").classList.toggle("square", map.square);
+    side.querySelector("figcaption").textContent = map.square
+      ? "A row is the position that looks, a column the position looked at. " +
+        "Stronger colour: larger; blank: masked."
+      : "A row is a position, a column one of its numbers; warm: below 0, " +
+        "cool: above 0. " + (map.heads > 1
+          ? `${map.heads} heads side by side.` : map.width < map.total
+          ? `${map.width} of ${map.total} columns.` : "");
     const row = Math.min(token, map.rows - 1);
-    const mark = side.querySelector(".walk-map i").style;
+    const mark = side.querySelector(".field i").style;
     mark.top = `${100 * row / map.rows}%`;
     mark.height = `${100 / map.rows}%`;
-    const numbers = map.numbers.subarray(row * map.read, (row + 1) * map.read);
     side.querySelector(".walk-numbers").textContent =
-      `${token} \u201c${tokens[token]}\u201d: ` +
-      Array.from(numbers, written).join("  ") +
-      (map.read < map.total ? " \u2026" : "");
+      numbersOf(step, map, row);
+    side.querySelector(".walk-cell").textContent =
+      map.square ? "Point at a cell of the map." : "";
   }
 
   function go(number, scroll) {
-    at = Math.min(steps.length - 1, Math.max(0, number));
+    at = number;
     const step = steps[at];
-    const choice = byId("walk-layer");
-    choice.disabled = step.layers.length < 2;
-    const layer = Math.min(Number(choice.value), step.layers.length - 1);
-    const token = Number(byId("walk-token").value);
-    byId("walk-at").textContent = `step ${at + 1} of ${steps.length}`;
-    const shown = Math.max(0, layer);
-    const apart = step.apart[shown];
-    const item = byId(`step-${at + 1}`);
+    const item = items[at];
+    const fold = item.closest("details");
+    if (fold) fold.open = true;
+    byId("walk-layer").disabled = step.layers.length < 2;
+    byId("walk-head").disabled = !square(step);
+    const layer = Math.max(0, Math.min(chosen("layer"),
+      step.layers.length - 1));
+    const token = chosen("token");
+    byId("walk-at").textContent = `step ${step.name} of ${count}`;
+    byId("walk-title").textContent =
+      item.querySelector(".walk-name").textContent;
+    byId("walk-lesson").replaceChildren(...Array.from(item.querySelectorAll(
+      ":scope > .lesson > :not(.remark)"), (part) => part.cloneNode(true)));
     let what = item.querySelector(".walk-fact").textContent.split(",")[0];
-    if (step.layers.length) what = `layer ${step.layers[shown]}: ${what}`;
+    if (step.layers.length) what = `layer ${step.layers[layer]}: ${what}`;
+    const apart = step.apart[layer];
     if (apart !== null)
       what += apart === 0 ? ", equal" : `, ${apart.toExponential(1)} apart`;
-    if (at === steps.length - 1) {
+    if (step.name === String(count)) {
       const next = likeliest.map((side) => side[token].map(([id, p]) =>
         `\u201c${pieces[id]}\u201d ${(100 * p).toFixed(1)} %`).join(", "));
-      what += ". Likeliest next: " + (next[0] === next[1] ? next[0]
-        : next.map((text, i) =>
+      what += `. Likeliest after ${quoted(token)}: ` +
+        (next[0] === next[1] ? next[0] : next.map((text, i) =>
           `${text} in ${sides[i].querySelector("h3").textContent}`).join("; "));
     }
     byId("walk-what").textContent = what;
-    sides.forEach((_, index) => showSide(index, step, shown, token, item));
-    for (const other of document.querySelectorAll(".walk-list li"))
+    for (const tile of byId("walk-tokens").querySelectorAll("button"))
+      tile.setAttribute("aria-pressed", String(Number(tile.value) === token));
+    sides.forEach((_, index) => showSide(index, step, layer, token, item));
+    for (const other of items)
       other.toggleAttribute("aria-current", other === item);
     const list = document.querySelector(".walk-list");
     if (list.scrollHeight > list.clientHeight)
       list.scrollTop = item.offsetTop - list.clientHeight / 3;
-    byId("walk-back").disabled = at === 0;
-    byId("walk-on").disabled = at === steps.length - 1;
+    byId("walk-back").disabled = beside(-1) === at;
+    byId("walk-on").disabled = beside(1) === at;
     // after the browser has gone to the line itself
     if (scroll)
       setTimeout(() => byId("walk").scrollIntoView({ behavior: "instant" }));
   }
 
-  function follow(number) {
-    go(number, false);
-    history.replaceState(null, "", `#step-${at + 1}`);
+  // The next step that is not folded away.
+  function beside(direction) {
+    for (let next = at + direction; steps[next]; next += direction)
+      if (!items[next].closest("details:not([open])")) return next;
+    return at;
   }
 
-  const linked = () => /^#step-(\d+)$/.exec(location.hash);
+  function follow(number) {
+    go(number, false);
+    history.replaceState(null, "", `#step-${steps[at].name}`);
+  }
 
-  for (let layer = 0; layer < layers; layer++)
-    byId("walk-layer").append(new Option(layer, layer));
-  byId("walk-back").addEventListener("click", () => follow(at - 1));
-  byId("walk-on").addEventListener("click", () => follow(at + 1));
-  for (const id of ["walk-layer", "walk-token"])
+  function choose(token) {
+    byId("walk-token").value = token;
+    go(at, false);
+  }
+
+  const linked = () =>
+    steps.findIndex((step) => `#step-${step.name}` === location.hash);
+
+  const choices = { layer: Math.max(1, ...steps.map((s) => s.layers.length)),
+    head: Math.max(1, ...steps.filter(square).map((s) =>
+      columns[s.maps[0].find((map) => map !== null)][2])) };
+  for (const [name, options] of Object.entries(choices))
+    for (let i = 0; i < options; i++)
+      byId(`walk-${name}`).append(new Option(i, i));
+  byId("walk-back").addEventListener("click", () => follow(beside(-1)));
+  byId("walk-on").addEventListener("click", () => follow(beside(1)));
+  for (const id of ["walk-layer", "walk-head", "walk-token", "walk-all"])
     byId(id).addEventListener("change", () => go(at, false));
+  byId("walk-tokens").addEventListener("click", (event) => {
+    if (event.target.value) choose(event.target.value);
+  });
   document.querySelector(".walk-list").addEventListener("click", (event) => {
-    const item = event.target.closest("li");
-    if (!item) return;
+    const link = event.target.closest("a");
+    if (!link) return;
     event.preventDefault();
-    follow(Number(item.id.slice(5)) - 1);
+    follow(items.indexOf(link.parentElement));
   });
   for (const [index, side] of sides.entries()) {
     const canvas = side.querySelector("canvas");
+    const cell = (event) => {
+      const box = canvas.getBoundingClientRect();
+      return [(event.clientY - box.top) / box.height * shown[index].rows,
+        (event.clientX - box.left) / box.width * shown[index].width]
+        .map((x) => Math.max(0, Math.floor(x)));
+    };
+    const tell = (event) => {
+      if (shown[index].square)
+        side.querySelector(".walk-cell").textContent =
+          cellOf(steps[at], shown[index], ...cell(event));
+    };
+    canvas.addEventListener("pointermove", tell);
     canvas.addEventListener("click", (event) => {
-      if (canvas.height !== tokens.length) return;
-      const share = event.offsetY / canvas.clientHeight;
-      byId("walk-token").value = Math.floor(share * canvas.height);
-      go(at, false);
+      if (shown[index].rows !== tokens.length) return;
+      choose(cell(event)[0]);
+      tell(event);
     });
     side.addEventListener("click", (event) => {
       const line = event.target.closest(".line");
@@ -168,19 +262,18 @@ function startWalk({ steps, maps, columns, likeliest, tokens, pieces }) {
     if (!step || event.altKey || event.ctrlKey || event.metaKey) return;
     if (!(inside || sideways) || event.target.closest("select, .cell")) return;
     event.preventDefault();
-    follow(at + step);
+    follow(beside(step));
   });
   addEventListener("hashchange", () => {
-    if (linked()) go(Number(linked()[1]) - 1, true);
+    if (linked() >= 0) go(linked(), true);
   });
   matchMedia("(prefers-color-scheme: dark)")
     .addEventListener("change", () => go(at, false));
-  stage.hidden = false;
+  byId("walk-stage").hidden = false;
   byId("walk").classList.add("alive");
-  const last = tokens.length - 1;
-  byId("walk-token").value = last;
-  go(linked() ? Number(linked()[1]) - 1 : 0, false);
-  addEventListener("load", () => go(at, Boolean(linked())));
+  byId("walk-token").value = tokens.length - 1;
+  go(linked() >= 0 ? linked() : opens, false);
+  addEventListener("load", () => go(at, linked() >= 0 || opens > 0));
 }
 
 const walkData = JSON.parse(document.getElementById("data").textContent).walk;

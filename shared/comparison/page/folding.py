@@ -1,0 +1,87 @@
+"""Source as a lecture would show it: the lines that a reader may fold away."""
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+from .highlight import Terms, highlight
+
+
+class Line(NamedTuple):
+    """A line of source in a page.
+
+    A short signature stands once more in front of the lines that it
+    replaces.
+    """
+
+    number: int
+    code: Markup
+    kind: str  # "" always shown, "fold" foldable, "brief" shown while folded
+
+
+def fold(code: str, first: int, terms: Terms) -> list[Line]:
+    """Return the lines of a piece of source, highlighted.
+
+    Docstrings, checks of arguments (an if that only raises, with the comment
+    above it) and signatures with annotations are foldable; a signature has a
+    short form without its annotations.
+
+    Args:
+        code: some lines of a module, whole statements.
+        first: number of the first one.
+        terms: names to mark, as for `highlight`.
+    """
+    folded, briefs = set[int](), dict[int, str]()
+    code = code.rstrip()
+    source = code.split("\n")
+    try:
+        tree = ast.parse(textwrap.dedent(code))
+    except SyntaxError:  # no whole statements
+        tree = ast.Module([], [])
+    for start, end, brief in _foldable(tree):
+        while not brief and source[max(0, start - 2)].strip()[:1] == "#":
+            start -= 1
+        folded.update(range(start, end + 1))
+        if brief:
+            indent = re.match(r"\s*", source[start - 1])
+            briefs[start] = (indent[0] if indent else "") + brief
+    for number in range(1, len(source)):  # a blank line after a folded one
+        if number in folded and not source[number].strip():
+            folded.add(number + 1)
+    lines = []
+    for number, line in enumerate(highlight(code, terms), 1):
+        if number in briefs:
+            (short,) = highlight(briefs[number], terms)
+            lines.append(Line(first + number - 1, short, "brief"))
+        kind = "fold" if number in folded else ""
+        lines.append(Line(first + number - 1, line, kind))
+    return lines
+
+
+def _foldable(tree: ast.Module) -> Iterator[tuple[int, int, str]]:
+    """Yield first line, last line and short form of all that folds."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(body=[first, *_]):
+                if node.lineno < first.lineno and (brief := _signature(node)):
+                    yield node.lineno, first.lineno - 1, brief
+            case ast.If(body=[*_, ast.Raise()], orelse=[]):
+                yield node.lineno, node.end_lineno or 0, ""
+            case ast.Expr(value=ast.Constant(value=str())):
+                yield node.lineno, node.end_lineno or 0, ""
+
+
+def _signature(node: ast.FunctionDef) -> str:
+    """Return a signature without annotations, "" where it has none."""
+    every = ast.walk(node.args)
+    notes = [a for a in every if isinstance(a, ast.arg) and a.annotation]
+    if not notes and node.returns is None:
+        return ""
+    for argument in notes:
+        argument.annotation = None
+    # unparse writes no spaces around a default without its annotation
+    return f"def {node.name}({ast.unparse(node.args)}):"

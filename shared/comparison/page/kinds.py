@@ -1,0 +1,138 @@
+"""The kind of each step of a walk, told from its value and its place.
+
+A kind names a text of files/lessons.html and of a style's STEPS. Shapes,
+masked numbers, rows that sum to one, and the order of the steps decide; the
+names in a model's source do not, so that a stranger's model has kinds, too.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..values.rows import Row
+from ..values.side import Side
+
+SQUARE = {"scores", "mask", "probabilities"}  # positions by positions
+_ACTIVATIONS = {"gelu", "relu", "silu", "tanh", "sigmoid", "mish"}
+_NORMS = {"layer_norm", "native_layer_norm", "rms_norm"}
+_FUSED = "scaled_dot_product_attention"
+_PRODUCTS = {"linear", "addmm", "@", "bmm", "einsum", "split", _FUSED}
+
+
+@dataclass
+class _Layer:
+    """How far a layer has come."""
+
+    number: int | None = None
+    square: bool = False  # whether its scores were seen
+    weighed: bool = False  # whether its probabilities were
+    attended: bool = False  # whether its values were mixed
+    added: bool = False  # whether attention's output is in the stream
+    activated: bool = False
+
+    @property
+    def half(self) -> str:
+        """Which of its two parts runs."""
+        return "feed_forward" if self.added else "attention"
+
+
+def name_kinds(
+    rows: Sequence[Row], values: Mapping[int, Tensor], side: Side
+) -> list[str]:
+    """Return the kind of each row, "" where none is known.
+
+    Args:
+        rows: steps that both sides have, in the order of the run.
+        values: of the left by their numbers.
+        side: the left.
+    """
+    flipped = copy(side)
+    flipped.tokens = side.tokens.flip(1)
+    early = [r.order[0] for r in rows if r.layer is None]
+    moved = flipped.keep(set(early) & values.keys())
+    last = max((r.order[0] for r in rows if r.layer is not None), default=-1)
+    layer, stream, width, kinds = _Layer(), set[int](), 0, []
+    for row in rows:
+        number, value = row.order[0], values[row.order[0]]
+        ops = {p.op for p in (row.left, row.right) if p and not p.inside}
+        if row.layer != layer.number:
+            layer = _Layer(row.layer)
+        adds = bool(ops & {"+", "+="})
+        grows = adds and bool(stream.intersection(side.values[number].inputs))
+        if row.layer is not None:
+            if grows:
+                kind = "residual_" + layer.half
+                layer.added, layer.activated = True, False
+            elif ops & _NORMS or _normal(value, width):
+                kind = "norm"
+            else:
+                kind = _in_layer(row, value, ops, layer, width)
+        elif number < last:
+            still = number in moved and value.equal(moved[number])
+            kind = "embedding" if adds else "position" if still else "token"
+            if not (adds or ops & {"embedding", "[]"}):
+                kind = ""
+        else:
+            kind = "last_norm" if ops & _NORMS else ""
+            if ops & _PRODUCTS:
+                kind = "logits"
+            elif number == side.normalised:
+                kind = "log_probs"
+            elif _normal(value, width):
+                kind = "last_norm"
+        if kind in ("token", "embedding") or grows:
+            stream.add(number)
+            width = value.size(-1)
+        kinds.append(kind)
+    return kinds
+
+
+def _in_layer(
+    row: Row, value: Tensor, ops: set[str], layer: _Layer, width: int
+) -> str:
+    if square := _square(row, value, layer):
+        layer.square = True
+        layer.weighed |= square == "probabilities"
+        return square
+    if ops & _ACTIVATIONS:
+        layer.activated = True
+        return "activation"
+    if not ops & _PRODUCTS:
+        return ""
+    if _FUSED in ops or (layer.weighed and not layer.attended):
+        layer.attended = True
+        return "mix" if layer.square else "attention"
+    if layer.added:
+        back = layer.activated and value.size(-1) == width
+        return "narrow" if back else "widen"
+    return "join" if layer.attended else "project"
+
+
+def _normal(value: Tensor, width: int) -> bool:
+    """Whether the numbers of each position have a mean square of 1."""
+    if value.size(-1) != width:
+        return False
+    size = value.square().mean(-1)
+    # or nearly: a deviation may divide by width - 1
+    return bool(((size - 1).abs() < 1e-3 + 1 / width).all())
+
+
+def _square(row: Row, value: Tensor, layer: _Layer) -> str:
+    """Return which scores these are, "" where they are none."""
+    ops = {p.op for p in (row.left, row.right) if p}
+    steps = {p.inside for p in (row.left, row.right) if p} - {""}
+    time = value.size(-1)
+    if value.dim() < 2 or value.size(-2) != time or time < 2:
+        return ""
+    ones = (value.sum(-1) - 1).abs().max() < 1e-3 and value.min() >= 0
+    if ones or "probabilities" in steps:
+        return "probabilities"
+    later = torch.ones(time, time, dtype=torch.bool).triu(1)
+    if value[..., later].max() < value[..., ~later].min() - 100:
+        return "mask"
+    scaled = layer.square and ops & {"*", "/", "*=", "/="}
+    products = scaled or ops & {"@", "bmm", "einsum", "baddbmm"}
+    return "scores" if products or "scaled scores" in steps else ""

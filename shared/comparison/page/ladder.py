@@ -1,0 +1,100 @@
+"""The page of the ladder: what each model adds to the one below it."""
+
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+from .folding import Line, fold
+from .render import fill
+
+
+@dataclass(frozen=True)
+class Climbed:
+    """A rung after its training.
+
+    Attributes:
+        name: what it adds.
+        kind: its class.
+        parameters: how many it has.
+        curve: (step, validation loss) points.
+        seconds: that it took.
+        sample: text that it wrote.
+    """
+
+    name: str
+    kind: type
+    parameters: int
+    curve: Sequence[tuple[float, float]]
+    seconds: float
+    sample: str
+
+    @property
+    def loss(self) -> float:
+        """The last validation loss."""
+        return self.curve[-1][1]
+
+
+def render_ladder(rungs: Sequence[Climbed], facts: Mapping[str, str]) -> str:
+    """Return the page of some rungs, from the lowest to the highest."""
+    losses = [loss for rung in rungs for _, loss in rung.curve]
+    steps = max(step for rung in rungs for step, _ in rung.curve)
+    return fill(
+        "ladder.html",
+        [],
+        rungs=rungs,
+        code=new_code([rung.kind for rung in rungs]),
+        lines=[inspect.getdoc(rung.kind) or "" for rung in rungs],
+        facts=facts,
+        least=min(losses),
+        most=max(losses),
+        steps=steps,
+        data={},
+    )
+
+
+def new_code(kinds: Sequence[type]) -> list[list[list[tuple[Line, bool]]]]:
+    """Return for each class the lines that a lecture would write down.
+
+    First the parts that the class uses and none below it, then the class;
+    each line with whether the class below has none like it.
+    """
+    shown, below = set[Any](), list[str]()
+    found = []
+    for kind in kinds:
+        parts = [part for part in _parts(kind) if part not in shown]
+        shown.update(parts)
+        pieces = [[(line, True) for line in _lines(part)] for part in parts]
+        lines = _lines(kind)
+        texts = [str(line.code.striptags()) for line in lines]
+        matcher = SequenceMatcher(None, below, texts, autojunk=False)
+        old = {
+            match.b + i
+            for match in matcher.get_matching_blocks()
+            for i in range(match.size)
+        }
+        pieces.append([(line, i not in old) for i, line in enumerate(lines)])
+        below = texts
+        found.append(pieces)
+    return found
+
+
+def _parts(kind: type) -> list[Any]:
+    """Return what of its package a class names, each part before its user."""
+    home = kind.__module__.rpartition(".")[0]
+    code = (f for f in vars(kind).values() if inspect.isfunction(f))
+    names = [n for f in code for n in f.__code__.co_names]
+    parts = []
+    for name in names:
+        part = getattr(sys.modules[kind.__module__], name, None)
+        if getattr(part, "__module__", "").rpartition(".")[0] == home:
+            parts += [*(_parts(part) if inspect.isclass(part) else ()), part]
+    return parts
+
+
+def _lines(part: Any) -> list[Line]:
+    source, first = inspect.getsourcelines(part)
+    lines = fold("".join(source), first, {})
+    return [line for line in lines if line.kind != "fold" and line.code]
