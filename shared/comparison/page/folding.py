@@ -1,7 +1,6 @@
 """Source as a lecture would show it: the lines that a reader may fold away."""
 
 import ast
-import re
 import textwrap
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,6 +8,8 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from .highlight import Terms, highlight
+
+WIDTH = 79
 
 
 class Line(NamedTuple):
@@ -47,16 +48,25 @@ def fold(code: str, first: int, terms: Terms) -> list[Line]:
             start -= 1
         folded.update(range(start, end + 1))
         if brief:
-            indent = re.match(r"\s*", source[start - 1])
-            briefs[start] = (indent[0] if indent else "") + brief
+            line = source[start - 1]
+            indent = line[: len(line) - len(line.lstrip())]
+            briefs[start] = textwrap.fill(
+                brief,
+                WIDTH,
+                initial_indent=indent,
+                subsequent_indent=indent + 8 * " ",
+                break_on_hyphens=False,
+            )
     for number in range(1, len(source)):  # a blank line after a folded one
         if number in folded and not source[number].strip():
             folded.add(number + 1)
     lines = []
     for number, line in enumerate(highlight(code, terms), 1):
         if number in briefs:
-            (short,) = highlight(briefs[number], terms)
-            lines.append(Line(first + number - 1, short, "brief"))
+            lines += [
+                Line(first + number - 1, short, "brief")
+                for short in highlight(briefs[number], terms)
+            ]
         kind = "fold" if number in folded else ""
         lines.append(Line(first + number - 1, line, kind))
     return lines
