@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # these import torch
     from ..tokenization.tokenizers import Tokenizer
     from ..training.recipe import Recipe
 
-LADDER = "mingpt_style.ladder"
+LADDER = "..mingpt_style.ladder"
 COLUMNS = ("model", "parameters", "validation loss", "seconds", "sample")
 SAMPLE = 240  # characters
 PRINTED = 60  # of them, in the table
