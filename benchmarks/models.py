@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpt_duet.comparison.models import largest_difference
 from gpt_duet.comparison.styles import enlarged_random_weights, rounding_bound
-from gpt_duet.invariants import Subject
+from gpt_duet.invariants import meet
 from gpt_duet.protocol import CachedLanguageModel, load_style
 
 from .peers import PEERS, build_peer
@@ -185,7 +185,7 @@ def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
     name, vocab, longest = (
         peer.name, plan.config.vocab_size, max(plan.times)
     )  # fmt: skip
-    subject = Subject(
+    subject = meet(
         lambda: peer.model,
         vocab_size=vocab,
         block_size=longest,

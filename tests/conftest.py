@@ -106,14 +106,13 @@ def calls_of_a_second(monkeypatch):
 
     The clock stands still, so that a busy machine has as many.
     """
-    from gpt_duet.invariants import Subject
+    from gpt_duet.invariants.budget import Costs
 
-    def measure(subject):
-        subject.costs.call = 1.0
-        return True
-
-    monkeypatch.setattr(Subject, "measure", measure)
-    monkeypatch.setattr("shared.invariants.model.costs.perf_counter", float)
+    monkeypatch.setattr(
+        "shared.invariants.runner.measure",
+        lambda subject: (Costs(call=1.0), True),
+    )
+    monkeypatch.setattr("shared.invariants.budget.perf_counter", float)
 
 
 @pytest.fixture(scope="session", params=["annotated", "mingpt_style"])

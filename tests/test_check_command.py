@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpt_duet.invariants.checks import CHECKS, COSTS
+from gpt_duet.invariants.budget import Needs
+from gpt_duet.invariants.checks import CHECKS
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = """
@@ -239,7 +240,8 @@ def test_the_list_has_a_line_for_each_check(here):
 
 
 def test_a_long_check_is_announced_and_has_no_time(here, monkeypatch):
-    monkeypatch.setitem(COSTS, "check_shape", (10**9, 0))
+    needs = Needs(calls=10**9, rows=0)
+    monkeypatch.setattr(CHECKS["check_shape"], "needs", needs)
     words = ("my_pkg.model:build", "--only=shape", "--only=purity")
     _, out, err = here(*words, "--thorough")
     assert re.fullmatch(r"gpt-duet: check_shape takes about \d+ s\n", err)

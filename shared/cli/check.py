@@ -124,15 +124,14 @@ def check(
         raise ValueError(f"a map ends in .png or .html, got {map_file.name}")
     from ..importing import first_on_path, show_theirs
     from ..invariants import CHECKS, UnusableModel, check_model
-    from ..invariants.checks import SLOW
     from ..invariants.runner import choose_checks
     from ..targets import load_target
 
     if show_list:
         width = max(map(len, CHECKS))
-        for name, function in CHECKS.items():
-            line = (inspect.getdoc(function) or "").split("\n")[0]
-            if name in SLOW:
+        for name, one in CHECKS.items():
+            line = (inspect.getdoc(one) or "").split("\n")[0]
+            if one.needs.slow:
                 line += f" Slow: --only {name.removeprefix('check_')}."
             print(f"{name:<{width}}  {line}")
         return
@@ -179,7 +178,12 @@ def check(
             if map_file is not None:
                 path = _map_path(map_file, target, len(models or []))
                 with first_on_path(Path.cwd()):
-                    _draw(factory, report, path, seed, layout)
+                    how: dict[str, Any] = {
+                        "seed": seed,
+                        "device": device,
+                        "layout": layout,
+                    }
+                    _draw(factory, report, path, how | {"outputs": outputs})
                 _print(console, f"map: {path}")
             _print(console, "")
     except KeyboardInterrupt:  # while a model was built, or a map drawn
@@ -223,7 +227,7 @@ def _show(
         report.model = target
         reports.append(report)
         _print(console, report.heading(console.width))
-    for name in report.asked[len(report.results) :][:1]:
+    for name in report.names[len(report.results) :][:1]:
         seconds = report.estimates[name]
         if seconds > PATIENCE and not report.plan:
             warn(f"{name} takes about {seconds:.0f} s")
@@ -239,23 +243,17 @@ def _draw(
     factory: Callable[..., Any],
     report: "Report",
     path: Path,
-    seed: int,
-    layout: str,
+    how: dict[str, Any],
 ) -> None:
+    """Draw the map of a model that is called as the checks called it."""
     import torch
 
     from ..invariants import influence, save_map
 
     length = min(MAP_LENGTH, report.block_size)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(how["seed"])
     tokens = torch.randint(report.vocab_size, (length,), generator=generator)
-    matrix = influence(
-        factory,
-        tokens,
-        vocab_size=report.vocab_size,
-        seed=seed,
-        layout=layout,
-    )
+    matrix = influence(factory, tokens, vocab_size=report.vocab_size, **how)
     try:
         save_map(matrix, path, f"influence in {report.model}")
     except OSError as error:

@@ -6,12 +6,13 @@ print(check_model(lambda: MyGPT(config), vocab_size=65, block_size=64))
 
 from .checks import CHECKS
 from .errors import SkipCheck, UnusableModel
-from .model.subject import Subject
+from .influence import influence
+from .meeting.meet import meet
 from .parametrize import parametrize_with_checks
 from .pictures import save_map, text_map
 from .report import CheckResult, Report
 from .runner import check_model
-from .search.influence import influence
+from .subject import Subject
 
 __all__ = [
     "CHECKS",
@@ -22,6 +23,7 @@ __all__ = [
     "UnusableModel",
     "check_model",
     "influence",
+    "meet",
     "parametrize_with_checks",
     "save_map",
     "text_map",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 
@@ -23,6 +24,18 @@ class ModelRaised(AssertionError):
 
     An AssertionError, since inside a check it is a failure of the model.
     """
+
+
+class FoundOut(AssertionError):
+    """A failure that shows what other checks must know.
+
+    Attributes:
+        facts: new values of a Subject's fields, by their names.
+    """
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.facts = facts
 
 
 class UnusableModel(ValueError):
@@ -82,8 +95,8 @@ def cause_of(error: BaseException) -> str:
 
 
 @contextmanager
-def asked(what: str) -> Iterator[None]:
-    """Say what was asked of the model when it raises inside.
+def during(what: str) -> Iterator[None]:
+    """Turn an exception inside into a failure that says when it came.
 
     Raises:
         ModelRaised: with the model's own exception as its cause.

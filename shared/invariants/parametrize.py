@@ -6,12 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from .checks import CHECKS
-from .errors import SkipCheck, UnusableModel, with_their_frames
-from .model.building import Model, name_of
-from .model.randomness import isolated
-from .model.subject import Subject
-from .runner import choose_checks
+from .errors import UnusableModel, with_their_frames
+from .meeting.building import Model, name_of
+from .meeting.meet import meet
+from .runner import Run, choose_checks
 
 LONGEST = 60  # characters of an expression in a test's name
 
@@ -19,11 +17,11 @@ Expected = Mapping[str, str] | Callable[[Model], Mapping[str, str]]
 
 
 class BoundCheck:
-    """A check and what makes its Subject: call it with a model."""
+    """A check and what makes its Run: call it with a model."""
 
-    def __init__(self, name: str, subject_of: Callable[[Model], Subject]):
+    def __init__(self, name: str, run_of: Callable[[Model], Run]):
         self.__name__ = name
-        self._subject_of = subject_of
+        self._run_of = run_of
 
     def __call__(self, model: Model) -> str:
         """Run the check; a skip is pytest's own.
@@ -34,18 +32,24 @@ class BoundCheck:
         __tracebackhide__ = True
         import pytest
 
+        cause: BaseException | None
         try:
-            subject = self._subject_of(model)
-            with isolated(subject.seed), subject.few_threads():
-                return CHECKS[self.__name__](subject)
-        except SkipCheck as skip:
-            reason = str(skip)
-        except (AssertionError, UnusableModel) as error:
-            failure = AssertionError(str(error))
-            for note in getattr(error, "__notes__", []):
-                failure.add_note(note)
-            raise failure from with_their_frames(error.__cause__)
-        pytest.skip(reason)
+            result, error = self._run_of(model).check(self.__name__)
+            status, message, cause = result.status, result.message, error
+        except UnusableModel as unusable:
+            status, message, cause = "failed", str(unusable), unusable
+        if status == "passed":
+            return message
+        if status == "skipped":
+            pytest.skip(message)
+        if status == "error":
+            raise RuntimeError(message) from cause
+        failure = AssertionError(message)
+        for note in getattr(cause, "__notes__", []):
+            failure.add_note(note)
+        if isinstance(cause, AssertionError | UnusableModel):
+            cause = cause.__cause__
+        raise failure from with_their_frames(cause)
 
     def __repr__(self) -> str:
         return self.__name__
@@ -57,6 +61,8 @@ def parametrize_with_checks(
     checks: Collection[str] | None = None,
     expected_failures: Expected | None = None,
     strict: bool | None = None,
+    budget: float | None = None,
+    threads: int | None = None,
     **settings: Any,
 ) -> Callable[[Any], Any]:
     """Decorate a test with arguments model and check, once for each pair.
@@ -68,6 +74,8 @@ def parametrize_with_checks(
             returns them for one of the models; such tests are marked xfail.
         strict: whether one that passes after all fails; None: as pytest's
             own xfail_strict says.
+        budget: seconds for all checks of a model, as for check_model.
+        threads: on the CPU, as for check_model.
         **settings: vocab_size, block_size, outputs, seed, device and
             layout, as for check_model, for all models.
 
@@ -85,14 +93,11 @@ def parametrize_with_checks(
     import pytest
 
     names = choose_checks(checks)
-    inspect.signature(Subject).bind(None, **settings)
+    inspect.signature(meet).bind(None, **settings)
 
     @lru_cache(maxsize=1)  # the checks of a model share it
-    def subject_of(model: Model) -> Subject:
-        with isolated(settings.get("seed", 0)):
-            subject = Subject(model, **settings)
-        subject.require_scores()
-        return subject
+    def run_of(model: Model) -> Run:
+        return Run(model, names, budget, threads, **settings)
 
     how: Any = {} if strict is None else {"strict": strict}
     parameters, labels = [], Counter[str]()
@@ -114,7 +119,7 @@ def parametrize_with_checks(
             marks = []
             if name in reasons:
                 marks = [pytest.mark.xfail(reason=reasons[name], **how)]
-            check = BoundCheck(name, subject_of)
+            check = BoundCheck(name, run_of)
             parameters.append(
                 pytest.param(model, check, id=f"{label}-{name}", marks=marks)
             )

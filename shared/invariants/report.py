@@ -20,7 +20,7 @@ class CheckResult:
         seconds: it took.
         forwards: calls of the model whose scores were read.
         backwards: passes back from these.
-        less: why a check that passed has tried less than of other models.
+        not_tried: what a check that passed has not tried, and why.
     """
 
     name: str
@@ -29,7 +29,7 @@ class CheckResult:
     seconds: float
     forwards: int = 0
     backwards: int = 0
-    less: str = ""
+    not_tried: str = ""
 
 
 @dataclass
@@ -40,21 +40,21 @@ class Report:
         model: its name.
         vocab_size: number of tokens.
         block_size: longest sequence tried.
-        asked: names of the checks that are run, in their order.
+        names: of the checks that are run, in their order.
         results: of those that have ended, in that order.
         notes: how the model was read, and what it did beside answering.
         details: longer texts by check, such as the map of a leak.
         estimates: seconds that each check may take, roughly.
-        plan: what is done where time is short, or "".
-        interim: what a check has told before its end, or "".
-        left_out: names of the checks that were not asked for.
+        plan: how much time there is, where it is short, or "".
+        interim: how far a check is before its end, or "".
+        left_out: names of the checks that are not run.
         interrupted: whether it was stopped before its end.
     """
 
     model: str
     vocab_size: int
     block_size: int
-    asked: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
     results: list[CheckResult] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     details: dict[str, str] = field(default_factory=dict)
@@ -106,10 +106,8 @@ class Report:
         """The last line of the table."""
         counts = Counter(result.status for result in self.results)
         words = {status: f"{n} {status}" for status, n in counts.items()}
-        less = [result.less for result in self.results if result.less]
-        if less:
-            reasons = ", ".join({*less})
-            words["passed"] += f" ({len(less)} less tested: {reasons})"
+        if part := sum(bool(result.not_tried) for result in self.results):
+            words["passed"] += f" ({part} of them in part)"
         text = ", ".join(
             words[status] for status in STATUSES if counts[status]
         )
@@ -157,7 +155,7 @@ class Report:
     def _line(
         self, name: str, status: str, seconds: str, message: str, width: int
     ) -> str:
-        names = max(map(len, ["check", *self.asked]))
+        names = max(map(len, ["check", *self.names]))
         start = f"{name:<{names}}  {status:8}  {seconds:>6}  "
         return textwrap.fill(
             start + message,

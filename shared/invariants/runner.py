@@ -1,7 +1,6 @@
 """Runs the checks on a model, one after the other."""
 
 import io
-import math
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
@@ -11,13 +10,22 @@ from typing import Any
 
 import torch
 
-from .checks import CHECKS, COPIES, COSTS, IMPLIED, SHARES, SLOW
-from .errors import SkipCheck, UnusableModel, cause_of, place_of, sentence
-from .model.randomness import isolated
-from .model.subject import Subject
+from .budget import Budget, Costs, measured
+from .checks import CHECKS
+from .errors import (
+    FoundOut,
+    SkipCheck,
+    UnusableModel,
+    cause_of,
+    place_of,
+    sentence,
+)
+from .meeting.meet import learn, meet
+from .randomness import isolated
 from .report import CheckResult, Report
+from .subject import Subject
+from .variant import Variant, own
 
-DEFAULT = 225.0  # seconds: to meet the model takes some, too
 FIRST = ("check_shape", "check_causality")  # where time is short
 
 
@@ -54,14 +62,16 @@ def check_model(
         layout: "tb" for a model that takes (time, batch).
         threads: on the CPU; None: one for a small model.
         budget: seconds; what finds most is tried first, and the report
-            says what was left out. None: four minutes where all would take
-            longer; math.inf: all is tried.
+            says what was not tried. None: for a model of over 2 million
+            parameters the time of 320 forwards of the longest sequence, at
+            most four minutes; for others four minutes where all would take
+            longer. math.inf: all is tried.
         debug: let an exception that no check expects end the run.
         on_progress: called with the report before the first check, as
-            each one ends, and when one has something to tell before.
+            each one ends, and when one says how far it is.
 
     Returns:
-        The report: print it, or ask for .ok, .failed and .results.
+        The report: print it, or read .ok, .failed and .results.
 
     Raises:
         ValueError: for a model that cannot be built, called or read, an
@@ -71,9 +81,13 @@ def check_model(
     expected = dict(expected_failures or {})
     choose_checks(expected)
     printed = io.StringIO()
-    with redirect_stdout(printed), isolated(seed):
-        subject = Subject(
+    training = getattr(model_or_factory, "training", False)
+    with redirect_stdout(printed):
+        run = Run(
             model_or_factory,
+            names,
+            budget,
+            threads,
             vocab_size=vocab_size,
             block_size=block_size,
             outputs=outputs,
@@ -81,106 +95,49 @@ def check_model(
             device=device,
             layout=layout,
         )
-        if "check_shape" not in names:
-            subject.require_scores()
-        report = Report(
-            subject.name,
-            subject.vocab_size,
-            subject.block_size,
-            asked=names,
-            estimates=dict.fromkeys(names, 0.0),
-            left_out=[name for name in CHECKS if name not in names],
-        )
-        with subject.few_threads(threads):
-            budget = _plan(subject, report, budget)
+    subject = run.subject
+    report = Report(
+        subject.name,
+        subject.vocab_size,
+        subject.block_size,
+        names=run.names,
+        plan=run.plan,
+        estimates=run.budget.estimates,
+        left_out=[name for name in CHECKS if name not in names],
+    )
 
     def tell(text: str) -> None:
         report.interim = text
         on_progress(report)
         report.interim = ""
 
-    subject.tell = tell
-    training = getattr(model_or_factory, "training", False)
+    run.budget.tell = tell
     try:
         on_progress(report)
-        for name in report.asked:
-            least = 0.0 if name in SHARES else report.estimates[name]
-            seconds = _allowance(subject, report, budget)
-            if seconds <= 0 or seconds < least:
-                words = f"no time: about {report.estimates[name]:.0f} s, "
-                words += f"{max(seconds, 0):.0f} left of {budget:.0f}"
-                result = CheckResult(name, "skipped", words, 0.0)
-            else:
-                subject.costs.start(subject.costs.spent + seconds)
-                with redirect_stdout(printed), subject.few_threads(threads):
-                    result = run_check(subject, name, expected, report, debug)
+        for name in report.names:
+            with redirect_stdout(printed):
+                result, error = run.check(name, expected.get(name))
+            if error is not None and result.status == "error" and debug:
+                raise error
+            if notes := getattr(error, "__notes__", []):
+                if result.status == "failed":
+                    report.details[name] = "\n".join(notes)
             report.results.append(result)
             on_progress(report)
     except KeyboardInterrupt:
         report.interrupted = True
         report.results += [
             CheckResult(name, "skipped", "interrupted", 0.0)
-            for name in report.asked[len(report.results) :]
+            for name in report.names[len(report.results) :]
         ]
     finally:
         if isinstance(model_or_factory, torch.nn.Module):
             model_or_factory.train(training)
-    report.notes = list(dict.fromkeys(subject.notes))
+    report.notes = run.notes
     if lines := printed.getvalue().splitlines():
         words = f"the model printed {len(lines)} lines, the first: "
         report.notes.append(f"{words}{lines[0][:80]!r}")
     return report
-
-
-def _plan(subject: Subject, report: Report, budget: float | None) -> float:
-    """Estimate what checks take, and return the seconds that there are."""
-    if subject.fault:
-        return math.inf
-    try:
-        finite = subject.measure()
-    except AssertionError:  # a check will tell
-        return math.inf
-    costs, time = subject.costs, subject.block_size
-    for name in report.asked:
-        calls, rows = COSTS[name]
-        copies = COPIES.get(name, 2) * costs.build
-        report.estimates[name] = costs.of(rows * time, calls) + copies
-    total = sum(report.estimates.values())
-    if budget is None:
-        slow = sum(report.estimates[n] for n in SLOW & {*report.asked})
-        budget = DEFAULT + slow if total - slow > DEFAULT else math.inf
-    if total <= budget:
-        return math.inf
-    report.plan = (
-        f"one forward of {time:,} tokens takes {costs.of(time):.2g} s: "
-        f"about {_words(budget)}; --thorough tries all, in {_words(total)}"
-    )
-    if finite:  # what matters most
-        report.asked.sort(key=lambda name: name not in FIRST)
-    costs.begin(budget)
-    return budget
-
-
-def _words(seconds: float) -> str:
-    """Return a time as one says it."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} minutes"
-
-
-def _allowance(subject: Subject, report: Report, budget: float) -> float:
-    """Return the seconds that the next check may spend.
-
-    Those that ask as they go share what the others will leave: at least half
-    of what there is.
-    """
-    left = budget - subject.costs.spent
-    name, *rest = report.asked[len(report.results) :]
-    if name not in SHARES:
-        return left
-    fixed = sum(report.estimates[n] for n in rest if n not in SHARES)
-    shares = sum(SHARES.get(n, 0) for n in (name, *rest))
-    return max(left - fixed, left / 2) * SHARES[name] / shares
 
 
 def choose_checks(names: Collection[str] | None) -> list[str]:
@@ -193,7 +150,7 @@ def choose_checks(names: Collection[str] | None) -> list[str]:
         ValueError: for an unknown name, with those known.
     """
     if names is None:
-        return [name for name in CHECKS if name not in SLOW]
+        return [name for name, c in CHECKS.items() if not c.needs.slow]
     if isinstance(names, str):
         names = [names]
     full = {n if n.startswith("check_") else f"check_{n}" for n in names}
@@ -205,64 +162,135 @@ def choose_checks(names: Collection[str] | None) -> list[str]:
     return [name for name in CHECKS if name in full]
 
 
-def run_check(
-    subject: Subject,
-    name: str,
-    expected: Mapping[str, str],
-    report: Report,
-    debug: bool = False,
-) -> CheckResult:
-    """Run one check and return its outcome; only Ctrl-C gets through."""
-    start = time.perf_counter()
-    costs = subject.costs
-    calls, backwards = costs.calls, costs.backwards
-    status, detail, subject.less = "passed", "", ""
-    try:
-        if subject.fault and name != "check_shape":
+class Run:
+    """The checks of one model: what is known of it, its time, its failures.
+
+    The same in `check_model` and in pytest.
+
+    Args: as for `check_model`; names of the checks, in full.
+
+    Raises:
+        ValueError: as `check_model`.
+    """
+
+    def __init__(
+        self,
+        model_or_factory: Any,
+        names: list[str],
+        seconds: float | None = None,
+        threads: int | None = None,
+        **settings: Any,
+    ):
+        with isolated(settings.get("seed", 0)):
+            self.subject = meet(model_or_factory, **settings)
+            if "check_shape" not in names:
+                self.subject.require_scores()
+            self.threads = threads
+            self.budget, self.plan = Budget(), ""
+            self.names = names
+            self._causes: dict[str, str] = {}  # the first failure by cause
+            self._left = [*names]
+            if not self.subject.fault:
+                with self.subject.few_threads(threads):
+                    self._plan(seconds)
+
+    def _plan(self, seconds: float | None) -> None:
+        try:
+            costs, finite = measure(self.subject)
+        except AssertionError:  # a check will meet it, too
+            return
+        needs = {name: CHECKS[name].needs for name in self.names}
+        longest = self.subject.block_size
+        self.plan = self.budget.plan(costs, needs, longest, seconds)
+        if self.plan and finite:  # what matters most
+            self.names = sorted(self.names, key=lambda name: name not in FIRST)
+            self._left = [*self.names]
+
+    @property
+    def notes(self) -> list[str]:
+        """What is unusual about the model."""
+        notes = [*self.subject.builder.notes, *self.subject.notes]
+        return list(dict.fromkeys(notes))
+
+    def check(
+        self, name: str, expected: str | None = None
+    ) -> tuple[CheckResult, Exception | None]:
+        """Run one check; return its outcome, and what it raised.
+
+        Args:
+            name: of the check, in full.
+            expected: why a failure is expected, if it is.
+        """
+        start = time.perf_counter()
+        budget = self.budget
+        calls, backwards = budget.calls, budget.backwards
+        if name in self._left:
+            self._left.remove(name)
+        error: Exception | None = None
+        try:
+            status, message = "passed", self._run(name)
+        except Exception as raised:
+            error = raised
+            status, message = self._judge(name, raised)
+        if status == "passed" and expected is not None:
+            message = f"{message}; expected to fail: {expected}"
+        if status == "failed" and expected is not None:
+            status, message = "expected", f"{expected}: {message}"
+        result = CheckResult(
+            name,
+            status,
+            message,
+            time.perf_counter() - start,
+            budget.calls - calls,
+            budget.backwards - backwards,
+            budget.not_tried if status == "passed" else "",
+        )
+        return result, error
+
+    def _run(self, name: str) -> str:
+        """Run a check and return its message."""
+        if no_time := self.budget.start(name, self._left):
+            raise SkipCheck(no_time)
+        if self.subject.fault and name != "check_shape":
             raise SkipCheck("see check_shape")
-        with isolated(subject.seed):
-            message = CHECKS[name](subject)
-        if left_out := costs.not_tried():
-            if not costs.granted:
-                raise SkipCheck(f"no time for {left_out}")
-            message += f"; no time for {left_out}"
-        if subject.less:
-            message = f"less tested, {subject.less}: {message}"
-        if name in expected:
-            message = f"{message}; expected to fail: {expected[name]}"
-    except SkipCheck as skip:
-        status, message = "skipped", str(skip)
-    except (AssertionError, UnusableModel) as error:
-        status, message = "failed", str(error)
-        detail = "\n".join(getattr(error, "__notes__", []))
-        first = subject.failed_first.setdefault(cause_of(error), name)
-        failed = subject.failed_first.values()
-        first = next((n for n in IMPLIED.get(name, ()) if n in failed), first)
-        if first != name:
-            status, message = "skipped", f"see {first}: {message}"
-    except Exception as error:
-        if debug:
-            raise
+        seed, few_threads = self.subject.seed, self.subject.few_threads
+        with isolated(seed), few_threads(self.threads):
+            message = CHECKS[name](self.subject, self.budget)
+        not_tried = self.budget.not_tried
+        if self.budget.nothing_tried:
+            raise SkipCheck(not_tried)
+        return f"{message}; not tried: {not_tried}" if not_tried else message
+
+    def _judge(self, name: str, error: Exception) -> tuple[str, str]:
+        """Return the status and the message of what a check raised."""
+        if isinstance(error, SkipCheck):
+            return "skipped", str(error)
+        if isinstance(error, FoundOut):
+            self.subject = learn(self.subject, error)
+        if isinstance(error, AssertionError | UnusableModel):
+            first = self._causes.setdefault(cause_of(error), name)
+            failed = {*self._causes.values()}
+            causes = [n for n in CHECKS[name].needs.implied_by if n in failed]
+            first = next(iter(causes), first)
+            if first == name:
+                return "failed", str(error)
+            return "skipped", f"see {first}: {error}"
         if place := place_of(error):
-            status = "failed"
-            message = f"the model raised {sentence(error)} ({place})"
-        else:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            status = "error"
-            message = (
-                f"a fault of the check, not of the model: {sentence(error)} "
-                f"({Path(frame.filename).name}:{frame.lineno})"
-            )
-    if status == "failed" and name in expected:
-        status, message = "expected", f"{expected[name]}: {message}"
-    if detail and status == "failed":
-        report.details[name] = detail
-    return CheckResult(
-        name,
-        status,
-        message,
-        time.perf_counter() - start,
-        costs.calls - calls,
-        costs.backwards - backwards,
-        subject.less if status == "passed" else "",
+            return "failed", f"the model raised {sentence(error)} ({place})"
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return "error", (
+            f"a fault of the check, not of the model: {sentence(error)} "
+            f"({Path(frame.filename).name}:{frame.lineno})"
+        )
+
+
+def measure(subject: Subject) -> tuple[Costs, bool]:
+    """Return what calls cost, and whether the scores are finite."""
+
+    def call(variant: Variant, length: int) -> torch.Tensor:
+        return variant.scores(torch.zeros(1, length, dtype=torch.long))
+
+    lengths = subject.lengths.fit(1), subject.block_size
+    return measured(
+        lambda: own(subject, Budget()), call, lengths, subject.heavy
     )

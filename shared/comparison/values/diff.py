@@ -10,8 +10,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ...invariants.errors import UnusableModel
-from ...invariants.model.building import Builder, is_factory
-from ...invariants.model.subject import Subject
+from ...invariants.meeting.building import Builder, is_factory
+from ...invariants.meeting.meet import meet
+from ...invariants.subject import Subject
 from .found import Found
 from .matching import Matches, match
 from .parting import Flow, find_parting
@@ -114,8 +115,8 @@ def _as_tokens(
 def _subject(model: Model, length: int, vocab_size: int | None) -> Subject:
     try:
         if is_factory(model):  # once: a loader may take longer than a run
-            model = Builder(model, SEED, None, []).build()
-        return Subject(model, vocab_size=vocab_size, block_size=length)
+            model = Builder(model, SEED, None).build()
+        return meet(model, vocab_size=vocab_size, block_size=length)
     except UnusableModel as error:
         raise ValueError(str(error)) from error.__cause__
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ...invariants.model.operations import Operations
+from ...invariants.operations import Operations
 from .insides import INSIDES
 from .places import Place, Stack, find_place, layers_of
 from .value import Value, digest, real

@@ -9,9 +9,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from ...invariants.budget import Budget
 from ...invariants.errors import ModelRaised
-from ...invariants.model.randomness import isolated
-from ...invariants.model.subject import Subject
+from ...invariants.randomness import isolated
+from ...invariants.subject import Subject
+from ...invariants.variant import own, precise
 from .recorder import Recorder, below_autograd
 from .value import FEWEST, number_layers, plain
 
@@ -116,13 +118,15 @@ class Side:
     ) -> tuple[Any, Recorder, Tensor]:
         """Return a model, what was recorded of it, and its scores."""
         subject = self.subject
-        model = subject.precise() if self.doubled else subject.build()
+        copy = precise if self.doubled else own
+        variant = copy(subject, Budget())
+        model = variant.model
         if nudge:
             _nudge_weights(model, nudge)
         recorder = Recorder(model, Side._run, self.by_heads, visitor)
         try:
             with isolated(subject.seed), self.below(), recorder:
-                scores = subject.scores(model, self.tokens, seed=subject.seed)
+                scores = variant.scores(self.tokens, seed=subject.seed)
         except ModelRaised as error:
             raise ValueError(f"{subject.name}: {error}") from error.__cause__
         return model, recorder, scores

@@ -1,10 +1,13 @@
 """Decoding with a cache is the same function."""
 
-from ..model.subject import Subject
-from .decoding import CONVENTION, Decoder
+from ..budget import Budget, Round
+from ..check import check
+from ..decoding import CONVENTION, Decoder
+from ..subject import Subject
 
 
-def check_cache(subject: Subject) -> str:
+@check(calls=200, rows=4, share=1)
+def check_cache(subject: Subject, budget: Budget) -> str:
     """Decoding with a cache, in any split, equals the full forward.
 
     Why: a cache that is one position off answers fluently, and wrongly.
@@ -17,29 +20,30 @@ def check_cache(subject: Subject) -> str:
     with each call.
     """
     subject.require_no_state()
-    decoder = Decoder(subject)
+    decoder = Decoder(subject, budget)
     subject.require_no_noise()
-    generator, has_time = subject.generator(), subject.costs.has_time
-    longest = subject.block_size
-    lengths = subject.fit(*((1, 7) if subject.heavy else (1, 7, 16)))
-    batches = (1, 3) if subject.heavy else (1, 3, 5)
-    for batch in sorted({*map(subject.fit_rows, batches)}):
-        for time in lengths:
+    generator, longest = subject.generator(), subject.block_size
+
+    def has_time(name: str, time: int, rows: int, calls: int) -> bool:
+        return budget.affords(
+            Round(decoder.variant, time, (), rows, calls, name=name, share=1)
+        )
+
+    for batch in sorted({*map(subject.fit_rows, (1, 3, 5))}):
+        for time in subject.fit(1, 7, 16):
             splits = _splits(time)
-            calls = 1 + sum(map(len, splits))
-            tokens = batch * time * (1 + len(splits))
-            if has_time(tokens, calls, time, f"{batch} rows"):
+            if has_time(f"{batch} rows", time, batch, 1 + len(splits)):
                 decoder.compare(decoder.draw(batch, time, generator), splits)
     if longest > 16:
         half = longest // 2
         tail = [1] * min(4, longest - half - 1)
         rest = longest - half - sum(tail)
-        if has_time(2 * longest, 7, longest):
+        if has_time("", longest, 1, 3):
             row = decoder.draw(1, longest, generator)
             decoder.compare(row, [[half, *tail, rest]])
             decoder.require_an_end(decoder.draw(1, longest + 1, generator))
     time = subject.lengths.fit(8)
-    if has_time(18 * time, 5 * time, time, "two texts"):
+    if has_time("two texts", time, 6, 5 * time):
         decoder.compare_two_texts(time, generator)
         decoder.compare_padded(time, generator)
     how = decoder.name or " and ".join(CONVENTION)

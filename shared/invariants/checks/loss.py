@@ -2,35 +2,40 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..errors import ModelRaised, SkipCheck, asked
-from ..model.building import Model, hooked
-from ..model.reading import find_loss
-from ..model.subject import Subject
-from ..model.tokens import others
-from ..search.larger_weights import amplified
-from ..search.tolerance import floor, gaps
-from .cross_entropy import (
+from ..budget import Budget
+from ..check import check
+from ..errors import ModelRaised, SkipCheck, during
+from ..larger_weights import both
+from ..losses import (
     added_to,
     close,
     mean_loss,
+    scores_and_loss,
     shifts_of,
     tolerance_of,
     wrong_loss,
 )
+from ..meeting.building import hooked
+from ..rounding import floor, gaps
+from ..subject import Subject
+from ..tokens import others
+from ..variant import Variant
+from ..ways import TRAIN, WITH_GRADIENTS
 
 HOW = ("as given", "shifted by one inside")
 EITHER = " or ".join(HOW)
+LONGEST = 33  # tokens of a text
 IGNORED = (-100, -1)  # PyTorch's own mark for no target, and minGPT's
 
 
-def check_loss(subject: Subject) -> str:
+@check(calls=40, rows=0)
+def check_loss(subject: Subject, budget: Budget) -> str:
     """The loss is the mean cross-entropy of the model's own scores.
 
     Why: a loss shifted once too often trains the wrong task; a sum, or a
@@ -47,13 +52,9 @@ def check_loss(subject: Subject) -> str:
     subject.require_no_state()
     if subject.block_size < 3:
         raise SkipCheck("a shifted loss needs three tokens")
-    found = _check_loss_of(subject, subject.precise(long=True))
-    larger = None if subject.spares else amplified(subject)
-    if larger is not None:
-        again = _check_loss_of(subject, larger)
-        if EITHER in found:  # to a head of zeros all losses are equal
-            return again
-    return found
+    first, *again = map(_check_loss_of, both(subject, budget, LONGEST))
+    # to a head of zeros all losses are equal
+    return again[0] if again and EITHER in first else first
 
 
 @dataclass(frozen=True)
@@ -68,19 +69,24 @@ class _Loss:
     note: str
 
 
-def _check_loss_of(subject: Subject, model: Model) -> str:
+def _check_loss_of(variant: Variant) -> str:
+    subject = variant.subject
     generator, vocab = subject.generator(), subject.vocab_size
     time, name = subject.lengths.fit(6), subject.caller.target_name
     first = subject.draw(4 if time != 4 else 5, time, generator)
-    case = _loss_of(subject, model, first, generator)
+    case = _loss_of(variant, first, generator)
     if case is None:
         return f"takes {name}, returns no loss of one number"
     shifts = case.shifts
-    for batch, length, last in ((3, 7, False), (1, 13, False), (2, 33, True)):
+    for batch, length, last in (
+        (3, 7, False),
+        (1, 13, False),
+        (2, LONGEST, True),
+    ):
         time = subject.lengths.fit(length)
         start = -batch * time if last else -1  # the last ids, or the first
         ids = (torch.arange(batch * time) + start).view(batch, time) % vocab
-        other = _loss_of(subject, model, ids, generator)
+        other = _loss_of(variant, ids, generator)
         if other is None:
             raise AssertionError(f"no loss for {batch} x {time} {name}")
         if not shifts & other.shifts:
@@ -91,24 +97,27 @@ def _check_loss_of(subject: Subject, model: Model) -> str:
         shifts = shifts & other.shifts
     case = replace(case, shifts=shifts)
     found = " or ".join(HOW[s] for s in sorted(shifts)) + case.note
-    found += _try_marks(subject, model, first, case)
-    _require_gradient(subject, model, first, case)
+    found += _try_marks(variant, first, case)
+    _require_gradient(variant, first, case)
     return f"mean cross-entropy of {name} {found}"
 
 
 def _loss_of(
-    subject: Subject, model: Model, first: Tensor, generator: torch.Generator
+    variant: Variant, first: Tensor, generator: torch.Generator
 ) -> _Loss | None:
     """Return how a loss comes about, None where there is none, or raise."""
+    subject = variant.subject
     name, vocab = subject.caller.target_name, subject.vocab_size
     tokens = subject.draw(len(first), first.size(1), generator)
     second = others(first, vocab, generator)
     for ids in (first, second):  # none whose score is minus infinity
-        ids[torch.isin(ids, torch.tensor(subject.hidden))] = subject.scored[0]
-    scores, loss = scores_and_loss(subject, model, tokens, first)
-    again, second_loss = scores_and_loss(subject, model, tokens, second)
+        ids[
+            torch.isin(ids, torch.tensor(subject.hidden, dtype=torch.long))
+        ] = subject.scored[0]
+    scores, loss = scores_and_loss(variant, tokens, first)
+    again, second_loss = scores_and_loss(variant, tokens, second)
     if scores is None or again is None:
-        scores = subject.scores(model, tokens)
+        scores = variant.scores(tokens)
     elif float((moved := gaps(scores, again)).max()) > floor(scores):
         position = int(moved.amax(0).argmax())
         raise AssertionError(
@@ -120,7 +129,7 @@ def _loss_of(
     note, added = "", torch.zeros(())
     shifts = shifts_of(scores, first, loss)
     if not shifts:
-        wide = _before_the_cut(subject, model, tokens, scores)
+        wide = _before_the_cut(variant, tokens, scores)
         if wide is not None and (shifts := shifts_of(wide, first, loss)):
             scores = wide
             note = f" over the {wide.size(-1)} scores of a padded head"
@@ -133,9 +142,7 @@ def _loss_of(
     return _Loss(tokens, scores, shifts, added, note)
 
 
-def _try_marks(
-    subject: Subject, model: Model, targets: Tensor, case: _Loss
-) -> str:
+def _try_marks(variant: Variant, targets: Tensor, case: _Loss) -> str:
     """Return which targets are left out of the mean, or raise."""
     found = ""
     for mark in IGNORED:
@@ -143,7 +150,7 @@ def _try_marks(
         marked[0, 1:] = mark  # rows of unlike length
         marked[1, : targets.size(1) // 2] = mark
         try:
-            _, loss = scores_and_loss(subject, model, case.tokens, marked)
+            _, loss = scores_and_loss(variant, case.tokens, marked)
         except ModelRaised:
             continue
         if loss is None:
@@ -161,32 +168,29 @@ def _try_marks(
     return found
 
 
-def _require_gradient(
-    subject: Subject, model: Model, targets: Tensor, case: _Loss
-) -> None:
+def _require_gradient(variant: Variant, targets: Tensor, case: _Loss) -> None:
     """Require that the loss has a gradient, that of the cross-entropy."""
+    model = variant.model
     if not isinstance(model, nn.Module):
         return
     weights = [p for p in model.parameters() if p.requires_grad and p.numel()]
     if not weights:
         return
-    call = partial(
-        scores_and_loss, subject, model, case.tokens, targets, grad=True
-    )
-    scores, loss = call(training=True)
+    trained, evaluated = map(variant.run_as, (TRAIN, WITH_GRADIENTS))
+    scores, loss = scores_and_loss(trained, case.tokens, targets)
     if loss is None or (scores is not None and not scores.requires_grad):
         return
     if not loss.requires_grad:
         raise AssertionError(
             "the loss has no graph: its backward pass trains nothing"
         )
-    scores, loss = call()
+    scores, loss = scores_and_loss(evaluated, case.tokens, targets)
     if scores is None or loss is None or case.note:  # of more than these
         return
     if not (scores.requires_grad and loss.requires_grad):
         return
     means = [mean_loss(scores, targets, s) for s in case.shifts]
-    with asked("in the backward pass of the loss"):
+    with during("in the backward pass of the loss"):
         theirs, *ours = (
             torch.autograd.grad(
                 value, weights, retain_graph=True, materialize_grads=True
@@ -209,44 +213,11 @@ def _size(gradients: Iterable[Tensor]) -> float:
     return sum(parts) ** 0.5
 
 
-def scores_and_loss(
-    subject: Subject,
-    model: Model,
-    tokens: Tensor,
-    targets: Tensor,
-    training: bool = False,
-    grad: bool = False,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return scores and loss of the model's own call with targets.
-
-    None for what it does not return.
-
-    Raises:
-        ModelRaised: for a call with targets that the model refuses.
-        AssertionError: for changed targets, and a loss that is no number.
-    """
-    if isinstance(model, nn.Module):
-        model.train(training)
-    name = subject.caller.target_name
-    given = [x.to(subject.device, copy=True) for x in (tokens, targets)]
-    with asked(f"when given {name}"), torch.set_grad_enabled(grad):
-        answer = subject.caller.call_with_targets(model, *given)
-    if not given[1].equal(targets.to(subject.device)):
-        raise AssertionError(f"a forward changes its {name}")
-    loss = find_loss(answer)
-    if loss is not None and not torch.isfinite(loss):
-        raise AssertionError(
-            f"the loss is {loss.item()}, with {name} from "
-            f"{int(targets.min())} to {int(targets.max())}"
-        )
-    return subject.find(answer, *tokens.shape), loss
-
-
 def _before_the_cut(
-    subject: Subject, model: Model, tokens: Tensor, scores: Tensor
+    variant: Variant, tokens: Tensor, scores: Tensor
 ) -> Tensor | None:
     """Return a module's output whose first columns are the scores."""
-    vocab = scores.size(-1)
+    model, vocab = variant.model, scores.size(-1)
     found: list[Tensor] = []
 
     def look(module: nn.Module, args: Any, kwargs: Any, answer: Any) -> None:
@@ -256,5 +227,5 @@ def _before_the_cut(
             found.append(answer)
 
     with hooked(model.modules() if isinstance(model, nn.Module) else (), look):
-        subject.scores(model, tokens)
+        variant.scores(tokens)
     return found[0] if found else None

@@ -6,12 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..budget import Budget
+from ..check import check
 from ..errors import SkipCheck
-from ..model.building import hooked
-from ..model.reading import tensors_in
-from ..model.subject import Subject
-from ..search.larger_weights import amplified
-from ..search.tolerance import minus
+from ..larger_weights import larger
+from ..meeting.building import hooked
+from ..meeting.reading import tensors_in
+from ..rounding import minus
+from ..subject import Subject
+from ..variant import Variant, precise
 
 TIME = 31  # a prime: the width of no head is taken for it
 CHOICE = 8  # positions that a row has to choose from, at least
@@ -26,7 +29,8 @@ KEEPING = (  # of a tensor's numbers, in another shape or dtype
 )
 
 
-def check_signal(subject: Subject) -> str:
+@check(calls=5, rows=0)
+def check_signal(subject: Subject, budget: Budget) -> str:
     """Each part moves with its input, and no fresh attention has decided.
 
     Why: behind a norm that forgets its input a layer adds a constant; where
@@ -40,15 +44,15 @@ def check_signal(subject: Subject) -> str:
     Reports: Vaswani et al. 2017, section 3.2.1: large products push the
     softmax to where its gradients are extremely small.
     """
-    model = amplified(subject)
-    if model is not None:
-        _require_parts_that_move(subject, model)
+    enlarged = larger(subject, budget)
+    if enlarged is not None:
+        _require_parts_that_move(enlarged)
     if not subject.builder.fresh:
         return "every part moves; a trained attention may have decided"
     time = subject.lengths.fit(TIME)
     with _Choices(time) as choices:
-        subject.scores(subject.precise(), subject.draw(2, time))
-    if model is None and not choices.found:
+        precise(subject, budget).scores(subject.draw(2, time))
+    if enlarged is None and not choices.found:
         raise SkipCheck("no part and no attention can be seen")
     for first, times, width in choices.found:
         if times > 1 and first > SHARP:
@@ -62,9 +66,10 @@ def check_signal(subject: Subject) -> str:
     return f"every part moves; {len(choices.found)} parts choose positions"
 
 
-def _require_parts_that_move(subject: Subject, model: nn.Module) -> None:
+def _require_parts_that_move(variant: Variant) -> None:
     moves: dict[str, bool] = {}
-    names = {module: name for name, module in model.named_modules()}
+    modules = variant.model.named_modules()
+    names = {module: name for name, module in modules}
 
     def look(module: nn.Module, args: Any, kwargs: Any, answer: Any) -> None:
         given, put_out = _spread((args, kwargs)), _spread(answer)
@@ -72,9 +77,9 @@ def _require_parts_that_move(subject: Subject, model: nn.Module) -> None:
             name = f"{names[module]} ({type(module).__name__})"
             moves[name] = moves.get(name, False) or not put_out <= SAME
 
-    tokens = subject.draw(3, 7)
+    tokens = variant.subject.draw(3, 7)
     with hooked((m for m in names if [*m.parameters()]), look):
-        subject.scores(model, tokens)
+        variant.scores(tokens)
     still = [name for name, moved in moves.items() if not moved]
     if still:
         raise AssertionError(

@@ -1,0 +1,403 @@
+"""Time: what calls cost, which of them a check may make, which it did not.
+
+The only module that knows the clock. A check says what it would try, what
+finds most first; the budget cuts off the end, and names what it has cut.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .tokens import SHORT
+
+DEFAULT = 225.0  # seconds: meeting the model takes some, too
+FORWARDS = 320  # of the longest sequence: the default of a heavy model
+SHARE = 1 / 12  # of the time left: what one round may take
+TOLD_AFTER = 15.0  # seconds without a line until a check says how far it is
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a check needs, counted on two layers and 1,024 positions.
+
+    Attributes:
+        calls: of the model; a backward pass counts as two, float64 doubles.
+        rows: forwards of the longest sequence, one row.
+        copies: passes over all weights, in copies of the model.
+        share: parts of the time left, of a check that cuts off its rounds.
+        slow: whether the check runs only if it is named.
+        implied_by: checks whose failure has the same cause.
+    """
+
+    calls: int
+    rows: int
+    copies: int = 2
+    share: int = 0
+    slow: bool = False
+    implied_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of calls, from a few that were measured."""
+
+    call: float = 0.0  # of any call
+    token: float = 0.0  # and of each token in it
+    build: float = 0.0  # of a copy of the model
+    heavy: bool = False  # whether each call reads many weights
+
+    def of(
+        self,
+        tokens: float,
+        calls: int = 1,
+        grad: bool = False,
+        double: bool = False,
+    ) -> float:
+        """Return the seconds of calls with so many tokens in all.
+
+        A backward pass takes as long as two forwards, float64 twice as long.
+        """
+        factor = (3 if grad else 1) * (2 if double else 1)
+        # a call of a heavy model reads its weights; others wait for Python
+        return calls * self.call * (factor if self.heavy else 1) + (
+            tokens * self.token * factor
+        )
+
+
+def measured(
+    build: Callable[[], Any],
+    call: Callable[[Any, int], Tensor],
+    lengths: tuple[int, int],
+    heavy: bool,
+) -> tuple[Costs, bool]:
+    """Measure a copy and a call of the least and the longest sequence.
+
+    Returns:
+        The costs, and whether all scores are finite.
+    """
+    start = perf_counter()
+    model = build()
+    copied = perf_counter() - start
+    (short, longest), seconds, finite = lengths, {}, True
+    for length in (short, longest, short):  # the first call is slower
+        start = perf_counter()
+        scores = call(model, length)
+        finite &= bool(torch.isfinite(scores).all())  # waits for the device
+        seconds[length] = perf_counter() - start
+    more = max(seconds[longest] - seconds[short], 0.0)
+    costs = Costs(seconds[short], more / longest, copied, heavy)
+    return costs, finite
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a check would try of one variant, at one length.
+
+    Attributes:
+        variant: what is called.
+        time: the length.
+        splits: tried one by one, a row each; none: `calls` or nothing.
+        rows: of a call; 0: as many as the variant takes.
+        calls: of a round without splits.
+        apart: whether each split is a call of its own, not a row of one.
+        name: of what is tried, if not only the variant.
+        grad: whether each call has a backward pass.
+        share: of the time left to the check, at most.
+        trials: of these splits, for a check that goes through them.
+    """
+
+    variant: Any  # a Variant; the budget reads how it is called
+    time: int
+    splits: tuple[int, ...] = ()
+    rows: int = 0
+    calls: int = 1
+    apart: bool = False
+    name: str = ""
+    grad: bool = False
+    share: float = SHARE
+    trials: Callable[[list[int]], Iterator[Any]] = iter
+
+    def seconds(self, costs: Costs, count: int) -> float:
+        """Return what it takes with so many of its splits."""
+        rows = self.rows or self.variant.rows_at_once(self.time)
+        calls = self.calls
+        if self.splits:
+            at_once = 1 if self.apart else max(1, min(count, rows))
+            calls = 1 + -(-count // at_once)  # the base first
+            rows = rows if self.apart else at_once
+        tokens = calls * rows * self.time
+        return costs.of(tokens, calls, self.grad, self.variant.double)
+
+    @property
+    def label(self) -> str:
+        """How a report names it."""
+        where = self.variant.conditions.lstrip(", ")
+        parts = (where or "in eval mode", self.name)
+        return ", ".join(part for part in parts if part)
+
+
+class Budget:
+    """Counts calls, reckons their seconds, and cuts off what is too long.
+
+    Without a limit all is tried. One budget serves all checks of a model.
+    """
+
+    def __init__(self) -> None:
+        self.costs = Costs()
+        self.seconds = math.inf  # for all checks
+        self.estimates: dict[str, float] = {}  # by check
+        self.tell: Callable[[str], None] = lambda text: None
+        self.calls = self.backwards = 0
+        self._needs: Mapping[str, Needs] = {}
+        self._began, self._reckoned = perf_counter(), 0.0
+        self._kept: dict[object, Any] = {}
+        self.start("")
+
+    # --- For all checks of a model -------------------------------------------
+
+    def plan(
+        self,
+        costs: Costs,
+        needs: Mapping[str, Needs],
+        longest: int,
+        seconds: float | None,
+    ) -> str:
+        """Begin, with so many seconds for these checks.
+
+        Args:
+            costs: as measured.
+            needs: of each check that will run.
+            longest: length of the longest sequence.
+            seconds: None: FORWARDS of them for a heavy model, at most
+                DEFAULT; for a light one DEFAULT if all would take longer.
+
+        Returns:
+            A sentence for the report where time is short, or "".
+        """
+        self.costs, self._needs = costs, needs
+        self.estimates = {
+            name: costs.of(n.rows * longest, n.calls) + n.copies * costs.build
+            for name, n in needs.items()
+        }
+        total = sum(self.estimates.values())
+        if seconds is None:
+            seconds = DEFAULT
+            if costs.heavy:
+                seconds = min(DEFAULT, FORWARDS * costs.of(longest))
+            seconds += sum(self.estimates[n] for n in needs if needs[n].slow)
+        if total <= seconds:
+            return ""
+        self.seconds = seconds
+        self._began, self._reckoned = perf_counter(), 0.0
+        return (
+            f"one forward of {longest:,} tokens takes "
+            f"{costs.of(longest):.2g} s: about {_words(seconds)}; --thorough "
+            f"tries all, in {_words(total)}"
+        )
+
+    @property
+    def limited(self) -> bool:
+        """Whether time is short."""
+        return self.seconds < math.inf
+
+    @property
+    def spent(self) -> float:
+        """Seconds so far: by the clock, or more if reckoned, as on a GPU."""
+        return max(self._reckoned, perf_counter() - self._began)
+
+    def keep(self, name: object, make: Callable[[], Any]) -> Any:
+        """Return what is made; where time is short, only once."""
+        if not self.limited:
+            return make()
+        if self._kept.get(name) is None:
+            self._kept[name] = make()
+        return self._kept[name]
+
+    def release(self, *kept: Any) -> None:
+        """Keep these no longer, or nothing that is kept so far."""
+        left = self._kept.items() if kept else ()
+        self._kept = {n: k for n, k in left if all(k is not x for x in kept)}
+
+    def charge_copy(self) -> None:
+        """Count a copy of the model."""
+        self._reckoned += self.costs.build
+
+    def charge(self, scores: Tensor) -> None:
+        """Count a call that gave these scores, and each backward pass."""
+        tokens = scores.size(0) * scores.size(1)
+        seconds = self.costs.of(tokens, double=scores.dtype == torch.float64)
+        self.calls += 1
+        self._reckoned += seconds
+
+        def backward(gradient: Tensor) -> None:
+            self.backwards += 1
+            self._reckoned += 2 * seconds
+
+        if scores.requires_grad:
+            scores.register_hook(backward)
+
+    # --- For the check under way ---------------------------------------------
+
+    def start(self, name: str, others: Iterable[str] = ()) -> str:
+        """Begin a check; others will follow.
+
+        Checks with a share divide what the others leave, at least half of
+        the time left.
+
+        Returns:
+            Why there is no time for it, or "".
+        """
+        self._name, self._shown = name, self.spent
+        self._granted: set[str] = set()  # labels of rounds that had time
+        self._cut = defaultdict[str, list[int]](list)
+        self._tried = defaultdict[str, dict[int, tuple[set[int], int]]](dict)
+        self._impossible: dict[str, str] = {}
+        self._end = math.inf
+        if not self.limited:
+            return ""
+        left, needs = self.seconds - self.spent, self._needs
+        least = self.estimates[name]
+        if share := needs[name].share:
+            least = 0.0
+            rest = [*others]
+            fixed = sum(self.estimates[n] for n in rest if not needs[n].share)
+            shares = share + sum(needs[n].share for n in rest)
+            left = max(left - fixed, left / 2) * share / shares
+        self._end = self.spent + left
+        if 0 < left >= least:
+            return ""
+        return (
+            f"no time: about {self.estimates[name]:.0f} s, {max(left, 0):.0f} "
+            f"left of {self.seconds:.0f}"
+        )
+
+    @property
+    def left(self) -> float:
+        """Seconds that the check under way may still spend."""
+        return self._end - self.spent
+
+    def count(self, tokens: int, double: bool) -> int:
+        """Return how many calls of so many tokens fit; at least one."""
+        if not self.limited:
+            return tokens
+        return max(1, int(self.left / self.costs.of(tokens, double=double)))
+
+    def affordable(
+        self, rounds: Iterable[Round]
+    ) -> Iterator[tuple[Round, list[int]]]:
+        """Yield the rounds that there is time for, and their splits.
+
+        Of splits the ends and powers of two come first, none twice; of a
+        short sequence all are tried or none.
+        """
+        for r in rounds:
+            if not r.splits:
+                if self.affords(r):
+                    yield r, []
+                continue
+            chosen = self._choose(r)
+            if chosen:
+                self._granted.add(r.label)
+                yield r, chosen
+                self._say_how_far()
+
+    def affords(self, r: Round) -> bool:
+        """Whether there is time for a round without splits, or note it."""
+        if r.seconds(self.costs, 1) > r.share * self.left:
+            self._cut[r.label].append(r.time)
+            return False
+        self._granted.add(r.label)
+        return True
+
+    def _choose(self, r: Round) -> list[int]:
+        """Return the splits of a round that fit, and note them."""
+        room = r.share * self.left
+        counts = self._tried[r.label]
+        tried, _ = counts.setdefault(r.time, (set(), r.time - 1))
+        wanted = {*r.splits} - (tried if r.time > SHORT else set())
+        best = sorted(
+            wanted,
+            key=lambda s: (s not in (1, r.time - 1), s & (s - 1) > 0, -s),
+        )
+        least = len(best) if r.time <= SHORT else 1
+        for count in range(len(best), least - 1, -1):
+            if r.seconds(self.costs, count) <= room:
+                break
+        else:
+            count = 0
+        if count < len(best):
+            self._cut[r.label].append(r.time)
+        tried |= {*best[:count]}
+        return sorted(best[:count])
+
+    def give_up(self, what: str, why: str) -> None:
+        """Note what cannot be tried with this model, whatever the time."""
+        self._impossible[what] = why
+
+    @property
+    def tried(self) -> str:
+        """Which splits were tried, of how many."""
+        ways = defaultdict[str, list[str]](list)
+        for label, counts in self._tried.items():
+            table = {t: (len(done), of) for t, (done, of) in counts.items()}
+            whole = [t for t, (done, of) in table.items() if done == of]
+            parts = [f"all splits at {spans(whole)}"] if whole else []
+            parts += [
+                f"{done} of {of} at {t}"
+                for t, (done, of) in sorted(table.items())
+                if 0 < done < of
+            ]
+            if parts:
+                ways[", ".join(parts)].append(label)
+        return "; ".join(
+            f"{', '.join(labels)}: {text}" for text, labels in ways.items()
+        )
+
+    @property
+    def not_tried(self) -> str:
+        """What was not tried, and why; or ""."""
+        parts = [f"{what} ({why})" for what, why in self._impossible.items()]
+        cut = [
+            what + f" at {spans(times)}" * (what in self._granted)
+            for what, times in self._cut.items()
+        ]
+        if cut:
+            parts.append(f"no time for {', '.join(cut)}")
+        return "; ".join(parts)
+
+    @property
+    def nothing_tried(self) -> bool:
+        """Whether there was no time for anything that the check would try."""
+        return bool(self._cut) and not self._granted
+
+    def _say_how_far(self) -> None:
+        if self.limited and self.spent - self._shown > TOLD_AFTER:
+            self._shown = self.spent
+            self.tell(f"{self._name}: so far {self.tried}")
+
+
+def _words(seconds: float) -> str:
+    """Return a time as one says it."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes"
+
+
+def spans(lengths: Iterable[int]) -> str:
+    """Return lengths as text: "2, 3, 5-9"."""
+    runs: list[list[int]] = []
+    for length in sorted(set(lengths)):
+        if runs and length == runs[-1][-1] + 1:
+            runs[-1].append(length)
+        else:
+            runs.append([length])
+    return ", ".join(
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run))
+        for run in runs
+    )

@@ -1,0 +1,40 @@
+"""What a check is: a function, and what it needs."""
+
+from collections.abc import Callable
+from functools import update_wrapper
+
+from .budget import Budget, Needs
+from .subject import Subject
+
+Function = Callable[[Subject, Budget], str]
+
+
+class Check:
+    """A check: call it with a subject and a budget.
+
+    It returns a sentence about what was tried, raises AssertionError with
+    one that names the property and the case that breaks it, or SkipCheck.
+    """
+
+    def __init__(self, function: Function, needs: Needs):
+        update_wrapper(self, function)
+        self.name = function.__name__
+        self.needs = needs
+        self._function = function
+
+    def __call__(self, subject: Subject, budget: Budget) -> str:
+        return self._function(subject, budget)
+
+
+def check(
+    *,
+    calls: int,
+    rows: int,
+    copies: int = 2,
+    share: int = 0,
+    slow: bool = False,
+    implied_by: tuple[str, ...] = (),
+) -> Callable[[Function], Check]:
+    """Decorate a function as a check; the arguments are those of Needs."""
+    needs = Needs(calls, rows, copies, share, slow, implied_by)
+    return lambda function: Check(function, needs)

@@ -1,0 +1,143 @@
+"""Rows of a batch do not depend on each other."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..budget import Budget, Round
+from ..check import check
+from ..larger_weights import both
+from ..leaks import LeakFinder
+from ..rounding import dtype_name, real_gap
+from ..subject import Subject
+from ..tokens import SHORT, draw, others
+from ..variant import Variant, precise
+from ..ways import EVAL, TRAIN_WITHOUT_GRADIENTS
+
+
+@check(calls=250, rows=60, share=1)
+def check_batch_independence(subject: Subject, budget: Budget) -> str:
+    """A row's scores depend on no other row, nor their number or order.
+
+    Why: statistics over the batch make evaluation depend on who else is in
+    it, and carry one sequence's future into another.
+    How: a batch against each row alone, another order, twice over, and other
+    rows; one row changed among equal ones. Where shapes and so dropout masks
+    are the same, in train mode, too.
+    Cost: some 15 forwards of a few rows at each of three lengths.
+    Reports: huggingface/transformers 18809, one example changes the others
+    of its batch.
+    """
+    subject.require_no_noise()
+    subject.require_no_state()
+    generator, finder = subject.generator(), LeakFinder()
+    for round, _ in budget.affordable(_rounds(subject, budget)):
+        _try(round, generator, finder)
+    found = "alone, reordered, repeated, among others"
+    if finder.draws_differ:
+        return f"{found}; in train mode random draws depend on the tokens"
+    return found
+
+
+def _rounds(subject: Subject, budget: Budget) -> Iterator[Round]:
+    """Yield lengths and weights; in train mode, too."""
+    longest = subject.block_size
+    fresh, *enlarged = both(subject, budget)
+    sizes = [(fresh, time) for time in subject.fit(1, 2, 7)]
+    sizes += [(variant, subject.lengths.fit(7)) for variant in enlarged]
+    if longest > SHORT:
+        sizes.append((precise(subject, budget, longest), longest))
+    for variant, time in sizes:
+        rows = 5 if time <= SHORT else 3
+        if rows * time * subject.vocab_size > 1 << 26:
+            rows = 2
+        for way, calls in ((EVAL, 12), (TRAIN_WITHOUT_GRADIENTS, 9)):
+            calls = calls if time <= SHORT else calls // 2
+            one = variant.run_as(way)
+            yield Round(one, time, rows=rows, calls=calls, share=1 / 2)
+
+
+def _try(round: Round, generator: torch.Generator, finder: LeakFinder) -> None:
+    variant, rows, time = round.variant, round.rows, round.time
+    vocab, training = variant.subject.vocab_size, variant.way.training
+    tokens = draw(vocab, rows, time, generator)
+    short = time <= SHORT
+    some = range(rows) if short else (0, rows - 1)
+    batch = _Batch(variant, finder, tokens)
+    if not training:  # other shapes have other dropout masks
+        batch.compare_shapes(some, short)
+    for row in sorted({0, 1 % rows, rows - 1}) if short else some:
+        replaced = others(tokens, vocab, generator)
+        replaced[row] = tokens[row]
+        batch.compare(row, replaced, row, "with the other rows replaced")
+        if short:
+            far = (row + 1) % rows
+            equal = tokens[row].repeat(rows, 1)
+            changed = equal.clone()
+            changed[far] = others(equal[far], vocab, generator)
+            what = f"with row {far} changed among equal rows"
+            same = _Batch(variant, finder, equal)
+            same.compare(row, changed, row, what)
+
+
+class _Batch:
+    """A batch and its scores, to be compared with other batches."""
+
+    def __init__(
+        self,
+        variant: Variant,
+        finder: LeakFinder,
+        tokens: Int[Tensor, "rows time"],
+    ):
+        self.variant, self.finder = variant, finder
+        self.tokens = tokens
+        self.scores = variant.scores(tokens)
+
+    def compare_shapes(self, some: Iterable[int], short: bool) -> None:
+        """Require the same of rows alone, in another order, and repeated."""
+        rows, order = len(self.tokens), self.tokens.roll(1, 0)
+        for row in some:
+            self.compare(row, self.tokens[row : row + 1], 0, "alone")
+        moved = self.variant.scores(order)
+        for row in some:
+            new = (row + 1) % rows
+            self.compare(row, order, new, "in another order", moved)
+        if short:
+            self.compare(0, self.tokens.repeat(2, 1), rows, "repeated")
+
+    def compare(
+        self,
+        row: int,
+        others: Int[Tensor, "others time"],
+        other: int,
+        what: str,
+        others_scores: Float[Tensor, "others time vocab"] | None = None,
+    ) -> None:
+        """Require the scores of a row to be those of the same one in others.
+
+        What was done to the batch is said in a failure.
+        """
+        variant, training = self.variant, self.variant.way.training
+        if others_scores is None:
+            others_scores = variant.scores(others)
+        gap = real_gap(
+            variant.model,
+            lambda: variant.scores(self.tokens)[row],
+            lambda: variant.scores(others)[other],
+            (self.scores[row], others_scores[other]),
+        )
+        if gap is None:
+            return
+        if training and not variant.same_draws(self.tokens, others):
+            self.finder.draws_differ = True
+            return
+        rows, time = self.tokens.shape
+        raise AssertionError(
+            f"row {row} of a batch of {rows} depends on other rows: {what} (a "
+            f"batch of {len(others)}), its scores at position {gap.at[0]} "
+            f"move by {gap.size:.2g} at length {time} "
+            f"({dtype_name(self.scores.dtype)}{variant.conditions}; "
+            f"rounding there is {gap.noise:.1g})"
+        )

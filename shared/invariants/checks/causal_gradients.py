@@ -1,0 +1,100 @@
+"""No gradient comes from the future."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..budget import Budget, Round
+from ..check import check
+from ..embedding import gradients_at
+from ..errors import SkipCheck
+from ..larger_weights import both
+from ..rounding import FLOOR, is_real
+from ..subject import Subject
+from ..tokens import SHORT, SPLITS, draw, rows_at_once, splits_to_try
+from ..variant import precise
+from ..ways import TRAIN
+
+
+@check(calls=200, rows=150, share=1, implied_by=("check_causality",))
+def check_causal_gradients(subject: Subject, budget: Budget) -> str:
+    """The gradient of output t by the embedding of a later token is 0.
+
+    Why: a custom backward may leak where values do not.
+    How: row t of equal rows has the gradient of a random combination of
+    position t's scores; what lies after t must be 0 to rounding. In eval and
+    train mode, and with larger weights.
+    Cost: one forward and backward for each of some eight lengths.
+    Reports: triton-lang/triton 4541, a backward kernel that ignores the
+    causal flag of its forward.
+    """
+    longest = subject.block_size
+    if longest < 2:
+        raise SkipCheck("one token has no future")
+    subject.require_no_state()
+    generator = subject.generator()
+    rounds = _rounds(subject, budget, generator)
+    for round, splits in budget.affordable(rounds):
+        _require_none_ahead(round, [s - 1 for s in splits], generator)
+    return f"lengths 2 to {longest}, eval and train mode"
+
+
+def _rounds(
+    subject: Subject, budget: Budget, generator: torch.Generator
+) -> Iterator[Round]:
+    """Yield short lengths, then the longest; a split is a row of a batch."""
+    longest = subject.block_size
+    for times in (subject.fit(2, 3, 7, SHORT), [longest]):
+        variants = [*both(subject, budget, times[-1])]
+        variants.append(precise(subject, budget, times[-1]).run_as(TRAIN))
+        for variant in variants:
+            for time in times:
+                count = SPLITS if time <= SHORT else 8
+                splits = tuple(splits_to_try(time, generator, count))
+                at_once = rows_at_once(subject.vocab_size, time) // 4
+                rows = subject.fit_rows(max(1, at_once))
+                yield Round(
+                    variant, time, splits, rows, grad=True, share=1 / 3
+                )
+
+
+def _require_none_ahead(
+    round: Round, positions: list[int], generator: torch.Generator
+) -> None:
+    variant, time = round.variant, round.time
+    vocab = variant.subject.vocab_size
+    tokens = draw(vocab, 1, time, generator, repeats=False)
+    seed = int(torch.randint(1 << 30, (1,), generator=generator))
+
+    def measure(part: list[int], row: int | None = None) -> Tensor:
+        weights = torch.Generator().manual_seed(seed)
+        grads = gradients_at(variant, tokens, part, weights, row)
+        if grads is None:
+            raise SkipCheck("no embedding of the tokens can be found")
+        return grads
+
+    def entry(part: list[int], row: int, later: int) -> Tensor:
+        return measure(part, row)[row, later].reshape(1).double()
+
+    for first in range(0, len(positions), round.rows):
+        part = positions[first : first + round.rows]
+        grads = measure(part).cpu()
+        if not torch.isfinite(grads).all():
+            raise SkipCheck("gradients are NaN or infinite: see check_finite")
+        future = torch.arange(time) > torch.tensor(part).unsqueeze(1)
+        ahead = grads.masked_fill(~future, 0.0)
+        past = float(grads.masked_fill(future, 0.0).max())
+        noise = past * torch.finfo(grads.dtype).eps
+        size = float(ahead.max())
+        if not size > FLOOR * noise:
+            continue
+        row, later = divmod(int(ahead.argmax()), time)
+        if is_real(variant.model, partial(entry, part, row, later), noise):
+            raise AssertionError(
+                f"the scores of position {part[row]} have a gradient by the "
+                f"embedding of token {later}, at length {time}: {size:.2g}, "
+                f"while the largest one from the past is {past:.2g}"
+                f"{variant.conditions}"
+            )

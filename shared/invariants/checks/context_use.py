@@ -1,0 +1,124 @@
+"""All that came before counts."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from ..budget import Budget, Round, spans
+from ..check import check
+from ..embedding import gradients_at
+from ..larger_weights import both
+from ..meeting.sizes import WINDOW, all_declared
+from ..rounding import floor, gaps
+from ..subject import Subject
+from ..tokens import SHORT, SPLITS, draw, others, splits_to_try
+from ..variant import Variant, build, precise
+
+FADED = 1e-10  # share of the largest influence below which memory fades
+
+
+@check(calls=24, rows=20, share=1)
+def check_context_use(subject: Subject, budget: Budget) -> str:
+    """Every token so far can change the last output, the newest included.
+
+    Why: a window one too short, a cache that drops the first token, or scores
+    that come a step late cost quality and show nowhere else.
+    How: each token of short sequences is replaced, several times, on the
+    fresh model and with larger weights; of the longest sequence some tokens,
+    by value or by gradient. A declared window may forget what is outside it.
+    Cost: some ten batches.
+    Reports: huggingface/transformers 39408, a sliding window off by one.
+    """
+    longest = subject.block_size
+    subject.require_no_state()
+    windows = all_declared(build(subject, budget), WINDOW)
+    window = min(windows, key=lambda w: w.value, default=None)
+    generator, reported = subject.generator(), ""
+    rounds = _rounds(subject, budget, generator)
+    for round, splits in budget.affordable(rounds):
+        time = round.time
+        columns = [*(split - 1 for split in splits), time - 1]
+        used = _used(both(subject, budget, time), time, columns, generator)
+        unused = [s for s in columns if not used.get(s)]
+        seen = [s for s in columns if s not in unused]
+        if not unused:
+            continue
+        if window is not None and max(unused) < time - window.value:
+            reported = (
+                f"; at length {time} tokens up to {max(unused)} are outside "
+                f"the declared {window}"
+            )
+            continue
+        if (  # influence falls off towards the tokens that show none
+            seen
+            and max(unused) < min(seen)
+            and used[min(seen)] < FADED * max(used[s] for s in seen)
+        ):
+            reported = (
+                f"; at length {time} memory fades below rounding before "
+                f"token {min(seen)}"
+            )
+            continue
+        declared = f" (declared: {window})" if window else ""
+        late = ", the newest: do they come a step late?"
+        raise AssertionError(
+            f"at length {time} the last scores never change with "
+            f"{'token' if len(unused) == 1 else 'tokens'} {spans(unused)}"
+            f"{declared}{late * (unused == [time - 1])}"
+        )
+    return f"every token tried, at lengths to {longest}{reported}"
+
+
+def _rounds(
+    subject: Subject, budget: Budget, generator: torch.Generator
+) -> Iterator[Round]:
+    """Yield lengths; a split stands for the token before it."""
+    for time in subject.fit(2, 3, 8, SHORT, subject.block_size):
+        count = SPLITS if time <= SHORT else 6
+        splits = tuple(splits_to_try(time, generator, count))
+        variant = precise(subject, budget, time)
+        if splits:
+            yield Round(variant, time, splits, share=1 / 2)
+
+
+def _used(
+    variants: Iterable[Variant],
+    time: int,
+    columns: list[int],
+    generator: torch.Generator,
+) -> dict[int, float]:
+    """Return for each token how far it moves the last output; 0 is never."""
+    used: dict[int, float] = {}
+    for variant in variants:
+        vocab = variant.subject.vocab_size
+        for _ in range(8 if time <= SHORT else 3):
+            left = [s for s in columns if not used.get(s)]
+            if not left:
+                return used
+            at_once = min(len(left), variant.rows_at_once(time))
+            base = draw(vocab, 1, time, generator)
+            replaced = others(base[0], vocab, generator)
+            base_scores = variant.scores(base.repeat(at_once, 1))[:, -1]
+            least = floor(base_scores)
+            for first in range(0, len(left), at_once):
+                part = [
+                    left[min(first + i, len(left) - 1)] for i in range(at_once)
+                ]
+                rows = base.repeat(at_once, 1)
+                rows[range(at_once), part] = replaced[part]
+                moved = gaps(variant.scores(rows)[:, -1], base_scores)
+                sizes = zip(part, moved.tolist(), strict=True)
+                used |= {s: size for s, size in sizes if size > least}
+        if all(used.get(s) for s in columns):
+            return used
+        # an influence below rounding shows in gradients
+        tokens = draw(vocab, 1, time, generator)
+        grads = gradients_at(variant, tokens, [time - 1], generator)
+        if grads is not None:
+            # 0 of 0 is NaN, and more than nothing is none of infinity
+            shares = (grads[0] / grads[0].max()).tolist()
+            scale = max(used.get(s, 0.0) for s in columns) or 1.0
+            for s in columns:
+                if not used.get(s) and shares[s] > 0:
+                    used[s] = shares[s] * scale
+    return used

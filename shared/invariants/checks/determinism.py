@@ -1,0 +1,78 @@
+"""The same input, the same output."""
+
+import itertools
+
+from torch import Tensor
+
+from ..budget import Budget
+from ..check import check
+from ..errors import FoundOut
+from ..rounding import floor, gaps
+from ..subject import Subject
+from ..tokens import others
+from ..variant import Variant, own
+from ..ways import WITH_GRADIENTS
+
+
+@check(calls=42, rows=1)
+def check_determinism(subject: Subject, budget: Budget) -> str:
+    """In eval mode the same input gives the same output, whatever came before.
+
+    Why: dropout that never stops, and caches that outlive a sequence, make
+    every evaluation another model's.
+    How: one input again and again, with other seeds, after inputs of other
+    sizes, with gradients; then batches that agree in one row or one column,
+    which a fresh model gets in the opposite order.
+    Cost: some 40 small forwards.
+    Reports: pytorch/pytorch 26338, F.dropout goes on in eval mode.
+    """
+    generator = subject.generator()
+    variant = own(subject, budget)
+    recording = variant.run_as(WITH_GRADIENTS)
+    tokens = subject.draw(2, 8, generator)
+    first = variant.scores(tokens, seed=1, go_on=True)
+    seeds = itertools.count(2)
+
+    def compare(variant: Variant, after: str) -> None:
+        scores = variant.scores(tokens, seed=next(seeds), go_on=True)
+        _require_same(scores, first, after)
+
+    for count in range(2, 10):
+        compare(variant, f"at call {count}")
+    compare(recording, recording.way.name)
+    for size in ((1, 1), (1, subject.block_size), (2, 8), (3, 5)):
+        mixed = subject.draw(*size, generator)
+        variant.scores(mixed, go_on=True)
+        compare(variant, f"after an input of shape {tuple(mixed.shape)}")
+    batches = _alike(tokens, others(tokens, subject.vocab_size, generator))
+    answers = [variant.scores(ids, go_on=True) for ids in batches]
+    other = own(subject, budget)
+    for ids, answer in reversed([*zip(batches, answers, strict=True)]):
+        what = "after batches that agree with theirs in a row or a column"
+        scores = other.scores(ids, go_on=True)
+        _require_same(scores, answer, what)
+    return f"{19 + len(batches)} calls, with other inputs between them"
+
+
+def _require_same(scores: Tensor, first: Tensor, after: str) -> None:
+    """Require that the same tokens have the same scores as at first."""
+    moved = gaps(scores, first)
+    if float(moved.max()) > floor(first):
+        position = int(moved.amax(0).argmax())
+        raise FoundOut(
+            f"the same tokens give other scores {after}: position "
+            f"{position} moves by {float(moved.max()):.2g} at length "
+            f"{moved.size(1)}",
+            keeps_state=True,
+        )
+
+
+def _alike(tokens: Tensor, others: Tensor) -> list[Tensor]:
+    """Return batches of which two in a row agree in one row or column."""
+    others[:, 1:-1:2] = 0  # which may count as padding
+    batches, rows = [], slice(None)
+    for part in ((0,), (-1,), (rows, 0), (rows, -1)):
+        mixed = others.clone()
+        mixed[part] = tokens[part]
+        batches += [tokens, mixed, others]
+    return batches

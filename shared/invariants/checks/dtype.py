@@ -1,0 +1,158 @@
+"""Dtypes and devices."""
+
+import re
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from ..budget import Budget
+from ..check import check
+from ..errors import ModelRaised, sentence
+from ..meeting.building import CASTS, cast
+from ..operations import Operations
+from ..other_device import NAME as ELSEWHERE
+from ..other_device import elsewhere
+from ..rounding import dtype_name
+from ..subject import Subject
+from ..variant import Copy, Variant, build_module
+
+# An operation that lacks a dtype altogether; mixed dtypes read otherwise.
+NO_KERNEL = re.compile(
+    r"not implemented for '|to be Float32, BFloat16 or Float16|"
+    r"Unsupported dtype|MPS framework doesn't support float64"
+)
+UNIQUE = 257  # whole numbers from 0 that differ in bfloat16
+
+
+@check(calls=7, rows=1)
+def check_dtype(subject: Subject, budget: Budget) -> str:
+    """.double(), .bfloat16(), .half() work; .to(device) moves everything.
+
+    Why: a tensor that is no buffer stays behind, in another dtype or on
+    another device; float16 has no -1e9 for a mask, and bfloat16 no 257th
+    position.
+    How: a forward in each dtype, in bfloat16 of up to 300 tokens, where
+    whole numbers in a row must stay different; and one on the given device,
+    else on one that is made up.
+    Cost: four builds and forwards.
+    Reports: masks and positions made with torch.arange(T), without the
+    device ("Let's build GPT", cell 82); huggingface/transformers 29285,
+    rotary positions in bfloat16.
+    """
+    tokens = subject.draw(2, 5)
+    answers = {
+        dtype: _answer_in(subject, budget, dtype, tokens) for dtype in CASTS
+    }
+    fixed = answers[torch.bfloat16]
+    notes = []
+    for dtype, answer in answers.items():
+        name = dtype_name(dtype)
+        if isinstance(answer, str):
+            name = f"{answer} {name}"
+        elif answer != dtype:
+            name += f" answers in {dtype_name(answer)}"
+            # always float32: a decision, as in many models' heads
+            least = min(_bits(dtype), 32 if answer == fixed else 64)
+            if _bits(answer) < least:
+                raise AssertionError(f"a model in {name}")
+        notes.append(name)
+    notes.append(_check_device(subject, budget, tokens))
+    return ", ".join(notes)
+
+
+def _answer_in(
+    subject: Subject, budget: Budget, dtype: torch.dtype, tokens: Tensor
+) -> torch.dtype | str:
+    """Return the dtype of the scores of a model in a dtype.
+
+    Or what is not the model's fault: PyTorch has no kernel for it, or its
+    range is too small.
+    """
+    model = build_module(subject, budget, "a function has no dtype to change")
+    positions = None
+    time = subject.lengths.fit(300)
+    if dtype == torch.bfloat16 and time > UNIQUE:
+        tokens = subject.draw(1, time)
+        positions = Positions(time)
+    try:
+        with positions or nullcontext():
+            variant = Variant(subject, budget, Copy(cast(model, dtype)))
+            scores = variant.scores(tokens)
+    except (ModelRaised, TypeError) as error:
+        if NO_KERNEL.search(str(error)):
+            return "no kernel for"
+        words = f"in {dtype_name(dtype)} {error}"
+        raise AssertionError(words) from error.__cause__
+    if not bool(torch.isfinite(scores).all()):
+        if dtype == torch.float16:
+            return "NaN or infinite in"
+        raise AssertionError(
+            f"in {dtype_name(dtype)} scores are NaN or infinite"
+        )
+    if positions and positions.same:
+        raise AssertionError(
+            f"in bfloat16 the positions {positions.same} of {tokens.size(1)} "
+            f"are one number: count them as integers or in float32"
+        )
+    return scores.dtype
+
+
+class Positions(Operations):
+    """Sees whole numbers in a row become 16-bit floats, and two the same."""
+
+    NAMES = ("arange", "_to_copy", "copy_", "mul", "div", "add", "sub")
+
+    def __init__(self, count: int):
+        super().__init__()
+        self.count = count
+        self.same: tuple[int, int] | None = None
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        answer = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in self.NAMES:
+            for x in (*args, answer):
+                if isinstance(x, Tensor) and answer.dtype == torch.bfloat16:
+                    self._look(x)
+        return answer
+
+    def _look(self, x: Tensor) -> None:
+        """See whether these are all positions, and differ in bfloat16."""
+        if x.numel() != self.count or self.same:
+            return
+        x = x.flatten()
+        rounded = torch.arange(self.count, device=x.device).to(torch.bfloat16)
+        if bool((x.to(torch.bfloat16) - x[0] == rounded).all()):
+            first = int((rounded[1:] == rounded[:-1]).nonzero()[0])
+            self.same = first, first + 1
+
+
+def _bits(dtype: torch.dtype) -> int:
+    return torch.finfo(dtype).bits
+
+
+def _check_device(subject: Subject, budget: Budget, tokens: Tensor) -> str:
+    model = build_module(subject, budget, "a function is on no device")
+    if subject.device is not None and subject.device.type != "cpu":
+        scores = Variant(subject, budget, Copy(model)).scores(tokens)
+        if scores.device.type != subject.device.type:
+            raise AssertionError(
+                f"on {subject.device} the answer is on {scores.device}"
+            )
+        return str(scores.device)
+    try:
+        with elsewhere(), torch.no_grad():
+            moved, ids = model.to(ELSEWHERE).eval(), tokens.to(ELSEWHERE)
+            answer = subject.caller.call(moved, ids)
+            scores = subject.read(answer, *ids.shape)
+    except Exception as error:
+        if isinstance(error, RuntimeError) and "same device" in str(error):
+            raise AssertionError(
+                f"not everything moves with .to(device): {sentence(error)}"
+            ) from error
+        return f"no other device here ({sentence(error)})"
+    if scores.device.type != ELSEWHERE:
+        raise AssertionError(
+            f"moved to another device, the model answers on {scores.device}"
+        )
+    return "another device"

@@ -1,0 +1,80 @@
+"""What a little training shows: slow, and only when asked for."""
+
+import math
+
+import torch
+
+from ..budget import Budget
+from ..check import check
+from ..errors import SkipCheck, during
+from ..losses import cross_entropy
+from ..subject import Subject
+from ..variant import Copy, Variant, build_module
+from ..ways import TRAIN
+
+STEPS = 400
+BATCH = 16
+PERIOD = 3
+
+
+@check(calls=2400, rows=3000, slow=True)
+def check_entropy_bound(subject: Subject, budget: Budget) -> str:
+    """Trained on unpredictable tokens, the loss stays above their entropy.
+
+    Why: the surest sign of a leak needs no idea where it is: nobody can
+    predict a fair die. And a model that cannot learn to repeat has not been
+    wired up.
+    How: 400 steps of Adam on fresh random ids, each batch's loss taken
+    before its step; then on sequences that repeat three ids.
+    Cost: 800 training steps of 16 short sequences: slow.
+    Reports: karpathy/nanochat 844, a loss of 0.0018 from a leak.
+    """
+    if subject.block_size < 2 * PERIOD:
+        raise SkipCheck(f"needs sequences of {2 * PERIOD} tokens")
+    ids = min(16, subject.vocab_size)
+    entropy = math.log(ids)
+    lowest = _train(subject, budget, ids, repeat=False)
+    # a mean of 50 batches: its spread is far below a tenth of a nat
+    if lowest < entropy - 0.05:
+        raise AssertionError(
+            f"trained on uniform random ids the loss falls to {lowest:.3f}, "
+            f"below their entropy ln({ids}) = {entropy:.3f}: the model sees "
+            f"what it should predict"
+        )
+    last = _train(subject, budget, ids, repeat=True)
+    if not last < 0.8 * entropy:
+        raise AssertionError(
+            f"trained on sequences that repeat {PERIOD} ids the loss stays "
+            f"at {last:.3f} of ln({ids}) = {entropy:.3f}: the model does "
+            f"not learn to copy"
+        )
+    return f"random {lowest:.3f} of {entropy:.3f}, repeated {last:.3f}"
+
+
+def _train(subject: Subject, budget: Budget, ids: int, repeat: bool) -> float:
+    """Return the lowest mean loss of 50 steps in a row."""
+    model = build_module(subject, budget, "a function cannot be trained")
+    variant = Variant(subject, budget, Copy(model), TRAIN)
+    generator = subject.generator()
+    time = subject.lengths.fit(18)
+    optimiser = torch.optim.Adam(
+        [p for p in model.parameters() if p.requires_grad], lr=3e-3
+    )
+    losses = []
+    for step in range(STEPS):
+        tokens = torch.randint(ids, (BATCH, time), generator=generator)
+        first = 0
+        if repeat:
+            tokens = tokens[:, :PERIOD].repeat(1, -(-time // PERIOD))
+            tokens, first = tokens[:, :time], PERIOD - 1
+        scores = variant.scores(tokens, grad=True, seed=step)
+        loss = cross_entropy(scores[:, first:-1], tokens[:, first + 1 :])
+        optimiser.zero_grad()
+        with during("in the backward pass in train mode"):
+            loss.backward()
+        for p in model.parameters():
+            if p.grad is not None and p.grad.is_sparse:
+                p.grad = p.grad.to_dense()  # Adam takes no other
+        optimiser.step()
+        losses.append(loss.item())
+    return float(torch.tensor(losses).view(-1, 50).mean(1).min())

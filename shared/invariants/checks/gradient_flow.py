@@ -1,0 +1,142 @@
+"""No gradient is missing."""
+
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from ..budget import Budget
+from ..check import check
+from ..errors import SkipCheck, during
+from ..larger_weights import larger
+from ..losses import cross_entropy, scores_and_loss
+from ..subject import Subject
+from ..tokens import rows_at_once
+from ..variant import Copy, Variant, build_module
+from ..ways import TRAIN
+
+ROUNDING_SHARE = 1e-6  # of the largest gradient: in float32, rounding
+
+
+@check(calls=3, rows=1)
+def check_gradient_flow(subject: Subject, budget: Budget) -> str:
+    """Over several batches every trainable parameter gets a gradient.
+
+    Why: a parameter that the optimiser never moves is dead weight: a layer
+    that is never called, a detached branch, two factors that are both 0.
+    How: train mode, cross-entropy of random targets, batch after batch, and
+    with it the loss that the model returns; what has no gradient then is
+    tried with zeros redrawn, and, if it has one there, once more after three
+    steps. Mere rounding (a key's bias) and frozen parameters pass and are
+    mentioned.
+    Cost: one forward and backward where all is well, at most 16 more.
+    Reports: state-spaces/s4 26, parameters that are used and yet get no
+    gradient.
+    """
+    function = "a function has no parameters to see"
+    model = build_module(subject, budget, function)
+    variant = Variant(subject, budget, Copy(model), TRAIN)
+    frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
+    if frozen and len(frozen) == len([*model.parameters()]):
+        raise SkipCheck("every parameter is frozen")
+    sizes = _gradient_sizes(variant)
+    without = [name for name, size in sizes.items() if size == 0]
+    stuck = ""
+    if without:
+        copy = larger(subject, budget)
+        if copy is not None:
+            again = _gradient_sizes(copy.run_as(TRAIN))
+            without = [name for name in without if not again.get(name)]
+        if not without:
+            without = _stuck_at_zero(variant)
+            stuck = ": factors that are both 0"
+    if without:
+        raise AssertionError(
+            f"{len(without)} of {len(sizes)} trainable parameters never get "
+            f"a gradient: {', '.join(without[:4])}{stuck}"
+        )
+    if not sizes:
+        raise AssertionError("the model has no trainable parameter")
+    largest = max(sizes.values())
+    kinds = {p.dtype for p in model.parameters() if p.requires_grad}
+    unit = max(torch.finfo(dtype).eps for dtype in kinds)
+    share = max(ROUNDING_SHARE, 16 * unit)
+    faint = [n for n, s in sizes.items() if 0 < s < share * largest]
+    notes = f"{len(sizes)} parameters"
+    if faint:
+        notes += (
+            f"; only rounding reaches {len(faint)}: {', '.join(faint[:3])}"
+        )
+    if frozen:
+        notes += f"; frozen: {', '.join(frozen[:3])}"
+    return notes
+
+
+def _backward_of_own_loss(
+    variant: Variant, tokens: Tensor, targets: Tensor
+) -> None:
+    """Add the gradients of the loss that a model returns, if it does."""
+    if variant.subject.caller.target_name is None:
+        return
+    loss = None
+    with suppress(AssertionError):  # the matter of check_loss
+        _, loss = scores_and_loss(variant, tokens, targets)
+    if loss is not None and loss.requires_grad:
+        with during("in the backward pass of the loss"):
+            loss.backward()
+
+
+def _stuck_at_zero(variant: Variant) -> list[str]:
+    """Return what still has no gradient after some steps, if it is all 0."""
+    parameters = dict(variant.model.named_parameters())
+    left: list[str] = []
+    for _ in range(3):
+        with torch.no_grad():
+            for p in parameters.values():
+                if p.grad is not None:
+                    p.sub_(p.grad.to_dense().sign(), alpha=1e-2)
+        sizes = _gradient_sizes(variant)
+        left = [name for name, size in sizes.items() if size == 0]
+    return left if not any(parameters[n].any() for n in left) else []
+
+
+def _gradient_sizes(variant: Variant) -> dict[str, float]:
+    """Return the largest gradient entry that each parameter ever got."""
+    subject, model = variant.subject, variant.model
+    generator, time = subject.generator(), subject.lengths.fit(32)
+    batch = max(1, min(8, rows_at_once(subject.vocab_size, time) // 4))
+    trainable = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and parameter.numel()
+    }
+    sizes = dict.fromkeys(trainable, 0.0)
+    for seed in range(16):
+        tokens, targets = (
+            subject.draw(batch, time, generator) for _ in range(2)
+        )
+        model.zero_grad()
+        scores = variant.scores(tokens, grad=True, seed=seed)
+        if not scores.requires_grad:
+            row = tokens[:1]
+            scores = subject.read(variant.answer(row), *row.shape)
+            if scores.is_inference():
+                raise SkipCheck("the model answers in inference mode")
+            raise AssertionError(
+                "the scores carry no gradient in train mode: something "
+                "detaches them"
+            )
+        if scores.dtype != torch.float64:
+            scores = scores.float()
+        with during("in the backward pass in train mode"):
+            cross_entropy(scores, targets).backward()
+        if seed > 0:  # something has no gradient by the scores
+            _backward_of_own_loss(variant, tokens, targets)
+        for name, parameter in trainable.items():
+            if parameter.grad is not None:
+                # NaN is check_finite's matter
+                grad = parameter.grad.to_dense().nan_to_num(nan=1.0)
+                sizes[name] = max(sizes[name], float(grad.abs().max()))
+        if all(sizes.values()):
+            break
+    return sizes

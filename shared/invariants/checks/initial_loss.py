@@ -1,0 +1,44 @@
+"""The loss of a fresh model."""
+
+import math
+
+from ..budget import Budget
+from ..check import check
+from ..errors import SkipCheck
+from ..losses import cross_entropy
+from ..subject import Subject
+from ..variant import own
+
+
+@check(calls=1, rows=1)
+def check_initial_loss(subject: Subject, budget: Budget) -> str:
+    """A fresh model's loss is within 1.5 nats of ln(vocab).
+
+    Why: a model that starts out sure of itself spends its first steps
+    unlearning, and hides a wrong initialisation or head.
+    How: the mean cross-entropy of random targets given random tokens.
+    Cost: one forward of 512 tokens.
+    Reports: Karpathy's recipe for training neural networks, "verify loss @
+    init".
+    """
+    generator = subject.generator()
+    time = subject.lengths.fit(32)
+    room = (1 << 25) // (time * subject.vocab_size)
+    batch = max(1, min(512 // time, room))
+    variant = own(subject, budget)
+    tokens = subject.draw(batch, time, generator)
+    targets = subject.draw(batch, time, generator)
+    loss = float(cross_entropy(variant.scores(tokens).float(), targets))
+    expected = math.log(subject.vocab_size)
+    text = f"loss {loss:.3f}, ln({subject.vocab_size}) = {expected:.3f}"
+    if abs(loss - expected) <= 1.5:
+        return text
+    if not subject.builder.fresh and math.isfinite(loss):
+        raise SkipCheck(
+            f"{text}: the model may be trained; give a factory to have a "
+            f"fresh one judged"
+        )
+    raise AssertionError(
+        f"a fresh model's {text}: {abs(loss - expected):.2f} nats apart, "
+        f"more than 1.5"
+    )

@@ -1,0 +1,55 @@
+"""The end of the positions."""
+
+from ..budget import Budget
+from ..check import check
+from ..errors import SkipCheck, sentence
+from ..limits import on_cpu, refusal
+from ..meeting.sizes import before_first_position, has_position_table
+from ..subject import Subject
+from ..tokens import draw
+
+
+@check(calls=1, rows=1)
+def check_length_limit(subject: Subject, budget: Budget) -> str:
+    """A model whose positions end refuses one token more.
+
+    Why: positions that wrap around, or a mask that no longer reaches, give
+    an answer that looks like any other.
+    How: the declared limit must work, and one token and seven more must
+    raise; where no table of positions and no contract (log_probs) ends, what
+    is answered is told. On the CPU.
+    Cost: three forwards of that length.
+    Reports: "GPT from Scratch" under python -O: a length beyond the mask is
+    accepted, and not causal.
+    """
+    if subject.limit is None:
+        raise SkipCheck("no limit declared")
+    limit = subject.limit.value
+    if limit > max(subject.block_size, 4096):
+        raise SkipCheck(f"{subject.limit} is too long to try")
+    offset = ""
+    variant = on_cpu(subject, budget)
+    fewer = before_first_position(variant.model, limit)
+    if fewer and subject.block_size == limit - fewer:
+        offset = f"declared are {limit}, taken {limit - fewer}: positions "
+        offset += "start behind the padding id; "
+        limit -= fewer
+    tokens = draw(subject.vocab_size, 1, limit + 7, subject.generator())
+    if error := refusal(variant, tokens[:, :limit]):
+        raise AssertionError(
+            f"the model declares {subject.limit}, but {error}"
+        ) from error.__cause__
+    for time in (limit + 1, limit + 7):
+        if error := refusal(variant, tokens[:, :time]):
+            reason = sentence(error.__cause__ or error)
+            continue
+        words = (
+            f"the model declares {subject.limit} and answers {time} tokens "
+            f"without an error"
+        )
+        if subject.caller.method is not None or has_position_table(
+            variant.model, subject.limit.value, subject.vocab_size
+        ):
+            raise AssertionError(words)
+        return f"{words}: it has no table of as many positions"
+    return f"{offset}{limit + 1} tokens: {reason[:80]}"

@@ -1,0 +1,128 @@
+"""A forward leaves no trace."""
+
+import torch
+from torch import Tensor, nn
+
+from ..budget import Budget
+from ..check import check
+from ..errors import during
+from ..meeting.building import Model
+from ..randomness import random_states, seed_all
+from ..rounding import floor, gaps
+from ..subject import Subject
+from ..variant import Variant, own
+from ..ways import EVAL, TRAIN, WITH_GRADIENTS
+
+NOT_SAVED = "buffer (not saved)"
+RANDOM = "the random state of "
+
+
+@check(calls=8, rows=2)
+def check_purity(subject: Subject, budget: Budget) -> str:
+    """A forward changes nothing outside itself.
+
+    Why: an evaluation in the middle of training must not change it.
+    How: the input, parameters, buffers, gradients, modes, random states and
+    settings are compared. A buffer that is not saved may grow where scores
+    stay. In train mode weights and buffers may change, and random numbers be
+    drawn, but no generator seeded.
+    Cost: six forwards and a copy of the weights.
+    Reports: running statistics updated in eval mode; a manual_seed inside
+    forward.
+    """
+    generator, variant = subject.generator(), own(subject, budget)
+    for time in subject.fit(5, subject.block_size):
+        rows = 1 if time * subject.vocab_size > 1 << 24 else 2
+        tokens = subject.draw(subject.fit_rows(rows), time, generator)
+        _require_pure(variant, tokens.to(subject.device))
+    tokens = subject.draw(subject.fit_rows(8), 5, generator)
+    for way in (WITH_GRADIENTS, TRAIN):
+        _require_pure(variant.run_as(way), tokens.to(subject.device))
+    return "input, weights, buffers, modes, random states, settings"
+
+
+def _require_pure(variant: Variant, tokens: Tensor) -> None:
+    subject, model, way = variant.subject, variant.model, variant.way
+    if isinstance(model, nn.Module):
+        model.train(way.training)
+    if subject.keeps_state:
+        variant.start_again()
+    where = f"a forward {way.mode}"
+    # as the model takes them, so that what it does to them is seen
+    given = subject.caller.arranged(tokens).clone()
+    if subject.caller.time_first:
+        given = given.mT
+    what = f"on tokens of shape {tuple(tokens.shape)}, {way.mode}"
+    with during(what), torch.set_grad_enabled(way.grad):
+        before = _snapshot(model)
+        subject.caller.call(model, given)
+        after = _snapshot(model)
+    if not torch.equal(given, tokens):
+        at = (given != tokens).nonzero()[0].tolist()
+        raise AssertionError(f"{where} changes its input, at {at}")
+    may_change: tuple[str, ...] = (RANDOM,) if subject.noisy else ()
+    if way.training:
+        may_change = (RANDOM, "buffer ", "parameter ")
+    changed = [
+        name
+        for name in before | after
+        if not name.startswith(may_change)
+        and not _same(before.get(name), after.get(name))
+    ]
+    faults = [name for name in changed if not name.startswith(NOT_SAVED)]
+    more = ""
+    if changed and not faults:
+        evaluated = variant.run_as(EVAL)
+        first = own(subject, variant.budget).scores(tokens)
+        moved = gaps(evaluated.scores(tokens), first)
+        if float(moved.max()) > floor(first):
+            faults, more = changed, ", and with it the scores"
+    if faults:
+        what = "changes" if faults[0] in before else "adds"
+        raise AssertionError(f"{where} {what} {faults[0]}{more}")
+    if way.training:
+        seed_all(subject.seed + 1)
+        subject.caller.call(model, given)
+        for name, state in random_states().items():
+            if state == after[RANDOM + name]:
+                raise AssertionError(f"{where} seeds {name}")
+
+
+def _snapshot(model: Model) -> dict[str, object]:
+    """Return what a forward must not change, by what a failure calls it."""
+    seen: dict[str, object] = {
+        "whether gradients are recorded": torch.is_grad_enabled(),
+        "the default dtype": torch.get_default_dtype(),
+        "the default device": torch.get_default_device(),
+        "the number of threads": torch.get_num_threads(),
+        "the precision of products": torch.get_float32_matmul_precision(),
+        "whether operations must be deterministic": (
+            torch.are_deterministic_algorithms_enabled()
+        ),
+    }
+    seen |= {RANDOM + name: state for name, state in random_states().items()}
+    if not isinstance(model, nn.Module):
+        return seen
+    for name, parameter in model.named_parameters():
+        grad = parameter.grad
+        seen[f"parameter {name}"] = parameter.detach().clone()
+        seen[f"the gradient of {name}"] = (
+            None if grad is None else grad.clone()
+        )
+        seen[f"requires_grad of {name}"] = parameter.requires_grad
+    saved = model.state_dict().keys()
+    for name, buffer in model.named_buffers():
+        kind = "buffer" if name in saved else NOT_SAVED
+        seen[f"{kind} {name}"] = buffer.clone()
+    for name, module in model.named_modules():
+        seen[f"the mode of {name or 'the model'}"] = module.training
+    return seen
+
+
+def _same(old: object, new: object) -> bool:
+    """Whether nothing has changed."""
+    if not isinstance(old, Tensor) or not isinstance(new, Tensor):
+        return type(old) is type(new) and old == new
+    if old.shape != new.shape or old.dtype != new.dtype:
+        return False
+    return bool(((old == new) | ((old != old) & (new != new))).all())

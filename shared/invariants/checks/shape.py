@@ -1,0 +1,100 @@
+"""The shape of the answer."""
+
+import torch
+from torch import Tensor
+
+from ..budget import Budget
+from ..check import check
+from ..errors import FoundOut, ModelRaised, during, sentence
+from ..meeting.reading import TIME_FIRST
+from ..rounding import floor, gaps
+from ..subject import Subject
+from ..tokens import draw
+from ..variant import Variant, own
+from ..ways import EVAL, TRAIN_WITHOUT_GRADIENTS
+
+
+@check(calls=14, rows=2)
+def check_shape(subject: Subject, budget: Budget) -> str:
+    """(batch, time) ids give (batch, time, vocab) scores, at every size.
+
+    Why: a squeezed batch of one, or a last position where all were asked
+    for, broadcasts into losses that look right.
+    How: one row, one token, and several sizes up to the longest, in eval
+    and train mode; slices that are not contiguous. Scores in which time
+    comes first must be those of the same row and position in that reading.
+    Cost: a dozen small forwards.
+    Reports: karpathy/nanoGPT, whose forward answers for the last position
+    only unless it is given targets.
+    """
+    if subject.fault:
+        raise AssertionError(subject.fault)
+    if subject.refusals:
+        text = "; ".join(
+            f"{error}; {words}" for error, words in subject.refusals
+        )
+        raise ModelRaised(text) from subject.refusals[0][0].__cause__
+    generator, longest = subject.generator(), subject.block_size
+    variant = own(subject, budget)
+    sizes = {(1, 1), (4, 1), (1, 2), (3, 2), (5, 3), (2, 7), (1, longest)}
+    sizes = {(b, subject.lengths.fit(t)) for b, t in sizes}
+    for way in (EVAL, TRAIN_WITHOUT_GRADIENTS):
+        for batch, time in sorted(sizes):
+            tokens = subject.draw(batch, time, generator)
+            scores = variant.run_as(way).scores(tokens, strict=True)
+            if not scores.is_floating_point():
+                raise AssertionError(f"scores have dtype {scores.dtype}")
+    inputs = _require_inputs(variant)
+    if subject.reader.form == TIME_FIRST:
+        _require_time_first(variant)
+        return f"(time, batch, vocab), which holds in that reading; {inputs}"
+    return f"{len(sizes)} sizes, the longest of {longest}; {inputs}"
+
+
+def _require_inputs(variant: Variant) -> str:
+    """Require slices to be read as their copies; return what int32 ids do."""
+    subject = variant.subject
+    time = subject.lengths.fit(6)
+    ids = draw(subject.vocab_size, 2, time + 1, subject.generator())
+    ids = ids.to(subject.device)
+    slices = {"tokens[:, :-1]": ids[:, :-1], "tokens[:, 1:]": ids[:, 1:]}
+
+    def differ(a: Tensor, b: Tensor) -> bool:
+        moved = gaps(a.nan_to_num(), b.nan_to_num())
+        return not subject.lost_state and float(moved.max()) > floor(b)
+
+    for name, sliced in slices.items():
+        expected = variant.scores(sliced.contiguous(), seed=1)
+        with during(f"on {name}, which are not contiguous"):
+            scores = variant.scores(sliced, seed=1, as_given=True)
+        if differ(scores, expected):
+            raise AssertionError(
+                f"{name}, which are not contiguous, are read as other ids: "
+                f"they have other scores than their copy"
+            )
+    try:
+        scores = variant.scores(sliced.int(), seed=1)
+    except ModelRaised as error:
+        return f"int32 ids are refused ({sentence(error.__cause__ or error)})"
+    if differ(scores, expected):
+        return "int32 ids have other scores than int64 ids"
+    return "int32 ids, too"
+
+
+def _require_time_first(variant: Variant) -> None:
+    """Require that a token moves no other row, read as (time, batch)."""
+    subject = variant.subject
+    tokens = subject.draw(subject.fit_rows(3), 5)
+    base = variant.scores(tokens, seed=1)
+    for place in ((0, 0), (0, -1)):
+        changed = tokens.clone()
+        changed[place] = (changed[place] + 1) % subject.vocab_size
+        moved = gaps(variant.scores(changed, seed=1), base) > floor(base)
+        if moved[1:].any():
+            row, position = moved.nonzero()[-1].tolist()
+            at = int(torch.arange(tokens.size(1))[place[1]])
+            text = (
+                f"the scores have shape (time, batch, vocab), and read so "
+                f"token {at} of row 0 moves position {position} of row {row}"
+            )
+            raise FoundOut(text, fault=text)

@@ -1,0 +1,80 @@
+"""A saved model is the model."""
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ..budget import Budget
+from ..check import check
+from ..errors import sentence
+from ..larger_weights import redraw_zeros
+from ..rounding import floor, gaps
+from ..subject import Subject
+from ..variant import Copy, Variant, build, build_module
+
+
+@check(calls=5, rows=0, copies=15)
+def check_state_dict(subject: Subject, budget: Budget) -> str:
+    """A reloaded copy computes the same function.
+
+    Why: what is no parameter and no saved buffer is lost in a checkpoint;
+    and what was computed from weights is wrong when others are loaded.
+    How: a model is evaluated and trained a little; a copy of its state goes
+    into one with scrambled weights, and again after more training.
+    Cost: two builds, four forwards, two copies of the weights.
+    Reports: modules in a plain list, which PyTorch does not see.
+    """
+    subject.require_no_state()
+    model = build_module(subject, budget, "a function has no state to save")
+    variant = Variant(subject, budget, Copy(model))
+    generator = subject.generator()
+    tokens = subject.draw(2, 8, generator)
+    other = build(subject, budget, seed=subject.seed + 1)
+    assert isinstance(other, nn.Module)
+    _scramble(other, generator)
+    reloaded = Variant(subject, budget, Copy(other))
+    variant.scores(tokens)
+    old = "what was computed from other weights is still in use"
+    for times, why in (
+        ("", f"some state is not saved, or {old}"),
+        (", after it was evaluated", old),
+    ):
+        model.train()
+        redraw_zeros(model, generator)
+        with torch.no_grad():  # in place, as an optimiser does
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.mul_(1.1)
+        expected = variant.scores(tokens)
+        state = copy.deepcopy(model.state_dict())
+        try:
+            other.load_state_dict(state)
+        except Exception as error:
+            raise AssertionError(
+                f"a copy does not load the state: {sentence(error)}"
+            ) from error
+        scores = reloaded.scores(tokens)
+        size = float(gaps(scores.nan_to_num(), expected.nan_to_num()).max())
+        if size > floor(expected):
+            raise AssertionError(
+                f"a reloaded copy computes something else{times}: scores "
+                f"differ by {size:.2g}, so {why}"
+            )
+    return f"{len(state)} tensors, loaded before and after an evaluation"
+
+
+@torch.no_grad()
+def _scramble(model: nn.Module, generator: torch.Generator) -> None:
+    """Replace all that a state dict should bring back."""
+    saved = model.state_dict().keys()
+    buffers = [b for name, b in model.named_buffers() if name in saved]
+    for tensor in (*model.parameters(), *buffers):
+        if is_lazy(tensor):
+            continue
+        if tensor.is_floating_point():
+            noise = torch.randn(tensor.shape, generator=generator)
+            tensor.copy_(noise.to(tensor))
+        else:
+            tensor.zero_()

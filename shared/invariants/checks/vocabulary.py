@@ -1,0 +1,96 @@
+"""The ends of the vocabulary."""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ..budget import Budget
+from ..check import check
+from ..embedding import Lookups
+from ..larger_weights import larger
+from ..limits import on_cpu, refusal
+from ..subject import Subject
+from ..variant import Variant, own
+
+SPARE = 128  # rows of a table beyond the vocabulary: padding to a multiple
+EXCLUDED = 100  # a score so far below the highest leaves no probability
+ALL_IDS = 1 << 36  # parameters times ids: up to here every id is tried
+
+
+@check(calls=15, rows=1)
+def check_vocabulary(subject: Subject, budget: Budget) -> str:
+    """Every id in [0, vocab) works, and an id outside raises.
+
+    Why: an id that wraps around or is clamped is another token's text.
+    How: all ids, or of a large model some; then vocab, vocab + 100 and -1 in
+    the first and last place; with spare rows in the table those behind them.
+    On the CPU. Of two scores that never move, but for excluded ones, no
+    training can tell the ids apart.
+    Cost: vocab tokens, of a large model some 600.
+    Reports: karpathy/nanoGPT pads its vocabulary to 50304, and samples ids
+    that no tokenizer knows.
+    """
+    vocab = subject.vocab_size
+    generator = subject.generator()
+    variant = on_cpu(subject, budget)
+    ids = _ids_to_try(subject, generator)
+    time = subject.lengths.fit(64)
+    # the last row is filled up with the first ids
+    rows = ids.repeat(time)[: time * -(-len(ids) // time)].view(-1, time)
+    for part in rows.split(max(1, (1 << 24) // (time * vocab))):
+        scores = variant.scores(part)
+        bad = ~torch.isfinite(scores).all(-1)
+        if bad.any():
+            raise AssertionError(
+                f"id {int(part[bad][0])} gives scores that are NaN or infinite"
+            )
+    short = subject.lengths.fit(3)
+    tokens = subject.draw(1, 2)
+    with Lookups(subject.caller.arranged(tokens)) as seen:
+        variant.scores(tokens)
+    end = min(seen.rows, default=0)
+    spare = end - vocab if vocab < end < vocab + SPARE else 0
+    for outside in (vocab + spare, vocab + spare + 100, -1):
+        for position in sorted({0, short - 1}):
+            tokens = subject.draw(2, short, generator)
+            tokens[1, position] = outside
+            if refusal(variant, tokens) is None:
+                raise AssertionError(
+                    f"id {outside} at position {position} is answered "
+                    f"without an error; the vocabulary has {vocab} ids"
+                )
+    rest = f"; the token table has {spare} rows to spare" if spare else ""
+    moving = larger(subject, budget) or own(subject, budget)
+    return f"{len(ids)} of {vocab} ids{rest}{_require_distinct(moving)}"
+
+
+def _require_distinct(variant: Variant) -> str:
+    """Return which scores never move; raise where ids share such a score."""
+    subject = variant.subject
+    scores = variant.scores(subject.draw(3, 8)).flatten(0, 1)
+    still = (scores == scores[0]).all(0)
+    if len(scores) == 1 or not still.any():
+        return ""
+    excluded = still & (scores[0] < scores.amax() - EXCLUDED)
+    excluded[[*subject.hidden]] = True
+    ids = (still & ~excluded).nonzero().flatten().tolist()
+    if len(ids) > 1 and not still.all():
+        raise AssertionError(
+            f"the scores of ids {', '.join(map(str, ids[:4]))} (of "
+            f"{len(ids)}) are the same whatever the tokens: no training "
+            f"tells these ids apart"
+        )
+    return "".join(f"; the score of id {i} never moves" for i in ids)
+
+
+def _ids_to_try(
+    subject: Subject, generator: torch.Generator
+) -> Int[Tensor, "ids"]:
+    """Return all ids, or of a large model ends, powers of two and some."""
+    vocab = subject.vocab_size
+    if subject.parameters * vocab <= ALL_IDS and vocab <= 1 << 14:
+        return torch.arange(vocab)
+    edges = [1 << k for k in range((vocab - 1).bit_length())]
+    drawn = torch.randint(vocab, (512,), generator=generator)
+    near = {e + d for e in edges for d in (-1, 0)} | {vocab - 1}
+    return torch.tensor(sorted(near | set(drawn.tolist())))

@@ -1,0 +1,92 @@
+"""A derivative by the backward pass, and by differences of values."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .rounding import put_back_after
+
+STEPS = (1, 1, 0.1, 0.1, 0.01)  # directions that are tried: a kink is crossed
+SMOOTH, ROUGH = 1e-3, 0.1  # shares of a derivative that are uncertain
+WIDE = 1e-4  # a step that may cross a kink, so that only ROUGH is certain
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A derivative by the backward pass, and by differences of values."""
+
+    backward: float
+    difference: float
+    uncertain: float
+    size: float
+    least: float  # difference that counts
+
+    @property
+    def agree(self) -> bool:
+        if self.uncertain > ROUGH * self.size:  # nothing can be said
+            return True
+        apart = abs(self.backward - self.difference)
+        return apart <= max(self.uncertain, self.least)
+
+    @property
+    def share(self) -> float:
+        largest = max(abs(self.backward), abs(self.difference))
+        return abs(self.backward - self.difference) / largest
+
+
+@dataclass
+class Along:
+    """Measures the derivative of a value along directions in parameters."""
+
+    free: dict[str, tuple[nn.Parameter, int | None]]
+    gradients: dict[str, Tensor]
+    value: Callable[[], float]
+    step: float
+    rounding: float
+    generator: torch.Generator
+
+    def smoothest(self, names: list[str]) -> Pair:
+        """Measure it along directions in these until one is smooth."""
+        pairs = []
+        for share in STEPS:
+            pairs.append(self._measure(names, share * self.step))
+            if pairs[-1].uncertain < SMOOTH * pairs[-1].size:
+                break
+        return min(pairs, key=lambda pair: pair.uncertain / pair.size)
+
+    def _measure(self, names: list[str], step: float) -> Pair:
+        directions, parts = {}, []
+        for name in names:
+            p, padding = self.free[name]
+            size = float(p.detach().double().square().mean()) ** 0.5 or 1.0
+            noise = torch.randn(p.shape, generator=self.generator)
+            directions[name] = noise.to(p) * size
+            if padding is not None:
+                directions[name][padding] = 0
+            parts.append(
+                float((self.gradients[name] * directions[name]).sum())
+            )
+        wide, near = (
+            self._difference(directions, by) for by in (step, step / 2)
+        )
+        size = sum(part**2 for part in parts) ** 0.5 + abs(near)
+        return Pair(
+            backward=sum(parts),
+            difference=near,
+            uncertain=2 * abs(near - wide) + self.rounding / step,
+            size=max(size, 1e-300),
+            least=ROUGH * size if step > WIDE else 0.0,
+        )
+
+    def _difference(self, directions: dict[str, Tensor], step: float) -> float:
+        moved, values = [self.free[name][0] for name in directions], []
+        for sign in (1, -1):
+            with put_back_after(moved), torch.no_grad():
+                for p, direction in zip(
+                    moved, directions.values(), strict=True
+                ):
+                    p.add_(direction, alpha=sign * step)
+                values.append(self.value())
+        return (values[0] - values[1]) / (2 * step)

@@ -1,0 +1,88 @@
+"""Gradients of scores with respect to what tokens are looked up as."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from .errors import during
+from .variant import Variant
+
+
+class Lookups(TorchFunctionMode):
+    """Makes what tokens are looked up as leaves of the graph.
+
+    Catches embeddings and the indexing of a table, wherever the index is
+    the tokens themselves.
+    """
+
+    NAMES = ("embedding", "__getitem__", "index_select")
+
+    def __init__(self, tokens: Int[Tensor, "batch time"]):
+        super().__init__()
+        self.tokens = tokens
+        self.leaves: list[Tensor] = []
+        self.rows: list[int] = []  # of the tables that were looked in
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        answer = func(*args, **kwargs)
+        if getattr(func, "__name__", "") not in self.NAMES:
+            return answer
+        if not isinstance(answer, Tensor) or not answer.is_floating_point():
+            return answer
+        given = [*args, *kwargs.values()]
+        given = [x for x in given if isinstance(x, Tensor)]
+        looked_up = any(
+            x.shape == self.tokens.shape
+            and x.device == self.tokens.device
+            and not x.is_floating_point()
+            and bool((x == self.tokens).all())
+            for x in given
+        )
+        if looked_up and answer.shape[:2] == self.tokens.shape:
+            tables = [x for x in given if x.is_floating_point()]
+            self.rows += [x.size(0) for x in tables if x.ndim == 2]
+            leaf = answer.detach().requires_grad_()
+            self.leaves.append(leaf)
+            answer = leaf.clone()  # which may be changed in place
+        return answer
+
+
+def gradients_at(
+    variant: Variant,
+    tokens: Int[Tensor, "1 time"],
+    positions: list[int],
+    generator: torch.Generator,
+    row: int | None = None,
+) -> Float[Tensor, "positions time"] | None:
+    """Return how the scores of positions move with each embedding.
+
+    One backward for all: row i of a batch of equal rows has the gradient of
+    a random combination of the scores of position i; with a row given, only
+    that row's scores are followed back.
+
+    Returns:
+        The largest entry of the gradient at each input position, or None
+        where no embedding of the tokens can be found.
+    """
+    subject = variant.subject
+    batch = tokens.repeat(len(positions), 1).to(subject.device)
+    with Lookups(subject.caller.arranged(batch)) as seen:
+        scores = variant.scores(batch, grad=True)
+    # a model may clone its tokens: equal values are what counts
+    if not seen.leaves or not scores.requires_grad:
+        return None
+    picked = scores[range(len(positions)), positions]
+    weights = torch.randn(scores.size(2), generator=generator)
+    combined = (picked * weights.to(picked)).sum(1)
+    total = combined.sum() if row is None else combined[row]
+    with during(f"in the backward pass {variant.way.mode}"):
+        grads = torch.autograd.grad(total, seen.leaves, allow_unused=True)
+    found = [g.flatten(2).abs().amax(-1) for g in grads if g is not None]
+    if subject.caller.time_first:
+        found = [size.mT for size in found]
+    if not found:
+        return None
+    # NaN is kept: amax returns it
+    return torch.stack(found).amax(0)

@@ -1,0 +1,249 @@
+"""What check_causality tries, what finds most first."""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from .budget import SHARE, Budget, Round
+from .larger_weights import EXTREME, MODERATE, larger
+from .leaks import Trial
+from .meeting.building import cast
+from .meeting.sizes import all_declared, padding_ids
+from .subject import Subject
+from .tokens import (
+    SHORT,
+    SPLITS,
+    draw,
+    lengths_to_try,
+    others,
+    splits_to_try,
+)
+from .variant import Copy, Variant, build_module, fresh, own
+from .ways import (
+    SHOWN,
+    TRAIN,
+    TRAIN_WITHOUT_GRADIENTS,
+    WITH_GRADIENTS,
+    masked_ways,
+)
+
+KINDS = ("suffix", "token", "padding", "left")
+MIXED = ("mixed",)  # a split of each kind in turn
+SUFFIX = ("suffix",)
+FEW = SPLITS // 3
+EACH_ID = 1 << 22  # scores of a position times ids that are tried
+
+
+class LeakRounds:
+    """Goes through the ways, lengths and splits; draws the texts."""
+
+    def __init__(self, subject: Subject, budget: Budget):
+        self.subject, self.budget = subject, budget
+        self.generator = subject.generator()
+        self.longest = subject.block_size
+        self.small = self._accepted(range(2, SHORT + 1))
+        self.small = self.small or subject.fit(SHORT)
+        self.padding: list[int] = []  # ids that may count as padding
+        self.largest = MODERATE  # activations in which scores are finite
+
+    def __iter__(self) -> Iterator[Round]:
+        """Yield the rounds; no copy is held that is not needed any more."""
+        subject, budget = self.subject, self.budget
+        few, longest = subject.fit(2, 3, 5, 8, SHORT), self.longest
+        end = [longest] if longest > SHORT else []
+        # some models change themselves after a short call: another copy
+        short = fresh(subject, budget)
+        self._look_at(short.model)
+        yield from self._rounds(short, few, share=1 / 4)
+        del short
+        variant = fresh(subject, budget)
+        long = self._accepted(lengths_to_try(variant.model, longest))
+        near = [t for t in long if t == 33 and t not in end]
+        yield from self._rounds(variant, end, share=1 / 4)
+        yield from self._alone(variant, end + few)
+        yield from self._each_id(variant)
+        trained = fresh(subject, budget).run_as(TRAIN)
+        yield from self._alone(trained, end + few[-1:])
+        yield from self._rounds(trained, end + few)
+        yield from self._with_larger_weights(few, near + end)
+        yield from self._as_run(few + end)
+        yield from self._masked(few + end)
+        recording = variant.run_as(WITH_GRADIENTS)
+        yield from self._rounds(recording, few + end, 4)
+        quiet = trained.run_as(TRAIN_WITHOUT_GRADIENTS)
+        yield from self._rounds(quiet, few + end, 4)
+        variant = fresh(subject, budget)
+        for time in reversed(long):
+            yield from self._rounds(variant, [time], self._count(time))
+        yield from self._rounds(variant, self.small, kinds=KINDS)
+        yield from self._rounds(trained, self.small + near)
+        yield from self._rounds(trained, reversed(long), 4)
+
+    def _accepted(self, lengths: Iterable[int]) -> list[int]:
+        return [t for t in lengths if self.subject.lengths.accepts(t)]
+
+    def _look_at(self, model: object) -> None:
+        """Find ids that may count as padding, or as a mark."""
+        marks = all_declared(model, ("eos_token_id", "bos_token_id"))
+        ids = {0, self.subject.vocab_size - 1, *padding_ids(model)}
+        ids |= {size.value for size in marks}
+        self.padding = sorted(ids & {*range(self.subject.vocab_size)})
+
+    def _count(self, time: int) -> int:
+        """Return how many splits of a length over SHORT are tried."""
+        if time == self.longest:
+            return SPLITS
+        if time in range(SHORT, 2 * SHORT + 2):
+            return time
+        return 4 if 2 * time < self.longest else FEW
+
+    def _rounds(
+        self,
+        variant: Variant,
+        lengths: Iterable[int],
+        count: int = SPLITS,
+        kinds: tuple[str, ...] = MIXED,
+        share: float = SHARE,
+    ) -> Iterator[Round]:
+        """Yield a round for each length; of long ones suffixes change."""
+        for time in lengths:
+            splits = self._splits(variant, time, count)
+            changes = SUFFIX if time > SHORT else kinds
+            trials = partial(self.trials, time, changes)
+            yield Round(variant, time, splits, share=share, trials=trials)
+
+    def _alone(
+        self, variant: Variant, lengths: Iterable[int]
+    ) -> Iterator[Round]:
+        """Yield rounds of a few splits, each a batch of one row."""
+        for time in lengths:
+            splits = self._splits(variant, time, SPLITS)
+            some = sorted({0, len(splits) // 2, len(splits) - 1})
+            splits = tuple(splits[i] for i in some if splits)
+            trials = partial(self.trials, time, SUFFIX, alone=True)
+            name = "a row alone"
+            yield Round(variant, time, splits, 1, name=name, trials=trials)
+
+    def _splits(
+        self, variant: Variant, time: int, count: int
+    ) -> tuple[int, ...]:
+        start = variant.way.shown(time).start
+        splits = splits_to_try(time, self.generator, count)
+        return tuple(s for s in splits if start < s)
+
+    def _each_id(self, variant: Variant) -> Iterator[Round]:
+        """End a text in each id: one may count as padding, or as a mark."""
+        vocab, time = self.subject.vocab_size, self.subject.lengths.fit(8)
+        ids = torch.randperm(vocab, generator=self.generator)
+        ids = ids[: 1 + EACH_ID // vocab]
+
+        def trials(splits: list[int]) -> Iterator[Trial]:
+            base = draw(vocab, 1, time, self.generator).repeat(len(ids), 1)
+            changed = base.clone()
+            changed[:, time // 2 :] = ids.unsqueeze(1)
+            yield Trial(base, changed, [time // 2] * len(ids))
+
+        rows = min(len(ids), variant.rows_at_once(time))
+        calls = 1 + -(-len(ids) // rows)
+        name = "each id at the end"
+        yield Round(
+            variant, time, rows=rows, calls=calls, name=name, trials=trials
+        )
+
+    def _with_larger_weights(
+        self, few: list[int], long: list[int]
+    ) -> Iterator[Round]:
+        """Yield rounds of copies with larger weights.
+
+        The largest are stepped down until the scores are finite.
+        """
+        subject, budget = self.subject, self.budget
+        for size in (MODERATE, *EXTREME):
+            variant = larger(subject, budget, size, max(few + long))
+            if variant is None:
+                continue
+            yield from self._rounds(variant, [*few, *reversed(long)], FEW)
+            rest = [time for time in self.small if time not in few]
+            yield from self._rounds(variant, rest)
+            if size != MODERATE:
+                self.largest = size
+                return
+
+    def _as_run(self, lengths: list[int]) -> Iterator[Round]:
+        """Yield rounds of the model as it is run: a kernel may be one dtype's.
+
+        In its own precision, and in bfloat16.
+        """
+        subject, budget = self.subject, self.budget
+        variant = own(subject, budget)
+        model = variant.model
+        dtypes = {p.dtype for p in getattr(model, "parameters", list)()}
+        if dtypes - {torch.float64}:
+            variant.copy.weights = "in its own precision"
+            yield from self._rounds(variant, lengths, 4)
+        if dtypes - {torch.bfloat16} and subject.builder.can_copy:
+            model = cast(build_module(subject, budget, ""), torch.bfloat16)
+            copy = Copy(model, "cast to bfloat16", may_fail=True)
+            variant = Variant(subject, budget, copy)
+            yield from self._rounds(variant, lengths, 4)
+
+    def _masked(self, lengths: list[int]) -> Iterator[Round]:
+        """Yield rounds with attention masks, in eval and train mode."""
+        ways = masked_ways(self.subject.caller)
+        if not ways:
+            return
+        subject, budget = self.subject, self.budget
+        variant = fresh(subject, budget, masked=True)
+        for way in ways:
+            masked = variant.run_as(way)
+            yield from self._rounds(masked, lengths, 4)
+            yield from self._alone(masked, subject.fit(SHORT))
+        enlarged = larger(subject, budget, self.largest, lengths[-1])
+        if enlarged is not None:
+            masked = enlarged.run_as(ways[len(SHOWN) - 1])
+            yield from self._rounds(masked, lengths[-2:], 4)
+
+    def trials(
+        self,
+        time: int,
+        kinds: tuple[str, ...],
+        splits: list[int],
+        alone: bool = False,
+    ) -> Iterator[Trial]:
+        """Yield pairs of texts: of all splits in one, or each alone."""
+        rows = [self.texts(time, splits, kind) for kind in kinds]
+        bases, changed = map(torch.cat, zip(*rows, strict=True))
+        trial = Trial(bases, changed, splits * len(kinds))
+        if not alone:
+            yield trial
+            return
+        for row in range(len(splits)):
+            yield trial.rows([row])
+
+    def texts(
+        self, time: int, splits: list[int], kind: str
+    ) -> tuple[Int[Tensor, "rows time"], Int[Tensor, "rows time"]]:
+        """Return sequences, and the same ones changed from a split on."""
+        vocab, generator = self.subject.vocab_size, self.generator
+        repeats = kind != "suffix" or bool(time % 2)
+        base = draw(vocab, 1, time, generator, repeats)
+        base = base.repeat(len(splits), 1)
+        changed = base.clone()
+        for row, split in enumerate(splits):
+            pad = self.padding[row % len(self.padding)]
+            if kind == "left":
+                base[row, : time // 2] = changed[row, : time // 2] = pad
+            how = kind if kind != "mixed" else KINDS[row % len(KINDS)]
+            after = others(base[row, split:], vocab, generator)
+            if how == "token":
+                changed[row, split] = after[0]
+            elif how == "padding":
+                changed[row, split:] = pad
+                if (changed[row] == base[row]).all():
+                    changed[row, split] = after[0]
+            else:
+                changed[row, split:] = after
+        return base, changed

@@ -1,0 +1,33 @@
+"""Calls that a model must refuse: on the CPU, with its exception."""
+
+import torch
+from torch import Tensor
+
+from .budget import Budget
+from .errors import ModelRaised, SkipCheck
+from .subject import Subject
+from .variant import Copy, Variant
+
+
+def on_cpu(subject: Subject, budget: Budget) -> Variant:
+    """Return the model on the CPU, where a wrong index is an exception.
+
+    On CUDA it would end the process.
+    """
+    cpu, before = torch.device("cpu"), subject.device
+    if not subject.is_module and before != cpu:
+        raise SkipCheck(f"a function on {before} cannot be moved")
+    budget.charge_copy()
+    model = subject.builder.build(device=cpu)
+    return Variant(subject, budget, Copy(model, device=cpu))
+
+
+def refusal(variant: Variant, tokens: Tensor) -> ModelRaised | None:
+    """Return what the model raises on ids, None where it answers."""
+    try:
+        variant.scores(tokens)
+    except ModelRaised as error:
+        if error.__cause__ is None:  # scores of another shape
+            raise
+        return error
+    return None

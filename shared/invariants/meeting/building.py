@@ -1,0 +1,278 @@
+"""How a model is built anew for each check: by its factory, or as a copy."""
+
+import copy
+import functools
+import inspect
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from ..errors import UnusableModel, sentence
+from ..randomness import isolated
+
+Model = Callable[..., Any]
+
+CASTS = {  # names of nn.Module's methods
+    torch.float64: "double",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "half",
+}
+
+
+class Builder:
+    """Builds a model anew, so that no check meets what another changed."""
+
+    def __init__(
+        self,
+        given: Any,
+        seed: int,
+        device: torch.device | str | None,
+    ):
+        if not callable(given):
+            raise UnusableModel(
+                f"a model, a function or a factory is needed, got "
+                f"{type(given).__name__}"
+            )
+        self.seed = seed
+        self.notes: list[str] = []  # for the reader of a report
+        self.in_double: dict[bool, bool] = {}  # see `variant.in_double`
+        self.given = self._as_written(given)
+        # where models are moved to; at first where the first one is
+        self.device = None if device is None else torch.device(device)
+        self.fresh = is_factory(given)  # with untrained weights
+        self.can_copy = True  # so that copies have modules of their own
+        self.original: nn.Module | None = None
+        self._first: Callable[[], Any] | None = None
+
+    def build(
+        self,
+        seed: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> Model:
+        """Return the model anew.
+
+        Args:
+            seed: of its weights, if another.
+            device: where it goes, if elsewhere.
+        """
+        if seed is None and self.original is not None:
+            return copy.deepcopy(self.original).to(device or self.device)
+        with isolated(self.seed if seed is None else seed):
+            model = self._make() if self.fresh else self._copy(self.given)
+        if self.device is None:
+            parts = model if isinstance(model, nn.Module) else nn.Module()
+            tensors = [*parts.parameters(), *parts.buffers(), torch.empty(0)]
+            self.device = tensors[0].device
+        elif isinstance(model, nn.Module):
+            model = model.to(device or self.device)
+        return model
+
+    def keep(self, model: Model) -> Model:
+        """Copy a model from now on, and return a copy: building takes long."""
+        if self.fresh and isinstance(model, nn.Module):
+            with suppress(Exception):
+                copied = copy.deepcopy(model)
+                self.original = model
+                return copied
+        return model
+
+    def _make(self) -> Model:
+        name = name_of(self.given) or "the factory"
+        try:
+            model = self.given()
+        except Exception as error:
+            raise UnusableModel(f"{name} raised {sentence(error)}") from error
+        if not callable(model):
+            raise UnusableModel(
+                f"{name} returned no model but {type(model).__name__}"
+            )
+        if self._first is not None and self._first() is model:
+            return self._copy(model)  # the factory keeps its model
+        if self._first is None and isinstance(model, nn.Module):
+            self._first = weakref.ref(model)
+        return self._as_written(model)
+
+    def _as_written(self, model: Model) -> Model:
+        """Return the module that torch.compile has wrapped, and say so.
+
+        Parts that are compiled run as written, too: see `isolated`.
+        """
+        parts = model.modules() if isinstance(model, nn.Module) else ()
+        if any(
+            hasattr(part, "_orig_mod") or part._compiled_call_impl is not None
+            for part in parts
+        ):
+            note = "the model is checked as it is written, not as compiled"
+            if note not in self.notes:
+                self.notes.append(note)
+        return getattr(model, "_orig_mod", model)
+
+    def _copy(self, model: Model) -> Model:
+        if not isinstance(model, nn.Module) or not self.can_copy:
+            return model
+        try:
+            return copy.deepcopy(model)
+        except Exception as error:
+            self._give_up(f"the model cannot be copied ({sentence(error)})")
+            return model
+
+    def require_own_modules(
+        self, model: Model, called: list[nn.Module]
+    ) -> None:
+        """Give up copying where a copy calls modules of its original."""
+        if self.original is not None:
+            if {*called} & {*self.original.modules()}:
+                self.original = None  # each is built anew
+            return
+        given = self.given
+        if not isinstance(given, nn.Module) or model is given:
+            return
+        assert isinstance(model, nn.Module)
+        theirs = {id(m): name for name, m in given.named_modules()}
+        for module in model.modules():
+            theirs.pop(id(module), None)
+        shared = {theirs[id(m)] for m in called if id(m) in theirs}
+        if shared:
+            self._give_up(
+                f"a copy still calls {', '.join(sorted(shared)[:3])} of the "
+                f"original (a lambda or closure as an attribute?)"
+            )
+
+    def _give_up(self, reason: str) -> None:
+        self.can_copy = False
+        self.notes.append(
+            f"{reason}: checks that change weights are left out; give a "
+            f"factory"
+        )
+
+
+def is_factory(given: Model) -> bool:
+    """Whether a callable builds a model: it takes no arguments."""
+    if isinstance(given, nn.Module):
+        return False
+    try:
+        signature = inspect.signature(given)
+        signature.bind()
+    except (TypeError, ValueError):
+        if isinstance(given, type):
+            raise UnusableModel(
+                f"{given.__name__} is a class that needs arguments: give a "
+                f"model, or a function without arguments that builds one"
+            ) from None
+        return False
+    # what takes any arguments at all takes tokens, unless it is a class
+    kinds = {p.kind for p in signature.parameters.values()}
+    built = given.func if isinstance(given, functools.partial) else given
+    return (
+        isinstance(built, type)
+        or inspect.Parameter.VAR_POSITIONAL not in kinds
+    )
+
+
+def name_of(given: Model) -> str | None:
+    """Return the name of a model's class or of a function, if it has one."""
+    given = getattr(given, "_orig_mod", given)
+    if isinstance(given, functools.partial):
+        return name_of(given.func)
+    if isinstance(given, nn.Module):
+        return type(given).__name__
+    name = getattr(given, "__name__", type(given).__name__)
+    return None if name == "<lambda>" else name
+
+
+class KeptState:
+    """What a model's modules hold beside their parameters, to be put back.
+
+    Buffers and plain attributes; what cannot be copied stays as it is.
+    """
+
+    OWN = nn.Module().__dict__.keys() - {"_buffers"}  # of every module
+
+    def __init__(self, model: nn.Module):
+        self.model: Any = weakref.proxy(model)  # it may be kept with this
+        self.versions = self._versions()
+        self.states: list[dict] = []
+        with suppress(Exception):
+            self.states = self._copy([self._state(m) for m in model.modules()])
+
+    def put_back(self, always: bool = False) -> None:
+        """Put all of it back, always or if any buffer was changed.
+
+        All, as a table that a forward fills comes with a number that says
+        how far.
+        """
+        if self.versions == self._versions() and not always:
+            return
+        for module, state in zip(
+            self.model.modules(), self._copy(self.states), strict=False
+        ):
+            for name in self._state(module).keys() - state.keys():
+                del module.__dict__[name]
+            module.__dict__.update(state)
+        self.versions = self._versions()
+
+    def _state(self, module: nn.Module) -> dict[str, Any]:
+        return {k: v for k, v in module.__dict__.items() if k not in self.OWN}
+
+    def _copy(self, states: list[dict]) -> list[dict]:
+        """Return a copy that holds the same modules and parameters."""
+        same = [*self.model.modules(), *self.model.parameters()]
+        return copy.deepcopy(states, {id(part): part for part in same})
+
+    def _versions(self) -> list[tuple[int, int]]:
+        return [
+            (id(b), -1 if b.is_inference() else b._version)
+            for b in self.model.buffers()
+        ]
+
+
+def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Cast a model as .double() and .bfloat16() do, in place."""
+    if isinstance(model, torch.jit.ScriptModule):  # it has no other way
+        return model.to(dtype)
+    # .to(dtype) would make complex buffers real, too
+    return getattr(model, CASTS[dtype])()
+
+
+@contextmanager
+def hooked(
+    modules: Iterable[nn.Module],
+    after: Callable[..., Any],
+    before: Callable[..., Any] | None = None,
+) -> Iterator[None]:
+    """Call a function after each call of modules inside, one before it.
+
+    Scripted modules take no hooks, and are passed over.
+    """
+    with ExitStack() as hooks:
+        for module in modules:
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            if before is not None:
+                hooks.enter_context(
+                    module.register_forward_pre_hook(before, with_kwargs=True)
+                )
+            hooks.enter_context(
+                module.register_forward_hook(after, with_kwargs=True)
+            )
+        yield
+
+
+@contextmanager
+def called_modules() -> Iterator[list[nn.Module]]:
+    """Collect the modules that are called inside."""
+    called: list[nn.Module] = []
+
+    def note(module: nn.Module, args: object) -> None:
+        called.append(module)
+
+    with register_module_forward_pre_hook(note), warnings.catch_warnings():
+        # parts that are compiled run as written: no hook fires twice
+        warnings.filterwarnings("ignore", "Using `torch.compile")
+        yield called

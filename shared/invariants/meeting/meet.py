@@ -1,0 +1,140 @@
+"""Meets a model: writes the Subject that all checks read."""
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..budget import Budget
+from ..errors import FoundOut, ModelRaised, UnusableModel
+from ..randomness import isolated
+from ..subject import Subject
+from ..variant import Copy, Variant
+from .building import Builder, KeptState, called_modules, name_of
+from .calling import LAYOUTS, caller_of
+from .layout import require_batch_first
+from .probing import probe
+from .reading import BATCH_FIRST, SCORES
+from .refusals import find_refusals
+from .sizes import LENGTH, Lengths, choose_sizes, declared
+from .state import find_noise, find_state
+
+OUTPUTS = ("auto", "logits", "log_probs")
+
+
+def meet(
+    model_or_factory: Any,
+    *,
+    vocab_size: int | None = None,
+    block_size: int | None = None,
+    outputs: str = "auto",
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    layout: str = "bt",
+) -> Subject:
+    """Return the facts of a model, found out by calling it.
+
+    Args: as for `check_model`.
+
+    Raises:
+        UnusableModel: a ValueError, in one line, for a model that cannot be
+            built, called or read; the user's own exception is its cause.
+        ValueError: for settings that are none.
+    """
+    for name, value, known in (
+        ("outputs", outputs, OUTPUTS),
+        ("layout", layout, LAYOUTS),
+    ):
+        if value not in known:
+            words = f"{name} must be one of {', '.join(known)}"
+            raise ValueError(f"{words}, got {value!r}")
+    builder = Builder(model_or_factory, seed, device)
+    model = builder.build()
+    parameters = 0
+    if isinstance(model, nn.Module):
+        parameters = sum(p.numel() for p in model.parameters())
+    name = name_of(model_or_factory) or name_of(model) or "model"
+    vocab, block, notes = choose_sizes(model, name, vocab_size, block_size)
+    subject = Subject(
+        name=name,
+        builder=builder,
+        seed=seed,
+        vocab_size=vocab,
+        block_size=block,
+        limit=declared(model, LENGTH),  # block_size may be less
+        parameters=parameters,
+        is_module=isinstance(model, nn.Module),
+        caller=caller_of(model, outputs != "logits", layout == "tb"),
+        lengths=Lengths(1, 1, block),
+        notes=tuple(notes),
+    )
+    if subject.heavy:
+        model = builder.keep(model)
+    training = getattr(model, "training", False)
+    try:
+        with isolated(seed), subject.few_threads():
+            return _find_out(subject, Copy(model), outputs)
+    finally:
+        if isinstance(model, nn.Module):
+            model.train(training)
+
+
+def _find_out(subject: Subject, copy: Copy, outputs: str) -> Subject:
+    """Return the subject as its answers show it."""
+    model, own = copy.model, subject.caller
+    if isinstance(model, nn.Module):
+        copy.built = KeptState(model)
+    with called_modules() as called:
+        try:
+            subject, size = probe(subject, copy)
+        except ModelRaised as error:
+            raise UnusableModel(f"{subject.name}: {error}") from (
+                error.__cause__
+            )
+    subject.builder.require_own_modules(model, called)
+    subject = with_notes(
+        subject,
+        *(
+            f"without {name} the model answers for fewer positions: it is "
+            f"called with {name}, all 0"
+            for name in subject.caller.given.keys() - own.given.keys()
+        ),
+    )
+    if subject.fault:
+        return subject
+    reader = subject.reader
+    says_so = (
+        outputs == "log_probs"
+        or subject.caller.method is not None
+        or (outputs == "auto" and "log_probs" in reader.path)
+    )
+    subject = replace(subject, says_log_probs=says_so)
+    if reader.form != BATCH_FIRST:
+        subject = with_notes(subject, f"the scores are read as {reader.form}")
+    if reader.alike > 1 and not set(SCORES) & {*reader.path}:
+        subject = with_notes(
+            subject,
+            f"the model answers with {reader.alike} tensors of scores: the "
+            f"first is checked",
+        )
+    with suppress(ModelRaised):  # a check will meet the exception, too
+        for find in (find_state, require_batch_first, find_refusals):
+            subject = find(subject, _calling(subject, copy), *size)
+        subject = find_noise(subject, _calling(subject, copy), size[0])
+    return subject
+
+
+def _calling(subject: Subject, copy: Copy) -> Variant:
+    return Variant(subject, Budget(), copy)
+
+
+def with_notes(subject: Subject, *notes: str) -> Subject:
+    """Return a subject with more notes."""
+    return replace(subject, notes=(*subject.notes, *notes))
+
+
+def learn(subject: Subject, found: FoundOut) -> Subject:
+    """Return a subject with the facts that a check has found out."""
+    return replace(subject, **found.facts)

@@ -1,0 +1,197 @@
+"""The sizes that a model declares itself: vocabulary, length, window."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+from torch import nn
+
+from ..errors import UnusableModel
+
+VOCABULARY = (
+    *("vocab_size", "n_vocab", "vocabulary_size", "num_tokens"),
+    "padded_vocab_size",
+)
+# block_size comes last: beside another one it is a tile of the attention.
+LENGTH = (
+    *("max_position_embeddings", "n_positions", "max_target_positions"),
+    *("n_ctx", "context_length", "max_seq_len", "max_seq_length"),
+    *("max_seqlen", "max_sequence_length", "max_len", "seq_len", "seq_length"),
+    *("sequence_len", "sequence_length", "ctx_len", "block_size"),
+)
+WINDOW = (
+    *("window", "window_size", "sliding_window", "sliding_window_size"),
+    *("attention_window", "attention_window_size", "local_window"),
+    *("local_window_size", "local_attn_window_size", "receptive_field"),
+    "attention_chunk_size",
+)
+# Where a model may change its ways, though nothing is forgotten there.
+TILES = (
+    *("kernel_size", "conv_kernel", "chunk_size", "block_length"),
+    "block_size",
+)
+PADDING = ("pad_token_id", "padding_idx", "pad_id", "pad_idx", "padding_id")
+ROWS = ("max_batch_size", "max_bsz")
+CONFIGS = ("config", "cfg", "args", "params", "hparams")
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A size as the model says it: the attribute's name, and its value."""
+
+    name: str
+    value: int
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}"
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Multiples of a step, from the least to the longest."""
+
+    least: int
+    step: int
+    longest: int
+
+    def accepts(self, time: int) -> bool:
+        """Whether a length is one of them."""
+        inside = self.least <= time <= self.longest
+        return inside and time % self.step == 0
+
+    def fit(self, time: int) -> int:
+        """Return the longest that is no longer, else the least."""
+        time = min(time, self.longest)
+        return max(time - time % self.step, self.least)
+
+    def __str__(self) -> str:
+        if self.step == 1:
+            return f"lengths from {self.least} to {self.longest}"
+        return f"multiples of {self.step} from {self.least} to {self.longest}"
+
+
+def choose_sizes(
+    model: object,
+    name: str,
+    vocab_size: int | None,
+    block_size: int | None,
+) -> tuple[int, int, list[str]]:
+    """Return vocab_size, block_size and notes: given, or the model's own.
+
+    Raises:
+        UnusableModel: for a size that neither side says, and a vocabulary
+            that contradicts the model's own.
+        ValueError: for what is no positive number.
+    """
+    for what, size in (("vocab_size", vocab_size), ("block_size", block_size)):
+        if size is not None and not _is_size(size):
+            raise ValueError(f"{what} must be a positive number, got {size!r}")
+    known, longest = declared(model, VOCABULARY), declared(model, LENGTH)
+    vocab = vocab_size or (known.value if known else None)
+    block = block_size or (longest.value if longest else None)
+    if vocab is None or block is None:
+        missing = {}
+        if vocab is None:
+            missing["vocabulary"] = "vocab_size (in the shell --vocab-size)"
+        if block is None:
+            missing["longest sequence"] = "block_size (--block-size)"
+        raise UnusableModel(
+            f"{name} does not say its {' and '.join(missing)}: give "
+            f"{' and '.join(missing.values())}"
+        )
+    if known is not None and known.value != vocab:
+        raise UnusableModel(
+            f"vocab_size={vocab} was given, but {name} has {known}"
+        )
+    if vocab < 2:
+        raise UnusableModel(
+            f"vocab_size must be at least 2 for one token to differ from "
+            f"another, got {vocab}"
+        )
+    notes = []
+    if longest is not None and longest.value < block:
+        notes.append(
+            f"block_size {block} was asked for; the model declares "
+            f"{longest}, which is used"
+        )
+        block = longest.value
+    return int(vocab), int(block), notes
+
+
+def declared(model: object, names: tuple[str, ...]) -> Declared | None:
+    """Return the first of these sizes that a model or its config has."""
+    sizes = all_declared(model, names)
+    return sizes[0] if sizes else None
+
+
+def all_declared(model: object, names: tuple[str, ...]) -> list[Declared]:
+    """Return all of these sizes that a model or its config has."""
+    places = [model] + [_get(model, config) for config in CONFIGS]
+    found = []
+    for name in names:
+        for place in places:
+            value = _get(place, name)
+            if isinstance(value, list | tuple):  # one for each layer or side
+                value = max(filter(_is_size, value), default=None)
+            if _is_size(value):
+                found.append(Declared(name, int(value)))
+                break
+    return found
+
+
+def _is_size(value: Any) -> bool:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        return False
+    return int(value) > 0
+
+
+def _get(place: object, name: str) -> Any:
+    if isinstance(place, Mapping):
+        return place.get(name)
+    try:
+        return getattr(place, name, None)
+    except Exception:  # a property of the user's may raise anything
+        return None
+
+
+def _embeddings(model: object) -> list[nn.Embedding]:
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    return [m for m in modules if isinstance(m, nn.Embedding)]
+
+
+def padding_ids(model: object) -> list[int]:
+    """Return the ids that a model says are padding, or its tables hold."""
+    held = [table.padding_idx for table in _embeddings(model)]
+    said = [size.value for size in all_declared(model, PADDING)]
+    return sorted({i for i in (*held, *said) if i is not None})
+
+
+def before_first_position(model: object, count: int) -> int:
+    """Return how many rows of a table of positions padding takes."""
+    tables = [t for t in _embeddings(model) if t.num_embeddings == count]
+    return max(
+        (1 + t.padding_idx for t in tables if t.padding_idx is not None),
+        default=0,
+    )
+
+
+def has_position_table(model: object, count: int, vocab_size: int) -> bool:
+    """Whether a module holds a table of as many positions.
+
+    Without one, a limit may be no more than the length of training. It is
+    as wide as the tokens' own; one of biases by distance is not.
+    """
+    if not isinstance(model, nn.Module):
+        return False
+    found = _embeddings(model)
+    rows = range(count, count + 3)  # some keep a few more, for padding
+    widths = {m.embedding_dim for m in found if m.num_embeddings not in rows}
+    tables = [m.weight for m in found if m.num_embeddings != vocab_size]
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    tables += [t for name, t in tensors if "pos" in name or "wpe" in name]
+    return any(
+        n in rows and (not widths or widths & {*shape[:i], *shape[i + 1 :]})
+        for shape in (tuple(table.shape) for table in tables)
+        for i, n in enumerate(shape)
+    )

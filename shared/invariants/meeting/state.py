@@ -1,0 +1,77 @@
+"""What a call leaves for the next one, and whether it draws numbers."""
+
+from dataclasses import replace
+
+import torch
+
+from ..errors import ModelRaised
+from ..randomness import RecordedDraws
+from ..subject import Subject
+from ..variant import Variant
+
+NEVER = -9e3  # a score below this everywhere leaves no probability
+
+
+def find_state(
+    subject: Subject, variant: Variant, batch: int, time: int
+) -> Subject:
+    """Find out whether a call changes the next one, and can be undone."""
+    tokens, between = subject.draw(2 * batch, time).split(batch)
+
+    def differs(variant: Variant) -> bool:
+        try:
+            variant.scores(between)
+            scores = variant.scores(tokens, seed=subject.seed)
+        except ModelRaised:
+            return True
+        return not torch.allclose(scores, first, 0, noise, True)
+
+    stateful = replace(subject, keeps_state=True)
+    undone = replace(variant, subject=stateful)
+    undone.start_again()
+    first = variant.scores(tokens, seed=subject.seed)
+    largest = float(first.abs().nan_to_num_(posinf=0.0).max())
+    noise = 64 * torch.finfo(first.dtype).eps * largest
+    if not differs(variant):
+        return subject
+    if differs(undone):
+        return replace(
+            stateful,
+            lost_state="what a call leaves for the next one cannot be undone: "
+            "see check_determinism",
+        )
+    with RecordedDraws() as draws:
+        undone.scores(tokens)
+    return replace(
+        stateful,
+        noisy=bool(draws.shapes),  # by a generator that is kept
+        notes=(
+            *subject.notes,
+            "a call shows in the scores of the next one, which is the matter "
+            "of check_determinism: all other checks start each call from the "
+            "state that the model was built in",
+        ),
+    )
+
+
+def find_noise(subject: Subject, variant: Variant, batch: int) -> Subject:
+    """Find ids without a score, and whether random numbers are drawn."""
+    tokens = subject.draw(batch, 7)
+    first, again = (variant.scores(tokens, seed=1) for _ in "ab")
+    other = variant.scores(tokens, seed=2)
+    hidden = (first < NEVER).flatten(0, 1).all(0)
+    if hidden.any() and not hidden.all():
+        ids = tuple(hidden.nonzero().flatten().tolist())
+        note = (
+            f"the scores of {len(ids)} ids are minus infinity, or as good as, "
+            f"at every position ({ids[0]} is the first): they are left out"
+        )
+        subject = replace(subject, hidden=ids, notes=(*subject.notes, note))
+    if first.equal(again) and not first.equal(other):
+        note = (
+            "random numbers are drawn in eval mode, which is the matter of "
+            "check_determinism: all other checks run the model from a fixed "
+            "random state"
+        )
+        subject = replace(subject, noisy=True, notes=(*subject.notes, note))
+    return subject

@@ -1,0 +1,224 @@
+"""How large a difference is, and whether it is more than rounding.
+
+The tolerance of check_causality and of all checks that compare scores. Two
+differences are told apart: up to FLOOR units of rounding of the largest
+score nothing is looked at; above, a difference is real if it stays the same
+when every weight is nudged by a few units of rounding, and noise if the
+nudge redraws it. A leak does not care about the last bits of the weights;
+rounding does. The units are those of the coarsest precision that is at work
+inside, or a float32 softmax in a float64 model would not feel the nudge. No
+constant has to fit all models: deep, sharp or partly single-precision ones
+bring their own noise, and a difference of 1e-9 in a clean float64 model
+still counts.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from .meeting.building import Model
+from .operations import Operations
+
+FLOOR = 64  # units of rounding of the largest score: never looked at
+FLOOR_OF_16_BITS = 2  # of which 64 units are half the scores
+BLOCK = 1 << 22  # scores whose differences are taken at once
+NUDGE = 256  # units of rounding by which weights are nudged, at most
+ROWS_AT_ONCE = 4096  # of a matrix that is nudged
+ALIKE = 0.2  # share by which a real difference may change under the nudge
+
+# Operations that make a mask of 0, 1 or infinity, or lay it out: in whatever
+# dtype, they do not round.
+OF_MASKS = {"ones", "zeros", "full", "ones_like", "zeros_like", "full_like"}
+OF_MASKS |= {"tril", "triu", "view", "expand", "slice", "unsqueeze", "t"}
+
+# The floor of functions, whose weights nobody can nudge: units of rounding.
+WITHOUT_WEIGHTS = {torch.float64: 2**20, torch.float32: 2**8}
+
+
+def gaps(
+    a: Float[Tensor, "*batch vocab"], b: Float[Tensor, "*batch vocab"]
+) -> Float[Tensor, "*batch"]:
+    """Return the largest difference over the vocabulary; NaN counts as inf.
+
+    Two equal infinities do not differ.
+    """
+    if a.ndim > 1 and a.numel() > 2 * BLOCK:  # no table beside the two
+        size = max(1, BLOCK * a.size(-2) // a.numel())
+        pairs = zip(a.split(size, -2), b.split(size, -2), strict=True)
+        return torch.cat([gaps(*pair) for pair in pairs], -1)
+    if a.dtype != torch.float64:
+        a, b = a.float(), b.float()
+    gap = (a - b).abs_().amax(-1)
+    odd = ~torch.isfinite(gap)
+    if odd.any():
+        exact = (a[odd] - b[odd]).abs_()
+        exact[a[odd] == b[odd]] = 0
+        gap[odd] = exact.nan_to_num_(nan=math.inf).amax(-1)
+    return gap
+
+
+def minus(
+    a: Float[Tensor, "*shape"], b: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
+    """Return a - b, where two equal infinities do not differ."""
+    return torch.where(a == b, 0.0, a - b)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return what a message calls a dtype: "float64"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def floor_of(dtype: torch.dtype) -> int:
+    """Return how many units of rounding are never looked at."""
+    return FLOOR if torch.finfo(dtype).bits > 16 else FLOOR_OF_16_BITS
+
+
+def rounding(scores: Float[Tensor, "..."]) -> float:
+    """Return the rounding of the largest score."""
+    largest = scores.detach().abs().nan_to_num_(posinf=0.0).max()
+    return torch.finfo(scores.dtype).eps * float(largest)
+
+
+def floor(scores: Float[Tensor, "..."]) -> float:
+    """Return the size up to which differences of scores are not looked at."""
+    return floor_of(scores.dtype) * rounding(scores)
+
+
+def is_real(
+    model: Model,
+    difference: Callable[[], Float[Tensor, "..."]],
+    noise: float,
+) -> bool:
+    """Whether a difference is more than rounding.
+
+    It is measured anew while weights are nudged; noise is the rounding of
+    the numbers whose difference it is.
+    """
+    with Inside() as inside:
+        first = difference()
+    size = float(first.abs().max())
+    if not math.isfinite(size):
+        return True
+    if size <= floor_of(first.dtype) * noise:
+        return False
+    weights = _weights(model)
+    inside.dtypes |= {weight.dtype for weight in weights}
+    coarsest, unit = inside.coarsest, inside.unit
+    if not weights:
+        noise *= max(1.0, unit / torch.finfo(first.dtype).eps)
+        return size > WITHOUT_WEIGHTS.get(coarsest, 16) * noise
+    units = NUDGE if torch.finfo(coarsest).bits > 16 else FLOOR_OF_16_BITS
+    for seed in (1, 2, 3):
+        with nudged(model, units * unit, seed):
+            change = float((difference() - first).abs().max())
+        if not change <= ALIKE * size:
+            return False
+    return True
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Where two tables of scores differ most, by how much, and rounding."""
+
+    at: list[int]
+    size: float
+    noise: float
+
+
+def real_gap(
+    model: Model,
+    one: Callable[[], Float[Tensor, "*batch vocab"]],
+    other: Callable[[], Float[Tensor, "*batch vocab"]],
+    known: tuple[Tensor, Tensor] | None = None,
+    shown: Bool[Tensor, "*batch"] | None = None,
+) -> Gap | None:
+    """Return where scores of two ways to compute them really differ, or None.
+
+    Known are the scores of both, if given; shown is where they are compared.
+    """
+    scores, others = known or (one(), other())
+    moved = gaps(others, scores)
+    if shown is not None:
+        moved = moved.where(shown, 0.0)
+    at = np.unravel_index(int(moved.argmax()), moved.shape)
+    size, noise = float(moved[at]), rounding(scores)
+    if size > floor(scores) and is_real(
+        model, lambda: minus(other()[at], one()[at]), noise
+    ):
+        return Gap([int(i) for i in at], size, noise)
+    return None
+
+
+class Inside(Operations):
+    """Notes the operations that compute floats inside, and their dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: set[str] = set()
+        self.dtypes: set[torch.dtype] = set()
+
+    @property
+    def coarsest(self) -> torch.dtype:
+        """The dtype with the largest rounding."""
+        return max(self.dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+
+    @property
+    def unit(self) -> float:
+        """The largest rounding of a number near 1."""
+        return torch.finfo(self.coarsest).eps
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        answer = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        parts = answer if isinstance(answer, list | tuple) else [answer]
+        for part in parts if name not in OF_MASKS else ():
+            if isinstance(part, Tensor) and part.is_floating_point():
+                self.dtypes.add(part.dtype)
+        if any(isinstance(x, Tensor) and x.is_floating_point() for x in args):
+            self.operations.add(name)
+        return answer
+
+
+@contextmanager
+def nudged(model: Model, size: float, seed: int) -> Iterator[None]:
+    """Change every weight inside by some share of it, at most a size."""
+    weights = _weights(model)
+    with put_back_after(weights):
+        nudge(weights, size, seed)
+        yield
+
+
+@torch.no_grad()
+def nudge(tensors: Iterable[Tensor], size: float, seed: int) -> None:
+    """Change each number in place by a random share of it, at most a size."""
+    for tensor in tensors:
+        generator = torch.Generator().manual_seed(seed)
+        for part in tensor.split(ROWS_AT_ONCE) if tensor.ndim else (tensor,):
+            noise = torch.rand(part.shape, generator=generator)
+            noise = noise.to(part).mul_(2).sub_(1)
+            part.addcmul_(part, noise, value=size)
+
+
+@contextmanager
+def put_back_after(weights: Collection[Tensor]) -> Iterator[None]:
+    """Give weights that are changed inside their values back."""
+    saved = [weight.detach().clone() for weight in weights]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, value in zip(weights, saved, strict=True):
+                weight.copy_(value)
+
+
+def _weights(model: Model) -> list[nn.Parameter]:
+    if not isinstance(model, nn.Module):
+        return []
+    return [p for p in model.parameters() if p.is_floating_point()]

@@ -1,1 +1,0 @@
-"""How leaks are looked for, told from rounding, and traced."""

@@ -1,0 +1,158 @@
+"""The model under test: the facts that all checks share."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .errors import ModelRaised, SkipCheck, UnusableModel
+from .meeting.building import Builder
+from .meeting.calling import Caller
+from .meeting.reading import Reader, find_scores, follow
+from .meeting.sizes import Declared, Lengths
+from .threads import few_threads
+from .tokens import draw
+
+HEAVY = 2_000_000  # parameters: float64 and whole batches cost too much
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A record of a model: `meeting` writes it, the checks read it.
+
+    Attributes:
+        name: of its class or factory.
+        builder: builds the model anew.
+        seed: of weights and tokens.
+        vocab_size: number of ids.
+        block_size: longest sequence that is tried.
+        limit: the longest sequence that the model declares.
+        parameters: their number; 0 for a function.
+        is_module: whether it is an nn.Module.
+        caller: calls it.
+        reader: finds the scores in its answer.
+        lengths: those that it answers.
+        rows: how many sequences it takes at once; None: any number.
+        refusals: its exceptions for other lengths and rows, and a sentence
+            about those that it answers.
+        hidden: ids whose scores are always minus infinity; read as 0.
+        noisy: whether it draws random numbers in eval mode.
+        keeps_state: whether a call changes the scores of the next call.
+        lost_state: why that change cannot be undone.
+        says_log_probs: whether it says that its scores are normalised.
+        fault: why its answers cannot be read at all.
+        notes: sentences for the reader of a report.
+    """
+
+    name: str
+    builder: Builder
+    seed: int
+    vocab_size: int
+    block_size: int
+    limit: Declared | None
+    parameters: int
+    is_module: bool
+    caller: Caller
+    lengths: Lengths
+    reader: Reader = field(default_factory=Reader)
+    rows: int | None = None
+    refusals: tuple[tuple[ModelRaised, str], ...] = ()
+    hidden: tuple[int, ...] = ()
+    noisy: bool = False
+    keeps_state: bool = False
+    lost_state: str = ""
+    says_log_probs: bool = False
+    fault: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def heavy(self) -> bool:
+        """Whether the model has many parameters."""
+        return self.parameters > HEAVY
+
+    @property
+    def scored(self) -> list[int]:
+        """The ids whose scores are numbers."""
+        return sorted({*range(self.vocab_size)} - {*self.hidden})
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the model is built, and its tokens are moved to."""
+        return self.builder.device
+
+    def require_scores(self) -> None:
+        """Refuse a model whose answers cannot be read."""
+        if self.fault:
+            raise UnusableModel(f"{self.name}: {self.fault}")
+
+    def require_no_state(self) -> None:
+        """Skip a check that compares two calls if the first changes both."""
+        if self.lost_state:
+            raise SkipCheck(self.lost_state)
+
+    def require_no_noise(self) -> None:
+        """Skip a check that compares inputs of unequal shape under noise."""
+        if self.noisy:
+            raise SkipCheck(
+                "random numbers are drawn in eval mode, others at each size: "
+                "see check_determinism"
+            )
+
+    def fit(self, *lengths: int) -> list[int]:
+        """Return these lengths, each as near as the model accepts it."""
+        return sorted({self.lengths.fit(time) for time in lengths})
+
+    def fit_rows(self, count: int) -> int:
+        """Return a number of rows, fewer where the model has no room."""
+        return count if self.rows is None else min(count, self.rows)
+
+    def few_threads(
+        self, count: int | None = None
+    ) -> AbstractContextManager[int]:
+        """Run on this many threads inside; None: on one if it is small."""
+        return few_threads(self.parameters, self.block_size, count)
+
+    def generator(self) -> torch.Generator:
+        """Return a new generator of random numbers, with the seed."""
+        return torch.Generator().manual_seed(self.seed)
+
+    def draw(
+        self, rows: int, time: int, generator: torch.Generator | None = None
+    ) -> Int[Tensor, "rows time"]:
+        """Draw ids, of a length as near as the model accepts it."""
+        time = self.lengths.fit(time)
+        generator = generator or self.generator()
+        return draw(self.vocab_size, rows, time, generator)
+
+    def read(
+        self, answer: Any, batch: int, time: int, strict: bool = False
+    ) -> Float[Tensor, "batch time vocab"]:
+        """Return the scores in an answer in the common form.
+
+        Strict: see `Reader.read`.
+        """
+        size = (time, batch) if self.caller.time_first else (batch, time)
+        scores = self.reader.read(answer, *size, strict)
+        if self.caller.time_first:
+            scores = scores.transpose(0, 1)
+        if self.hidden:
+            at = torch.tensor(self.hidden, device=scores.device)
+            scores = scores.index_fill(-1, at, 0.0)
+        return scores
+
+    def find(
+        self, answer: Any, batch: int, time: int
+    ) -> Float[Tensor, "batch time vocab"] | None:
+        """Return scores in an answer, wherever they are."""
+        if self.caller.time_first:
+            batch, time = time, batch
+        found = find_scores(answer, batch, time, self.vocab_size)
+        if not found:
+            return None
+        # scores of the form that other answers have, if there are any
+        path, form = max(found, key=lambda place: place[1] == self.reader.form)
+        scores = form.read(follow(answer, path), batch, time)
+        return scores.transpose(0, 1) if self.caller.time_first else scores

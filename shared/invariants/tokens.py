@@ -1,0 +1,77 @@
+"""Tokens, lengths and splits that the checks try."""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from .meeting.sizes import TILES, WINDOW, all_declared
+
+SHORT = 16  # every split of every length up to this one is tried
+SPLITS = 24  # of a longer sequence at least as many
+
+TOKENS_AT_ONCE = 2048
+BYTES_AT_ONCE = 1 << 28
+
+
+def rows_at_once(vocab: int, time: int) -> int:
+    """Return how many sequences fit in one call, within the memory budget."""
+    # the scores, those they are compared with, and their difference
+    by_scores = BYTES_AT_ONCE // (time * vocab * 8)
+    return max(1, min(TOKENS_AT_ONCE // time, by_scores))
+
+
+def draw(
+    vocab: int,
+    batch: int,
+    time: int,
+    generator: torch.Generator,
+    repeats: bool = True,
+) -> Int[Tensor, "batch time"]:
+    """Draw ids, in each row different ones where there are enough."""
+    if repeats or vocab < time:
+        return torch.randint(vocab, (batch, time), generator=generator)
+    rows = [torch.randperm(vocab, generator=generator) for _ in range(batch)]
+    return torch.stack(rows)[:, :time]
+
+
+def others(
+    tokens: Int[Tensor, "*shape"], vocab: int, generator: torch.Generator
+) -> Int[Tensor, "*shape"]:
+    """Draw ids, each different from the one in its place."""
+    shift = torch.randint(1, vocab, tokens.shape, generator=generator)
+    return (tokens + shift) % vocab
+
+
+def lengths_to_try(model: object, longest: int) -> list[int]:
+    """Return lengths over SHORT: the longest, and near edges.
+
+    Edges are powers of two, where kernels have their tiles, and each window
+    or tile that the model declares.
+    """
+    powers = [1 << k for k in range(5, longest.bit_length())]
+    lengths = {longest, longest - 1}
+    lengths |= {power + d for power in powers for d in (-1, 0, 1)}
+    for window in all_declared(model, WINDOW + TILES):
+        w = window.value
+        lengths |= {w - 1, w, w + 1, 2 * w + 1}
+    return sorted(t for t in lengths if SHORT < t <= longest)
+
+
+def splits_to_try(
+    time: int, generator: torch.Generator, count: int = SPLITS
+) -> list[int]:
+    """Return at least count splits, or all: ends, edges, and random ones."""
+    if time - 1 <= count:
+        return list(range(1, time))
+    chosen = {1, time - 1}
+    if count >= SPLITS:
+        edges = [1 << k for k in range(1, time.bit_length())]
+        near = {e + d for e in edges for d in (-1, 0, 1)}
+        chosen |= {s for s in near if 1 <= s < time}
+    drawn = torch.randperm(time - 1, generator=generator) + 1
+    least = len(chosen) + 2
+    for split in drawn.tolist():
+        if len(chosen) >= max(count, least):
+            break
+        chosen.add(split)
+    return sorted(chosen)

@@ -1,0 +1,359 @@
+"""One copy of the model, and one way to call it: all checks use it.
+
+The rule of precision is here. Scores are compared in float64 where the model
+can, so that a leak of 1e-9 is seen. A heavy model is called in its own
+precision for as long as that decides: in pairs of equal shapes, which round
+alike, until two calls differ (`Variant.double_on_suspicion`); and in long
+sequences where time is short.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from .budget import Budget
+from .errors import ModelRaised, SkipCheck, during
+from .meeting.building import KeptState, Model
+from .randomness import RecordedDraws, seed_all
+from .subject import Subject
+from .tokens import SHORT, rows_at_once
+from .ways import EVAL, Way
+
+DROPOUT_SEED = 1234
+ENOUGH = 256  # tokens of a call: with more, each costs a heavy model the same
+
+
+class CopyFailed(Exception):
+    """A copy with other weights or dtypes raised, or its scores are NaN."""
+
+
+@dataclass
+class Copy:
+    """A copy of the model, and what it held when it was made.
+
+    Attributes:
+        model: as built, or changed.
+        weights: what a failure says about its weights and dtype.
+        device: of its tokens; None: as the subject's.
+        may_fail: whether an exception, NaN or infinity is no fault of the
+            model, as its weights or dtype were changed.
+        rough: whether a heavy model is still in its own precision.
+    """
+
+    model: Model
+    weights: str = ""
+    device: torch.device | None = None
+    may_fail: bool = False
+    rough: bool = False
+    built: KeptState | None = None  # before the first call
+    kept: KeptState | None = None  # before the first call in train mode
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One copy of the model, and one way to call it."""
+
+    subject: Subject
+    budget: Budget
+    copy: Copy
+    way: Way = EVAL
+
+    def __post_init__(self) -> None:
+        """Keep the state of a copy whose calls change it."""
+        copy = self.copy
+        if self.subject.keeps_state and isinstance(copy.model, nn.Module):
+            copy.built = copy.built or KeptState(copy.model)
+
+    @property
+    def model(self) -> Any:
+        """The copy itself."""
+        return self.copy.model
+
+    def run_as(self, way: Way) -> "Variant":
+        """Return the same copy, called in another way."""
+        return replace(self, way=way)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where its tokens go."""
+        return self.copy.device or self.subject.device
+
+    @property
+    def conditions(self) -> str:
+        """What a failure says about the way and the weights."""
+        parts = (self.way.name, self.copy.weights)
+        return "".join(f", {part}" for part in parts if part)
+
+    @property
+    def double(self) -> bool:
+        """Whether the copy is in float64."""
+        return torch.float64 in {
+            p.dtype for p in getattr(self.model, "parameters", list)()
+        }
+
+    def rows_at_once(self, time: int) -> int:
+        """Return how many sequences of a length are given in one call.
+
+        Of a heavy model few: the call that all others are compared with has
+        as many rows.
+        """
+        room = rows_at_once(self.subject.vocab_size, time)
+        few = max(2, ENOUGH // time)
+        return min(room, few) if self.subject.heavy else room
+
+    def scores(
+        self,
+        tokens: Int[Tensor, "batch time"],
+        *,
+        grad: bool = False,
+        seed: int | None = None,
+        mask: Int[Tensor, "batch time"] | None = None,
+        **how: bool,
+    ) -> Float[Tensor, "batch time vocab"]:
+        """Call the model and return its scores in the common form.
+
+        Args:
+            tokens: ids, on any device.
+            grad: whether the scores have their graph.
+            seed: of the global generators; None: they go on as they are, in
+                train mode from a fixed state.
+            mask: an attention mask, in place of that of the way.
+            **how: strict, as in `Reader.read`; go_on and as_given, as in
+                `answer`.
+
+        Raises:
+            ModelRaised: with the model's own exception as its cause, or for
+                an answer without scores of the right shape.
+            CopyFailed: for the same, NaN and infinity in a copy that may
+                fail.
+        """
+        rows = self.subject.rows
+        if rows is not None and len(tokens) > rows:
+            masks = [None] * len(tokens) if mask is None else mask.split(rows)
+            return torch.cat(
+                [
+                    self.scores(ids, grad=grad, seed=seed, mask=shown, **how)
+                    for ids, shown in zip(
+                        tokens.split(rows), masks, strict=False
+                    )
+                ]
+            )
+        strict, size = how.pop("strict", False), (len(tokens), tokens.size(1))
+        try:
+            answer = self.answer(
+                tokens, grad=grad, seed=seed, mask=mask, **how
+            )
+            scores = self.subject.read(answer, *size, strict=strict)
+        except ModelRaised as error:
+            if self.copy.may_fail:
+                raise CopyFailed(str(error)) from error
+            raise
+        if scores.is_inference():
+            scores = scores.clone()
+        self.budget.charge(scores)
+        if not grad:
+            scores = scores.detach()
+        if self.copy.may_fail and not bool(torch.isfinite(scores).all()):
+            raise CopyFailed("the scores are not finite")
+        return scores
+
+    def answer(
+        self,
+        tokens: Int[Tensor, "batch time"],
+        *,
+        grad: bool = False,
+        seed: int | None = None,
+        mask: Int[Tensor, "batch time"] | None = None,
+        go_on: bool = False,
+        as_given: bool = False,
+    ) -> Any:
+        """Call the model and return its answer, not counted.
+
+        Args:
+            tokens: as for `scores`, as are grad, seed and mask.
+            go_on: whether a model that keeps state has what the last call
+                left, in place of what it was built with.
+            as_given: whether it gets these very ids, not a copy of them.
+        """
+        subject, way = self.subject, self.way
+        if not go_on:
+            self.start_again()
+        if seed is None and not go_on and way.training:
+            seed = DROPOUT_SEED
+        if subject.noisy and not way.training and seed is None:
+            seed = subject.seed
+        if seed is not None:
+            seed_all(seed)
+        if isinstance(self.model, nn.Module):
+            if self.model.training != way.training:
+                self.model.train(way.training)
+        # what a model does to its input must not reach the next check
+        given = tokens.to(self.device, copy=not as_given)
+        extra = way.arguments(given)
+        if mask is not None:
+            extra = Way(visible=(0.0, 1.0)).arguments(given)
+            extra = dict.fromkeys(extra, mask.to(self.device))
+        what = f"on tokens of shape {tuple(tokens.shape)}, {way.mode}"
+        what += ", with an attention mask" * bool(extra)
+        with during(what), torch.set_grad_enabled(way.grad or grad):
+            return subject.caller.call(self.model, given, **extra)
+
+    def start_again(self) -> None:
+        """Put back what the copy held before its first call.
+
+        All of it in a model that keeps state; in train mode what a forward
+        changes, such as running statistics.
+        """
+        copy = self.copy
+        if not isinstance(copy.model, nn.Module):
+            return
+        if self.subject.keeps_state:
+            copy.built = copy.built or KeptState(copy.model)
+            copy.built.put_back(always=True)
+        if self.way.training:
+            copy.kept = copy.kept or KeptState(copy.model)
+            copy.kept.put_back()
+
+    def same_draws(
+        self,
+        base: Int[Tensor, "rows time"],
+        changed: Int[Tensor, "rows time"],
+    ) -> bool:
+        """Whether both calls draw random numbers of the same shapes.
+
+        If not (a dropout inside experts, whose batches depend on the
+        tokens), the same seed gives earlier positions other draws.
+        """
+        draws = []
+        for tokens in (base, changed):
+            with RecordedDraws() as seen:
+                self.scores(tokens)
+            draws.append(seen.shapes)
+        return draws[0] == draws[1]
+
+    def double_on_suspicion(self) -> bool:
+        """Turn a heavy model's copy into float64; False: it is as it stays."""
+        copy = self.copy
+        if not copy.rough:
+            return False
+        self.start_again()
+        copy.rough, copy.kept, copy.built = False, None, None
+        masked = self.way.visible is not None
+        doubled(self.subject, self.budget, copy.model, masked)
+        return True
+
+
+# --- Copies ------------------------------------------------------------------
+
+
+def build(subject: Subject, budget: Budget, seed: int | None = None) -> Model:
+    """Return the model anew; seed is that of its weights, if another."""
+    budget.charge_copy()
+    return subject.builder.build(seed)
+
+
+def build_module(
+    subject: Subject, budget: Budget, for_a_function: str
+) -> nn.Module:
+    """Return the model anew, to be changed, or skip the check."""
+    budget.release()  # the copy may need the memory
+    model = build(subject, budget)
+    if not isinstance(model, nn.Module):
+        raise SkipCheck(for_a_function)
+    if not subject.builder.can_copy:
+        raise SkipCheck("the model cannot be copied")
+    return model
+
+
+def own(subject: Subject, budget: Budget) -> Variant:
+    """Return a new copy in the model's own precision."""
+    return Variant(subject, budget, Copy(build(subject, budget)))
+
+
+def fresh(subject: Subject, budget: Budget, masked: bool = False) -> Variant:
+    """Return a new copy to compare pairs of equal shape in.
+
+    A heavy one starts in its own precision.
+    """
+    model = build(subject, budget)
+    if not subject.heavy:
+        model = doubled(subject, budget, model, masked)
+    return Variant(subject, budget, Copy(model, rough=subject.heavy))
+
+
+def precise(
+    subject: Subject, budget: Budget, time: int = 0, masked: bool = False
+) -> Variant:
+    """Return a copy in float64 where it can be, not to be changed.
+
+    Args:
+        subject: the model.
+        budget: keeps the copy where time is short.
+        time: the longest sequence that it gets.
+        masked: whether it gets attention masks.
+    """
+    spare = time > SHORT and subject.heavy and budget.limited
+    double = not spare and in_double(subject, budget, masked)
+
+    def make() -> Copy:
+        model = build(subject, budget)
+        return Copy(
+            doubled(subject, budget, model, masked) if double else model
+        )
+
+    return Variant(subject, budget, budget.keep(("precise", double), make))
+
+
+def doubled(
+    subject: Subject, budget: Budget, model: Model, masked: bool = False
+) -> Model:
+    """Turn a model that was built into float64, where it can be."""
+    if isinstance(model, nn.Module) and in_double(subject, budget, masked):
+        return model.double()
+    return model
+
+
+def in_double(subject: Subject, budget: Budget, masked: bool = False) -> bool:
+    """Whether a copy in float64 answers in it, and with numbers.
+
+    The lowest float64 in a mask, say, is minus infinity to a softmax in
+    float32.
+    """
+    known = subject.builder.in_double
+    if masked not in known:
+        known[masked] = _in_double(subject, budget, masked)
+    return known[masked]
+
+
+def _in_double(subject: Subject, budget: Budget, masked: bool) -> bool:
+    tokens = torch.zeros(1, subject.lengths.fit(4), dtype=torch.long)
+    hidden = int(masked and tokens.size(1) > 1)
+    mask = (torch.arange(tokens.size(1)) >= hidden).long().unsqueeze(0)
+
+    def answer(dtype: torch.dtype | None) -> Tensor:
+        model = build_module(subject, budget, "")
+        copy = Copy(model.double() if dtype else model)
+        variant = Variant(subject, budget, copy)
+        return variant.scores(tokens, mask=mask if masked else None)[
+            :, hidden:
+        ]
+
+    try:
+        scores = answer(torch.float64)
+    except Exception:  # check_dtype reports it; the others do without
+        return False
+    if scores.dtype != torch.float64:
+        return False
+    if bool(torch.isfinite(scores).all()):
+        return True
+    if not bool(torch.isfinite(answer(None)).all()):
+        return True
+    how = " with a left-padded attention mask" if masked else ""
+    subject.builder.notes.append(
+        f"in float64 the scores are NaN or infinite{how}, in the model's own "
+        f"precision they are not: it is judged in that"
+    )
+    return False

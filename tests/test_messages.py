@@ -1,0 +1,655 @@
+"""What a check finds and says in odd models: a row for each."""
+
+import math
+import re
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from broken_models import BROKEN
+from correct_models import CORRECT
+from known_gpts import GPTConfig, NanoGPT
+from small_gpt import (
+    BLOCK,
+    GPT,
+    VOCAB,
+    Attention,
+    Block,
+    CachedGPT,
+    CacheWithMask,
+    Mixer,
+    Padded,
+    TrainableGPT,
+    Unlimited,
+)
+from small_gpt import cross_entropy as mean
+from torch import nn
+
+from gpt_duet.invariants import check_model
+
+pytestmark = [
+    pytest.mark.usefixtures("one_layer"),
+    pytest.mark.unhooked,  # most of them raise
+]
+
+
+BUILDS = {model.name: model.build for model in (*CORRECT, *BROKEN)}
+NO_MASK = BUILDS["no_mask"].keywords["mixer"]
+SHARP = BUILDS["times_the_root"]
+FORGETS = BUILDS["window_undeclared"]
+
+
+def gpt(base=GPT, **parts):
+    """A model of which some methods or attributes differ."""
+    return type("Odd", (base,), parts)
+
+
+def scored(change):
+    """A model whose scores are changed."""
+    return gpt(scores=lambda self, x: change(GPT.scores(self, x)))
+
+
+def within(change):
+    """A model in which what the blocks put out is changed."""
+    return gpt(scores=lambda self, x: GPT.scores(self, change(x)))
+
+
+def answering(change):
+    """A model that answers with what is made of ids and their scores."""
+
+    def forward(self, ids):
+        return change(ids, GPT.forward(self, ids))
+
+    return gpt(forward=forward)
+
+
+def at(i, x):
+    """1 at a position, 0 elsewhere."""
+    return (torch.arange(x.size(1)) == i).unsqueeze(1).to(x)
+
+
+def losing(loss):
+    """A model that returns a loss made of its scores and targets."""
+    return gpt(TrainableGPT, loss=lambda self, *given: loss(*given))
+
+
+def detached(self, ids, targets=None):
+    x, loss = TrainableGPT.forward(self, ids, targets)
+    return x.detach(), loss
+
+
+def by_index(x, ids):
+    shares = -x.log_softmax(-1).flatten(0, 1)
+    return shares[range(ids.numel()), ids.flatten()].mean()
+
+
+def loss_alone(self, ids, targets=None):
+    x = GPT.forward(self, ids)
+    return x if targets is None else mean(x, targets)
+
+
+def shifted(x, ids):
+    return mean(x[:, :-1], ids[:, 1:])
+
+
+class SecondHead(TrainableGPT):
+    """A head for the token after the next is in the loss, not the scores."""
+
+    def add_parts(self, dim):
+        self.second = nn.Linear(VOCAB, VOCAB)
+
+    def loss(self, logits, targets):
+        second = mean(self.second(logits)[:, :-1], targets[:, 1:])
+        return mean(logits, targets) + second
+
+
+class Refused(torch.autograd.Function):
+    """A function whose backward pass ends in an error."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise RuntimeError("no way back")
+
+
+class LossWithoutWayBack(SecondHead):
+    """A second head's loss that cannot be derived."""
+
+    def forward(self, tokens, targets=None):
+        scores, loss = super().forward(tokens, targets)
+        return scores, None if loss is None else Refused.apply(loss)
+
+
+def late(loss):
+    """A loss that is another one from 13 tokens on."""
+    return lambda x, ids: (loss if x.size(1) > 12 else mean)(x, ids)
+
+
+def near(by):
+    """Log-probabilities that are off by a number."""
+    return scored(lambda x: x.log_softmax(-1) + by)
+
+
+def declared(by):
+    """The same of a model that says they are log-probabilities."""
+    return gpt(log_probs=lambda self, ids: self(ids).log_softmax(-1) + by)
+
+
+def folded(x):
+    """A gradient half as large again, and kinks that most steps cross."""
+    x = x + (x * 3e4 % 1 - 0.5).abs() / 3e4
+    return 1.5 * x - 0.5 * x.detach()
+
+
+def sized(function, block_size=BLOCK):
+    """No module: a function that declares its sizes."""
+    function.vocab_size, function.block_size = VOCAB, block_size
+    return function
+
+
+def function():
+    model = GPT()
+    return sized(lambda ids: model(ids).log_softmax(-1))
+
+
+def builtin():
+    """A table as a function of PyTorch's own, which has no signature."""
+    return sized(partial(torch.embedding, torch.randn(VOCAB, VOCAB)))
+
+
+def fading():
+    """A function with a memory of which a fifth is left a step later."""
+    table = torch.randn(VOCAB, VOCAB, dtype=torch.float64)
+
+    def fading(ids):
+        states, state = [], 0
+        for x in (F.one_hot(ids, VOCAB).double() @ table).unbind(1):
+            states.append(state := 0.2 * state + x)
+        return torch.stack(states, 1)
+
+    return sized(fading, BLOCK + 8)
+
+
+def trained():
+    model = GPT()
+    model.head.weight.data *= 100
+    return model
+
+
+class FadesFast(Mixer):
+    def forward(self, x, mask):
+        at = torch.arange(x.size(1), dtype=x.dtype)
+        share = 0.1 ** (at.unsqueeze(1) - at)
+        return share.masked_fill(~mask, 0.0) @ x
+
+
+class Earlier(Attention):
+    """Weights of strictly earlier positions, in single precision."""
+
+    def weights(self, scores, mask):
+        mask = mask.tril(-1)
+        lowest = torch.finfo(scores.dtype).min
+        scores = scores.masked_fill(~mask, lowest).float()
+        return (scores.softmax(-1) * mask).to(self.out.weight)
+
+
+class InPlace(Block):
+    def forward(self, x, mask):
+        x += self.mixer(self.norm_1(x), mask)
+        x += self.mlp(self.norm_2(x))
+        return x
+
+
+class Rounding(Block):
+    """All positions come in, and go out again but for rounding."""
+
+    def forward(self, x, mask):
+        x = super().forward(x, mask)
+        total = 1e3 * x.sum(1, keepdim=True)
+        return x + ((x + total) - total - x)
+
+
+class LeaksLater(GPT):
+    layers, block = 2, Rounding
+
+    def add_parts(self, dim):
+        self.blocks[1] = Block(NO_MASK, self.mlp, self.norm, dim)
+
+
+class Draws(GPT):
+    """In training, as many random numbers as the tokens say."""
+
+    def embed(self, ids):
+        if self.training:
+            places = torch.arange(1, ids.size(1) + 1)
+            torch.rand(int((ids * places**2).sum()) % 997)
+        return F.dropout(super().embed(ids), 0.1, self.training)
+
+
+class Faint(nn.LayerNorm):
+    """What comes in is below single precision in what goes out."""
+
+    def forward(self, x):
+        return self.weight + 1e-9 * super().forward(x)
+
+
+class TwoTables(GPT):
+    """Looks tokens up twice, in tables of 30 and of 20 rows."""
+
+    def add_parts(self, dim):
+        self.wte, self.more = nn.Embedding(30, dim), nn.Embedding(20, dim)
+
+    def token_vectors(self, ids):
+        return self.wte(ids) + self.more(ids)
+
+
+class Seldom(GPT):
+    """One call in five uses a parameter."""
+
+    def add_parts(self, dim):
+        self.gain = nn.Parameter(torch.ones(dim))
+
+    def scores(self, x):
+        often = self.training and torch.rand(()) < 0.8
+        return super().scores(x if often else x * self.gain)
+
+
+class RoundsABranch(Block):
+    """The gradient goes past what is rounded, and on beside it."""
+
+    def forward(self, x, mask):
+        return x + self.mixer(x + (x.round() - x).detach(), mask)
+
+
+class GrowsInTraining(GPT):
+    def add_parts(self, dim):
+        self.register_buffer("steps", torch.ones(()))
+
+    def scores(self, x):
+        self.steps += self.training
+        return super().scores(x) * self.steps
+
+
+class IdsFirstInTraining(GPT):
+    def forward(self, ids):
+        scores = super().forward(ids)
+        return (ids, scores) if self.training else scores
+
+
+class WholeInTraining(GPT):
+    def scores(self, x):
+        scores = super().scores(x)
+        return scores.long() if self.training else scores
+
+
+class Small(GPT):
+    """Works with small weights alone."""
+
+    def scores(self, x):
+        scores = self.head(x)
+        return self.spoilt(scores) if self.head.weight.max() > 0.3 else scores
+
+    def spoilt(self, scores):
+        raise OverflowError("too large")
+
+
+class LosesInEval(TrainableGPT):
+    def loss(self, logits, targets):
+        return None if self.training else mean(logits, targets)
+
+
+class HeadOfZeros(losing(shifted)):
+    """Every loss of a fresh model is the same."""
+
+    def add_parts(self, dim):
+        for parameter in self.head.parameters():
+            nn.init.zeros_(parameter)
+
+
+class AllInAList(nn.Module):
+    vocab_size, block_size = VOCAB, BLOCK
+
+    def __init__(self):
+        super().__init__()
+        self.weights = [torch.randn(VOCAB, VOCAB, requires_grad=True)]
+
+    def forward(self, ids):
+        return self.weights[0][ids]
+
+
+class KeepsAndLeaks(GPT):
+    calls = 0
+
+    def sees(self, i, j):
+        return j <= i + 1
+
+    def scores(self, x):
+        self.calls += 1
+        return super().scores(x) + self.calls
+
+
+class Asks(GPT):
+    def forward(self, input_ids, attention_mask, scale=1.0, past=None):
+        assert attention_mask.shape == input_ids.shape
+        assert attention_mask.all()
+        return super().forward(input_ids) * scale
+
+
+class LastOnly(GPT):
+    """Answers for the last position, unless told what comes next."""
+
+    def forward(self, idx, next_ids=None):
+        scores = super().forward(idx)
+        return scores if next_ids is not None else scores[:, -1]
+
+
+class OnceOnly(GPT):
+    def forward(self, ids):
+        if hasattr(self, "called"):
+            raise RuntimeError("called again")
+        self.called = True
+        return super().forward(ids)
+
+
+class PartLeaks(GPT):
+    """Its own call, in which a hook would see it, is not used."""
+
+    def log_probs(self, ids):
+        x = self.embed(ids)
+        x = self.body(x + x.roll(-1, 1), self.mask(ids))
+        return self.scores(x).log_softmax(-1)
+
+
+class LastAlone(CachedGPT):
+    def decode(self, ids, cache):
+        scores, cache = super().decode(ids, cache)
+        return scores[:, -1], cache
+
+
+class GoesOn(CachedGPT, Unlimited):
+    """Declares two tokens fewer than it has positions."""
+
+    def add_parts(self, dim):
+        self.wpe = nn.Embedding(BLOCK + 2, dim)
+
+
+NAN = math.nan
+PASSED = [
+    (GPT, "shape", "300.*block_size=32"),
+    (
+        function,
+        "causality",
+        "; not tried: larger weights .a function has no weights",
+    ),
+    (
+        Small,
+        "causality",
+        "; not tried: larger weights .the model raised OverflowError",
+    ),
+    (
+        gpt(Small, spoilt=lambda self, scores: scores / 0),
+        "causality",
+        "; not tried: larger weights .the scores are not finite",
+    ),
+    (gpt(FORGETS, local_attn_window_size=6), "context_use", ""),
+    (gpt(FORGETS, attention_window=[4, 6]), "context_use", ""),
+    (lambda: GPT(50257, 64, dim=2), "vocabulary", r"^5\d\d of 50257 ids"),
+    (gpt(mixer=Earlier), "causality", "in float64 the scores are NaN or in"),
+    (Draws, "causality", "shape of random draws depends on the tokens"),
+    (Draws, "batch_independence", "random draws depend on the tokens"),
+    (fading, "context_use", "memory fades below rounding"),
+    (SHARP(), "signal", "may have decided"),
+    (lambda: GPT(dim=4, mixer=SHARP.mixer), "signal", "choose positions"),
+    (GPT, "shape", "int32 ids, too"),
+    (
+        gpt(token_vectors=lambda self, ids: self.wte(ids * 2**30 % 13)),
+        "shape",
+        "int32 ids have other scores",
+    ),
+    (
+        gpt(
+            token_vectors=lambda self, ids: (
+                F.one_hot(ids, VOCAB).float() @ self.wte.weight
+            )
+        ),
+        "shape",
+        "int32 ids are refused .RuntimeError: one_hot",
+    ),
+    (IdsFirstInTraining, "shape", ""),
+    (builtin, "shape", ""),
+    (gpt(forward=lambda self, *given: GPT.forward(self, *given)), "shape", ""),
+    (gpt(config=property(lambda self: 1 / 0)), "shape", ""),
+    (function, "normalised", ""),
+    (declared(1e-14), "normalised", ""),
+    (GrowsInTraining, "causality", ""),
+    (answering(lambda i, x: x.transpose(0, 1)), "causality", "time, b"),
+    (Asks, "determinism", ""),
+    (LastOnly, "causality", "called with next_ids, all 0"),
+    (lambda: NanoGPT(GPTConfig()), "causality", "called with targets, all 0"),
+    (
+        gpt(add_parts=lambda self, dim: self.wpe.requires_grad_(False)),
+        "gradient_flow",
+        "; frozen: wpe.weight$",
+    ),
+    (scored(lambda x: x.float()), "dtype", "bfloat16 answers in float32"),
+    (BUILDS["behind_padding"], "length_limit", "^declared are 34, taken 32: "),
+    (BUILDS["padded_tables"], "loss", "given over the 64 scores of a padded"),
+    (BUILDS["balance_added"], "loss", "plus .*, which targets do not change"),
+    (Seldom, "gradient_flow", ""),
+    (SecondHead, "gradient_flow", ""),
+    (gpt(block=RoundsABranch), "gradients", "piecewise constant"),
+    (BUILDS["one_score_at_zero"], "vocabulary", "of id 16 never moves"),
+    (
+        scored(lambda x: F.pad(x[..., 2:], (0, 2), value=-1e30)),
+        "vocabulary",
+        "^17 of 17 ids$",
+    ),
+    (BUILDS["masked_ids_and_zeros"], "vocabulary", "^17 of 17 ids$"),
+    (TwoTables, "vocabulary", "table has 3 rows to spare"),
+    (function, "length_limit", ""),
+    (gpt(mixer=FadesFast), "context_use", r"to 32$"),
+    (within(torch.round), "context_use", r"to 32$"),
+    (
+        within(lambda x: x + torch.det(torch.eye(2, dtype=x.dtype))),
+        "dtype",
+        "float64, no kernel for bfloat16, no kernel for float16",
+    ),
+    (lambda: GPT(block_size=300), "dtype", "float64, bfloat16, float16, an"),
+    (within(lambda x: x * 1e5 / 1e5), "dtype", "or infinite in float16"),
+    (
+        gpt(CacheWithMask, hide=lambda self, mask, shown: 1 / 0),
+        "cache",
+        "; not with a mask: .*ZeroDivisionError",
+    ),
+    (GoesOn, "cache", ""),
+    (BUILDS["cache_behind_the_loss"], "cache", "kv_cache: lengths to"),
+    (BUILDS["one_at_a_time"], "cache", "one token at a time only: the"),
+    (BUILDS["cache_inside"], "cache", "start_pos: lengths to 32"),
+    (HeadOfZeros, "loss", "of targets shifted by one inside,"),
+    (losing(lambda *given: None), "loss", "targets, returns no loss of one"),
+    (gpt(forward=loss_alone), "loss", "of targets as given, -100 left out$"),
+    (losing(by_index), "loss", "targets as given$"),
+    (
+        losing(lambda x, i: None if i.min() < 0 else mean(x, i)),
+        "loss",
+        "targets as given$",
+    ),
+    (LosesInEval, "loss", ""),
+    (gpt(TrainableGPT, forward=detached), "loss", ""),
+    (lambda: TrainableGPT().requires_grad_(False), "loss", ""),
+]
+SKIPPED = [
+    (fading, "gradients", "^a function has no weights$"),
+    (
+        gpt(CachedGPT, embed=lambda self, i: F.dropout(GPT.embed(self, i))),
+        "cache",
+        "others at each size: see check_determinism",
+    ),
+    (builtin, "signal", "no part and no attention can be seen"),
+    (within(lambda x: x + (x * 0).sqrt()), "causal_gradients", "see check_fi"),
+    (
+        gpt(embed=lambda self, ids: GPT.embed(self, ids).detach()),
+        "causal_gradients",
+        "no embedding of the tokens can be found",
+    ),
+    (lambda: GPT().requires_grad_(False), "gradient_flow", "every param"),
+    (lambda: GPT(block_size=4097), "length_limit", "is too long to try"),
+    (near(2e-3), "normalised", "logits"),
+    (
+        gpt(forward=lambda self, ids, kv_cache=None: GPT.forward(self, ids)),
+        "cache",
+        "no kv_cache comes with the scores",
+    ),
+    (GPT, "cache", "takes none of past_key_values, kv_"),
+    (trained(), "initial_loss", "the model may be trained"),
+    (lambda: TrainableGPT(block_size=2), "loss", "needs three tokens"),
+]
+FAILED = [
+    (gpt(FORGETS, kernel_size=6), "context_use", ""),
+    (gpt(FORGETS, chunk_size=6), "context_use", ""),
+    (
+        BUILDS["no_mask"],
+        "causality",
+        r"^position 0 sees token 1: at length 2, changing token 1 from \d+ to "
+        r"\d+ moves the scores of position 0 by [\d.e-]+ \(float64; rounding "
+        r"there is [\de-]+\); first seen at blocks\.0\.mixer \(no_mask\); the "
+        r"input ids were \d+ \d+$",
+    ),
+    (
+        BUILDS["mask_one_too_far"],
+        "causality",
+        r"^position 0 sees token 1: .*blocks\.0\.mixer \(Attention\)",
+    ),
+    (  # of what its last part reads only the half differs
+        BUILDS["mask_of_first_head"],
+        "causality",
+        r"^position 0 sees token 1: .*blocks\.0\.mixer \(mask_of_first",
+    ),
+    (
+        BUILDS["block_summary"],
+        "causality",
+        r"^position 0 sees token 1: .*blocks\.0\.mixer \(block_summary\)",
+    ),
+    (
+        BUILDS["mask_too_weak"],
+        "causality",
+        r"^position 0 sees .*weights scaled up.*blocks\.0\.mixer \(mask_too_w",
+    ),
+    (KeepsAndLeaks, "determinism", ""),
+    (KeepsAndLeaks, "causality", "start each call from the state"),
+    (
+        gpt(BUILDS["positions_in_place"], mixer=NO_MASK, block=InPlace),
+        "causality",
+        r"first seen at blocks.0.mixer \(no_mask\)",
+    ),
+    (LeaksLater, "causality", r"first seen at blocks.1.mixer \(no_mask\)"),
+    (answering(lambda i, x: "text"), "shape", "a str without tensors"),
+    (answering(lambda i, x: [[[[x]]]]), "shape", "without tensors"),
+    (scored(lambda x: F.pad(x, (0, 3))), "shape", "scores are 20 wide, the"),
+    (gpt(log_probs=lambda self, i: self(i)[:, 0]), "shape", r"e \(2, 6, 17\)"),
+    (WholeInTraining, "shape", "scores have dtype torch.int64"),
+    (within(lambda x: x * NAN), "causality", "by inf"),
+    (
+        gpt(
+            Padded,
+            padded=lambda self, mask, shown: (
+                mask & shown if self.training or shown.all() else shown
+            ),
+        ),
+        "causality",
+        "with a left-padded attention mask",
+    ),
+    (within(lambda x: x * 0), "causality", "no change of any token moves any"),
+    (
+        gpt(sees=lambda self, i, j: (j <= i) | (j == i + 2)),
+        "causality",
+        r"^position 0 sees token 2: .*rounding there is \S+\); first seen",
+    ),
+    (
+        answering(
+            lambda ids, x: x.masked_fill(
+                (ids[:, :1] == VOCAB - 1)[..., None] * at(5, x).bool(), NAN
+            )
+        ),
+        "finite",
+        "% of the scores are NaN or infinite at length .* at position 5 of",
+    ),
+    (BUILDS["mask_only_in_eval"], "causal_gradients", "in train mode"),
+    (PartLeaks, "causality", r"first seen at blocks\.0\.norm_1"),
+    (
+        scored(lambda x: x + at(3, x) * x.mean((0, 1))),
+        "batch_independence",
+        r"row \d of a batch of 5 depends .* position 3 move by",
+    ),
+    (
+        scored(lambda x: F.pad(x[:, :-1], (0, 0, 1, 0))),
+        "context_use",
+        "with token 1, the newest: do they come a step late.$",
+    ),
+    (
+        scored(lambda x: x.float() if x.dtype == torch.double else x),
+        "dtype",
+        "a model in float64 answers in float32",
+    ),
+    (OnceOnly, "determinism", "the model raised RuntimeError: called again"),
+    (scored(lambda x: x.softmax(-1)), "normalised", "are probabilities"),
+    (near(5e-4), "normalised", "in logarithms 0.0005 from 0"),
+    (near(1e-12), "normalised", "in logarithms 1e-12 from 0"),
+    (declared(2e-3), "normalised", "in logarithms 0.002 from 0"),
+    (within(folded), "gradients", "is not the function's"),
+    (scored(lambda x: x.detach()), "gradient_flow", "carry no gradient"),
+    (AllInAList, "gradient_flow", "the model has no trainable parameter"),
+    (LossWithoutWayBack, "gradient_flow", "no way back.* pass of the loss"),
+    (scored(lambda x: x / (x.dtype != torch.bfloat16)), "dtype", "NaN"),
+    (gpt(norm=Faint), "signal", r"norm_1 \(Faint\) puts out the sa"),
+    (scored(lambda x: x.cpu()), "dtype", "the model answers on cpu"),
+    (
+        answering(lambda i, x: x.masked_fill((i == 5)[..., None], NAN)),
+        "vocabulary",
+        "id 5 gives scores that are NaN",
+    ),
+    (
+        gpt(
+            forward=lambda self, ids: GPT.forward(self, ids.clamp(0, 16))[
+                :, : -1 if (ids > 16).any() else None
+            ]
+        ),
+        "vocabulary",
+        "should have shape",
+    ),
+    (
+        gpt(load_state_dict=lambda self, *state, **how: 1 / 0),
+        "state_dict",
+        "a copy does not load the state: ZeroDivisionError",
+    ),
+    (LastAlone, "cache", r"shape \(1, 17\) where scores of shape \(1, 7, 1"),
+    (losing(lambda *given: mean(*given) * NAN), "loss", "the loss is nan"),
+    (losing(lambda *given: mean(*given) * 1.1), "loss", "one; nearest is"),
+    (SecondHead, "loss", "nearest is .*not it: .* adds a term of its own"),
+    (losing(late(lambda *x: None)), "loss", "no loss for 1 x 13 targets"),
+    (losing(late(shifted)), "loss", "and for 1 x 13 of them shifted by one"),
+]
+
+
+@pytest.mark.parametrize(
+    ("status", "build", "check", "words"),
+    [
+        pytest.param(status, *row, id=f"{status}-{row[1]}-{row[2]}-{i}")
+        for status, rows in (
+            ("passed", PASSED),
+            ("skipped", SKIPPED),
+            ("failed", FAILED),
+        )
+        for i, row in enumerate(rows)
+    ],
+)
+def test_what_a_check_says(status, build, check, words):
+    report = check_model(build, checks=[check], block_size=300)
+    result = report.results[0]
+    assert result.status == status, str(report)
+    said = [result.message, *report.notes]
+    assert any(re.search(words, text) for text in said), said

@@ -1,0 +1,603 @@
+"""Models of others: how they are built, called and read, and told of."""
+
+import json
+import random
+import re
+import threading
+from collections import namedtuple
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from broken_models import BROKEN
+from known_gpts import AutoregressiveModel, GPTConfig, MinGPT, NanoGPT
+from small_gpt import BLOCK, DIM, GPT, VOCAB, Unlimited
+from torch import nn
+
+from gpt_duet.invariants import (
+    UnusableModel,
+    check_model,
+    influence,
+    meet,
+)
+from gpt_duet.invariants.budget import Budget
+from gpt_duet.invariants.checks import shape
+from gpt_duet.invariants.meeting.sizes import padding_ids
+from gpt_duet.invariants.rounding import put_back_after
+from gpt_duet.invariants.variant import own
+
+pytestmark = pytest.mark.usefixtures("one_layer", "calls_of_a_second")
+
+BUILDS = {model.name: model.build for model in BROKEN}
+
+# --- How a model is read, called and built -----------------------------------
+
+
+def forward(change):
+    """A model whose forward differs."""
+    return type(change.__name__, (GPT,), {"forward": change})
+
+
+Answer = namedtuple("Answer", "loss logits")
+
+
+@dataclass
+class Data:
+    state: torch.Tensor
+    log_probs: torch.Tensor
+
+
+FORMS = {
+    "tuple": lambda s: (s, None),
+    "loss first": lambda s: (s.sum(), s),
+    "state first": lambda s: (s[..., :4], s),
+    # as wide as the scores at one of the two sizes that are tried first
+    "wide by chance": lambda s: (-s if len(s) == 3 else s[..., :4], s),
+    "heads": lambda s: [s, -s],
+    "nested": lambda s: (s.mean(), (s, {"cache": s[0]})),
+    "dict": lambda s: {"hidden": s[..., :8], "logits": s},
+    "dict without a name": lambda s: {"out": s},
+    "named tuple": lambda s: Answer(s.mean(), s),
+    "dataclass": lambda s: Data(s[..., :2], s.log_softmax(-1)),
+    "object": lambda s: SimpleNamespace(logits=s, other="text"),
+    "vocabulary second": lambda s: s.mT,
+    "batch times time": lambda s: s.flatten(0, 1),
+    "time first": lambda s: s.transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_is_read_as_the_same_scores(name):
+    def answer(self, tokens):
+        return FORMS[name](GPT.forward(self, tokens))
+
+    subject = meet(forward(answer))
+    variant = own(subject, Budget())
+    # sizes that could be mistaken for each other change nothing
+    for size in ((3, 6), (VOCAB, VOCAB)):
+        tokens = torch.randint(VOCAB, size)
+        expected = GPT.forward(variant.model.eval(), tokens)
+        if name == "dataclass":
+            expected = expected.log_softmax(-1)
+        torch.testing.assert_close(variant.scores(tokens), expected)
+    several = "the model answers with 2 tensors of scores: the first is"
+    assert any(several in note for note in subject.notes) == (name == "heads")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("input_ids", "idx", "tokens", "x", "something"),
+        *("mask=None, *, input_ids", "embeddings=None, input_ids=None"),
+    ],
+)
+def test_tokens_are_given_where_they_belong(given):
+    *others, name = re.findall(r"\b(?!None)\w+", given)
+    space = {"GPT": GPT}
+    exec(
+        f"class Model(GPT):\n"
+        f"    def forward(self, {given}):\n"
+        f"        assert {[None for _ in others]} == [{', '.join(others)}]\n"
+        f"        return GPT.forward(self, {name})\n",
+        space,
+    )
+    assert check_model(space["Model"], checks=["shape"]).ok
+
+
+def test_log_probs_of_the_protocol_are_preferred():
+    class Both(GPT):
+        def forward(self, tokens):
+            raise RuntimeError("forward was called")
+
+        def log_probs(self, tokens):
+            return GPT.forward(self, tokens).log_softmax(-1)
+
+    assert check_model(Both, checks=["shape", "normalised"]).ok
+    with pytest.raises(ValueError, match="forward was called"):
+        check_model(Both, outputs="logits")
+
+
+@pytest.mark.parametrize("kept_by_a_factory", [False, True])
+def test_a_module_is_left_as_it_was(kept_by_a_factory):
+    model = GPT().train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    assert check_model((lambda: model) if kept_by_a_factory else model).ok
+    assert model.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert all(p.grad is None for p in model.parameters())
+    assert not model._forward_hooks
+
+
+def test_weights_are_put_back_where_a_forward_raises():
+    weight = torch.ones(3)
+    with suppress(KeyError), put_back_after([weight]):
+        weight.add_(1)
+        raise KeyError
+    assert weight.equal(torch.ones(3))
+
+
+def test_a_model_whose_copy_is_none_is_not_accused():
+    model = MinGPT(GPTConfig())
+    report = check_model(model)
+    assert report.ok, str(report)
+    assert "a copy still calls transformer.h.0.mlp.c_fc" in report.notes[0]
+    (causality,) = (r for r in report.results if "causality" in r.name)
+    reason = "larger weights (the model cannot be copied"
+    assert f"; not tried: {reason}" in causality.message
+    assert re.search(r"\d+ passed \(\d+ of them in part\)", report.verdict)
+    assert all(p.grad is None for p in model.parameters())
+    model = GPT()
+    model.lock = threading.Lock()
+    report = check_model(model, checks=["causality"])
+    assert "cannot be copied (TypeError: cannot pickle" in report.notes[0]
+    (result,) = json.loads(report.to_json())["results"]
+    assert result["not_tried"].startswith(reason)
+    report = check_model(lambda: MinGPT(GPTConfig()))
+    assert report.ok, str(report)
+    assert report.notes == []
+    assert "not tried: larger" not in str(report)
+
+
+@pytest.mark.unhooked  # the checker of shapes draws random numbers itself
+def test_global_random_states_are_left_as_they_were():
+    def drawn(between):
+        torch.manual_seed(3)
+        random.seed(3)
+        np.random.seed(3)
+        between()
+        return torch.rand(1), random.random(), np.random.rand()
+
+    assert drawn(lambda: check_model(GPT)) == drawn(lambda: None)
+
+
+def test_the_same_seed_gives_the_same_report():
+    def outcome(seed):
+        report = check_model(GPT, checks=["initial_loss"], seed=seed)
+        return report.results[0].message
+
+    assert outcome(1) == outcome(1) != outcome(2)
+
+
+def test_a_model_that_prints_is_reported(capsys):
+    class Chatty(GPT):
+        def forward(self, tokens):
+            print("called with", tuple(tokens.shape))
+            return super().forward(tokens)
+
+    report = check_model(Chatty, checks=["shape"])
+    assert "printed" in report.notes[-1]
+    assert "called with" in report.notes[-1]
+    assert capsys.readouterr().out == ""
+
+
+SIZED = {
+    "config": SimpleNamespace(n_vocab=VOCAB, n_ctx=8),
+    "cfg": {"vocabulary_size": VOCAB, "seq_len": 8},
+    "args": namedtuple("Args", "vocab_size max_seqlen")(VOCAB, 8),
+    "params": SimpleNamespace(padded_vocab_size=VOCAB, max_seq_len=8),
+    "hparams": {"num_tokens": VOCAB, "max_target_positions": np.int64(8)},
+}
+
+
+@pytest.mark.parametrize("place", SIZED)
+def test_sizes_are_read_where_they_are(place):
+    class Sized(Unlimited):
+        def add_parts(self, dim):
+            del self.vocab_size, self.block_size
+            setattr(self, place, SIZED[place])
+
+    subject = meet(Sized)
+    assert (subject.vocab_size, subject.block_size) == (VOCAB, 8)
+
+
+def test_ids_of_padding_are_read_where_they_are():
+    class Padded(GPT):
+        config = SimpleNamespace(pad_token_id=5)
+        pad_id = 3
+
+        def add_parts(self, dim):
+            self.wte = nn.Embedding(VOCAB, dim, padding_idx=0)
+
+    assert padding_ids(Padded()) == [0, 3, 5]
+    assert padding_ids(GPT()) == padding_ids(GPT().forward) == []
+
+
+def test_a_tile_is_no_length():
+    class Tiled(Unlimited):
+        config = SimpleNamespace(max_position_embeddings=BLOCK, block_size=4)
+
+        def add_parts(self, dim):
+            self.block_size = 4
+
+    assert meet(Tiled).block_size == BLOCK
+
+
+# --- Mistakes: one line, with the numbers -----------------------------------
+
+
+def raising():
+    raise FileNotFoundError("no weights at weights.pt")
+
+
+def narrow():
+    return nn.Embedding(65, 30)
+
+
+SIZES = {"vocab_size": 65, "block_size": 8}
+MISTAKES = [
+    ("a text", SIZES, "got str"),
+    (raising, SIZES, "raising raised FileNotFoundError"),
+    (lambda: 3, SIZES, "returned no model but int"),
+    (nn.Embedding, SIZES, "Embedding is a class"),
+    (narrow, SIZES | {"checks": ["purity"]}, r"6, 65\).*got shape \(2, 6, 30"),
+    (lambda: narrow().half, SIZES, "raised TypeError"),
+    (narrow, {"block_size": 8}, "give vocab_size"),
+    (narrow, {"vocab_size": 65}, "give block_size"),
+    (GPT, {"vocab_size": 99}, f"99.*vocab_size={VOCAB}"),
+    (GPT, {"block_size": -3}, "block_size.*-3"),
+    (GPT, {"vocab_size": True}, "vocab_size.*True"),
+    (lambda: len, {"vocab_size": 1, "block_size": 4}, "at least 2.*got 1"),
+    (GPT, {"outputs": "probabilities"}, "'probabilities'"),
+    (GPT, {"checks": ["caution"]}, "check_caution"),
+    (GPT, {"expected_failures": {"check_x": ""}}, "check_x"),
+    (GPT, {"layout": "bb"}, "layout must be one of bt, tb"),
+]
+
+
+@pytest.mark.parametrize(("model", "settings", "words"), MISTAKES)
+def test_a_mistake_is_one_line(model, settings, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        check_model(model, **settings)
+    assert "\n" not in str(caught.value)
+    if model is raising:
+        assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+# --- One cause, one failure -------------------------------------------------
+
+
+@forward
+def refuses_one_row(self, tokens):
+    if tokens.size(0) == 1:
+        raise RuntimeError("one row is too few")
+    return GPT.forward(self, tokens)
+
+
+@forward
+def cannot_go_back(self, tokens):
+    """Changes in place what the backward pass needs."""
+    return GPT.forward(self, tokens).tanh().mul_(2)
+
+
+class FailsInTraining(GPT):
+    def body(self, x, mask):
+        return x.view(-1, 7) if self.training else super().body(x, mask)
+
+
+ONE_CAUSE = [  # a model, the check that fails, words, and how many refer to it
+    (
+        refuses_one_row,
+        "shape",
+        r"too few \(test_model_reading\.py, line \d+\)",
+        6,
+    ),
+    (cannot_go_back, "finite", "in the backward pass in eval mode", 3),
+    (FailsInTraining, "shape", "in train mode", 6),
+    (BUILDS["no_mask"], "causality", "position 0 sees token 1", 2),
+    (BUILDS["dropout_in_eval"], "determinism", "from a fixed random state", 2),
+    (BUILDS["state_kept"], "determinism", "start each call from the state", 0),
+    (BUILDS["cache_never_reset"], "determinism", "start each call from", 0),
+    (BUILDS["state_of_its_own"], "determinism", "cannot be undone", 10),
+]
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize(("model", "check", "words", "others"), ONE_CAUSE)
+def test_one_cause_is_one_failure(model, check, words, others, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent)
+    report = check_model(model)
+    assert report.failed == [f"check_{check}"], str(report)
+    said = [*report.notes, *(result.message for result in report.results)]
+    assert any(re.search(words, text) for text in said)
+    assert sum(f"see check_{check}" in text for text in said) == others
+
+
+def test_a_leak_is_told_by_others_where_causality_is_not_asked():
+    only = ["causal_gradients", "prefix_consistency"]
+    assert len(check_model(BUILDS["no_mask"], checks=only).failed) == 2
+    dropping = BUILDS["dropout_in_eval"].keywords
+    both = partial(BUILDS["mask_one_too_far"], **dropping)
+    report = check_model(both, checks=["causality"])
+    assert "position 0 sees token 1" in report.results[0].message
+
+
+@pytest.mark.unhooked
+def test_a_fault_of_the_kit_is_no_failure_of_the_model(monkeypatch):
+    monkeypatch.setattr(shape, "draw", None)
+    report = check_model(GPT, checks=["shape", "causality"])
+    assert [r.status for r in report.results] == ["error", "passed"]
+    assert "not of the model" in report.results[0].message
+    assert "shape.py:" in report.results[0].message
+    assert (report.ok, report.failed) == (False, [])
+    assert report.errors == ["check_shape"]
+    assert "1 error" in str(report)
+    with pytest.raises(AssertionError, match="0 checks failed, 1 broke"):
+        report.raise_for_failures()
+    with pytest.raises(TypeError):
+        check_model(GPT, checks="shape", debug=True)
+
+
+PRECISION = torch.set_float32_matmul_precision
+EXACT = torch.use_deterministic_algorithms
+SETTINGS = {
+    "the default dtype": (torch.set_default_dtype, torch.float16, torch.float),
+    "the default device": (torch.set_default_device, "meta", None),
+    "the number of threads": (torch.set_num_threads, 3, 1),
+    "the precision of products": (PRECISION, "medium", "highest"),
+    "whether operations must be deterministic": (EXACT, True, False),
+}
+
+
+@pytest.mark.parametrize("what", SETTINGS)
+def test_what_is_set_for_all_is_left_as_it_was(what):
+    change, new, old = SETTINGS[what]
+
+    class Sets(GPT):
+        def scores(self, x):
+            scores = super().scores(x)
+            if self.training:
+                change(new)
+            return scores
+
+    try:
+        report = check_model(Sets, checks=["purity"])
+    finally:
+        change(old)
+    words = f"a forward in train mode changes {what}"
+    assert report.results[0].message == words
+
+
+IMPURE = {
+    "parameter ln.bias": lambda gpt: gpt.ln.bias.data.add_(1),
+    "the gradient of ln.bias": lambda gpt: setattr(
+        gpt.ln.bias, "grad", torch.zeros(DIM)
+    ),
+    "requires_grad of ln.bias": lambda gpt: gpt.ln.bias.requires_grad_(False),
+    "buffer kept": lambda gpt: gpt.kept.resize_(2),
+    "a forward in eval mode adds buffer late": (
+        lambda gpt: gpt.register_buffer("late", torch.zeros(1))
+    ),
+    "buffer (not saved) gain, and with it the scores": (
+        lambda gpt: gpt.gain.add_(torch.is_grad_enabled())
+    ),
+    "the mode of ln": lambda gpt: gpt.ln.train(),
+    "the random state of NumPy": lambda gpt: np.random.rand(),
+    "the random state of Python's random": lambda gpt: random.random(),
+}
+
+
+@pytest.mark.parametrize("what", IMPURE)
+def test_what_a_forward_changes_is_named(what):
+    class Impure(GPT):
+        def add_parts(self, dim):
+            self.register_buffer("kept", torch.zeros(1))
+            self.register_buffer("gain", torch.ones(1), persistent=False)
+
+        def scores(self, x):
+            IMPURE[what](self)
+            return super().scores(x) * self.gain
+
+    report = check_model(Impure, checks=["purity"])
+    message = report.results[0].message
+    assert message.removeprefix("a forward in eval mode changes ") == what
+
+
+# --- What a model refuses, and answers in another shape ----------------------
+
+
+@forward
+def eight_at_a_time(self, tokens):
+    if tokens.size(1) % 8:
+        raise ValueError(f"{tokens.size(1)} tokens are no multiple of 8")
+    return GPT.forward(self, tokens)
+
+
+@forward
+def two_at_least(self, tokens):
+    assert tokens.size(1) > 1
+    return GPT.forward(self, tokens)
+
+
+@forward
+def four_rows(self, tokens):
+    room = torch.zeros(4, 1, VOCAB, device=tokens.device)[: len(tokens)]
+    return room + GPT.forward(self, tokens)
+
+
+@forward
+def another_width(self, tokens):
+    return GPT.forward(self, tokens)[..., :-1]
+
+
+@forward
+def swapped(self, tokens):
+    scores = GPT.forward(self, tokens)
+    return scores.transpose(0, 1) + scores.mean(0).unsqueeze(1)
+
+
+@forward
+def wants_a_whole(self, tokens):
+    return GPT.forward(self, tokens.view(-1).view(tokens.shape))
+
+
+class Overflows(GPT):
+    def add_parts(self, dim):
+        self.wte = torch.nn.Embedding(5, dim)
+
+
+class Shorter(Unlimited):
+    def add_parts(self, dim):
+        del self.block_size
+
+
+REFUSES = [  # model, sizes, what check_shape says, what others do
+    (
+        eight_at_a_time,
+        {},
+        "no multiple of 8 .*; multiples of 8 from 8",
+        "passed",
+    ),
+    (two_at_least, {}, "lengths from 2 to 32 are answered", "passed"),
+    (four_rows, {}, r"shape \(5, 7\).*; 4 rows are answered", "passed"),
+    (Shorter, {"block_size": 40}, "lengths from 1 to 32 are", "passed"),
+    (wants_a_whole, {}, "are not contiguous", "passed"),
+    (another_width, {}, r"6, 17\) .*got shape \(2, 6, 16\)", "skipped"),
+    (Overflows, {}, "of 17 ids some are refused: .*IndexError", "skipped"),
+    (swapped, {}, r"have shape \(time, batch, vocab\)", "skipped"),
+]
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize(
+    ("model", "sizes", "words", "others"),
+    REFUSES,
+    ids=[row[0].__name__ for row in REFUSES],
+)
+def test_a_shape_is_told_by_its_check_alone(model, sizes, words, others):
+    report = check_model(model, **sizes, budget=480)
+    assert report.failed == ["check_shape"], str(report)
+    assert re.search(words, report.results[0].message), str(report)
+    # the limit that eight_at_a_time declares is one it answers
+    assert {r.status for r in report.results[2:8]} == {others}, str(report)
+
+
+def test_ids_refused_are_told_where_the_shapes_check_is_not_asked():
+    with pytest.raises(UnusableModel, match="17"):
+        check_model(Overflows, checks=["purity"])
+
+
+def test_rows_that_a_model_has_room_for_are_declared():
+    report = check_model(type("Declared", (four_rows,), {"max_batch_size": 4}))
+    assert report.ok, str(report)
+    assert report.notes == ["at most 4 rows at once: max_batch_size=4"]
+
+
+# --- As their users write them ----------------------------------------------
+
+STRANGERS = {
+    "MinGPT(GPTConfig())": "--thorough",
+    "torch.compile(NanoGPT(GPTConfig()))": "--thorough",
+    "Llama(ModelArgs(vocab_size=65))": "",
+    "Transformer(ModelConfig(block_size=16, vocab_size=27))": (
+        "--thorough --vocab-size 27"
+    ),
+    "AutoregressiveModel": "--vocab-size 65 --block-size 32 --layout tb",
+}
+ODD = ("Llama", "Autoregressive")  # in the fast run
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(t, marks=[] if t.startswith(ODD) else pytest.mark.slow)
+        for t in STRANGERS
+    ],
+)
+def test_one_command_checks_what_a_stranger_wrote(duet, target):
+    file = Path(__file__).with_name("known_gpts.py")
+    status, out, err = duet(
+        "check", f"{file}:{target}", *STRANGERS[target].split()
+    )
+    assert status == 0, out + err
+    assert "error" not in out
+
+
+@pytest.mark.unhooked
+def test_time_first_is_asked_for_and_then_understood():
+    sizes = {"vocab_size": 65, "block_size": 32}
+    with pytest.raises(UnusableModel, match=r"\(time, batch\).*--layout tb"):
+        check_model(AutoregressiveModel, **sizes)
+    matrix = influence(
+        AutoregressiveModel, range(9), vocab_size=65, layout="tb"
+    )
+    assert matrix.triu(1).eq(0).all()
+    assert matrix.diagonal().gt(0).all()
+
+    class SeesAll(AutoregressiveModel):
+        def forward(self, x):
+            self.mask = torch.ones(len(x), len(x), 1, 1)
+            return super().forward(x)
+
+    class InPlace(AutoregressiveModel):
+        def forward(self, x):
+            return super().forward(x.clamp_(min=3))
+
+    for model, check in (
+        (SeesAll, "check_causality"),
+        (SeesAll, "check_causal_gradients"),
+        (InPlace, "check_purity"),
+    ):
+        report = check_model(model, **sizes, layout="tb", checks=[check])
+        assert report.failed == [check], str(report)
+
+
+def in_parts(model):
+    for i, block in enumerate(model.transformer.h):
+        model.transformer.h[i] = torch.compile(block)
+    return model
+
+
+def in_place(model):
+    model.compile()
+    return model
+
+
+@pytest.mark.parametrize("compiled", [torch.compile, in_parts, in_place])
+def test_what_is_compiled_is_checked_as_it_is_written(compiled):
+    for model in (
+        compiled(NanoGPT(GPTConfig())),
+        lambda: compiled(NanoGPT(GPTConfig())),
+    ):
+        checks = ["shape", "purity", "state_dict", "dtype"]
+        report = check_model(model, checks=checks)
+        assert report.ok, str(report)
+        assert "as it is written, not as compiled" in report.notes[0]
+
+
+def test_a_scripted_model_is_checked():
+    """It takes no hooks, and is cast by .to() alone."""
+
+    def bigrams():
+        parts = torch.nn.Embedding(50, 8), torch.nn.Linear(8, 50)
+        return torch.jit.script(torch.nn.Sequential(*parts))
+
+    report = check_model(bigrams, vocab_size=50, block_size=8)
+    assert "error" not in {result.status for result in report.results}
+    assert report.failed == ["check_order_sensitivity", "check_context_use"]
