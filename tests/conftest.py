@@ -106,7 +106,7 @@ def calls_of_a_second(monkeypatch):
 
     The clock stands still, so that a busy machine has as many.
     """
-    from gpt_duet.invariants.budget import Costs
+    from gpt_duet.invariants.costs import Costs
 
     monkeypatch.setattr(
         "shared.invariants.runner.measure",

@@ -23,7 +23,8 @@ from gpt_duet.invariants import (
     rounding,
     tokens,
 )
-from gpt_duet.invariants.budget import Budget, Costs, Needs
+from gpt_duet.invariants.budget import Budget
+from gpt_duet.invariants.costs import Costs, Needs
 from gpt_duet.invariants.larger_weights import larger
 from gpt_duet.invariants.leak_rounds import KINDS, LeakRounds
 from gpt_duet.invariants.other_device import elsewhere
@@ -278,7 +279,7 @@ def test_the_report_says_what_was_tried(slow, heavy, monkeypatch):
     assert [r.message for r in again.results] == list(found.values())
     slow(0.001)
     assert not check_model(build, checks=["shape"]).plan
-    # a heavy model has the time of 320 forwards
+    # a heavy model has the time of 500 forwards
     assert "about 0 s" in check_model(build).plan
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpt_duet.invariants.budget import Needs
 from gpt_duet.invariants.checks import CHECKS
+from gpt_duet.invariants.costs import Needs
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = """

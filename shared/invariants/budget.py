@@ -7,67 +7,18 @@ finds most first; the budget cuts off the end, and names what it has cut.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .costs import Costs, Needs, Round
 from .tokens import SHORT
 
 DEFAULT = 225.0  # seconds: meeting the model takes some, too
-FORWARDS = 320  # of the longest sequence: the default of a heavy model
-SHARE = 1 / 12  # of the time left: what one round may take
+FORWARDS = 500  # of the longest sequence: the default of a heavy model
 TOLD_AFTER = 15.0  # seconds without a line until a check says how far it is
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a check needs, counted on two layers and 1,024 positions.
-
-    Attributes:
-        calls: of the model; a backward pass counts as two, float64 doubles.
-        rows: forwards of the longest sequence, one row.
-        copies: passes over all weights, in copies of the model.
-        share: parts of the time left, of a check that cuts off its rounds.
-        slow: whether the check runs only if it is named.
-        implied_by: checks whose failure has the same cause.
-    """
-
-    calls: int
-    rows: int
-    copies: int = 2
-    share: int = 0
-    slow: bool = False
-    implied_by: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Seconds of calls, from a few that were measured."""
-
-    call: float = 0.0  # of any call
-    token: float = 0.0  # and of each token in it
-    build: float = 0.0  # of a copy of the model
-    heavy: bool = False  # whether each call reads many weights
-
-    def of(
-        self,
-        tokens: float,
-        calls: int = 1,
-        grad: bool = False,
-        double: bool = False,
-    ) -> float:
-        """Return the seconds of calls with so many tokens in all.
-
-        A backward pass takes as long as two forwards, float64 twice as long.
-        """
-        factor = (3 if grad else 1) * (2 if double else 1)
-        # a call of a heavy model reads its weights; others wait for Python
-        return calls * self.call * (factor if self.heavy else 1) + (
-            tokens * self.token * factor
-        )
 
 
 def measured(
@@ -93,53 +44,6 @@ def measured(
     more = max(seconds[longest] - seconds[short], 0.0)
     costs = Costs(seconds[short], more / longest, copied, heavy)
     return costs, finite
-
-
-@dataclass(frozen=True)
-class Round:
-    """What a check would try of one variant, at one length.
-
-    Attributes:
-        variant: what is called.
-        time: the length.
-        splits: tried one by one, a row each; none: `calls` or nothing.
-        rows: of a call; 0: as many as the variant takes.
-        calls: of a round without splits.
-        apart: whether each split is a call of its own, not a row of one.
-        name: of what is tried, if not only the variant.
-        grad: whether each call has a backward pass.
-        share: of the time left to the check, at most.
-        trials: of these splits, for a check that goes through them.
-    """
-
-    variant: Any  # a Variant; the budget reads how it is called
-    time: int
-    splits: tuple[int, ...] = ()
-    rows: int = 0
-    calls: int = 1
-    apart: bool = False
-    name: str = ""
-    grad: bool = False
-    share: float = SHARE
-    trials: Callable[[list[int]], Iterator[Any]] = iter
-
-    def seconds(self, costs: Costs, count: int) -> float:
-        """Return what it takes with so many of its splits."""
-        rows = self.rows or self.variant.rows_at_once(self.time)
-        calls = self.calls
-        if self.splits:
-            at_once = 1 if self.apart else max(1, min(count, rows))
-            calls = 1 + -(-count // at_once)  # the base first
-            rows = rows if self.apart else at_once
-        tokens = calls * rows * self.time
-        return costs.of(tokens, calls, self.grad, self.variant.double)
-
-    @property
-    def label(self) -> str:
-        """How a report names it."""
-        where = self.variant.conditions.lstrip(", ")
-        parts = (where or "in eval mode", self.name)
-        return ", ".join(part for part in parts if part)
 
 
 class Budget:

@@ -3,8 +3,12 @@
 from collections.abc import Callable
 from functools import update_wrapper
 
-from .budget import Budget, Needs
+from .budget import Budget
+from .costs import Needs, Round
+from .errors import SkipCheck
 from .subject import Subject
+
+__all__ = ["Budget", "Round", "SkipCheck", "Subject", "check"]
 
 Function = Callable[[Subject, Budget], str]
 
@@ -23,6 +27,7 @@ class Check:
         self._function = function
 
     def __call__(self, subject: Subject, budget: Budget) -> str:
+        """Run it."""
         return self._function(subject, budget)
 
 

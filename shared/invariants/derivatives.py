@@ -25,6 +25,7 @@ class Pair:
 
     @property
     def agree(self) -> bool:
+        """Whether the two are the same, as far as that can be told."""
         if self.uncertain > ROUGH * self.size:  # nothing can be said
             return True
         apart = abs(self.backward - self.difference)
@@ -32,6 +33,7 @@ class Pair:
 
     @property
     def share(self) -> float:
+        """How far they are apart, relative to the larger one."""
         largest = max(abs(self.backward), abs(self.difference))
         return abs(self.backward - self.difference) / largest
 

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from .budget import SHARE, Budget, Round
+from .budget import Budget
+from .costs import SHARE, Round
 from .larger_weights import EXTREME, MODERATE, larger
 from .leaks import Trial
 from .meeting.building import cast
@@ -21,7 +22,7 @@ from .tokens import (
     others,
     splits_to_try,
 )
-from .variant import Copy, Variant, build_module, fresh, own
+from .variant import Variant, changeable, fresh, own
 from .ways import (
     SHOWN,
     TRAIN,
@@ -67,7 +68,7 @@ class LeakRounds:
         yield from self._each_id(variant)
         trained = fresh(subject, budget).run_as(TRAIN)
         yield from self._alone(trained, end + few[-1:])
-        yield from self._rounds(trained, end + few)
+        yield from self._rounds(trained, end + few, share=1 / 6)
         yield from self._with_larger_weights(few, near + end)
         yield from self._as_run(few + end)
         yield from self._masked(few + end)
@@ -77,10 +78,11 @@ class LeakRounds:
         yield from self._rounds(quiet, few + end, 4)
         variant = fresh(subject, budget)
         for time in reversed(long):
-            yield from self._rounds(variant, [time], self._count(time))
-        yield from self._rounds(variant, self.small, kinds=KINDS)
-        yield from self._rounds(trained, self.small + near)
-        yield from self._rounds(trained, reversed(long), 4)
+            count = self._count(time)
+            yield from self._rounds(variant, [time], count, share=1)
+        yield from self._rounds(trained, reversed(long), 4, share=1)
+        yield from self._rounds(variant, self.small, kinds=KINDS, share=1)
+        yield from self._rounds(trained, self.small + near, share=1)
 
     def _accepted(self, lengths: Iterable[int]) -> list[int]:
         return [t for t in lengths if self.subject.lengths.accepts(t)]
@@ -167,7 +169,7 @@ class LeakRounds:
                 continue
             yield from self._rounds(variant, [*few, *reversed(long)], FEW)
             rest = [time for time in self.small if time not in few]
-            yield from self._rounds(variant, rest)
+            yield from self._rounds(variant, rest, share=1 / 100)
             if size != MODERATE:
                 self.largest = size
                 return
@@ -185,9 +187,10 @@ class LeakRounds:
             variant.copy.weights = "in its own precision"
             yield from self._rounds(variant, lengths, 4)
         if dtypes - {torch.bfloat16} and subject.builder.can_copy:
-            model = cast(build_module(subject, budget, ""), torch.bfloat16)
-            copy = Copy(model, "cast to bfloat16", may_fail=True)
-            variant = Variant(subject, budget, copy)
+            variant = changeable(subject, budget, "")
+            cast(variant.model, torch.bfloat16)
+            variant.copy.weights = "cast to bfloat16"
+            variant.copy.may_fail = True
             yield from self._rounds(variant, lengths, 4)
 
     def _masked(self, lengths: list[int]) -> Iterator[Round]:
@@ -197,14 +200,17 @@ class LeakRounds:
             return
         subject, budget = self.subject, self.budget
         variant = fresh(subject, budget, masked=True)
-        for way in ways:
-            masked = variant.run_as(way)
-            yield from self._rounds(masked, lengths, 4)
-            yield from self._alone(masked, subject.fit(SHORT))
+        masked = [variant.run_as(way) for way in ways]
+        for one in masked:
+            yield from self._rounds(one, lengths[-2:], 4)
+        for one in masked:
+            yield from self._alone(one, subject.fit(SHORT))
         enlarged = larger(subject, budget, self.largest, lengths[-1])
         if enlarged is not None:
-            masked = enlarged.run_as(ways[len(SHOWN) - 1])
-            yield from self._rounds(masked, lengths[-2:], 4)
+            one = enlarged.run_as(ways[len(SHOWN) - 1])
+            yield from self._rounds(one, lengths[-2:], 4)
+        for one in masked:
+            yield from self._rounds(one, lengths[:-2], 4, share=1 / 30)
 
     def trials(
         self,

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from .budget import Budget, Costs, measured
+from .budget import Budget, measured
 from .checks import CHECKS
+from .costs import Costs
 from .errors import (
     FoundOut,
     SkipCheck,
@@ -63,7 +64,7 @@ def check_model(
         threads: on the CPU; None: one for a small model.
         budget: seconds; what finds most is tried first, and the report
             says what was not tried. None: for a model of over 2 million
-            parameters the time of 320 forwards of the longest sequence, at
+            parameters the time of 500 forwards of the longest sequence, at
             most four minutes; for others four minutes where all would take
             longer. math.inf: all is tried.
         debug: let an exception that no check expects end the run.
@@ -119,9 +120,9 @@ def check_model(
                 result, error = run.check(name, expected.get(name))
             if error is not None and result.status == "error" and debug:
                 raise error
-            if notes := getattr(error, "__notes__", []):
-                if result.status == "failed":
-                    report.details[name] = "\n".join(notes)
+            notes = getattr(error, "__notes__", [])
+            if notes and result.status == "failed":
+                report.details[name] = "\n".join(notes)
             report.results.append(result)
             on_progress(report)
     except KeyboardInterrupt:

@@ -21,52 +21,30 @@ HEAVY = 2_000_000  # parameters: float64 and whole batches cost too much
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A record of a model: `meeting` writes it, the checks read it.
+    """A record of a model: `meeting` writes it, the checks read it."""
 
-    Attributes:
-        name: of its class or factory.
-        builder: builds the model anew.
-        seed: of weights and tokens.
-        vocab_size: number of ids.
-        block_size: longest sequence that is tried.
-        limit: the longest sequence that the model declares.
-        parameters: their number; 0 for a function.
-        is_module: whether it is an nn.Module.
-        caller: calls it.
-        reader: finds the scores in its answer.
-        lengths: those that it answers.
-        rows: how many sequences it takes at once; None: any number.
-        refusals: its exceptions for other lengths and rows, and a sentence
-            about those that it answers.
-        hidden: ids whose scores are always minus infinity; read as 0.
-        noisy: whether it draws random numbers in eval mode.
-        keeps_state: whether a call changes the scores of the next call.
-        lost_state: why that change cannot be undone.
-        says_log_probs: whether it says that its scores are normalised.
-        fault: why its answers cannot be read at all.
-        notes: sentences for the reader of a report.
-    """
-
-    name: str
-    builder: Builder
-    seed: int
+    name: str  # of its class or factory
+    builder: Builder  # makes it anew
+    seed: int  # of weights and tokens
     vocab_size: int
-    block_size: int
-    limit: Declared | None
-    parameters: int
+    block_size: int  # longest sequence that is tried
+    limit: Declared | None  # longest sequence that the model declares
+    parameters: int  # their number; 0 for a function
     is_module: bool
     caller: Caller
-    lengths: Lengths
+    lengths: Lengths  # that it answers
     reader: Reader = field(default_factory=Reader)
-    rows: int | None = None
+    rows: int | None = None  # that it takes at once; None: any number
+    # exceptions for other lengths and rows, and which ones are answered
     refusals: tuple[tuple[ModelRaised, str], ...] = ()
+    # ids whose scores are always minus infinity, or as good as: read as 0
     hidden: tuple[int, ...] = ()
-    noisy: bool = False
-    keeps_state: bool = False
-    lost_state: str = ""
-    says_log_probs: bool = False
-    fault: str = ""
-    notes: tuple[str, ...] = ()
+    noisy: bool = False  # whether it draws random numbers in eval mode
+    keeps_state: bool = False  # whether a call changes the next one's scores
+    lost_state: str = ""  # why that change cannot be undone
+    says_log_probs: bool = False  # that its scores are normalised
+    fault: str = ""  # why its answers cannot be read at all
+    notes: tuple[str, ...] = ()  # for the reader of a report
 
     @property
     def heavy(self) -> bool:

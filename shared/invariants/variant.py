@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from .budget import Budget
 from .errors import ModelRaised, SkipCheck, during
 from .meeting.building import KeptState, Model
+from .meeting.calling import MASK
 from .randomness import RecordedDraws, seed_all
 from .subject import Subject
 from .tokens import SHORT, rows_at_once
@@ -32,22 +33,13 @@ class CopyFailed(Exception):
 
 @dataclass
 class Copy:
-    """A copy of the model, and what it held when it was made.
+    """A copy of the model, and what it held when it was made."""
 
-    Attributes:
-        model: as built, or changed.
-        weights: what a failure says about its weights and dtype.
-        device: of its tokens; None: as the subject's.
-        may_fail: whether an exception, NaN or infinity is no fault of the
-            model, as its weights or dtype were changed.
-        rough: whether a heavy model is still in its own precision.
-    """
-
-    model: Model
-    weights: str = ""
-    device: torch.device | None = None
-    may_fail: bool = False
-    rough: bool = False
+    model: Any  # as built, or changed
+    weights: str = ""  # what a failure says about its weights and dtype
+    device: torch.device | None = None  # of its tokens, if another
+    may_fail: bool = False  # its exceptions and NaN are no fault of the model
+    rough: bool = False  # a heavy one, still in its own precision
     built: KeptState | None = None  # before the first call
     kept: KeptState | None = None  # before the first call in train mode
 
@@ -77,11 +69,6 @@ class Variant:
         return replace(self, way=way)
 
     @property
-    def device(self) -> torch.device | None:
-        """Where its tokens go."""
-        return self.copy.device or self.subject.device
-
-    @property
     def conditions(self) -> str:
         """What a failure says about the way and the weights."""
         parts = (self.way.name, self.copy.weights)
@@ -95,10 +82,9 @@ class Variant:
         }
 
     def rows_at_once(self, time: int) -> int:
-        """Return how many sequences of a length are given in one call.
+        """Return how many sequences of a length go in one call.
 
-        Of a heavy model few: the call that all others are compared with has
-        as many rows.
+        Few to a heavy model: the first call of a comparison has as many.
         """
         room = rows_at_once(self.subject.vocab_size, time)
         few = max(2, ENOUGH // time)
@@ -107,46 +93,30 @@ class Variant:
     def scores(
         self,
         tokens: Int[Tensor, "batch time"],
-        *,
-        grad: bool = False,
-        seed: int | None = None,
-        mask: Int[Tensor, "batch time"] | None = None,
-        **how: bool,
+        strict: bool = False,
+        **how: Any,
     ) -> Float[Tensor, "batch time vocab"]:
         """Call the model and return its scores in the common form.
 
-        Args:
-            tokens: ids, on any device.
-            grad: whether the scores have their graph.
-            seed: of the global generators; None: they go on as they are, in
-                train mode from a fixed state.
-            mask: an attention mask, in place of that of the way.
-            **how: strict, as in `Reader.read`; go_on and as_given, as in
-                `answer`.
+        Strict is that of `Reader.read`, all else is as in `answer`; with
+        grad the scores have their graph.
 
         Raises:
             ModelRaised: with the model's own exception as its cause, or for
                 an answer without scores of the right shape.
-            CopyFailed: for the same, NaN and infinity in a copy that may
-                fail.
+            CopyFailed: where a copy may fail, for NaN and infinity as well.
         """
-        rows = self.subject.rows
-        if rows is not None and len(tokens) > rows:
-            masks = [None] * len(tokens) if mask is None else mask.split(rows)
+        (batch, time), rows = tokens.shape, self.subject.rows
+        if rows is not None and batch > rows:
+            masks = how.pop("mask", None)
+            masks = [None] * batch if masks is None else masks.split(rows)
+            parts = zip(tokens.split(rows), masks, strict=False)
             return torch.cat(
-                [
-                    self.scores(ids, grad=grad, seed=seed, mask=shown, **how)
-                    for ids, shown in zip(
-                        tokens.split(rows), masks, strict=False
-                    )
-                ]
+                [self.scores(ids, strict, mask=m, **how) for ids, m in parts]
             )
-        strict, size = how.pop("strict", False), (len(tokens), tokens.size(1))
         try:
-            answer = self.answer(
-                tokens, grad=grad, seed=seed, mask=mask, **how
-            )
-            scores = self.subject.read(answer, *size, strict=strict)
+            answer = self.answer(tokens, **how)
+            scores = self.subject.read(answer, batch, time, strict)
         except ModelRaised as error:
             if self.copy.may_fail:
                 raise CopyFailed(str(error)) from error
@@ -154,11 +124,9 @@ class Variant:
         if scores.is_inference():
             scores = scores.clone()
         self.budget.charge(scores)
-        if not grad:
-            scores = scores.detach()
         if self.copy.may_fail and not bool(torch.isfinite(scores).all()):
             raise CopyFailed("the scores are not finite")
-        return scores
+        return scores if how.get("grad") else scores.detach()
 
     def answer(
         self,
@@ -170,32 +138,34 @@ class Variant:
         go_on: bool = False,
         as_given: bool = False,
     ) -> Any:
-        """Call the model and return its answer, not counted.
+        """Call the model and return its answer, uncounted.
 
         Args:
-            tokens: as for `scores`, as are grad, seed and mask.
-            go_on: whether a model that keeps state has what the last call
-                left, in place of what it was built with.
+            tokens: ids, on any device.
+            grad: whether gradients are recorded, also if not by the way.
+            seed: of the global generators; None: these go on, and in train
+                mode start from a fixed state.
+            mask: an attention mask, in place of the way's.
+            go_on: whether the copy keeps what the last call left in it.
             as_given: whether it gets these very ids, not a copy of them.
         """
         subject, way = self.subject, self.way
         if not go_on:
             self.start_again()
-        if seed is None and not go_on and way.training:
+        if seed is None and way.training and not go_on:
             seed = DROPOUT_SEED
-        if subject.noisy and not way.training and seed is None:
+        if seed is None and subject.noisy and not way.training:
             seed = subject.seed
         if seed is not None:
             seed_all(seed)
-        if isinstance(self.model, nn.Module):
-            if self.model.training != way.training:
-                self.model.train(way.training)
+        if getattr(self.model, "training", way.training) != way.training:
+            self.model.train(way.training)
         # what a model does to its input must not reach the next check
-        given = tokens.to(self.device, copy=not as_given)
+        device = self.copy.device or subject.device
+        given = tokens.to(device, copy=not as_given)
         extra = way.arguments(given)
         if mask is not None:
-            extra = Way(visible=(0.0, 1.0)).arguments(given)
-            extra = dict.fromkeys(extra, mask.to(self.device))
+            extra = {MASK: mask.to(given.device)}
         what = f"on tokens of shape {tuple(tokens.shape)}, {way.mode}"
         what += ", with an attention mask" * bool(extra)
         with during(what), torch.set_grad_enabled(way.grad or grad):
@@ -227,26 +197,18 @@ class Variant:
         If not (a dropout inside experts, whose batches depend on the
         tokens), the same seed gives earlier positions other draws.
         """
-        draws = []
-        for tokens in (base, changed):
-            with RecordedDraws() as seen:
-                self.scores(tokens)
-            draws.append(seen.shapes)
-        return draws[0] == draws[1]
+        with RecordedDraws() as first:
+            self.scores(base)
+        with RecordedDraws() as second:
+            self.scores(changed)
+        return first.shapes == second.shapes
 
-    def double_on_suspicion(self) -> bool:
-        """Turn a heavy model's copy into float64; False: it is as it stays."""
-        copy = self.copy
-        if not copy.rough:
-            return False
+    def double_on_suspicion(self) -> None:
+        """Turn a copy that is still rough into float64."""
         self.start_again()
-        copy.rough, copy.kept, copy.built = False, None, None
+        self.copy.rough, self.copy.kept, self.copy.built = False, None, None
         masked = self.way.visible is not None
-        doubled(self.subject, self.budget, copy.model, masked)
-        return True
-
-
-# --- Copies ------------------------------------------------------------------
+        doubled(self.subject, self.budget, self.model, masked)
 
 
 def build(subject: Subject, budget: Budget, seed: int | None = None) -> Model:
@@ -255,17 +217,17 @@ def build(subject: Subject, budget: Budget, seed: int | None = None) -> Model:
     return subject.builder.build(seed)
 
 
-def build_module(
-    subject: Subject, budget: Budget, for_a_function: str
-) -> nn.Module:
-    """Return the model anew, to be changed, or skip the check."""
+def changeable(
+    subject: Subject, budget: Budget, for_a_function: str, way: Way = EVAL
+) -> Variant:
+    """Return a module of one's own, to be changed, or skip the check."""
     budget.release()  # the copy may need the memory
-    model = build(subject, budget)
-    if not isinstance(model, nn.Module):
+    variant = Variant(subject, budget, Copy(build(subject, budget)), way)
+    if not isinstance(variant.model, nn.Module):
         raise SkipCheck(for_a_function)
     if not subject.builder.can_copy:
         raise SkipCheck("the model cannot be copied")
-    return model
+    return variant
 
 
 def own(subject: Subject, budget: Budget) -> Variant:
@@ -289,27 +251,21 @@ def precise(
 ) -> Variant:
     """Return a copy in float64 where it can be, not to be changed.
 
-    Args:
-        subject: the model.
-        budget: keeps the copy where time is short.
-        time: the longest sequence that it gets.
-        masked: whether it gets attention masks.
+    Time is the longest sequence that it gets, masked whether it gets masks.
     """
     spare = time > SHORT and subject.heavy and budget.limited
     double = not spare and in_double(subject, budget, masked)
 
     def make() -> Copy:
         model = build(subject, budget)
-        return Copy(
-            doubled(subject, budget, model, masked) if double else model
-        )
+        return Copy(model.double() if double else model)
 
     return Variant(subject, budget, budget.keep(("precise", double), make))
 
 
 def doubled(
-    subject: Subject, budget: Budget, model: Model, masked: bool = False
-) -> Model:
+    subject: Subject, budget: Budget, model: Any, masked: bool = False
+) -> Any:
     """Turn a model that was built into float64, where it can be."""
     if isinstance(model, nn.Module) and in_double(subject, budget, masked):
         return model.double()
@@ -323,33 +279,28 @@ def in_double(subject: Subject, budget: Budget, masked: bool = False) -> bool:
     float32.
     """
     known = subject.builder.in_double
-    if masked not in known:
-        known[masked] = _in_double(subject, budget, masked)
-    return known[masked]
-
-
-def _in_double(subject: Subject, budget: Budget, masked: bool) -> bool:
+    if masked in known:
+        return known[masked]
+    known[masked] = False
     tokens = torch.zeros(1, subject.lengths.fit(4), dtype=torch.long)
     hidden = int(masked and tokens.size(1) > 1)
     mask = (torch.arange(tokens.size(1)) >= hidden).long().unsqueeze(0)
 
-    def answer(dtype: torch.dtype | None) -> Tensor:
-        model = build_module(subject, budget, "")
-        copy = Copy(model.double() if dtype else model)
-        variant = Variant(subject, budget, copy)
-        return variant.scores(tokens, mask=mask if masked else None)[
-            :, hidden:
-        ]
+    def answer(double: bool) -> Tensor:
+        variant = changeable(subject, budget, "")
+        if double:
+            variant.model.double()
+        scores = variant.scores(tokens, mask=mask if masked else None)
+        return scores[:, hidden:]
 
     try:
-        scores = answer(torch.float64)
+        scores = answer(True)
     except Exception:  # check_dtype reports it; the others do without
         return False
     if scores.dtype != torch.float64:
         return False
-    if bool(torch.isfinite(scores).all()):
-        return True
-    if not bool(torch.isfinite(answer(None)).all()):
+    if scores.isfinite().all() or not answer(False).isfinite().all():
+        known[masked] = True
         return True
     how = " with a left-padded attention mask" if masked else ""
     subject.builder.notes.append(

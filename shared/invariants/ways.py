@@ -16,19 +16,13 @@ from .meeting.calling import MASK, Caller
 
 @dataclass(frozen=True)
 class Way:
-    """One way to call a model, and what a failure says about it.
+    """One way to call a model, and what a failure says about it."""
 
-    Attributes:
-        name: "in train mode", "with gradients recorded", ...
-        training: whether in train mode, where each call has the same seed.
-        grad: whether gradients are recorded.
-        visible: where an attention mask starts and stops to show tokens, as
-            shares of the length; None: no mask is given.
-    """
-
-    name: str = ""
-    training: bool = False
-    grad: bool = False
+    name: str = ""  # "in train mode", "with gradients recorded", ...
+    training: bool = False  # in train mode, where each call has one seed
+    grad: bool = False  # whether gradients are recorded
+    # where what an attention mask shows starts and ends, as shares of the
+    # length; None: no mask is given
     visible: tuple[float, float] | None = None
 
     @property

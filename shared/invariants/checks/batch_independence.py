@@ -6,12 +6,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..budget import Budget, Round
-from ..check import check
+from ..check import Budget, Round, Subject, check
 from ..larger_weights import both
 from ..leaks import LeakFinder
 from ..rounding import dtype_name, real_gap
-from ..subject import Subject
 from ..tokens import SHORT, draw, others
 from ..variant import Variant, precise
 from ..ways import EVAL, TRAIN_WITHOUT_GRADIENTS
@@ -26,7 +24,6 @@ def check_batch_independence(subject: Subject, budget: Budget) -> str:
     How: a batch against each row alone, another order, twice over, and other
     rows; one row changed among equal ones. Where shapes and so dropout masks
     are the same, in train mode, too.
-    Cost: some 15 forwards of a few rows at each of three lengths.
     Reports: huggingface/transformers 18809, one example changes the others
     of its batch.
     """

@@ -1,9 +1,7 @@
 """Decoding with a cache is the same function."""
 
-from ..budget import Budget, Round
-from ..check import check
+from ..check import Budget, Round, Subject, check
 from ..decoding import CONVENTION, Decoder
-from ..subject import Subject
 
 
 @check(calls=200, rows=4, share=1)
@@ -15,7 +13,6 @@ def check_cache(subject: Subject, budget: Budget) -> str:
     in turns, and one after another with the same first row; rows that begin
     with padding, where a mask is taken; and a token past the end. A cache in
     the model's own call need go on with one token at a time only.
-    Cost: some 50 small forwards.
     Reports: pytorch/executorch 2010, rotary positions that start again at 0
     with each call.
     """

@@ -6,13 +6,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..budget import Budget, Round
-from ..check import check
+from ..check import Budget, Round, SkipCheck, Subject, check
 from ..embedding import gradients_at
-from ..errors import SkipCheck
 from ..larger_weights import both
 from ..rounding import FLOOR, is_real
-from ..subject import Subject
 from ..tokens import SHORT, SPLITS, draw, rows_at_once, splits_to_try
 from ..variant import precise
 from ..ways import TRAIN
@@ -26,7 +23,6 @@ def check_causal_gradients(subject: Subject, budget: Budget) -> str:
     How: row t of equal rows has the gradient of a random combination of
     position t's scores; what lies after t must be 0 to rounding. In eval and
     train mode, and with larger weights.
-    Cost: one forward and backward for each of some eight lengths.
     Reports: triton-lang/triton 4541, a backward kernel that ignores the
     causal flag of its forward.
     """

@@ -1,12 +1,9 @@
 """No position sees what follows it."""
 
-from ..budget import Budget
-from ..check import check
-from ..errors import SkipCheck
+from ..check import Budget, SkipCheck, Subject, check
 from ..explain import explain
 from ..leak_rounds import LeakRounds
 from ..leaks import LeakFinder
-from ..subject import Subject
 from ..variant import CopyFailed
 
 DRAWS = "in train mode the shape of random draws depends on the tokens"
@@ -25,8 +22,6 @@ def check_causality(subject: Subject, budget: Budget) -> str:
     gradients and masks, in several dtypes, ended in each id, and on copies
     with larger weights, in which a mask of -1e4 no longer hides a leak. A
     difference counts if it stays when weights are nudged: see rounding.py.
-    Cost: some 30 short batches a way of running, and 24 sequences of
-    block_size in four of these.
     Reports: huggingface/transformers 48745; karpathy/nanochat 844.
     """
     if subject.block_size < 2:

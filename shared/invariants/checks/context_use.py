@@ -4,13 +4,12 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from ..budget import Budget, Round, spans
-from ..check import check
+from ..budget import spans
+from ..check import Budget, Round, Subject, check
 from ..embedding import gradients_at
 from ..larger_weights import both
 from ..meeting.sizes import WINDOW, all_declared
 from ..rounding import floor, gaps
-from ..subject import Subject
 from ..tokens import SHORT, SPLITS, draw, others, splits_to_try
 from ..variant import Variant, build, precise
 
@@ -26,7 +25,6 @@ def check_context_use(subject: Subject, budget: Budget) -> str:
     How: each token of short sequences is replaced, several times, on the
     fresh model and with larger weights; of the longest sequence some tokens,
     by value or by gradient. A declared window may forget what is outside it.
-    Cost: some ten batches.
     Reports: huggingface/transformers 39408, a sliding window off by one.
     """
     longest = subject.block_size

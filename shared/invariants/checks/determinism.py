@@ -4,11 +4,9 @@ import itertools
 
 from torch import Tensor
 
-from ..budget import Budget
-from ..check import check
+from ..check import Budget, Subject, check
 from ..errors import FoundOut
 from ..rounding import floor, gaps
-from ..subject import Subject
 from ..tokens import others
 from ..variant import Variant, own
 from ..ways import WITH_GRADIENTS
@@ -23,7 +21,6 @@ def check_determinism(subject: Subject, budget: Budget) -> str:
     How: one input again and again, with other seeds, after inputs of other
     sizes, with gradients; then batches that agree in one row or one column,
     which a fresh model gets in the opposite order.
-    Cost: some 40 small forwards.
     Reports: pytorch/pytorch 26338, F.dropout goes on in eval mode.
     """
     generator = subject.generator()

@@ -6,16 +6,14 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from ..budget import Budget
-from ..check import check
+from ..check import Budget, Subject, check
 from ..errors import ModelRaised, sentence
 from ..meeting.building import CASTS, cast
 from ..operations import Operations
 from ..other_device import NAME as ELSEWHERE
 from ..other_device import elsewhere
 from ..rounding import dtype_name
-from ..subject import Subject
-from ..variant import Copy, Variant, build_module
+from ..variant import changeable
 
 # An operation that lacks a dtype altogether; mixed dtypes read otherwise.
 NO_KERNEL = re.compile(
@@ -35,7 +33,6 @@ def check_dtype(subject: Subject, budget: Budget) -> str:
     How: a forward in each dtype, in bfloat16 of up to 300 tokens, where
     whole numbers in a row must stay different; and one on the given device,
     else on one that is made up.
-    Cost: four builds and forwards.
     Reports: masks and positions made with torch.arange(T), without the
     device ("Let's build GPT", cell 82); huggingface/transformers 29285,
     rotary positions in bfloat16.
@@ -69,7 +66,7 @@ def _answer_in(
     Or what is not the model's fault: PyTorch has no kernel for it, or its
     range is too small.
     """
-    model = build_module(subject, budget, "a function has no dtype to change")
+    variant = changeable(subject, budget, "a function has no dtype to change")
     positions = None
     time = subject.lengths.fit(300)
     if dtype == torch.bfloat16 and time > UNIQUE:
@@ -77,7 +74,7 @@ def _answer_in(
         positions = Positions(time)
     try:
         with positions or nullcontext():
-            variant = Variant(subject, budget, Copy(cast(model, dtype)))
+            cast(variant.model, dtype)
             scores = variant.scores(tokens)
     except (ModelRaised, TypeError) as error:
         if NO_KERNEL.search(str(error)):
@@ -132,9 +129,9 @@ def _bits(dtype: torch.dtype) -> int:
 
 
 def _check_device(subject: Subject, budget: Budget, tokens: Tensor) -> str:
-    model = build_module(subject, budget, "a function is on no device")
+    variant = changeable(subject, budget, "a function is on no device")
     if subject.device is not None and subject.device.type != "cpu":
-        scores = Variant(subject, budget, Copy(model)).scores(tokens)
+        scores = variant.scores(tokens)
         if scores.device.type != subject.device.type:
             raise AssertionError(
                 f"on {subject.device} the answer is on {scores.device}"
@@ -142,7 +139,10 @@ def _check_device(subject: Subject, budget: Budget, tokens: Tensor) -> str:
         return str(scores.device)
     try:
         with elsewhere(), torch.no_grad():
-            moved, ids = model.to(ELSEWHERE).eval(), tokens.to(ELSEWHERE)
+            moved, ids = (
+                variant.model.to(ELSEWHERE).eval(),
+                tokens.to(ELSEWHERE),
+            )
             answer = subject.caller.call(moved, ids)
             scores = subject.read(answer, *ids.shape)
     except Exception as error:

@@ -4,12 +4,10 @@ import math
 
 import torch
 
-from ..budget import Budget
-from ..check import check
+from ..check import Budget, Subject, check
 from ..errors import SkipCheck, during
 from ..losses import cross_entropy
-from ..subject import Subject
-from ..variant import Copy, Variant, build_module
+from ..variant import changeable
 from ..ways import TRAIN
 
 STEPS = 400
@@ -26,7 +24,6 @@ def check_entropy_bound(subject: Subject, budget: Budget) -> str:
     wired up.
     How: 400 steps of Adam on fresh random ids, each batch's loss taken
     before its step; then on sequences that repeat three ids.
-    Cost: 800 training steps of 16 short sequences: slow.
     Reports: karpathy/nanochat 844, a loss of 0.0018 from a leak.
     """
     if subject.block_size < 2 * PERIOD:
@@ -53,8 +50,9 @@ def check_entropy_bound(subject: Subject, budget: Budget) -> str:
 
 def _train(subject: Subject, budget: Budget, ids: int, repeat: bool) -> float:
     """Return the lowest mean loss of 50 steps in a row."""
-    model = build_module(subject, budget, "a function cannot be trained")
-    variant = Variant(subject, budget, Copy(model), TRAIN)
+    function = "a function cannot be trained"
+    variant = changeable(subject, budget, function, TRAIN)
+    model = variant.model
     generator = subject.generator()
     time = subject.lengths.fit(18)
     optimiser = torch.optim.Adam(

@@ -6,11 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..budget import Budget, Round
-from ..check import check
+from ..check import Budget, Round, Subject, check
 from ..errors import during
 from ..losses import cross_entropy
-from ..subject import Subject
 from ..variant import Variant, own
 from ..ways import EVAL, TRAIN, TRAIN_WITHOUT_GRADIENTS, WITH_GRADIENTS
 
@@ -24,7 +22,6 @@ def check_finite(subject: Subject, budget: Budget) -> str:
     Why: one NaN, after one step of an optimiser, is in every weight.
     How: random ids, id 0 first, all ids equal; one token and up to the
     longest; eval mode and, with several dropout masks, train mode.
-    Cost: some 30 forwards, two thirds of them with a backward.
     Reports: dropout on masked scores turns -inf into NaN in one of ten
     passes in train mode ("GPT from Scratch", listing 5).
     """

@@ -5,14 +5,12 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from ..budget import Budget
-from ..check import check
+from ..check import Budget, Subject, check
 from ..errors import SkipCheck, during
 from ..larger_weights import larger
 from ..losses import cross_entropy, scores_and_loss
-from ..subject import Subject
 from ..tokens import rows_at_once
-from ..variant import Copy, Variant, build_module
+from ..variant import Variant, changeable
 from ..ways import TRAIN
 
 ROUNDING_SHARE = 1e-6  # of the largest gradient: in float32, rounding
@@ -29,13 +27,12 @@ def check_gradient_flow(subject: Subject, budget: Budget) -> str:
     tried with zeros redrawn, and, if it has one there, once more after three
     steps. Mere rounding (a key's bias) and frozen parameters pass and are
     mentioned.
-    Cost: one forward and backward where all is well, at most 16 more.
     Reports: state-spaces/s4 26, parameters that are used and yet get no
     gradient.
     """
     function = "a function has no parameters to see"
-    model = build_module(subject, budget, function)
-    variant = Variant(subject, budget, Copy(model), TRAIN)
+    variant = changeable(subject, budget, function, TRAIN)
+    model = variant.model
     frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
     if frozen and len(frozen) == len([*model.parameters()]):
         raise SkipCheck("every parameter is frozen")

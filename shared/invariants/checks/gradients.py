@@ -4,14 +4,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from ..budget import Budget
-from ..check import check
+from ..check import Budget, Subject, check
 from ..derivatives import Along
 from ..errors import SkipCheck, during
 from ..larger_weights import redraw_zeros
 from ..rounding import FLOOR, Inside
-from ..subject import Subject
-from ..variant import Copy, Variant, build_module, doubled
+from ..variant import Variant, changeable, doubled
 from ..ways import EVAL, TRAIN
 
 COARSE = 1e-4  # unit of rounding from which on nothing can be compared
@@ -30,13 +28,12 @@ def check_gradients(subject: Subject, budget: Budget) -> str:
     direction must be what central differences say, in eval and train mode;
     if not, each parameter is tried alone. Straight-through estimators are
     told; padding rows and parameters with gradient hooks are left out.
-    Cost: one backward and four forwards a mode where all is well.
     Reports: allenai/OLMo-core 828, openai/guided-diffusion 167: checkpointed
     blocks with another dropout mask in the backward pass.
     """
     subject.require_no_state()
-    model = build_module(subject, budget, "a function has no weights")
-    variant = Variant(subject, budget, Copy(doubled(subject, budget, model)))
+    variant = changeable(subject, budget, "a function has no weights")
+    model = doubled(subject, budget, variant.model)
     generator = subject.generator()
     redraw_zeros(model, generator)
     tokens = subject.draw(3, 8, generator)

@@ -2,11 +2,8 @@
 
 import math
 
-from ..budget import Budget
-from ..check import check
-from ..errors import SkipCheck
+from ..check import Budget, SkipCheck, Subject, check
 from ..losses import cross_entropy
-from ..subject import Subject
 from ..variant import own
 
 
@@ -17,7 +14,6 @@ def check_initial_loss(subject: Subject, budget: Budget) -> str:
     Why: a model that starts out sure of itself spends its first steps
     unlearning, and hides a wrong initialisation or head.
     How: the mean cross-entropy of random targets given random tokens.
-    Cost: one forward of 512 tokens.
     Reports: Karpathy's recipe for training neural networks, "verify loss @
     init".
     """

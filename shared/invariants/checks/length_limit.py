@@ -1,11 +1,9 @@
 """The end of the positions."""
 
-from ..budget import Budget
-from ..check import check
+from ..check import Budget, Subject, check
 from ..errors import SkipCheck, sentence
 from ..limits import on_cpu, refusal
 from ..meeting.sizes import before_first_position, has_position_table
-from ..subject import Subject
 from ..tokens import draw
 
 
@@ -18,7 +16,6 @@ def check_length_limit(subject: Subject, budget: Budget) -> str:
     How: the declared limit must work, and one token and seven more must
     raise; where no table of positions and no contract (log_probs) ends, what
     is answered is told. On the CPU.
-    Cost: three forwards of that length.
     Reports: "GPT from Scratch" under python -O: a length beyond the mask is
     accepted, and not causal.
     """

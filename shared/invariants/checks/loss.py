@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..budget import Budget
-from ..check import check
+from ..check import Budget, Subject, check
 from ..errors import ModelRaised, SkipCheck, during
 from ..larger_weights import both
 from ..losses import (
@@ -23,7 +22,6 @@ from ..losses import (
 )
 from ..meeting.building import hooked
 from ..rounding import floor, gaps
-from ..subject import Subject
 from ..tokens import others
 from ..variant import Variant
 from ..ways import TRAIN, WITH_GRADIENTS
@@ -43,7 +41,6 @@ def check_loss(subject: Subject, budget: Budget) -> str:
     How: the scores must not move with targets, and the loss must be the mean
     cross-entropy, of targets as given or shifted by one inside, at several
     lengths, with every id and with marks of absence; so must its gradient.
-    Cost: some 25 small forwards and six backwards.
     Reports: huggingface/transformers 44642, targets shifted by the caller
     and once more by the model.
     """

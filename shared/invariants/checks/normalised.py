@@ -5,12 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from ..budget import Budget
-from ..check import check
-from ..errors import SkipCheck
+from ..check import Budget, SkipCheck, Subject, check
 from ..larger_weights import both
 from ..rounding import FLOOR, dtype_name, floor_of, is_real, rounding
-from ..subject import Subject
 from ..variant import Variant
 
 NORMALISED = 1e-3  # sums as close to 1 as that are meant to be 1
@@ -23,7 +20,6 @@ def check_normalised(subject: Subject, budget: Budget) -> str:
     Why: a sum of 0.99 is a loss that is 0.01 too high or too low.
     How: the logarithm of the sum of exponentials is 0 to rounding, on the
     fresh model and with larger weights, in float64 where the model can.
-    Cost: four forwards.
     Reports: a softmax in front of nn.CrossEntropyLoss, which takes logits.
     """
     subject.require_no_state()

@@ -4,12 +4,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..budget import Budget, Round
-from ..check import check
-from ..errors import SkipCheck
+from ..check import Budget, Round, SkipCheck, Subject, check
 from ..larger_weights import both
 from ..rounding import floor, gaps, is_real, minus, rounding
-from ..subject import Subject
 from ..tokens import draw, others, rows_at_once
 from ..variant import Variant
 
@@ -27,7 +24,6 @@ def check_order_sensitivity(subject: Subject, budget: Budget) -> str:
     the longest, the first token is swapped with those 1, 2, 4, 8, ... behind
     it: where that does nothing, though each of the two counts and a swap
     with the next token does something, two positions are one.
-    Cost: one batch for each of the two, and a long row for each swap.
     Reports: Vaswani et al. 2017, section 3.5: without positions attention
     cannot make use of the order.
     """

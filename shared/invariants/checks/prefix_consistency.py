@@ -6,12 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..budget import Budget, Round
-from ..check import check
-from ..errors import SkipCheck
+from ..check import Budget, Round, SkipCheck, Subject, check
 from ..larger_weights import both
 from ..rounding import dtype_name, floor, gaps, real_gap
-from ..subject import Subject
 from ..tokens import SHORT, draw, rows_at_once, splits_to_try
 from ..variant import precise
 
@@ -29,7 +26,6 @@ def check_prefix_consistency(subject: Subject, budget: Budget) -> str:
     input was trained on other scores than it generates from.
     How: all prefixes at lengths to 16, some of the longest; shapes differ,
     so only what stays when weights are nudged counts.
-    Cost: some 50 short forwards and eight longer ones.
     Reports: ggml-org/llama.cpp 4479, tokens one at a time or all at once
     give different logits.
     """

@@ -3,13 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from ..budget import Budget
-from ..check import check
+from ..check import Budget, Subject, check
 from ..errors import during
 from ..meeting.building import Model
 from ..randomness import random_states, seed_all
 from ..rounding import floor, gaps
-from ..subject import Subject
 from ..variant import Variant, own
 from ..ways import EVAL, TRAIN, WITH_GRADIENTS
 
@@ -26,7 +24,6 @@ def check_purity(subject: Subject, budget: Budget) -> str:
     settings are compared. A buffer that is not saved may grow where scores
     stay. In train mode weights and buffers may change, and random numbers be
     drawn, but no generator seeded.
-    Cost: six forwards and a copy of the weights.
     Reports: running statistics updated in eval mode; a manual_seed inside
     forward.
     """

@@ -3,12 +3,10 @@
 import torch
 from torch import Tensor
 
-from ..budget import Budget
-from ..check import check
+from ..check import Budget, Subject, check
 from ..errors import FoundOut, ModelRaised, during, sentence
 from ..meeting.reading import TIME_FIRST
 from ..rounding import floor, gaps
-from ..subject import Subject
 from ..tokens import draw
 from ..variant import Variant, own
 from ..ways import EVAL, TRAIN_WITHOUT_GRADIENTS
@@ -23,7 +21,6 @@ def check_shape(subject: Subject, budget: Budget) -> str:
     How: one row, one token, and several sizes up to the longest, in eval
     and train mode; slices that are not contiguous. Scores in which time
     comes first must be those of the same row and position in that reading.
-    Cost: a dozen small forwards.
     Reports: karpathy/nanoGPT, whose forward answers for the last position
     only unless it is given targets.
     """

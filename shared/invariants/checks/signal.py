@@ -6,14 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..budget import Budget
-from ..check import check
-from ..errors import SkipCheck
+from ..check import Budget, SkipCheck, Subject, check
 from ..larger_weights import larger
 from ..meeting.building import hooked
 from ..meeting.reading import tensors_in
 from ..rounding import minus
-from ..subject import Subject
 from ..variant import Variant, precise
 
 TIME = 31  # a prime: the width of no head is taken for it
@@ -40,7 +37,6 @@ def check_signal(subject: Subject, budget: Budget) -> str:
     does, with larger weights. In a fresh model whose products of queries and
     keys are multiplied by more than 1 the largest probability of attention
     must not be near 1; normed queries may choose, narrow heads do no harm.
-    Cost: two forwards.
     Reports: Vaswani et al. 2017, section 3.2.1: large products push the
     softmax to where its gradients are extremely small.
     """

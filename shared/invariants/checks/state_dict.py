@@ -6,13 +6,11 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ..budget import Budget
-from ..check import check
+from ..check import Budget, Subject, check
 from ..errors import sentence
 from ..larger_weights import redraw_zeros
 from ..rounding import floor, gaps
-from ..subject import Subject
-from ..variant import Copy, Variant, build, build_module
+from ..variant import Copy, Variant, build, changeable
 
 
 @check(calls=5, rows=0, copies=15)
@@ -23,12 +21,11 @@ def check_state_dict(subject: Subject, budget: Budget) -> str:
     and what was computed from weights is wrong when others are loaded.
     How: a model is evaluated and trained a little; a copy of its state goes
     into one with scrambled weights, and again after more training.
-    Cost: two builds, four forwards, two copies of the weights.
     Reports: modules in a plain list, which PyTorch does not see.
     """
     subject.require_no_state()
-    model = build_module(subject, budget, "a function has no state to save")
-    variant = Variant(subject, budget, Copy(model))
+    variant = changeable(subject, budget, "a function has no state to save")
+    model = variant.model
     generator = subject.generator()
     tokens = subject.draw(2, 8, generator)
     other = build(subject, budget, seed=subject.seed + 1)

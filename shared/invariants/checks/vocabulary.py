@@ -4,12 +4,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..budget import Budget
-from ..check import check
+from ..check import Budget, Subject, check
 from ..embedding import Lookups
 from ..larger_weights import larger
 from ..limits import on_cpu, refusal
-from ..subject import Subject
 from ..variant import Variant, own
 
 SPARE = 128  # rows of a table beyond the vocabulary: padding to a multiple
@@ -26,7 +24,6 @@ def check_vocabulary(subject: Subject, budget: Budget) -> str:
     the first and last place; with spare rows in the table those behind them.
     On the CPU. Of two scores that never move, but for excluded ones, no
     training can tell the ids apart.
-    Cost: vocab tokens, of a large model some 600.
     Reports: karpathy/nanoGPT pads its vocabulary to 50304, and samples ids
     that no tokenizer knows.
     """
