@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .costs import Costs, Needs, Round
-from .tokens import SHORT
+from .tokens import SHORT, spans
 
 DEFAULT = 225.0  # seconds: meeting the model takes some, too
 FORWARDS = 500  # of the longest sequence: the default of a heavy model
@@ -74,12 +74,8 @@ class Budget:
     ) -> str:
         """Begin, with so many seconds for these checks.
 
-        Args:
-            costs: as measured.
-            needs: of each check that will run.
-            longest: length of the longest sequence.
-            seconds: None: FORWARDS of them for a heavy model, at most
-                DEFAULT; for a light one DEFAULT if all would take longer.
+        None is the time of FORWARDS of the longest sequence for a heavy
+        model, at most DEFAULT; for others DEFAULT if all would take longer.
 
         Returns:
             A sentence for the report where time is short, or "".
@@ -158,6 +154,7 @@ class Budget:
             Why there is no time for it, or "".
         """
         self._name, self._shown = name, self.spent
+        self._started = perf_counter()
         self._granted: set[str] = set()  # labels of rounds that had time
         self._cut = defaultdict[str, list[int]](list)
         self._tried = defaultdict[str, dict[int, tuple[set[int], int]]](dict)
@@ -180,6 +177,11 @@ class Budget:
             f"no time: about {self.estimates[name]:.0f} s, {max(left, 0):.0f} "
             f"left of {self.seconds:.0f}"
         )
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the check began, by the clock."""
+        return perf_counter() - self._started
 
     @property
     def left(self) -> float:
@@ -287,21 +289,5 @@ class Budget:
 
 
 def _words(seconds: float) -> str:
-    """Return a time as one says it."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} minutes"
-
-
-def spans(lengths: Iterable[int]) -> str:
-    """Return lengths as text: "2, 3, 5-9"."""
-    runs: list[list[int]] = []
-    for length in sorted(set(lengths)):
-        if runs and length == runs[-1][-1] + 1:
-            runs[-1].append(length)
-        else:
-            runs.append([length])
-    return ", ".join(
-        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run))
-        for run in runs
-    )
+    by_minutes = seconds >= 120
+    return f"{seconds / 60:.0f} minutes" if by_minutes else f"{seconds:.0f} s"

@@ -126,11 +126,11 @@ class LeakFinder:
     ) -> Leak | None:
         """Change the one row alone, and ask whether it is more than noise."""
         training = variant.way.training
-        steady = not training or variant.same_draws(trial.base, trial.changed)
+        steady = not training or self._same_draws(variant, trial)
         alone = trial.base.clone()
         alone[row] = trial.changed[row]
         trial = replace(trial, changed=alone)
-        if training and not variant.same_draws(trial.base, alone):
+        if training and not self._same_draws(variant, trial):
             self.draws_differ = True
             return None
         scope = trial.before(row, variant.way)
@@ -152,3 +152,7 @@ class LeakFinder:
             return None
         at, dtype = position + scope.start, dtype_name(delta.dtype)
         return Leak(trial, row, at, size, noise, dtype)
+
+    @staticmethod
+    def _same_draws(variant: Variant, trial: Trial) -> bool:
+        return variant.draws(trial.base) == variant.draws(trial.changed)

@@ -1,5 +1,7 @@
 """Tokens, lengths and splits that the checks try."""
 
+from collections.abc import Iterable
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -75,3 +77,17 @@ def splits_to_try(
             break
         chosen.add(split)
     return sorted(chosen)
+
+
+def spans(lengths: Iterable[int]) -> str:
+    """Return lengths as text: "2, 3, 5-9"."""
+    runs: list[list[int]] = []
+    for length in sorted(set(lengths)):
+        if runs and length == runs[-1][-1] + 1:
+            runs[-1].append(length)
+        else:
+            runs.append([length])
+    return ", ".join(
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run))
+        for run in runs
+    )

@@ -172,11 +172,7 @@ class Variant:
             return subject.caller.call(self.model, given, **extra)
 
     def start_again(self) -> None:
-        """Put back what the copy held before its first call.
-
-        All of it in a model that keeps state; in train mode what a forward
-        changes, such as running statistics.
-        """
+        """Put back what the copy held at first: state, running statistics."""
         copy = self.copy
         if not isinstance(copy.model, nn.Module):
             return
@@ -187,21 +183,14 @@ class Variant:
             copy.kept = copy.kept or KeptState(copy.model)
             copy.kept.put_back()
 
-    def same_draws(
-        self,
-        base: Int[Tensor, "rows time"],
-        changed: Int[Tensor, "rows time"],
-    ) -> bool:
-        """Whether both calls draw random numbers of the same shapes.
+    def draws(self, tokens: Int[Tensor, "batch time"]) -> list[tuple]:
+        """Return the shapes of all random numbers that a call draws.
 
-        If not (a dropout inside experts, whose batches depend on the
-        tokens), the same seed gives earlier positions other draws.
+        One seed gives equal parts of two texts equal numbers if these match.
         """
-        with RecordedDraws() as first:
-            self.scores(base)
-        with RecordedDraws() as second:
-            self.scores(changed)
-        return first.shapes == second.shapes
+        with RecordedDraws() as seen:
+            self.scores(tokens)
+        return seen.shapes
 
     def double_on_suspicion(self) -> None:
         """Turn a copy that is still rough into float64."""
@@ -257,8 +246,10 @@ def precise(
     double = not spare and in_double(subject, budget, masked)
 
     def make() -> Copy:
-        model = build(subject, budget)
-        return Copy(model.double() if double else model)
+        copy = Copy(build(subject, budget))
+        if double:
+            doubled(subject, budget, copy.model, masked)
+        return copy
 
     return Variant(subject, budget, budget.keep(("precise", double), make))
 

@@ -127,7 +127,7 @@ class _Batch:
         )
         if gap is None:
             return
-        if training and not variant.same_draws(self.tokens, others):
+        if training and variant.draws(self.tokens) != variant.draws(others):
             self.finder.draws_differ = True
             return
         rows, time = self.tokens.shape

@@ -4,13 +4,12 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from ..budget import spans
 from ..check import Budget, Round, Subject, check
 from ..embedding import gradients_at
 from ..larger_weights import both
 from ..meeting.sizes import WINDOW, all_declared
 from ..rounding import floor, gaps
-from ..tokens import SHORT, SPLITS, draw, others, splits_to_try
+from ..tokens import SHORT, SPLITS, draw, others, spans, splits_to_try
 from ..variant import Variant, build, precise
 
 FADED = 1e-10  # share of the largest influence below which memory fades

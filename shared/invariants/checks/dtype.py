@@ -66,7 +66,8 @@ def _answer_in(
     Or what is not the model's fault: PyTorch has no kernel for it, or its
     range is too small.
     """
-    variant = changeable(subject, budget, "a function has no dtype to change")
+    function = "a function has no dtype to change"
+    variant = changeable(subject, budget, function)
     positions = None
     time = subject.lengths.fit(300)
     if dtype == torch.bfloat16 and time > UNIQUE:
