@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import shared.invariants
 from gpt_duet.invariants.checks import CHECKS
 from gpt_duet.invariants.costs import Needs
 
@@ -58,6 +59,11 @@ class Drowsy(Tiny):
     def forward(self, idx):
         time.sleep(0.1)
         return super().forward(idx)
+
+
+class WrongLogProbs(Tiny):
+    def log_probs(self, idx):
+        raise RuntimeError("log_probs was called")
 
 
 def broken():
@@ -127,6 +133,27 @@ def test_styles_modules_and_files(here, project):
         "map-my-pkg-model-build.png",
         "map-my-pkg-model-py-Leaky.png",
     }
+
+
+def test_a_map_is_of_the_model_as_checked(here, project, monkeypatch):
+    how = []
+    influence = shared.invariants.influence
+    monkeypatch.setattr(
+        "shared.invariants.influence",
+        lambda *given, **named: (
+            how.append(named) or influence(*given, **named)
+        ),
+    )
+    words = (
+        "--only=shape",
+        "--outputs=logits",
+        "--device=cpu",
+        "--map=m.html",
+    )
+    status, out, err = here("my_pkg.model:WrongLogProbs", *words)
+    assert status == 0, out + err
+    assert (project / "m.html").exists()
+    assert str(how[0]["device"]) == "cpu"
 
 
 @pytest.mark.parametrize(

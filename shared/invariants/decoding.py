@@ -224,7 +224,8 @@ class Decoder:
     ) -> None:
         """Require that tokens are decoded to the scores of the full forward.
 
-        Those may be known. Where a mask hides nothing is compared.
+        Full holds the scores of the full forward, if known. Positions that
+        the mask hides are not compared.
         """
 
         def forward() -> Tensor:

@@ -85,10 +85,10 @@ def with_their_frames(error: BaseException | None) -> BaseException | None:
 
 
 def cause_of(error: BaseException) -> str:
-    """Return what makes two failures one: the user's exception, its place.
+    """Return a text that is the same for two failures of one cause.
 
-    Of its sentence the start counts, without numbers: the same crash at
-    another length or in another dtype is no other one.
+    It has the start of the exception's sentence, without numbers, and its
+    place: a crash at another length or in another dtype has the same cause.
     """
     first = error.__cause__ or error
     return re.sub(r"\d+", "", sentence(first))[:60] + place_of(first)

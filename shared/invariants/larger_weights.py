@@ -30,8 +30,8 @@ LARGER = "larger weights"
 def both(subject: Subject, budget: Budget, time: int = 0) -> Iterator[Variant]:
     """Yield the fresh model, then a copy with larger weights, if any.
 
-    Both in float64 where it can be; not to be changed; time is the longest
-    sequence that they get.
+    Both are read-only, and in float64 where the model can; time is the
+    longest sequence that a check gives them.
     """
     yield precise(subject, budget, time)
     if (variant := larger(subject, budget)) is not None:
@@ -200,8 +200,8 @@ class Multiplied(TorchFunctionMode):
 def _matrices(model: nn.Module) -> list[nn.Parameter]:
     """Return the matrices that are trained, but for tables of embeddings.
 
-    Where nothing is trained any more, all of them: none is told from what
-    the model was given for good.
+    All matrices, if no parameter is trainable: a frozen weight cannot be
+    distinguished there from a constant of the architecture.
     """
     tables = {
         id(p)

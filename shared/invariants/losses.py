@@ -90,9 +90,9 @@ def wrong_loss(
     wrong = _wrong_losses(scores, targets, mark)
     name = min(wrong, key=lambda name: float((wrong[name] - loss).abs()))
     where = "" if mark is None else f", some of them {mark}"
-    told = f"nearest is that {name}, {float(wrong[name]):.6g}"
+    nearest = f"nearest is that {name}, {float(wrong[name]):.6g}"
     if not close(wrong[name], loss):
-        told += (
+        nearest += (
             ", and not it: where the model adds a term of its own, expect "
             "this failure"
         )
@@ -100,7 +100,7 @@ def wrong_loss(
     return AssertionError(
         f"the loss of {batch} x {time} targets{where} is {float(loss):.6g}, "
         f"but the mean cross-entropy of the model's own scores is "
-        f"{means[0]:.6g}, or {means[1]:.6g} shifted by one; {told}"
+        f"{means[0]:.6g}, or {means[1]:.6g} shifted by one; {nearest}"
     )
 
 
@@ -109,7 +109,7 @@ def _wrong_losses(
     targets: Int[Tensor, "batch time"],
     mark: int | None,
 ) -> dict[str, Tensor]:
-    """Return losses that models are known to return, by what they are."""
+    """Return losses that models are known to return, by a description."""
     batch, time = targets.shape
     losses = {"shifted twice": mean_loss(scores, targets, 2, mark)}
     for shift, where in ((0, ""), (1, ", shifted by one")):

@@ -1,15 +1,17 @@
 """How large a difference is, and whether it is more than rounding.
 
-The tolerance of check_causality and of all checks that compare scores. Two
-differences are told apart: up to FLOOR units of rounding of the largest
-score nothing is looked at; above, a difference is real if it stays the same
-when every weight is nudged by a few units of rounding, and noise if the
-nudge redraws it. A leak does not care about the last bits of the weights;
-rounding does. The units are those of the coarsest precision that is at work
-inside, or a float32 softmax in a float64 model would not feel the nudge. No
-constant has to fit all models: deep, sharp or partly single-precision ones
-bring their own noise, and a difference of 1e-9 in a clean float64 model
-still counts.
+The tolerance of check_causality and of all checks that compare scores:
+
+- a difference of up to FLOOR units of rounding of the largest score is
+  ignored;
+- a larger one is real if it stays the same while every weight is changed at
+  random by up to NUDGE units of rounding, and rounding if it does not stay:
+  a leak does not depend on the last bits of the weights, rounding does;
+- a unit is that of the coarsest precision that computes inside, or a float32
+  softmax in a float64 model would not feel the nudge;
+- so no constant has to fit all models: deep, sharp or partly
+  single-precision ones bring their own noise, and a difference of 1e-9 in a
+  clean float64 model still counts.
 """
 
 import math
@@ -25,8 +27,8 @@ from torch import Tensor, nn
 from .meeting.building import Model
 from .operations import Operations
 
-FLOOR = 64  # units of rounding of the largest score: never looked at
-FLOOR_OF_16_BITS = 2  # of which 64 units are half the scores
+FLOOR = 64  # units of rounding of the largest score: ignored
+FLOOR_OF_16_BITS = 2  # 64 of their units are half the largest score
 BLOCK = 1 << 22  # scores whose differences are taken at once
 NUDGE = 256  # units of rounding by which weights are nudged, at most
 ROWS_AT_ONCE = 4096  # of a matrix that is nudged
@@ -76,7 +78,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def floor_of(dtype: torch.dtype) -> int:
-    """Return how many units of rounding are never looked at."""
+    """Return how many units of rounding are ignored."""
     return FLOOR if torch.finfo(dtype).bits > 16 else FLOOR_OF_16_BITS
 
 
@@ -87,7 +89,7 @@ def rounding(scores: Float[Tensor, "..."]) -> float:
 
 
 def floor(scores: Float[Tensor, "..."]) -> float:
-    """Return the size up to which differences of scores are not looked at."""
+    """Return the size up to which differences of scores are ignored."""
     return floor_of(scores.dtype) * rounding(scores)
 
 
@@ -141,7 +143,7 @@ def real_gap(
 ) -> Gap | None:
     """Return where scores of two ways to compute them really differ, or None.
 
-    Known are the scores of both, if given; shown is where they are compared.
+    Known holds the scores of both; shown masks the positions to compare.
     """
     scores, others = known or (one(), other())
     moved = gaps(others, scores)

@@ -1,4 +1,4 @@
-"""What a little training shows: slow, and only when asked for."""
+"""A little training: slow, so the check runs only if it is named."""
 
 import math
 

@@ -26,8 +26,8 @@ def check_gradients(subject: Subject, budget: Budget) -> str:
     recomputed with another dropout mask, training goes somewhere else.
     How: the derivative of a random combination of scores along a random
     direction must be what central differences say, in eval and train mode;
-    if not, each parameter is tried alone. Straight-through estimators are
-    told; padding rows and parameters with gradient hooks are left out.
+    if not, each parameter is tried alone. The report names straight-through
+    estimators; padding rows and parameters with gradient hooks are left out.
     Reports: allenai/OLMo-core 828, openai/guided-diffusion 167: checkpointed
     blocks with another dropout mask in the backward pass.
     """
@@ -49,7 +49,7 @@ def _compare(
     tokens: Int[Tensor, "rows time"],
     generator: torch.Generator,
 ) -> str:
-    """Return what there is to tell, or raise for a gradient that is wrong."""
+    """Return a note for the report, or raise for a wrong gradient."""
     free = _free_parameters(variant.model)
     with Inside() as inside:
         scores = variant.scores(tokens, grad=True)
@@ -80,7 +80,10 @@ def _compare(
     if inside.operations & PIECEWISE or any(
         pair.difference == 0 for pair in wrong.values()
     ):
-        return "; through what is piecewise constant gradients are estimates"
+        return (
+            "; gradients through piecewise-constant operations are estimates "
+            "and were not judged"
+        )
     if not wrong:
         return ""
     name, pair = max(wrong.items(), key=lambda item: item[1].share)

@@ -14,8 +14,8 @@ def check_length_limit(subject: Subject, budget: Budget) -> str:
     Why: positions that wrap around, or a mask that no longer reaches, give
     an answer that looks like any other.
     How: the declared limit must work, and one token and seven more must
-    raise; where no table of positions and no contract (log_probs) ends, what
-    is answered is told. On the CPU.
+    raise; a model without a table of positions and without the contract
+    (log_probs) may answer, and the report says so. On the CPU.
     Reports: "GPT from Scratch" under python -O: a length beyond the mask is
     accepted, and not causal.
     """

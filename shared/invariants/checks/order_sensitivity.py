@@ -11,7 +11,7 @@ from ..tokens import draw, others, rows_at_once
 from ..variant import Variant
 
 CLEAR = 0.5  # share of the deviation of scores: no rounding is as large
-ALIKE = 1e-5  # of what another id does: a swap that does less does nothing
+ALIKE = 1e-5  # share of the effect of another id: less is no effect
 
 
 @check(calls=14, rows=15, share=1)
@@ -48,9 +48,9 @@ def check_order_sensitivity(subject: Subject, budget: Budget) -> str:
 def _swapped_in_vain(
     subject: Subject, budget: Budget, places: list[int]
 ) -> list[int]:
-    """Return with which of these tokens the first is swapped in vain.
+    """Return the places whose swap with the first token changes nothing.
 
-    Not those of which another id alone does as little.
+    A place is left out if another id there changes nothing either.
     """
     time, vocab = subject.block_size, subject.vocab_size
     generator = subject.generator()
@@ -86,7 +86,7 @@ def _swapped_in_vain(
 def _moved(
     variant: Variant, text: Int[Tensor, "time"], rows: list[Tensor]
 ) -> tuple[float, list[float]]:
-    """Return what rounding does to the last scores, and what rows do."""
+    """Return how far rounding and how far each row moves the last scores."""
     batch = torch.stack([text, *rows])
     parts = batch.split(rows_at_once(variant.subject.vocab_size, text.numel()))
     last = torch.cat([variant.scores(part)[:, -1] for part in parts])
@@ -96,7 +96,7 @@ def _moved(
 
 
 def _some_permutation(subject: Subject, budget: Budget) -> str:
-    """Return what a permutation moves, or raise where none moves anything."""
+    """Return how far a permutation moves the scores; raise if none does."""
     vocab, generator = subject.vocab_size, subject.generator()
     largest = 0.0
     for variant in both(subject, budget):

@@ -26,7 +26,7 @@ WINDOW = (
     *("local_window_size", "local_attn_window_size", "receptive_field"),
     "attention_chunk_size",
 )
-# Where a model may change its ways, though nothing is forgotten there.
+# Lengths at which a kernel may take another path; no window.
 TILES = (
     *("kernel_size", "conv_kernel", "chunk_size", "block_length"),
     "block_size",
@@ -112,8 +112,8 @@ def choose_sizes(
     notes = []
     if longest is not None and longest.value < block:
         notes.append(
-            f"block_size {block} was asked for; the model declares "
-            f"{longest}, which is used"
+            f"block_size={block} was given; the model declares {longest}, "
+            f"which is used"
         )
         block = longest.value
     return int(vocab), int(block), notes
