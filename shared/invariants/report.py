@@ -10,58 +10,33 @@ STATUSES = ("passed", "failed", "skipped", "expected", "error")
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The outcome of one check.
-
-    Attributes:
-        name: of the check.
-        status: "passed", "failed", "skipped", "expected", or "error" where
-            the check itself broke, which says nothing about the model.
-        message: what was tried, what failed, or why it was skipped.
-        seconds: it took.
-        forwards: calls of the model whose scores were read.
-        backwards: passes back from these.
-        not_tried: what a check that passed has not tried, and why.
-    """
+    """The outcome of one check."""
 
     name: str
-    status: str
-    message: str
+    status: str  # of STATUSES; "error": the check broke, not the model
+    message: str  # what was tried, what failed, or why it was skipped
     seconds: float
-    forwards: int = 0
-    backwards: int = 0
-    not_tried: str = ""
+    forwards: int = 0  # calls of the model whose scores were read
+    backwards: int = 0  # passes back from these scores
+    not_tried: str = ""  # what a check that passed has not tried, and why
 
 
 @dataclass
 class Report:
-    """The outcomes for one model; printed, a table.
-
-    Attributes:
-        model: its name.
-        vocab_size: number of tokens.
-        block_size: longest sequence tried.
-        names: of the checks that are run, in their order.
-        results: of those that have ended, in that order.
-        notes: how the model was read, and what it did beside answering.
-        details: longer texts by check, such as the map of a leak.
-        estimates: seconds that each check may take, roughly.
-        plan: how much time there is, where it is short, or "".
-        interim: how far a check is before its end, or "".
-        left_out: names of the checks that are not run.
-        interrupted: whether it was stopped before its end.
-    """
+    """The outcomes for one model; printed, a table."""
 
     model: str
     vocab_size: int
-    block_size: int
-    names: list[str] = field(default_factory=list)
+    block_size: int  # longest sequence tried
+    names: list[str] = field(default_factory=list)  # of checks, in order
     results: list[CheckResult] = field(default_factory=list)
+    # how the model was read, and what it did beside answering
     notes: list[str] = field(default_factory=list)
-    details: dict[str, str] = field(default_factory=dict)
-    estimates: dict[str, float] = field(default_factory=dict)
-    plan: str = ""
-    interim: str = ""
-    left_out: list[str] = field(default_factory=list)
+    details: dict[str, str] = field(default_factory=dict)  # maps, by check
+    estimates: dict[str, float] = field(default_factory=dict)  # seconds
+    plan: str = ""  # how much time there is, where it is short
+    interim: str = ""  # how far a check is before its end
+    left_out: list[str] = field(default_factory=list)  # checks not run
     interrupted: bool = False
 
     @property

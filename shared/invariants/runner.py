@@ -163,14 +163,10 @@ def choose_checks(names: Collection[str] | None) -> list[str]:
 
 
 class Run:
-    """The checks of one model: what is known of it, its time, its failures.
+    """Runs checks on one model, for `check_model` and in pytest.
 
-    The same in `check_model` and in pytest.
-
-    Args: as for `check_model`; names of the checks, in full.
-
-    Raises:
-        ValueError: as `check_model`.
+    It holds the subject, the budget, and which failure came first. Arguments
+    and errors are those of `check_model`, names of checks are in full.
     """
 
     def __init__(
@@ -217,9 +213,7 @@ class Run:
     ) -> tuple[CheckResult, Exception | None]:
         """Run one check; return its outcome, and what it raised.
 
-        Args:
-            name: of the check, in full.
-            expected: why a failure is expected, if it is.
+        Expected is the reason for which a failure is expected.
         """
         budget = self.budget
         calls, backwards = budget.calls, budget.backwards

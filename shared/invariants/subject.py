@@ -1,7 +1,7 @@
 """The model under test: the facts that all checks share."""
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -60,6 +60,10 @@ class Subject:
     def device(self) -> torch.device | None:
         """Where the model is built, and its tokens are moved to."""
         return self.builder.device
+
+    def noted(self, *notes: str) -> "Subject":
+        """Return the same subject with more notes."""
+        return replace(self, notes=(*self.notes, *notes))
 
     def require_scores(self) -> None:
         """Refuse a model whose answers cannot be read."""

@@ -94,8 +94,7 @@ def _find_out(subject: Subject, copy: Copy, outputs: str) -> Subject:
                 error.__cause__
             )
     subject.builder.require_own_modules(model, called)
-    subject = with_notes(
-        subject,
+    subject = subject.noted(
         *(
             f"without {name} the model answers for fewer positions: it is "
             f"called with {name}, all 0"
@@ -112,10 +111,9 @@ def _find_out(subject: Subject, copy: Copy, outputs: str) -> Subject:
     )
     subject = replace(subject, says_log_probs=says_so)
     if reader.form != BATCH_FIRST:
-        subject = with_notes(subject, f"the scores are read as {reader.form}")
+        subject = subject.noted(f"the scores are read as {reader.form}")
     if reader.alike > 1 and not set(SCORES) & {*reader.path}:
-        subject = with_notes(
-            subject,
+        subject = subject.noted(
             f"the model answers with {reader.alike} tensors of scores: the "
             f"first is checked",
         )
@@ -128,11 +126,6 @@ def _find_out(subject: Subject, copy: Copy, outputs: str) -> Subject:
 
 def _calling(subject: Subject, copy: Copy) -> Variant:
     return Variant(subject, Budget(), copy)
-
-
-def with_notes(subject: Subject, *notes: str) -> Subject:
-    """Return a subject with more notes."""
-    return replace(subject, notes=(*subject.notes, *notes))
 
 
 def learn(subject: Subject, found: FoundOut) -> Subject:

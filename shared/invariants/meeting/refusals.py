@@ -84,6 +84,6 @@ def find_refusals(
     said = declared(variant.model, ROWS)
     if said is not None and said.value == count:
         note = f"at most {count} rows at once: {said}"
-        return replace(subject, rows=count, notes=(*subject.notes, note))
+        return replace(subject, rows=count).noted(note)
     refusals.append((refused[min(refused)], f"{count} rows are answered"))
     return replace(subject, rows=count, refusals=tuple(refusals))

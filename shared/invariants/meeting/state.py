@@ -42,15 +42,11 @@ def find_state(
         )
     with RecordedDraws() as draws:
         undone.scores(tokens)
-    return replace(
-        stateful,
-        noisy=bool(draws.shapes),  # by a generator that is kept
-        notes=(
-            *subject.notes,
-            "a call shows in the scores of the next one, which is the matter "
-            "of check_determinism: all other checks start each call from the "
-            "state that the model was built in",
-        ),
+    # draws come from a generator that the model keeps
+    return replace(stateful, noisy=bool(draws.shapes)).noted(
+        "a call shows in the scores of the next one, which is the matter of "
+        "check_determinism: all other checks start each call from the state "
+        "that the model was built in"
     )
 
 
@@ -62,16 +58,14 @@ def find_noise(subject: Subject, variant: Variant, batch: int) -> Subject:
     hidden = (first < NEVER).flatten(0, 1).all(0)
     if hidden.any() and not hidden.all():
         ids = tuple(hidden.nonzero().flatten().tolist())
-        note = (
+        subject = replace(subject, hidden=ids).noted(
             f"the scores of {len(ids)} ids are minus infinity, or as good as, "
             f"at every position ({ids[0]} is the first): they are left out"
         )
-        subject = replace(subject, hidden=ids, notes=(*subject.notes, note))
     if first.equal(again) and not first.equal(other):
-        note = (
+        subject = replace(subject, noisy=True).noted(
             "random numbers are drawn in eval mode, which is the matter of "
             "check_determinism: all other checks run the model from a fixed "
             "random state"
         )
-        subject = replace(subject, noisy=True, notes=(*subject.notes, note))
     return subject
