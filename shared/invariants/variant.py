@@ -1,10 +1,13 @@
 """One copy of the model, and one way to call it: all checks use it.
 
-The rule of precision is here. Scores are compared in float64 where the model
-can, so that a leak of 1e-9 is seen. A heavy model is called in its own
-precision for as long as that decides: in pairs of equal shapes, which round
-alike, until two calls differ (`Variant.double_on_suspicion`); and in long
-sequences where time is short.
+The rule of precision is here:
+
+- scores are compared in float64 where the model can, so that a leak of 1e-9
+  is seen;
+- pairs of equal shapes round alike: a heavy model compares them in its own
+  precision until two calls differ (`Variant.double_on_suspicion`);
+- where time is short, long sequences go through a heavy model in its own
+  precision.
 """
 
 from dataclasses import dataclass, replace
@@ -82,10 +85,7 @@ class Variant:
         }
 
     def rows_at_once(self, time: int) -> int:
-        """Return how many sequences of a length go in one call.
-
-        Few to a heavy model: the first call of a comparison has as many.
-        """
+        """Return how many sequences go in one call, few to a heavy model."""
         room = rows_at_once(self.subject.vocab_size, time)
         few = max(2, ENOUGH // time)
         return min(room, few) if self.subject.heavy else room
@@ -225,10 +225,7 @@ def own(subject: Subject, budget: Budget) -> Variant:
 
 
 def fresh(subject: Subject, budget: Budget, masked: bool = False) -> Variant:
-    """Return a new copy to compare pairs of equal shape in.
-
-    A heavy one starts in its own precision.
-    """
+    """Return a new copy to compare pairs of equal shape in; see above."""
     model = build(subject, budget)
     if not subject.heavy:
         model = doubled(subject, budget, model, masked)
