@@ -299,7 +299,7 @@ def test_swaps_far_apart_are_left_out_where_they_take_too_long():
     budget.plan(Costs(token=1.0), {"check_order_sensitivity": NEEDS}, 256, 4e3)
     assert not budget.start("check_order_sensitivity")
     CHECKS["check_order_sensitivity"](meet(partial(build_model, LONG)), budget)
-    assert budget.not_tried == "no time for in eval mode, swaps"
+    assert budget.not_tried == "no time for rounds in eval mode, swaps"
 
 
 def test_what_calls_take_beyond_their_reckoning_counts(monkeypatch):

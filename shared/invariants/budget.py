@@ -274,7 +274,7 @@ class Budget:
             for what, times in self._cut.items()
         ]
         if cut:
-            parts.append(f"no time for {', '.join(cut)}")
+            parts.append(f"no time for rounds {', '.join(cut)}")
         return "; ".join(parts)
 
     @property
