@@ -65,8 +65,9 @@ STEPS = {
     "heads in one product; `split` cuts the result in three.",
     "scores": "No line of its own: scaled_dot_product_attention multiplies "
     "and divides by the root of the head's width inside.",
-    "mask": "No mask is built: is_causal=True makes the fused kernel mask "
-    "the scores inside.",
+    "mask": "No mask is built for a whole text: `is_causal=True` makes the "
+    "fused kernel mask the scores inside. The lines with `mask` above it are "
+    "for reading on from a cache.",
     "probabilities": "Inside the kernel, which never gives them out. The "
     "numbers here were computed from its inputs by the formula.",
     "mix": "The kernel's result: the only thing it gives out.",

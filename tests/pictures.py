@@ -37,7 +37,7 @@ COMMANDS = {  # and the columns of their terminals
         120,
     ),
 }
-STEP = "step-11"  # of the walk on the page: the one that is shown
+STEP = "step-8"  # of the walk on the page: the one that is shown
 # my_gpt.py: nanoGPT's layout, with the exact GELU where GPT-2 has tanh's
 LOADER = """
 
@@ -88,7 +88,7 @@ def draw(name, folder):
 def photograph(folder):
     """Make the page of gpt-duet compare, and take a picture of its walk."""
     browser = Browser(folder / "profile")
-    browser.open(page_of(folder, "compare"), height=1010, at=STEP)
+    browser.open(page_of(folder, "compare"), height=1270, at=STEP)
     browser.look_at(browser.one("#walk"), "start")
     browser.driver.save_screenshot(str(PICTURES / "walk.png"))
     browser.driver.quit()

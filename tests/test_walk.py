@@ -16,11 +16,14 @@ import annotated
 import mingpt_style
 from mingpt_style.ladder import FullGPT
 from shared import GPTConfig
+from shared.checkpoint import SMALL_MODEL, load_checkpoint
 from shared.comparison.page.folding import fold
 from shared.comparison.page.kinds import name_kinds
 from shared.comparison.page.value_maps import ValueMaps, as_table
 from shared.comparison.page.walk import fold_steps
 from shared.comparison.values import diff_by_value
+from shared.tokenization.texts import default_text
+from shared.tokenization.tokenizers import DEFAULT, load_tokenizer
 
 pytestmark = [
     pytest.mark.unhooked,  # as for every diff by value
@@ -61,7 +64,7 @@ def test_a_page_of_its_own_is_small_and_strict(page):
     assert kinds == KINDS
     for words in (
         "so a position must not look at tokens that come after it",
-        "is_causal=True makes the fused kernel",
+        "for reading on from a cache",
         "copied the checkpoint",
     ):
         assert words in text
@@ -93,9 +96,21 @@ def test_kinds_are_told_by_values_and_not_by_names(build, same_line):
 def test_equal_values_are_one_map(page):
     walk = data_of(page)["walk"]
     pairs = [m for s in walk["steps"] for m in s["maps"] if None not in m]
+    # of each of the four heads every probability, as the model has it
     square = next(s for s in walk["steps"] if s["kind"] == "probabilities")
-    # of each of the four heads every number
-    assert walk["columns"][square["maps"][0][0]] == [96, 96, 4, 96]
+    number = square["maps"][1][0]
+    assert walk["columns"][number] == [96, 96, 4, 96]
+    data = base64.b64decode(walk["maps"][number])[24 * 96 :]
+    shown = np.frombuffer(data, "<f4").reshape(24, 4, 24)
+    small = load_checkpoint(SMALL_MODEL)
+    state = small.to(torch.device("cpu"), torch.float32)
+    model = annotated.from_gpt2(state, small.config).eval()
+    attention = model.decoder.layers[1].self_attn
+    attention.keep_attn = True
+    tokens = load_tokenizer(DEFAULT).encode(default_text())[:24]
+    model.log_probs(torch.tensor([tokens]))
+    own = attention.attn[0].transpose(0, 1)
+    np.testing.assert_allclose(shown, own, atol=1e-5)
     assert pairs
     assert all(left == right for left, right in pairs)
     assert len(walk["maps"]) == len(walk["columns"])
@@ -316,7 +331,7 @@ def test_layer_and_token_are_chosen(browser, page):
     assert browser.one("#walk-token").get_attribute("value") == "3"
     assert numbers().startswith("3 “ser” attends most to ")
     said = browser.one("#walk-left .walk-cell")
-    assert said.text == "Point at a cell of the map."
+    assert said.text.startswith("Point at a cell of the map")
     cell(6, 0).perform()
     words = r"“·statement” attends to “The”: (0\.\d\d)"
     share = re.fullmatch(words, said.text)[1]
@@ -325,6 +340,8 @@ def test_layer_and_token_are_chosen(browser, page):
     assert f"“The” {float(share):.2g}" in numbers()
     cell(0, 6).perform()
     assert "may not look at “·statement”" in said.text
+    press(browser, "ARROW_RIGHT")  # the focus is in the map
+    assert "may not look at “\\n”" in said.text
     assert [e.text for e in browser.all("#walk-left .columns span")][2] == "as"
     first = pixels()
     Select(browser.one("#walk-head")).select_by_value("2")

@@ -21,7 +21,7 @@ from ..text import token_text, visible
 from ..values import Found, diff_by_value
 from ..weight_transfer import measure_weight_transfer
 from .folding import fold
-from .numbers import attention_data, influence_data
+from .numbers import influence_data
 from .sections import architecture, concept_sections
 from .walk import make_walk
 
@@ -58,7 +58,6 @@ def render_page(
     walk = _walk(pair, tokenizer)
     piece_of = partial(token_text, tokenizer)
     pieces = [*map(piece_of, tokens[0].tolist())]
-    attention = attention_data(pair.models, tokens)
     influence = influence_data(pair.models, tokens)
     return fill(
         "page.html",
@@ -75,13 +74,10 @@ def render_page(
         architecture=architecture(pair, differences),
         concepts=concept_sections(styles, comparison, differences, flops),
         tokens=list(zip(tokens[0].tolist(), pieces, strict=True)),
-        attention=attention,
         influence=influence,
         data={
             "styles": comparison.styles,
             "tokens": pieces,
-            "bound": bound,
-            "attention": attention,
             "influence": influence,
             "walk": walk["data"] if walk else None,
         },

@@ -19,6 +19,7 @@ from .kinds import SQUARE, name_kinds
 from .value_maps import ValueMaps
 
 ROWS = 32  # positions on a map: the first ones
+MAPS = 200  # of one side; further layers are left out
 LIKELIEST = 3  # next tokens that are named
 
 Sources = dict[tuple[str, int], dict[str, Any]]  # by file and first line
@@ -48,10 +49,11 @@ def make_walk(found: Found, text_of: Callable[[int], str]) -> dict[str, Any]:
     tokens = sides[0].tokens[0].tolist()
     steps = fold_steps(found)
     every = [each for step in steps for each in (step, *step.folded)]
+    layers = max(1, MAPS // len(every))
     versions = [
         [
             rows[step.section.rows.index(step.row)]
-            for rows in step.section.rows_by_layer
+            for rows in step.section.rows_by_layer[:layers]
         ]
         for step in every
     ]
@@ -70,7 +72,7 @@ def make_walk(found: Found, text_of: Callable[[int], str]) -> dict[str, Any]:
         {
             "name": step.name,
             "kind": step.kind,
-            "layers": step.section.layers,
+            "layers": step.section.layers[:layers],
             "apart": [row.difference for row in rows],
             "maps": [
                 maps.numbers(

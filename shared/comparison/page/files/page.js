@@ -2,19 +2,10 @@
 // Draws the maps from the numbers in the page, and highlights names that
 // correspond. No framework; text is only ever set as text.
 const data = JSON.parse(document.getElementById("data").textContent);
-const [leftName, rightName] = data.styles;
 const byId = (id) => document.getElementById(id);
 
 const bytes = (base64) =>
   Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
-
-function probabilities(base64) {
-  const b = bytes(base64);
-  const values = new Float32Array(b.length / 2);
-  for (let i = 0; i < values.length; i++)
-    values[i] = (b[2 * i] + 256 * b[2 * i + 1]) / 65535;
-  return values;
-}
 
 // One byte for the size of a number: 1e-20 is 1, 1e5 and NaN are 255.
 const size = (code) => (code ? 10 ** (-20 + ((code - 1) * 25) / 254) : 0);
@@ -32,8 +23,8 @@ function colour(name) {
 
 function paint(canvas, time, level, early) {
   const low = colour("--map-none");
-  const full = colour(canvas.id === "map-difference" ? "--map-difference"
-    : canvas.id.endsWith("left") ? "--map-left" : "--map-right");
+  const full = colour(
+    canvas.id.endsWith("left") ? "--map-left" : "--map-right");
   const leak = colour("--map-leak");
   canvas.width = canvas.height = time;
   const context = canvas.getContext("2d");
@@ -76,51 +67,6 @@ function explore(canvas, time, tell) {
 }
 
 const redraw = [];
-
-if (data.attention) {
-  const { time, heads, largest } = data.attention;
-  const maps = {
-    left: probabilities(data.attention.left),
-    right: probabilities(data.attention.right),
-    difference: sizes(data.attention.difference),
-  };
-  const choice = () => [Number(byId("layer").value), Number(byId("head").value)];
-  const start = () => {
-    const [layer, head] = choice();
-    return (layer * heads + head) * time * time;
-  };
-  const draw = () => {
-    const from = start();
-    const [layer, head] = choice();
-    const most = largest[layer][head];
-    for (const side of ["left", "right"]) {
-      paint(byId(`map-${side}`), time,
-        (i) => Math.sqrt(maps[side][from + i]));
-      byId(`map-${side}`).setAttribute("aria-label",
-        `Attention of layer ${layer}, head ${head}, in ` +
-        (side === "left" ? leftName : rightName));
-    }
-    paint(byId("map-difference"), time,
-      (i) => logarithmic(maps.difference[from + i], 12));
-    byId("largest").classList.toggle("far",
-      data.bound !== null && !(most <= data.bound));
-    byId("largest").textContent =
-      `largest difference ${most === 0 ? "0" : most.toExponential(1)}`;
-  };
-  const tell = (row, column) => {
-    const cell = start() + row * time + column;
-    byId("map-readout").textContent =
-      `${token(row)} attends to ${token(column)}: ` +
-      `${maps.left[cell].toFixed(4)} in ${leftName}, ` +
-      `${maps.right[cell].toFixed(4)} in ${rightName}, ` +
-      `difference ${brief(maps.difference[cell])}`;
-  };
-  byId("layer").addEventListener("change", draw);
-  byId("head").addEventListener("change", draw);
-  for (const side of ["left", "right", "difference"])
-    explore(byId(`map-${side}`), time, tell);
-  redraw.push(draw);
-}
 
 {
   const { time, largest } = data.influence;

@@ -119,6 +119,7 @@ function startWalk(walk) {
     side.querySelector("figure").hidden = map === null;
     if (map === null) return;
     paint(side.querySelector("canvas"), map);
+    side.querySelector("canvas").tabIndex = map.square ? 0 : -1;
     const [rows, below] = side.querySelectorAll(".axis");
     label(rows, map.rows === tokens.length ? tokens : []);
     label(below, map.square ? tokens : []);
@@ -137,7 +138,7 @@ function startWalk(walk) {
     side.querySelector(".walk-numbers").textContent =
       numbersOf(step, map, row);
     side.querySelector(".walk-cell").textContent =
-      map.square ? "Point at a cell of the map." : "";
+      map.square ? "Point at a cell of the map, or go there with the arrow keys." : "";
   }
 
   function go(number, scroll) {
@@ -169,6 +170,7 @@ function startWalk(walk) {
           `${text} in ${sides[i].querySelector("h3").textContent}`).join("; "));
     }
     byId("walk-what").textContent = what;
+    byId("walk-what").classList.toggle("result", step.name === String(count));
     for (const tile of byId("walk-tokens").querySelectorAll("button"))
       tile.setAttribute("aria-pressed", String(Number(tile.value) === token));
     sides.forEach((_, index) => showSide(index, step, layer, token, item));
@@ -229,18 +231,28 @@ function startWalk(walk) {
       const box = canvas.getBoundingClientRect();
       return [(event.clientY - box.top) / box.height * shown[index].rows,
         (event.clientX - box.left) / box.width * shown[index].width]
-        .map((x) => Math.max(0, Math.floor(x)));
+        .map(Math.floor);
     };
-    const tell = (event) => {
+    let pointed = [0, 0];
+    const tell = (place) => {
+      pointed = place.map((n) => Math.max(0, Math.min(tokens.length - 1, n)));
       if (shown[index].square)
         side.querySelector(".walk-cell").textContent =
-          cellOf(steps[at], shown[index], ...cell(event));
+          cellOf(steps[at], shown[index], ...pointed);
     };
-    canvas.addEventListener("pointermove", tell);
+    canvas.addEventListener("pointermove", (event) => tell(cell(event)));
     canvas.addEventListener("click", (event) => {
       if (shown[index].rows !== tokens.length) return;
       choose(cell(event)[0]);
-      tell(event);
+      tell(cell(event));
+    });
+    canvas.addEventListener("keydown", (event) => {
+      const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1],
+        ArrowRight: [0, 1] }[event.key];
+      if (!move || !shown[index].square) return;
+      event.preventDefault();
+      event.stopPropagation();
+      tell(pointed.map((n, axis) => n + move[axis]));
     });
     side.addEventListener("click", (event) => {
       const line = event.target.closest(".line");
