@@ -68,13 +68,13 @@ WEIGHT_TRANSFER = {
 
 # How this style writes a step of a forward pass, where styles differ.
 STEPS = {
-    "token": "Multiplies the row by sqrt(d_model), as the paper does. The "
-    "table `lut` holds the checkpoint's rows divided by sqrt(d_model), so "
-    "the product is the checkpoint's row.",
+    "token": "Multiplies the row by sqrt(d_model), as the paper does. "
+    "from_gpt2 fills the table `lut` with a checkpoint's rows divided by "
+    "sqrt(d_model), so the product is the checkpoint's row.",
     "position": "`pe` is a buffer, which training does not change. A new "
-    "model fills it with sines and cosines. This model was loaded from a "
-    "GPT-2 checkpoint: from_gpt2 copied the checkpoint's learned table over "
-    "the sines, so `pe` equals the other style's learned table.",
+    "model fills it with sines and cosines. When a model is loaded from a "
+    "GPT-2 checkpoint, from_gpt2 copies the checkpoint's learned table over "
+    "the sines: then `pe` equals the other style's learned table.",
     "norm": "SublayerConnection holds the norm, and wraps it around "
     "any sublayer.",
     "project": "Three of four equal nn.Linear, one each for query, key and "

@@ -20,7 +20,7 @@ from shared.checkpoint import SMALL_MODEL, load_checkpoint
 from shared.comparison.page.folding import fold
 from shared.comparison.page.kinds import name_kinds
 from shared.comparison.page.value_maps import ValueMaps, as_table
-from shared.comparison.page.walk import fold_steps
+from shared.comparison.page.walk import fold_steps, make_walk
 from shared.comparison.values import diff_by_value
 from shared.tokenization.texts import default_text
 from shared.tokenization.tokenizers import DEFAULT, load_tokenizer
@@ -65,7 +65,7 @@ def test_a_page_of_its_own_is_small_and_strict(page):
     for words in (
         "so a position must not look at tokens that come after it",
         "for reading on from a cache",
-        "copied the checkpoint",
+        "copies the checkpoint",
     ):
         assert words in text
     # one-sided steps are folded under the next one that both sides have
@@ -82,7 +82,9 @@ def test_a_page_of_its_own_is_small_and_strict(page):
     # heads in a loop; a norm written out, and one line for both additions
     [(FullGPT, []), (annotated.build_model, ["residual_feed_forward"])],
 )
-def test_kinds_are_told_by_values_and_not_by_names(build, same_line):
+def test_kinds_are_told_by_values_and_not_by_names(
+    build, same_line, monkeypatch
+):
     torch.manual_seed(0)
     model = build(GPTConfig(50, 16, n_layer=2, n_head=2, n_embd=8))
     found = diff_by_value(model, copy.deepcopy(model))
@@ -91,6 +93,9 @@ def test_kinds_are_told_by_values_and_not_by_names(build, same_line):
     values = left.keep({row.order[0] for row in rows})
     kinds = dict.fromkeys([*name_kinds(rows, values, left), *same_line])
     assert kinds.keys() - {""} == set(KINDS)
+    monkeypatch.setattr("shared.comparison.page.walk.MAPS", len(rows))
+    steps = make_walk(found, str)["data"]["steps"]
+    assert max(len(step["layers"]) for step in steps) == 1  # room for one
 
 
 def test_equal_values_are_one_map(page):
@@ -240,7 +245,7 @@ def test_arrow_keys_and_buttons_go_step_by_step(browser, page):
     assert at(browser).startswith("step 2 of ")
     title = browser.one("#walk-title").text
     assert title == "Look the positions up"
-    assert "copied" in browser.one("#walk-left .walk-remark").text
+    assert "copies" in browser.one("#walk-left .walk-remark").text
     assert "self.transformer.wpe(pos)" in lit(browser, "right")[0]
     assert browser.js("return location.hash") == "#step-2"
     browser.look_at(browser.one("#step-1 summary"))
