@@ -74,9 +74,14 @@ def test_both_styles_from_the_small_model(diff):
     assert "layers 1 to 3 as layer 0" in out
     assert "self.activation(self.w_1(x))" in out
     assert "masked scores, inside" in out
+    assert "\nlines of one side alone: 3; --all shows them\n" in out
+    assert "a step to line" not in out
     assert "1\u00d724\u00d7128" in out
     assert out.splitlines()[-1].startswith("one function: ")
     assert not [line for line in out.splitlines() if line != line.rstrip()]
+    _, out, _ = diff("annotated", "mingpt_style", "--width", 130, "--all")
+    assert "lines of one side" not in out
+    assert "a step to line" in out
 
 
 def test_two_files_that_part(diff, tmp_path):
@@ -149,6 +154,8 @@ def test_a_mistake_ends_in_one_line(diff, words, message):
     assert err.splitlines()[-1].startswith("gpt-duet: ")
 
 
-@pytest.mark.parametrize("option", ["--tokens=1", "--layer=1", "--json=x"])
+@pytest.mark.parametrize(
+    "option", ["--tokens=1", "--layer=1", "--all", "--json=x"]
+)
 def test_a_concept_takes_no_tokens(refused, option):
     assert "goes with two models" in refused("diff", "attention", option)

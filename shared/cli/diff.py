@@ -53,6 +53,10 @@ def diff(
     layer: Annotated[
         int | None, Option(help="For two models: show this layer alone.")
     ] = None,
+    whole: Annotated[
+        bool,
+        Option("--all", help="For two models: also lines of one side alone."),
+    ] = False,
     json_file: options.Json = None,
     html_file: Annotated[
         Path | None,
@@ -82,6 +86,7 @@ def diff(
             ("tokens", tokens),
             ("vocab-size", vocab_size),
             ("layer", layer),
+            ("all", whole or None),
             ("json", json_file),
             ("html", html_file),
         ):
@@ -105,7 +110,7 @@ def diff(
     layers = {row.layer for row in found.rows()} - {None}
     if layer is not None and layer not in layers:
         raise ValueError(f"there is no layer {layer}: {len(layers)} in all")
-    show_found(console, found, layer)
+    show_found(console, found, layer, whole)
     if json_file is not None:
         write_json(json_file, {"models": names} | found.to_json())
     if html_file is not None:

@@ -1,6 +1,6 @@
 """A diff by value in the terminal: two columns, in the order of the run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console, RenderableType
 from rich.rule import Rule
@@ -17,19 +17,36 @@ Cells = tuple[RenderableType, ...]
 
 
 def show_found(
-    console: Console, found: Found, layer: int | None = None
+    console: Console,
+    found: Found,
+    layer: int | None = None,
+    whole: bool = True,
 ) -> None:
-    """Print what was found, in one layer or all, and a sentence on it."""
+    """Print what was found, in one layer or all, and a sentence on it.
+
+    Lines of one side alone are left out unless the whole is to be printed.
+    """
     heads: Cells = (
         *(Text(name, "bold cyan") for name in found.names),
         Text("shape", "dim"),
         "apart",
     )
     blocks: list[RenderableType] = []
+    folded = 0
     for section in found.sections(layer):
-        blocks += _section(section, heads, console.width >= TWO_COLUMNS)
+        rows = [
+            row for row in section.rows if whole or (row.left and row.right)
+        ]
+        folded += len(section.rows) - len(rows)
+        if not rows:
+            continue
+        wide = console.width >= TWO_COLUMNS
+        blocks += _section(section, rows, heads, wide)
         heads = ()
     print_trimmed(console, *blocks)
+    if folded:
+        words = f"lines of one side alone: {folded}; --all shows them"
+        console.print(Text(words, style="dim"))
     if found.parted is not None:
         left, right = (
             sum(row.why == NOWHERE for row in found.alone[side])
@@ -48,14 +65,14 @@ def show_found(
 
 
 def _section(
-    section: Section, heads: Cells, wide: bool
+    section: Section, shown: Sequence[Row], heads: Cells, wide: bool
 ) -> Iterator[RenderableType]:
     yield Rule(Text(section.title, "bold"), style="cyan", align="left")
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)
     for options in ({"ratio": 1}, {"justify": "right", "no_wrap": True}):
         for _ in range(1 + wide):
             table.add_column(**options)
-    rows = [_cells(section, row) for row in section.rows]
+    rows = [_cells(section, row) for row in shown]
     for cells in [heads, *rows] if heads else rows:
         if wide:
             table.add_row(*cells)
