@@ -140,7 +140,7 @@ class FeedForward(ManyHeads):
 
 
 class Residual(FeedForward):
-    """Both parts added to the residual stream, each by its own."""
+    """Each part's output is added to its input: the residual stream."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)
@@ -184,7 +184,7 @@ class Normed(Positions):
 
 
 class FullGPT(Normed):
-    """As many blocks as the config has: the notebook's GPT."""
+    """As many blocks as the config has, one after another: the GPT."""
 
     layers = 0
 

@@ -140,6 +140,7 @@ def test_the_new_lines_of_a_rung_are_those_that_none_below_it_has():
         "class Bigram(Rung):", "class Positions(Rung):",
         "class Head(nn.Module):", "class OneHead(Positions):",
     ]  # fmt: skip
+    assert "class NormedBlock(nn.Module):" in once  # in a comprehension
     heads = dict(written[once.index("class ManyHeads(OneHead):")])
     assert heads["self.attn = MultiHead(config, project=False)"]
     assert not heads["super().__init__(config)"]

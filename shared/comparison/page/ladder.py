@@ -2,9 +2,10 @@
 
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from types import CodeType
 from typing import Any
 
 from .folding import Line, fold
@@ -64,7 +65,7 @@ def new_code(kinds: Sequence[type]) -> list[list[list[tuple[Line, bool]]]]:
     shown, below = set[Any](), list[str]()
     found = []
     for kind in kinds:
-        parts = [part for part in _parts(kind) if part not in shown]
+        parts = [p for p in dict.fromkeys(_parts(kind)) if p not in shown]
         shown.update(parts)
         pieces = [[(line, True) for line in _lines(part)] for part in parts]
         lines = _lines(kind)
@@ -84,14 +85,21 @@ def new_code(kinds: Sequence[type]) -> list[list[list[tuple[Line, bool]]]]:
 def _parts(kind: type) -> list[Any]:
     """Return what of its package a class names, each part before its user."""
     home = kind.__module__.rpartition(".")[0]
-    code = (f for f in vars(kind).values() if inspect.isfunction(f))
-    names = [n for f in code for n in f.__code__.co_names]
+    functions = (f for f in vars(kind).values() if inspect.isfunction(f))
     parts = []
-    for name in names:
+    for name in (n for f in functions for n in _names(f.__code__)):
         part = getattr(sys.modules[kind.__module__], name, None)
         if getattr(part, "__module__", "").rpartition(".")[0] == home:
             parts += [*(_parts(part) if inspect.isclass(part) else ()), part]
     return parts
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the names in a function, and in the comprehensions inside."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
 
 
 def _lines(part: Any) -> list[Line]:
