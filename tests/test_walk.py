@@ -82,7 +82,7 @@ def test_a_page_of_its_own_is_small_and_strict(page):
     # heads in a loop; a norm written out, and one line for both additions
     [(FullGPT, []), (annotated.build_model, ["residual_feed_forward"])],
 )
-def test_kinds_are_told_by_values_and_not_by_names(
+def test_kinds_follow_from_values_and_not_from_names(
     build, same_line, monkeypatch
 ):
     torch.manual_seed(0)

@@ -6,7 +6,7 @@ highlight.py     source in colours, corresponding names marked
 folding.py       source without docstrings, checks and annotations
 numbers.py       influence maps, packed into the page
 walk.py          a forward pass step by step
-kinds.py         what each step computes, told from its values
+kinds.py         the kind of each step, by its value
 value_maps.py    its values as maps, packed into the page
 ladder.py        the page of gpt-duet ladder
 files/           the template, its style sheet and its script

@@ -15,7 +15,7 @@ WIDTH = 79
 class Line(NamedTuple):
     """A line of source in a page.
 
-    A short signature stands once more in front of the lines that it
+    A short signature stands in front of the lines that it
     replaces.
     """
 

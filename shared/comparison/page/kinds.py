@@ -1,4 +1,4 @@
-"""The kind of each step of a walk, told from its value and its place.
+"""The kind of each step of a walk, by its value and its place.
 
 A kind names a text of files/lessons.html and of a style's STEPS. Shapes,
 masked numbers, rows that sum to one, and the order of the steps decide; the
