@@ -373,6 +373,231 @@ def heads_from_time(self, x):
     return x.reshape(len(x), self.heads, x.size(1), -1)
 
 
+# --- Causality: ways of running ---------------------------------------------
+
+
+class Uncaused(TrainableGPT):
+    """Its mask is open where open_to says so; targets are optional."""
+
+    def open_to(self, tokens, targets):
+        return targets is not None
+
+    def forward(self, tokens, targets=None):
+        self.open = self.open_to(tokens, targets)
+        return super().forward(tokens, targets)
+
+    def mask(self, tokens):
+        return super().mask(tokens) | self.open
+
+
+@broken("check_causality")
+class MaskGoneWithTargets(Uncaused):
+    """The kernel is causal only if no targets are given."""
+
+
+@broken("check_causality", Uncaused, "open_to")
+def mask_gone_in_training_steps(self, tokens, targets):
+    """In train mode the mask is gone once targets are given."""
+    return self.training and targets is not None
+
+
+@broken("check_causality")
+class LossAloneLeaks(Uncaused):
+    """In train mode targets give (None, loss), and the mask is gone."""
+
+    def open_to(self, tokens, targets):
+        return self.training and targets is not None
+
+    def forward(self, tokens, targets=None):
+        logits, loss = super().forward(tokens, targets)
+        return None if self.open else logits, loss
+
+
+@broken("check_batch_independence", TrainableGPT, "forward")
+def rows_mix_with_targets(self, tokens, targets=None):
+    """Given targets, the scores are shifted by the batch's mean."""
+    logits = GPT.forward(self, tokens)
+    if targets is None:
+        return logits, None
+    logits = logits - logits.mean(0)
+    return logits, cross_entropy(logits, targets)
+
+
+@broken("check_prefix_consistency", TrainableGPT, "forward")
+def length_seen_with_targets(self, tokens, targets=None):
+    """Given targets, the scores are divided by the length."""
+    logits = GPT.forward(self, tokens)
+    if targets is None:
+        return logits, None
+    logits = logits / tokens.size(1)
+    return logits, cross_entropy(logits, targets)
+
+
+def uncaused_if(condition):
+    """Attention whose fast kernel loses its causal flag on a condition."""
+
+    def attend(self, q, k, v, mask):
+        if condition(self, q):
+            return F.scaled_dot_product_attention(q, k, v)
+        return Attention.attend(self, q, k, v, mask)
+
+    return attend
+
+
+for name, sentence, condition in (
+    (
+        "trains_in_bfloat16",
+        "In bfloat16 and train mode the kernel is not causal.",
+        lambda self, q: self.training and q.dtype == torch.bfloat16,
+    ),
+    (
+        "kernel_of_float16",
+        "In float16 a fast kernel is not causal.",
+        lambda self, q: q.dtype == torch.float16,
+    ),
+    (
+        "kernel_under_autocast",
+        "Under autocast a fast kernel is not causal.",
+        lambda self, q: torch.is_autocast_enabled("cpu"),
+    ),
+    (
+        "kernel_for_inference",
+        "In inference mode a fast kernel is not causal.",
+        lambda self, q: torch.is_inference_mode_enabled(),
+    ),
+    (
+        "kernel_of_frozen_weights",
+        "Where nothing is trained a fast kernel is not causal.",
+        lambda self, q: not self.out.weight.requires_grad,
+    ),
+    (
+        "kernel_of_middle_lengths",
+        "Single precision, eval mode, 20 to 28 tokens: not causal.",
+        lambda self, q: (
+            not self.training
+            and q.dtype == torch.float32
+            and 20 <= q.size(-2) <= 28
+        ),
+    ),
+    (
+        "many_tokens_at_once",
+        "More than 4,096 tokens in a call take a kernel without a mask.",
+        lambda self, q: len(q) * q.size(-2) > 4096,
+    ),
+    (
+        "many_long_rows",
+        "Four rows of over 32 tokens take a kernel without a mask.",
+        lambda self, q: len(q) >= 4 and q.size(-2) > 32,
+    ),
+):
+    kind = type(name, (Attention,), {"attend": uncaused_if(condition)})
+    kind.__doc__ = sentence
+    collect(BROKEN, check="check_causality", block_size=40)(kind)
+
+
+@broken("check_causality")
+class OwnCallLeaks(GPT):
+    """log_probs is sound, and the model's own forward has no mask."""
+
+    def log_probs(self, tokens):
+        return super().forward(tokens).log_softmax(-1)
+
+    def forward(self, tokens):
+        mask = torch.ones_like(self.mask(tokens))
+        return self.scores(self.body(self.embed(tokens), mask))
+
+
+class Optional(GPT):
+    """Takes three optional arguments; one of them opens its mask."""
+
+    opens = "position_ids"
+
+    def forward(self, tokens, position_ids=None, token_type_ids=None):
+        given = {"position_ids": position_ids, "token_type": token_type_ids}
+        self.open = given[self.opens] is not None
+        return super().forward(tokens)
+
+    def mask(self, tokens):
+        return super().mask(tokens) | self.open
+
+
+@broken("check_causality")
+class PositionsOpenTheMask(Optional):
+    """Given position_ids, it has no mask."""
+
+
+@broken("check_causality")
+class TypesOpenTheMask(Optional):
+    """Given token_type_ids, it has no mask."""
+
+    opens = "token_type"
+
+
+@broken("check_causality", Padded, "forward")
+def boolean_mask_alone(self, tokens, attention_mask=None):
+    """A mask of booleans takes the place of the causal one."""
+    if attention_mask is None or attention_mask.dtype != torch.bool:
+        return Padded.forward(self, tokens, attention_mask)
+    mask = attention_mask.unsqueeze(1)
+    return self.scores(self.body(self.embed(tokens), mask))
+
+
+@broken("check_causality", GPT, "mask", vocab_size=1009)
+def image_opens_the_mask(self, tokens):
+    """Behind an image's id, 700, tokens see each other."""
+    image = (tokens == 700).cummax(1).values
+    return GPT.mask(self, tokens) | (image.unsqueeze(2) & image.unsqueeze(1))
+
+
+@broken("check_causality", GPT, "mask", block_size=120)
+def mask_gone_between_powers(self, tokens):
+    """From 72 to 119 tokens there is no mask."""
+    return GPT.mask(self, tokens) | (72 <= tokens.size(1) <= 119)
+
+
+@broken("check_batch_independence", GPT, "scores")
+def sixteen_rows_mix(self, x):
+    """Batches of 16 rows and more are normalised together."""
+    return GPT.scores(self, x - x.mean(0) * (len(x) >= 16))
+
+
+@broken("check_batch_independence", GPT, "scores", block_size=40)
+def four_long_rows_mix(self, x):
+    """Four rows of over 32 tokens are normalised together."""
+    many = len(x) >= 4 and x.size(1) > 32
+    return GPT.scores(self, x - x.mean(0) * many)
+
+
+@broken("check_determinism")
+class PrefixKept(GPT):
+    """Scores are kept for texts that begin with the same eight tokens."""
+
+    kept = None, None
+
+    def forward(self, tokens):
+        key = tokens.shape, tokens[:, :8].flatten().tolist()
+        if tokens.size(1) <= 8 or self.training:
+            return super().forward(tokens)
+        if self.kept[0] != key:
+            self.kept = key, super().forward(tokens)
+        return self.kept[1]
+
+
+@broken("check_loss", TrainableGPT, "loss")
+def summed_in_training(self, logits, targets):
+    """In train mode the loss is a sum, so the learning rate is another."""
+    loss = cross_entropy(logits, targets)
+    return loss * targets.numel() if self.training else loss
+
+
+@broken("check_loss", TrainableGPT, "loss")
+def shifted_in_training(self, logits, targets):
+    """In train mode alone the targets are shifted once more."""
+    if self.training:
+        logits, targets = logits[:, :-2], targets[:, 2:]
+    return cross_entropy(logits, targets)
+
+
 # --- Causality: axes and statistics ----------------------------------------
 
 

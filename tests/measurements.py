@@ -9,6 +9,7 @@ import copy
 import inspect
 import math
 import re
+from functools import partial
 from itertools import product
 
 import torch
@@ -60,8 +61,9 @@ def raw(answer):
     if isinstance(answer, dict):
         answer = answer["logits"]
     if isinstance(answer, tuple):
-        answer = next(part for part in answer if part.dim() > 0)
-    return answer
+        parts = [part for part in answer if part is not None]
+        answer = max(parts, key=torch.Tensor.dim)
+    return answer if answer.dim() else answer.view(1, 1, 1)  # a loss
 
 
 def scores(model, tokens, training=False, seed=1, **given):
@@ -163,6 +165,24 @@ def suffixes(case, time):
     ]
 
 
+def optional(time):
+    """Arguments that a model may take, for one row: targets, positions."""
+    at = torch.arange(time).view(1, -1)
+    return {
+        "targets": torch.where(at == time // 2 - 1, 0, -100),
+        "position_ids": at,
+        "token_type_ids": (at > time // 2).long(),
+    }
+
+
+def with_targets(model, tokens):
+    """What a model is given, too: nothing, then targets if it takes any."""
+    names = inspect.signature(model.forward).parameters
+    yield {}
+    if "targets" in names:
+        yield {"targets": torch.zeros_like(tokens)}
+
+
 def check_causality(case):
     model, own, short = wide(case), build(case), build(case).bfloat16()
     time, vocab = longest(case), case.vocab_size
@@ -175,8 +195,24 @@ def check_causality(case):
     models = [model, larger(model, 10)]
     if any(p.dtype == torch.float64 for p in model.parameters()):
         models.append(larger(model, 200))
+    if 100 < case.block_size < 200:
+        lengths |= {100}
     runs = [(m, suffixes(case, n), {}) for m, n in product(models, lengths)]
-    runs += [(model, alone, {}), (own, alone, {})]
+    frozen = wide(case).requires_grad_(False)
+    runs += [(m, alone, {}) for m in (model, own, frozen)]
+    names = inspect.signature(model.forward).parameters
+    runs += [
+        (model, alone, {name: value})
+        for name, value in optional(time).items()
+        if name in names
+    ]
+    if not case.name.endswith("function") and case.block_size < 50:
+        runs.append((own, suffixes(case, min(24, time)), {}))
+        many = suffixes(case, case.block_size)
+        runs.append((model, many * (4100 // case.block_size // 9 + 1), {}))
+    half_precision = build(case).half()
+    if works(half_precision, case):
+        runs.append((half_precision, alone, {}))
     if works(short, case):
         runs.append((short, alone, {}))
     if "attention_mask" in inspect.signature(model.forward).parameters:
@@ -186,10 +222,25 @@ def check_causality(case):
         ends = torch.arange(vocab).view(-1, 1, 1).expand(-1, 1, half)
         texts = [(half, row, torch.cat([start, end], 1)) for end in ends]
         runs.append((model, texts, {}))
-    modes = (False, False), (False, True), (True, True)
-    for (model, texts, given), (training, grad) in product(runs, modes):
+        before = ends[..., :1]
+        texts = [
+            (half, *(torch.cat([start[:, 1:], i, rest], 1) for rest in both))
+            for i in before
+            for both in [(end, (end + 1) % vocab)]
+        ]
+        runs.append((model, texts, {}))
+    kinds = (
+        (False, torch.no_grad),
+        (False, torch.enable_grad),
+        (True, torch.enable_grad),
+        (False, torch.inference_mode),
+        (False, partial(torch.autocast, "cpu", torch.bfloat16)),
+    )
+    for (model, texts, given), (training, within) in product(runs, kinds):
+        if kinds.index((training, within)) > 2 and model is not own:
+            continue
         splits, *both = zip(*texts, strict=True)
-        with torch.set_grad_enabled(grad):
+        with within():
             one, two = (
                 scores(model, torch.cat(rows), training, **given)
                 for rows in both
@@ -219,9 +270,10 @@ def check_causal_gradients(case):
 def check_prefix_consistency(case):
     model, time = wide(case), longest(case)
     tokens = draw(case, 2, time)
-    whole = scores(model, tokens)
-    for t in range(1, time):
-        assert same(whole[:, :t], scores(model, tokens[:, :t].contiguous()))
+    for t, given in product(range(1, time), with_targets(model, tokens)):
+        cut = {name: ids[:, :t] for name, ids in given.items()}
+        whole = scores(model, tokens, **given)[:, :t]
+        assert same(whole, scores(model, tokens[:, :t].contiguous(), **cut))
 
 
 def check_batch_independence(case):
@@ -231,9 +283,12 @@ def check_batch_independence(case):
         first = scores(model, tokens, training)[0]
         others = same_first_row(tokens, case)
         assert same(first, scores(model, others, training)[0])
-    whole = scores(model, tokens)
-    for row in range(len(tokens)):
-        assert same(whole[[row]], scores(model, tokens[[row]]))
+    many, long = draw(case, 17, 5), draw(case, 5, min(case.block_size, 40))
+    for ids in (tokens, many, long):
+        for row, given in product(range(len(ids)), with_targets(model, ids)):
+            one = {name: each[[row]] for name, each in given.items()}
+            whole = scores(model, ids, **given)
+            assert same(whole[[row]], scores(model, ids[[row]], **one))
 
 
 def check_order_sensitivity(case):
@@ -270,8 +325,12 @@ def check_determinism(case):
     for time in (8, longest(case), 1):
         scores(model, draw(case, 2, time, seed=time))
         assert same(first, scores(model, tokens, seed=time))
-    other = torch.cat([tokens[:1], 0 * tokens[1:]])
-    assert same(scores(model, other), scores(wide(case), other))
+    longer = draw(case, 2, min(case.block_size, 24))
+    scores(model, longer)
+    rows = torch.cat([tokens[:1], 0 * tokens[1:]])
+    ends = torch.cat([longer[:, :8], 0 * longer[:, 8:]], 1)
+    for other in (rows, ends):
+        assert same(scores(model, other), scores(wide(case), other))
 
 
 def check_purity(case):
@@ -341,7 +400,9 @@ def check_loss(case):
     names = {"targets", "labels"} & {
         *inspect.signature(model.forward).parameters
     }
-    for name, ignored in product(names, (None, -100, -1)):
+    kinds = product(names, (None, -100, -1), MODES)
+    for name, ignored, training in kinds:
+        model.train(training)
         tokens, targets = draw(case, 3, 12), draw(case, 3, 12, seed=1)
         targets[:, 1:3] = case.vocab_size - 1
         options = {}
@@ -353,7 +414,8 @@ def check_loss(case):
         except IndexError:
             continue  # ignores no such number
         assert targets.equal(own)
-        assert same(scores(model, tokens), raw(answer))
+        if not training:
+            assert same(scores(model, tokens), raw(answer))
         loss = next(part for part in answer if part.dim() == 0)
         as_given = cross_entropy(raw(answer), own, **options)
         shifted = cross_entropy(raw(answer)[:, :-1], own[:, 1:], **options)

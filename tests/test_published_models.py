@@ -80,6 +80,10 @@ BY_DESIGN = {
         "check_cache": "fed one by one, other scores",
     },
     "Rwkv": {"check_cache": "rows are broadcast against states"},
+    # as if several tokens later began a text
+    "Mamba": {"check_cache": "a later piece loses the convolution's state"},
+    "FalconMamba": {"check_cache": "a later piece loses that state"},
+    "Jamba": {"check_cache": "a later piece loses that state"},
 }
 
 
@@ -171,6 +175,15 @@ def test_models_of_x_transformers_are_not_accused(name):
         )
 
     torch.manual_seed(0)
-    report = check_model(build, vocab_size=65, block_size=32, budget=1000)
+    # without a word these two forget with a cache what came before
+    lost = ("data dependent distances", "shifted")
+    expected = {"check_cache": "forgets"} if name in lost else {}
+    report = check_model(
+        build,
+        vocab_size=65,
+        block_size=32,
+        budget=1000,
+        expected_failures=expected,
+    )
     assert report.ok, str(report)
     assert not [r for r in report.results if "no time: " in r.message]

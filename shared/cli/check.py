@@ -63,6 +63,14 @@ def check(
         Literal["bt", "tb"],
         Option(help="Order of the tokens' axes: bt (batch, time), or tb."),
     ] = "bt",
+    cache: Annotated[
+        str | None,
+        Option(
+            help="What makes an empty cache to decode with, as "
+            "my_pkg:make_cache, for models whose own is not found.",
+            show_default=False,
+        ),
+    ] = None,
     only: Annotated[
         list[str] | None, Option(help="Run this check only; may be repeated.")
     ] = None,
@@ -107,7 +115,7 @@ def check(
     """
     if not models and not show_list:
         raise ValueError("name what builds a model, as my_pkg.model:build")
-    for model in models or []:
+    for model in [*(models or []), *([cache] if cache else [])]:
         parse_target(model)
     for name, size in (("vocab-size", vocab_size), ("block-size", block_size)):
         if size is not None:
@@ -146,6 +154,7 @@ def check(
     try:
         for target in models or []:
             factory = load_target(target, vocab_size, block_size)
+            make_cache = load_target(cache) if cache else None
             slow = Timer(SILENCE, warn, [f"{target} is slow to build or call"])
             slow.start()
             try:
@@ -160,6 +169,7 @@ def check(
                         block_size=block_size,
                         outputs=outputs,
                         layout=layout,
+                        cache=make_cache,
                         seed=seed,
                         device=device,
                         threads=threads,

@@ -1,130 +1,175 @@
 """Feeds a model piece by piece, with its cache, and compares."""
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from itertools import accumulate
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from .budget import Budget
-from .errors import ModelRaised, SkipCheck, during
-from .meeting.calling import MASK, token_argument
+from .conventions import STATES, Convention, Text, conventions, sizes_of
+from .errors import ModelRaised
+from .explain import calls_at, first_of
+from .larger_weights import larger
+from .meeting.building import KeptState
+from .meeting.calling import MASK
 from .meeting.reading import describe
 from .meeting.sizes import has_position_table, padding_ids
-from .rounding import real_gap
+from .rounding import floor, gaps, real_gap
 from .subject import Subject
 from .tokens import draw
-from .variant import precise
+from .variant import Variant, in_double, own, precise
 
-CONVENTION = ("init_cache", "decode")  # methods of a model with a cache
-STATES = ("cache_params", "state")  # of a recurrence: nothing to hide later
-# Arguments of a model's own call: the cache so far, which comes back with
-# the scores; and where the tokens start, with the cache inside the model.
-CACHES = (
-    *("past_key_values", "kv_cache", "kv_caches", "cache", "layer_past"),
-    *STATES,
-)
-START = "start_pos"
+# How sure it is that a way to call a model is decoding: it is none, what is
+# surely a cache cannot be used, it is used but wrongly, it is right.
+NONE, UNUSED, WRONG, RIGHT = range(4)
+NEAR = 1e-3  # of the spread of scores: right enough to choose a way
 
 
 class Decoder:
     """Decodes with a model's cache, and compares with the full forward."""
 
-    name = ""  # of the argument of the model's own call that takes the cache
     told = ""  # what the report should say
-    _start = 0  # of the next piece
+    convention: Convention | None = None  # None: no cache was found
+    reason = ""  # why a likely way is none
 
     def __init__(self, subject: Subject, budget: Budget):
         self.subject, self.budget = subject, budget
-        self.masked = subject.caller.takes_mask  # a mask of padding
-        self.variant = precise(subject, budget, masked=self.masked)
-        self.model = model = self.variant.model
-        if isinstance(model, nn.Module):
-            model.eval()
-        if all(callable(getattr(model, n, None)) for n in CONVENTION):
-            arguments, _ = token_argument(model.decode)
-            self.masked = MASK in arguments
-            return
-        arguments, _ = token_argument(model)
-        known = [name for name in (*CACHES, START) if name in arguments]
-        if not known or subject.caller.method is not None:
-            raise SkipCheck(
-                f"the model has no init_cache(batch) and decode(), and takes "
-                f"none of {', '.join((*CACHES, START))}"
+        masked = subject.caller.takes_mask  # a mask of padding
+        makes: list[Callable[[], Variant | None]] = [
+            lambda: precise(subject, budget, masked=masked),
+            lambda: own(subject, budget),  # a cache may be of one precision
+        ]
+        doubles = [in_double(subject, budget, m) for m in (False, masked)]
+        if doubles != [True, False]:  # a fresh model's attention may be 0
+            makes.insert(0, lambda: larger(subject, budget))
+        best = NONE
+        for make in makes:
+            variant = make() if best < WRONG else None
+            if variant is not None:
+                best = max(best, self._choose(variant, best))
+
+    def _choose(self, variant: Variant, best: int) -> int:
+        """Choose the way that is right, or the likeliest of those wrong."""
+        self.variant, self.model = variant, variant.model
+        self._state = None
+        if isinstance(self.model, nn.Module):
+            self.model.eval()
+            self._state = KeptState(self.model)
+        for way in conventions(self.subject, self.model, self.start_again):
+            grade = self._grade(way)
+            if grade > best:
+                self.convention, best = way, grade
+            if grade == RIGHT:
+                break
+        return best
+
+    def start_again(self) -> None:
+        """Put back what the model held before its first piece."""
+        if self._state is not None:
+            self._state.put_back(always=True)
+
+    def _grade(self, way: Convention) -> int:
+        """Return how sure it is that a way is decoding with a cache."""
+        subject = self.subject
+        time, rows = subject.lengths.fit(5), subject.fit_rows(2)
+        tokens = self.draw(rows, time, subject.generator())
+        end = max(time - 2, 1)
+        other = tokens.clone()
+        other[:, :end] = (tokens[:, :end] + 1) % subject.vocab_size
+        if time == 1:
+            return NONE
+        asked = any("cache" in flag for flag in way.flags)
+        surely = UNUSED if way.strong or asked else NONE
+        after = []
+        for ids in (tokens, other):
+            try:
+                text = Text(way, rows)
+                text.feed(ids[:, :end])
+            except ModelRaised as error:
+                self.reason = self.reason or f"{way.says}: {error}"
+                return NONE
+            if way.cache is not None and text.cache is None:
+                self.reason = f"no {way.cache} comes with the scores"
+                return NONE
+            first = sizes_of(text.cache)
+            try:
+                scores = self.scores(text, ids[:, end : end + 1])
+            except AssertionError as error:
+                self.reason = self.reason or f"{way.says}: {error}"
+                return surely
+            second = sizes_of(text.cache)
+            same = len(first) == len(second) and all(
+                map(_is_grown, first, second)
             )
-        self.name = known[0]
-        self._extra = {"use_cache": True} if "use_cache" in arguments else {}
+            if way.cache in STATES and not same:
+                self.reason = f"{way.cache} is not taken back as it came"
+                return NONE
+            after.append(scores)
+        if after[0].equal(after[1]):
+            return surely if text.returned or way.cache is None else NONE
+        self.convention, kept = way, self.convention
+        try:
+            full = self.full(tokens)
+            decoded = self.in_pieces(tokens, [end, *[1] * (time - end)])
+        except AssertionError:
+            return WRONG
+        finally:
+            self.convention = kept
+        gap = (full - decoded)[:, self._scored].abs().max()
+        return RIGHT if gap <= NEAR * full.std() else WRONG
 
-    def begin(self, batch: int) -> object:
-        """Return an empty cache."""
-        if not self.name:
-            return self.model.init_cache(batch)
-        self._start = 0
-        if self.subject.keeps_state:
-            self.variant.start_again()
-        return None
+    def full(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the scores of the full forward."""
+        if self.convention is not None and not self.convention.apart:
+            self.start_again()  # without what it holds
+        return self.variant.scores(tokens, mask=mask)
 
-    def decode(
-        self, tokens: Tensor, cache: object, **mask: Tensor
-    ) -> tuple[Tensor, object]:
-        """Return the scores of these tokens, and the cache after them."""
-        batch, time = tokens.shape
-        what = f"in decode(), on tokens of shape {(batch, time)}"
-        with during(what), torch.no_grad():
-            answer, cache = self._answer(tokens.clone(), cache, mask)
-        scores = self.subject.find(answer, batch, time)
-        if scores is None:
-            shape = (batch, time, self.subject.vocab_size)
+    def scores(self, text: Text, piece: Tensor, **mask: Tensor) -> Tensor:
+        """Return the scores of a piece: all, or its last position's."""
+        subject, (rows, size) = self.subject, piece.shape
+        answer = text.feed(piece, **mask)
+        for time in dict.fromkeys((size, text.seen.size(1), 1)):
+            found = subject.find(answer, rows, time)
+            if found is not None:
+                break
+        else:
+            wanted = (rows, size, subject.vocab_size)
             raise AssertionError(
-                f"with a cache ({batch}, {time}) ids give {describe(answer)} "
-                f"where scores of shape {shape} should be"
+                f"with a cache ({text.convention.says}) ids of shape "
+                f"{(rows, size)} give {describe(answer)} where scores of "
+                f"shape {wanted} should be"
             )
-        if cache is None and self.name in CACHES:
-            raise SkipCheck(
-                f"no {self.name} comes with the scores, under this name or "
-                f"as the last of a tuple"
-            )
+        scores = subject.without_hidden(found[:, -size:])
+        if subject.caller.method is not None:
+            scores = scores.log_softmax(-1)
         self.budget.charge(scores)
-        return scores, cache
-
-    def _answer(
-        self, tokens: Tensor, cache: object, mask: Mapping[str, Tensor]
-    ) -> tuple[Any, Any]:
-        """Return what holds the scores, and the cache after these tokens."""
-        if not self.name:
-            answer = self.model.decode(tokens, cache, **mask)
-            if not isinstance(answer, tuple) or len(answer) != 2:
-                return answer, cache
-            return answer[0], cache if answer[1] is None else answer[1]
-        given = self._start if self.name == START else cache
-        self._start += tokens.size(1)
-        extra = {**self._extra, **mask, self.name: given}
-        answer = self.subject.caller.call(self.model, tokens, **extra)
-        if self.name == START:
-            return answer, None
-        if isinstance(answer, Mapping):
-            return answer, answer.get(self.name)
-        after = getattr(answer, self.name, None)
-        if after is None and isinstance(answer, tuple) and len(answer) > 1:
-            after = answer[-1]
-        return answer, after
+        return scores
 
     def in_pieces(
         self, tokens: Tensor, pieces: list[int], mask: Tensor | None = None
     ) -> Tensor:
-        """Return the scores of tokens that are fed piece by piece."""
-        cache = self.begin(tokens.size(0))
+        """Return the scores of tokens that are fed piece by piece.
+
+        Where a piece has those of its last position only, others are 0.
+        """
+        assert self.convention is not None
+        text = Text(self.convention, tokens.size(0))
+        self._scored = torch.zeros(tokens.size(1), dtype=torch.bool)
         parts: list[Tensor] = []
-        end = 0
         for piece in tokens.split(pieces, dim=1):
-            end += piece.size(1)
+            end = text.seen.size(1) + piece.size(1)
             seen = {} if mask is None else {MASK: mask[:, :end]}
-            if parts and self.name in STATES:
+            if parts and self.convention.cache in STATES:
                 seen = {}
-            scores, cache = self.decode(piece, cache, **seen)
-            parts.append(scores)
+            scores = self.scores(text, piece, **seen)
+            missing = piece.size(1) - scores.size(1)
+            self._scored[end - scores.size(1) : end] = True
+            parts.append(nn.functional.pad(scores, (0, 0, missing, 0)))
         return torch.cat(parts, dim=1)
 
     def draw(
@@ -137,60 +182,81 @@ class Decoder:
             tokens[tokens == padding] = (padding + 1) % vocab
         return tokens.to(self.subject.device)
 
+    def require_reset(self, time: int, generator: torch.Generator) -> None:
+        """Require that a text in the model's own cache leaves nothing."""
+        assert self.convention is not None
+        if self.convention.apart:
+            return
+        self.start_again()
+        tokens, said = self.draw(1, time, generator), ""
+        first = self.in_pieces(tokens, [1] * time)
+        try:
+            second = self.in_pieces(tokens, [1] * time)
+            size = float(gaps(first, second).max())
+            if size > floor(first):
+                said = f"the same tokens again differ by {size:.2g}"
+        except ModelRaised as error:
+            said = str(error)
+        if said:
+            raise AssertionError(
+                f"with a cache ({self.convention.says}), {time} tokens stay "
+                f"for the text after them: {said}"
+            )
+
     def compare(self, tokens: Tensor, splits: list[list[int]]) -> None:
         """Require that tokens fed in pieces have the scores of the whole."""
-        full = self.variant.scores(tokens)
+        assert self.convention is not None
+        full = self.full(tokens)
         for pieces in splits:
-            several = self.name in CACHES and max(pieces[1:], default=1) > 1
-            if several and self.told:
+            several = max(pieces[1:], default=1) > 1
+            if several and (self.told or self.convention.one_at_a_time):
                 continue
-            shown = " + ".join(map(str, pieces[:6]))
-            decode = partial(self.in_pieces, tokens, pieces)
-            how = f"fed as {shown} tokens"
             try:
-                self.require(decode, tokens, how, full=full)
-            except AssertionError as error:
+                self.require(tokens, pieces, full=full)
+            except ModelRaised as error:
                 if not several:
                     raise
                 self.told = f"; goes on with one token at a time only: {error}"
 
     def compare_two_texts(self, time: int, generator: torch.Generator) -> None:
         """Require that a text leaves another one alone."""
+        assert self.convention is not None
         rows = self.subject.fit_rows(2)
         pair = [self.draw(rows, time, generator) for _ in range(2)]
-        if self.name != START:  # which has one cache for all
-            self.require(
-                lambda: self.in_turns(pair), torch.cat(pair), "two in turns"
-            )
+        if self.convention.apart:
+            turns, both = partial(self.in_turns, pair), torch.cat(pair)
+            self.require(both, [1] * time, "two in turns, ", decode=turns)
         pair[1][0] = pair[0][0]
         pieces = _prompt_first(time)
-        self.require(
-            lambda: [self.in_pieces(tokens, pieces) for tokens in pair][1],
-            pair[1],
-            "after another text with the same first row",
-        )
+
+        def second() -> Tensor:
+            return [self.in_pieces(tokens, pieces) for tokens in pair][1]
+
+        how = "after another text with the same first row, "
+        self.require(pair[1], pieces, how, decode=second)
 
     def in_turns(self, pair: list[Tensor]) -> Tensor:
         """Return the scores of two texts, each a token at a time."""
-        caches = [self.begin(len(tokens)) for tokens in pair]
+        assert self.convention is not None
+        texts = [Text(self.convention, len(tokens)) for tokens in pair]
         columns = zip(*(tokens.split(1, 1) for tokens in pair), strict=True)
-        parts = []
-        for column in columns:
-            answers = [*map(self.decode, column, caches)]
-            caches = [cache for _, cache in answers]
-            parts.append(torch.cat([scores for scores, _ in answers]))
+        self._scored = torch.ones(pair[0].size(1), dtype=torch.bool)
+        parts = [torch.cat([*map(self.scores, texts, c)]) for c in columns]
         return torch.cat(parts, dim=1)
 
     def compare_padded(self, time: int, generator: torch.Generator) -> None:
         """Require the same of rows of unlike length, padded on the left."""
-        if not self.masked or time < 4:
+        if (
+            self.convention is None
+            or not self.convention.takes_mask
+            or time < 4
+        ):
             return
         tokens = self.draw(self.subject.fit_rows(3), time, generator)
         mask = torch.ones_like(tokens).triu()  # a column more in each row
-        decode = partial(self.in_pieces, tokens, _prompt_first(time), mask)
-        how = "rows of unlike length padded on the left"
+        how = "rows of unlike length padded on the left, "
         try:
-            self.require(decode, tokens, how, mask)
+            self.require(tokens, _prompt_first(time), how, mask)
         except ModelRaised as error:  # its mask may mean something else
             self.told += f"; not with a mask: {error}"
 
@@ -205,7 +271,7 @@ class Decoder:
         ):
             return
         with suppress(ModelRaised):
-            self.variant.scores(tokens)
+            self.full(tokens)
             return  # the matter of check_length_limit
         with suppress(ModelRaised):
             self.in_pieces(tokens, [end, 1])
@@ -216,32 +282,95 @@ class Decoder:
 
     def require(
         self,
-        decode: Callable[[], Tensor],
         tokens: Tensor,
-        how: str,
+        pieces: list[int],
+        how: str = "",
         mask: Tensor | None = None,
         full: Tensor | None = None,
+        decode: Callable[[], Tensor] | None = None,
     ) -> None:
         """Require that tokens are decoded to the scores of the full forward.
 
         Full holds the scores of the full forward, if known. Positions that
         the mask hides are not compared.
+
+        Raises:
+            AssertionError: with the first position that differs.
         """
-
-        def forward() -> Tensor:
-            return self.variant.scores(tokens, mask=mask)
-
+        decode = decode or partial(self.in_pieces, tokens, pieces, mask)
+        assert self.convention is not None
+        forward = partial(self.full, tokens, mask)
         full = forward() if full is None else full
-        shown = None if mask is None else mask.bool()
-        known = (full, decode())
-        gap = real_gap(self.model, forward, decode, known, shown)
-        if gap is not None:
-            (row, position), (batch, time) = gap.at, tokens.shape
-            raise AssertionError(
-                f"with a cache, {how}, position {position} of {time} in row "
-                f"{row} of {batch} differs from the full forward by "
-                f"{gap.size:.2g}"
-            )
+        says = f"with a cache ({self.convention.says}), "
+        known = full, decode()
+        shown = self._scored.expand(tokens.shape)
+        if mask is not None:
+            shown = shown & mask.bool().cpu()
+        gap = earlier = real_gap(self.model, forward, decode, known, shown)
+        if gap is None:
+            return
+        while earlier is not None:  # the largest of those before
+            gap = earlier
+            shown = shown & (torch.arange(shown.size(1)) < gap.at[1])
+            earlier = real_gap(self.model, forward, decode, known, shown)
+        (row, position), (batch, time) = gap.at, tokens.shape
+        count = sum(end <= position for end in accumulate(pieces))
+        start, size = sum(pieces[:count]), pieces[count]
+        fed = " + ".join(map(str, pieces[:6])) + " + ..." * (len(pieces) > 6)
+        where = "" if how else self._where(tokens, pieces, count, *gap.at)
+        raise AssertionError(
+            f"{says}{how}fed as {fed} tokens, "
+            f"position {position} of {time} in row {row} of {batch}, in the "
+            f"piece of {size} after {start}, differs from the full forward "
+            f"by {gap.size:.2g}{where}"
+        )
+
+    def _where(
+        self,
+        tokens: Tensor,
+        pieces: list[int],
+        count: int,
+        row: int,
+        position: int,
+    ) -> str:
+        """Return the module where the two first differ, and its line."""
+        if not isinstance(self.model, nn.Module) or self.convention is None:
+            return ""
+        rows, time = tokens.shape
+        at = slice(position, position + 1)
+        left = calls_at(
+            self.model, partial(self.full, tokens), (rows, time), row, at
+        )
+        text = Text(self.convention, rows)
+        *before, last = tokens.split(pieces, 1)[: count + 1]
+        for piece in before:
+            text.feed(piece)
+        position -= sum(pieces[:count])
+        at = slice(position, position + 1)
+        feed = partial(self.scores, text, last)
+        right = calls_at(self.model, feed, (rows, last.size(1)), row, at)
+        name = first_of(left, right, 1e-6)
+        if name is None:
+            return ""
+        return f"; first in {_place(self.model, name)}"
+
+
+def _place(model: nn.Module, name: str) -> str:
+    """Return a module's path and class, and the line of the user's class."""
+    module = model.get_submodule(name)
+    shown = f"{name} ({type(module).__name__})" if name else "the model itself"
+    while type(module).__module__.startswith("torch.") and name:
+        name = name.rpartition(".")[0]  # PyTorch's own: where it is used
+        module = model.get_submodule(name)
+    code = inspect.unwrap(type(module).forward).__code__
+    return f"{shown}, {Path(code.co_filename).name}:{code.co_firstlineno}"
+
+
+def _is_grown(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Whether a tensor of a cache has lost nothing."""
+    return len(before) == len(after) and all(
+        a <= b for a, b in zip(before, after, strict=True)
+    )
 
 
 def _prompt_first(time: int) -> list[int]:

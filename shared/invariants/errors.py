@@ -94,6 +94,10 @@ def cause_of(error: BaseException) -> str:
     return re.sub(r"\d+", "", sentence(first))[:60] + place_of(first)
 
 
+class HookRaised(Exception):
+    """A hook of the checks raised: no fault of the model."""
+
+
 @contextmanager
 def during(what: str) -> Iterator[None]:
     """Turn an exception inside into a failure that says when it came.
@@ -103,6 +107,8 @@ def during(what: str) -> Iterator[None]:
     """
     try:
         yield
+    except HookRaised:
+        raise
     except Exception as error:
         place = place_of(error)
         where = f" ({place})" if place else ""

@@ -138,9 +138,21 @@ def first_difference(
     """
     batch, time = base.shape
     left, right = (
-        _calls(model, partial(run, ids), (batch, time), row, before)
+        calls_at(model, partial(run, ids), (batch, time), row, slice(before))
         for ids in (base, changed)
     )
+    name = first_of(left, right, noise)
+    if not name:
+        itself = f"{type(model).__name__}, the model itself"
+        return None if name is None else itself
+    return f"{name} ({type(model.get_submodule(name)).__name__})"
+
+
+def first_of(left: Calls, right: Calls, noise: float) -> str | None:
+    """Return the first module whose output differs though its input does not.
+
+    None where no output differs; noise is relative.
+    """
     shown = [
         (name, not _differ(inputs, right[name, count][0], noise))
         for (name, count), (inputs, outputs) in left.items()
@@ -149,27 +161,27 @@ def first_difference(
     ]
     if not shown:
         return None
-    name = next((name for name, lets_in in shown if lets_in), shown[0][0])
-    if not name:
-        return f"{type(model).__name__}, the model itself"
-    return f"{name} ({type(model.get_submodule(name)).__name__})"
+    return next((name for name, lets_in in shown if lets_in), shown[0][0])
 
 
-def _calls(
+def calls_at(
     model: nn.Module,
     run: Callable[[], object],
     size: tuple[int, int],
     row: int,
-    before: int,
+    at: slice,
 ) -> Calls:
-    """Return what each call takes and puts out, in the order they end."""
+    """Return what each call takes and puts out, in the order they end.
+
+    Of one row, at some of its positions.
+    """
     names = {module: name for name, module in model.named_modules()}
     calls: Calls = {}
     counts: Counter[str] = Counter()
     begun: list[Parts] = []
 
     def parts(value: Any) -> Parts:
-        found = (_part(x, *size, row, before) for _, x in tensors_in(value))
+        found = (_part(x, *size, row, at) for _, x in tensors_in(value))
         return [part for part in found if part is not None]
 
     def enter(module: nn.Module, *given: Any) -> None:
@@ -186,9 +198,9 @@ def _calls(
 
 
 def _part(
-    x: Tensor, batch: int, time: int, row: int, before: int
+    x: Tensor, batch: int, time: int, row: int, at: slice
 ) -> Tensor | None:
-    """Return a copy of what is of one row before the split, time first."""
+    """Return a copy of what is of one row at positions, time first."""
     if x.ndim < 2 or not x.is_floating_point():
         return None
     if x.shape[0] == batch and time in x.shape[1:]:
@@ -199,7 +211,7 @@ def _part(
         x = x[:, row]
     else:
         return None
-    return x[:before].detach().clone()
+    return x[at].detach().clone()
 
 
 def _differ(left: Parts, right: Parts, noise: float) -> bool:

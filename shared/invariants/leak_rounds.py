@@ -13,6 +13,7 @@ from .larger_weights import EXTREME, MODERATE, larger
 from .leaks import Trial
 from .meeting.building import cast
 from .meeting.sizes import all_declared, padding_ids
+from .rounding import dtype_name
 from .subject import Subject
 from .tokens import (
     SHORT,
@@ -24,17 +25,25 @@ from .tokens import (
 )
 from .variant import Variant, changeable, fresh, own
 from .ways import (
-    SHOWN,
+    AUTOCAST,
+    CAUSALITY,
+    CROWD,
+    EVAL,
+    INFERENCE,
+    LOSSES,
+    MASKED,
     TRAIN,
+    TRAIN_AUTOCAST,
     TRAIN_WITHOUT_GRADIENTS,
     WITH_GRADIENTS,
-    masked_ways,
+    ways_of,
 )
 
 KINDS = ("suffix", "token", "padding", "left")
 MIXED = ("mixed",)  # a split of each kind in turn
 SUFFIX = ("suffix",)
 FEW = SPLITS // 3
+MIDDLE = (24, 100)  # lengths of texts as people have them
 EACH_ID = 1 << 22  # scores of a position times ids that are tried
 
 
@@ -71,12 +80,14 @@ class LeakRounds:
         yield from self._rounds(trained, end + few, share=1 / 6)
         yield from self._with_larger_weights(few, near + end)
         yield from self._as_run(few + end)
-        yield from self._masked(few + end)
+        yield from self._otherwise(few + end)
         recording = variant.run_as(WITH_GRADIENTS)
         yield from self._rounds(recording, few + end, 4)
         quiet = trained.run_as(TRAIN_WITHOUT_GRADIENTS)
         yield from self._rounds(quiet, few + end, 4)
         variant = fresh(subject, budget)
+        yield from self._rounds(variant, self._drawn(long))
+        yield from self._crowd(variant)
         for time in reversed(long):
             count = self._count(time)
             yield from self._rounds(variant, [time], count, share=1)
@@ -137,23 +148,61 @@ class LeakRounds:
         return tuple(s for s in splits if start < s)
 
     def _each_id(self, variant: Variant) -> Iterator[Round]:
-        """End a text in each id: one may count as padding, or as a mark."""
+        """Put each id into a text: one may count as padding, or as a mark.
+
+        At the end of the changed text, then near the start of both.
+        """
         vocab, time = self.subject.vocab_size, self.subject.lengths.fit(8)
         ids = torch.randperm(vocab, generator=self.generator)
         ids = ids[: 1 + EACH_ID // vocab]
+        half = time // 2
 
-        def trials(splits: list[int]) -> Iterator[Trial]:
+        def trials(start: bool, splits: list[int]) -> Iterator[Trial]:
             base = draw(vocab, 1, time, self.generator).repeat(len(ids), 1)
             changed = base.clone()
-            changed[:, time // 2 :] = ids.unsqueeze(1)
-            yield Trial(base, changed, [time // 2] * len(ids))
+            changed[:, half:] = ids.unsqueeze(1)
+            if start:
+                rest = others(base[:, half:], vocab, self.generator)
+                changed[:, half:] = rest
+                base[:, half - 1] = changed[:, half - 1] = ids
+            yield Trial(base, changed, [half] * len(ids))
 
         rows = min(len(ids), variant.rows_at_once(time))
-        calls = 1 + -(-len(ids) // rows)
-        name = "each id at the end"
-        yield Round(
-            variant, time, rows=rows, calls=calls, name=name, trials=trials
-        )
+        calls = -(-len(ids) // rows)
+        for name, start in ((" at the end", False), (" before", True)):
+            yield Round(
+                variant,
+                time,
+                rows=rows,
+                calls=(1 + start) * calls + 1,
+                name="each id" + name,
+                trials=partial(trials, start),
+            )
+
+    def _drawn(self, edges: list[int]) -> list[int]:
+        """Draw lengths between the edges: other seeds draw others."""
+        room = range(SHORT + 1, self.longest)
+        if len(room) < 4:
+            return []
+        at = torch.randint(len(room), (4,), generator=self.generator)
+        drawn = {room[i] for i in at.tolist()} - {*edges}
+        return self._accepted(sorted(drawn))
+
+    def _crowd(self, variant: Variant) -> Iterator[Round]:
+        """Yield a round with many rows in one call."""
+        crowded, time = variant.run_as(CROWD), self.subject.lengths.fit(128)
+        rows = crowded.rows_at_once(time)
+        splits = [1 + row % (time - 1) for row in range(rows)]
+        trials = partial(self.trials, time, SUFFIX, splits)
+        if time > 1 and self.subject.rows is None:
+            yield Round(
+                crowded,
+                time,
+                rows=rows,
+                calls=2,
+                name=CROWD.name,
+                trials=lambda none: trials(),
+            )
 
     def _with_larger_weights(
         self, few: list[int], long: list[int]
@@ -177,40 +226,60 @@ class LeakRounds:
     def _as_run(self, lengths: list[int]) -> Iterator[Round]:
         """Yield rounds of the model as it is run: a kernel may be one dtype's.
 
-        In its own precision, and in bfloat16.
+        In its own precision, with weights that are not trained, and cast, in
+        eval and train mode; by inference mode and autocast.
         """
         subject, budget = self.subject, self.budget
+        middle = [t for t in subject.fit(*MIDDLE) if t not in lengths]
+        lengths = lengths + middle
         variant = own(subject, budget)
         model = variant.model
         dtypes = {p.dtype for p in getattr(model, "parameters", list)()}
+        variant.copy.weights = "in its own precision"
+        ways = [INFERENCE, AUTOCAST, TRAIN_AUTOCAST]
         if dtypes - {torch.float64}:
-            variant.copy.weights = "in its own precision"
-            yield from self._rounds(variant, lengths, 4)
-        if dtypes - {torch.bfloat16} and subject.builder.can_copy:
-            variant = changeable(subject, budget, "")
-            cast(variant.model, torch.bfloat16)
-            variant.copy.weights = "cast to bfloat16"
-            variant.copy.may_fail = True
-            yield from self._rounds(variant, lengths, 4)
-
-    def _masked(self, lengths: list[int]) -> Iterator[Round]:
-        """Yield rounds with attention masks, in eval and train mode."""
-        ways = masked_ways(self.subject.caller)
-        if not ways:
+            ways = [EVAL, TRAIN, *ways]
+        for way in ways:
+            yield from self._rounds(variant.run_as(way), lengths, 4)
+        if not (subject.is_module and subject.builder.can_copy):
             return
+        frozen = fresh(subject, budget)
+        for parameter in frozen.model.parameters():
+            parameter.requires_grad_(False)
+        frozen.copy.weights = "with frozen weights"
+        yield from self._rounds(frozen, lengths, 4)
+        for dtype in (torch.bfloat16, torch.float16):
+            if not dtypes - {dtype}:
+                continue
+            variant = changeable(subject, budget, "")
+            cast(variant.model, dtype)
+            variant.copy.weights = f"cast to {dtype_name(dtype)}"
+            variant.copy.may_fail = True
+            for way in (EVAL, TRAIN):
+                yield from self._rounds(variant.run_as(way), lengths, 4)
+
+    def _otherwise(self, lengths: list[int]) -> Iterator[Round]:
+        """Yield rounds of all other ways: masks, targets, its own call."""
         subject, budget = self.subject, self.budget
-        variant = fresh(subject, budget, masked=True)
-        masked = [variant.run_as(way) for way in ways]
-        for one in masked:
-            yield from self._rounds(one, lengths[-2:], 4)
-        for one in masked:
-            yield from self._alone(one, subject.fit(SHORT))
-        enlarged = larger(subject, budget, self.largest, lengths[-1])
-        if enlarged is not None:
-            one = enlarged.run_as(ways[len(SHOWN) - 1])
-            yield from self._rounds(one, lengths[-2:], 4)
-        for one in masked:
-            yield from self._rounds(one, lengths[:-2], 4, share=1 / 30)
+        done = {EVAL, TRAIN, WITH_GRADIENTS, TRAIN_WITHOUT_GRADIENTS, CROWD}
+        done |= {INFERENCE, AUTOCAST, TRAIN_AUTOCAST}
+        ways = [w for w in ways_of(CAUSALITY, subject) if w not in done]
+        variants = {m: fresh(subject, budget, masked=m) for m in (True, False)}
+        others = [variants[w.visible is not None].run_as(w) for w in ways]
+        for one in others:
+            if one.way is LOSSES:
+                yield from self._alone(one, subject.fit(2, 8))
+            else:
+                yield from self._rounds(one, lengths[-2:], 4)
+                yield from self._alone(one, subject.fit(SHORT))
+        if subject.caller.takes_mask:
+            enlarged = larger(subject, budget, self.largest, lengths[-1])
+            if enlarged is not None:
+                one = enlarged.run_as(MASKED[2])
+                yield from self._rounds(one, lengths[-2:], 4)
+        for one in others:
+            if one.way is not LOSSES:
+                yield from self._rounds(one, lengths[:-2], 4, share=1 / 30)
 
     def trials(
         self,

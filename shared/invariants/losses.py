@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from .errors import during
 from .meeting.reading import find_loss
-from .variant import Variant
+from .randomness import seed_all
+from .variant import DROPOUT_SEED, Variant
 
 
 def cross_entropy(
@@ -138,10 +139,13 @@ def scores_and_loss(
     subject, model, way = variant.subject, variant.model, variant.way
     if isinstance(model, nn.Module):
         model.train(way.training)
-    name = subject.caller.target_name
+    name = subject.caller.target_name or ""
     given = [x.to(subject.device, copy=True) for x in (tokens, targets)]
+    variant.start_again()
+    if way.training or subject.noisy:
+        seed_all(DROPOUT_SEED)
     with during(f"when given {name}"), torch.set_grad_enabled(way.grad):
-        answer = subject.caller.call_with_targets(model, *given)
+        answer = subject.caller.call_own(model, given[0], **{name: given[1]})
     if not given[1].equal(targets.to(subject.device)):
         raise AssertionError(f"a forward changes its {name}")
     loss = find_loss(answer)

@@ -9,6 +9,9 @@ class Operations(TorchDispatchMode):
     Nothing is compiled there: dynamo, which would take a second, stays out.
     """
 
+    # flex_attention and its like: each runs as one operation
+    supports_higher_order_operators = True
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False

@@ -40,6 +40,7 @@ def check_model(
     seed: int = 0,
     device: torch.device | str | None = None,
     layout: str = "bt",
+    cache: Callable[..., Any] | None = None,
     threads: int | None = None,
     budget: float | None = None,
     debug: bool = False,
@@ -60,6 +61,8 @@ def check_model(
         seed: of weights and tokens.
         device: where to run; None: where the model is.
         layout: "tb" for a model that takes (time, batch).
+        cache: makes an empty cache to decode with, for a model whose own
+            is not found; arguments such as batch are filled by their names.
         threads: on the CPU; None: one for a small model.
         budget: seconds; what finds most is tried first, and the report
             says what was not tried. None: for a model of over 2 million
@@ -94,6 +97,7 @@ def check_model(
             seed=seed,
             device=device,
             layout=layout,
+            cache=cache,
         )
     subject = run.subject
     report = Report(

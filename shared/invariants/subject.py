@@ -1,5 +1,6 @@
 """The model under test: the facts that all checks share."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,7 @@ from .meeting.reading import Reader, find_scores, follow
 from .meeting.sizes import Declared, Lengths
 from .threads import few_threads
 from .tokens import draw
+from .ways import Way
 
 HEAVY = 2_000_000  # parameters: float64 and whole batches cost too much
 
@@ -43,6 +45,8 @@ class Subject:
     keeps_state: bool = False  # whether a call changes the next one's scores
     lost_state: str = ""  # why that change cannot be undone
     says_log_probs: bool = False  # that its scores are normalised
+    make_cache: Callable[..., Any] | None = None  # that the user names
+    unanswered: tuple[Way, ...] = ()  # in which no scores come back
     fault: str = ""  # why its answers cannot be read at all
     notes: tuple[str, ...] = ()  # for the reader of a report
 
@@ -120,10 +124,7 @@ class Subject:
         scores = self.reader.read(answer, *size, strict)
         if self.caller.time_first:
             scores = scores.transpose(0, 1)
-        if self.hidden:
-            at = torch.tensor(self.hidden, device=scores.device)
-            scores = scores.index_fill(-1, at, 0.0)
-        return scores
+        return self.without_hidden(scores)
 
     def find(
         self, answer: Any, batch: int, time: int
@@ -131,10 +132,20 @@ class Subject:
         """Return scores in an answer, wherever they are."""
         if self.caller.time_first:
             batch, time = time, batch
-        found = find_scores(answer, batch, time, self.vocab_size)
+        found = find_scores(answer, batch, time, self.reader.width)
         if not found:
             return None
         # scores of the form that other answers have, if there are any
         path, form = max(found, key=lambda place: place[1] == self.reader.form)
         scores = form.read(follow(answer, path), batch, time)
+        scores = scores[..., : self.vocab_size]
         return scores.transpose(0, 1) if self.caller.time_first else scores
+
+    def without_hidden(
+        self, scores: Float[Tensor, "batch time vocab"]
+    ) -> Float[Tensor, "batch time vocab"]:
+        """Return scores in which those of hidden ids are 0."""
+        if not self.hidden:
+            return scores
+        at = torch.tensor(self.hidden, device=scores.device)
+        return scores.index_fill(-1, at, 0.0)

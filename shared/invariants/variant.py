@@ -21,12 +21,15 @@ from .budget import Budget
 from .errors import ModelRaised, SkipCheck, during
 from .meeting.building import KeptState, Model
 from .meeting.calling import MASK
+from .meeting.reading import describe
+from .position_losses import position_losses
 from .randomness import RecordedDraws, seed_all
 from .subject import Subject
 from .tokens import SHORT, rows_at_once
 from .ways import EVAL, Way
 
 DROPOUT_SEED = 1234
+CROWD_OF = 4096  # tokens in a call of a crowd, and a row more
 ENOUGH = 256  # tokens of a call: with more, each costs a heavy model the same
 
 
@@ -43,6 +46,7 @@ class Copy:
     device: torch.device | None = None  # of its tokens, if another
     may_fail: bool = False  # its exceptions and NaN are no fault of the model
     rough: bool = False  # a heavy one, still in its own precision
+    mark: int | None = None  # of targets that its loss leaves out
     built: KeptState | None = None  # before the first call
     kept: KeptState | None = None  # before the first call in train mode
 
@@ -86,6 +90,8 @@ class Variant:
 
     def rows_at_once(self, time: int) -> int:
         """Return how many sequences go in one call, few to a heavy model."""
+        if self.way.crowd:
+            return 1 + CROWD_OF // time
         room = rows_at_once(self.subject.vocab_size, time)
         few = max(2, ENOUGH // time)
         return min(room, few) if self.subject.heavy else room
@@ -115,8 +121,11 @@ class Variant:
                 [self.scores(ids, strict, mask=m, **how) for ids, m in parts]
             )
         try:
-            answer = self.answer(tokens, **how)
-            scores = self.subject.read(answer, batch, time, strict)
+            if self.way.losses:
+                scores = position_losses(self, tokens)
+            else:
+                answer = self.answer(tokens, **how)
+                scores = self._read(answer, batch, time, strict)
         except ModelRaised as error:
             if self.copy.may_fail:
                 raise CopyFailed(str(error)) from error
@@ -128,6 +137,19 @@ class Variant:
             raise CopyFailed("the scores are not finite")
         return scores if how.get("grad") else scores.detach()
 
+    def _read(
+        self, answer: Any, rows: int, time: int, strict: bool
+    ) -> Float[Tensor, "batch time vocab"]:
+        """Return the scores in an answer, of whichever call of the model."""
+        if not (self.way.own or self.way.targets):
+            return self.subject.read(answer, rows, time, strict=strict)
+        found = self.subject.find(answer, rows, time)
+        if found is None:
+            raise ModelRaised(
+                f"no scores come back {self.way.name}, but {describe(answer)}"
+            )
+        return self.subject.without_hidden(found)
+
     def answer(
         self,
         tokens: Int[Tensor, "batch time"],
@@ -135,6 +157,7 @@ class Variant:
         grad: bool = False,
         seed: int | None = None,
         mask: Int[Tensor, "batch time"] | None = None,
+        targets: Int[Tensor, "batch time"] | None = None,
         go_on: bool = False,
         as_given: bool = False,
     ) -> Any:
@@ -146,6 +169,7 @@ class Variant:
             seed: of the global generators; None: these go on, and in train
                 mode start from a fixed state.
             mask: an attention mask, in place of the way's.
+            targets: in place of the way's.
             go_on: whether the copy keeps what the last call left in it.
             as_given: whether it gets these very ids, not a copy of them.
         """
@@ -163,13 +187,17 @@ class Variant:
         # what a model does to its input must not reach the next check
         device = self.copy.device or subject.device
         given = tokens.to(device, copy=not as_given)
-        extra = way.arguments(given)
-        if mask is not None:
-            extra = {MASK: mask.to(given.device)}
+        named = ((MASK, mask), (subject.caller.target_name, targets))
+        extra = {
+            name: value.to(device)
+            for name, value in named
+            if name is not None and value is not None
+        }
         what = f"on tokens of shape {tuple(tokens.shape)}, {way.mode}"
-        what += ", with an attention mask" * bool(extra)
+        masked = mask is not None or way.visible is not None
+        what += ", with an attention mask" * masked
         with during(what), torch.set_grad_enabled(way.grad or grad):
-            return subject.caller.call(self.model, given, **extra)
+            return way.call(subject.caller, self.model, given, extra)
 
     def start_again(self) -> None:
         """Put back what the copy held at first: state, running statistics."""

@@ -12,7 +12,10 @@ from ..leaks import LeakFinder
 from ..rounding import dtype_name, real_gap
 from ..tokens import SHORT, draw, others
 from ..variant import Variant, precise
-from ..ways import EVAL, TRAIN_WITHOUT_GRADIENTS
+from ..ways import CROWD, EVAL, ROWS, TRAIN_WITHOUT_GRADIENTS, ways_of
+
+FEW = 5  # rows that are each tried
+MANY = (16, 33)
 
 
 @check(calls=250, rows=60, share=1)
@@ -47,13 +50,22 @@ def _rounds(subject: Subject, budget: Budget) -> Iterator[Round]:
     if longest > SHORT:
         sizes.append((precise(subject, budget, longest), longest))
     for variant, time in sizes:
-        rows = 5 if time <= SHORT else 3
+        rows = 5
         if rows * time * subject.vocab_size > 1 << 26:
             rows = 2
         for way, calls in ((EVAL, 12), (TRAIN_WITHOUT_GRADIENTS, 9)):
             calls = calls if time <= SHORT else calls // 2
             one = variant.run_as(way)
             yield Round(one, time, rows=rows, calls=calls, share=1 / 2)
+    time, crowd = subject.lengths.fit(7), subject.lengths.fit(128)
+    for way in ways_of(ROWS, subject):
+        one = fresh.run_as(way)
+        if way is CROWD:
+            yield Round(one, crowd, rows=one.rows_at_once(crowd), calls=5)
+        elif way not in (EVAL, TRAIN_WITHOUT_GRADIENTS):
+            yield Round(one, time, rows=5, calls=12)
+    for rows in MANY:
+        yield Round(fresh, time, rows=rows, calls=5)
 
 
 def _try(round: Round, generator: torch.Generator, finder: LeakFinder) -> None:
@@ -61,6 +73,7 @@ def _try(round: Round, generator: torch.Generator, finder: LeakFinder) -> None:
     vocab, training = variant.subject.vocab_size, variant.way.training
     tokens = draw(vocab, rows, time, generator)
     short = time <= SHORT
+    short = short and rows <= FEW
     some = range(rows) if short else (0, rows - 1)
     batch = _Batch(variant, finder, tokens)
     if not training:  # other shapes have other dropout masks

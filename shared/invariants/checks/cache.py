@@ -1,7 +1,9 @@
 """Decoding with a cache is the same function."""
 
 from ..check import Budget, Round, Subject, check
-from ..decoding import CONVENTION, Decoder
+from ..decoding import Decoder
+from ..errors import SkipCheck
+from ..generating import compare_generate
 
 
 @check(calls=200, rows=4, share=1)
@@ -11,14 +13,21 @@ def check_cache(subject: Subject, budget: Budget) -> str:
     Why: a cache that is one position off answers fluently, and wrongly.
     How: a sequence token by token, whole and in pieces, in several rows; two
     in turns, and one after another with the same first row; rows that begin
-    with padding, where a mask is taken; and a token past the end. A cache in
-    the model's own call need go on with one token at a time only.
+    with padding, where a mask is taken; and a token past the end. A cache
+    may refuse pieces of several tokens behind the first. The convention is
+    found by signature and state; where none is, the model's own generate is
+    compared with and without its cache.
     Reports: pytorch/executorch 2010, rotary positions that start again at 0
     with each call.
     """
     subject.require_no_state()
+    if getattr(subject.builder.build(), "can_cache_kv", True) is False:
+        raise SkipCheck("the model says can_cache_kv=False")
     decoder = Decoder(subject, budget)
+    if decoder.convention is None:
+        return compare_generate(subject, budget, decoder.reason)
     subject.require_no_noise()
+    decoder.require_reset(subject.lengths.fit(4), subject.generator())
     generator, longest = subject.generator(), subject.block_size
 
     def has_time(name: str, time: int, rows: int, calls: int) -> bool:
@@ -43,10 +52,9 @@ def check_cache(subject: Subject, budget: Budget) -> str:
     if has_time("two texts", time, 6, 5 * time):
         decoder.compare_two_texts(time, generator)
         decoder.compare_padded(time, generator)
-    how = decoder.name or " and ".join(CONVENTION)
     return (
-        f"{how}: lengths to {longest}, one by one, whole and in pieces"
-        f"{decoder.told}"
+        f"decoding: {decoder.convention.says}: lengths to {longest}, one by "
+        f"one, whole and in pieces{decoder.told}"
     )
 
 

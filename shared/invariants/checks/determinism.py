@@ -1,6 +1,7 @@
 """The same input, the same output."""
 
 import itertools
+from collections.abc import Iterable
 
 from torch import Tensor
 
@@ -9,7 +10,7 @@ from ..errors import FoundOut
 from ..rounding import floor, gaps
 from ..tokens import others
 from ..variant import Variant, own
-from ..ways import WITH_GRADIENTS
+from ..ways import AGAIN, WITH_GRADIENTS, ways_of
 
 
 @check(calls=42, rows=1)
@@ -25,7 +26,6 @@ def check_determinism(subject: Subject, budget: Budget) -> str:
     """
     generator = subject.generator()
     variant = own(subject, budget)
-    recording = variant.run_as(WITH_GRADIENTS)
     tokens = subject.draw(2, 8, generator)
     first = variant.scores(tokens, seed=1, go_on=True)
     seeds = itertools.count(2)
@@ -36,12 +36,27 @@ def check_determinism(subject: Subject, budget: Budget) -> str:
 
     for count in range(2, 10):
         compare(variant, f"at call {count}")
-    compare(recording, recording.way.name)
+    compare(variant.run_as(WITH_GRADIENTS), WITH_GRADIENTS.name)
+    for way in ways_of(AGAIN, subject):
+        if way.own or way.targets:
+            asked = variant.run_as(way)
+            scores = asked.scores(tokens, seed=1, go_on=True)
+            again = asked.scores(tokens, seed=2, go_on=True)
+            _require_same(again, scores, way.name)
+            compare(variant, f"after a call {way.name}")
     for size in ((1, 1), (1, subject.block_size), (2, 8), (3, 5)):
         mixed = subject.draw(*size, generator)
         variant.scores(mixed, go_on=True)
         compare(variant, f"after an input of shape {tuple(mixed.shape)}")
-    batches = _alike(tokens, others(tokens, subject.vocab_size, generator))
+    longer, rows = subject.draw(2, 24, generator), slice(None)
+    half = slice(longer.size(1) // 2)
+    batches = []
+    for ids, parts in (
+        (tokens, ((0,), (-1,), (rows, 0), (rows, -1))),
+        (longer, ((rows, half),)),
+    ):
+        mixed = others(ids, subject.vocab_size, generator)
+        batches += _alike(ids, mixed, parts)
     answers = [variant.scores(ids, go_on=True) for ids in batches]
     other = own(subject, budget)
     for ids, answer in reversed([*zip(batches, answers, strict=True)]):
@@ -64,11 +79,11 @@ def _require_same(scores: Tensor, first: Tensor, after: str) -> None:
         )
 
 
-def _alike(tokens: Tensor, others: Tensor) -> list[Tensor]:
-    """Return batches of which two in a row agree in one row or column."""
+def _alike(tokens: Tensor, others: Tensor, parts: Iterable) -> list[Tensor]:
+    """Return batches of which two in a row agree in a part."""
     others[:, 1:-1:2] = 0  # which may count as padding
-    batches, rows = [], slice(None)
-    for part in ((0,), (-1,), (rows, 0), (rows, -1)):
+    batches = []
+    for part in parts:
         mixed = others.clone()
         mixed[part] = tokens[part]
         batches += [tokens, mixed, others]

@@ -92,11 +92,41 @@ def _check_loss_of(variant: Variant) -> str:
                 f"{batch} x {time} of them {HOW[min(other.shifts)]}"
             )
         shifts = shifts & other.shifts
+    _require_same_in_training(variant, first, shifts, generator)
     case = replace(case, shifts=shifts)
     found = " or ".join(HOW[s] for s in sorted(shifts)) + case.note
     found += _try_marks(variant, first, case)
     _require_gradient(variant, first, case)
     return f"mean cross-entropy of {name} {found}"
+
+
+def _require_same_in_training(
+    variant: Variant,
+    targets: Tensor,
+    shifts: set[int],
+    generator: torch.Generator,
+) -> None:
+    """Require the same loss in train mode, where its scores are known."""
+    trained = variant.run_as(TRAIN)
+    rows, time = targets.shape
+    tokens = variant.subject.draw(rows, time, generator)
+    scores, _ = scores_and_loss(trained, tokens, targets)
+    if scores is None and not torch.equal(
+        trained.scores(tokens), variant.scores(tokens)
+    ):
+        return  # whose dropout draws differ
+    try:
+        case = _loss_of(trained, targets, generator)
+    except ModelRaised:
+        raise
+    except AssertionError as error:
+        raise AssertionError(f"in train mode {error}") from None
+    if case is not None and not shifts & case.shifts:
+        name = variant.subject.caller.target_name
+        raise AssertionError(
+            f"in train mode the loss is that of {name} "
+            f"{HOW[min(case.shifts)]}, in eval mode {HOW[min(shifts)]}"
+        )
 
 
 def _loss_of(
@@ -115,12 +145,22 @@ def _loss_of(
     again, second_loss = scores_and_loss(variant, tokens, second)
     if scores is None or again is None:
         scores = variant.scores(tokens)
-    elif float((moved := gaps(scores, again)).max()) > floor(scores):
+    elif float((moved := gaps(scores.detach(), again.detach())).max()) > floor(
+        scores
+    ):
         position = int(moved.amax(0).argmax())
         raise AssertionError(
             f"the scores move with {name}: those of position {position} by "
             f"{float(moved.max()):.2g}"
         )
+    elif name not in subject.caller.given and not variant.way.training:
+        own = subject.without_hidden(scores)
+        pair = [x.log_softmax(-1) for x in (own, variant.scores(tokens))]
+        size = float(gaps(*pair).max())
+        if size > 2 * max(map(floor, pair)):
+            raise AssertionError(
+                f"the scores with {name} are {size:.2g} from those without"
+            )
     if loss is None:
         return None
     note, added = "", torch.zeros(())

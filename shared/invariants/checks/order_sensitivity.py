@@ -6,9 +6,10 @@ from torch import Tensor
 
 from ..check import Budget, Round, SkipCheck, Subject, check
 from ..larger_weights import both
+from ..meeting.sizes import WINDOW, declared
 from ..rounding import floor, gaps, is_real, minus, rounding
 from ..tokens import draw, others, rows_at_once
-from ..variant import Variant
+from ..variant import Variant, build
 
 CLEAR = 0.5  # share of the deviation of scores: no rounding is as large
 ALIKE = 1e-5  # share of the effect of another id: less is no effect
@@ -31,6 +32,9 @@ def check_order_sensitivity(subject: Subject, budget: Budget) -> str:
     if longest < 3:
         raise SkipCheck(f"needs three tokens, the longest is {longest}")
     subject.require_no_state()
+    window = declared(build(subject, budget), WINDOW)
+    if window is not None and window.value == 1:
+        raise SkipCheck(f"the model declares {window}: no token has a past")
     found = _some_permutation(subject, budget)
     far = [1 << k for k in range((longest - 2).bit_length())]
     for at in _swapped_in_vain(subject, budget, far) or []:

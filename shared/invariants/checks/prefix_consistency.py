@@ -11,6 +11,7 @@ from ..larger_weights import both
 from ..rounding import dtype_name, floor, gaps, real_gap
 from ..tokens import SHORT, draw, rows_at_once, splits_to_try
 from ..variant import precise
+from ..ways import PREFIX, ways_of
 
 
 @check(
@@ -49,6 +50,8 @@ def _rounds(
     fresh, *enlarged = both(subject, budget)
     sizes = [(fresh, time, time) for time in subject.fit(2, 5, SHORT, 33)]
     sizes += [(variant, short, short) for variant in enlarged]
+    for way in ways_of(PREFIX, subject)[1:]:
+        sizes.append((fresh.run_as(way), short, short))
     if longest > 33:
         sizes.append((precise(subject, budget, longest), longest, 4))
     for variant, time, count in sizes:

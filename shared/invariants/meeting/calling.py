@@ -44,14 +44,10 @@ class Caller:
         function = getattr(model, self.method) if self.method else model
         return self._call(function, self.token_name, tokens, extra)
 
-    def call_with_targets(
-        self,
-        model: Model,
-        tokens: Int[Tensor, "batch time"],
-        targets: Int[Tensor, "batch time"],
+    def call_own(
+        self, model: Model, tokens: Int[Tensor, "batch time"], **extra: Any
     ) -> Any:
         """Return the answer of the model itself, not of its log_probs."""
-        extra = {self.target_name: targets}
         return self._call(model, self.own_token_name, tokens, extra)
 
     def arranged(

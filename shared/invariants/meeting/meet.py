@@ -1,5 +1,6 @@
 """Meets a model: writes the Subject that all checks read."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from ..errors import FoundOut, ModelRaised, UnusableModel
 from ..randomness import isolated
 from ..subject import Subject
 from ..variant import Copy, Variant
+from ..ways import LOSSES, TRAIN_TARGETS, Way, to_be_met
 from .building import Builder, KeptState, called_modules, name_of
 from .calling import LAYOUTS, caller_of
 from .layout import require_batch_first
@@ -33,6 +35,7 @@ def meet(
     seed: int = 0,
     device: torch.device | str | None = None,
     layout: str = "bt",
+    cache: Callable[..., Any] | None = None,
 ) -> Subject:
     """Return the facts of a model, found out by calling it.
 
@@ -68,6 +71,7 @@ def meet(
         is_module=isinstance(model, nn.Module),
         caller=caller_of(model, outputs != "logits", layout == "tb"),
         lengths=Lengths(1, 1, block),
+        make_cache=cache,
         notes=tuple(notes),
     )
     if subject.heavy:
@@ -121,7 +125,23 @@ def _find_out(subject: Subject, copy: Copy, outputs: str) -> Subject:
         for find in (find_state, require_batch_first, find_refusals):
             subject = find(subject, _calling(subject, copy), *size)
         subject = find_noise(subject, _calling(subject, copy), size[0])
-    return subject
+    return _find_ways(subject, copy)
+
+
+def _find_ways(subject: Subject, copy: Copy) -> Subject:
+    """Find the ways to call a model in which no scores come back."""
+    unanswered: list[Way] = []
+    for way in to_be_met(subject.caller):
+        if way is LOSSES and TRAIN_TARGETS not in unanswered:
+            unanswered.append(way)  # its scores say more
+            continue
+        try:
+            _calling(subject, copy).run_as(way).scores(subject.draw(1, 5))
+        except ModelRaised as error:
+            unanswered.append(way)
+            if way.given:
+                subject = subject.noted(f"not tried: {error}")
+    return replace(subject, unanswered=tuple(unanswered))
 
 
 def _calling(subject: Subject, copy: Copy) -> Variant:

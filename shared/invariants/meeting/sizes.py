@@ -1,5 +1,6 @@
 """The sizes that a model declares itself: vocabulary, length, window."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
@@ -133,7 +134,10 @@ def all_declared(model: object, names: tuple[str, ...]) -> list[Declared]:
         for place in places:
             value = _get(place, name)
             if isinstance(value, list | tuple):  # one for each layer or side
-                value = max(filter(_is_size, value), default=None)
+                several = [*filter(_is_size, value)]
+                value = max(several, default=None)
+                if names is LENGTH and several:  # for each level of patches
+                    value = math.prod(several)
             if _is_size(value):
                 found.append(Declared(name, int(value)))
                 break

@@ -1,0 +1,380 @@
+"""How models decode with a cache: conventions found by signature and state.
+
+A way is found where a second piece of text is answered and its scores depend
+on the piece before; whether the scores are right is the check's own matter.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import during
+from .meeting.calling import MASK, REQUIRED, TARGETS, token_argument
+from .meeting.reading import tensors_in
+from .meeting.sizes import CONFIGS, declared
+from .subject import Subject
+
+# Arguments of a call that take the cache so far. The weak names also stand
+# for other things: only a value that the model itself returned is a cache.
+STRONG = (
+    *("past_key_values", "past_key_value", "kv_cache", "kv_caches"),
+    *("layer_past", "past_kv", "past_kvs", "past", "caches", "cache_params"),
+)
+WEAK = ("cache", "kv", "mems", "memory", "hidden", "hx", "state", "states")
+STATES = ("cache_params", *WEAK[2:])  # of a recurrence: nothing to hide later
+# Flags without which no cache is filled, or none comes back.
+FLAG = re.compile(
+    r"(use|with|return|output|enable)_?(kv_?)?"
+    r"(cache|caches|kv|past|state|hidden|mems|intermediates)"
+)
+# Arguments that say where a piece starts, as a number or as positions.
+NUMBERS = ("start_pos", "pos", "offset", "start_index", "past_length")
+STARTS = (*NUMBERS, "input_pos")
+POSITIONS = ("cache_position", "position_ids", "positions")
+# Methods that return an empty cache, make room inside, or empty it again.
+WORD = r"_(kv_?)?(cache|caches|state|states|hidden|memory|mems)"
+MAKES = re.compile(rf"(init|initial|make|new|create|empty|get){WORD}")
+SETUP = re.compile(rf"(setup|set|init|enable|allocate|build|make){WORD}")
+RESET = re.compile(rf"(reset|clear|empty|flush){WORD}")
+# Sizes that a cache is made with, by the names of arguments and attributes.
+SIZES = (
+    ("n_kv_head", "n_kv_heads", "num_kv_heads", "num_key_value_heads"),
+    ("n_head", "n_heads", "num_heads", "heads", "num_attention_heads"),
+    ("n_layer", "n_layers", "num_layers", "layers", "num_hidden_layers"),
+    ("n_embd", "d_model", "dim", "emb_dim", "hidden_size", "embed_dim"),
+)
+ROWS = ("batch", "batch_size", "max_batch_size", "bsz", "rows")
+LENGTHS = ("length", "seq_len", "max_seq_len", "max_seq_length", "max_length")
+WIDTHS = ("size", "head_dim", "head_size", "d_head", "d_k", "dim_head")
+
+
+@dataclass
+class Convention:
+    """One way to call a model piece by piece."""
+
+    subject: Subject
+    model: Any
+    start_again: Callable[[], None]  # put back what the model held at first
+    says: str  # in a report
+    begin: Callable[[int], Any]  # return an empty cache for so many rows
+    function: Callable[..., Any]  # takes the pieces
+    cache: str | None = None  # the argument that takes it; None: inside
+    position: str | None = None  # the argument that says where a piece starts
+    flags: dict[str, Any] = field(default_factory=dict)
+    whole: bool = False  # each call takes all of the text so far
+    strong: bool = True  # it is for a cache, or for nothing
+    apart: bool = True  # each text has a state of its own
+
+    def __post_init__(self) -> None:
+        """Read the signature."""
+        self.arguments, self.token_name = token_argument(self.function)
+        self.required = [
+            (name, make)
+            for name, make in REQUIRED.items()
+            if name in self.arguments
+            and self.arguments[name].default is inspect.Parameter.empty
+        ]
+
+    @property
+    def takes_mask(self) -> bool:
+        """Whether rows may begin with padding."""
+        return MASK in self.arguments
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether a later piece is one token, by signature."""
+        return self.whole and "cache_age" not in self.arguments
+
+
+class Text:
+    """A text that is decoded piece by piece."""
+
+    def __init__(self, convention: Convention, rows: int):
+        self.convention, self.seen = (
+            convention,
+            torch.empty(rows, 0, dtype=torch.long),
+        )
+        self.returned = False  # whether a cache came back
+        with during("for an empty cache"), torch.no_grad():
+            self.cache = convention.begin(rows)
+
+    def feed(self, piece: Tensor, **mask: Tensor) -> Any:
+        """Return the model's answer to the next piece."""
+        way, start = self.convention, self.seen.size(1)
+        self.seen = torch.cat([self.seen.to(piece.device), piece], 1)
+        tokens = self.seen.clone() if way.whole else piece.clone()
+        given: dict[str, Any] = {n: make(tokens) for n, make in way.required}
+        given |= way.flags | mask
+        if way.position in NUMBERS:
+            given[way.position] = start
+        elif way.position is not None:
+            at = torch.arange(start, self.seen.size(1), device=tokens.device)
+            given[way.position] = (
+                at.expand(len(tokens), -1).clone()
+                if way.position == "position_ids"
+                else at
+            )
+        if way.cache is not None:
+            given[way.cache] = self.cache
+        if way.whole and start and not way.one_at_a_time:
+            given["cache_age"] = piece.size(1)
+        caller = way.subject.caller
+        tokens = caller.arranged(tokens)
+        for name in {MASK, *TARGETS} & given.keys():
+            given[name] = caller.arranged(given[name])
+        what = f"decoding, on tokens of shape {tuple(piece.shape)} after "
+        with during(f"{what}{start}"), torch.no_grad():
+            if way.token_name is None:
+                answer = way.function(tokens, **given)
+            else:
+                answer = way.function(**{way.token_name: tokens}, **given)
+        self._keep(answer)
+        return answer
+
+    def _keep(self, answer: Any) -> None:
+        """Find the cache in an answer; without one, the given one is kept."""
+        name, old = self.convention.cache, self.cache
+        found = answer.get(name) if isinstance(answer, Mapping) else None
+        found = getattr(answer, name or "", found)
+        if found is None and name is not None:
+            parts = (
+                [*answer.values()]
+                if isinstance(answer, Mapping)
+                else [*answer]
+                if isinstance(answer, list | tuple)
+                else []
+            )
+            parts = [part for part in parts[1:] if _may_be_cache(part)]
+            # a hidden state, a tensor, may come with a cache of several
+            several = [p for p in parts if not isinstance(p, Tensor)]
+            found = (several or parts or [None])[-1]
+            kinds = list | tuple if isinstance(old, list) else type(old)
+            if old is not None and not isinstance(found, kinds):
+                found = None
+        self.returned |= found is not None
+        self.cache = old if found is None else found
+
+
+def _may_be_cache(part: Any) -> bool:
+    if isinstance(part, Tensor):
+        return part.dim() > 1
+    return part is not None and not isinstance(part, int | float | str)
+
+
+def sizes_of(cache: Any) -> list[tuple[int, ...]]:
+    """Return the shapes of the tensors in a cache."""
+    return [tuple(tensor.shape) for _, tensor in tensors_in(cache)]
+
+
+def conventions(
+    subject: Subject, model: Any, start_again: Callable[[], None]
+) -> Iterator[Convention]:
+    """Yield the ways to decode that a model's signature offers."""
+    if callable(getattr(model, "init_cache", None)) and callable(
+        getattr(model, "decode", None)
+    ):
+        arguments, token_name = token_argument(model.decode)
+        names = [name for name in arguments if name not in (MASK, token_name)]
+        if len(names) > (token_name is None):
+            yield Convention(
+                subject,
+                model,
+                start_again,
+                "init_cache and decode",
+                model.init_cache,
+                model.decode,
+                names[token_name is None],
+            )
+    arguments, _ = token_argument(model)
+    flags = {n: True for n in arguments if FLAG.fullmatch(n)}
+    if "return_intermediates" in flags:
+        flags = {"return_intermediates": True}
+    methods = _methods(model)
+    resets = {n: m for n, m in methods.items() if RESET.fullmatch(n)}
+    own = Convention(
+        subject, model, start_again, "", _nothing, model, apart=not resets
+    )
+    if subject.make_cache is not None:
+        yield from _named(own, arguments, flags)
+    starts = [n for n in STARTS if n in arguments]
+    # positions that a model with a cache may also count itself
+    places = [*starts, None, *(n for n in POSITIONS if n in arguments)]
+    for name in (*STRONG, *WEAK):
+        if name in arguments:
+            used = {n: v for n, v in flags.items() if _suits(n, name)}
+            for position in places:
+                each = replace(own, cache=name, flags=used, position=position)
+                yield from _in_the_call(each, methods, resets)
+    setups = {n: m for n, m in methods.items() if SETUP.fullmatch(n)}
+
+    def begin(rows: int) -> None:
+        if subject.keeps_state or not (setups or resets or starts):
+            start_again()
+        for method in (*resets.values(), *setups.values()):
+            fill(method, subject, model, rows)
+
+    for position in (*starts, None):
+        if position or flags:
+            yield replace(
+                own,
+                says=_words(
+                    [f"{n}()" for n in (*resets, *setups)], flags, position
+                ),
+                begin=begin,
+                flags=flags,
+                position=position,
+                strong=bool(setups or resets),
+                apart=False,
+            )
+
+
+def _nothing(rows: int) -> None:
+    """Begin without a cache: the first piece makes one."""
+
+
+def _named(
+    own: Convention, arguments: Iterable[str], flags: dict[str, Any]
+) -> Iterator[Convention]:
+    """Yield ways with a cache that the user's function makes."""
+    subject, model = own.subject, own.model
+    maker = subject.make_cache
+    title = getattr(maker, "__name__", type(maker).__name__)
+    known = {*STRONG, *WEAK} & {*arguments}
+    for name in known or {n for n in arguments if re.search(r"cache|past", n)}:
+        for position in [None, *(n for n in STARTS if n in arguments)]:
+            yield replace(
+                own,
+                cache=name,
+                says=_words([f"{name}={title}()"], flags, position),
+                begin=lambda rows: fill(maker, subject, model, rows),
+                flags=flags,
+                position=position,
+            )
+
+
+def _words(
+    parts: list[str], flags: Iterable[str], position: str | None
+) -> str:
+    """Return what a report calls a way."""
+    flagged = [f"{flag}=True" for flag in flags]
+    return " and ".join([*parts, *flagged, *([position] if position else [])])
+
+
+def _suits(flag: str, cache: str) -> bool:
+    """Whether a flag asks for a cache of this name, and not for another."""
+    return "mem" in cache or "mems" not in flag
+
+
+def _in_the_call(
+    own: Convention, methods: dict[str, Any], resets: dict[str, Any]
+) -> Iterator[Convention]:
+    """Yield ways with a cache in the call, by what the first piece gets."""
+    subject, model, name = own.subject, own.model, own.cache
+    assert name is not None
+
+    def way(
+        words: str, make: Callable[[int], Any], strong: bool, **more: Any
+    ) -> Convention:
+        def begin(rows: int) -> Any:
+            for method in resets.values():
+                fill(method, subject, model, rows)
+            return make(rows)
+
+        says = _words([name + words], own.flags, own.position)
+        strong = strong and name in STRONG
+        return replace(own, says=says, begin=begin, strong=strong, **more)
+
+    if own.arguments[name].default is not inspect.Parameter.empty:
+        whole = "return_intermediates" in own.flags
+        yield way("", _nothing, True, whole=whole)
+    made: dict[str, Any] = {
+        n: m for n, m in methods.items() if MAKES.fullmatch(n)
+    }
+    made |= _classes(model)
+    layers = _layers(model)
+    for title, maker in made.items():
+
+        def make(rows: int, maker: Any = maker) -> Any:
+            return fill(maker, subject, model, rows)
+
+        yield way(f"={title}()", make, True)
+        if isinstance(maker, type):
+
+            def each(rows: int, make: Any = make) -> list[Any]:
+                return [make(rows) for _ in range(layers)]
+
+            yield way(f"=[{title}(), ...]", each, False)
+    yield way("=[None, ...]", lambda rows: [None] * layers, False)
+    yield way("=[]", lambda rows: [], False)
+    yield way("={}", lambda rows: {}, False)
+
+
+def _methods(model: Any) -> dict[str, Any]:
+    """Return a model's own methods that have to do with a cache."""
+    found = {}
+    for name in sorted(set(dir(type(model))) - set(dir(nn.Module))):
+        if any(p.fullmatch(name) for p in (MAKES, SETUP, RESET)):
+            with suppress(Exception):  # a property of the user's
+                found[name] = getattr(model, name)
+    return {name: m for name, m in found.items() if inspect.ismethod(m)}
+
+
+def _classes(model: Any) -> dict[str, type]:
+    """Return the classes of caches in the model's own file."""
+    module = sys.modules.get(type(model).__module__)
+    return {
+        name: kind
+        for name, kind in vars(module or inspect).items()
+        if isinstance(kind, type) and "cache" in name.lower()
+    }
+
+
+def _layers(model: Any) -> int:
+    """Return how many layers a model has: as it says, or its longest list."""
+    said = declared(model, SIZES[2])
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    lists = [len(m) for m in modules if isinstance(m, nn.ModuleList)]
+    return said.value if said else max(lists, default=1)
+
+
+def fill(function: Any, subject: Subject, model: Any, rows: int) -> Any:
+    """Call what makes a cache, each argument filled by its name.
+
+    Raises:
+        ValueError: for an argument without a default that has no known name.
+    """
+    weights: Any = getattr(model, "parameters", list)()
+    weight = next(iter(weights), torch.empty(0))
+    known: dict[str, Any] = dict.fromkeys(ROWS, rows)
+    known |= dict.fromkeys(LENGTHS, subject.block_size)
+    known |= {"dtype": weight.dtype, "device": weight.device}
+    known |= dict.fromkeys(SIZES[2], _layers(model)) | {"model": model}
+    known |= {c: getattr(model, c) for c in CONFIGS if hasattr(model, c)}
+    heads = declared(model, SIZES[1])
+    pairs = declared(model, SIZES[0]) or heads
+    if heads and pairs:
+        known |= dict.fromkeys((*SIZES[0], *SIZES[1]), pairs.value)
+        width = declared(model, SIZES[3])
+        own = declared(model, WIDTHS[1:])
+        if own or width:
+            size = own.value if own else (width or heads).value // heads.value
+            known |= dict.fromkeys(WIDTHS, size)
+    given = {}
+    for name, p in inspect.signature(function).parameters.items():
+        if name in known and (
+            p.default is p.empty or name in (*ROWS, *LENGTHS, "dtype")
+        ):
+            given[name] = known[name]
+        elif p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD:
+            raise ValueError(
+                f"{getattr(function, '__name__', function)} takes {name}, "
+                f"whose value is not known"
+            )
+    return function(**given)

@@ -1,0 +1,299 @@
+"""Decoding with a cache, by the conventions of those who write GPTs.
+
+One body computes a piece from the keys and values before it, rightly or with
+one of FAULTS. A convention keeps them where its authors do: inside the model
+behind a flag or an argument of positions, in an object, in what comes back.
+"""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+from small_gpt import BLOCK, DIM, GPT, positions
+from torch import nn
+
+FAULTS = {
+    "position": "Positions of later pieces are one too high.",
+    "mask": "A later piece is masked from the top left.",
+    "rows": "Rows of the cache are swapped.",
+    "twice": "New keys are put in twice.",
+    "window": "Five tokens are kept, and no window is declared.",
+    "reset": "A new text goes on where the last one ended.",
+}
+
+
+class Kept:
+    """Keys and values of one layer, to which attention adds its own."""
+
+    def __init__(self, pair, fault):
+        self.pair, self.fault = pair, fault
+
+    def extend(self, attention, *new):
+        old = self.pair or tuple(x[..., :0, :] for x in new)
+        if self.fault == "rows":
+            old = [x.flip(0) for x in old]
+        pair = [torch.cat(both, -2) for both in zip(old, new, strict=True)]
+        self.pair = tuple(pair)
+        if self.fault == "twice":
+            self.pair = tuple(
+                map(torch.cat, zip(pair, new, strict=True), (-2, -2))
+            )
+        if self.fault == "window":
+            self.pair = tuple(x[..., -5:, :] for x in pair)
+        return pair
+
+
+class Piecewise(GPT):
+    """The body of all conventions; found is the report's name for it."""
+
+    fault = ""
+    faults = tuple(FAULTS)[:5]  # those that it can have
+    found = ""
+    make_cache = None  # given by the user
+
+    def add_parts(self, dim):
+        layers = len(self.blocks)
+        self.config = SimpleNamespace(n_layer=layers, n_head=2, n_embd=DIM)
+
+    def piece(self, tokens, pairs=None):
+        """Scores of a piece, and each layer's keys and values behind it."""
+        pairs = pairs or [None] * len(self.blocks)
+        start = 0 if pairs[0] is None else pairs[0][0].size(-2)
+        self.require_length(start + tokens.size(1))
+        at = positions(tokens) + start
+        off = int(self.fault == "position" and start > 0)
+        x = self.wte(tokens) + self.wpe((at + off) % BLOCK)
+        if self.fault == "mask":
+            at = positions(tokens)
+        end = start + tokens.size(1)
+        mask = at.unsqueeze(1) >= torch.arange(end, device=at.device)
+        after = []
+        for block, pair in zip(self.blocks, pairs, strict=True):
+            kept = Kept(pair, self.fault)
+            x = block(x, mask, kept)
+            after.append(kept.pair)
+        return self.scores(x), after
+
+
+class FlagAndReset(Piecewise):
+    """A flag, and a state that a method empties. (Raschka's books)"""
+
+    faults, found = tuple(FAULTS), "reset_kv_cache() and use_cache=True"
+    pairs = None
+
+    def reset_kv_cache(self):
+        if self.fault != "reset":
+            self.pairs = None
+
+    def forward(self, tokens, use_cache=False):
+        if not use_cache:
+            return super().forward(tokens)
+        scores, self.pairs = self.piece(tokens, self.pairs)
+        return scores
+
+
+class SetupAndPositions(Piecewise):
+    """Room is made once; positions say where a piece goes. (gpt-fast)"""
+
+    faults = "position", "mask", "rows", "window"
+    found = "setup_caches() and input_pos"
+    kept = None
+
+    def setup_caches(self, max_batch_size, max_seq_length):
+        shape = len(self.blocks), 2, max_batch_size, 2, max_seq_length, 8
+        self.kept = torch.zeros(shape).to(self.wte.weight)
+
+    def forward(self, tokens, input_pos=None):
+        if input_pos is None:
+            return super().forward(tokens)
+        if self.kept is None:
+            raise TypeError("setup_caches() comes first")
+        start = int(input_pos[0])
+        pairs = [(k, v) for k, v in self.kept[..., :start, :]]
+        scores, pairs = self.piece(tokens, pairs if start else None)
+        for layer, pair in zip(self.kept, pairs, strict=True):
+            stacked = torch.stack(pair)[..., : self.kept.size(-2), :]
+            layer[..., : stacked.size(-2), :] = stacked
+        return scores
+
+
+class SetAndClear(SetupAndPositions):
+    """Room is made by one method and given back by another. (litgpt)"""
+
+    found = "clear_kv_cache() and set_kv_cache() and input_pos"
+    setup_caches = None
+
+    def set_kv_cache(self, batch_size, max_seq_length=None, device=None):
+        SetupAndPositions.setup_caches(self, batch_size, BLOCK)
+
+    def clear_kv_cache(self):
+        self.kept = None
+
+
+class KVCache:
+    """Made by hand, with the sizes of the model; grows in place. (nanochat)"""
+
+    def __init__(self, batch_size, num_heads, seq_len, head_dim, num_layers):
+        assert (num_heads, head_dim) == (2, DIM // 2)
+        self.pairs = [None] * num_layers
+
+
+def by_hand(batch):
+    return SimpleNamespace(pairs=None, batch=batch)
+
+
+class MadeByHand(Piecewise):
+    """An object of a class beside the model, which grows in place."""
+
+    found = "kv_cache=KVCache()"
+
+    def forward(self, tokens, targets=None, kv_cache=None):
+        if kv_cache is None:
+            return super().forward(tokens)
+        scores, kv_cache.pairs = self.piece(tokens, kv_cache.pairs)
+        return scores
+
+
+class Named(MadeByHand):
+    """An object of a class that nobody finds: named by the user."""
+
+    found = "kv_cache=by_hand()"
+    __module__, make_cache = "elsewhere", staticmethod(by_hand)
+
+
+class OnlyIfGiven(Piecewise):
+    """Caches come back only if some were given, a layer's each."""
+
+    found = "caches=[None, ...]"
+
+    def forward(self, tokens, caches=None):
+        scores, after = self.piece(tokens, caches and [*caches])
+        return scores if caches is None else (scores, after)
+
+
+@dataclass
+class Intermediates:
+    hiddens: list
+    pairs: list
+
+
+class WholeText(Piecewise):
+    """Takes the whole text again; a hidden state comes, too. (x-transformers)
+
+    With a cache only the last token is computed, and answered.
+    """
+
+    found = "cache and return_intermediates=True"
+
+    def forward(self, tokens, return_intermediates=False, cache=None):
+        if cache is not None:
+            tokens = tokens[:, -1:]
+        scores, pairs = self.piece(tokens, cache and cache.pairs)
+        if not return_intermediates:
+            return scores
+        return scores, Intermediates([scores], pairs)
+
+
+class PastAndPresent(Piecewise):
+    """A tuple (logits, presents), the oldest way. (GPT-2)"""
+
+    found = "past: "
+
+    def forward(self, tokens, past=None):
+        return self.piece(tokens, past)
+
+
+class Stacked(Piecewise):
+    """One tensor of all layers comes back beside a hidden state."""
+
+    found = "past_kvs and use_cache=True"
+
+    def forward(self, tokens, past_kvs=None, use_cache=False):
+        pairs = None if past_kvs is None else [*map(tuple, past_kvs)]
+        scores, after = self.piece(tokens, pairs)
+        if not use_cache:
+            return scores
+        return scores, torch.stack([torch.stack(pair) for pair in after])
+
+
+class LastPosition(Piecewise):
+    """A dict with the scores of the last position alone, as for sampling."""
+
+    found = "kv and return_kv=True"
+
+    def forward(self, tokens, kv=None, return_kv=False):
+        scores, after = self.piece(tokens, kv)
+        if not return_kv:
+            return scores
+        return {"logits": scores[:, -1], "kv": after}
+
+
+class ToldWhere(Piecewise):
+    """The cache comes back; where it ends is told, too."""
+
+    found = "kv_caches and start_pos: "
+
+    def forward(self, tokens, kv_caches=None, start_pos=0):
+        scores, after = self.piece(tokens, kv_caches)
+        assert start_pos == (kv_caches[0][0].size(-2) if kv_caches else 0) or (
+            self.fault in ("twice", "window")
+        )
+        return scores, after
+
+
+class Recurrent(Piecewise):
+    """An LSTM, whose pair (h, c) goes in as hidden."""
+
+    found, faults = "hidden: ", ("rows", "twice")
+
+    def add_parts(self, dim):
+        self.cell = nn.LSTM(dim, dim, batch_first=True)
+
+    def forward(self, tokens, hidden=None):
+        x = self.wte(tokens)
+        if hidden and self.fault == "rows":
+            hidden = tuple(part.flip(1) for part in hidden)
+        y, after = self.cell(x, hidden)
+        if self.fault == "twice":
+            _, after = self.cell(x[:, -1:], after)
+        return self.head(y), after
+
+
+class OneState(Recurrent):
+    """A GRU, whose state comes back as one tensor."""
+
+    found = "state: "
+
+    def add_parts(self, dim):
+        self.cell = nn.GRU(dim, dim, batch_first=True)
+
+    def forward(self, tokens, state=None):
+        x = self.wte(tokens)
+        if state is not None and self.fault == "rows":
+            state = state.flip(1)
+        y, after = self.cell(x, state)
+        if self.fault == "twice":
+            _, after = self.cell(x[:, -1:], after)
+        return {"logits": self.head(y), "state": after}
+
+
+class Generates(Piecewise):
+    """Only its own generate decodes with a cache."""
+
+    found = "generate with use_cache=True and use_cache=False"
+
+    @torch.no_grad()
+    def generate(self, idx, max_new_tokens, temperature=0.7, use_cache=True):
+        pairs, piece = None, idx
+        for _ in range(max_new_tokens):
+            scores, after = self.piece(piece if use_cache else idx, pairs)
+            chances = (scores[:, -1] / temperature).softmax(-1)
+            idx = torch.cat([idx, torch.multinomial(chances, 1)], 1)
+            if use_cache:
+                pairs, piece = after, idx[:, -1:]
+        return idx
+
+
+CONVENTIONS = [
+    kind for kind in [*globals().values()] if getattr(kind, "found", "")
+]
