@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from .budget import Budget
-from .errors import ModelRaised
+from .errors import ModelRaised, during
 from .meeting.building import hooked
 from .meeting.reading import tensors_in
 from .randomness import isolated
@@ -157,7 +157,8 @@ def scale_outputs(variant: Variant, tokens: Tensor, size: float) -> None:
             p.mul_(factor)
         running.add(id(module))
         try:
-            return module(*args, **kwargs)
+            with during("called again with larger weights"):
+                return module(*args, **kwargs)
         finally:
             running.discard(id(module))
 

@@ -43,6 +43,7 @@ KINDS = ("suffix", "token", "padding", "left")
 MIXED = ("mixed",)  # a split of each kind in turn
 SUFFIX = ("suffix",)
 FEW = SPLITS // 3
+LONGEST_TABLE = 4096  # rows of a table of masks, past which texts are tried
 MIDDLE = (24, 100)  # lengths of texts as people have them
 EACH_ID = 1 << 22  # scores of a position times ids that are tried
 
@@ -87,6 +88,7 @@ class LeakRounds:
         yield from self._rounds(quiet, few + end, 4)
         variant = fresh(subject, budget)
         yield from self._rounds(variant, self._drawn(long))
+        yield from self._past_buffers()
         yield from self._crowd(variant)
         for time in reversed(long):
             count = self._count(time)
@@ -187,6 +189,20 @@ class LeakRounds:
         at = torch.randint(len(room), (4,), generator=self.generator)
         drawn = {room[i] for i in at.tolist()} - {*edges}
         return self._accepted(sorted(drawn))
+
+    def _past_buffers(self) -> Iterator[Round]:
+        """Yield rounds of texts longer than a table of masks has rows."""
+        if self.subject.limit is not None:
+            return
+        variant = fresh(self.subject, self.budget)
+        buffers: Iterable[Tensor] = getattr(variant.model, "buffers", list)()
+        tables = {
+            b.size(-1) for b in buffers if b.shape[-2:-1] == b.shape[-1:]
+        }
+        # longer than what was asked for: such a text may be refused
+        variant.copy.may_fail = True
+        lengths = sorted(n + 1 for n in tables if SHORT < n <= LONGEST_TABLE)
+        yield from self._rounds(variant, lengths, 4)
 
     def _crowd(self, variant: Variant) -> Iterator[Round]:
         """Yield a round with many rows in one call."""

@@ -14,6 +14,7 @@ from .checks import CHECKS
 from .costs import Costs
 from .errors import (
     FoundOut,
+    HookRaised,
     SkipCheck,
     UnusableModel,
     cause_of,
@@ -272,7 +273,8 @@ class Run:
             if first == name:
                 return "failed", str(error)
             return "skipped", f"see {first}: {error}"
-        if place := place_of(error):
+        place = "" if isinstance(error, HookRaised) else place_of(error)
+        if place:
             return "failed", f"the model raised {sentence(error)} ({place})"
         frame = traceback.extract_tb(error.__traceback__)[-1]
         return "error", (

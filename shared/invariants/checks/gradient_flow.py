@@ -9,6 +9,7 @@ from ..check import Budget, Subject, check
 from ..errors import SkipCheck, during
 from ..larger_weights import larger
 from ..losses import cross_entropy, scores_and_loss
+from ..meeting.reading import tensors_in
 from ..tokens import rows_at_once
 from ..variant import Variant, changeable
 from ..ways import TRAIN
@@ -83,6 +84,20 @@ def _backward_of_own_loss(
             loss.backward()
 
 
+def _backward_of_all_scores(variant: Variant, tokens: Tensor) -> None:
+    """Add the gradients of whatever else is a score of each id."""
+    width = variant.subject.reader.width
+    answer = variant.answer(tokens, grad=True)
+    others = [
+        scores.log_softmax(-1)[..., 0].mean()
+        for _, scores in tensors_in(answer)
+        if scores.requires_grad and scores.shape[-1:] == (width,)
+    ]
+    if others:
+        with during("in the backward pass of all its scores"):
+            torch.stack(others).sum().backward()
+
+
 def _stuck_at_zero(variant: Variant) -> list[str]:
     """Return what still has no gradient after some steps, if it is all 0."""
     parameters = dict(variant.model.named_parameters())
@@ -100,8 +115,8 @@ def _stuck_at_zero(variant: Variant) -> list[str]:
 def _gradient_sizes(variant: Variant) -> dict[str, float]:
     """Return the largest gradient entry that each parameter ever got."""
     subject, model = variant.subject, variant.model
-    generator, time = subject.generator(), subject.lengths.fit(32)
-    batch = max(1, min(8, rows_at_once(subject.vocab_size, time) // 4))
+    generator, short = subject.generator(), subject.lengths.fit(32)
+    vocab = subject.vocab_size
     trainable = {
         name: parameter
         for name, parameter in model.named_parameters()
@@ -109,6 +124,9 @@ def _gradient_sizes(variant: Variant) -> dict[str, float]:
     }
     sizes = dict.fromkeys(trainable, 0.0)
     for seed in range(16):
+        # a part may act in long texts only
+        time = subject.block_size if seed % 4 == 3 else short
+        batch = max(1, min(8, rows_at_once(vocab, time) // 4))
         tokens, targets = (
             subject.draw(batch, time, generator) for _ in range(2)
         )
@@ -129,6 +147,7 @@ def _gradient_sizes(variant: Variant) -> dict[str, float]:
             cross_entropy(scores, targets).backward()
         if seed > 0:  # something has no gradient by the scores
             _backward_of_own_loss(variant, tokens, targets)
+            _backward_of_all_scores(variant, tokens)
         for name, parameter in trainable.items():
             if parameter.grad is not None:
                 # NaN is check_finite's matter

@@ -23,8 +23,9 @@ def check_order_sensitivity(subject: Subject, budget: Budget) -> str:
     again after some, or are kept in a byte, are the same far apart.
     How: some permutation of short texts must move the last scores. Then, in
     the longest, the first token is swapped with those 1, 2, 4, 8, ... behind
-    it: where that does nothing, though each of the two counts and a swap
-    with the next token does something, two positions are one.
+    it, and neighbours at 8, 16, ... with each other: where that does
+    nothing, though each of the two counts and a swap beside them does
+    something, two positions are one.
     Reports: Vaswani et al. 2017, section 3.5: without positions attention
     cannot make use of the order.
     """
@@ -36,58 +37,65 @@ def check_order_sensitivity(subject: Subject, budget: Budget) -> str:
     if window is not None and window.value == 1:
         raise SkipCheck(f"the model declares {window}: no token has a past")
     found = _some_permutation(subject, budget)
-    far = [1 << k for k in range((longest - 2).bit_length())]
-    for at in _swapped_in_vain(subject, budget, far) or []:
-        near = [s for s in (at - 1, at + 1) if 0 < s < longest - 1]
+    powers = [1 << k for k in range((longest - 2).bit_length())]
+    far = [(0, s) for s in powers]
+    beside = [(s, s + 1) for s in powers if 8 <= s < longest - 2]
+    for one, other in (
+        *(_swapped_in_vain(subject, budget, far) or []),
+        *(_swapped_in_vain(subject, budget, beside) or []),
+    ):
+        step = int(one > 0)  # the first token stays the first
+        near = [(one + d * step, other + d) for d in (-1, 1)]
+        near = [(a, b) for a, b in near if a < b < longest - 1]
         if _swapped_in_vain(subject, budget, near) != []:
-            return f"{found}; tokens 0 and {at} of {longest} may be swapped"
+            return f"{found}; tokens {one} and {other} may be swapped"
         raise AssertionError(
             f"at length {longest} the last scores do not change when tokens "
-            f"0 and {at} are swapped, but for tokens 0 and {near[-1]} they "
+            f"{one} and {other} are swapped, but for those beside them they "
             f"do: two positions are the same"
         )
     return found
 
 
 def _swapped_in_vain(
-    subject: Subject, budget: Budget, places: list[int]
-) -> list[int] | None:
-    """Return the places whose swap with the first token changes nothing.
+    subject: Subject, budget: Budget, pairs: list[tuple[int, int]]
+) -> list[tuple[int, int]] | None:
+    """Return the pairs of tokens whose swap changes nothing.
 
-    A place is left out if another id there changes nothing either. None is
-    for no time.
+    A pair is left out if another id in its second place changes nothing
+    either. None is for no time.
     """
     time, vocab = subject.block_size, subject.vocab_size
     generator = subject.generator()
     for variant in both(subject, budget, time):
         for _ in range(3):
-            calls = 1 + len(places)
+            calls = 1 + len(pairs)
             swaps = Round(
                 variant, time, rows=1, calls=calls, name="swaps", share=1 / 2
             )
-            if not places:
+            if not pairs:
                 return []
             if not budget.affords(swaps):
                 return None
             text = draw(vocab, 1, time, generator)[0]
-            text[places] = others(
-                text[0].expand(len(places)), vocab, generator
-            )
-            rows = [_swapped(text, 0, s) for s in places]
+            for one, other in pairs:
+                text[other] = others(text[one], vocab, generator)
+            rows = [_swapped(text, one, other) for one, other in pairs]
             base, moved = _moved(variant, text, rows)
             least = max(base, ALIKE * max(moved))
-            sizes = dict(zip(places, moved, strict=True))
-            places = [s for s in places if sizes[s] <= least]
+            sizes = dict(zip(pairs, moved, strict=True))
+            pairs = [pair for pair in pairs if sizes[pair] <= least]
             rows = [
-                text.index_fill(0, torch.tensor(s), text[0]) for s in places
+                text.index_fill(0, torch.tensor(other), text[one])
+                for one, other in pairs
             ]
             counts = _moved(variant, text, rows)[1] if rows else []
-            places = [
-                s
-                for s, count in zip(places, counts, strict=True)
-                if max(sizes[s], base) < ALIKE * count
+            pairs = [
+                pair
+                for pair, count in zip(pairs, counts, strict=True)
+                if max(sizes[pair], base) < ALIKE * count
             ]
-    return places
+    return pairs
 
 
 def _moved(

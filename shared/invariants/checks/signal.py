@@ -88,7 +88,14 @@ def _spread(value: Any) -> float:
     """Return the share by which rows of vectors differ; -1: there are none."""
     shares = [-1.0]
     for _, x in tensors_in(value):
-        if x.is_floating_point() and x.ndim > 1 and x[..., 0].numel() > 1:
+        if torch._C._functorch.is_functorch_wrapped_tensor(x):
+            continue  # inside vmap no number can be read
+        if (
+            x.is_floating_point()
+            and x.ndim > 1
+            and x.shape[:-1].numel() > 1
+            and x.numel()
+        ):
             rows = x.detach().flatten(0, -2)
             gap = minus(rows, rows[:1].expand_as(rows)).abs().max()
             shares.append(float(gap / rows.abs().max().clamp(1e-300)))

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ..errors import UnusableModel, sentence
+from ..errors import HookRaised, UnusableModel, sentence
 from ..randomness import isolated
 
 Model = Callable[..., Any]
@@ -250,16 +250,31 @@ def hooked(
 
     Scripted modules take no hooks, and are passed over.
     """
+
+    def guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(hook)
+        def run(*given: Any) -> Any:
+            try:
+                return hook(*given)
+            except AssertionError:  # ModelRaised, of a module it calls
+                raise
+            except Exception as error:
+                raise HookRaised(sentence(error)) from error
+
+        return run
+
     with ExitStack() as hooks:
         for module in modules:
             if isinstance(module, torch.jit.ScriptModule):
                 continue
             if before is not None:
                 hooks.enter_context(
-                    module.register_forward_pre_hook(before, with_kwargs=True)
+                    module.register_forward_pre_hook(
+                        guarded(before), with_kwargs=True
+                    )
                 )
             hooks.enter_context(
-                module.register_forward_hook(after, with_kwargs=True)
+                module.register_forward_hook(guarded(after), with_kwargs=True)
             )
         yield
 
