@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.utils.parametrizations import spectral_norm
 
+NAMES = {"random": random, "forward": GPT.forward}
 CODE = """def checked(self, tokens):
     random.getrandbits(8)
     return forward(self, tokens)
@@ -29,9 +30,8 @@ CODE = """def checked(self, tokens):
 class Beartyped(GPT):
     """A checker of types draws which item of a list it looks at."""
 
-    names = {"random": random, "forward": GPT.forward}
-    exec(compile(CODE, "<@beartype(GPT.forward)>", "exec"), names)
-    forward = names["checked"]
+    exec(compile(CODE, "<@beartype(GPT.forward)>", "exec"), NAMES)
+    forward = NAMES["checked"]
 
 
 class DrawsForNothing(GPT):
@@ -176,7 +176,9 @@ SOUND = {
     type("MappedGPT", (GPT,), {"mlp": Mapped}): {},
     TwoScores: {},
     Late: {},
-    type("FlexGPT", (GPT,), {"mixer": Flex}): {},
+    type("FlexGPT", (GPT,), {"mixer": Flex}): {
+        "expected_failures": {"check_finite": "no backward on the CPU"}
+    },
     Spectral: {},
     Levels: {},
     NoisyLoss: {"expected_failures": {"check_determinism": "it draws noise"}},

@@ -143,7 +143,7 @@ def scores_and_loss(
     given = [x.to(subject.device, copy=True) for x in (tokens, targets)]
     variant.start_again()
     if way.training or subject.noisy:
-        seed_all(DROPOUT_SEED)
+        seed_all(DROPOUT_SEED if way.training else subject.seed)
     with during(f"when given {name}"), torch.set_grad_enabled(way.grad):
         answer = subject.caller.call_own(model, given[0], **{name: given[1]})
     if not given[1].equal(targets.to(subject.device)):

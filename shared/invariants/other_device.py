@@ -105,11 +105,12 @@ def _compute(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     for tensor in left if moved else ():
         if tensor.is_meta:
             raise NotImplementedError("a tensor was made without its numbers")
-        if tensor.dim() and function.overloadpacket not in ACROSS:
+        kind = getattr(function, "overloadpacket", function)
+        if tensor.dim() and kind not in ACROSS:
             raise RuntimeError(
                 "expected all tensors to be on the same device, found "
                 f"one of shape {(*tensor.shape,)} on the {tensor.device} "
-                f"in {function.overloadpacket.__name__}"
+                f"in {kind.__name__}"
             )
     if away and wanted is not None:
         kwargs = kwargs | {"device": "cpu"}

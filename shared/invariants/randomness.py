@@ -63,7 +63,7 @@ class RecordedDraws(Operations):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         answer = func(*args, **(kwargs or {}))
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             first = answer[0] if isinstance(answer, tuple) else answer
             shape = tuple(getattr(first, "shape", ()))
             self.shapes.append((str(func), shape))

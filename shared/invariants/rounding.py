@@ -178,7 +178,7 @@ class Inside(Operations):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         answer = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
+        name = getattr(func, "overloadpacket", func).__name__
         parts = answer if isinstance(answer, list | tuple) else [answer]
         for part in parts if name not in OF_MASKS else ():
             if isinstance(part, Tensor) and part.is_floating_point():

@@ -108,7 +108,7 @@ class Positions(Operations):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         answer = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ in self.NAMES:
+        if getattr(func, "overloadpacket", func).__name__ in self.NAMES:
             for x in (*args, answer):
                 if isinstance(x, Tensor) and answer.dtype == torch.bfloat16:
                     self._look(x)

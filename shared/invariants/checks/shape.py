@@ -42,6 +42,10 @@ def check_shape(subject: Subject, budget: Budget) -> str:
             if not scores.is_floating_point():
                 raise AssertionError(f"scores have dtype {scores.dtype}")
     inputs = _require_inputs(variant)
+    if (width := subject.reader.width) > subject.vocab_size:
+        inputs += (
+            f"; of {width} scores the first {subject.vocab_size} are read"
+        )
     if subject.reader.form == TIME_FIRST:
         _require_time_first(variant)
         return f"(time, batch, vocab), which holds in that reading; {inputs}"

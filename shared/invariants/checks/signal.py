@@ -88,8 +88,6 @@ def _spread(value: Any) -> float:
     """Return the share by which rows of vectors differ; -1: there are none."""
     shares = [-1.0]
     for _, x in tensors_in(value):
-        if torch._C._functorch.is_functorch_wrapped_tensor(x):
-            continue  # inside vmap no number can be read
         if (
             x.is_floating_point()
             and x.ndim > 1

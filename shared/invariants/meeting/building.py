@@ -254,6 +254,8 @@ def hooked(
     def guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(hook)
         def run(*given: Any) -> Any:
+            if torch._C._functorch.maybe_current_level() is not None:
+                return None  # inside vmap no number can be read
             try:
                 return hook(*given)
             except AssertionError:  # ModelRaised, of a module it calls

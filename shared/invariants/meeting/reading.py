@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import ModelRaised
 
+SPARE = 128  # scores beyond the vocabulary, to pad it to a multiple
 SCORES = ("logits", "log_probs")
 LOSSES = ("loss",)
 
@@ -60,6 +61,12 @@ class Reader:
     vocab_size: int = 0  # number of ids
     alike: int = 1  # how many tensors in an answer could be the scores
 
+    @property
+    def rounded(self) -> bool:
+        """Whether the head has as many scores as ids, or a round number."""
+        spare = self.width - self.vocab_size
+        return not spare or (0 < spare < SPARE and self.width % 8 == 0)
+
     def read(
         self, answer: Any, batch: int, time: int, strict: bool = False
     ) -> Float[Tensor, "batch time vocab"]:
@@ -72,7 +79,7 @@ class Reader:
         Raises:
             ModelRaised: where there are none of the right shape.
         """
-        if strict and self.width != self.vocab_size:
+        if strict and not self.rounded:
             raise ModelRaised(
                 f"the scores are {self.width} wide, the vocabulary has "
                 f"{self.vocab_size} ids"
