@@ -3,6 +3,7 @@
 python tests/readme.py          the models, in tests/README.md
 python tests/readme.py costs    the costs, in shared/invariants/README.md:
                                 some six minutes of a quiet machine
+python tests/readme.py ways     the ways of running, in the same file
 """
 
 import re
@@ -14,6 +15,8 @@ from broken_models import BROKEN
 from correct_models import CORRECT
 
 from gpt_duet import GPTConfig, check_model
+from gpt_duet.invariants import CHECKS
+from gpt_duet.invariants.ways import EVAL, TRIED, Way
 from mingpt_style import build_model
 
 TESTS = Path(__file__).resolve().parent
@@ -51,6 +54,25 @@ def tables():
     }
 
 
+def ways():
+    """Which checks try each way of running, but for those of eval mode."""
+    tried = {}
+    for name, check in CHECKS.items():
+        module = vars(sys.modules[check.__module__]).values()
+        own = {way for way in module if isinstance(way, Way)}
+        own |= {way for way, names in TRIED.items() if name in names}
+        if own - {EVAL}:
+            tried[name.removeprefix("check_")] = own | {EVAL}
+    rows = [
+        (
+            way.name or "in eval mode",
+            *("x" * (way in t) for t in tried.values()),
+        )
+        for way in TRIED
+    ]
+    return {"ways": table(("way", *tried), rows)}
+
+
 def costs():
     """What each check takes of models of three sizes."""
     rows = {}
@@ -85,9 +107,10 @@ def filled(text, tables):
     return text
 
 
+OF_CHECKS = TESTS.parent / "shared" / "invariants" / "README.md"
+
 if __name__ == "__main__":
     readme, made = TESTS / "README.md", tables
-    if sys.argv[1:] == ["costs"]:
-        readme = TESTS.parent / "shared" / "invariants" / "README.md"
-        made = costs
+    if sys.argv[1:] in (["costs"], ["ways"]):
+        readme, made = OF_CHECKS, {"costs": costs, "ways": ways}[sys.argv[1]]
     readme.write_text(filled(readme.read_text("utf-8"), made()), "utf-8")

@@ -10,6 +10,7 @@ import torch
 from broken_models import BROKEN, SLOW, as_parameters
 from correct_models import CORRECT
 from measurements import MEASUREMENTS
+from readme import OF_CHECKS, filled, ways
 from small_gpt import BLOCK, GPT, VOCAB
 
 from gpt_duet.config import GPTConfig
@@ -134,6 +135,11 @@ def test_every_check_explains_itself_and_has_models_that_break_it():
             assert part in check.__doc__, (name, part)
     assert CHECKS.keys() == MEASUREMENTS.keys()
     assert CHECKS.keys() == {model.check for model in BROKEN if model.only}
+
+
+def test_the_table_of_ways_is_that_of_the_code():
+    text = OF_CHECKS.read_text("utf-8")
+    assert filled(text, ways()) == text
 
 
 # --- What a failure says ----------------------------------------------------

@@ -18,6 +18,7 @@ from .tokens import SHORT, spans
 
 DEFAULT = 225.0  # seconds: meeting the model takes some, too
 FORWARDS = 500  # of the longest sequence: the default of a heavy model
+NAMED = 4  # ways that a report names at the same lengths
 TOLD_AFTER = 15.0  # seconds without a line until a check says how far it is
 
 
@@ -261,6 +262,10 @@ class Budget:
             ]
             if parts:
                 ways[", ".join(parts)].append(label)
+        for text, labels in ways.items():
+            if len(labels) > NAMED:
+                more = f"{len(labels) - NAMED} more ways (see the README)"
+                ways[text] = [*labels[:NAMED], more]
         return "; ".join(
             f"{', '.join(labels)}: {text}" for text, labels in ways.items()
         )

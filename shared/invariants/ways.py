@@ -143,7 +143,7 @@ LOSSES = Way(
     losses=True,
 )
 OWN, TRAIN_OWN = (
-    Way(f"{where}in its own call", training, training, own=True)
+    Way(f"{where}in the model's own call", training, training, own=True)
     for where, training in MODES
 )
 GIVEN = tuple(

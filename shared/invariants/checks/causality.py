@@ -4,7 +4,9 @@ from ..check import Budget, SkipCheck, Subject, check
 from ..explain import explain
 from ..leak_rounds import LeakRounds
 from ..leaks import LeakFinder
+from ..meeting.calling import MASK
 from ..variant import CopyFailed
+from ..ways import CAUSALITY, ways_of
 
 DRAWS = "in train mode the shape of random draws depends on the tokens"
 MIXED = "rows depend on each other: see check_batch_independence"
@@ -42,5 +44,13 @@ def check_causality(subject: Subject, budget: Budget) -> str:
             "no change of any token moves any score, so nothing can be said "
             "about the future"
         )
+    never = [
+        name
+        for name in subject.caller.optional
+        if name not in (MASK, subject.caller.target_name)
+        and name not in {way.given for way in ways_of(CAUSALITY, subject)}
+    ]
     notes = [MIXED] * finder.rows_mix + [DRAWS] * finder.draws_differ
+    if never:
+        notes.append(f"never given: {', '.join(never)}")
     return "; ".join([budget.tried, *notes])
