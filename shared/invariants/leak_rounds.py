@@ -87,7 +87,7 @@ class LeakRounds:
         quiet = trained.run_as(TRAIN_WITHOUT_GRADIENTS)
         yield from self._rounds(quiet, few + end, 4)
         variant = fresh(subject, budget)
-        yield from self._rounds(variant, self._drawn(long))
+        yield from self._rounds(variant, self._drawn(long), FEW)
         yield from self._past_buffers()
         yield from self._crowd(variant)
         for time in reversed(long):
@@ -246,8 +246,7 @@ class LeakRounds:
         eval and train mode; by inference mode and autocast.
         """
         subject, budget = self.subject, self.budget
-        middle = [t for t in subject.fit(*MIDDLE) if t not in lengths]
-        lengths = lengths + middle
+        lengths = sorted({*lengths[1::2], lengths[-1], *subject.fit(*MIDDLE)})
         variant = own(subject, budget)
         model = variant.model
         dtypes = {p.dtype for p in getattr(model, "parameters", list)()}
@@ -294,7 +293,7 @@ class LeakRounds:
                 one = enlarged.run_as(MASKED[2])
                 yield from self._rounds(one, lengths[-2:], 4)
         for one in others:
-            if one.way is not LOSSES:
+            if one.way.visible is not None and not one.way.boolean:
                 yield from self._rounds(one, lengths[:-2], 4, share=1 / 30)
 
     def trials(
