@@ -114,7 +114,7 @@ def test_a_heavy_model_is_tried_at_the_same_splits_and_stays_as_it_is(
     assert re.search(
         r"in eval mode: [^;]*, (2[4-9]|3.) of 127 at 128;", message
     )
-    assert {time for time, _ in seen} == {*range(1, 17), *lengths}
+    assert {time for time, _ in seen} >= {*range(1, 17), *lengths}
     in_double = {time for time, dtype in seen if dtype == torch.float64}
     assert max(in_double, default=0) == doubled
 

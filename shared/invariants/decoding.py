@@ -94,7 +94,8 @@ class Decoder:
                 self.reason = self.reason or f"{way.says}: {error}"
                 return NONE
             if way.cache is not None and text.cache is None:
-                self.reason = f"no {way.cache} comes with the scores"
+                why = f"no {way.cache} comes with the scores"
+                self.reason = self.reason or why
                 return NONE
             first = sizes_of(text.cache)
             try:

@@ -36,6 +36,7 @@ from .ways import (
     TRAIN_AUTOCAST,
     TRAIN_WITHOUT_GRADIENTS,
     WITH_GRADIENTS,
+    Way,
     ways_of,
 )
 
@@ -45,6 +46,7 @@ SUFFIX = ("suffix",)
 FEW = SPLITS // 3
 LONGEST_TABLE = 4096  # rows of a table of masks, past which texts are tried
 MIDDLE = (24, 100)  # lengths of texts as people have them
+DRAWN = Way("at lengths drawn from the seed")
 EACH_ID = 1 << 22  # scores of a position times ids that are tried
 
 
@@ -87,7 +89,8 @@ class LeakRounds:
         quiet = trained.run_as(TRAIN_WITHOUT_GRADIENTS)
         yield from self._rounds(quiet, few + end, 4)
         variant = fresh(subject, budget)
-        yield from self._rounds(variant, self._drawn(long), FEW)
+        drawn = variant.run_as(DRAWN)
+        yield from self._rounds(drawn, self._drawn(long), FEW)
         yield from self._past_buffers()
         yield from self._crowd(variant)
         for time in reversed(long):

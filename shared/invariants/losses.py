@@ -86,7 +86,7 @@ def wrong_loss(
     mark: int | None = None,
 ) -> AssertionError:
     """Return the failure of a loss that is no mean: what it is nearest to."""
-    loss = loss.double()
+    loss, scores = loss.detach().double(), scores.detach()
     means = [float(mean_loss(scores, targets, s, mark)) for s in (0, 1)]
     wrong = _wrong_losses(scores, targets, mark)
     name = min(wrong, key=lambda name: float((wrong[name] - loss).abs()))
