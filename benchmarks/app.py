@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from gpt_duet.console import stopped_by_ctrl_c
 from gpt_duet.validation import choose_device, choose_dtype, whole_number
 
 from . import STYLES, Kind
@@ -18,6 +19,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 app = typer.Typer(
     add_completion=False,
+    rich_markup_mode=None,  # its tables are too narrow for descriptions
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -31,6 +33,7 @@ File = Path | None
 
 
 @app.command()
+@stopped_by_ctrl_c()
 def bench(
     kind: Annotated[
         Kind | None,
@@ -60,7 +63,12 @@ def bench(
         Text, Option(help="With generate: tokens in the prompt. Default: 16.")
     ] = None,
     new: Annotated[
-        Size, Option(help="With generate: new tokens. Default: 32.")
+        Size,
+        Option(
+            "--new-tokens",
+            "--new",
+            help="With generate: tokens that follow. Default: 32.",
+        ),
     ] = None,
     styles: Annotated[
         str, Option(help="Packages; ratios are to the last one's time.")
@@ -83,9 +91,19 @@ def bench(
             metavar="MODULE:FACTORY",
             help="Your own model, too; may be given again. The factory takes "
             "a GPTConfig or nothing; the model turns (batch, time) ids into "
-            "(batch, time, vocabulary) scores.",
+            "(batch, time, vocabulary) scores. With generate it decodes "
+            "with a cache where it keeps the kit's contract or is of "
+            "transformers, else it reads the whole text for each token.",
         ),
     ] = None,
+    only_peers: Annotated[
+        bool,
+        Option(
+            "--only-peers",
+            help="Time those of --peer alone; ratios are to the last one's "
+            "time.",
+        ),
+    ] = False,
     log_probs: Annotated[
         bool, Option("--log-probs", help="End every model in log-softmax.")
     ] = False,
@@ -107,7 +125,11 @@ def bench(
         str, Option("--device", help='"cpu", "cuda", "xpu", "mps", ...')
     ] = "cpu",
     threads: Annotated[
-        Size, Option(help="CPU threads. Default: all cores.")
+        Size,
+        Option(
+            help="Of the CPU. Default, at each size: one for a small model, "
+            "else all cores."
+        ),
     ] = None,
     rounds: Annotated[
         Size,
@@ -162,24 +184,26 @@ def bench(
         raise ValueError(f"budget must be a number from 0, got {budget}")
     kind = kind or "forward"
     decoding = kind == "generate"
-    if decoding and any((time, own, peer, log_probs, compile_, profile)):
+    if decoding and any((time, own, log_probs, compile_, profile)):
         raise ValueError(
-            "generate takes no --time, --own, --peer, --log-probs, --compile "
-            "or --profile"
+            "generate takes no --time, --own, --log-probs, --compile or "
+            "--profile"
         )
     if not decoding and (prompt or new):
-        raise ValueError(f"--prompt and --new are for generate, not {kind}")
-    import torch
-
+        raise ValueError(
+            f"--prompt and --new-tokens are for generate, not {kind}"
+        )
+    if only_peers and (own or not peer):
+        raise ValueError("--only-peers takes --peer, and no --own")
+    if threads is not None:
+        whole_number("threads", threads, 1)
     from .machine import keep_freed_memory
-    from .measure import measure
+    from .measure import Stopped, measure
     from .output import Output, telling
     from .peers import PEERS
     from .plan import make_plan
 
     keep_freed_memory()
-    if threads is not None:
-        torch.set_num_threads(whole_number("threads", threads, 1))
     device = choose_device(device_name)
     output = Output(device, json_file, plot, compare, tolerance)
     rounds = ROUNDS[kind] if rounds is None else rounds
@@ -188,8 +212,13 @@ def bench(
         raise ValueError(f"{kind} takes one dtype, got {dtype_name!r}")
     known = ["transformers"] if decoding else list(PEERS)
     chosen = known if peers == "all" else _names("peers", peers)
+    if only_peers:
+        chosen = ["none"]
     if decoding and chosen not in (known, ["none"]):
-        raise ValueError(f"generate has the peer transformers, not {peers!r}")
+        raise ValueError(
+            f"generate has the peer transformers, not {peers!r}; your own "
+            "go by --peer"
+        )
     if decoding:
         preset, batch = preset or "gpt2", batch or "1"
         time, new = prompt or "16", 32 if new is None else new
@@ -205,18 +234,26 @@ def bench(
         device=device,
         rounds=whole_number("rounds", rounds, 1),
         budget=budget,
-        styles=_names("styles", styles),
+        styles=[] if only_peers else _names("styles", styles),
         peers=[p for p in chosen if p != "none"] + (peer or []),
         installed=peers == "all",
         own=own,
         log_probs=log_probs,
         compile=compile_,
         profile=profile,
+        threads=threads,
     )
     output.prepare(kind, [plan.setting(*size) for size in plan.sizes])
+    stopped = False
     with telling() as tell:
-        runs = measure(plan, tell)
-    if output.put(runs):
+        try:
+            runs = measure(plan, tell)
+        except Stopped as error:
+            runs, stopped = error.runs, True
+    slower = output.put(runs)
+    if stopped:
+        raise KeyboardInterrupt
+    if slower:
         raise typer.Exit(1)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpt_duet.comparison.benchmark_results import Results, Row, Value
+from gpt_duet.comparison.benchmark_results import Results, Row, Run, Value
 
 from .machine import LIBRARIES
 
@@ -76,12 +76,24 @@ def require_comparable(
                 f"the old file is of another machine: {fact} was {was!r}, "
                 f"here it is {now!r}"
             )
-    before = [_key(run.what, run.setting) for run in old.runs]
-    if not any(_key(what, setting) in before for setting in settings):
-        there = "; ".join(f"{r.what}, {r.described()}" for r in old.runs)
-        raise ValueError(
-            f"nothing to compare: no equal setting is in the old file: {there}"
+    now = [Run(what, setting, [Row("", [1.0])]) for setting in settings]
+    if not any(_fits(a, b) for a in old.runs for b in now):
+        was, here = (
+            "; ".join(f"{run.what}, {run.described()}" for run in runs)
+            for runs in (old.runs, now)
         )
+        raise ValueError(
+            "nothing to compare: no equal setting is in the old file, which "
+            f"has: {was}; this call has: {here}"
+        )
+
+
+def _fits(old: Run, planned: Run) -> bool:
+    """Whether a plan, which may leave threads open, may have an old key."""
+    if "threads" not in planned.setting and "threads" in old.setting:
+        setting = planned.setting | {"threads": old.setting["threads"]}
+        planned = Run(planned.what, setting, planned.rows)
+    return _key(old.what, old.setting) == _key(planned.what, planned.setting)
 
 
 def _key(what: str, setting: Facts) -> tuple:

@@ -4,6 +4,7 @@ The clock and the order of a round are shared/timing.py's.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 from gpt_duet.comparison.benchmark_results import Row, Run
 from gpt_duet.generation import generate, optimize_for_decoding
+from gpt_duet.invariants.threads import few_threads
+from gpt_duet.protocol import LanguageModel
 from gpt_duet.timing import interleave, stopwatch, time_first
 from gpt_duet.training.recipe import Recipe, build_optimizer
 
@@ -28,11 +31,22 @@ Tell = Callable[[str], None]
 Competitor = tuple[str, Callable[[], object], dict[str, Any]]
 
 
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C, once something was measured: `runs` has the whole rounds."""
+
+    def __init__(self, runs: list[Run]):
+        super().__init__()
+        self.runs = runs
+
+
 def measure(plan: Plan, tell: Tell = lambda text: None) -> list[Run]:
     """Measure what a plan asks for, at each of its sizes.
 
     Everyone is tested at every size before anything is timed. On the CPU a
     style with a cache is optimized for decoding, as `gpt-duet generate` does.
+
+    Raises:
+        Stopped: for Ctrl-C after a whole round.
     """
     tell("building")
     longest = Tokens(plan, 1, max(plan.times)).ids
@@ -41,31 +55,40 @@ def measure(plan: Plan, tell: Tell = lambda text: None) -> list[Run]:
     everyone, notes = everyone + peers, notes + left_out
     if plan.log_probs:
         everyone = [candidate.with_log_probs() for candidate in everyone]
+    largest = max(one.parameters or 0 for one in everyone)
+
+    def threads(tokens: Tokens) -> AbstractContextManager[int]:
+        # decoding reads a large model's weights on all cores
+        work = len(tokens.ids) * (tokens.ids.size(1) + plan.new)
+        return few_threads(largest, work, plan.threads)
+
     ready = []
     for tokens in [Tokens(plan, *size) for size in plan.sizes]:
         first = {}
         for one in everyone:
             tell(f"testing {one.name}")
             vocab_size = plan.config.vocab_size
-            first[one.name] = require_sound(one, tokens.ids, vocab_size)
+            with threads(tokens):
+                first[one.name] = require_sound(one, tokens.ids, vocab_size)
         ready.append((tokens, first))
     decoding = plan.kind == "generate"
     for one in everyone:
         if decoding and one.cached and plan.device.type == "cpu":
             optimize_for_decoding(one.model)
-    with torch.inference_mode(plan.kind != "train-step"):
-        return [
-            _time(
-                plan,
-                tokens,
-                _decodings(plan, tokens, everyone)
-                if decoding
-                else _passes(plan, tokens, everyone, first, tell),
-                notes,
-                tell,
-            )
-            for tokens, first in ready
-        ]
+    runs: list[Run] = []
+    try:
+        with torch.inference_mode(plan.kind != "train-step"):
+            for tokens, first in ready:
+                competitors = (
+                    _decodings(plan, tokens, everyone)
+                    if decoding
+                    else _passes(plan, tokens, everyone, first, tell)
+                )
+                with threads(tokens):
+                    _time(plan, tokens, competitors, notes, tell, runs)
+    except KeyboardInterrupt:
+        raise (Stopped(runs) if runs else KeyboardInterrupt) from None
+    return runs
 
 
 def _time(
@@ -74,8 +97,12 @@ def _time(
     competitors: Iterable[Competitor],
     notes: list[str],
     tell: Tell,
-) -> Run:
-    """Time all in shuffled rounds, on tokens that are drawn anew."""
+    runs: list[Run],
+) -> None:
+    """Time all in shuffled rounds, on tokens that are drawn anew.
+
+    Appends the whole rounds to the runs, even where Ctrl-C ends them.
+    """
     device = plan.device
     rows: dict[str, dict[str, Any]] = {}
     watches: dict[str, Callable[[], float]] = {}
@@ -93,10 +120,15 @@ def _time(
         tell(f"round {number + 1} of {plan.rounds}")
         tokens.draw(number)
 
-    seconds = interleave(watches, plan.rounds, before, plan.budget)
-    timed = [Row(name, seconds[name], **facts) for name, facts in rows.items()]
-    setting = plan.setting(*tokens.ids.shape)
-    return Run(plan.kind, setting, timed, plan.styles[-1], notes)
+    batch, time = tokens.ids.shape
+    setting = plan.setting(batch, time, torch.get_num_threads())
+    seconds: dict[str, list[float]] = {}
+    try:
+        interleave(watches, plan.rounds, before, plan.budget, seconds)
+    finally:
+        if seconds:
+            timed = [Row(n, seconds[n], **facts) for n, facts in rows.items()]
+            runs.append(Run(plan.kind, setting, timed, plan.reference, notes))
 
 
 def _passes(
@@ -110,7 +142,7 @@ def _passes(
     config, ids = plan.config, tokens.ids
     training = plan.kind == "train-step"
     moved = least_bytes(config, len(ids), ids.size(1), plan.dtypes[0].itemsize)
-    ours = next(c for c in everyone if c.name == plan.styles[-1])
+    ours = next(c for c in everyone if c.name == plan.reference)
 
     def competitor(
         c: Candidate, seconds: float, flops: int, note: str = ""
@@ -170,17 +202,20 @@ def _decodings(
 ) -> Iterator[Competitor]:
     """Give greedy decoding from a prompt.
 
-    A style with a cache reads each token once, one without reads the whole
+    A model with a cache reads each token once, one without reads the whole
     text for each new token.
     """
     batch, prompt = tokens.ids.shape
     for candidate in everyone:
-        run = partial(_decode, candidate, tokens, plan.new)
-        cached = candidate.cached or not candidate.style
-        size = next(candidate.model.parameters()).itemsize
+
+        def run(candidate: Candidate = candidate) -> Tensor:
+            return decode(candidate, tokens.ids, plan.new)
+
+        cached = candidate.cached or _generates(candidate.model)
         # the prompt is read with the first new token
+        how = "" if cached else "out"
         moved = sum(
-            least_bytes(plan.config, batch, 1, size, past)
+            least_bytes(plan.config, batch, 1, candidate.itemsize, past)
             for past in range(prompt, prompt + plan.new)
         )
         facts = {
@@ -188,21 +223,36 @@ def _decodings(
             "tokens": batch * plan.new,
             "parameters": candidate.parameters,
             "least_bytes": moved if cached else None,
-            "note": "with a cache" if cached else "without a cache",
+            "note": "; ".join(
+                filter(None, (candidate.note, f"with{how} a cache"))
+            ),
         }
         yield candidate.name, run, facts
 
 
-def _decode(candidate: Candidate, tokens: Tokens, new: int) -> Tensor:
-    """Append new ids; transformers does so itself, without an end."""
-    if candidate.style:
-        return generate(candidate.model, tokens.ids, new)
-    return candidate.model.generate(
-        tokens.ids,
-        attention_mask=torch.ones_like(tokens.ids),
-        max_new_tokens=new,
-        min_new_tokens=new,
-        do_sample=False,
-        use_cache=True,
-        pad_token_id=0,
-    )
+def _generates(model: object) -> bool:
+    """Whether a model decodes itself, as those of transformers do."""
+    return hasattr(model, "generation_config")
+
+
+def decode(candidate: Candidate, ids: Tensor, new: int) -> Tensor:
+    """Append new ids; transformers does so itself, without an end.
+
+    Anyone's model that keeps no contract is read whole for each of them.
+    """
+    if _generates(candidate.model):
+        return candidate.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new,
+            min_new_tokens=new,
+            do_sample=False,
+            use_cache=True,
+            pad_token_id=0,
+        )
+    if isinstance(candidate.model, LanguageModel):
+        return generate(candidate.model, ids, new)
+    for _ in range(new):
+        likeliest = candidate.scores(ids)[:, -1:].argmax(dim=-1)
+        ids = torch.cat([ids, likeliest], dim=1)
+    return ids

@@ -49,6 +49,12 @@ class Candidate:
         return isinstance(self.model, CachedLanguageModel)
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of one weight; those of a float32 where there is none."""
+        weights = getattr(self.model, "parameters", lambda: ())()
+        return next((p.itemsize for p in weights), 4)
+
+    @property
     def parameters(self) -> int | None:
         """Number of parameters, a tied matrix once; None for no module."""
         if not hasattr(self.model, "parameters"):
@@ -81,6 +87,8 @@ def build_styles(
     format. The last style draws the weights. Returns a sentence on how far
     they agree, too.
     """
+    if not plan.styles:
+        return [], []
     config, names, row = plan.config, plan.styles, tokens[:1]
     state = enlarged_random_weights(load_style(names[-1]), config, seed=0)
     state = {k: v.to(plan.device) for k, v in state.items()}
@@ -182,20 +190,25 @@ def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
         ValueError: for one without scores of the plan's vocabulary, or that
             says it cannot read the plan's longest text.
     """
-    name, vocab, longest = (
-        peer.name, plan.config.vocab_size, max(plan.times)
-    )  # fmt: skip
-    subject = meet(
-        lambda: peer.model,
-        vocab_size=vocab,
-        block_size=longest,
-        outputs="logits",
-    )
+    name, vocab, longest = peer.name, plan.config.vocab_size, plan.longest
+    try:
+        subject = meet(
+            lambda: peer.model,
+            vocab_size=vocab,
+            block_size=longest,
+            outputs="logits",
+        )
+    except ValueError as error:
+        ours = f"the benchmark's vocabulary is {vocab} (--vocab-size sets it)"
+        raise ValueError(
+            f"{name}: {error}".replace(f"vocab_size={vocab} was given", ours)
+        ) from None
     subject.require_scores()
     if subject.block_size < longest:
         raise ValueError(
             f"{name} reads at most {subject.block_size} tokens, and a text of "
-            f"{longest} is asked for: see --time"
+            f"{longest} is asked for: see --time (with generate --prompt and "
+            "--new-tokens)"
         )
     given = subject.caller.given
 
@@ -212,5 +225,5 @@ def parameter_note(candidate: Candidate, ours: int) -> str:
     count = candidate.parameters
     if count is None:
         return "parameters unknown"
-    extra = (count - ours) / ours
+    extra = (count - ours) / ours if ours else 0
     return f"{extra:+.1%} parameters" if abs(extra) > 0.01 else ""

@@ -86,7 +86,9 @@ def _warn_if_busy(machine: Facts, moment: str) -> None:
     if busy > int(cores):
         warn(
             f"the machine is busy ({moment}: {busy} on {cores} cores): "
-            "other programs run, and no time is to be trusted"
+            "other programs run, so times are unreliable; with several "
+            "threads each operation waits for the slowest thread "
+            "(--threads 1 is disturbed least)"
         )
 
 

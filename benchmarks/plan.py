@@ -38,7 +38,7 @@ PRESETS: dict[str, tuple[dict[str, Any], int, int]] = {
 class Plan:
     """What is measured, of whom, where and how often."""
 
-    preset: str  # name of the sizes
+    preset: str  # name of the sizes; "" where others were given
     config: GPTConfig  # without dropout, which no time shall depend on
     batches: Sequence[int]  # numbers of rows
     times: Sequence[int]  # tokens in a row; of generate those of the prompt
@@ -56,19 +56,36 @@ class Plan:
     compile: bool = False  # run everything through torch.compile, too
     profile: bool = False  # say where the time of each goes
     new: int = 0  # tokens that generate appends
+    threads: int | None = None  # of the CPU; None: by the work of each size
+
+    @property
+    def reference(self) -> str:
+        """The name of the row that the others are compared to."""
+        return [*(self.styles or self.peers)][-1]
+
+    @property
+    def longest(self) -> int:
+        """Most tokens in a row that a model reads."""
+        return max(self.times) + self.new
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
         """Each batch and time."""
         return [*product(self.batches, self.times)]
 
-    def setting(self, batch: int, time: int) -> dict[str, Value]:
-        """Return what a run is kept with, and found again by."""
+    def setting(
+        self, batch: int, time: int, threads: int | None = None
+    ) -> dict[str, Value]:
+        """Return what a run is kept with, and found again by.
+
+        Without threads where neither the plan nor the caller has a number.
+        """
+        count = threads or self.threads
         work: dict[str, Value] = {"time": time}
         if self.kind == "generate":
             work = {"prompt": time, "new": self.new}
         return {
-            "shape": self.preset,
+            **({"shape": self.preset} if self.preset else {}),
             "vocabulary": self.config.vocab_size,
             "layers": self.config.n_layer,
             "heads": self.config.n_head,
@@ -79,7 +96,7 @@ class Plan:
             "log_probs": self.log_probs,
             "dtype": dtype_name(self.dtypes[0]),
             "device": str(self.device),
-            "threads": torch.get_num_threads(),
+            **({"threads": count} if count else {}),
             "rounds": self.rounds,
         }
 
@@ -130,7 +147,8 @@ def make_plan(
         preset_fields(preset), 8, 128
     )  # fmt: skip
     fields: dict[str, Any] = {"vocab_size": 50257, **fixed}
-    fields |= {k: v for k, v in (sizes or {}).items() if v is not None}
+    given = {k: v for k, v in (sizes or {}).items() if v is not None}
+    fields |= given
     times = times or (min(time, fields.get("block_size", time)),)
     longest = max(times) + new
     config = GPTConfig(**{"block_size": longest, **fields, "dropout": 0.0})
@@ -139,4 +157,6 @@ def make_plan(
             f"{longest} tokens in a row are more than the "
             f"{config.block_size} positions (block_size) of {preset}"
         )
+    if any(fixed.get(name, size) != size for name, size in given.items()):
+        preset = ""
     return Plan(preset, config, batches or (batch,), times, new=new, **others)

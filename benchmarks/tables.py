@@ -18,6 +18,9 @@ from .compare import Change
 LEGEND = (
     "x NAME: how many times NAME's time in the same round, the median over "
     "the rounds; 1.20 takes a fifth longer",
+    "least, 95th: the least time of a round, and the 95th percentile",
+    "operations: floating-point, counted; bytes: that a run must move to and "
+    "from memory at least",
     "of peak: the least time in which this machine could do the row's work "
     "(its operations at the speed of the matmul, or its bytes at that of the "
     "copy or read, whichever takes longer), in percent of the row's time",
@@ -34,12 +37,15 @@ def show_results(results: Results) -> Group:
     parts: list[RenderableType] = [Text(facts)]
     for run in results.runs:
         title = Text.assemble((run.what, "bold"), f"  {run.described()}")
-        parts += ["", title, _speeds(run), "", _particulars(run)]
+        tables = (_speeds(run), _work(run), _particulars(run))
+        parts += ["", title, *(part for t in tables for part in (t, ""))][:-1]
         parts += _lines(f"{r.name}: {r.note}" for r in run.models if r.note)
         parts += _lines(_operations(r) for r in run.models if r.operations)
         rounds = len(run.rows[0].seconds)
         if rounds != run.setting.get("rounds", rounds):
-            parts += _lines([f"{rounds} rounds: there was no time for more"])
+            asked = run.setting["rounds"]
+            parts += _lines([f"{rounds} of {asked} rounds were run"])
+        parts += _lines(disagreements(run))
         parts += _lines(run.notes)
     return Group(*parts, "", *_lines(LEGEND))
 
@@ -49,18 +55,33 @@ def _lines(texts: Iterable[str]) -> list[RenderableType]:
 
 
 def _speeds(run: Run) -> Table:
-    """Times with their quartiles, ratios, and parts of the limit."""
+    """Times with their spread, and ratios."""
     rows, ours = run.rows, run.row(run.reference)
-    parts = [part_of_peak(run, row) for row in rows]
-    table = _table(
+    return _table(
         {
             "": [row.name for row in rows],
             "median": [seconds(row.median) for row in rows],
             "quartiles": [_spread(row) for row in rows],
+            "least": [seconds(min(row.seconds)) for row in rows],
+            "95th": [seconds(row.percentile_95) for row in rows],
             f"x {run.reference}": [
                 f"{row.ratio(ours):.2f}" if ours and not row.limit else ""
                 for row in rows
             ],
+        },
+        rows,
+    )
+
+
+def _work(run: Run) -> Table:
+    """Operations, bytes, and how near the row is to the limit."""
+    rows = run.rows
+    parts = [part_of_peak(run, row) for row in rows]
+    return _table(
+        {
+            "": [row.name for row in rows],
+            "operations": [_amount(row.flops, "FLOP") for row in rows],
+            "bytes": [_amount(row.least_bytes, "B") for row in rows],
             "of peak": [
                 f"{part:.0%}" if part and not row.limit else ""
                 for row, part in zip(rows, parts, strict=True)
@@ -69,11 +90,9 @@ def _speeds(run: Run) -> Table:
                 f"{row.tokens_per_second:,.0f}" if row.tokens else ""
                 for row in rows
             ],
-        }
+        },
+        rows,
     )
-    for row, shown in zip(rows, table.rows, strict=True):
-        shown.style = "dim" if row.limit else None
-    return table
 
 
 def _particulars(run: Run) -> Table:
@@ -98,8 +117,10 @@ def _particulars(run: Run) -> Table:
     )
 
 
-def _table(columns: dict[str, list[str]]) -> Table:
-    """Return a table of those columns that are not empty."""
+def _table(
+    columns: dict[str, list[str]], measured: Sequence[Row] = ()
+) -> Table:
+    """Return a table of the columns that are not empty, limits dimmed."""
     kept = {name: cells for name, cells in columns.items() if any(cells)}
     table = Table(box=None, header_style="bold cyan", padding=(0, 2, 0, 0))
     for number, name in enumerate(kept):
@@ -108,6 +129,8 @@ def _table(columns: dict[str, list[str]]) -> Table:
         )
     for cells in zip(*kept.values(), strict=True):
         table.add_row(*map(Text, cells))
+    for row, shown in zip(measured, table.rows, strict=False):
+        shown.style = "dim" if row.limit else None
     return table
 
 
@@ -117,6 +140,28 @@ def _operations(row: Row) -> str:
         for name, part in row.operations.items()
     )
     return f"{row.name}: {parts}"
+
+
+def disagreements(run: Run) -> list[str]:
+    """Name both ratios to the reference where they differ by 5 %.
+
+    The ratio within rounds and the ratio of the medians differ where the
+    machine's speed changed from round to round.
+    """
+    ours, found = run.row(run.reference), []
+    for row in run.models:
+        if ours is None:
+            break
+        within, overall = row.ratio(ours), row.median / ours.median
+        if abs(within / overall - 1) > 0.05:
+            found.append(f"{row.name} {within:.2f} and {overall:.2f}")
+    if not found:
+        return []
+    return [
+        f"x {run.reference} within rounds, and by the medians: "
+        f"{', '.join(found)}; the machine's speed changed between rounds: "
+        "measure again, with more --rounds"
+    ]
 
 
 def part_of_peak(run: Run, row: Row) -> float | None:
@@ -175,6 +220,14 @@ def seconds(value: float) -> str:
 def _short(number: float) -> str:
     """Three digits or more."""
     return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _amount(count: int | None, unit: str) -> str:
+    """A number with a prefix: "22.9 GFLOP"."""
+    if not count:
+        return ""
+    power = min((len(str(count)) - 1) // 3, 5)
+    return f"{_short(count / 1000**power)} {' kMGTP'[power].strip()}{unit}"
 
 
 def _spread(row: Row) -> str:

@@ -45,7 +45,7 @@ def fail(message: str, status: int = 2) -> Never:
 def run(command: Callable[[], object]) -> None:
     """Run a command; a user's mistake ends in one line and status 2."""
     try:
-        with _own_warnings():
+        with stopped_by_ctrl_c(), _own_warnings():
             command()
     except (ValueError, OSError, MemoryError) as error:
         if debug:
@@ -56,6 +56,19 @@ def run(command: Callable[[], object]) -> None:
         if debug or (not out and "can't allocate memory" not in str(error)):
             raise
         fail(f"not enough memory: {error}")
+
+
+@contextmanager
+def stopped_by_ctrl_c() -> Iterator[None]:
+    """End in one word and status 130 at Ctrl-C inside.
+
+    A function of typer's needs it as a decorator: typer itself ends with
+    that status and without a word.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        fail("stopped", status=130)
 
 
 @contextmanager

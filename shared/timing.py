@@ -29,6 +29,7 @@ def interleave(
     rounds: int,
     before: Callable[[int], None] = lambda number: None,
     budget: float = math.inf,
+    seconds: dict[str, list[float]] | None = None,
 ) -> dict[str, list[float]]:
     """Time each run once a round, in a shuffled order.
 
@@ -40,16 +41,20 @@ def interleave(
         rounds: how many.
         before: called with the round's number, from 0, before each round.
         budget: seconds after which no further round starts.
+        seconds: takes the times of each round as soon as it is whole, for
+            a caller that is interrupted.
     """
     end = time.monotonic() + budget
     order = random.Random(0)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    seconds = {} if seconds is None else seconds
     for number in range(rounds):
         if number > 0 and time.monotonic() > end:
             break
         before(number)
-        for name in order.sample(list(runs), len(runs)):
-            seconds[name].append(runs[name]())
+        shuffled = order.sample(list(runs), len(runs))
+        times = {name: runs[name]() for name in shuffled}
+        for name in runs:
+            seconds.setdefault(name, []).append(times[name])
     return seconds
 
 

@@ -16,7 +16,12 @@ from benchmarks.compare import compare_results
 from benchmarks.machine import machine_facts
 from benchmarks.output import Output
 from benchmarks.plan import CPU
-from benchmarks.tables import part_of_peak, show_changes, show_results
+from benchmarks.tables import (
+    disagreements,
+    part_of_peak,
+    show_changes,
+    show_results,
+)
 from shared import timing
 from shared.comparison.benchmark_results import Results, Row, Run, read_results
 from shared.timing import (
@@ -85,6 +90,8 @@ def test_quartiles_and_ratios_by_hand():
     assert quartiles([5.0, 1.0, 3.0, 2.0, 4.0]) == (2, 3, 4)
     assert quartiles([1.0, 2.0]) == (1.25, 1.5, 1.75)
     assert quartiles([3.0]) == (3, 3, 3)
+    assert Row("a", [*map(float, range(1, 22))]).percentile_95 == 20
+    assert Row("a", [3.0]).percentile_95 == 3
     assert Row("a", [1.0, 2.0], tokens=6).tokens_per_second == 4
     # one slow round moves neither median nor ratio
     fast = Row("fast", [1.0, 1.0, 50.0, 1.0, 1.0])
@@ -231,6 +238,19 @@ def test_parts_of_the_peak_by_hand():
     assert part_of_peak(forward(*rows), Row("c", [1.0])) is None
 
 
+def test_two_ratios_that_differ_are_both_named():
+    ours = Row("mingpt_style", [1.0, 2.0, 4.0], flops=2_500_000, tokens=1)
+    near = Row("near", [1.04, 2.0, 4.0], least_bytes=999)
+    far = Row("far", [4.0, 1.0, 2.0])
+    (line,) = disagreements(forward(ours, near, far))
+    assert "medians: far 0.50 and 1.00; the machine's speed changed" in line
+    assert disagreements(forward(ours, near)) == []
+    shown = printed(show_results(Results(FACTS, [forward(ours, near, far)])))
+    assert line[:60] in " ".join(shown.split())
+    for word in ("least", "95th", "3.8 s", "2.5 MFLOP", "999 B"):
+        assert word in shown
+
+
 ODD = "[/usr/bin/c++] [enforce fail at x.cpp:3] :smile:"
 
 
@@ -241,7 +261,7 @@ def test_brackets_are_printed_as_they_stand(capsys):
     text = printed(show_results(Results({ODD: "P"}, [run])))
     # facts, title, two tables, note of the row, its operations, the run's
     assert text.count(ODD) >= 7
-    assert "1 rounds: there was no time for more" in text
+    assert "1 of 7 rounds were run" in text
     old = Results(FACTS, [run])
     changes, _ = compare_results(old, old)
     assert printed(show_changes(changes, 0.1, [ODD])).count(ODD) >= 3
@@ -275,7 +295,9 @@ def test_a_busy_machine_is_told_before_and_after(monkeypatch, capsys):
     monkeypatch.setattr(output, "load", lambda: next(busy))
     where = Output(CPU)
     where.prepare("forward", [])
-    assert f"(load before: {cores + 2.5} on" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert f"(load before: {cores + 2.5} on" in err
+    assert "--threads 1" in err
     where.put(results().runs)
     out, err = capsys.readouterr()
     assert err == ""  # as many as cores are what we take ourselves

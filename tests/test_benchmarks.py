@@ -13,8 +13,9 @@ import torch
 
 from benchmarks import app as commands
 from benchmarks import machine, measure, output
+from benchmarks.models import build_peers
 from benchmarks.peers import PEERS
-from benchmarks.plan import make_plan
+from benchmarks.plan import Tokens, make_plan
 from benchmarks.work import least_bytes
 from mingpt_style import GPT
 from shared.comparison.benchmark_results import read_results
@@ -23,6 +24,7 @@ from shared.console import run
 TOY = ["--preset", "gpt-nano", "--vocab-size", 11]
 SMALL = [*TOY, "--batch", 1, "--time", 4]
 FAST = [*SMALL, "--rounds", 2]
+DECODE = [*TOY, "--new-tokens", 1, "--prompt", 2, "--rounds", 1]
 LIMITS = ["matmul 16 x 16", "copy of 1 MiB", "read of 1 MiB"]
 
 
@@ -45,9 +47,9 @@ def bench(run_command):
     def bench(*words, status=0):
         found, out, err = run_command(main, "benchmarks", *words)
         assert found == status, err
-        assert (out if status == 2 else err) == ""
-        assert err.count("\n") == (status == 2)
-        return out or err
+        assert status == 130 or (out if status == 2 else err) == ""
+        assert err.count("\n") == (status in (2, 130))
+        return err or out
 
     return bench
 
@@ -95,6 +97,7 @@ def test_forward_with_everything(bench, tmp_path):
 
 def test_a_sweep_over_batch_and_time(bench, tmp_path):
     file = tmp_path / "found.json"
+    torch.set_num_threads(2)
     bench(
         "forward", *TOY, "--batch", "1,2", "--time", "2,4,8",
         "--rounds", 1, "--peers", "none", "--log-probs", "--json", file,
@@ -102,6 +105,8 @@ def test_a_sweep_over_batch_and_time(bench, tmp_path):
     found = read_results(file).runs
     asked = [(r.setting["batch"], r.setting["time"]) for r in found]
     assert asked == [(b, t) for b in (1, 2) for t in (2, 4, 8)]
+    assert {r.setting["threads"] for r in found} == {1}  # small work
+    assert torch.get_num_threads() == 2
     assert {row.output for r in found for row in r.models} == {"log-probs"}
     assert [r.row("annotated").tokens for r in found] == [2, 4, 8, 4, 8, 16]
     work = [r.row("annotated").flops for r in found]
@@ -155,12 +160,17 @@ def test_train_step_at_toy_size(bench, tmp_path):
     ("words", "expected"),
     [
         ([], {"preset": "S1", "budget": 50, "rounds": 10, "kind": "forward"}),
+        (["forward", "--n-layer", 1], {"preset": ""}),  # S1 no longer
+        (["forward", "--n-layer", 6, "--threads", 3],
+         {"preset": "S1", "threads": 3}),
         (["forward"], {"batches": (8,), "times": (256,), "budget": math.inf}),
         (
             ["generate"],
             {"preset": "gpt2", "batches": [1], "times": [16], "new": 32,
              "rounds": 3, "peers": ["transformers"], "installed": True},
         ),
+        (["generate", "--new-tokens", 5], {"new": 5}),
+        (["generate", "--new", 5], {"new": 5}),
         (["train-step"], {"preset": "S1", "rounds": 5, "kind": "train-step"}),
         (
             ["forward", "--peers", "none", "--peer", "my.py:build"],
@@ -194,6 +204,8 @@ import torch
 from torch.nn.functional import one_hot
 
 class Bigram(torch.nn.Embedding):
+    vocab_size = property(lambda self: self.num_embeddings)
+
     # as nanoGPT: all positions only where there are targets
     def forward(self, idx, targets=None):
         scores = super().forward(idx)
@@ -208,6 +220,9 @@ def short(config):
     model = build(config)
     model.block_size = 3
     return model
+
+def other_vocabulary(config):
+    return Bigram(7, 7)
 
 def bare():
     return lambda tokens: one_hot(tokens, 11).float()
@@ -239,6 +254,28 @@ def test_anyones_model_runs_beside_ours(bench, own_peer):
     assert "called with targets" in rows["bigram.py:build"].note
     assert "parameters unknown" in rows["bigram.py:bare"].note
     assert rows["bigram.py:bare"].flops == 0
+    # alone, and where the reference has no parameters
+    for kind, *words in (("forward", *FAST), ("generate", *DECODE)):
+        out = bench(
+            kind, *words, "--json", "found.json", "--only-peers",
+            "--peer", "bigram.py:build", "--peer", "bigram.py:bare",
+        )  # fmt: skip
+        assert "x bigram.py:bare" in out
+        (found,) = read_results(Path("found.json")).runs
+        names = [row.name for row in found.models]
+        assert names == ["bigram.py:build", "bigram.py:bare"]
+    assert "targets; without a cache" in found.models[0].note
+
+
+def test_anyones_model_decodes_greedily_from_its_scores(own_peer):
+    plan = make_plan(
+        "gpt-nano", (2,), (3,), 4, {"vocab_size": 11}, kind="generate",
+        styles=(), peers=("bigram.py:bare",),
+    )  # fmt: skip
+    (peer,), _ = build_peers(plan)
+    ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    found = measure.decode(peer, ids, 4)
+    assert found.tolist() == [[1, 2, 3, 3, 3, 3, 3], [4, 5, 6, 6, 6, 6, 6]]
 
 
 @pytest.mark.parametrize(
@@ -248,6 +285,10 @@ def test_anyones_model_runs_beside_ours(bench, own_peer):
         ("bigram", "no peer 'bigram'.*transformers"),
         ("bigram.py:ahead", "sees the future"),
         ("bigram.py:broken", "cannot be built.*no weights"),
+        (
+            "bigram.py:other_vocabulary",
+            r"vocabulary is 11 \(--vocab-size sets it\), but .*=7",
+        ),
         ("bigram.py:number", "builds int"),
         ("bigram.py:short", "reads at most 3 tokens, and a text of 4"),
     ],
@@ -259,8 +300,7 @@ def test_a_peer_that_cannot_be_timed(bench, own_peer, peer, message):
 
 def test_a_peer_that_is_not_installed_is_said_so(bench, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    decode = ["generate", *TOY, "--new", 1, "--prompt", 1, "--rounds", 1]
-    for words in (["forward", *FAST], decode):
+    for words in (["forward", *FAST], ["generate", *DECODE]):
         assert "transformers was not run: ModuleNotFoundError" in bench(*words)
         err = bench(*words, "--peers", "transformers", status=2)
         assert "transformers cannot be built: ModuleNotFoundError" in err
@@ -279,7 +319,9 @@ def test_old_results_are_compared(bench, tmp_path, monkeypatch):
     monkeypatch.setattr(
         measure,
         "interleave",
-        lambda runs, count, *_: {name: seconds * count for name in runs},
+        lambda runs, count, _before, _budget, found: found.update(
+            {name: seconds * count for name in runs}
+        ),
     )
     old = tmp_path / "old.json"
     words = ["forward", *FAST, "--peers", "none"]
@@ -295,15 +337,37 @@ def test_old_results_are_compared(bench, tmp_path, monkeypatch):
     # what cannot be compared is refused before anything is measured
     monkeypatch.setattr(measure, "measure", None)
     content = json.loads(old.read_text())
+    both = "no equal setting .*has: forward.* batch 1, .*this call has: forw"
     for change, more, line in (
-        ({}, ["--batch", 3], "no equal setting is in the old file: forward, "),
-        ({}, ["--compile"], "no equal setting"),
+        ({}, ["--batch", 3], f"{both}.*batch 3"),
+        ({}, ["--threads", 7], f"{both}.*threads 7"),
+        ({}, ["--compile"], both),
         ({"machine": {"processor": "Z80"}}, [], "another machine"),
         ({"runs": []}, [], "no equal setting"),
     ):
         old.write_text(json.dumps(content | change))
         err = bench(*words, *more, "--compare", old, status=2)
-        assert line in err
+        assert re.search(line, err)
+
+
+def test_ctrl_c_keeps_whole_rounds(bench, tmp_path, monkeypatch):
+    draw, last = Tokens.draw, 2
+
+    def interrupted(tokens, number):
+        if number == last:
+            raise KeyboardInterrupt
+        draw(tokens, number)
+
+    monkeypatch.setattr(Tokens, "draw", interrupted)
+    file = tmp_path / "found.json"
+    words = ["forward", *FAST, "--rounds", 5, "--peers", "none"]
+    words += ["--json", file]
+    assert bench(*words, status=130) == "gpt-duet: stopped\n"
+    assert {len(row.seconds) for row in rows_of(file).values()} == {2}
+    file.unlink()
+    last = 0
+    assert bench(*words, status=130) == "gpt-duet: stopped\n"
+    assert not file.exists()
 
 
 # Mistakes
@@ -325,7 +389,8 @@ def test_old_results_are_compared(bench, tmp_path, monkeypatch):
         ("forward --json no/where.json", ["no folder"]),
         ("forward --json a.svg --plot a.svg", ["one file"]),
         ("forward --tolerance -1", ["tolerance", "-1"]),
-        ("forward --new 3", ["--new", "generate", "forward"]),
+        ("forward --new 3", ["--new-tokens", "generate", "forward"]),
+        ("forward --only-peers", ["--only-peers takes --peer"]),
         ("generate --compile", ["generate takes no", "--compile"]),
         ("generate --new 1020", ["1036", "1024"]),
         ("generate --peers torch-encoder", ["transformers", "'tor"]),

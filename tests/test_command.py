@@ -63,6 +63,42 @@ def test_what_the_options_repeat():
         assert field not in given or given[field].default == value
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_descriptions_are_wide_enough_in_80_columns(done, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = done(name, "--help")[0]
+    assert "Options:\n" in shown
+    # what follows an option, or its second line, begins in one column
+    starts = {
+        len(line) - len(line.lstrip())
+        for line in shown.partition("Options:\n")[2].splitlines()
+        if not line.lstrip().startswith("-")
+    }
+    assert max(starts | {0}) <= 34
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+STOPPED = {
+    "compare": "shared.comparison.styles.compare_weights",
+    "diff annotated mingpt_style": "shared.cli.diffing.diff_values",
+    "ladder": "shared.cli.choices.choose_text",
+    "train --out {folder}/run": "shared.cli.choices.choose_text",
+    "bench": "benchmarks.measure.measure",
+}
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize("words", STOPPED)
+def test_ctrl_c_is_answered_in_one_word(words, duet, tmp_path, monkeypatch):
+    def interrupt(*_arguments, **_named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(STOPPED[words], interrupt)
+    status, out, err = duet(*words.format(folder=tmp_path).split())
+    assert status == 130
+    assert (out + err).splitlines()[-1].split(": ")[-1] == "stopped"
+
+
 @pytest.mark.parametrize(
     "words",
     [

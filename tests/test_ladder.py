@@ -89,6 +89,21 @@ def test_a_rung_that_falls(climb):
     assert not picture.exists()
 
 
+def test_ctrl_c_keeps_the_picture(climb, monkeypatch):
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(RUNGS, "+ positions and a head", interrupted)
+    status, out, err, picture = climb()
+    assert (status, out.count("\n")) == (130, 2)
+    assert err.splitlines()[-1] == "gpt-duet: stopped"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    picture.unlink()
+    monkeypatch.setitem(RUNGS, "bigram table", interrupted)
+    assert climb()[0] == 130
+    assert not picture.exists()  # nothing is done
+
+
 def test_a_row_is_printed_when_its_rung_ends(climb, monkeypatch):
     built = []
 

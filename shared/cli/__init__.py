@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..console import run
+from ..console import run, stopped_by_ctrl_c
 
 COMMANDS = (
     "check", "compare", "diff", "train", "ladder", "generate", "convert",
@@ -55,12 +55,14 @@ def build_app() -> typer.Typer:
     app = typer.Typer(
         name="gpt-duet",
         no_args_is_help=True,
+        rich_markup_mode=None,  # its tables are too narrow for descriptions
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_gpt_duet)
     for name in COMMANDS:
         function = getattr(import_module(f".{name}", __package__), name)
+        function = stopped_by_ctrl_c()(function)
         if name == "bench":
             app.command(name, add_help_option=False,
                         context_settings=PASSED_ON)(function)  # fmt: skip

@@ -44,7 +44,9 @@ def generate(
             show_default=False,
         ),
     ] = None,
-    new_tokens: Annotated[int, Option(help="How many to append.")] = 10,
+    new_tokens: Annotated[
+        int, Option("--new-tokens", "--new", help="How many to append.")
+    ] = 10,
     batch: Annotated[int, Option(help="Continuations of each prompt.")] = 1,
     temperature: Annotated[
         float | None,

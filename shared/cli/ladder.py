@@ -139,8 +139,8 @@ def _climb(
     show_facts(console, facts | {"time": estimate})
     widths = (-max(map(len, models)), 10, 15, 7, 0)
     typer.echo(_row(widths, *COLUMNS))
-    climbed: list[Climbed] = []
-    for name, build in models.items():
+
+    def climb(name: str, build: Any) -> Climbed:
         trainer, count = start(build)
         curve: list[tuple[float, float]] = []
         with (
@@ -157,17 +157,28 @@ def _climb(
                 show(record.step, name)
             sample = tokenizer.decode(draw_sample(trainer, SAMPLE)[1:])
         rung = Climbed(name, build, count, curve, trainer.seconds, sample)
-        climbed.append(rung)
         shown = visible(" ".join(sample[:PRINTED].split()))
         cells = f"{count:,}", f"{rung.loss:.3f}", f"{rung.seconds:.0f}"
         typer.echo(_row(widths, name, *cells, shown))
-    curves = {rung.name: rung.curve for rung in climbed}
-    title = f"the ladder: validation loss, {recipe.steps} steps"
-    draw_losses(out, curves, title)
-    console.print(f"the losses by step are drawn in {out}")
-    if html_file is not None:
-        write_atomically(html_file, render_ladder(climbed, facts))
-        console.print(f"page: {html_file}", soft_wrap=True, markup=False)
+        return rung
+
+    climbed: list[Climbed] = []
+    stopped = False
+    try:
+        for name, build in models.items():
+            climbed.append(climb(name, build))
+    except KeyboardInterrupt:
+        stopped = True
+    if climbed:
+        curves = {rung.name: rung.curve for rung in climbed}
+        title = f"the ladder: validation loss, {recipe.steps} steps"
+        draw_losses(out, curves, title)
+        console.print(f"the losses by step are drawn in {out}")
+        if html_file is not None:
+            write_atomically(html_file, render_ladder(climbed, facts))
+            console.print(f"page: {html_file}", soft_wrap=True, markup=False)
+    if stopped:
+        raise KeyboardInterrupt
 
 
 def _duration(seconds: float) -> str:

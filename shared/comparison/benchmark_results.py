@@ -52,6 +52,13 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
         return statistics.median(self.seconds)
 
     @property
+    def percentile_95(self) -> float:
+        """The seconds that one round in twenty exceeds."""
+        if len(self.seconds) == 1:
+            return self.seconds[0]
+        return statistics.quantiles(self.seconds, n=20, method="inclusive")[-1]
+
+    @property
     def tokens_per_second(self) -> float | None:
         """Tokens a second, by the median; None where there are none."""
         return self.tokens / self.median if self.tokens else None
