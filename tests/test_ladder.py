@@ -90,15 +90,21 @@ def test_a_rung_that_falls(climb):
 
 
 def test_ctrl_c_keeps_the_picture(climb, monkeypatch):
-    def interrupted(config):
-        raise KeyboardInterrupt
+    built = []
 
-    monkeypatch.setitem(RUNGS, "+ positions and a head", interrupted)
+    def interrupted(config):
+        built.append(config)
+        if len(built) == 2:  # the first one is for the estimate of the time
+            raise KeyboardInterrupt
+        return Positions(config)
+
+    monkeypatch.setitem(RUNGS, "+ positions", interrupted)
     status, out, err, picture = climb()
     assert (status, out.count("\n")) == (130, 2)
     assert err.splitlines()[-1] == "gpt-duet: stopped"
     assert picture.read_bytes().startswith(b"\x89PNG")
     picture.unlink()
+    built.clear()
     monkeypatch.setitem(RUNGS, "bigram table", interrupted)
     assert climb()[0] == 130
     assert not picture.exists()  # nothing is done

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from shared.training.recipe import Recipe
 from shared.training.run_folder import last_checkpoint, open_run, read_log
 from shared.training.trainer import Trainer
 
@@ -157,6 +158,32 @@ def test_a_run_that_crashed_or_was_stopped_goes_on(
     assert "after step 14, its last: nothing is left to train" in err
     assert (out / "loss.png").is_file()
     assert what_was_learnt(out) == what_was_learnt(whole)
+
+
+def test_a_finished_run_goes_on_for_longer(
+    done, duet, refused, finished, monkeypatch
+):
+    def end(trainer):
+        raise ValueError("the power went")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "take_step", end)
+        duet("train", "--resume", finished, "--steps", 20)
+    _, err = done("train", "--resume", finished)  # the number was kept
+    assert open_run(finished)[1].step == 20
+    _, err = done("train", "--resume", finished, "--steps", 30)
+    line = " ".join(err.split())
+    now, former = Recipe(steps=30), Recipe(steps=20)
+    assert (
+        "resuming after step 20, to step 30 in place of 20: the learning rate "
+        "follows the schedule of 30 steps from here, "
+        f"{now.lr_at(21):.2g} at step 21; step 20 had {former.lr_at(20):.2g}"
+    ) in line
+    assert "rises to 0.001 in 3 steps, then falls along half a cosine" in line
+    assert open_run(finished)[1].step == 30
+    assert [record.step for record in read_log(finished)] == [*range(1, 31)]
+    err = refused("train", "--resume", finished, "--steps", 29)
+    assert "--steps 29: the run has taken 30 steps already" in err
 
 
 def test_bytes_in_float64_and_no_token_that_no_one_can_read(done, train):

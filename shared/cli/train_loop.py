@@ -2,7 +2,7 @@
 
 import shlex
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,11 @@ from ..tokenization.texts import split_ids, text_stamp
 from ..tokenization.tokenizers import Tokenizer, load_tokenizer
 from ..training.loss_curve import draw_losses
 from ..training.processes import Processes
+from ..training.recipe import Recipe
 from ..training.run_folder import (
     Facts,
     append_log,
+    change_steps,
     cut_log,
     last_checkpoint,
     open_run,
@@ -32,7 +34,7 @@ from ..training.trainer import Trainer, TrainingFailed, draw_sample
 from .choices import choose_text, describe
 
 SAMPLE = 300  # tokens written at the end
-AT_RESUME = {"--resume", "--file", "--device", "--threads"}
+AT_RESUME = {"--resume", "--file", "--device", "--threads", "--steps"}
 
 
 @dataclass
@@ -44,12 +46,13 @@ class Run:
     facts: Facts
     tokenizer: Tokenizer
     new: bool
+    former: Recipe | None = None  # before --resume changed its steps
 
 
 def resume_run(
     folder: Path,
     file: Path | None,
-    given: Collection[str],
+    given: Mapping[str, Any],
     device: torch.device,
     processes: Processes,
 ) -> Run:
@@ -64,7 +67,7 @@ def resume_run(
         raise ValueError(
             f"{folder} is one checkpoint: --resume takes its run's folder"
         )
-    facts = saved.facts
+    facts, former = saved.facts, None
     if file is None and facts.text_file is not None:
         file = Path(facts.text_file)
     text, source = choose_text(None, file)
@@ -73,6 +76,10 @@ def resume_run(
             f"{source} is not the text of the run in {folder}: its sha256 is "
             f"{text_stamp(text)}, not {facts.text_sha256}"
         )
+    steps = given.get("--steps", saved.recipe.steps)
+    if steps != saved.recipe.steps:
+        former = saved.recipe
+        saved = change_steps(checkpoint, saved, steps)
     tokenizer = load_tokenizer(facts.tokenizer, facts.characters)
     ids = torch.tensor(tokenizer.encode(text), device=device)
     model = saved.build().to(device)
@@ -80,7 +87,7 @@ def resume_run(
     resume(checkpoint, saved, trainer)
     if processes.first:
         cut_log(folder, saved.step)
-    return Run(folder, trainer, facts, tokenizer, new=False)
+    return Run(folder, trainer, facts, tokenizer, new=False, former=former)
 
 
 def train_to_the_end(run: Run) -> None:
@@ -93,7 +100,8 @@ def train_to_the_end(run: Run) -> None:
     show_facts(console, _facts(run))
     if not run.new:
         done = ", its last: nothing is left to train" * trainer.done
-        console.print(f"resuming after step {trainer.step}{done}")
+        change = _change(trainer, run.former) if run.former else ""
+        console.print(f"resuming after step {trainer.step}{done}{change}")
     elif writes:
         with new_folder(run.folder) as beside:
             save(beside, trainer, run.facts)
@@ -166,8 +174,19 @@ def _quoted(folder: Path) -> str:
     return shlex.quote(str(folder))
 
 
+def _change(trainer: Trainer, former: Recipe) -> str:
+    """Say how far a run goes on for, and with which learning rate."""
+    now, after = trainer.recipe, trainer.step
+    before = f"; step {after} had {former.lr_at(after):.2g}" if after else ""
+    return (
+        f", to step {now.steps} in place of {former.steps}: the learning rate "
+        f"follows the schedule of {now.steps} steps from here, "
+        f"{now.lr_at(after + 1):.2g} at step {after + 1}{before}"
+    )
+
+
 def _facts(run: Run) -> dict[str, str]:
-    trainer, facts = run.trainer, run.facts
+    trainer, facts, recipe = run.trainer, run.facts, run.trainer.recipe
     count = sum(p.numel() for p in trainer.model.parameters())
     train, val = map(len, trainer.texts.values())
     file = facts.text_file or "Python's documentation"
@@ -176,6 +195,9 @@ def _facts(run: Run) -> dict[str, str]:
         f"parameters, {facts.dtype}",
         "text": f"{file}: {train:,} training tokens, {val:,} validation "
         f"tokens ({facts.tokenizer}, vocabulary {run.tokenizer.n_vocab:,})",
+        "steps": f"{recipe.steps:,}; the learning rate rises to "
+        f"{recipe.lr:g} in {recipe.warmup_steps} steps, then falls along half "
+        f"a cosine to {recipe.lr_at(recipe.steps):g}",
     }
 
 

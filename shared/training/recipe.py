@@ -40,6 +40,11 @@ class Recipe:
             raise ValueError(f"lr must be a number above 0, got {self.lr!r}")
         require_seed(self.seed)
 
+    @property
+    def warmup_steps(self) -> int:
+        """Number of steps in which the learning rate rises."""
+        return min(self.warmup, self.steps // 10)
+
     def lr_at(self, step: int) -> float:
         """Return the learning rate of a step, counted from 1.
 
@@ -47,7 +52,7 @@ class Recipe:
 
         Source: Loshchilov and Hutter 2017 (SGDR); nanoGPT, train.py.
         """
-        warmup = min(self.warmup, self.steps // 10)
+        warmup = self.warmup_steps
         if step <= warmup:
             return self.lr * step / (warmup + 1)
         progress = (step - warmup) / max(1, self.steps - warmup)

@@ -15,6 +15,7 @@ import hashlib
 import os
 import shutil
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -106,6 +107,23 @@ def save(folder: Path, trainer: Trainer, facts: Facts) -> Path:
         os.replace(old, hidden := old.with_name(f".{old.name}"))
         shutil.rmtree(hidden)
     return path
+
+
+def change_steps(checkpoint: Path, run: SavedRun, steps: int) -> SavedRun:
+    """Write another number of steps into a checkpoint, and return its run.
+
+    Raises:
+        ValueError: for a number that the run has passed already.
+    """
+    recipe = replace(run.recipe, steps=steps)
+    if steps <= run.step:
+        raise ValueError(
+            f"--steps {steps}: the run has taken {run.step} steps already"
+        )
+    run = msgspec.structs.replace(run, recipe=recipe)
+    text = msgspec.json.encode(run).decode()
+    write_atomically(checkpoint / RUN, text)
+    return run
 
 
 def last_checkpoint(folder: Path) -> Path:
