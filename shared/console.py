@@ -16,6 +16,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 from rich.text import Text
 
 PATIENCE = 1.0  # seconds of work before a progress bar appears
@@ -90,11 +91,19 @@ def _own_warnings() -> Iterator[None]:
 
 
 def show_facts(console: Console, facts: Mapping[str, str]) -> None:
-    """Print a fact a line, each after its name."""
+    """Print a fact a line, each after its name.
+
+    A narrow terminal has further lines, a file has not.
+    """
     width = max(map(len, facts)) + 2
     for name, fact in facts.items():
-        line = Text.assemble((name.ljust(width), "bold cyan"), fact)
-        console.print(line, soft_wrap=True)
+        head, text = Text(name.ljust(width), "bold cyan"), Text(fact)
+        if console.is_terminal:
+            table = Table.grid(padding=0)
+            table.add_row(head, text)
+            console.print(table)
+        else:
+            console.print(head + text, soft_wrap=True)
 
 
 @contextmanager

@@ -15,6 +15,12 @@ from .config import GPTConfig
 from .importing import Alone, first_on_path, import_file, import_module, roots
 from .names import KIT, STYLES, package_of
 
+# of a style's model, where no others are given
+STYLE_SIZES = {
+    "vocab_size": 65, "block_size": 64, "n_layer": 2, "n_head": 4,
+    "n_embd": 32,
+}  # fmt: skip
+
 
 def _alone(
     name: str, build: Callable[[], Any], place: Alone
@@ -39,8 +45,8 @@ def load_target(
             or "path/to/file.py:X", where X names a factory, a class, a model
             or a function, or is an expression that builds a model from the
             names of that module.
-        vocab_size: of a package's model; None: 65.
-        block_size: of a package's model; None: 64.
+        vocab_size: of a package's model; None: that of STYLE_SIZES.
+        block_size: of a package's model; None: that of STYLE_SIZES.
 
     Raises:
         ValueError: in one line, where there is no such thing. An exception
@@ -111,13 +117,10 @@ def _style(
             f"{name} has no build_model(config): name the factory, as "
             f"{name}:build"
         )
-    config = GPTConfig(
-        65 if vocab_size is None else vocab_size,
-        64 if block_size is None else block_size,
-        n_layer=2,
-        n_head=4,
-        n_embd=32,
-    )
+    given = {"vocab_size": vocab_size, "block_size": block_size}
+    sizes = {key: size for key, size in given.items() if size is not None}
+    chosen: dict[str, Any] = STYLE_SIZES | sizes
+    config = GPTConfig(**chosen)
 
     return _alone(name, partial(build, config), Alone())
 

@@ -39,6 +39,22 @@ def test_everything_is_printed(compare):
         assert words in out, words
 
 
+def test_a_narrow_terminal_cuts_no_line(done, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    for force in ("", "1"):  # a file, then a terminal
+        monkeypatch.setenv("FORCE_COLOR", force)
+        out = re.sub(r"\x1b\[[0-9;]*m", "", done("compare", *SMALL)[0])
+        lines = out.splitlines()
+        assert "mingpt_style" in out
+        assert "its quartiles" in out
+        longest = [line for line in lines if len(line) > 60]
+        if force:
+            assert longest == []
+            assert lines[1].startswith("         ")  # of the first fact
+        else:  # what a program reads is one line
+            assert {line.split()[0] for line in longest} >= {"text", "one"}
+
+
 def test_pieces_that_cannot_be_printed_are_spelt_out(compare):
     out, _ = compare("--text", "\x1b[31m[bold]\n\té")
     assert "\x1b" not in out

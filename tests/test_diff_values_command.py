@@ -143,9 +143,14 @@ def test_a_text_is_tokenized(done):
         (["mine/model.py:GPT(seed=1)"], "share no value"),
         (["mine/model.py:GPT(width=8)"], "share no value"),
         (["mine/model.py:nothing"], "no 'nothing'"),
+        (["annotated"], "the sizes of annotated are defaults (vocab_size 65,"),
+        (["annotated", "--vocab-size=29"],
+         "defaults (vocab_size 29, block_size 64, n_layer 2, n_head 4, n_embd "
+         "32): --vocab-size sets its vocabulary, an expression all sizes, as "
+         '"gpt_duet.annotated.model:build_model(GPTConfig(...))"'),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_mistake_ends_in_one_line(diff, words, message):
     status, out, err = diff("theirs/model.py:GPT", *words)
     assert status == 2

@@ -105,8 +105,6 @@ def diff(
 
     ids, text_of = choose_tokens(names, text, tokens, tokenizer_name)
     found = diff_values(names, ids, vocab_size)
-    if found.shares_nothing:
-        raise ValueError(found.sentence)
     layers = {row.layer for row in found.rows()} - {None}
     if layer is not None and layer not in layers:
         raise ValueError(f"there is no layer {layer}: {len(layers)} in all")

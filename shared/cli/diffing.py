@@ -14,8 +14,9 @@ from ..comparison.terminal import show_sources
 from ..comparison.text import token_text
 from ..comparison.values import Found, diff_by_value
 from ..importing import first_on_path, show_theirs
+from ..names import package_of
 from ..protocol import Style, load_style
-from ..targets import load_target
+from ..targets import STYLE_SIZES, load_target
 from ..tokenization.texts import default_text
 from ..tokenization.tokenizers import DEFAULT, load_tokenizer
 from .choices import require_text
@@ -76,6 +77,7 @@ def diff_values(
     An exception of a user's code is printed as theirs.
     """
     styles = [style for name in names if (style := _style(name))]
+    sizes = _default_sizes(names, vocab_size) if len(styles) == 1 else ""
     if len(styles) < 2:
         left, right = (load_target(name, vocab_size) for name in names)
     else:
@@ -84,7 +86,7 @@ def diff_values(
         left, right = (s.from_gpt2(state, checkpoint.config) for s in styles)
     try:
         with first_on_path(Path.cwd()):
-            return diff_by_value(
+            found = diff_by_value(
                 left,
                 right,
                 ids,
@@ -94,7 +96,22 @@ def diff_values(
     except ValueError as error:
         if error.__cause__ is not None:
             show_theirs(error.__cause__)
-        raise ValueError(str(error)) from None
+        raise ValueError(f"{error}{sizes}") from None
+    if found.shares_nothing:
+        raise ValueError(f"{found.sentence}{sizes}")
+    return found
+
+
+def _default_sizes(names: Sequence[str], vocab_size: int | None) -> str:
+    """Say which of two models has default sizes, and what sets them."""
+    (name,) = filter(_style, names)
+    model = f"{package_of(name)}.model:build_model(GPTConfig(...))"
+    sizes = STYLE_SIZES | ({"vocab_size": vocab_size} if vocab_size else {})
+    shown = ", ".join(f"{key} {size}" for key, size in sizes.items())
+    return (
+        f"; the sizes of {name} are defaults ({shown}): --vocab-size "
+        f'sets its vocabulary, an expression all sizes, as "{model}"'
+    )
 
 
 def _style(name: str) -> Style | None:

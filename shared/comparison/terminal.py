@@ -18,6 +18,7 @@ from .text import token_text
 TOKENS = 20  # that are shown
 # Below this width the two columns stand one under the other.
 TWO_COLUMNS = 120
+NARROW = 66  # below it the columns of tables are as narrow as their cells
 ALONE = "(no counterpart)"
 
 
@@ -43,6 +44,7 @@ def show_comparison(
     stages = _table(
         ("stage", "largest difference"),
         [(s, f"{apart:.2e}") for s, apart in comparison.differences.items()],
+        console,
     )
     parameters = [
         (name, *(_count(name, side[name]) for side in comparison.parameters))
@@ -62,11 +64,11 @@ def show_comparison(
     count = comparison.threads
     threads = "1 thread" if count == 1 else f"{count} threads"
     facts = Group(
-        _table(("parameters", *names), parameters),
+        _table(("parameters", *names), parameters, console),
         "",
-        _table(("likeliest next token", *names), likeliest),
+        _table(("likeliest next token", *names), likeliest, console),
         "",
-        _table((f"time, {threads}", *names), forward),
+        _table((f"time, {threads}", *names), forward, console),
     )
     if console.width >= TWO_COLUMNS:
         grid = Table.grid(padding=(0, 3))
@@ -76,7 +78,10 @@ def show_comparison(
         console.print(Group(stages, "", facts))
     colour = "bold green" if comparison.one_function else "bold red"
     console.print()
-    console.print(Text(comparison.verdict, style=colour), soft_wrap=True)
+    console.print(
+        Text(comparison.verdict, style=colour),
+        soft_wrap=not console.is_terminal,  # one line for a program
+    )
     for part in comparison.original_parts:
         console.print(Text(part, style="dim"))
 
@@ -86,11 +91,15 @@ def _count(name: str, count: int) -> str:
     return "tied to embedding" if tied else f"{count:,}"
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def _table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], console: Console
+) -> Table:
+    """Return a table as wide as the others, where there is room for that."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold cyan")
-    table.add_column(heads[0], min_width=22)
+    wide = console.width >= NARROW
+    table.add_column(heads[0], min_width=22 if wide else None)
     for name in heads[1:]:
-        table.add_column(name, justify="right", min_width=20)
+        table.add_column(name, justify="right", min_width=20 if wide else None)
     for row in rows:
         table.add_row(*map(Text, row))
     return table
