@@ -213,6 +213,7 @@ def test_report_as_table_json_and_exception():
     with pytest.raises(AssertionError, match="position 0 sees token 1"):
         report.raise_for_failures()
     head, columns, shape, *_, last = str(report).splitlines()
+    assert repr(report) == str(report)  # as pytest shows it
     assert head == f"leaky: {VOCAB} tokens, sequences to {BLOCK}"
     assert columns.split() == ["check", "s", "what", "was", "found"]
     assert shape.split()[:2] == ["check_shape", "passed"]

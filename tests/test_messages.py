@@ -13,6 +13,7 @@ from known_gpts import GPTConfig, NanoGPT
 from small_gpt import (
     BLOCK,
     GPT,
+    MLP,
     VOCAB,
     Attention,
     Block,
@@ -43,6 +44,23 @@ FORGETS = BUILDS["window_undeclared"]
 def gpt(base=GPT, **parts):
     """A model of which some methods or attributes differ."""
     return type("Odd", (base,), parts)
+
+
+class Unscaled(Attention):
+    def scores(self, q, k):
+        return q @ k.mT
+
+
+class Unused(MLP):
+    def make_parts(self, dim):
+        super().make_parts(dim)
+        self.unused = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+
+
+def within_limit(ids):
+    if ids.size(1) > BLOCK:
+        raise ValueError(f"{ids.size(1)} tokens > {BLOCK}")
+    return ids
 
 
 def scored(change):
@@ -407,6 +425,13 @@ PASSED = [
     (Draws, "batch_independence", "random draws depend on the tokens"),
     (fading, "context_use", "memory fades below rounding"),
     (SHARP(), "signal", "may have decided"),
+    (gpt(mixer=Unscaled), "signal", r"by 1 where 1/sqrt\(8\) is usual$"),
+    (GPT, "signal", "parts choose positions$"),
+    (
+        gpt(forward=lambda self, ids: GPT.forward(self, within_limit(ids))),
+        "length_limit",
+        f"^{BLOCK + 1} tokens: ValueError: {BLOCK + 1} tokens > {BLOCK}$",
+    ),
     (lambda: GPT(dim=4, mixer=SHARP.mixer), "signal", "choose positions"),
     (GPT, "shape", "int32 ids, too"),
     (
@@ -612,6 +637,7 @@ FAILED = [
     (within(folded), "gradients", "is not the function's"),
     (scored(lambda x: x.detach()), "gradient_flow", "carry no gradient"),
     (AllInAList, "gradient_flow", "the model has no trainable parameter"),
+    (gpt(mlp=Unused), "gradient_flow", r"^6 of .*unused.1.bias and 2 more$"),
     (LossWithoutWayBack, "gradient_flow", "no way back.* pass of the loss"),
     (scored(lambda x: x / (x.dtype != torch.bfloat16)), "dtype", "NaN"),
     (gpt(norm=Faint), "signal", r"norm_1 \(Faint\) puts out the sa"),

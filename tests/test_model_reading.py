@@ -16,7 +16,15 @@ import pytest
 import torch
 from broken_models import BROKEN
 from known_gpts import AutoregressiveModel, GPTConfig, MinGPT, NanoGPT
-from small_gpt import BLOCK, DIM, GPT, VOCAB, Unlimited
+from small_gpt import (
+    BLOCK,
+    DIM,
+    GPT,
+    VOCAB,
+    Attention,
+    CachedGPT,
+    Unlimited,
+)
 from torch import nn
 
 from gpt_duet.invariants import (
@@ -300,6 +308,16 @@ class FailsInTraining(GPT):
         return x.view(-1, 7) if self.training else super().body(x, mask)
 
 
+class MaskTooFar(CachedGPT):
+    def sees(self, i, j):
+        return j <= i + 1
+
+
+class Blind(Attention):
+    def forward(self, x, mask):
+        return super().forward(torch.zeros_like(x), mask)
+
+
 ONE_CAUSE = [  # a model, the check that fails, words, and how many refer to it
     (
         refuses_one_row,
@@ -310,6 +328,8 @@ ONE_CAUSE = [  # a model, the check that fails, words, and how many refer to it
     (cannot_go_back, "finite", "in the backward pass in eval mode", 3),
     (FailsInTraining, "shape", "in train mode", 6),
     (BUILDS["no_mask"], "causality", "position 0 sees token 1", 2),
+    (MaskTooFar, "causality", "position 0 sees token 1", 3),
+    (BUILDS["embedding_renormalised"], "purity", "", 1),
     (BUILDS["dropout_in_eval"], "determinism", "from a fixed random state", 2),
     (BUILDS["state_kept"], "determinism", "start each call from the state", 0),
     (BUILDS["cache_never_reset"], "determinism", "start each call from", 0),
@@ -326,6 +346,17 @@ def test_one_cause_is_one_failure(model, check, words, others, monkeypatch):
     said = [*report.notes, *(result.message for result in report.results)]
     assert any(re.search(words, text) for text in said)
     assert sum(f"see check_{check}" in text for text in said) == others
+
+
+def test_attention_that_sees_nothing_is_one_failure():
+    checks = ["order_sensitivity", "context_use", "signal"]
+    for names in (checks, checks[1:]):  # the first names the cause
+        report = check_model(
+            type("No", (GPT,), {"mixer": Blind}), checks=names
+        )
+        first, *others = report.results
+        assert report.failed == [f"check_{names[0]}"] == [first.name]
+        assert all(r.message.startswith("see check_") for r in others)
 
 
 def test_a_leak_is_told_by_others_where_causality_is_not_asked():
@@ -435,6 +466,12 @@ def two_at_least(self, tokens):
 
 
 @forward
+def five_at_most(self, tokens):
+    assert tokens.size(1) <= 5, "more than 5"
+    return GPT.forward(self, tokens)
+
+
+@forward
 def four_rows(self, tokens):
     room = torch.zeros(4, 1, VOCAB, device=tokens.device)[: len(tokens)]
     return room + GPT.forward(self, tokens)
@@ -478,6 +515,12 @@ REFUSES = [  # model, sizes, what check_shape says, what others do
     (Shorter, {"block_size": 40}, "lengths from 1 to 32 are", "passed"),
     (wants_a_whole, {}, "are not contiguous", "passed"),
     (another_width, {}, r"6, 17\) .*got shape \(2, 6, 16\)", "skipped"),
+    (
+        five_at_most,
+        {},
+        r"^one token is answered, but .* 5.*reading\.py, line \d+\) on",
+        "skipped",
+    ),
     (Overflows, {}, "of 17 ids some are refused: .*IndexError", "skipped"),
     (swapped, {}, r"have shape \(time, batch, vocab\)", "skipped"),
 ]

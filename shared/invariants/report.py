@@ -21,7 +21,7 @@ class CheckResult:
     not_tried: str = ""  # what a check that passed has not tried, and why
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """The outcomes for one model; printed, a table."""
 
@@ -103,6 +103,8 @@ class Report:
 
     def __str__(self) -> str:
         return self.table()
+
+    __repr__ = __str__  # pytest prints it below `assert report.ok, report`
 
     def heading(self, width: int) -> str:
         """Return what is known before the first check."""

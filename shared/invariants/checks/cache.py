@@ -6,7 +6,7 @@ from ..errors import SkipCheck
 from ..generating import compare_generate
 
 
-@check(calls=200, rows=4, share=1)
+@check(calls=200, rows=4, share=1, implied_by=("check_causality",))
 def check_cache(subject: Subject, budget: Budget) -> str:
     """Decoding with a cache, in any split, equals the full forward.
 

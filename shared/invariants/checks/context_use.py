@@ -15,7 +15,7 @@ from ..variant import Variant, build, precise
 FADED = 1e-10  # share of the largest influence below which memory fades
 
 
-@check(calls=24, rows=20, share=1)
+@check(calls=24, rows=20, share=1, implied_by=("check_order_sensitivity",))
 def check_context_use(subject: Subject, budget: Budget) -> str:
     """Every token so far can change the last output, the newest included.
 

@@ -51,7 +51,7 @@ def check_gradient_flow(subject: Subject, budget: Budget) -> str:
     if without:
         raise AssertionError(
             f"{len(without)} of {len(sizes)} trainable parameters never get "
-            f"a gradient: {', '.join(without[:4])}{stuck}"
+            f"a gradient: {_first(without, 4)}{stuck}"
         )
     if not sizes:
         raise AssertionError("the model has no trainable parameter")
@@ -62,12 +62,17 @@ def check_gradient_flow(subject: Subject, budget: Budget) -> str:
     faint = [n for n, s in sizes.items() if 0 < s < share * largest]
     notes = f"{len(sizes)} parameters"
     if faint:
-        notes += (
-            f"; only rounding reaches {len(faint)}: {', '.join(faint[:3])}"
-        )
+        notes += f"; only rounding reaches {len(faint)}: {_first(faint, 3)}"
     if frozen:
-        notes += f"; frozen: {', '.join(frozen[:3])}"
+        notes += f"; frozen: {_first(frozen, 3)}"
     return notes
+
+
+def _first(names: list[str], count: int) -> str:
+    """Return the first names, and how many follow."""
+    more = len(names) - count
+    rest = f" and {more} more" if more > 0 else ""
+    return ", ".join(names[:count]) + rest
 
 
 def _backward_of_own_loss(

@@ -18,7 +18,7 @@ PIECEWISE = {"round", "floor", "ceil", "trunc", "sign", "sgn", "argmax"}
 PIECEWISE |= {"argmin", "frac", "heaviside", "bucketize", "searchsorted"}
 
 
-@check(calls=60, rows=1, copies=20)
+@check(calls=60, rows=1, copies=20, implied_by=("check_purity",))
 def check_gradients(subject: Subject, budget: Budget) -> str:
     """The gradient belongs to the function that the forward computes.
 

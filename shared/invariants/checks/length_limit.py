@@ -36,9 +36,10 @@ def check_length_limit(subject: Subject, budget: Budget) -> str:
         raise AssertionError(
             f"the model declares {subject.limit}, but {error}"
         ) from error.__cause__
+    reasons = []
     for time in (limit + 1, limit + 7):
         if error := refusal(variant, tokens[:, :time]):
-            reason = sentence(error.__cause__ or error)
+            reasons.append(sentence(error.__cause__ or error))
             continue
         words = (
             f"the model declares {subject.limit} and answers {time} tokens "
@@ -49,4 +50,4 @@ def check_length_limit(subject: Subject, budget: Budget) -> str:
         ):
             raise AssertionError(words)
         return f"{words}: it has no table of as many positions"
-    return f"{offset}{limit + 1} tokens: {reason[:80]}"
+    return f"{offset}{limit + 1} tokens: {reasons[0][:80]}"

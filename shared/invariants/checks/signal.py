@@ -26,7 +26,7 @@ KEEPING = (  # of a tensor's numbers, in another shape or dtype
 )
 
 
-@check(calls=5, rows=0)
+@check(calls=5, rows=0, implied_by=("check_context_use",))
 def check_signal(subject: Subject, budget: Budget) -> str:
     """Each part moves with its input, and no fresh attention has decided.
 
@@ -59,7 +59,15 @@ def check_signal(subject: Subject, budget: Budget) -> str:
                 f"{times:.4g}, where 1 / sqrt({width}) = {width**-0.5:.4g} "
                 f"keeps them small"
             )
-    return f"every part moves; {len(choices.found)} parts choose positions"
+    unscaled = ""
+    for _, times, width in choices.found:
+        if times >= 1 and width > 1:
+            unscaled = (
+                f"; products of queries and keys are multiplied by "
+                f"{times:.4g} where 1/sqrt({width}) is usual"
+            )
+    count = len(choices.found)
+    return f"every part moves; {count} parts choose positions{unscaled}"
 
 
 def _require_parts_that_move(variant: Variant) -> None:

@@ -65,6 +65,11 @@ def probe(subject: Subject, copy: Copy) -> tuple[Subject, Size]:
     except ModelRaised:
         raise raised[0] from raised[0].__cause__
     fault = f"of {vocab} ids some are refused: {raised[0]}"
+    try:
+        for size in probe_sizes(vocab, subject.block_size):
+            _call(subject, copy, size, 1)
+    except ModelRaised as error:  # with id 0 alone, too: it is the length
+        fault = f"one token is answered, but {error}"
     return replace(subject, fault=fault), (1, 1)
 
 
