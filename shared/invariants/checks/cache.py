@@ -1,7 +1,7 @@
 """Decoding with a cache is the same function."""
 
 from ..check import Budget, Round, Subject, check
-from ..decoding import Decoder
+from ..decoding_compared import Comparison
 from ..errors import SkipCheck
 from ..generating import compare_generate
 
@@ -23,7 +23,7 @@ def check_cache(subject: Subject, budget: Budget) -> str:
     subject.require_no_state()
     if getattr(subject.builder.build(), "can_cache_kv", True) is False:
         raise SkipCheck("the model says can_cache_kv=False")
-    decoder = Decoder(subject, budget)
+    decoder = Comparison(subject, budget)
     if decoder.convention is None:
         return compare_generate(subject, budget, decoder.reason)
     subject.require_no_noise()
