@@ -28,7 +28,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .comparison.values import assert_same_values, diff_by_value
+    from .comparison.values import (
+        assert_same_values,
+        diff_by_value,
+        record_values,
+    )
     from .config import GPTConfig
     from .generation import generate
     from .invariants import check_model, influence, parametrize_with_checks
@@ -43,6 +47,7 @@ __all__ = [
     "influence",
     "load_tokenizer",
     "parametrize_with_checks",
+    "record_values",
 ]
 
 _ROOMS = {
@@ -54,6 +59,7 @@ _ROOMS = {
     "influence": "invariants",
     "load_tokenizer": "tokenization",
     "parametrize_with_checks": "invariants",
+    "record_values": "comparison.values",
 }
 
 

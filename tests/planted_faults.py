@@ -1,6 +1,7 @@
 """Faults put into both styles and a third implementation, one at a time.
 
-FAULTS reads like a patch: below each file the faults in it, "*" the name,
+FAULTS reads like a patch: below each file (and the class in it, where a file
+has several ports) the faults in it, "*" the name,
 "-" what stands there (where it is absent, the same as in the fault before),
 "+" what stands there instead. Named is the changed statement, or the one
 behind ">" in its file, which first shows the fault; "@" is the layer, where
@@ -149,6 +150,7 @@ TABLE = r"""
 * heads joined backwards
 - torch.cat(heads, -1)
 + torch.cat(heads[::-1], -1)
+> ported_gpt.py: return joined @
 * attention of the stream itself
 - x = x + attention(w, first, config.n_head)
 + x = x + attention(w, x, config.n_head)
@@ -174,6 +176,7 @@ class Fault:
         new: what stands there instead.
         shows: "file: text" of the line that first shows it, or "".
         layer: where it shows first.
+        within: the class that is changed, "" for the whole file.
     """
 
     file: str
@@ -182,21 +185,26 @@ class Fault:
     new: str = ""
     shows: str = ""
     layer: int | None = None
+    within: str = ""
 
     def __str__(self):
-        return f"{self.file.split('/')[0]}: {self.name}"
+        return f"{self.within or self.file.split('/')[0]}: {self.name}"
+
+    def start(self, source):
+        """Return where the changed class starts."""
+        return source.index(f"class {self.within}(") if self.within else 0
 
 
 def read_faults(table):
-    faults, file = [], ""
+    faults, file, within = [], "", ""
     for line in table.strip().splitlines():
         mark, _, text = line.partition(" ")
         if mark == "==":
-            file = text
+            file, _, within = text.partition(" ")
         elif mark == "*":
             layer = 0 if file.endswith(WITHIN_LAYERS) else None
             old = faults[-1].old if faults else ""
-            faults.append(Fault(file, text, old, layer=layer))
+            faults.append(Fault(file, text, old, layer=layer, within=within))
         elif mark == "@":
             faults[-1].layer = int(text) if text else None
         elif mark:
@@ -218,8 +226,11 @@ def plant(fault, folder):
         unwanted = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / package, target.parent, ignore=unwanted)
     text = source.read_text()
-    assert text.count(fault.old) == 1, fault
-    target.write_text(text.replace(fault.old, fault.new))
+    start = fault.start(text)
+    assert fault.within or text.count(fault.old) == 1, fault
+    assert fault.old in text[start:], fault
+    changed = text[start:].replace(fault.old, fault.new, 1)
+    target.write_text(text[:start] + changed)
     name = target.stem if package == "tests" else target.parent.name
     for key in [k for k in sys.modules if k.split(".")[0] == name]:
         del sys.modules[key]
@@ -233,7 +244,7 @@ def expected_lines(fault, target):
     if fault.shows and not target.name.endswith(file):
         target = target.with_name(file)
     source = target.read_text()
-    at = source.index(text or fault.new)
+    at = source.index(text or fault.new, fault.start(source))
     line = source.count("\n", 0, at) + 1
     holding = [
         node

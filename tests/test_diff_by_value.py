@@ -2,6 +2,7 @@
 
 import copy
 import json
+import linecache
 import re
 import subprocess
 import sys
@@ -134,7 +135,8 @@ def test_the_pairs_of_both_styles(weights):
     assert alone["self.lut(x)"].startswith(f"{size:.4g} times mingpt_style/")
     fused = {line.place.code: line.why for line in found.alone["right"]}
     assert list(fused) == ["self.c_attn(x)"]
-    assert re.fullmatch(r"a step to line \d+ `split`", fused["self.c_attn(x)"])
+    why = fused["self.c_attn(x)"]
+    assert re.fullmatch(r"intermediate of line \d+, `split`", why)
 
 
 def test_heads_one_by_one_pair_with_heads_side_by_side(weights):
@@ -276,7 +278,7 @@ def test_small_weights_hide_no_fault(style):
     assert found.parted.right.op == found.parted.left.op == "gelu"
     assert found.parted.layer == 0
     if style is mingpt_style:
-        assert "its inputs are equal, its output" in found.sentence
+        assert "its inputs are equal, no value" in found.sentence
     assert " 1 times " not in str(found)
 
 
@@ -329,10 +331,10 @@ class Turned(nn.Module):
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
-        ({"act": torch.tanh}, "self.act(2 * x)", "which goes on at"),
+        ({"act": torch.tanh}, "self.act(2 * x)", "the left continues at"),
         ({"base": 99.0}, "self.turns[: x.size(1)]", " apart"),
-        ({"scale": 6.0}, "self.scale * layer(n)", "which it is 3 times"),
-        ({"normed": False}, "layer(n)", "which goes on at"),
+        ({"scale": 6.0}, "self.scale * layer(n)", "it is 3 times"),
+        ({"normed": False}, "layer(n)", "the left continues at"),
     ],
     ids=["act", "base", "scale", "norm"],
 )
@@ -365,7 +367,7 @@ def looped(x, scale=2.0, future=1):
 def test_a_fault_in_a_loop_beside_a_kernel():
     assert diff_by_value(Toy(kernel), Toy(looped), TOKENS).same
     for change, code, words in (
-        ({"scale": 4.0}, "scores / scale", "which it is 0.5 times"),
+        ({"scale": 4.0}, "scores / scale", "it is 0.5 times"),
         ({"future": 2}, "scores.masked_fill(mask, -1e9)", "(masked scores"),
     ):
         bad = Toy(partial(looped, **change))
@@ -424,10 +426,11 @@ def test_the_sentence_is_the_whole_of_it(weights):
     with pytest.raises(AssertionError) as raised:
         assert_same_values(left, right, TOKENS)
     assert re.fullmatch(
-        r"they part at mingpt_style/feed_forward\.py:\d+ `gelu`, layer 1: "
-        r"its inputs are equal to \de-16, its output is nowhere on the left; "
-        r"nearest is annotated/feed_forward\.py:\d+ `gelu`, "
-        r"0\.000\d+ apart",
+        r"they part at mingpt_style/feed_forward\.py:\d+ `gelu`, called from "
+        r"mingpt_style/block\.py:\d+ \(mlp\), layer 1: its inputs are equal "
+        r"to \de-16, no value on the left equals its output; nearest is "
+        r"annotated/feed_forward\.py:\d+ `gelu`, 0\.000\d+ apart; "
+        r"scores \S+ apart",
         str(raised.value),
     )
     assert_same_values(left, build("mingpt_style", weights), TOKENS)
@@ -460,7 +463,8 @@ def test_no_pair_by_chance(large):
         assert found.shares_nothing
         assert "share no value" in found.sentence
         assert len(found.nearest) == 5
-        assert found.sentence.count(" apart") == 5
+        near = found.sentence.partition("nearest values: ")[2]
+        assert near.count(" apart") == 5
 
 
 # --- What is recorded -------------------------------------------------------
@@ -592,6 +596,84 @@ def test_single_precision_inside_is_no_fault():
     assert found.pairs[-1].difference > 1e-12
 
 
+def test_a_coarser_dtype_is_said_and_has_its_line():
+    """float32 inside rounds; bfloat16 on one side alone is a fault."""
+
+    def constant(x):
+        return x * torch.sqrt(torch.tensor(2 / torch.pi))
+
+    def plain(x):
+        return x * (2 / torch.pi) ** 0.5
+
+    def brain(x):
+        return (x.bfloat16() * 1.0).to(x.dtype) * (2 / torch.pi) ** 0.5
+
+    left = Toy(plain).double()
+    for sides in ((left, Toy(constant)), (Toy(constant), left)):
+        found = diff_by_value(*[side.double() for side in sides], TOKENS)
+        assert found.same, found.sentence
+        assert re.search(
+            r"^one function up to float32: \S+:\d+ `\w+` is a float32 "
+            r"constant: \d+ values .*; scores \de-08 apart",
+            found.sentence,
+        ), found.sentence
+    found = diff_by_value(left, Toy(brain).double(), TOKENS)
+    assert not found.same
+    assert "x.bfloat16()" in found.parted.right.code, found.sentence
+    assert re.search(r"scores 0\.0\d+ apart$", found.sentence)
+
+
+def test_a_part_of_a_value_explains_that_part():
+    """Equal first positions, as a decay's at 0, say nothing of the others."""
+
+    def decayed(x, rate=0.5):
+        scaled = x * torch.exp(-rate * torch.arange(x.size(1)))[:, None]
+        first, rest = scaled[:, :1], scaled[:, 1:]
+        return torch.cat([first.tanh(), rest.sigmoid()], 1)
+
+    bad = Toy(partial(decayed, rate=0.4))
+    found = diff_by_value(Toy(decayed), bad, TOKENS)
+    line = found.parted.right.code
+    assert "torch.exp(-rate" in line, found.sentence
+
+
+def test_a_step_left_out_is_shown_beside_the_line():
+    """Unscaled embeddings: the norm behind them hides all but its eps."""
+
+    def scaled(x):
+        scaled = x * 8**0.5
+        return F.rms_norm(scaled, (8,), eps=1e-2)
+
+    def unscaled(x):
+        return F.rms_norm(x, (8,), eps=1e-2)
+
+    found = diff_by_value(Toy(scaled), Toy(unscaled), TOKENS)
+    assert found.parted.before.code == "x * 8**0.5", found.sentence
+    assert f"the left first computes {found.parted.before}" in found.sentence
+    assert "self.table(idx)" in [p.code for p in found.parted.shown]
+
+
+def test_a_norm_has_its_call_site(weights):
+    left = transformers_gpt2(weights, "eager")
+    right = build("ported", weights)
+    right.tensors[right.names.index("h.0.ln_2.bias")].data += 0.1
+    found = diff_by_value(left, right, TOKENS)
+    assert re.search(r"called from :\d+, layer 0", found.sentence)
+    called = linecache.getline(*found.parted.right.caller[:2])
+    assert called.strip().startswith("second = norm("), found.sentence
+
+
+def test_the_other_side_says_the_vocabulary():
+    table = torch.randn(29, 29)
+    left = lambda idx: table[idx] * 2  # noqa: E731
+    right = lambda idx: 2 * table[idx]  # noqa: E731
+    right.vocab_size = 29
+    for sides in ((left, right), (right, left)):
+        assert diff_by_value(*sides, TOKENS).same
+    (note,) = diff_by_value(Toy().double(), right, TOKENS).notes
+    assert note.endswith("does not run in float64: both ran in float32")
+
+
 def test_a_function_without_weights_to_double():
     table = torch.randn(29, 29)
 
@@ -633,7 +715,8 @@ def test_printing_folds_what_repeats(weights):
     assert text.count("self.c_fc(x) ") == 1
     assert "layer 0; layer 1 as layer 0, " in text
     assert text.splitlines()[-1].startswith("one function: ")
-    assert max(map(len, text.splitlines()[:-1])) <= 120
+    table = text[: text.index("weights: ")]
+    assert max(map(len, table.splitlines())) <= 120
     right.transformer.h[1].mlp.act = nn.GELU()
     text = str(diff_by_value(left, right, TOKENS))
     assert "behind the parting: " in text
@@ -647,6 +730,8 @@ def test_printing_folds_what_repeats(weights):
         (Toy, [[[1]]], r"must be ids.* \(1, 1, 1\)"),
         (Toy, [0.5], "must be ids"),
         (lambda: Toy(lambda x: 1 / 0), [1, 2], "ZeroDivisionError"),
+        (lambda: Toy(lambda x: x @ x), [1, 2], r"by_value\.py, line"),
+        (lambda: Toy(lambda x: x[:, -1:]), [1, 2], "should have shape"),
         (lambda: {}["no model"], [1, 2], "raised KeyError"),
         (lambda: None, [1, 2], "no model but NoneType"),
     ],

@@ -1,6 +1,7 @@
 """gpt-duet diff LEFT RIGHT: two models by value, from the command line."""
 
 import json
+import re
 from functools import partial
 
 import pytest
@@ -90,7 +91,7 @@ def test_two_files_that_part(diff, tmp_path):
     assert (status, err) == (1, "")
     *_, sentence = out.splitlines()
     assert sentence.startswith("they part at mine/model.py:")
-    assert "`relu`, layer 1: its inputs are equal, its output " in sentence
+    assert ", layer 1: its inputs are equal, no value " in sentence
     assert "nearest is theirs/model.py:" in sentence
     found = json.loads((tmp_path / "x.json").read_text())
     assert found["models"] == targets
@@ -164,3 +165,42 @@ def test_a_mistake_ends_in_one_line(diff, words, message):
 )
 def test_a_concept_takes_no_tokens(refused, option):
     assert "goes with two models" in refused("diff", "attention", option)
+
+
+def test_a_recording_is_written_and_compared(diff, duet, tmp_path):
+    target, file = "mine/model.py:GPT", "reference.safetensors"
+    status, out, err = duet("record", target, "--out", file, "--gradients")
+    assert (status, err) == (0, "")
+    assert out == "16 values: reference.safetensors\n"
+    status, out, err = diff(target, file)
+    assert (status, err) == (0, "")
+    assert re.search(r"scores .* apart, .*, 16 gradients equal", out)
+    relu = "mine/model.py:GPT(act='relu')"
+    status, out, err = diff(relu, file, "--json=x.json")
+    assert (status, err) == (1, "")
+    assert re.search(r"they part at \d+ layer 1 model.py:33 gelu", out)
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert found["parted"]["left"]["op"] == "relu"
+    assert diff(target, "no.npz")[2] == "gpt-duet: there is no file no.npz\n"
+
+
+def test_a_dtype_and_a_tolerance(diff):
+    words = ("theirs/model.py:GPT", "mine/model.py:GPT(act='silu')")
+    assert diff(*words, "--dtype=float32")[0] == 1
+    assert diff(*words[:1] * 2, "--dtype=bfloat16")[0] == 0
+    assert diff(*words, "--tolerance=0.9")[0] == 0
+    assert "one of float64" in diff(*words, "--dtype=int8")[2]
+
+
+def test_gradients_of_one_function(diff, tmp_path):
+    source = (tmp_path / "mine" / "model.py").read_text()
+    source = source.replace("return x + self.d", "return x.detach() + self.d")
+    (tmp_path / "mine" / "model.py").write_text(source)
+    words = ("theirs/model.py:GPT", "mine/model.py:GPT", "--gradients")
+    status, out, err = diff(*words)
+    assert (status, err) == (1, "")
+    sentence = out.splitlines()[-1]
+    assert sentence.startswith("one function, another gradient: that of ")
+    assert "layers.1.down.bias" in sentence
+    assert "the right detaches at mine/model.py:33 `detach`" in sentence
+    assert "another gradient" not in diff(*words[:2])[1]

@@ -129,7 +129,7 @@ def test_equal_values_are_one_map(page):
 def test_a_map_is_what_it_shows():
     maps = ValueMaps(3, 3)
     value = torch.tensor([[0.0, 1.0, -2.0], [-torch.inf, 0.5, 2.0], [1, 1, 1]])
-    left, right = maps.numbers(value.view(1, 3, 3), value.mT.unsqueeze(0))
+    left, right = maps.numbers(value.view(1, 3, 3), value.unsqueeze(1))
     assert left == right  # the right is laid out as the left
     data = np.frombuffer(base64.b64decode(maps.found[left]), np.uint8)
     assert data[:9].tolist() == [128, 192, 1, 0, 160, 255, 192, 192, 192]

@@ -2,7 +2,6 @@
 
     options.py         the options that several of them have
     choices.py         what those options choose: text, config, weights
-    diffing.py         what diff shows
     train_loop.py      the loop of train, and how it is resumed
 
 Messages and progress bars are console.py's. A subcommand's module does not
@@ -22,8 +21,8 @@ import typer
 from ..console import run, stopped_by_ctrl_c
 
 COMMANDS = (
-    "check", "compare", "diff", "train", "ladder", "generate", "convert",
-    "bench", "tokenizers",
+    "check", "compare", "diff", "record", "train", "ladder", "generate",
+    "convert", "bench", "tokenizers",
 )  # fmt: skip
 # the benchmarks have a manual of their own
 PASSED_ON = {"ignore_unknown_options": True, "help_option_names": []}

@@ -11,7 +11,11 @@ from typing import Any
 import torch
 
 # Frames that are not the user's: of the checks, of PyTorch, of Python.
-OURS = (str(Path(__file__).resolve().parent), str(Path(torch.__file__).parent))
+KIT = Path(__file__).resolve().parents[1]
+OURS = (
+    *(str(KIT / "invariants"), str(KIT / "comparison")),
+    str(Path(torch.__file__).parent),
+)
 PYTHON = (str(Path(traceback.__file__).parent), "<frozen")
 
 
@@ -43,6 +47,10 @@ class UnusableModel(ValueError):
 
     The cause, where there is one, is the user's own exception.
     """
+
+
+class UnknownSize(UnusableModel):
+    """A size that a model does not say, and nobody gave."""
 
 
 def sentence(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from ..benchmark_results import Run
 from ..models import count_flops, difference_by_concept
 from ..styles import Comparison, Pair
 from ..text import token_text, visible
-from ..values import Found, diff_by_value
+from ..values import ValueDiff, diff_by_value
 from ..weight_transfer import measure_weight_transfer
 from .folding import fold
 from .numbers import influence_data
@@ -90,7 +90,7 @@ def render_page(
     )
 
 
-def render_diff(found: Found, text_of: Callable[[int], str]) -> str:
+def render_diff(found: ValueDiff, text_of: Callable[[int], str]) -> str:
     """Return the page of what diff_by_value found, with all it needs inside.
 
     Both sides are run again for their values.

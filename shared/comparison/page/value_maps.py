@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..values.matching import largest, nearest_layout
+from ..values.layouts import largest, nearest_layout
 
 COLUMNS = 128  # of a map; of more features evenly spaced ones
 NUMBERS = 6  # of each position that can be read

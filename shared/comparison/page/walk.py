@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..values import Found, Place
+from ..values import Place, ValueDiff
 from ..values.rows import Row, Section
 from .folding import fold
 from .kinds import SQUARE, name_kinds
@@ -39,7 +39,9 @@ class Step:
     remarks: tuple[str, str] = ("", "")  # how each side writes it
 
 
-def make_walk(found: Found, text_of: Callable[[int], str]) -> dict[str, Any]:
+def make_walk(
+    found: ValueDiff, text_of: Callable[[int], str]
+) -> dict[str, Any]:
     """Run both sides again for their values, and lay the steps out.
 
     Returns what the template needs: the steps, for each side the functions
@@ -113,7 +115,7 @@ def make_walk(found: Found, text_of: Callable[[int], str]) -> dict[str, Any]:
     }
 
 
-def fold_steps(found: Found) -> list[Step]:
+def fold_steps(found: ValueDiff) -> list[Step]:
     """Return the steps of both sides; the others fold into the next one.
 
     Where two models part is the last step.
@@ -144,7 +146,7 @@ def fold_steps(found: Found) -> list[Step]:
 
 
 def _add_kinds(
-    steps: Sequence[Step], values: Mapping[int, Tensor], found: Found
+    steps: Sequence[Step], values: Mapping[int, Tensor], found: ValueDiff
 ) -> None:
     """Say of each step what it computes, and how each side writes it."""
     known = [step for step in steps if step.row is not found.parted]

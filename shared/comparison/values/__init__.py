@@ -1,15 +1,17 @@
 """Two implementations, line by line: paired by the values they compute."""
 
 from .diff import assert_same_values, diff_by_value
-from .found import Found
 from .places import Place
-from .rows import Parting, Row
+from .record import record_values
+from .rows import Divergence, Row
+from .value_diff import ValueDiff
 
 __all__ = [
-    "Found",
-    "Parting",
+    "Divergence",
     "Place",
     "Row",
+    "ValueDiff",
     "assert_same_values",
     "diff_by_value",
+    "record_values",
 ]

@@ -3,22 +3,26 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby, islice, permutations
+from itertools import accumulate, groupby
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .layouts import difference, largest, sorted_apart
 from .side import Side, unit_of
 from .value import Value, plain
 
 NEAR = 1e-3  # of a value's size: digests that are looked at again
+NEAR_UNITS = 16  # the same in units of rounding, for 16 bits
 MOST = 6  # candidates for one value
 TIMES_NOISE = 16  # a difference so many times the noise is none of rounding
+OWN_ROUNDING = 4  # units of a coarser dtype that a value itself rounds by
 ROUNDING = 64  # units of rounding of the largest number, always allowed
+TIMES_NOISE_OF_16_BITS = 4
+ROUNDING_OF_16_BITS = 2  # of which 64 units are half the number
 ROUNDING_ALONE = 2**12  # the same where no weights can be nudged
 AT_ONCE = 2**27  # numbers that are kept of one side at a time: 1 GiB
-ORDERS = 720  # orders of axes that are tried: all of six axes
 
 
 @dataclass(frozen=True)
@@ -28,55 +32,88 @@ class Matches:
     # numbers of a value on the left and on the right, and their largest
     # absolute difference, in the order of the left
     pairs: Sequence[tuple[int, int, float]]
+    # the same of values whose numbers are equal in another order
+    moved: Sequence[tuple[int, int, float]]
     # numbers of each side whose value is on the other, those computed twice
     # included
     seen: tuple[set[int], set[int]]
     # numbers of each side whose value is almost on the other, by more than
     # rounding
     close: tuple[set[int], set[int]]
+    # how far the log-probabilities are apart, and what rounding explains
+    apart: float
+    rounding: float
+
+    @property
+    def explaining(self) -> tuple[set[int], set[int]]:
+        """The numbers of each side that the other has in any order."""
+        moved = {n for n, _, _ in self.moved}, {r for _, r, _ in self.moved}
+        return self.seen[0] | moved[0], self.seen[1] | moved[1]
 
 
-def match(left: Side, right: Side) -> Matches:
+def match(left: Side, right: Side, tolerance: float = 0.0) -> Matches:
     """Find the values that are on both sides.
 
     Digests propose; values, brought into one layout, decide. What passes
     as rounding is measured: the left runs once more with all its weights
-    changed by a unit of rounding.
+    changed by a unit of rounding. The tolerance is a share of a value's
+    largest number that passes in any case.
     """
     for side, other in ((left, right), (right, left)):
         if _goes_head_by_head(side, other):
             other.by_heads = True
             other.record()
-    candidates = _propose(left.values, right.values)
+    eps = max(torch.finfo(side.dtype).eps for side in (left, right))
+    near = max(NEAR, NEAR_UNITS * eps, 2 * tolerance)
+    candidates = _propose(left.values, right.values, near)
     for ours, theirs in (
         (left.last, right.last),
         (left.normalised, right.normalised),
     ):
         if theirs not in candidates.setdefault(ours, []):
             candidates[ours].append(theirs)
-    near: dict[tuple[int, int], float] = {}
+    measured = Measured({}, {}, {}, {})
     for numbers in _batches(left.values, sorted(candidates)):
         chosen = {number: candidates[number] for number in numbers}
-        near |= _measure(left, right, chosen)
-    pairs: list[tuple[int, int, float]] = []
+        _measure(left, right, chosen, measured, (tolerance, near))
+    seen = {n for n, _ in measured.equal}, {r for _, r in measured.equal}
     taken = set[int](), set[int]()
-    for (ours, theirs), apart in sorted(near.items()):
+    pairs = _one_to_one(measured.equal, taken)
+    taken[0].update(seen[0])
+    taken[1].update(seen[1])
+    moved = _one_to_one(measured.moved, taken)
+    known = taken[0] | {n for n, _ in measured.moved}
+    others = taken[1] | {r for _, r in measured.moved}
+    close = [
+        (n, r) for n, r in measured.far if not (n in known or r in others)
+    ]
+    scores = left.normalised, right.normalised
+    found = measured.equal | measured.moved | measured.far
+    return Matches(
+        pairs,
+        moved,
+        seen,
+        ({n for n, _ in close}, {r for _, r in close}),
+        found[scores],
+        measured.tolerance[left.normalised],
+    )
+
+
+def _one_to_one(
+    found: Mapping[tuple[int, int], float], taken: tuple[set[int], set[int]]
+) -> list[tuple[int, int, float]]:
+    """Return pairs of values that are in no pair before."""
+    pairs = []
+    for (ours, theirs), apart in sorted(found.items()):
         if ours not in taken[0] and theirs not in taken[1]:
             pairs.append((ours, theirs, apart))
             taken[0].add(ours)
             taken[1].add(theirs)
-    seen = {ours for ours, _ in near}, {theirs for _, theirs in near}
-    close = [
-        (ours, theirs)
-        for ours, others in candidates.items()
-        for theirs in others
-        if ours not in seen[0] and theirs not in seen[1]
-    ]
-    return Matches(pairs, seen, ({n for n, _ in close}, {n for _, n in close}))
+    return pairs
 
 
 def _propose(
-    left: Sequence[Value], right: Sequence[Value]
+    left: Sequence[Value], right: Sequence[Value], within: float
 ) -> dict[int, list[int]]:
     """Return for values of the left those on the right that may be equal."""
     groups: dict[tuple[int, int], list[Value]] = {}
@@ -97,7 +134,7 @@ def _propose(
         apart = np.abs(marks - ours.marks).max(1)
         order = apart.argsort(kind="stable")[:MOST]
         near = [
-            others[i].number for i in order if apart[i] <= NEAR * ours.size
+            others[i].number for i in order if apart[i] <= within * ours.size
         ]
         if near:
             proposed[value.number] = near
@@ -125,7 +162,7 @@ def _goes_head_by_head(side: Side, other: Side) -> bool:
         for value in other.values
         if len(value.shape) == 4 and value.shape[1] > 1
     }
-    return any(value.shape in heads for value in side.values)
+    return any(v.shape in heads and not v.constant for v in side.values)
 
 
 def _batches(
@@ -139,90 +176,89 @@ def _batches(
         yield [number for number, _ in batch]
 
 
+@dataclass(frozen=True)
+class Measured:
+    """Differences of candidates, and what passes as rounding."""
+
+    equal: dict[tuple[int, int], float]
+    moved: dict[tuple[int, int], float]  # equal in another order
+    far: dict[tuple[int, int], float]  # by more than rounding
+    tolerance: dict[int, float]  # of values of the left
+
+
 def _measure(
-    left: Side, right: Side, candidates: Mapping[int, Sequence[int]]
-) -> dict[tuple[int, int], float]:
-    """Return the differences of those candidates that are equal."""
+    left: Side,
+    right: Side,
+    candidates: Mapping[int, Sequence[int]],
+    measured: Measured,
+    bounds: tuple[float, float],
+) -> None:
+    """Add the differences of candidates."""
     kept = left.keep(candidates)
-    tolerance = _tolerances(left, right, kept)
-    found: dict[tuple[int, int], float] = {}
+    coarse = left.coarse | {
+        n for n, others in candidates.items() if right.coarse & {*others}
+    }
+    enough = _tolerances(left, right, kept, coarse, bounds)
+    measured.tolerance.update(enough)
+    by_right: dict[int, list[int]] = {}
+    for ours, others in candidates.items():
+        for theirs in others:
+            by_right.setdefault(theirs, []).append(ours)
 
     def compare(theirs: int, value: Tensor) -> None:
-        for ours, others in candidates.items():
-            if theirs in others:
-                apart = difference(kept[ours], value, tolerance[ours])
-                if apart <= tolerance[ours]:
-                    found[ours, theirs] = apart
+        mine = plain(value)
+        digest = right.values[theirs].digest
+        for ours in by_right[theirs]:
+            # a mark may be the tensor's next number: the marks only propose
+            within = 2 * enough[ours]
+            alike = left.values[ours].digest.distance(digest) <= within
+            scores = theirs == right.normalised and ours == left.normalised
+            found, apart = measured.far, math.inf
+            if alike or scores:
+                apart = difference(kept[ours], mine, enough[ours])
+                found = measured.equal if apart <= enough[ours] else found
+            if alike and found is measured.far:
+                gap = sorted_apart(kept[ours], mine)
+                if gap <= enough[ours]:
+                    found, apart = measured.moved, gap
+            found[ours, theirs] = apart
 
-    right.visit({r for others in candidates.values() for r in others}, compare)
-    return found
+    right.visit(by_right, compare)
 
 
 def _tolerances(
-    left: Side, right: Side, kept: Mapping[int, Tensor]
+    left: Side,
+    right: Side,
+    kept: Mapping[int, Tensor],
+    coarse: set[int],
+    bounds: tuple[float, float],
 ) -> dict[int, float]:
-    """Return for each value what passes as rounding."""
+    """Return for each value what passes as rounding.
+
+    `coarse` are the numbers of what a coarser dtype than the run's rounds;
+    the bounds are the least and the most, in shares of a value.
+    """
     units = ROUNDING if left.nudgeable else ROUNDING_ALONE
+    times = TIMES_NOISE
     eps = max(torch.finfo(left.dtype).eps, torch.finfo(right.dtype).eps)
+    if eps > torch.finfo(torch.float32).eps:
+        units, times = ROUNDING_OF_16_BITS, TIMES_NOISE_OF_16_BITS
+    unit = unit_of(left, right)
     sizes = {number: largest(value) for number, value in kept.items()}
-    tolerance = {number: units * eps * size for number, size in sizes.items()}
+    tolerance = {
+        number: size * max(units * eps, OWN_ROUNDING * unit)
+        if number in coarse
+        else size * units * eps
+        for number, size in sizes.items()
+    }
 
     def add_noise(number: int, value: Tensor) -> None:
-        tolerance[number] += TIMES_NOISE * difference(kept[number], value)
+        tolerance[number] += times * difference(kept[number], value)
 
     if left.nudgeable:
-        left.visit(kept, add_noise, unit_of(left, right) / 2)
-    return {n: min(tolerance[n], NEAR * size) for n, size in sizes.items()}
-
-
-def difference(a: Tensor, b: Tensor, enough: float = 0.0) -> float:
-    """Return the largest difference of two values in one layout.
-
-    The least over the orders of axes; inf for different sizes. No order is
-    tried after one with a difference that is small enough.
-    """
-    return nearest_layout(plain(b), plain(a), enough)[1]
-
-
-def nearest_layout(
-    value: Tensor, like: Tensor, enough: float
-) -> tuple[Tensor, float]:
-    """Return a value in the layout nearest to another's, and how far it is.
-
-    As it is, and inf, where the sizes differ. No layout is tried after one
-    that is near enough.
-    """
-    best = value, math.inf
-    for other in (
-        _layouts(value, like) if value.numel() == like.numel() else ()
-    ):
-        gap = torch.where(like == other, 0.0, (like - other).abs())
-        apart = float(gap.nan_to_num(nan=math.inf, posinf=math.inf).max())
-        if apart < best[1]:
-            best = other, apart
-        if apart <= enough:
-            break
-    return best
-
-
-def _layouts(value: Tensor, like: Tensor) -> Iterator[Tensor]:
-    """Yield a value in another's shape, for each order of their axes.
-
-    Axes are permuted where there are more, and joined to what the other
-    has.
-    """
-    few, many = value.squeeze(), like.squeeze()
-    if few.dim() >= many.dim():
-        for axes in islice(permutations(range(few.dim())), ORDERS):
-            yield few.permute(axes).reshape(like.shape)
-        return
-    for axes in islice(permutations(range(many.dim())), ORDERS):
-        turned = few.reshape([many.shape[axis] for axis in axes])
-        back = sorted(range(many.dim()), key=axes.__getitem__)
-        yield turned.permute(back).reshape(like.shape)
-
-
-def largest(value: Tensor) -> float:
-    """Return the size of the largest finite number."""
-    finite = value[value.isfinite()]
-    return float(finite.abs().max()) if finite.numel() else 0.0
+        left.visit(kept, add_noise, unit / 2)
+    least, most = bounds
+    return {
+        n: min(max(tolerance[n], least * size), most * size)
+        for n, size in sizes.items()
+    }

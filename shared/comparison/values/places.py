@@ -6,7 +6,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -67,6 +67,10 @@ class Place:
         layer: of the model, None outside of its layers.
         inside: which step inside the operation, "" for its result.
         span: of the expression: columns from and to, and its last line.
+        caller: file and line that call the function, and the function's
+            module, where the model's own code calls it; no part of a
+            comparison of places.
+        module: the name of the innermost module that runs, likewise.
     """
 
     path: str
@@ -76,11 +80,18 @@ class Place:
     layer: int | None = None
     inside: str = ""
     span: tuple[int, int, int] = (0, 0, 0)
+    caller: tuple[str, int, str] | None = field(default=None, compare=False)
+    module: str = field(default="", compare=False)
 
     @property
     def file(self) -> str:
         """The path as a reader would write it."""
         return short_path(self.path)
+
+    @property
+    def recorded(self) -> bool:
+        """Whether this is an array in a file, the function its name."""
+        return self.line == 0
 
     @property
     def in_model(self) -> bool:
@@ -90,6 +101,8 @@ class Place:
     @property
     def code(self) -> str:
         """The expression in the source, in one line."""
+        if self.recorded:
+            return self.function
         start, end, last = self.span
         lines = [
             linecache.getline(self.path, number).encode()
@@ -102,37 +115,68 @@ class Place:
         return " ".join(text.split())
 
     def __str__(self) -> str:
+        if self.recorded:
+            return self.function
         step = f" ({self.inside})" if self.inside else ""
         return f"{self.file}:{self.line} `{self.op}`{step}"
 
+    @property
+    def site(self) -> str:
+        """Where the model calls the function, and for which module."""
+        if self.caller is None:
+            return ""
+        path, line, name = self.caller
+        where = "" if path == self.path else short_path(path)
+        module = name.rpartition(".")[2]
+        return f", called from {where}:{line}" + (
+            f" ({module})" if module else ""
+        )
+
     def to_dict(self) -> dict[str, object]:
         """Return what a reader of JSON needs."""
-        names = ("file", "line", "function", "op", "inside", "layer")
-        return {name: getattr(self, name) for name in names}
+        names = ["file", "line", "function", "op", "inside", "layer", "module"]
+        caller = (
+            self.caller and f"{short_path(self.caller[0])}:{self.caller[1]}"
+        )
+        return {name: getattr(self, name) for name in names} | {
+            "caller": caller
+        }
 
 
 def find_place(
-    op: str, layers: Mapping[int, int], outermost: CodeType
+    op: str,
+    layers: Mapping[int, int],
+    modules: Mapping[int, str],
+    outermost: CodeType,
 ) -> tuple[Place, Stack]:
     """Return the place of what is being computed now, and the way to it.
 
     Args:
         op: what torch computes.
         layers: as `layers_of` returns them.
+        modules: the name of each module by its id.
         outermost: the code of the function that runs the model; frames
             above it are not looked at.
     """
     stack: list[tuple[str, int]] = []
     own: FrameType | None = None
     torchs: FrameType | None = None
-    layer = None
+    caller: tuple[str, int, str] | None = None
+    layer, module, called = None, "", ""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not outermost:
         code = frame.f_code
-        if layer is None and code.co_varnames[:1] == ("self",):
-            layer = layers.get(id(frame.f_locals.get("self")))
+        name = ""
+        if code.co_varnames[:1] == ("self",):
+            owner = id(frame.f_locals.get("self"))
+            name = modules.get(owner, "")
+            layer = layers.get(owner) if layer is None else layer
+            module = module or name
         if not skipped(code.co_filename):
-            own = own or frame
+            if own is not None and caller is None:
+                caller = (*_place_of(frame), called)
+            if own is None:
+                own, called = frame, name
             stack.append((code.co_filename, frame.f_lasti))
         elif code.co_name == "forward":
             torchs = torchs or frame
@@ -146,8 +190,14 @@ def find_place(
         OPERATORS.get(op, op),
         layer,
         span=span_of(own.f_code, own.f_lasti),
+        caller=caller,
+        module=module,
     )
     return place, tuple(stack)
+
+
+def _place_of(frame: FrameType) -> tuple[str, int]:
+    return os.path.abspath(frame.f_code.co_filename), frame.f_lineno
 
 
 @cache

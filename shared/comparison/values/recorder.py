@@ -1,17 +1,18 @@
 """A mode of torch that notes each floating value that is computed inside."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...invariants.operations import Operations
-from .insides import INSIDES
+from .fused_steps import FUSED_STEPS
 from .places import Place, Stack, find_place, layers_of
 from .value import Value, digest, real
 
@@ -19,6 +20,7 @@ from .value import Value, digest, real
 PRODUCTS = ("matmul", "bmm", "einsum", "scaled_dot_product_attention")
 # What reads a part of a tensor, be it the whole.
 PARTS = ("alias", "select", "slice")
+EXACT = 2**12  # a number of 12 bits is the same in every dtype
 NEAR = 1e-6  # of a value's size: rounding may explain so much
 
 
@@ -33,6 +35,7 @@ class Recorder(Operations):
         by_heads: whether values of many heads are noted head by head, too.
         visitor: None in a first run, in which digests are kept; else what
             is done with each value and the number of its event.
+        tokens: ids that the model runs on.
     """
 
     supports_higher_order_operators = True
@@ -43,14 +46,23 @@ class Recorder(Operations):
         run: Callable[..., Any],
         by_heads: bool,
         visitor: Callable[[int, Tensor], None] | None,
+        tokens: Tensor,
     ):
         super().__init__()
         self.layers = layers_of(model)
+        parts = model.named_modules() if isinstance(model, nn.Module) else ()
+        self.modules = {id(part): name for name, part in parts}
         self.run = run.__code__
         self.by_heads = by_heads
         self.visitor = visitor
+        self.tokens = tokens
         self.values: list[Value] = []
         self.numbers = WeakTensorKeyDictionary()
+        self.detached: list[Place] = []  # lines of the model's own
+        self.moves = WeakTensorKeyDictionary()  # lines that laid a value out
+        self.made = WeakTensorKeyDictionary()  # whether a token leads to it
+        # with their first lines, and whether each is a single number's
+        self.dtypes: dict[torch.dtype, tuple[Place, bool]] = {}
         self.steps: set[int] = set()
         self.events = 0
 
@@ -58,38 +70,58 @@ class Recorder(Operations):
         """Call an operation, and note what it gives."""
         kwargs = kwargs or {}
         answer = func(*args, **kwargs)
-        results = [t for t in tensors_in(answer) if is_value(t)]
-        if not results:
-            return answer
         name = str(getattr(func, "overloadpacket", func)).split(".")[-1]
         operands = tensors_in((args, kwargs))
+        answers = tensors_in(answer)
+        of_tokens = any(map(self._of_tokens, operands))
+        for tensor in answers:
+            self.made[tensor] = of_tokens or self.made.get(tensor, False)
+        results = [t for t in answers if is_value(t)]
+        if not results:
+            for single in answers:  # a constant rounds what it multiplies
+                if single.is_floating_point():
+                    self._note_dtype(single, name)
+            return answer
         of_shape = name.endswith("_like") or name.startswith("new_")
         inputs = [] if of_shape else self._known(operands)
-        place, stack = find_place(name, self.layers, self.run)
+        place, stack = self._find_place(name)
+        if name.startswith("detach") and place.in_model:
+            self.detached.append(place)
+        moves = [m for t in operands for m in self.moves.get(t, ())]
         if name in PRODUCTS:
             for operand in operands:
                 self._note_heads(operand, place, stack)
-        formula = INSIDES.get(name, lambda *args, **kwargs: ())
+        formula = FUSED_STEPS.get(name, lambda *args, **kwargs: ())
+        # no step of attention but its result is made of the values
+        steps = self._known(operands[:2]) if name in PRODUCTS else inputs
         for step, value in formula(*args, **kwargs):
             inside = replace(place, inside=step)
-            number = self.note(value, inside, inputs, stack)
-            if number not in inputs:
+            number = self.note(value, inside, steps, stack, moves=moves)
+            if number not in steps:
+                steps = [*steps, number]
                 inputs = [*inputs, number]
                 self.steps.add(number)
             self.numbers[value] = number
             self._note_heads(value, inside, stack)
+        schema = getattr(func, "_schema", None)
         for result in results:
             changed = _among(result, operands)
+            if changed and schema is not None and not schema.is_mutable:
+                continue  # as .to() of a tensor that is so already
             of = next((t for t in operands if _same_storage(result, t)), None)
             known = of is not None and of in self.numbers
             if of is not None and not changed and of.numel() == result.numel():
                 if known:
                     self.numbers[result] = self.numbers[of]
+                    self.moves[result] = *self.moves.get(of, ()), place
                 if known or name not in PARTS:
                     continue
             view = known and not changed
-            number = self.note(result, place, inputs, stack, view)
+            before = len(self.values)
+            number = self.note(result, place, inputs, stack, view, moves)
             self.numbers[result] = number
+            if number < before and self.visitor is None:  # a copy
+                self.moves[result] = *moves, place
             self._note_heads(result, place, stack)
             if changed and (whole := result._base) is not None:
                 inputs = [*self._known([whole]), number]
@@ -103,6 +135,7 @@ class Recorder(Operations):
         inputs: list[int],
         stack: Stack = (),
         view: bool = False,
+        moves: Sequence[Place] = (),
     ) -> int:
         """Keep a value, and return its number; that of what it copies.
 
@@ -113,6 +146,8 @@ class Recorder(Operations):
             self.visitor(event, value)
             return event
         found = digest(value)
+        if not found.trivial:
+            self.dtypes.setdefault(value.dtype, (place, False))
         own_step = False
         for number in inputs:
             before = self.values[number].digest
@@ -132,9 +167,35 @@ class Recorder(Operations):
                 own_step=own_step,
                 stack=stack,
                 digest=found,
+                moves=tuple(dict.fromkeys(moves)),
+                constant=not self.made.get(value, True)
+                and all(self.values[n].constant for n in inputs),
             )
         )
         return len(self.values) - 1
+
+    def _of_tokens(self, tensor: Tensor) -> bool:
+        """Whether a token leads to an operand, or it is the tokens."""
+        if tensor in self.made:
+            return self.made[tensor]
+        whole = tensor.dtype in (torch.int64, torch.int32)
+        return (
+            whole
+            and tensor.numel() == self.tokens.numel()
+            and bool((tensor.flatten().cpu() == self.tokens.flatten()).all())
+        )
+
+    def _find_place(self, name: str) -> tuple[Place, Stack]:
+        return find_place(name, self.layers, self.modules, self.run)
+
+    def _note_dtype(self, single: Tensor, name: str) -> None:
+        """Keep the first line that computes a single number of a dtype."""
+        if single.dtype in self.dtypes or single.numel() != 1:
+            return
+        number = float(single)
+        exact = (math.frexp(number)[0] * EXACT).is_integer()
+        if math.isfinite(number) and not exact:  # no mask, no power of two
+            self.dtypes[single.dtype] = self._find_place(name)[0], True
 
     def _known(self, tensors: list[Tensor]) -> list[int]:
         """Return the numbers of those tensors that are values."""

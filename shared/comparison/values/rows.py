@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from .places import Place
 
 NOWHERE = "nowhere on the other side"
+MOVED = "in another order"
 
 
 @dataclass(frozen=True)
@@ -52,21 +53,33 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Parting(Row):
+class Divergence(Row):
     """Where two models part.
 
-    The left is the line nearest to the right's, whose value is nowhere on
-    the left. The difference is None where no value of the left is near.
+    The left is the line nearest to the right's, whose value no value of the
+    left equals. The difference is None where no value of the left is near.
 
     Attributes:
         inputs: largest difference of what the right's line is computed
-            from; None where it is computed from weights and tokens alone.
+            from; None where the left has not all of it in the same order.
         factor: c where the right's numbers are c times the left's, in any
             order, else None.
+        cause: what the factor suggests, or "".
+        shown: the right's line and up to two others that may be at fault:
+            the one that the left goes on from, those that lay out its
+            inputs, and those that follow.
+        scores: how far the log-probabilities are apart.
+        before: a step that the left alone takes on the way there.
+        in_order: whether a factor of 1 holds without another order.
     """
 
     inputs: float | None = None
     factor: float | None = None
+    cause: str = ""
+    shown: tuple[Place, ...] = ()
+    scores: float = 0.0
+    before: Place | None = None
+    in_order: bool = False
 
     @property
     def layer(self) -> int | None:
@@ -74,21 +87,40 @@ class Parting(Row):
         return Row(self.right, self.left, self.shape).layer
 
     def __str__(self) -> str:
+        assert self.right is not None
         layer = "" if self.layer is None else f", layer {self.layer}"
         given = ""
         if self.inputs is not None:
             bound = f" to {self.inputs:.1g}" if self.inputs else ""
             given = f"its inputs are equal{bound}, "
-        start = f"they part at {self.right}{layer}: {given}its output is "
+        cause = f" ({self.cause})" if self.cause else ""
+        nearest, continues = "nearest is", "the left continues at"
+        if self.right.recorded:
+            nearest = continues = "the left computes it at"
         if self.factor is not None and abs(self.factor - 1) < 1e-6:
-            apart = "the same numbers in another order"
+            order = "" if self.in_order else " in another order"
+            output = f"its numbers are those of {self.left}{order}"
         elif self.factor is not None:
-            apart = f"which it is {self.factor:.4g} times"
+            output = f"it is {self.factor:.4g} times {self.left}"
         elif self.difference is not None:
-            apart = f"{self.difference:.2g} apart"
+            output = (
+                f"no value on the left equals its output; {nearest} "
+                f"{self.left}, {self.difference:.2g} apart"
+            )
         else:
-            return f"{start}nowhere on the left, which goes on at {self.left}"
-        return f"{start}nowhere on the left; nearest is {self.left}, {apart}"
+            output = (
+                f"no value on the left equals its output; {continues} "
+                f"{self.left}"
+            )
+        output += cause
+        if self.before is not None:
+            output += f"; the left first computes {self.before}"
+        others = " and ".join(map(str, self.shown[1:]))
+        also = f"; look also at {others}" if others else ""
+        return (
+            f"they part at {self.right}{self.right.site}{layer}: {given}"
+            f"{output}{also}; scores {self.scores:.2g} apart"
+        )
 
 
 @dataclass(frozen=True)

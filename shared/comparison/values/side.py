@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from ...invariants.budget import Budget
 from ...invariants.errors import ModelRaised
 from ...invariants.randomness import isolated
+from ...invariants.rounding import nudge
 from ...invariants.subject import Subject
-from ...invariants.variant import own, precise
+from ...invariants.variant import Variant, own, precise
 from .recorder import Recorder, below_autograd
 from .value import FEWEST, number_layers, plain
 
-ROWS_AT_ONCE = 4096  # of a matrix that is nudged
 NUMBERS_AT_ONCE = 2**22
 HASH = -7046029254386353131  # odd, its bits mixed
 MARKS = 64  # numbers that a weight is known by
@@ -30,16 +30,23 @@ class Side:
     Args:
         subject: the model.
         tokens: ids to run.
+        dtype: to run in; None: float64 where the model runs there.
 
     Raises:
         ValueError: where the model's own exception ends a run, or where its
             scores come out of nothing that could be recorded.
     """
 
-    def __init__(self, subject: Subject, tokens: Int[Tensor, "batch time"]):
+    def __init__(
+        self,
+        subject: Subject,
+        tokens: Int[Tensor, "batch time"],
+        dtype: torch.dtype | None = None,
+    ):
         self.subject = subject
+        self.run_in = dtype
         self.tokens = tokens
-        self.doubled = True  # whether it runs in float64
+        self.doubled = dtype is None  # whether it runs in float64
         self.by_heads = False  # whether heads are values of their own, too
         self.below: Callable[[], AbstractContextManager] = below_autograd
         try:
@@ -47,7 +54,7 @@ class Side:
         except ValueError:  # it may take gradients itself
             self.below = nullcontext
             self.record()
-        self.doubled = self.dtype == torch.float64
+        self.doubled &= self.dtype == torch.float64
 
     @property
     def dtype(self) -> torch.dtype:
@@ -71,8 +78,12 @@ class Side:
             place = replace(place, op="log_softmax", inside="taken here")
             log_probs = scores.log_softmax(-1)
             self.normalised = recorder.note(log_probs, place, [last])
-        self.values = number_layers(recorder.values)
         is_module = isinstance(model, nn.Module)
+        self.values = number_layers(recorder.values)
+        self.dtypes = recorder.dtypes
+        self.coarse = self._coarse()
+        lines = {(p.path, p.line): p for p in reversed(recorder.detached)}
+        self.detached = list(lines.values())[::-1]
         self.scripted = [
             name or type(part).__name__
             for name, part in (model.named_modules() if is_module else ())
@@ -81,15 +92,27 @@ class Side:
         self.nudgeable = is_module and self.subject.builder.can_copy
         self.weights = dict(_weights(model)) if is_module else {}
 
+    def _coarse(self) -> set[int]:
+        """Return the numbers of what a coarser dtype than the run's rounds."""
+        eps = torch.finfo(self.values[self.last].dtype).eps
+        found = set[int]()
+        for value in self.values:
+            rounds = torch.finfo(value.dtype).eps > eps
+            if found.intersection(value.inputs) or (
+                rounds and not value.digest.trivial
+            ):
+                found.add(value.number)
+        return found
+
     def visit(
         self,
         numbers: Iterable[int],
         visitor: Callable[[int, Tensor], None],
-        nudge: float = 0.0,
+        size: float = 0.0,
     ) -> None:
         """Run again, and hand out values with their numbers as they come.
 
-        A nudge is the relative size of a random change to all weights.
+        All weights are changed at random by up to a relative size.
         """
         wanted = {self.values[number].event: number for number in numbers}
 
@@ -97,7 +120,7 @@ class Side:
             if event in wanted:
                 visitor(wanted[event], value)
 
-        _, recorder, scores = self._run(call, nudge)
+        _, recorder, scores = self._run(call, size)
         if recorder.events in wanted:  # the log-softmax that was taken here
             visitor(wanted[recorder.events], scores.log_softmax(-1))
 
@@ -111,38 +134,68 @@ class Side:
         self.visit(numbers, keep)
         return kept
 
+    def module(self) -> nn.Module | None:
+        """Return the model with its own weights, None for a function."""
+        model = own(self.subject, Budget()).model
+        return model if isinstance(model, nn.Module) else None
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradient of each parameter, in the backward's order.
+
+        Of the mean cross-entropy of the next tokens; the tokens of one
+        position have none.
+        """
+        variant = self._variant()
+        model, subject = variant.model, self.subject
+        if not isinstance(model, nn.Module) or self.tokens.size(1) < 2:
+            return {}
+        found: dict[str, Tensor] = {}
+        for name, parameter in model.named_parameters():
+            parameter.grad = None
+
+            def keep(parameter: Tensor, name: str = name) -> None:
+                assert parameter.grad is not None
+                # the order is that of the last part of the gradient
+                found.pop(name, None)
+                found[name] = parameter.grad.detach().cpu().clone()
+
+            parameter.register_post_accumulate_grad_hook(keep)
+        with isolated(subject.seed):
+            scores = variant.scores(self.tokens, grad=True, seed=subject.seed)
+            log_probs = scores[:, :-1].log_softmax(-1)
+            picked = log_probs.gather(-1, self.tokens[:, 1:, None])
+            (-picked.mean()).backward()
+        return found
+
+    def _variant(self) -> Variant:
+        """Return a new copy in the dtype of the run."""
+        copy = precise if self.doubled else own
+        variant = copy(self.subject, Budget())
+        if self.run_in is not None and isinstance(variant.model, nn.Module):
+            variant.model.to(self.run_in)
+        return variant
+
     def _run(
         self,
         visitor: Callable[[int, Tensor], None] | None = None,
-        nudge: float = 0.0,
+        size: float = 0.0,
     ) -> tuple[Any, Recorder, Tensor]:
         """Return a model, what was recorded of it, and its scores."""
-        subject = self.subject
-        copy = precise if self.doubled else own
-        variant = copy(subject, Budget())
+        variant, subject = self._variant(), self.subject
         model = variant.model
-        if nudge:
-            _nudge_weights(model, nudge)
-        recorder = Recorder(model, Side._run, self.by_heads, visitor)
+        if size:
+            weights = [*model.parameters(), *model.buffers()]
+            rounded = [w for w in weights if w.is_floating_point() and w.dim()]
+            nudge(rounded, size, subject.seed)
+        recorder = Recorder(
+            model, Side._run, self.by_heads, visitor, self.tokens
+        )
         try:
             with isolated(subject.seed), self.below(), recorder:
                 scores = variant.scores(self.tokens, seed=subject.seed)
         except ModelRaised as error:
             raise ValueError(f"{subject.name}: {error}") from error.__cause__
         return model, recorder, scores
-
-
-def _nudge_weights(model: Any, size: float) -> None:
-    """Change every weight by a random share of a relative size."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for tensor in [*model.parameters(), *model.buffers()]:
-            if not tensor.is_floating_point() or tensor.dim() == 0:
-                continue
-            for part in tensor.split(ROWS_AT_ONCE):
-                noise = torch.rand(part.shape, generator=generator)
-                noise = noise.to(part).mul_(2).sub_(1)
-                part.addcmul_(part, noise, value=size)
 
 
 def unit_of(left: Side, right: Side) -> float:
@@ -160,8 +213,13 @@ def unit_of(left: Side, right: Side) -> float:
             if len(marks & known) < min(len(marks), SHARED)
         ]
         units.append(max(own, default=0.0))
-    values = [*left.values, *right.values]
-    return max(min(units), *(torch.finfo(v.dtype).eps for v in values))
+    kinds = [
+        max(torch.finfo(dtype).eps for dtype in side.dtypes)
+        for side in (left, right)
+    ]
+    # one side alone may round in float32, and in nothing coarser
+    single = torch.finfo(torch.float32).eps
+    return max(min(units), min(kinds), min(max(kinds), single))
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[frozenset[int], float]]:

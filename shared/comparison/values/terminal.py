@@ -9,16 +9,16 @@ from rich.table import Table
 from rich.text import Text
 
 from ..terminal import TWO_COLUMNS, print_trimmed
-from .found import Found
 from .places import Place
 from .rows import NOWHERE, Row, Section
+from .value_diff import ValueDiff
 
 Cells = tuple[RenderableType, ...]
 
 
 def show_found(
     console: Console,
-    found: Found,
+    found: ValueDiff,
     layer: int | None = None,
     whole: bool = True,
 ) -> None:
@@ -58,6 +58,9 @@ def show_found(
         )
         console.print(Text(words, style="dim"))
     console.print()
+    if found.weights_sentence:
+        weights = Text(found.weights_sentence, style="dim")
+        console.print(weights, soft_wrap=True)
     for note in found.notes:
         console.print(Text(note, style="dim"), soft_wrap=True)
     colour = "bold green" if found.same else "bold red"
@@ -98,6 +101,8 @@ def _cells(section: Section, row: Row) -> Cells:
 def _line(place: Place, name_operation: bool) -> Text:
     """Return file, line and expression, or the step inside of it."""
     name = place.path.replace("\\", "/").rpartition("/")[2]
+    if place.recorded:
+        return Text.assemble((f"{name} ", "dim"), place.function)
     where = (f"{name}:{place.line} ", "dim")
     if place.inside:
         inside = f"{place.inside}, inside {place.op}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import UnusableModel
+from ..errors import UnknownSize, UnusableModel
 
 VOCABULARY = (
     *("vocab_size", "n_vocab", "vocabulary_size", "num_tokens"),
@@ -97,7 +97,7 @@ def choose_sizes(
             missing["vocabulary"] = "vocab_size (in the shell --vocab-size)"
         if block is None:
             missing["longest sequence"] = "block_size (--block-size)"
-        raise UnusableModel(
+        raise UnknownSize(
             f"{name} does not say its {' and '.join(missing)}: give "
             f"{' and '.join(missing.values())}"
         )

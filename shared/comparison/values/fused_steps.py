@@ -11,7 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-RAW_SCORES = "query @ key"  # of use to some models only
+# Steps that some models take in another way: no difference is placed there.
+RAW_SCORES, VARIANCE, MEAN_SQUARE = "query @ key", "variance", "mean square"
+OPTIONAL = {RAW_SCORES, VARIANCE, MEAN_SQUARE}
 Steps = Iterator[tuple[str, Tensor]]
 
 
@@ -81,12 +83,29 @@ def layer_norm(
     centred = input - input.mean(axes, keepdim=True)
     yield "centred", centred
     variance = centred.square().mean(axes, keepdim=True)
+    yield VARIANCE, variance
     yield "normalised", centred / (variance + eps).sqrt()
 
 
-INSIDES: dict[str, Callable[..., Steps]] = {
+def rms_norm(
+    input: Float[Tensor, "*batch features"],
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Steps:
+    """Yield the steps of torch's rms_norm. The arguments are its own."""
+    axes = [-1 - axis for axis in range(len(normalized_shape))]
+    mean = input.square().mean(axes, keepdim=True)
+    yield MEAN_SQUARE, mean
+    if eps is None:
+        eps = torch.finfo(input.dtype).eps
+    yield "normalised", input / (mean + eps).sqrt()
+
+
+FUSED_STEPS: dict[str, Callable[..., Steps]] = {
     "scaled_dot_product_attention": attention,
     "layer_norm": layer_norm,
+    "rms_norm": rms_norm,
     "softmax": softmax,
     "gelu": gelu,
 }

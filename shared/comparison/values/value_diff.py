@@ -1,19 +1,24 @@
 """What a diff by value found: pairs, lines alone, and the order of the run."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from io import StringIO
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from .gradients import GradientDiff
+from .matching import NEAR
 from .places import HEAD
-from .rows import NOWHERE, Parting, Row, Section
+from .rows import NOWHERE, Divergence, Row, Section
 from .side import Side
+from .weights import WeightMatch, describe
+
+SCORES = 10.0  # a size of log-probabilities
 
 
 @dataclass(frozen=True)
-class Found:
+class ValueDiff:
     """What diff_by_value found.
 
     Attributes:
@@ -24,46 +29,99 @@ class Found:
         parted: where the two part, None where they are one function.
         nearest: in two models that share nothing, the nearest values.
         notes: what could not be recorded, and the precision of the run.
+        apart: how far the log-probabilities are apart.
+        rounding: how far apart rounding may bring them.
+        coarse: why the two are one function only up to a coarser dtype than
+            that of the run, or "".
+        weights: of each weight of the right its counterpart on the left;
+            none where a side has no weights.
+        gradient: the first gradient that differs, where they were asked for
+            and do.
+        gradients: how many gradients were compared.
     """
 
     names: tuple[str, str]
     sides: tuple[Side, Side]
     pairs: Sequence[Row]
     alone: Mapping[str, Sequence[Row]]
-    parted: Parting | None
+    parted: Divergence | None
     nearest: Sequence[Row]
     notes: Sequence[str]
+    apart: float
+    rounding: float
+    coarse: str
+    weights: Sequence[WeightMatch] = ()
+    gradient: GradientDiff | None = None
+    gradients: int = 0
 
     @property
     def same(self) -> bool:
-        """Whether the two are one function on these tokens."""
-        return self.parted is None
+        """Whether the two are one function on these tokens.
+
+        And have one gradient, where that was asked for.
+        """
+        return self.parted is None and self.gradient is None
 
     @property
     def shares_nothing(self) -> bool:
         """Whether no value of one side is on the other."""
-        return not self.pairs
+        return not self.pairs and not self._recorded
 
     @property
     def sentence(self) -> str:
         """The finding in one sentence."""
+        if self.gradient is not None:
+            return str(self.gradient)
         if self.parted is None:
+            equal = f", {self.gradients} gradients equal" * bool(
+                self.gradients
+            )
             return (
-                f"one function: {len(self.pairs)} values of the left are on "
-                f"the right, the last ones {self.pairs[-1].difference:.1g} "
-                f"apart"
+                f"one function{self.coarse}: {len(self.pairs)} values of the "
+                f"left are on the right; scores {self.apart:.1g} apart, "
+                f"rounding explains {self.rounding:.1g}{equal}"
             )
         if self.pairs:
-            return str(self.parted)
+            rounded = any("rounded" in match.how for match in self.weights)
+            more = f"; {self.weights_sentence}" if rounded else ""
+            return f"{self.parted}{more}"
+        if self._recorded:
+            return (
+                f"{self.parted}; no array is on the left: are weights and "
+                f"tokens the same?"
+            )
+        if self.apart <= NEAR * SCORES:
+            return (
+                f"two functions that share no value but nearly their scores: "
+                f"{self.apart:.1g} apart, rounding explains "
+                f"{self.rounding:.1g}"
+            )
         near = "; ".join(
             f"{row.left} and {row.right}, {row.difference:.2g} apart"
             for row in self.nearest
         )
         return (
             f"two functions that share no value, not even at the embedding: "
-            f"are these the same weights? The nearest values: "
-            f"{near or 'none has the size of another'}"
+            f"are these the same weights? {self.weights_sentence}; the "
+            f"nearest values: {near or 'none has the size of another'}"
         )
+
+    @property
+    def weights_sentence(self) -> str:
+        """Which weights have a counterpart, "" where none were compared."""
+        return describe([*self.weights]) if self.weights else ""
+
+    @property
+    def _recorded(self) -> bool:
+        place = None if self.parted is None else self.parted.right
+        return place is not None and place.recorded
+
+    @property
+    def layers(self) -> set[int]:
+        """The layers of both sides."""
+        values = [value for side in self.sides for value in side.values]
+        layers = (value.place.layer for value in values)
+        return {layer for layer in layers if layer is not None}
 
     def rows(self) -> list[Row]:
         """Return pairs and lines alone in the order of the run.
@@ -126,9 +184,18 @@ class Found:
         return {
             "same": self.same,
             "sentence": self.sentence,
+            "apart": self.apart,
+            "rounding": self.rounding,
+            "weights": [asdict(match) for match in self.weights],
+            "gradient": self.gradient and str(self.gradient),
             "parted": parted
             and described([parted])[0]
-            | {"layer": parted.layer, "inputs": parted.inputs},
+            | {
+                "layer": parted.layer,
+                "inputs": parted.inputs,
+                "cause": parted.cause,
+                "shown": [place.to_dict() for place in parted.shown],
+            },
             "pairs": described(self.pairs),
             "alone": {
                 side: described(rows) for side, rows in self.alone.items()

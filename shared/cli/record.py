@@ -1,0 +1,72 @@
+"""gpt-duet record: what a model computes, as a file for a port's tests."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from ..validation import require_parent
+from . import options
+from .diff import choose_dtype, choose_tokens
+
+
+def record(
+    target: Annotated[
+        str,
+        Argument(
+            help="A model: a style, package.module:factory, "
+            "path/to/file.py:factory, or an expression after the colon.",
+        ),
+    ],
+    out: Annotated[
+        Path, Option("--out", help="The .safetensors file to write.")
+    ],
+    text: Annotated[str | None, Option(help="The text to run.")] = None,
+    tokens: Annotated[
+        str | None,
+        Option(
+            help='The ids to run, as "1,2,3". Default: 16 ids drawn from a '
+            "seed."
+        ),
+    ] = None,
+    tokenizer_name: options.TokenizerName = options.TOKENIZER,
+    vocab_size: Annotated[
+        int | None,
+        Option(help="Number of tokens, where the model does not say its own."),
+    ] = None,
+    dtype: Annotated[
+        str | None, Option(help="To run in. Default: that of the weights.")
+    ] = None,
+    gradients: Annotated[
+        bool,
+        Option("--gradients", help="Add the gradients of the weights."),
+    ] = False,
+) -> None:
+    """Write each value that a model computes, by the line it is computed at.
+
+    Names are "0012 layer 1 block.py:43 ln_1"; the metadata has file, line,
+    operation, layer and shape. `gpt-duet diff` takes the file as a side.
+    """
+    require_parent(out)
+    from ..comparison.values import record_values
+    from ..importing import first_on_path, show_theirs
+    from ..targets import load_target
+
+    ids, _ = choose_tokens([target], text, tokens, tokenizer_name)
+    model = load_target(target, vocab_size)
+    try:
+        with first_on_path(Path.cwd()):
+            count = record_values(
+                model,
+                ids,
+                out,
+                vocab_size=vocab_size,
+                dtype=choose_dtype(dtype),
+                gradients=gradients,
+            )
+    except ValueError as error:
+        if error.__cause__ is not None:
+            show_theirs(error.__cause__)
+        raise ValueError(str(error)) from None
+    typer.echo(f"{count} values: {out}")

@@ -1,0 +1,228 @@
+"""The first line of a model that the other one does not explain."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import NamedTuple
+
+from torch import Tensor
+
+from .causes import likely_cause, own_input
+from .flow import ALIKE, STARTS, Flow
+from .layouts import difference
+from .matching import Matches
+from .places import HEAD, Place
+from .rows import Divergence
+from .side import Side
+from .value import SAME_SHAPE, Value
+
+FAR = 2.0  # of a value's size: two so far apart have nothing in common
+WIDE = 96  # values of the left that are looked at beside a recording
+MEASURED = 4  # values of the left that are measured against one of the right
+
+
+def find_divergence(
+    sides: tuple[Side, Side], flows: tuple[Flow, Flow], matches: Matches
+) -> Divergence:
+    """Find the first lines that part, in two models that do."""
+    ours, theirs = flows
+    lines: set[tuple[object, object]] = {
+        (_line(ours.values[n]), _line(theirs.values[r]))
+        for n, r, _ in (*matches.pairs, *matches.moved)
+    }
+    chains = [[flow.same_call(v) for v in flow.starts()] for flow in flows]
+    if theirs.recorded:  # few arrays: a later value may stand beside one
+        chains[0] = [ours.open[:WIDE] or chains[0][0]]
+    partner = {r: n for n, r, _ in (*matches.moved, *matches.pairs)}
+    before = {r for chain in chains[1] for r in chain[0].inputs}
+    kept = [
+        side.keep({v.number for values in chain for v in values} | more)
+        for side, chain, more in zip(
+            sides,
+            chains,
+            ({partner[r] for r in before if r in partner}, before),
+            strict=True,
+        )
+    ]
+    fits: list[Fit] = []
+    own = [value for chain in chains[0] for value in chain]
+    for chain in chains[1]:
+        found = [_comparable((its, chain), kept, lines) for its in chains[0]]
+        if theirs.recorded and (near := _nearest_of(chain[0], own, kept)):
+            found = [near[0]]
+        fits.append(min(found, key=attrgetter("rank")))
+    # stable: the first of a rank is first, in a file the first with any
+    fits.sort(key=lambda fit: fit.rank == 2 if theirs.recorded else fit.rank)
+    best = fits[0]
+    start = next(c[0] for c in chains[1] if best.theirs in c)
+    left, right = (
+        flow.values[v.inputs[0]] if HEAD.search(v.place.inside) else v
+        for flow, v in zip(flows, (best.ours, best.theirs), strict=True)
+    )
+    shown = [right.place]
+    omitted = _counterparts(chains[0], flows, matches)
+    moves = [*theirs.moves_to(right), *theirs.moves_to(start)]
+    for places in (omitted[:1], moves[:1], [f.theirs.place for f in fits]):
+        shown += places
+    chain = next(c for c in chains[1] if best.theirs in c)
+    shown += [*(v.place for v in chain), *moves, *omitted]
+    once = {(p.path, p.line): p for p in reversed(shown)}
+    ordered = sorted(once.values(), key=shown.index)[:STARTS]
+    factor = _factor(best.ours, best.theirs, kept)
+    for number in start.inputs if factor is None else ():
+        origin = ours.values[partner.get(number, best.ours.number)]
+        if number in partner and best.theirs is start:
+            factor = _factor(origin, start, kept)
+            left = left if factor is None else origin
+    known = kept[0].get(left.number)
+    in_order = known is not None and (
+        difference(known, kept[1][best.theirs.number])
+        <= SAME_SHAPE * left.digest.size
+    )
+    widths = {v.shape[-1] for v in theirs.values if v.shape}
+    return Divergence(
+        left.place,
+        right.place,
+        right.shape,
+        best.apart if math.isfinite(best.apart) else None,
+        order=(left.number, right.number),
+        inputs=theirs.inputs_apart(start),
+        factor=factor,
+        cause=likely_cause(factor, widths)
+        or own_input(
+            kept[0].get(best.ours.number),
+            kept[1].get(best.theirs.number),
+            [kept[1][n] for n in best.theirs.inputs if n in kept[1]],
+        ),
+        shown=tuple(ordered),
+        scores=matches.apart,
+        before=_step_before(chains[0], best.ours),
+        in_order=in_order,
+    )
+
+
+def _step_before(
+    chains: Sequence[Sequence[Value]], left: Value
+) -> Place | None:
+    """Return a step of the left alone that leads to a value, if any."""
+    for chain in chains:
+        start = chain[0]
+        if left in chain[1:] and _line(start)[:2] != _line(left)[:2]:
+            return start.place
+    return None
+
+
+def _counterparts(
+    chains: Sequence[Sequence[Value]],
+    flows: tuple[Flow, Flow],
+    matches: Matches,
+) -> list[Place]:
+    """Return the right's lines whose values the left goes on from.
+
+    A step that the right leaves out would stand behind one of them.
+    """
+    partner = {n: r for n, r, _ in (*matches.moved, *matches.pairs)}
+    _, theirs = flows
+    return [
+        theirs.values[partner[number]].place
+        for chain in chains
+        for number in reversed(chain[0].inputs)
+        if number in partner
+    ]
+
+
+class Fit(NamedTuple):
+    """Two values that may stand for the same thing."""
+
+    ours: Value
+    theirs: Value
+    apart: float
+    rank: int = 1  # 0: a counterpart; 1: a step before it; 2: none
+
+
+def _comparable(
+    open_values: tuple[Sequence[Value], Sequence[Value]],
+    kept: Sequence[Mapping[int, Tensor]],
+    known: set[tuple[object, object]],
+) -> Fit:
+    """Return the first two values that stand for the same thing.
+
+    One side may take several steps to what the other does in one: each has
+    its open values, what follows in the call where it parts. `known` are
+    lines that are a pair in another layer.
+    """
+    fits: list[Fit] = []
+    for _, line in groupby(open_values[1], lambda v: _line(v)[:2]):
+        like: list[Fit] = []
+        for theirs in line:
+            near = _nearest_of(theirs, open_values[0], kept)
+            fits += near
+            like += [
+                f for f in near if (_line(f.ours), _line(theirs)) in known
+            ]
+            like += [
+                f
+                for i, f in enumerate(near)
+                if (i == 0 and f.apart <= ALIKE * f.ours.digest.size)
+                or f.ours.digest.scale_of(theirs.digest) is not None
+            ]
+        if not like:
+            continue
+        best = min(
+            (fit for fit in like if fit.ours is like[0].ours),
+            key=attrgetter("apart"),
+        )
+        earlier = [
+            fit
+            for fit in fits
+            if fit.ours.number < best.ours.number
+            and fit.theirs.number < best.theirs.number
+        ]
+        if not earlier:
+            return best._replace(rank=0)
+        # both sides have taken steps before: it is one of these
+        step = earlier[0]
+        if step.apart > FAR * step.ours.digest.size:
+            return Fit(open_values[0][0], step.theirs, math.inf)
+        return step
+    return Fit(open_values[0][0], open_values[1][0], math.inf, 2)
+
+
+def _nearest_of(
+    theirs: Value,
+    left: Sequence[Value],
+    kept: Sequence[Mapping[int, Tensor]],
+) -> list[Fit]:
+    """Return the values of the left of one size, the nearest first."""
+    alike = [v for v in left if math.prod(v.shape) == math.prod(theirs.shape)]
+    alike.sort(key=lambda v: v.digest.distance(theirs.digest))
+    near = [
+        Fit(
+            ours,
+            theirs,
+            difference(kept[0][ours.number], kept[1][theirs.number])
+            if i < MEASURED
+            else math.inf,
+        )
+        for i, ours in enumerate(alike)
+    ]
+    return sorted(near, key=attrgetter("apart"))
+
+
+def _factor(
+    left: Value, right: Value, kept: Sequence[Mapping[int, Tensor]]
+) -> float | None:
+    """Return c where the second is c times the first, in any order."""
+    scale = left.digest.scale_of(right.digest)
+    if scale is None:
+        return None
+    ours = (kept[0][left.number] * scale).flatten().sort().values
+    theirs = kept[1][right.number].flatten().sort().values
+    gap = (ours - theirs).abs().nan_to_num(0.0).max()
+    return scale if gap <= SAME_SHAPE * right.digest.size else None
+
+
+def _line(value: Value) -> tuple[object, ...]:
+    place = value.place
+    return place.path, place.line, place.span, place.inside

@@ -1,0 +1,201 @@
+"""What of a model the other one explains."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from .fused_steps import OPTIONAL
+from .places import HEAD, Place
+from .rows import NOWHERE
+from .side import Side
+from .value import Value
+
+AHEAD = 24  # values of a call that are looked at for the nearest
+ALIKE = 0.25  # of a value's size: two so close stand for the same thing
+STARTS = 3  # open lines that are looked at on each side, and shown
+
+# Operations whose result has only numbers of their input.
+MOVES = {
+    *("view", "reshape", "permute", "transpose", "expand", "repeat", "flip"),
+    *("repeat_interleave", "chunk", "split", "split_with_sizes", "unbind"),
+    *("cat", "stack", "roll", "gather", "index_select", "clone", "copy_"),
+    *("contiguous", "unflatten", "flatten", "view_as_real", "complex", "tile"),
+    *("view_as_complex", "constant_pad_nd", "pad", "unfold", "[]", "[]="),
+    *("repeat_kv", "expand_as", "hstack", "concat", "concatenate"),
+}
+
+
+class Flow:
+    """What leads to a model's scores, and how far it is explained.
+
+    A value is explained where the other side has it, in any order, or has
+    something that is computed from it: a step of its own on the way to a
+    common value. An operation that only moves explained values is explained,
+    and a constant, unless the other side has one near it. A part of a value
+    explains the whole once all parts in use are explained. A value that the
+    other side has almost is not: small weights behind it may hide a fault.
+
+    Args:
+        side: whose values.
+        known: numbers of those that the other side has, in any order.
+        close: numbers of those that it has almost.
+        differences: of those in a pair, in one order.
+        others: what the other side computes.
+    """
+
+    def __init__(
+        self,
+        side: Side,
+        known: set[int],
+        close: set[int],
+        differences: dict[int, float],
+        others: Sequence[Value],
+    ):
+        self.values = side.values
+        heads = [v for v in self.values if HEAD.search(v.place.inside)]
+        unseen = {v.inputs for v in heads if v.number not in known}
+        # one head says little of the others: perhaps it is a position
+        self.known = known - {v.number for v in heads if v.inputs in unseen}
+        self.differences = differences
+        self.used = self._upstream([side.normalised])
+        self.recorded = self.values[side.last].place.recorded
+        if self.recorded:  # a file says not what is made of what
+            self.used = {value.number for value in self.values}
+        # the heads go with the whole
+        self.used |= {
+            v.number for v in heads if self.used.issuperset(v.inputs)
+        }
+        self.explained = self._backwards() - close | self.known
+        for value in self.values:
+            moves = value.view or value.place.op in MOVES
+            plain = value.constant and not _near_a_constant(value, others)
+            if ((moves and value.inputs) or plain) and (
+                self.explained.issuperset(value.inputs)
+            ):
+                self.explained.add(value.number)
+        self.explained |= {
+            v.number for v in heads if self.explained.issuperset(v.inputs)
+        }
+        self.open = [
+            value
+            for value in self.values
+            if value.number in self.used - self.explained
+            and value.place.inside not in OPTIONAL
+        ]
+
+    def starts(self) -> list[Value]:
+        """Return the open values whose inputs are explained: the first."""
+        found = [v for v in self.open if self.explained.issuperset(v.inputs)]
+        if self.recorded:
+            return found[:AHEAD] or [self.values[-1]]
+        return found[:STARTS] or self.open[:1] or [self.values[-1]]
+
+    def same_call(self, start: Value) -> list[Value]:
+        """Return what the same call of a function goes on to compute.
+
+        Only what is computed from the value and is not explained.
+        """
+        reached = {start.number: start}
+        for value in self.open:
+            if value.call == start.call and reached.keys() & value.inputs:
+                reached[value.number] = value
+        return [reached[number] for number in sorted(reached)][:AHEAD]
+
+    def inputs_apart(self, value: Value) -> float | None:
+        """Return how far a value's inputs are from the other side's.
+
+        None where one of them is not there in the same order, or where
+        there are none.
+        """
+        apart = []
+        for number in value.inputs:
+            before = self.values[number]
+            if number in self.differences:
+                apart.append(self.differences[number])
+            elif before.place.op in MOVES or before.view:
+                further = self.inputs_apart(before)
+                if further is None:
+                    return None
+                apart.append(further)
+            elif not before.digest.trivial:
+                return None
+        return max(apart, default=None)
+
+    def moves_to(self, value: Value) -> Iterator[Place]:
+        """Yield the lines that laid a value's inputs out, nearest first."""
+        for number in reversed(value.inputs):
+            before = self.values[number]
+            if before.place.op in MOVES or before.view:
+                yield before.place
+                yield from self.moves_to(before)
+        yield from reversed(value.moves)
+
+    def lines_alone(self, other: "Flow") -> Iterator[tuple[Value, str]]:
+        """Yield the values that are in no pair, and what is known of each.
+
+        Not the steps of an operation that no line takes by itself.
+        """
+        for value in self.values:
+            paired = value.number in self.differences
+            inside = value.place.inside and value.number not in self.known
+            if not (paired or inside or value.digest.trivial):
+                yield value, self._why_alone(value, other)
+
+    def _why_alone(self, value: Value, other: "Flow") -> str:
+        if value.number in self.known:
+            return "same value again"
+        for theirs in other.values:
+            scale = theirs.digest.scale_of(value.digest)
+            if scale is not None and abs(scale - 1) > 1e-6:
+                return f"{scale:.4g} times {theirs.place}"
+        if value.number not in self.used:
+            return "no part of the scores"
+        if value.number not in self.explained:
+            return NOWHERE
+        reached = {value.number}
+        for later in self.values[value.number + 1 :]:
+            if reached.intersection(later.inputs):
+                reached.add(later.number)
+                if later.number in self.known:
+                    place = later.place
+                    return f"intermediate of line {place.line}, `{place.op}`"
+        return ""
+
+    def _backwards(self) -> set[int]:
+        """Return the known numbers, and those that lead to them."""
+        found = set(self.known)
+        parts: dict[int, list[int]] = {}
+        others: dict[int, list[int]] = {}
+        for value in self.values:
+            for number in value.inputs if value.number in self.used else ():
+                whole = math.prod(self.values[number].shape)
+                part = value.view and math.prod(value.shape) < whole
+                # the parts of a product are known with the product
+                (parts if part else others).setdefault(number, []).append(
+                    value.number
+                )
+        for value in reversed(self.values):
+            number = value.number
+            if not found.isdisjoint(others.get(number, [])) or (
+                number in parts and found.issuperset(parts[number])
+            ):
+                found.add(number)
+        return found
+
+    def _upstream(self, numbers: Iterable[int]) -> set[int]:
+        """Return the numbers and all that they are computed from."""
+        found = set(numbers)
+        for value in reversed(self.values):
+            if value.number in found:
+                found.update(value.inputs)
+        return found
+
+
+def _near_a_constant(value: Value, others: Sequence[Value]) -> bool:
+    """Whether the other side has nearly the same table."""
+    ours = value.digest
+    return not ours.trivial and any(
+        theirs.constant
+        and not theirs.digest.trivial
+        and ours.distance(theirs.digest) <= ALIKE * ours.size
+        for theirs in others
+    )

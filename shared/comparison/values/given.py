@@ -1,0 +1,82 @@
+"""Models and tokens as they are given."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ...invariants.errors import UnknownSize, UnusableModel
+from ...invariants.meeting.building import Builder, is_factory
+from ...invariants.meeting.meet import meet
+from ...invariants.subject import Subject
+
+SEED = 0  # of drawn tokens, and of weights that a factory draws
+DRAWN = 16  # tokens, where none are given
+
+Model = Callable[..., Any]
+
+
+def drawn(vocab_size: int, length: int) -> Int[Tensor, "1 length"]:
+    """Return one row of drawn ids."""
+    generator = torch.Generator().manual_seed(SEED)
+    return torch.randint(vocab_size, (1, length), generator=generator)
+
+
+def require_fit(
+    given: Int[Tensor, "batch time"], longest: int, vocab_size: int
+) -> None:
+    """Refuse tokens that the models do not take."""
+    if given.size(1) > longest:
+        raise ValueError(
+            f"{given.size(1)} tokens are more than the {longest} that both "
+            f"take"
+        )
+    outside = given[(given < 0) | (given >= vocab_size)]
+    if outside.numel():
+        raise ValueError(f"token {outside[0]} is none of the {vocab_size:,}")
+
+
+def as_tokens(
+    tokens: Int[Tensor, "batch time"] | Sequence[int],
+) -> Int[Tensor, "batch time"]:
+    """Return ids as rows, or raise ValueError."""
+    given = torch.as_tensor(tokens)
+    whole = not given.is_floating_point() and given.dtype != torch.bool
+    if given.dim() not in (1, 2) or not given.numel() or not whole:
+        raise ValueError(
+            f"tokens must be ids, (batch, time) or one row of them, got "
+            f"{given.dtype} of shape {tuple(given.shape)}"
+        )
+    return given.long().reshape(-1, given.size(-1))
+
+
+def subjects_of(
+    models: tuple[Model, Model], length: int, vocab_size: int | None
+) -> list[Subject]:
+    """Return both models as subjects; one may say the other's vocabulary."""
+    found: dict[int, Subject] = {}
+    for i, model in enumerate(models):
+        with suppress(UnknownSize):
+            found[i] = subject_of(model, length, vocab_size)
+    for i, model in enumerate(models):
+        if i not in found:
+            size = found[1 - i].vocab_size if found else vocab_size
+            found[i] = subject_of(model, length, size)
+    return [found[0], found[1]]
+
+
+def subject_of(model: Model, length: int, vocab_size: int | None) -> Subject:
+    """Return a model as a subject whose scores can be read."""
+    try:
+        if is_factory(model):  # once: a loader may take longer than a run
+            model = Builder(model, SEED, None).build()
+        subject = meet(model, vocab_size=vocab_size, block_size=length)
+        subject.require_scores()
+        return subject
+    except UnknownSize:
+        raise
+    except UnusableModel as error:
+        raise ValueError(str(error)) from error.__cause__

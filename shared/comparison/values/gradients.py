@@ -1,0 +1,86 @@
+"""Gradients of two models that are one function: the first that differs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .layouts import largest, sorted_apart
+from .places import Place
+from .weights import WeightMatch
+
+UNITS = 2**10  # units of rounding of the largest number of a gradient
+
+
+@dataclass(frozen=True)
+class GradientDiff:
+    """The first gradient that differs, in the order of the backward pass.
+
+    Attributes:
+        name: of the right's weight.
+        sources: of the left's.
+        apart: the largest difference, in sorted order.
+        size: of the left's largest number.
+        compared: how many gradients were compared.
+        detached: lines of the right that detach a value, if any.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    apart: float
+    size: float
+    compared: int
+    detached: tuple[Place, ...]
+
+    def __str__(self) -> str:
+        lines = " and ".join(map(str, self.detached))
+        why = f"; the right detaches at {lines}" if lines else ""
+        of = ", ".join(self.sources)
+        return (
+            f"one function, another gradient: that of {self.name} is "
+            f"{self.apart:.2g} from that of {of} on the left, whose largest "
+            f"number is {self.size:.2g}{why}"
+        )
+
+
+def first_difference(
+    ours: Mapping[str, Tensor],
+    theirs: Mapping[str, Tensor],
+    matches: Sequence[WeightMatch],
+    detached: Sequence[Place],
+    unit: float,
+) -> tuple[GradientDiff | None, int]:
+    """Compare gradients of weights that are equal but for their layout.
+
+    Args:
+        ours: gradients by the names of the left's weights.
+        theirs: of the right's, in the order of the backward pass; None is
+            there for a weight without a gradient.
+        matches: which weights are whose.
+        detached: lines of the right that detach a value.
+        unit: of rounding, of both sides.
+
+    Returns:
+        The first that differs, if any, and how many were compared.
+    """
+    order = {name: i for i, name in enumerate(theirs)}
+    count = 0
+    for match in sorted(matches, key=lambda m: order.get(m.name, len(order))):
+        if match.how in ("absent", "zero", "part"):
+            continue
+        parts = [ours[s].flatten() for s in match.sources if s in ours]
+        if len(parts) < len(match.sources):
+            continue
+        left = torch.cat(parts).double()
+        right = theirs.get(match.name, torch.zeros(left.numel())).double()
+        if left.numel() != right.numel():
+            continue
+        count += 1
+        apart, size = sorted_apart(left, right), largest(left)
+        if apart > UNITS * unit * max(size, largest(right)):
+            found = GradientDiff(
+                match.name, match.sources, apart, size, count, tuple(detached)
+            )
+            return found, count
+    return None, count

@@ -1,0 +1,91 @@
+"""Two values in one layout, and how far they are apart."""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import combinations, islice, permutations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .value import plain
+
+ORDERS = 720  # orders of axes that are tried: all of six axes
+
+
+def difference(a: Tensor, b: Tensor, enough: float = 0.0) -> float:
+    """Return the largest difference of two values in one layout.
+
+    The least over the orders of axes; inf for different sizes. No order is
+    tried after one with a difference that is small enough.
+    """
+    return nearest_layout(plain(b), plain(a), enough)[1]
+
+
+def nearest_layout(
+    value: Tensor, like: Tensor, enough: float
+) -> tuple[Tensor, float]:
+    """Return a value in the layout nearest to another's, and how far it is.
+
+    As it is, and inf, where the sizes differ. No layout is tried after one
+    that is near enough.
+    """
+    best = value, math.inf
+    for other in (
+        _layouts(value, like) if value.numel() == like.numel() else ()
+    ):
+        gap = torch.where(like == other, 0.0, (like - other).abs())
+        apart = float(gap.nan_to_num(nan=math.inf, posinf=math.inf).max())
+        if apart < best[1]:
+            best = other, apart
+        if apart <= enough:
+            break
+    return best
+
+
+def _layouts(value: Tensor, like: Tensor) -> Iterator[Tensor]:
+    """Yield a value in another's shape, for each order of their axes.
+
+    Axes are permuted where there are more, and joined to what the other
+    has. Axes of one size keep their order: a transposed square is another
+    value.
+    """
+    few, many = value.squeeze(), like.squeeze()
+    if few.dim() == many.dim():
+        free = sorted(few.shape) != sorted(many.shape)
+        for axes in islice(permutations(range(few.dim())), ORDERS):
+            shape = [few.shape[axis] for axis in axes]
+            if free or (shape == [*many.shape] and _in_order(axes, few)):
+                yield few.permute(axes).reshape(like.shape)
+        return
+    if few.dim() > many.dim():
+        for axes in islice(permutations(range(few.dim())), ORDERS):
+            yield few.permute(axes).reshape(like.shape)
+        return
+    for axes in islice(permutations(range(many.dim())), ORDERS):
+        turned = few.reshape([many.shape[axis] for axis in axes])
+        back = sorted(range(many.dim()), key=axes.__getitem__)
+        yield turned.permute(back).reshape(like.shape)
+
+
+def _in_order(axes: Sequence[int], value: Tensor) -> bool:
+    """Whether axes of one size keep their order."""
+    return all(
+        value.shape[a] != value.shape[b] or a < b
+        for a, b in combinations(axes, 2)
+    )
+
+
+def largest(value: Tensor) -> float:
+    """Return the size of the largest finite number."""
+    finite = value[value.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def sorted_apart(a: Tensor, b: Tensor) -> float:
+    """Return the largest difference of two values' sorted numbers."""
+    x, y = (np.sort(value.flatten().numpy()) for value in (a, b))
+    with np.errstate(invalid="ignore"):
+        gap = np.abs(x - y)
+    gap[x == y] = 0
+    return float(np.nan_to_num(gap, nan=math.inf).max())

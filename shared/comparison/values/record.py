@@ -1,0 +1,107 @@
+"""A run's values written to a file, for the tests of a port."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Int
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ...files import replace_file
+from ...invariants.budget import Budget
+from ...invariants.variant import own
+from .given import (
+    DRAWN,
+    Model,
+    as_tokens,
+    drawn,
+    require_fit,
+    subject_of,
+)
+from .recording import GRADIENT, TOKENS
+from .side import Side
+from .value import real
+
+
+def record_values(
+    model: Model,
+    tokens: Int[Tensor, "batch time"] | Sequence[int] | None,
+    path: Path | str,
+    *,
+    vocab_size: int | None = None,
+    dtype: torch.dtype | None = None,
+    gradients: bool = False,
+) -> int:
+    """Write each value that a model computes to a file.
+
+    Names are "0012 layer 1 block.py:43 ln_1": number, layer, line, and the
+    module or the operation; the metadata has file, line, operation, layer
+    and shape of each as JSON. "tokens" are the ids.
+
+    Args:
+        model: as for diff_by_value.
+        tokens: ids; None: 16 drawn from a seed.
+        path: of the .safetensors.
+        vocab_size: number of tokens, where the model does not declare it.
+        dtype: to run in; None: that of the model's weights.
+        gradients: whether to add "gradient NAME" of each parameter, of the
+            mean cross-entropy of the next tokens.
+
+    Returns:
+        How many values were written.
+
+    Raises:
+        ValueError: for tokens that do not fit, a model that raises, or one
+            of which nothing can be recorded.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise ValueError(f"a recording is a .safetensors, got {path}")
+    given = None if tokens is None else as_tokens(tokens)
+    length = DRAWN if given is None else given.size(1)
+    subject = subject_of(model, length, vocab_size)
+    if given is None:
+        given = drawn(subject.vocab_size, subject.block_size)
+    require_fit(given, subject.block_size, subject.vocab_size)
+    built = own(subject, Budget()).model
+    weights = built.parameters() if isinstance(built, nn.Module) else ()
+    kinds = [w.dtype for w in weights if w.is_floating_point()]
+    side = Side(subject, given, dtype or next(iter(kinds), torch.float32))
+    arrays, metadata = _arrays(side)
+    count = len(arrays)
+    for name, gradient in (side.gradients() if gradients else {}).items():
+        arrays[GRADIENT + name] = gradient.contiguous()
+    arrays[TOKENS] = given.contiguous()
+    with replace_file(path) as beside:
+        save_file(arrays, beside, metadata)
+    return count
+
+
+def _arrays(side: Side) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return what the lines of a model compute, and what is known of each."""
+    kept: dict[int, Tensor] = {}
+
+    def keep(number: int, value: Tensor) -> None:
+        kept[number] = real(value.detach().cpu()).clone().contiguous()
+
+    lines = [
+        value
+        for value in side.values
+        if not value.place.inside or value.number == side.last
+    ]
+    side.visit([value.number for value in lines], keep)
+    arrays, metadata = {}, {}
+    for value in lines:
+        place = value.place
+        layer = "" if place.layer is None else f"layer {place.layer} "
+        last = place.module.rpartition(".")[2]
+        last = place.op if last.isdigit() or not last else last
+        file = Path(place.path).name
+        name = f"{value.number:04} {layer}{file}:{place.line} {last}"
+        arrays[name] = kept[value.number]
+        metadata[name] = json.dumps(
+            place.to_dict() | {"shape": list(value.shape)}
+        )
+    return arrays, metadata

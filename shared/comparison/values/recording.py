@@ -1,0 +1,209 @@
+"""A side that is a file, written by a port in any language.
+
+A file has the tokens, and arrays in the order in which they were computed:
+in an .npz the order of its members; in a .safetensors the numbers that all
+names start with, else the order of the data.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from safetensors.torch import load_file
+from torch import Tensor
+
+from .places import Place
+from .side import Side
+from .value import Value, digest, real
+
+TOKENS = "tokens"
+GRADIENT = "gradient "  # names of gradients start so, the weight's follows
+SUFFIXES = (".npz", ".safetensors")
+
+
+class Recording(Side):
+    """A side that is a file: nothing of it can be run again.
+
+    Args:
+        path: of an .npz or a .safetensors.
+
+    Raises:
+        ValueError: in one line, for a file that is none of them, or that
+            holds no tokens or no arrays of numbers.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        arrays = _read(path)
+        if TOKENS not in arrays:
+            raise ValueError(
+                f"{path} has no array {TOKENS!r}: the ids that it was "
+                f"computed from"
+            )
+        ids = arrays.pop(TOKENS)
+        if ids.is_floating_point() or ids.dim() not in (1, 2):
+            raise ValueError(
+                f"{TOKENS} in {path} must be ids, (batch, time) or one row, "
+                f"got {ids.dtype} of shape {tuple(ids.shape)}"
+            )
+        self.tokens: Int[Tensor, "batch time"] = ids.long().reshape(
+            -1, ids.size(-1)
+        )
+        self.stored = {
+            name.removeprefix(GRADIENT): arrays.pop(name)
+            for name in [*arrays]
+            if name.startswith(GRADIENT)
+        }
+        self.arrays = {
+            name: array
+            for name, array in arrays.items()
+            if array.is_floating_point() and array.numel() > 1
+        }
+        if not self.arrays:
+            raise ValueError(f"{path} has no arrays of floating numbers")
+        self.by_heads, self.nudgeable, self.scripted = False, False, []
+        self.weights, self.coarse, self.detached = {}, set[int](), []
+        self.doubled = self.dtype == torch.float64
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The coarsest that an array is stored in."""
+        kinds = {array.dtype for array in self.arrays.values()}
+        return max(kinds, key=lambda kind: torch.finfo(kind).eps)
+
+    def lay_out(self, other: Side, vocab_size: int) -> None:
+        """Make values of the arrays: by layers where one holds them all.
+
+        Args:
+            other: the model on the other side.
+            vocab_size: its number of tokens.
+
+        Raises:
+            ValueError: where no array holds the scores.
+        """
+        sizes = {int(np.prod(value.shape)) for value in other.values}
+        layers = len({v.place.layer for v in other.values} - {None})
+        rows = self.tokens.numel()
+        pieces: list[tuple[str, int | None, Tensor]] = []
+        for layered, group in groupby(
+            self.arrays.items(),
+            key=lambda item: self._holds(item[1], layers, sizes),
+        ):
+            members = [*group]
+            if layered:
+                pieces += [
+                    (name, i, array[i])
+                    for i in range(layers)
+                    for name, array in members
+                ]
+            else:
+                pieces += [(name, None, array) for name, array in members]
+        self.tensors: list[Tensor] = []
+        self.values: list[Value] = []
+        wide = [
+            i
+            for i, (_, _, array) in enumerate(pieces)
+            if array.size(-1) >= vocab_size
+            and array.numel() == rows * array.size(-1)
+        ]
+        for i, (name, layer, array) in enumerate(pieces):
+            if i in wide[-1:]:
+                array = array[..., :vocab_size]  # C pads its vocabulary
+                array = array.reshape(*self.tokens.shape, vocab_size)
+            self._add(name, layer, array)
+        if not wide:
+            raise ValueError(
+                f"{self.path} has no scores: an array of "
+                f"{' x '.join(map(str, (*self.tokens.shape, vocab_size)))}"
+            )
+        self.last = self.normalised = scores = wide[-1]
+        found = self.tensors[scores].double()
+        if not bool((found.logsumexp(-1).abs() < 1e-4).all()):
+            name = self.values[scores].place.function
+            self._add(f"{name} (log_softmax)", None, found.log_softmax(-1))
+            self.normalised = len(self.values) - 1
+        self.dtypes = {self.dtype: (self.values[0].place, False)}
+
+    def _holds(self, array: Tensor, layers: int, sizes: set[int]) -> bool:
+        """Whether an array holds a value of each layer."""
+        rows_too = layers == len(self.tokens) and array.numel() in sizes
+        return (
+            array.dim() > 1
+            and layers > 1
+            and array.size(0) == layers
+            and array.numel() // layers in sizes
+            and not rows_too
+        )
+
+    def _add(self, name: str, layer: int | None, array: Tensor) -> None:
+        number = len(self.values)
+        said = re.search(r"\blayer (\d+)\b", name)
+        if layer is None and said is not None:
+            layer = int(said[1])
+        place = Place(str(self.path), 0, name, "", layer)
+        value = Value(
+            number=number,
+            event=number,
+            place=place,
+            shape=tuple(real(array).shape),
+            dtype=array.dtype,
+            inputs=(),
+            view=False,
+            own_step=False,
+            stack=((name, number),),
+            digest=digest(array),
+            moves=(),
+            constant=False,
+        )
+        self.values.append(value)
+        self.tensors.append(array)
+
+    def module(self) -> None:
+        """A recording has no weights."""
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the stored gradients by the names of their weights."""
+        return self.stored
+
+    def record(self) -> None:
+        """A recording has what it has."""
+
+    def visit(
+        self,
+        numbers: Iterable[int],
+        visitor: Callable[[int, Tensor], None],
+        size: float = 0.0,
+    ) -> None:
+        """Hand out arrays with their numbers."""
+        for number in sorted(numbers):
+            visitor(number, self.tensors[number])
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """Return the arrays of a file in their order."""
+    try:
+        if path.suffix == ".npz":
+            with np.load(path) as file:
+                return {name: torch.from_numpy(file[name]) for name in file}
+        arrays = load_file(path)
+        with path.open("rb") as raw:
+            header = json.loads(
+                raw.read(int.from_bytes(raw.read(8), "little"))
+            )
+    except Exception as error:
+        raise ValueError(
+            f"{path} cannot be read: {' '.join(str(error).split())}"
+        ) from None
+    numbered = all(re.match(r"\d", name) for name in arrays if name != TOKENS)
+    return {
+        name: arrays[name]
+        for name in sorted(
+            arrays,
+            key=lambda n: n if numbered else header[n]["data_offsets"],
+        )
+    }

@@ -1,0 +1,200 @@
+"""Which weights of the right have a counterpart on the left, by value."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from .value import digest
+
+ROUNDED = (torch.bfloat16, torch.float16)
+SHOWN = 3  # weights without a counterpart that a sentence names
+
+Rows = Float[np.ndarray, "rows columns"]
+# by the hash of a row: the weight, whether it is a column of it, which one
+Index = dict[int, tuple[str, bool, int]]
+
+
+@dataclass(frozen=True)
+class WeightMatch:
+    """A weight of the right, and what it is on the left.
+
+    Attributes:
+        name: of the weight on the right.
+        how: "equal", "transposed", "rows in another order", "halves
+            interleaved", "joined", "part", "zero" or "absent", perhaps with
+            "rounded to bfloat16" behind it.
+        sources: names of the left; of an absent one the nearest.
+        apart: how far an absent one is from the nearest, in sorted order.
+    """
+
+    name: str
+    how: str
+    sources: tuple[str, ...] = ()
+    apart: float | None = None
+
+
+def match_weights(left: nn.Module, right: nn.Module) -> list[WeightMatch]:
+    """Return for each weight of the right its counterpart on the left."""
+    ours, theirs = _tables(left), _tables(right)
+    index = _index(ours, lambda table: table)
+    found = {
+        name: _find(name, table, index, ours) for name, table in theirs.items()
+    }
+    for dtype in ROUNDED:
+        open_ones = [name for name, match in found.items() if match is None]
+        if not open_ones:
+            break
+        kind = str(dtype).removeprefix("torch.")
+
+        def rounded(table: Tensor, dtype: torch.dtype = dtype) -> Tensor:
+            return table.to(dtype).to(table.dtype)
+
+        index = _index(ours, rounded)
+        for name in open_ones:
+            match = _find(name, theirs[name], index, ours)
+            if match is not None:
+                how = f"{match.how}, rounded to {kind}"
+                found[name] = WeightMatch(name, how, match.sources)
+    return [
+        match or _nearest(name, theirs[name], ours)
+        for name, match in found.items()
+    ]
+
+
+def describe(matches: list[WeightMatch]) -> str:
+    """Return what was found in one sentence."""
+    known = [match for match in matches if match.how != "absent"]
+    kinds = Counter(match.how for match in known).most_common()
+    counts = ", ".join(f"{count} {how}" for how, count in kinds)
+    text = f"weights: {len(known)} of {len(matches)} of the right's are on "
+    text += f"the left ({counts})" if counts else "the left"
+    for match in [m for m in matches if m.how == "absent"][:SHOWN]:
+        text += f"; {match.name} is nowhere on the left"
+        if match.sources:
+            text += f": nearest {match.sources[0]}, {match.apart:.1g} apart"
+    return text
+
+
+def _tables(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights in float64, as rows."""
+    return {
+        name: weight.detach().cpu().double().reshape(weight.shape[0], -1)
+        for name, weight in model.named_parameters()
+        if weight.dim() and weight.is_floating_point()
+    }
+
+
+def _index(
+    tables: Mapping[str, Tensor], change: Callable[[Tensor], Tensor]
+) -> Index:
+    """Return where each row and each column of the weights stands."""
+    found: Index = {}
+    for name, table in tables.items():
+        changed = change(table)
+        for across in (False, True):
+            rows = changed.T if across else changed
+            for i, key in enumerate(_hashes(rows)):
+                found.setdefault(key, (name, across, i))
+    return found
+
+
+def _hashes(rows: Tensor) -> list[int]:
+    """Return a hash of each row; a single number is hashed with its place."""
+    array = np.ascontiguousarray(rows.numpy()) + 0.0  # no -0
+    if array.shape[1] == 1:  # a vector is one row
+        array = array.T.copy()
+    return [hash(row.tobytes()) for row in array]
+
+
+def _find(
+    name: str, table: Tensor, index: Index, ours: Mapping[str, Tensor]
+) -> WeightMatch | None:
+    """Return where a weight comes from, None where it has no counterpart."""
+    if not table.any():
+        return WeightMatch(name, "zero")
+    for across in (False, True):
+        keys = _hashes(table.T if across else table)
+        places = [index.get(key) for key in keys]
+        known = [place for place in places if place is not None]
+        if len(known) < len(places):
+            continue
+        sources = tuple(dict.fromkeys(source for source, _, _ in known))
+        turned = known[0][1] != across and table.size(1) > 1
+        count = sum(ours[source].numel() for source in sources)
+        if len(sources) > 1:
+            how = "joined"
+        elif count > table.numel():
+            how = "part"
+        else:
+            how = _order([i for _, _, i in known], turned)
+        return WeightMatch(name, how, sources)
+    return _vector(name, table, ours) if table.size(1) == 1 else None
+
+
+def _order(rows: list[int], turned: bool) -> str:
+    """Return in which order the rows of one weight stand in another."""
+    count = len(rows)
+    if rows == [*range(count)]:
+        return "transposed" if turned else "equal"
+    for width in range(4, count + 1, 2):
+        if count % width == 0:
+            halves = np.arange(count).reshape(-1, 2, width // 2)
+            pairs = halves.swapaxes(1, 2).flatten()
+            if rows in (pairs.tolist(), pairs.argsort().tolist()):
+                return "halves interleaved"
+    return "rows in another order"
+
+
+def _vector(
+    name: str, table: Tensor, ours: Mapping[str, Tensor]
+) -> WeightMatch | None:
+    """Find a vector that is joined of others, permuted, or part of one."""
+    values = table.flatten()
+    vectors = {n: t.flatten() for n, t in ours.items() if t.size(1) == 1}
+    for source, other in vectors.items():
+        if other.numel() == values.numel():
+            if other.sort().values.equal(values.sort().values):
+                how = _order(_positions(values, other), False)
+                return WeightMatch(name, how, (source,))
+        elif other.numel() % values.numel() == 0 and any(
+            part.equal(values) for part in other.split(values.numel())
+        ):
+            return WeightMatch(name, "part", (source,))
+    start, sources = 0, []
+    while start < values.numel():
+        for source, other in vectors.items():
+            if other.equal(values[start : start + other.numel()]):
+                sources.append(source)
+                start += other.numel()
+                break
+        else:
+            return None
+    return WeightMatch(name, "joined", tuple(sources))
+
+
+def _positions(values: Tensor, others: Tensor) -> list[int]:
+    """Return where each number of one vector stands in another."""
+    order = torch.empty_like(values, dtype=torch.int64)
+    order[values.argsort(stable=True)] = others.argsort(stable=True)
+    return order.tolist()
+
+
+def _nearest(
+    name: str, table: Tensor, ours: Mapping[str, Tensor]
+) -> WeightMatch:
+    """Return the weight of the left whose numbers are nearest."""
+    mine = digest(table)
+    near = {
+        source: mine.distance(digest(other))
+        for source, other in ours.items()
+        if other.numel() == table.numel()
+    }
+    if not near:
+        return WeightMatch(name, "absent")
+    source = min(near, key=near.__getitem__)
+    return WeightMatch(name, "absent", (source,), near[source])

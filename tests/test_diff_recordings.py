@@ -1,0 +1,126 @@
+"""A side that is a file: dumps of another language, and recordings of ours."""
+
+import json
+
+import numpy as np
+import numpy_gpt2
+import pytest
+import torch
+from safetensors import safe_open
+from test_diff_ports import original
+
+from gpt_duet import assert_same_values, diff_by_value, record_values
+
+pytestmark = pytest.mark.unhooked
+
+IDS = np.array([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]])
+
+
+@pytest.fixture(scope="module")
+def model():
+    return original("Written", "eager", torch.float32)
+
+
+def dump(model, fault="", dtype=np.float32):
+    state = {
+        name.removeprefix("transformer."): tensor.numpy()
+        for name, tensor in model.state_dict().items()
+    }
+    return numpy_gpt2.forward(state, IDS, 4, fault, dtype)
+
+
+def by_layers(arrays):
+    """One array for all layers, as llm.c keeps its activations."""
+    names = dict.fromkeys(n[4:].rpartition("_")[0] for n, _ in arrays[1:-2])
+    layered = {
+        name: np.stack(
+            [a for i in range(2) for n, a in arrays if n[4:] == f"{name}_{i}"]
+        )
+        for name in names
+    }
+    return [arrays[0], *layered.items(), *arrays[-2:]]
+
+
+@pytest.mark.parametrize("layered", [False, True])
+@pytest.mark.parametrize("kind", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    "fault", ["", "embed", "ln", "q", "scores", "att", "mid", "act", "logits"]
+)
+def test_the_array_is_named(fault, kind, layered, model, tmp_path):
+    left = original("Written", kind, torch.float32)
+    path, arrays = tmp_path / "dump.npz", dump(model, fault)
+    if layered:
+        arrays = by_layers(arrays)
+    np.savez(path, tokens=IDS, **dict(arrays))
+    found = diff_by_value(left, path)
+    assert found.same == (not fault), found.sentence
+    if fault:
+        name = "att" if fault == "scores" else fault
+        named = found.parted.right.function
+        assert name in named.split("_"), found.sentence
+        if fault not in ("embed", "logits"):
+            assert found.parted.layer == 1, found.sentence
+        assert f"they part at {named}" in found.sentence
+        assert "the left computes it at " in found.sentence
+        assert "transformers/" in found.parted.left.file
+        assert found.parted.left.layer == found.parted.layer
+
+
+def test_a_recording_of_ours_is_one_function(model, tmp_path):
+    path = tmp_path / "reference.safetensors"
+    count = record_values(model, IDS[0].tolist(), path)
+    with safe_open(path, "np") as file:
+        names, metadata = [*file.keys()], file.metadata()
+        tokens = file.get_tensor("tokens")
+    assert (tokens == IDS).all()
+    assert len(names) == count + 1 > 40
+    name = next(n for n in names if "layer 1" in n and n.endswith(" ln_2"))
+    assert "layer 1 modeling_gpt2.py:" in name
+    found = json.loads(metadata[name])
+    assert found["layer"] == 1
+    assert found["module"] == "transformer.h.1.ln_2"
+    assert found["shape"] == [1, 12, 32]
+    for kind in ("eager", "sdpa"):
+        left = original("Written", kind, torch.float32)
+        for sides in ((left, path), (path, left)):
+            assert_same_values(*sides)
+    left.transformer.h[1].mlp.act = torch.nn.ReLU()
+    with pytest.raises(AssertionError, match=r"they part at .* layer 1 .*act"):
+        assert_same_values(left, path)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bits_are_judged_by_the_left_in_16_bits(dtype, model, tmp_path):
+    path = tmp_path / "half.safetensors"
+    record_values(model, IDS[0].tolist(), path, dtype=dtype)
+    assert_same_values(original("Written", "sdpa", torch.float32), path)
+    left = original("Written", "sdpa", torch.float32)
+    left.transformer.h[1].mlp.act = torch.nn.Tanh()
+    found = diff_by_value(left, path)
+    assert found.parted.layer == 1, found.sentence
+    if dtype is torch.float16:
+        assert "act" in found.parted.right.function
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"x": np.ones((1, 2, 4))}, "no array 'tokens'"),
+        ({"tokens": np.ones(3), "x": np.ones((3, 29))}, "must be ids"),
+        ({"tokens": np.arange(3)}, "no arrays of floating numbers"),
+        (
+            {"tokens": np.arange(3), "x": np.ones(3)},
+            "no scores: .* 1 x 3 x 29",
+        ),
+        ({"tokens": np.array([99]), "x": np.ones((1, 29))}, "99 is none"),
+    ],
+    ids=str,
+)
+def test_a_bad_file_is_one_line(arrays, words, model, tmp_path):
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(ValueError, match=words) as raised:
+        diff_by_value(model, tmp_path / "bad.npz")
+    assert "\n" not in str(raised.value)
+    (tmp_path / "bad.safetensors").write_bytes(b"no header")
+    with pytest.raises(ValueError, match="cannot be read"):
+        diff_by_value(model, tmp_path / "bad.safetensors")
