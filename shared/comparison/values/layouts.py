@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...invariants.rounding import minus
 from .value import plain
 
 ORDERS = 720  # orders of axes that are tried: all of six axes
@@ -34,8 +35,10 @@ def nearest_layout(
     for other in (
         _layouts(value, like) if value.numel() == like.numel() else ()
     ):
-        gap = torch.where(like == other, 0.0, (like - other).abs())
-        apart = float(gap.nan_to_num(nan=math.inf, posinf=math.inf).max())
+        apart = float(torch.linalg.vector_norm(like - other, math.inf))
+        if not math.isfinite(apart):  # two equal infinities do not differ
+            gap = minus(like, other).abs()
+            apart = float(gap.nan_to_num(nan=math.inf, posinf=math.inf).max())
         if apart < best[1]:
             best = other, apart
         if apart <= enough:
@@ -78,6 +81,11 @@ def _in_order(axes: Sequence[int], value: Tensor) -> bool:
 
 def largest(value: Tensor) -> float:
     """Return the size of the largest finite number."""
+    if not value.numel():
+        return 0.0
+    size = float(torch.linalg.vector_norm(value, math.inf))
+    if math.isfinite(size):
+        return size
     finite = value[value.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0
 

@@ -94,13 +94,17 @@ def plain(value: Tensor) -> Tensor:
     numbers, as rotary positions have them, are two real ones each.
     """
     value = real(value.detach()).to("cpu", torch.float64)
+    if not value.numel() or value.min() >= MASKED:
+        return value
     return torch.where(value < MASKED, -torch.inf, value)
 
 
 def digest(value: Tensor) -> Digest:
     """Return the digest of a value of any shape and floating dtype."""
     flat = plain(value).flatten()
-    finite = flat[flat.isfinite()]
+    finite = flat
+    if not bool(flat.sum().isfinite()):
+        finite = flat[flat.isfinite()]
     count = finite.numel()
     if count == 0:
         return Digest(0, flat.numel(), np.zeros(0), 0.0, trivial=True)

@@ -40,7 +40,10 @@ class WeightMatch:
 
 def match_weights(left: nn.Module, right: nn.Module) -> list[WeightMatch]:
     """Return for each weight of the right its counterpart on the left."""
-    ours, theirs = _tables(left), _tables(right)
+    parameters = [*left.parameters(), *right.parameters()]
+    wide = any(weight.dtype == torch.float64 for weight in parameters)
+    kind = torch.float64 if wide else torch.float32
+    ours, theirs = _tables(left, kind), _tables(right, kind)
     index = _index(ours, lambda table: table)
     found = {
         name: _find(name, table, index, ours) for name, table in theirs.items()
@@ -49,7 +52,7 @@ def match_weights(left: nn.Module, right: nn.Module) -> list[WeightMatch]:
         open_ones = [name for name, match in found.items() if match is None]
         if not open_ones:
             break
-        kind = str(dtype).removeprefix("torch.")
+        coarse = str(dtype).removeprefix("torch.")
 
         def rounded(table: Tensor, dtype: torch.dtype = dtype) -> Tensor:
             return table.to(dtype).to(table.dtype)
@@ -58,7 +61,7 @@ def match_weights(left: nn.Module, right: nn.Module) -> list[WeightMatch]:
         for name in open_ones:
             match = _find(name, theirs[name], index, ours)
             if match is not None:
-                how = f"{match.how}, rounded to {kind}"
+                how = f"{match.how}, rounded to {coarse}"
                 found[name] = WeightMatch(name, how, match.sources)
     return [
         match or _nearest(name, theirs[name], ours)
@@ -80,10 +83,10 @@ def describe(matches: list[WeightMatch]) -> str:
     return text
 
 
-def _tables(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights in float64, as rows."""
+def _tables(model: nn.Module, kind: torch.dtype) -> dict[str, Tensor]:
+    """Return the weights in one dtype, as rows."""
     return {
-        name: weight.detach().cpu().double().reshape(weight.shape[0], -1)
+        name: weight.detach().cpu().to(kind).reshape(weight.shape[0], -1)
         for name, weight in model.named_parameters()
         if weight.dim() and weight.is_floating_point()
     }
