@@ -102,6 +102,17 @@ def test_one_function(right, dtype, weights):
         assert pair.difference < 1e-5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("left", ["annotated", "mingpt_style", "sdpa"])
+def test_no_correct_pair_is_accused(left, dtype, weights):
+    single = {name: tensor.float() for name, tensor in weights.items()}
+    for right in MODELS:
+        pair = (MODELS[name](single) for name in (left, right))
+        found = diff_by_value(*pair, TOKENS, dtype=dtype)
+        assert found.same, found.sentence
+
+
 def test_the_pairs_of_both_styles(weights):
     found = diff_by_value(
         build("annotated", weights), build("mingpt_style", weights), TOKENS
