@@ -80,7 +80,7 @@ def test_descriptions_are_wide_enough_in_80_columns(done, monkeypatch, name):
 
 STOPPED = {
     "compare": "shared.comparison.styles.compare_pair",
-    "diff annotated mingpt_style": "shared.cli.diffing.diff_values",
+    "diff annotated mingpt_style": "shared.cli.diff.diff_values",
     "ladder": "shared.cli.choices.choose_text",
     "train --out {folder}/run": "torch.manual_seed",
     "bench": "benchmarks.measure.measure",
