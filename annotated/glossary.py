@@ -28,16 +28,18 @@ CHOICES = {
     "embedding": "One module for tokens, one for positions, in a chain. "
     "Tokens are scaled; positions are sines and cosines, never trained "
     "(from_gpt2 copies a checkpoint's learned table over them).",
-    "attention": "Four equal projections, cloned. The formula is a function "
-    "of its own: it takes any mask and gives the probabilities back.",
-    "feed_forward": "The nonlinearity is a part to put in, by default ReLU. "
-    "Dropout sits inside, after it.",
+    "attention": "Four nn.Linear of equal size: the first three make query, "
+    "key and value, the fourth joins the heads. The formula is a function of "
+    "its own: it takes any mask and returns the probabilities, too.",
+    "feed_forward": "The activation is passed in as an argument; the default "
+    "is ReLU. Dropout follows it.",
     "block": "A residual connection is an object that wraps any sublayer. "
     "The norm is written out, its eps outside the root.",
-    "model": "Parts are handed to parts: a function puts them together, and "
-    "no class builds what it holds. The mask travels as an argument.",
-    "head": "A module of its own, with a bias, that ends in log-softmax. "
-    "Never tied to the embedding.",
+    "model": "A function builds the parts and passes them to each other; no "
+    "class builds its own attention, feed-forward network or embedding. The "
+    "mask travels as an argument.",
+    "head": "Generator, a module of its own: scores x W\u1d40 + b, with a "
+    "bias b, then log-softmax. Never tied to the embedding.",
 }
 
 # How each part is written, and how it takes over a GPT-2 checkpoint's.
@@ -69,30 +71,35 @@ WEIGHT_TRANSFER = {
 # How this style writes a step of a forward pass, where styles differ.
 STEPS = {
     "token": "Multiplies the row by sqrt(d_model), as the paper does. "
-    "from_gpt2 fills the table `lut` with a checkpoint's rows divided by "
-    "sqrt(d_model), so the product is the checkpoint's row.",
-    "position": "`pe` is a buffer, which training does not change. A new "
-    "model fills it with sines and cosines. When a model is loaded from a "
-    "GPT-2 checkpoint, from_gpt2 copies the checkpoint's learned table over "
-    "the sines: then `pe` equals the other style's learned table.",
-    "norm": "SublayerConnection holds the norm, and wraps it around "
-    "any sublayer.",
-    "project": "Three of four equal nn.Linear, one each for query, key and "
-    "value, applied in turn.",
+    "`from_gpt2`, the loader of GPT-2 checkpoints, divides the checkpoint's "
+    "rows by sqrt(d_model) before storing them in `lut`; multiplying here "
+    "undoes that.",
+    "position": "`pe` is a buffer, which training does not change. In this "
+    "run it holds sines and cosines.",
+    "learned_position": "`pe` is a buffer, which training does not change. "
+    "A new model fills it with sines and cosines. In this run `from_gpt2`, "
+    "the loader of GPT-2 checkpoints, copied the checkpoint's learned table "
+    "over them.",
+    "norm": "SublayerConnection holds the norm, and normalises the input of "
+    "its sublayer.",
+    "project": "Four nn.Linear of equal size: the first three make query, key "
+    "and value, the fourth joins the heads.",
     "scores": "Divides the queries by sqrt(d_k) first, d_k being the width "
     "of a head, then multiplies with the keys.",
-    "mask": "`decode` builds one boolean mask and hands it down to every "
-    "layer. `attention` fills the scores with -inf in place, where the mask "
-    "is False.",
+    "mask": "`DecoderModel.decode` in model.py makes one mask for all layers: "
+    "`mask = subsequent_mask(...)`, True on and below the diagonal. "
+    "`attention` sets the scores to -inf where the mask is False (`== 0`).",
     "probabilities": "A line of its own. `attention` also returns the "
     "probabilities, so that a reader can look at them.",
     "mix": "A product of two matrices.",
-    "residual_attention": "SublayerConnection adds: its x is the input, and "
-    "`sublayer` is attention here.",
-    "residual_feed_forward": "The same line adds again: `sublayer` is the "
-    "feed-forward network here.",
-    "activation": "A part handed in from outside.",
-    "logits": "Generator is a module of its own, with a bias; its matrix is "
-    "never shared with the token table.",
-    "log_probs": "The model's own output: Generator ends in log_softmax.",
+    "residual_attention": "This line runs twice in every layer; here "
+    "`sublayer` is `self_attn`.",
+    "residual_feed_forward": "The same line as for attention; here "
+    "`sublayer` is `feed_forward`.",
+    "activation": "The activation is passed in as an argument; the default "
+    "is ReLU.",
+    "logits": "`proj` in Generator has a bias b; its matrix is never shared "
+    "with the token table.",
+    "log_probs": "Generator applies log_softmax to the scores, so the model's "
+    "own output is log-probabilities.",
 }

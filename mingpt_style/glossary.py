@@ -26,16 +26,17 @@ NAMES = {
 CHOICES = {
     "embedding": "Two tables, looked up and added in one line. Both are "
     "learned, and nothing is scaled.",
-    "attention": "Query, key and value come from one matrix. A fused kernel "
-    "knows that it is causal, and never shows the probabilities.",
-    "feed_forward": "The nonlinearity comes from the config, by default GELU. "
+    "attention": "Query, key and value come from one matrix. One call of "
+    "PyTorch's scaled_dot_product_attention masks, takes the softmax and "
+    "mixes the values; it never returns the probabilities.",
+    "feed_forward": "The config names the activation; the default is GELU. "
     "Dropout comes last.",
     "block": "Two residual lines in one forward, each with its norm in "
     "front. The norm is PyTorch's, its eps inside the root.",
     "model": "One class builds everything from one config, and draws the "
     "weights. Nothing is handed in, not even a mask.",
-    "head": "A matrix without bias, tied to the token table where the "
-    "config says so. Logits; log-softmax only where it is asked for.",
+    "head": "lm_head: scores x W\u1d40 without a bias, W tied to the token "
+    "table where the config says so. log_probs applies log-softmax.",
 }
 
 # How each part is written, and how it takes over a GPT-2 checkpoint's.
@@ -63,19 +64,20 @@ STEPS = {
     "its own residual line.",
     "project": "One matrix `c_attn` computes query, key and value of all "
     "heads in one product; `split` cuts the result in three.",
-    "scores": "No line of its own: scaled_dot_product_attention multiplies "
-    "and divides by the root of the head's width inside.",
-    "mask": "No mask is built for a whole text: `is_causal=True` makes the "
-    "fused kernel mask the scores inside. The lines with `mask` above it are "
-    "for reading on from a cache.",
-    "probabilities": "Inside the kernel, which never gives them out. The "
-    "numbers here were computed from its inputs by the formula.",
-    "mix": "The kernel's result: the only thing it gives out.",
+    "scores": "No line of its own: scaled_dot_product_attention computes "
+    "Q K^T and divides it by the root internally.",
+    "mask": "No mask is built here: `is_causal=True` makes "
+    "scaled_dot_product_attention mask the later positions itself. The "
+    "`mask` lines above the call are used only when generating with cached "
+    "keys and values (those of earlier tokens, kept).",
+    "probabilities": "Inside scaled_dot_product_attention, which never "
+    "returns them. The numbers here were computed from its inputs by the formula.",
+    "mix": "All that scaled_dot_product_attention returns.",
     "residual_attention": "A line of the block adds attention's output.",
-    "residual_feed_forward": "The next line of the block adds the MLP's.",
+    "residual_feed_forward": "The block's next line adds the MLP's output.",
     "activation": "An nn.Module that the config names.",
     "logits": "`lm_head` is a matrix without bias. It may be the token "
     "table `wte` itself, transposed (tied weights).",
-    "log_probs": "The native call stops at the logits; log_probs applies "
-    "log_softmax after it.",
+    "log_probs": "The model's own output is the logits; log_probs applies "
+    "log_softmax to them.",
 }

@@ -127,7 +127,7 @@ def test_a_style_that_sees_the_future_is_caught(tmp_path, monkeypatch):
 def test_float64_and_a_bound_of_1e_12_replace_an_old_page(tmp_path):
     (tmp_path / "page.html").write_text("old")
     text = make_page(tmp_path, "--text=abc", "--dtype=float64").read_text()
-    assert "rounding in float64 explains up to 1.0e-12" in text
+    assert "float64 rounding alone can cause up to 1.0e-12" in text
     assert "or have more than 0 parameters" in text  # see make_page
     assert text.endswith("</html>\n")
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]

@@ -20,7 +20,7 @@ CONCEPTS = {
         "embedding",
     ),
     "attention": Concept(
-        "Mixes into each position what it needs from those up to it.",
+        "Gives each position information from itself and earlier positions.",
         "In every head softmax(Q K\u1d40 / \u221ad) V, with the scores of "
         "later positions at \u2212\u221e; the heads are joined and projected.",
         "block.{i}.attention",
@@ -46,8 +46,10 @@ CONCEPTS = {
         "final_norm",
     ),
     "head": Concept(
-        "Turns each vector into log-probabilities of the next token.",
-        "log softmax(x W\u1d40 + b), over the whole vocabulary.",
+        "Scores every token as the next one; log-softmax turns the scores "
+        "into log-probabilities.",
+        "Scores z = x W\u1d40 + b, b where the style has a bias; then "
+        "log softmax(z), over the whole vocabulary.",
         "log_probs",
     ),
 }

@@ -154,8 +154,13 @@ def _add_kinds(
     kinds = name_kinds(rows, values, found.sides[0])
     for step, kind in zip(known, kinds, strict=True):
         step.kind = kind
+        name = kind
+        if kind == "position":
+            first = values[step.row.order[0]].flatten()[:2].tolist()
+            name = kind if first == [0, 1] else "learned_position"
         left, right = (
-            getattr(_package(place), "STEPS", {}).get(kind, "")
+            (texts := getattr(_package(place), "STEPS", {})).get(name)
+            or texts.get(kind, "")
             for place in (step.row.left, step.row.right)
         )
         step.remarks = left, right

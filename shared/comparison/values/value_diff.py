@@ -77,9 +77,10 @@ class ValueDiff:
                 self.gradients
             )
             return (
-                f"one function{self.coarse}: {len(self.pairs)} values of the "
-                f"left are on the right; scores {self.apart:.1g} apart, "
-                f"rounding explains {self.rounding:.1g}{equal}"
+                f"one function{self.coarse}: {len(self.pairs)} intermediate "
+                f"values of the left were found on the right; scores "
+                f"{self.apart:.1g} apart, rounding explains "
+                f"{self.rounding:.1g}{equal}"
             )
         if self.pairs:
             rounded = any("rounded" in match.how for match in self.weights)

@@ -29,8 +29,9 @@ function startWalk(walk) {
   }
 
   // Negative numbers in one colour, positive ones in the other, 0 as paper;
-  // a blank column stands between two heads.
-  function paint(canvas, map) {
+  // a blank column stands between two heads. Masked cells are left blank: the
+  // zeros of later positions, too, where the map holds probabilities.
+  function paint(canvas, map, weights) {
     const each = map.width / map.heads;
     const apart = !map.square && map.heads > 1 && Number.isInteger(each);
     canvas.width = map.width + (apart ? map.heads - 1 : 0);
@@ -42,7 +43,8 @@ function startWalk(walk) {
     const image = context.createImageData(canvas.width, canvas.height);
     for (let i = 0; i < map.rows; i++)
       for (let j = 0; j < map.width; j++) {
-        const level = map.level(i, j);
+        let level = map.level(i, j);
+        if (weights && j > i && level === 128) level = 0;
         const share = level ? (level - 128) / 127 : 0;
         const to = share < 0 ? below : above;
         const column = j + (apart ? Math.floor(j / each) : 0);
@@ -109,8 +111,9 @@ function startWalk(walk) {
         const number = Number(line.dataset.line);
         const lit = number >= place[1] && number <= place[2];
         line.classList.toggle("lit", lit);
-        if (number === place[1])
-          box.scrollTop = line.offsetTop - box.clientHeight / 3;
+        if (number === place[2])  // from the top where the line fits
+          box.scrollTop = line.offsetTop + 30 <= box.clientHeight ? 0
+            : line.offsetTop - box.clientHeight / 2;
       }
     });
     const number = step.maps[layer][index];
@@ -118,7 +121,7 @@ function startWalk(walk) {
       square(step) ? Math.min(chosen("head"), columns[number][2] - 1) : null);
     side.querySelector("figure").hidden = map === null;
     if (map === null) return;
-    paint(side.querySelector("canvas"), map);
+    paint(side.querySelector("canvas"), map, step.kind === "probabilities");
     side.querySelector("canvas").tabIndex = map.square ? 0 : -1;
     const [rows, below] = side.querySelectorAll(".axis");
     label(rows, map.rows === tokens.length ? tokens : []);
@@ -126,7 +129,7 @@ function startWalk(walk) {
     side.querySelector(".walk-map").classList.toggle("square", map.square);
     side.querySelector("figcaption").textContent = map.square
       ? "A row is the position that looks, a column the position looked at. " +
-        "Stronger colour: larger; blank: masked."
+        "Stronger colour: larger; hatched: masked."
       : "A row is a position, a column one of its numbers; warm: below 0, " +
         "cool: above 0. " + (map.heads > 1
           ? `${map.heads} heads side by side.` : map.width < map.total
