@@ -71,7 +71,8 @@ STEPS = {
     "`mask` lines above the call are used only when generating with cached "
     "keys and values (those of earlier tokens, kept).",
     "probabilities": "Inside scaled_dot_product_attention, which never "
-    "returns them. The numbers here were computed from its inputs by the formula.",
+    "returns them. The numbers here were computed from its inputs by the "
+    "formula.",
     "mix": "All that scaled_dot_product_attention returns.",
     "residual_attention": "A line of the block adds attention's output.",
     "residual_feed_forward": "The block's next line adds the MLP's output.",

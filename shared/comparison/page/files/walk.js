@@ -186,7 +186,8 @@ function startWalk(walk) {
     byId("walk-on").disabled = beside(1) === at;
     // after the browser has gone to the line itself
     if (scroll)
-      setTimeout(() => byId("walk").scrollIntoView({ behavior: "instant" }));
+      requestAnimationFrame(() => setTimeout(() =>
+        byId("walk").scrollIntoView({ behavior: "instant" })));
   }
 
   // The next step that is not folded away.
