@@ -34,7 +34,8 @@ CHOICES = {
     "feed_forward": "The activation is passed in as an argument; the default "
     "is ReLU. Dropout follows it.",
     "block": "A residual connection is an object that wraps any sublayer. "
-    "The norm is written out, its eps outside the root.",
+    "The norm is written out, its eps outside the root; from_gpt2 puts "
+    "nn.LayerNorm in its place.",
     "model": "A function builds the parts and passes them to each other; no "
     "class builds its own attention, feed-forward network or embedding. The "
     "mask travels as an argument.",

@@ -96,8 +96,12 @@ def test_kinds_follow_from_values_and_not_from_names(
     kinds = dict.fromkeys([*name_kinds(rows, values, left), *same_line])
     assert kinds.keys() - {""} == set(KINDS)
     monkeypatch.setattr("shared.comparison.page.walk.MAPS", len(rows))
-    steps = make_walk(found, str)["data"]["steps"]
+    walk = make_walk(found, str)
+    steps = walk["data"]["steps"]
     assert max(len(step["layers"]) for step in steps) == 1  # room for one
+    said = " ".join(step.remarks[0] for step in walk["steps"])
+    assert "copied" not in said  # no checkpoint was loaded
+    assert ("In this run it holds sines" in said) == bool(same_line)
 
 
 def test_equal_values_are_one_map(page):
