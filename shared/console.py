@@ -1,5 +1,6 @@
 """What commands say to their user: messages, progress, and how they end."""
 
+import re
 import sys
 import time
 import warnings
@@ -21,6 +22,8 @@ from rich.text import Text
 
 PATIENCE = 1.0  # seconds of work before a progress bar appears
 
+CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f]")  # but for \t and \n
+
 debug = False  # whether tracebacks are shown whole
 
 
@@ -31,9 +34,17 @@ def set_debug(value: bool) -> bool:
     return value
 
 
+def printable(text: str) -> str:
+    """Return a text whose control characters are spelled out.
+
+    A name may hold codes that move a terminal's cursor or colour it.
+    """
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 def warn(message: str) -> None:
     """Print one line on stderr in the command's name."""
-    line = " ".join(message.split())
+    line = printable(" ".join(message.split()))
     print(f"gpt-duet: {line}", file=sys.stderr)
 
 
@@ -46,7 +57,7 @@ def fail(message: str, status: int = 2) -> Never:
 def run(command: Callable[[], object]) -> None:
     """Run a command; a user's mistake ends in one line and status 2."""
     try:
-        with stopped_by_ctrl_c(), _own_warnings():
+        with stopped_by_ctrl_c(), own_warnings():
             command()
     except (ValueError, OSError, MemoryError) as error:
         if debug:
@@ -73,7 +84,7 @@ def stopped_by_ctrl_c() -> Iterator[None]:
 
 
 @contextmanager
-def _own_warnings() -> Iterator[None]:
+def own_warnings() -> Iterator[None]:
     """Print the kit's own warnings in one line inside."""
     show = warnings.showwarning
 
@@ -97,7 +108,7 @@ def show_facts(console: Console, facts: Mapping[str, str]) -> None:
     """
     width = max(map(len, facts)) + 2
     for name, fact in facts.items():
-        head, text = Text(name.ljust(width), "bold cyan"), Text(fact)
+        head, text = Text(name.ljust(width), "bold cyan"), Text(printable(fact))
         if console.is_terminal:
             table = Table.grid(padding=0)
             table.add_row(head, text)

@@ -4,12 +4,35 @@ import json
 import math
 import os
 import shutil
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
 STDOUT = Path("-")
+_reserved = ExitStack()  # puts the standard output back where it was
+
+
+def reserve_stdout() -> None:
+    """Send all that is printed from now on to stderr, until write_json.
+
+    That holds for other processes and libraries below Python, too.
+    """
+    stream = sys.stdout
+    _reserved.enter_context(redirect_stdout(sys.stderr))
+    with suppress(OSError, ValueError):  # a stream of Python's own
+        number, stderr = stream.fileno(), sys.stderr.fileno()
+        stream.flush()
+        before = os.dup(number)
+        os.dup2(stderr, number)
+        _reserved.callback(os.close, before)
+        _reserved.callback(os.dup2, before, number)
+
+
+def release_stdout() -> None:
+    """Put the standard output back where it was."""
+    _reserved.close()
 
 
 def write_atomically(path: Path, content: str) -> None:
@@ -26,6 +49,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file, or to STDOUT; NaN becomes null."""
     text = json.dumps(_finite(content), indent=2, allow_nan=False)
     if path == STDOUT:
+        release_stdout()
         print(text)
     else:
         write_atomically(path, text + "\n")

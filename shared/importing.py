@@ -100,9 +100,13 @@ def import_module(name: str) -> ModuleType:
 def import_file(path: Path) -> ModuleType:
     """Run a file as a module; inside a package, as that package's."""
     path = path.resolve()
-    name = ".".join((*_packages(path), path.stem))
-    if "." in name:
+    packages = _packages(path)
+    # a module's name has no dots: model.v2.py is model_v2
+    name = ".".join((*packages, path.stem.replace(".", "_")))
+    if packages and "." not in path.stem:
         return import_module(name)
+    if packages:
+        import_module(".".join(packages))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -184,4 +188,4 @@ def show_theirs(error: BaseException) -> None:
     lines = "".join(lines).splitlines()
     if len(lines) > LONGEST and not console.debug:
         lines[1 : 2 - LONGEST] = ["  ..."]
-    print("\n".join(lines), file=sys.stderr)
+    print(console.printable("\n".join(lines)), file=sys.stderr)

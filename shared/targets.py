@@ -182,6 +182,24 @@ def _from_class(
     )
 
 
+def needed_arguments(function: Any) -> str:
+    """Say which arguments a function needs, if a factory was meant."""
+    if not inspect.isfunction(function):
+        return ""
+    needed = [
+        p.name
+        for p in inspect.signature(function).parameters.values()
+        if p.default is p.empty
+        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if not needed:
+        return ""
+    return (
+        f"; a factory takes no arguments: {function.__name__}"
+        f"({', '.join(needed)}) needs {' and '.join(needed)}"
+    )
+
+
 def _open_fields(config: type) -> list[str]:
     """Return the fields of a dataclass that have no default."""
     return [

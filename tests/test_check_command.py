@@ -70,6 +70,14 @@ def broken():
     return missing_name
 
 
+def needs(size, depth):
+    return Tiny()
+
+
+def asks(size):
+    return Tiny()
+
+
 def wordy():
     raise RuntimeError("\\n".join(f"line {i}" for i in range(40)))
 
@@ -166,12 +174,18 @@ def test_a_map_is_of_the_model_as_checked(here, project, monkeypatch):
         (["my_pkg.model:number"], "gives int"),
         (["my_pkg.model:broken"], "broken raised NameError"),
         (["annotated", "--only", "nope"], "unknown check check_nope"),
+        (["annotated", "--only", "causalty"], "did you mean check_causality?"),
+        (["annotated", "--expect", "cache"], 'check_cache="why", got'),
+        (["anotated"], "no module 'anotated': did you mean annotated?"),
+        (["my_pkg.model", "--json=/proc/out.json"], "cannot write /proc/out"),
         (["annotated", "--budget", "soon"], "takes 90s, 4m or seconds"),
         (["annotated", "--quick", "--thorough"], "choose one"),
         (["annotated", "--device", "nowhere"], "no device 'nowhere'"),
         (["annotated", "--map", "map.gif"], "map.gif"),
         (["annotated", "--json", "no/out.json"], "there is no folder no"),
         (["my_pkg.model:build", "--vocab-size", "12"], "vocab_size=11"),
+        (["my_pkg.model:needs"], "needs(size, depth) needs size and depth"),
+        (["my_pkg.model:asks"], "no arguments: asks(size) needs size"),
         (["annotated", "--block-size", "0"], "--block-size must be at least"),
     ],
 )
@@ -247,6 +261,19 @@ def test_each_line_is_printed_when_it_is_known_and_ctrl_c_keeps_them(project):
         (["--skip", "cache"], 0, "2 others not run", ""),
         (["--only", "normalised", "--outputs", "logits"], 0, "skipped", ""),
         (["--only", "normalised", "--outputs", "log_probs"], 1, "failed", ""),
+        (
+            [
+                "--only",
+                "normalised",
+                "--outputs",
+                "log_probs",
+                "--expect",
+                "normalised=it has logits",
+            ],
+            0,
+            "it has logits: ",
+            "",
+        ),
     ],
 )
 def test_what_is_asked_for_is_done(here, words, status, printed, said):
@@ -258,12 +285,111 @@ def test_what_is_asked_for_is_done(here, words, status, printed, said):
         json.loads(out)
 
 
+def test_json_on_stdout_is_alone_there(project):
+    (project / "loud.py").write_text(
+        f"import os\nprint('a')\nos.system('echo b')\n{MODEL}"
+    )
+    words = ("loud:build", "--only=shape", "--json=-")
+    out, err = start(*words, folder=project).communicate(timeout=60)
+    assert json.loads(out)["ok"]
+    assert {"a", "b"} < {*err.split()}
+
+
+def test_a_map_in_ascii_and_names_without_escape_codes(here, monkeypatch):
+    target = "my_pkg.model:(lambda name: Leaky())('\x1b[31m')"
+    words = (target, "--only=causality")
+    _, out, _ = here(*words)
+    assert "\u2588" in out
+    assert "\x1b" not in out
+    assert r"('\x1b[31m')" in out
+    monkeypatch.setattr("locale.getencoding", lambda: "US-ASCII")
+    _, out, _ = here(*words)
+    assert out.isascii()
+    assert "\n0 # X" in out
+    assert "\x1b" not in here("\x1b[2J")[2]
+
+
 def test_the_list_has_a_line_for_each_check(here):
     status, out, _ = here("--list")
     assert status == 0
     assert [line.split()[0] for line in out.splitlines()] == [*CHECKS]
     assert all(line.endswith(".") for line in out.splitlines())
     assert "Slow: --only entropy_bound." in out
+
+
+# Several targets: each as if no other had run --------------------------------
+
+SPOILS = """
+import os, sys, warnings
+import torch
+from my_pkg.model import Tiny
+
+print("an import prints")
+os.write(1, b"below Python\\n")
+torch.set_default_dtype(torch.float64)
+torch.set_grad_enabled(False)
+torch.set_default_device("meta")
+warnings.simplefilter("error")
+torch.equal = torch.allclose = lambda *a, **k: True
+torch.Tensor.__ne__ = lambda a, b: torch.zeros_like(a, dtype=torch.bool)
+sys.path.insert(0, "/")
+os.chdir("/")
+
+
+class Fine(Tiny):
+    pass
+"""
+ENDS = """
+import os, sys
+from my_pkg.model import Tiny
+
+
+def factory():
+    sys.exit(0)
+
+
+class Forward(Tiny):
+    def forward(self, idx):
+        exit()
+
+
+def process():
+    os._exit(0)
+
+
+"""
+
+
+def test_a_target_does_not_touch_the_next_one(here, project):
+    (project / "spoils.py").write_text(SPOILS)
+    (project / "model.v2.py").write_text("from my_pkg.model import Leaky\n")
+    sound, leaks = "my_pkg.model:build", "model.v2.py:Leaky"
+    only = ("--only=causality", "--only=purity", "--only=dtype")
+    here(
+        "spoils:Fine", *sound, *leaks, *only, "--json=out.json", "--map=m.png"
+    )
+    models = json.loads((project / "out.json").read_text())["models"]
+    assert [m["model"] for m in models[1:]] == [*sound, *leaks]
+    for model in models[1:]:
+        wrong = ["check_causality"] if model["model"] in leaks else []
+        assert model["failed"] == wrong, model
+    maps = {path.name for path in project.glob("*.png")}
+    assert {"m-my-pkg-model-build.png", "m-model-v2-py-Leaky.png"} <= maps
+
+
+def test_a_model_that_ends_the_program_is_a_failure(here, project):
+    (project / "ends.py").write_text(ENDS)
+    (project / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    targets = ["leaves:build", "ends:factory", "ends:Forward"]
+    for target in targets:
+        status, out, _ = here(target, "--only=shape", "--json=-")
+        (model,) = json.loads(out)["models"]
+        assert (status, model["ok"]) == (2, False)
+        assert "SystemExit" in model["error"]
+    targets += ["ends:process", "my_pkg.model:build"]
+    status, out, _ = here(*targets, "--only=shape")
+    assert status == 2
+    assert "my_pkg.model:build: 11 tokens" in out
 
 
 def test_a_long_check_is_announced_and_has_no_time(here, monkeypatch):

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from ..console import run, stopped_by_ctrl_c
+from ..files import release_stdout
 
 COMMANDS = (
     "check", "compare", "diff", "record", "train", "ladder", "generate",
@@ -94,6 +95,8 @@ def main() -> None:
     try:
         run(lambda: build_app()())
     finally:
-        sys.path.remove(here)
+        release_stdout()
+        if here in sys.path:  # a model's module may have changed it
+            sys.path.remove(here)
         sys.stdout.flush()
         sys.stdout = before

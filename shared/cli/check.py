@@ -1,8 +1,8 @@
 """gpt-duet check: the invariants, for anyone's model."""
 
 import inspect
+import locale
 import math
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from threading import Timer
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 from typer import Argument, Option
 
-from ..console import warn
+from ..console import printable, warn
 from ..files import STDOUT, write_json
 from ..targets import parse_target
 from ..validation import (
@@ -27,7 +27,6 @@ from . import options
 if TYPE_CHECKING:  # imported where it is used: --help need not wait for it
     from ..invariants import Report
 
-MAP_LENGTH = 32
 # The colour of each status: groups are named for it.
 STATUS = (
     r"(?m)^check_\w+ +((?P<green>passed)|(?P<red>failed|error)|"
@@ -35,6 +34,8 @@ STATUS = (
 )
 SILENCE = 10.0  # seconds until the first line, at most
 PATIENCE = 20.0  # seconds; a check that takes longer is announced
+# The shades of a map, where the terminal has no others.
+ASCII = {0xB7: ".", **dict.fromkeys((0x2591, 0x2592, 0x2593, 0x2588), "#")}
 UNITS = {"s": 1, "m": 60, "h": 3600}  # seconds
 
 
@@ -91,6 +92,14 @@ def check(
     thorough: Annotated[
         bool, Option("--thorough", help="Try all, however long.")
     ] = False,
+    expect: Annotated[
+        list[str] | None,
+        Option(
+            help='A check that is expected to fail, and why: cache="a '
+            'reason"; may be repeated.',
+            show_default=False,
+        ),
+    ] = None,
     show_list: Annotated[
         bool, Option("--list", help="List the checks, and run none.")
     ] = False,
@@ -130,10 +139,9 @@ def check(
     require_parent(map_file)
     if map_file is not None and map_file.suffix not in (".png", ".html"):
         raise ValueError(f"a map ends in .png or .html, got {map_file.name}")
-    from ..importing import first_on_path, show_theirs
-    from ..invariants import CHECKS, UnusableModel, check_model
+    from ..invariants import CHECKS
     from ..invariants.runner import choose_checks
-    from ..targets import load_target
+    from .checking import Job, check_alone, check_here
 
     if show_list:
         width = max(map(len, CHECKS))
@@ -147,63 +155,59 @@ def check(
     names = [name for name in choose_checks(only) if name not in left_out]
     if not names:
         raise ValueError("no check is left to run")
-    device = choose_device(device_name)
+    reasons = _expected(expect or [])
+    settings = {
+        "checks": names,
+        "expected_failures": reasons,
+        "vocab_size": vocab_size,
+        "block_size": block_size,
+        "outputs": outputs,
+        "layout": layout,
+        "seed": seed,
+        "device": choose_device(device_name),
+        "threads": threads,
+        "budget": seconds,
+        "debug": debug,
+    }
+    if json_file not in (None, STDOUT):
+        json_file = json_file.absolute()  # a model may change the folder
+    targets = models or []
+    check_target = check_here if len(targets) < 2 else check_alone
     console = Console(stderr=json_file == STDOUT)
-    reports: list[Report] = []
+    results: list[dict[str, Any]] = []
+    mistake: ValueError | None = None
     stopped = False
     try:
-        for target in models or []:
-            factory = load_target(target, vocab_size, block_size)
-            make_cache = load_target(cache) if cache else None
+        for target in targets:
+            drawn = map_file and _map_path(map_file, target, len(targets))
+            job = Job(target, settings, drawn and drawn.absolute(), cache)
             slow = Timer(SILENCE, warn, [f"{target} is slow to build or call"])
             slow.start()
             try:
-                with first_on_path(Path.cwd()):
-                    report = check_model(
-                        factory,
-                        checks=names,
-                        on_progress=partial(
-                            _show, console, target, reports, slow
-                        ),
-                        vocab_size=vocab_size,
-                        block_size=block_size,
-                        outputs=outputs,
-                        layout=layout,
-                        cache=make_cache,
-                        seed=seed,
-                        device=device,
-                        threads=threads,
-                        budget=seconds,
-                        debug=debug,
-                    )
-            except UnusableModel as error:
-                if error.__cause__ is not None:
-                    show_theirs(error.__cause__)
-                raise ValueError(str(error)) from None
+                report = check_target(job, partial(_show, console, slow))
+            except ValueError as error:
+                mistake = error
+                if len(targets) > 1:
+                    warn(str(error))
+                wrong = {"model": target, "ok": False, "error": str(error)}
+                results.append(wrong)
+                continue
             finally:
                 slow.cancel()
+            results.append(report.to_dict())
             _print(console, report.ending(console.width))
             if stopped := report.interrupted:
                 break
-            if map_file is not None:
-                path = _map_path(map_file, target, len(models or []))
-                with first_on_path(Path.cwd()):
-                    how: dict[str, Any] = {
-                        "seed": seed,
-                        "device": device,
-                        "layout": layout,
-                    }
-                    _draw(factory, report, path, how | {"outputs": outputs})
-                _print(console, f"map: {path}")
-            _print(console, "")
+            _print(console, f"map: {drawn}\n" if drawn else "")
     except KeyboardInterrupt:  # while a model was built, or a map drawn
         stopped = True
-    ok = not stopped and all(report.ok for report in reports)
+    ok = not stopped and all(result["ok"] for result in results)
     if json_file is not None:
-        results = [report.to_dict() for report in reports]
         write_json(json_file, {"ok": ok, "models": results})
+    if mistake is not None and len(targets) == 1:
+        raise mistake
     if not ok:
-        raise typer.Exit(130 if stopped else 1)
+        raise typer.Exit(130 if stopped else 2 if mistake else 1)
 
 
 def _seconds(text: str | None) -> float | None:
@@ -220,22 +224,28 @@ def _seconds(text: str | None) -> float | None:
     return seconds
 
 
-def _show(
-    console: Console,
-    target: str,
-    reports: list["Report"],
-    slow: Timer,
-    report: "Report",
-) -> None:
-    """Print what has just become known of a report."""
+def _expected(given: list[str]) -> dict[str, str]:
+    """Return reasons by check, from texts such as cache="no positions"."""
+    reasons = {}
+    for text in given:
+        name, _, reason = map(str.strip, text.partition("="))
+        if not reason:
+            raise ValueError(
+                f'--expect takes a check and a reason, as check_cache="why", '
+                f"got {text!r}"
+            )
+        reasons[f"check_{name.removeprefix('check_')}"] = reason
+    return reasons
+
+
+def _show(console: Console, slow: Timer, report: "Report") -> None:
+    """Print the newest line of a report."""
     slow.cancel()
     if report.interim:
         return warn(report.interim)
     if report.results:
         _print(console, report.row(report.results[-1], console.width))
     else:
-        report.model = target
-        reports.append(report)
         _print(console, report.heading(console.width))
     for name in report.names[len(report.results) :][:1]:
         seconds = report.estimates[name]
@@ -244,30 +254,12 @@ def _show(
 
 
 def _print(console: Console, text: str) -> None:
-    shown = Text(text)
+    encodings = f"{console.encoding} {locale.getencoding()}"
+    if encodings.lower().count("utf") < 2:
+        text = text.translate(ASCII)
+    shown = Text(printable(text))
     shown.highlight_regex(STATUS)
     console.print(shown, soft_wrap=True)
-
-
-def _draw(
-    factory: Callable[..., Any],
-    report: "Report",
-    path: Path,
-    how: dict[str, Any],
-) -> None:
-    """Draw the map of a model that is called as the checks called it."""
-    import torch
-
-    from ..invariants import influence, save_map
-
-    length = min(MAP_LENGTH, report.block_size)
-    generator = torch.Generator().manual_seed(how["seed"])
-    tokens = torch.randint(report.vocab_size, (length,), generator=generator)
-    matrix = influence(factory, tokens, vocab_size=report.vocab_size, **how)
-    try:
-        save_map(matrix, path, f"influence in {report.model}")
-    except OSError as error:
-        warn(f"no map: {error}")
 
 
 def _map_path(path: Path, target: str, count: int) -> Path:

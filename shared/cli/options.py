@@ -8,9 +8,17 @@ from typer import Option
 
 from ..config import ACTIVATIONS, preset_names
 from ..console import set_debug
+from ..files import STDOUT, reserve_stdout
 from ..tokenization.tokenizers import DEFAULT
 
 TOKENIZER = DEFAULT
+
+
+def _reserve(path: Path | None) -> Path | None:
+    if path == STDOUT:
+        reserve_stdout()
+    return path
+
 
 Style = Annotated[
     str,
@@ -69,6 +77,7 @@ Json = Annotated[
     Path | None,
     Option(
         "--json",
+        callback=_reserve,
         help="Also write all results to this file; - is the standard "
         "output, and all else then goes to the standard error.",
     ),

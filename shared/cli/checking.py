@@ -1,0 +1,162 @@
+"""A target is checked: in this process, or in one of its own."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import torch
+
+from .. import console
+from ..importing import first_on_path, show_theirs
+from ..invariants import (
+    Report,
+    UnusableModel,
+    check_model,
+    influence,
+    save_map,
+)
+from ..targets import load_target, needed_arguments
+
+MAP_LENGTH = 32
+
+
+@dataclass(frozen=True)
+class Job:
+    """One target to check; plain data, so that another process can read it."""
+
+    target: str
+    settings: dict[str, Any]  # arguments of check_model
+    map_file: Path | None = None
+    cache: str | None = None  # the target that makes one
+
+
+def check_here(job: Job, tell: Callable[[Report], None]) -> Report:
+    """Check a target in this process.
+
+    Args:
+        job: the target, and how to check it.
+        tell: called with the report as it grows.
+
+    Raises:
+        ValueError: for a model that cannot be built, called or read, and for
+            one that ends the program. Its traceback is printed first.
+    """
+    settings, here = job.settings, Path.cwd()
+
+    def named(report: Report) -> None:
+        report.model = job.target
+        tell(report)
+
+    sizes = settings["vocab_size"], settings["block_size"]
+    factory = None
+    try:
+        factory = load_target(job.target, *sizes)
+        with first_on_path(here):
+            make_cache = load_target(job.cache) if job.cache else None
+            report = check_model(
+                factory, **settings, cache=make_cache, on_progress=named
+            )
+            if job.map_file is not None and not report.interrupted:
+                _draw(factory, report, job)
+    except UnusableModel as error:
+        if error.__cause__ is not None:
+            show_theirs(error.__cause__)
+        raise ValueError(f"{error}{needed_arguments(factory)}") from None
+    except SystemExit as error:
+        show_theirs(error)
+        raise ValueError(
+            f"{job.target} ends the program: SystemExit: {error.code}"
+        ) from None
+    return report
+
+
+def check_alone(job: Job, tell: Callable[[Report], None]) -> Report:
+    """Check a target in a new process, as `check_here` does.
+
+    So nothing that its code sets for the whole process reaches another
+    target.
+
+    Raises:
+        ValueError: as `check_here`, and where the process ends early.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(
+        target=_work, args=(job, theirs, console.debug), name=job.target
+    )
+    # Ctrl-C reaches all processes of a terminal: the new one ignores it, and
+    # stops when this one says so
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    theirs.close()
+    answer: Any = None
+    ended = stopped = False
+    try:
+        while not ended:
+            try:
+                answer, ended = ours.recv()
+                if not ended:
+                    tell(answer)
+            except KeyboardInterrupt:
+                stopped = True
+                process.terminate()
+            except EOFError:
+                process.join()
+                if stopped:
+                    raise KeyboardInterrupt from None
+                raise ValueError(
+                    f"{job.target} ends its process with status "
+                    f"{process.exitcode}, before a report"
+                ) from None
+    finally:
+        if not ended:
+            process.kill()
+        process.join()
+    if isinstance(answer, ValueError):
+        raise answer
+    assert isinstance(answer, Report)
+    return answer
+
+
+def _work(job: Job, pipe: Connection, debug: bool) -> None:
+    """Check a target, and send its report as it grows."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    Thread(target=_end_with_parent, daemon=True).start()
+    console.set_debug(debug)
+    answer: Report | ValueError
+    try:
+        with console.own_warnings():
+            answer = check_here(job, lambda grown: pipe.send((grown, False)))
+    except (ValueError, OSError, MemoryError) as error:
+        answer = ValueError(str(error) or type(error).__name__)
+    pipe.send((answer, True))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _draw(factory: Callable[..., Any], report: Report, job: Job) -> None:
+    assert job.map_file is not None
+    length = min(MAP_LENGTH, report.block_size)
+    names = ("seed", "device", "layout", "outputs")
+    how = {name: job.settings[name] for name in names}
+    generator = torch.Generator().manual_seed(how["seed"])
+    tokens = torch.randint(report.vocab_size, (length,), generator=generator)
+    matrix = influence(factory, tokens, vocab_size=report.vocab_size, **how)
+    try:
+        save_map(matrix, job.map_file, f"influence in {report.model}")
+    except OSError as error:
+        console.warn(f"no map: {error}")
