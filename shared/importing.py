@@ -15,6 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from . import console
+from .names import STYLES
+from .validation import did_you_mean
 
 LONGEST = 20  # lines of a user's traceback
 OURS = Path(__file__).resolve().parent
@@ -88,9 +90,12 @@ def import_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if f"{name}.".startswith(f"{missing}.") and missing:
+            here = [path.stem for path in Path.cwd().iterdir()]
+            near = did_you_mean(missing, (*STYLES, *here))
             raise ValueError(
-                f"no module {name!r}: there is no {missing!r} in "
-                f"{Path.cwd()} or among the installed packages"
+                f"no module {name!r}{near or ': '}"
+                + f"there is no {missing!r} in {Path.cwd()} or among the "
+                f"installed packages" * (not near)
             ) from None
         raise _theirs(name, error) from None
     except (Exception, SystemExit) as error:

@@ -9,7 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from .config import GPTConfig
-from .names import package_of
+from .names import STYLES, package_of
+
+from .validation import did_you_mean
 
 
 @runtime_checkable
@@ -111,7 +113,8 @@ def load_style(name: str) -> Style:
         # An import that fails inside the package is the package's own fault.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
-        raise ValueError(f"no style {name!r}: {error}") from None
+        near = did_you_mean(name, STYLES)
+        raise ValueError(f"no style {name!r}{near or f': {error}'}") from None
     if missing := _missing(module):
         raise ValueError(
             f"{name!r} is no style: it has no {', '.join(missing)}"

@@ -1,8 +1,8 @@
 """Models that are named by text: a style, a module, a file, an expression."""
 
 import ast
-import difflib
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from typing import Any
 from .config import GPTConfig
 from .importing import Alone, first_on_path, import_file, import_module, roots
 from .names import KIT, STYLES, package_of
+from .validation import did_you_mean
 
 # of a style's model, where no others are given
 STYLE_SIZES = {
@@ -113,9 +114,11 @@ def _style(
         module = import_module(package_of(name))
     build = getattr(module, "build_model", None)
     if not callable(build):
+        built = _builders(module)
+        example = f"{name}:{built[0] if built else 'build'}"
         raise ValueError(
             f"{name} has no build_model(config): name the factory, as "
-            f"{name}:build"
+            f"{example}"
         )
     given = {"vocab_size": vocab_size, "block_size": block_size}
     sizes = {key: size for key, size in given.items() if size is not None}
@@ -123,6 +126,26 @@ def _style(
     config = GPTConfig(**chosen)
 
     return _alone(name, partial(build, config), Alone())
+
+
+def _builders(module: ModuleType) -> list[str]:
+    """Return what a module defines that may build a model, likeliest first."""
+    from torch import nn
+
+    names = [
+        name
+        for name, found in vars(module).items()
+        if getattr(found, "__module__", "") == module.__name__
+        and not name.startswith("_")
+        and (
+            issubclass(found, nn.Module)
+            if isinstance(found, type)
+            else inspect.isfunction(found) and _without_arguments(found)
+        )
+    ]
+    return sorted(
+        names, key=lambda n: not re.match("build|make|create|get", n)
+    )
 
 
 def _expression(module: ModuleType, text: str) -> Callable[[], Any]:
@@ -224,8 +247,8 @@ def _attribute(module: ModuleType, name: str, path: str) -> Any:
     for part in name.split("."):
         if not hasattr(found, part):
             public = [n for n in vars(module) if not n.startswith("_")]
-            near = difflib.get_close_matches(part, public, 3, 0.5)
-            hint = f"; there is {' and '.join(near)}" if near else ""
-            raise ValueError(f"{path} has no {name!r}{hint}")
+            raise ValueError(
+                f"{path} has no {name!r}{did_you_mean(part, public)}"
+            )
         found = getattr(found, part)
     return found

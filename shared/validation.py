@@ -1,8 +1,9 @@
 """What is validated everywhere: numbers, dtypes, devices, paths."""
 
+import difflib
 import math
 import operator
-import os
+import tempfile
 from collections.abc import Iterable
 from numbers import Real
 from pathlib import Path
@@ -36,6 +37,12 @@ def whole_number(
     if number > at_most:
         raise ValueError(f"{name} must be at most {at_most:,}, got {number}")
     return number
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the known names that are spelled alike, as a question."""
+    near = difflib.get_close_matches(name, list(known), 3, 0.5)
+    return f": did you mean {' or '.join(near)}?" if near else ""
 
 
 def is_number(value: object) -> bool:
@@ -97,8 +104,12 @@ def require_parent(path: Path | None) -> None:
         raise ValueError(f"{path} is no ordinary file")
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK):
-        raise ValueError(f"cannot write in the folder {path.parent}")
+    try:
+        tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f".{path.name}."
+        ).close()
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from None
 
 
 def require_different(outputs: dict[str, Path | None], **inputs: Any) -> None:

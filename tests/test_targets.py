@@ -91,7 +91,7 @@ def test_what_a_target_builds(model, what, vocab_size):
     [
         ("Open", r"write an expression, as '.*:Open\(depth=..., config=...\)"),
         ("GPT(", "is no name and no expression"),
-        ("lates", "has no 'lates'; there is late"),
+        ("lates", "has no 'lates': did you mean late"),
         ("", "is no model"),
     ],
 )

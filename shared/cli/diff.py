@@ -11,7 +11,12 @@ from rich.console import Console
 from typer import Argument, Option
 
 from ..files import STDOUT, write_atomically, write_json
-from ..validation import require_different, require_parent, whole_number
+from ..validation import (
+    did_you_mean,
+    require_different,
+    require_parent,
+    whole_number,
+)
 from . import options
 
 if TYPE_CHECKING:
@@ -171,8 +176,13 @@ def show_concepts(console: Console, names: Sequence[str]) -> None:
     styles = load_style(STYLES[0]), load_style(STYLES[1])
     known = concept_names(*styles)
     if names and names[0] not in known:
+        if ":" in names[0] or _style(names[0]):
+            raise ValueError(
+                f"a second model is missing: diff {names[0]} RIGHT"
+            )
         raise ValueError(
-            f"no concept {names[0]!r}; there is {', '.join(known)}"
+            f"no concept {names[0]!r}{did_you_mean(names[0], known)}; there "
+            f"is {', '.join(known)}"
         )
     sources = pair_sources(*styles)
     # without this, less does not show colours

@@ -1,5 +1,6 @@
 """Runs the checks on a model, one after the other."""
 
+import difflib
 import io
 import traceback
 from collections.abc import Callable, Collection, Mapping
@@ -161,8 +162,11 @@ def choose_checks(names: Collection[str] | None) -> list[str]:
     full = {n if n.startswith("check_") else f"check_{n}" for n in names}
     unknown = sorted(full - CHECKS.keys())
     if unknown:
+        near = difflib.get_close_matches(unknown[0], CHECKS)
+        hint = f": did you mean {' or '.join(near)}?" if near else ""
         raise ValueError(
-            f"unknown check {', '.join(unknown)}; known: {', '.join(CHECKS)}"
+            f"unknown check {', '.join(unknown)}{hint or '; known: '}"
+            f"{'' if hint else ', '.join(CHECKS)}"
         )
     return [name for name in CHECKS if name in full]
 
