@@ -108,7 +108,10 @@ def show_facts(console: Console, facts: Mapping[str, str]) -> None:
     """
     width = max(map(len, facts)) + 2
     for name, fact in facts.items():
-        head, text = Text(name.ljust(width), "bold cyan"), Text(printable(fact))
+        head, text = (
+            Text(name.ljust(width), "bold cyan"),
+            Text(printable(fact)),
+        )
         if console.is_terminal:
             table = Table.grid(padding=0)
             table.add_row(head, text)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from .config import GPTConfig
 from .names import STYLES, package_of
-
 from .validation import did_you_mean
 
 

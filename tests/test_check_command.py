@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import shared.invariants
 from gpt_duet.invariants.checks import CHECKS
 from gpt_duet.invariants.costs import Needs
+from shared.cli import checking
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = """
@@ -145,9 +145,10 @@ def test_styles_modules_and_files(here, project):
 
 def test_a_map_is_of_the_model_as_checked(here, project, monkeypatch):
     how = []
-    influence = shared.invariants.influence
+    influence = checking.influence
     monkeypatch.setattr(
-        "shared.invariants.influence",
+        checking,
+        "influence",
         lambda *given, **named: (
             how.append(named) or influence(*given, **named)
         ),
