@@ -35,7 +35,12 @@ if TYPE_CHECKING:
     )
     from .config import GPTConfig
     from .generation import generate
-    from .invariants import check_model, influence, parametrize_with_checks
+    from .invariants import (
+        check_model,
+        influence,
+        parametrize_with_checks,
+        prove_causality,
+    )
     from .tokenization import load_tokenizer
 
 __all__ = [
@@ -47,6 +52,7 @@ __all__ = [
     "influence",
     "load_tokenizer",
     "parametrize_with_checks",
+    "prove_causality",
     "record_values",
 ]
 
@@ -59,6 +65,7 @@ _ROOMS = {
     "influence": "invariants",
     "load_tokenizer": "tokenization",
     "parametrize_with_checks": "invariants",
+    "prove_causality": "invariants",
     "record_values": "comparison.values",
 }
 

@@ -286,7 +286,7 @@ class Convolution(Mixer):
         return self.conv(F.pad(x.mT, (16, 0))).mT
 
 
-@correct()
+@correct(open="an FFT mixes all along its axis; zeros cut it back")
 class LongConvolution(Mixer):
     """As long as the text, through the FFT: causal but for rounding."""
 

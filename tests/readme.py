@@ -48,7 +48,9 @@ def tables():
         for b in BROKEN
     ]
     correct = [(c.name.replace("_", " "), c.sentence) for c in CORRECT]
+    opened = [(c.name.replace("_", " "), c.open) for c in CORRECT if c.open]
     return {
+        "open": table(("model", "why its causality is not proved"), opened),
         "broken": table(("fault", "caught by", "what it does"), broken),
         "correct": table(("model", "what is unusual about it"), correct),
     }

@@ -338,6 +338,7 @@ class Model:
         double: whether in float64 it differs by float64's rounding alone.
         loosely: what of the checks' properties holds in a wider sense only.
         deep: whether one layer would not see every token.
+        open: why a proof of its causality does not close.
     """
 
     name: str
@@ -351,6 +352,7 @@ class Model:
     double: bool = True
     loosely: str = ""
     deep: bool = False
+    open: str = ""
 
 
 def collect(models, owner=None, method="", whole=None, **details):

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MODEL = """
 import time
 
+import torch
 from torch import nn
 
 
@@ -47,6 +48,13 @@ def build():
 class Leaky(Tiny):
     def forward(self, idx):
         return super().forward(idx.flip(1))
+
+
+class Fourier(Tiny):
+    def forward(self, idx):
+        x = self.table(idx)
+        y = torch.fft.irfft(torch.fft.rfft(x, 16, 1), 16, 1)
+        return self.head(y[:, : idx.size(1)])
 
 
 class Slow(Tiny):
@@ -136,11 +144,25 @@ def test_styles_modules_and_files(here, project):
     assert [m["ok"] for m in content] == [True, True, False]
     assert [m["vocab_size"] for m in content] == [65, 11, 11]
     assert [r["name"] for r in content[0]["results"]] == checks
+    proofs = [m["results"][1]["proof"] for m in content]
+    assert [p["proved"] for p in proofs] == [True, True, False]
+    assert proofs[0]["lengths"][:16] == [*range(1, 17)]
+    assert proofs[2]["open"][0]["operation"] == "flip"
     assert {path.name for path in project.glob("map*.png")} == {
         "map-annotated.png",
         "map-my-pkg-model-build.png",
         "map-my-pkg-model-py-Leaky.png",
     }
+
+
+def test_a_proof_can_be_required(here):
+    only = ("--only", "causality")
+    status, out, _ = here("my_pkg.model:Fourier", *only)
+    assert (status, "not proved: model.py:" in out) == (0, True)
+    status, out, _ = here("my_pkg.model:Fourier", *only, "--require-proof")
+    assert (status, "a proof is required: not proved" in out) == (1, True)
+    status, out, _ = here("my_pkg.model:build", *only, "--require-proof")
+    assert (status, "proved at lengths 1 to 8, in" in out) == (0, True)
 
 
 def test_a_map_is_of_the_model_as_checked(here, project, monkeypatch):

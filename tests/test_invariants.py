@@ -24,6 +24,7 @@ from gpt_duet.invariants import (
 )
 from gpt_duet.invariants.pictures import CAUSAL, LEAK, NONE, colours, draw_map
 
+CAUSALITY = "check_causality"
 PURITY = "check_purity"
 SHARES = [name for name, check in CHECKS.items() if check.needs.share]
 CONFIG = GPTConfig(65, 64, n_layer=2, n_head=4, n_embd=32)
@@ -87,6 +88,8 @@ def test_a_broken_model_is_caught_by_its_check(model):
     report = run(model, [model.check])
     assert report.failed == [model.check], str(report)
     assert report.results[0].message
+    if model.check == CAUSALITY:
+        assert not report.results[0].proof["proved"]
 
 
 @pytest.mark.slow
@@ -116,6 +119,8 @@ def test_a_correct_model_is_accused_of_nothing(model, monkeypatch):
     for budget in (300, 600):
         report = run(model, checks, budget)
         assert report.ok, str(report)
+        for proof in [r.proof for r in report.results if CAUSALITY == r.name]:
+            assert (proof and proof["proved"]) is (not model.open)
         late = [r.name for r in report.results if "no time: " in r.message]
         if not (checks := late):
             break

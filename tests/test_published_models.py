@@ -4,11 +4,15 @@ transformers and x-transformers; what fails by design has its reason.
 """
 
 import logging
+from collections import defaultdict
+from statistics import median
+from time import process_time
 
 import pytest
 import torch
 
 from gpt_duet.invariants import check_model
+from gpt_duet.invariants.dependence.engine import control, follow
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +57,7 @@ DEFAULTS |= {"use_cache": False, "add_cross_attention": False}
 OWN = {
     "GPTNeo": {"attention_types": [[["global", "local"], 1]]},
     "Lfm2Moe": {"layer_types": ["conv", "full_attention"]},
+    "Mamba2": {"num_heads": 8},
 }
 FAMILIES = """
     Llama Mistral Qwen2 Qwen3 Gemma Gemma2 Gemma3 Phi Phi3 Olmo Olmo2 Granite
@@ -187,3 +192,69 @@ def test_models_of_x_transformers_are_not_accused(name):
     )
     assert report.ok, str(report)
     assert not [r for r in report.results if "no time: " in r.message]
+
+
+# Released faults, masks of -1e4, and positions counted from the padding.
+NOT_PROVED = """
+    ProphetNetForCausalLM XLNetLMHeadModel CpmAntForCausalLM
+    ReformerModelWithLMHead XLMWithLMHeadModel FlaubertWithLMHeadModel
+    OpenAIGPTLMHeadModel
+"""
+LARGE = 30_000_000  # parameters: its config has sizes of other names
+
+
+class Asked:
+    """A model of transformers, as a proof runs it."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def reset(self):
+        torch.manual_seed(0)
+
+    def __call__(self, tokens, targets=None):
+        self.reset()
+        with torch.no_grad():
+            return self.model(input_ids=tokens).logits
+
+
+def kind_of_proof(kind):
+    """Return how the causality of a class is proved, and the seconds."""
+    torch.manual_seed(0)
+    try:
+        model = build(kind, None).eval()
+        tokens = torch.randint(2, 65, (1, 12))
+        if sum(p.numel() for p in model.parameters()) > LARGE:
+            return "large", None
+        run, weights = Asked(model), [*model.parameters()]
+        if run(tokens).shape[:2] != tokens.shape:
+            return "other sizes", None
+    except Exception:  # the sizes do not fit its config
+        return "other sizes", None
+    start, routing = process_time(), False
+    found = follow(run, weights, tokens)
+    if found.open():
+        routing = True
+        found = follow(run, weights, tokens, routing=True)
+    wrong, _ = control(run, weights, tokens[:, :5], None, 65, routing=routing)
+    assert wrong is None, (kind.__name__, wrong)
+    word = "open" if found.open() else "routing" if routing else "strict"
+    return word, process_time() - start
+
+
+def test_the_causality_of_transformers_is_proved():
+    transformers = pytest.importorskip("transformers")
+    kinds = defaultdict(list)
+    seconds = []
+    for name in sorted(dir(transformers)):
+        if not name.endswith(("ForCausalLM", "LMHeadModel", "WithLMHead")):
+            continue
+        kind = getattr(transformers, name)
+        if getattr(kind, "config_class", None) is None:
+            continue
+        word, time = kind_of_proof(kind)
+        kinds[word].append(name)
+        seconds += [] if time is None else [time]
+    assert len(kinds["strict"]) + len(kinds["routing"]) >= 150, kinds
+    assert not {*NOT_PROVED.split()} & {*kinds["strict"], *kinds["routing"]}
+    assert median(seconds) < 0.5

@@ -100,6 +100,13 @@ def check(
             show_default=False,
         ),
     ] = None,
+    require_proof: Annotated[
+        bool,
+        Option(
+            "--require-proof",
+            help="Fail where causality is tested, and not proved.",
+        ),
+    ] = False,
     show_list: Annotated[
         bool, Option("--list", help="List the checks, and run none.")
     ] = False,
@@ -167,6 +174,7 @@ def check(
         "device": choose_device(device_name),
         "threads": threads,
         "budget": seconds,
+        "require_proof": require_proof,
         "debug": debug,
     }
     if json_file not in (None, STDOUT):

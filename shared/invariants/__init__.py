@@ -5,6 +5,7 @@ print(check_model(lambda: MyGPT(config), vocab_size=65, block_size=64))
 """
 
 from .checks import CHECKS
+from .dependence import Proof, prove_causality
 from .errors import SkipCheck, UnusableModel
 from .influence import influence
 from .meeting.meet import meet
@@ -17,6 +18,7 @@ from .subject import Subject
 __all__ = [
     "CHECKS",
     "CheckResult",
+    "Proof",
     "Report",
     "SkipCheck",
     "Subject",
@@ -25,6 +27,7 @@ __all__ = [
     "influence",
     "meet",
     "parametrize_with_checks",
+    "prove_causality",
     "save_map",
     "text_map",
 ]

@@ -160,6 +160,7 @@ class Budget:
         self._cut = defaultdict[str, list[int]](list)
         self._tried = defaultdict[str, dict[int, tuple[set[int], int]]](dict)
         self._impossible: dict[str, str] = {}
+        self.proof: Any = None  # a Proof, if the check makes one
         self._end = math.inf
         if not self.limited:
             return ""

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from .dependence.engine import Way as TokenWay
 from .influence import influence_of
 from .leaks import Leak, LeakFinder, Trial
 from .meeting.building import hooked
@@ -28,8 +29,13 @@ Calls = dict[tuple[str, int], tuple[Parts, Parts]]
 MAP = 8  # tokens in the map of a leak, where it is as short
 
 
-def explain(variant: Variant, leak: Leak) -> AssertionError:
-    """Return the failure, in one sentence; its map is a note."""
+def explain(
+    variant: Variant, leak: Leak, way: TokenWay | None = None
+) -> AssertionError:
+    """Return the failure, in one sentence; its map is a note.
+
+    The way is that of a later token, as the proof has found it.
+    """
     leak = smallest(variant, leak)
     trial, row = leak.trial, leak.row
     base, changed = trial.base[row], trial.changed[row]
@@ -63,6 +69,8 @@ def explain(variant: Variant, leak: Leak) -> AssertionError:
         )
     if place is not None:
         text += f"; first seen at {place}"
+    if way is not None:
+        text += f"; {way}; let through at {way.culprit}"
     if time <= SHORT:
         text += f"; the input ids were {' '.join(map(str, base.tolist()))}"
     error = AssertionError(text)

@@ -53,8 +53,14 @@ EACH_ID = 1 << 22  # scores of a position times ids that are tried
 class LeakRounds:
     """Goes through the ways, lengths and splits; draws the texts."""
 
-    def __init__(self, subject: Subject, budget: Budget):
+    def __init__(
+        self,
+        subject: Subject,
+        budget: Budget,
+        first: tuple[Way, int] | None = None,
+    ):
         self.subject, self.budget = subject, budget
+        self.first = first  # a way of running and a length: tried first
         self.generator = subject.generator()
         self.longest = subject.block_size
         self.small = self._accepted(range(2, SHORT + 1))
@@ -70,6 +76,12 @@ class LeakRounds:
         # some models change themselves after a short call: another copy
         short = fresh(subject, budget)
         self._look_at(short.model)
+        if self.first is not None:
+            way, time = self.first
+            masked = way.visible is not None
+            likely = fresh(subject, budget, masked).run_as(way)
+            yield from self._rounds(likely, [time])
+            yield from self._alone(likely, [time])
         yield from self._rounds(short, few, share=1 / 4)
         del short
         variant = fresh(subject, budget)
@@ -99,6 +111,23 @@ class LeakRounds:
         yield from self._rounds(trained, reversed(long), 4, share=1)
         yield from self._rounds(variant, self.small, kinds=KINDS, share=1)
         yield from self._rounds(trained, self.small + near, share=1)
+
+    def of_the_rules(self) -> Iterator[Round]:
+        """Yield a few rounds: a test of the rules of a proof."""
+        subject, budget = self.subject, self.budget
+        few = subject.fit(3, SHORT)
+        variant = fresh(subject, budget)
+        self._look_at(variant.model)
+        if not subject.heavy and self.longest > SHORT:
+            few.append(self.longest)
+        yield from self._rounds(variant, few, FEW)
+        trained = variant.run_as(TRAIN)
+        yield from self._rounds(trained, few, FEW)
+        for size in EXTREME:
+            enlarged = larger(subject, budget, size, max(few))
+            if enlarged is not None:
+                yield from self._rounds(enlarged, few, FEW)
+                return
 
     def _accepted(self, lengths: Iterable[int]) -> list[int]:
         return [t for t in lengths if self.subject.lengths.accepts(t)]

@@ -4,6 +4,7 @@ import json
 import textwrap
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 STATUSES = ("passed", "failed", "skipped", "expected", "error")
 
@@ -19,6 +20,7 @@ class CheckResult:
     forwards: int = 0  # calls of the model whose scores were read
     backwards: int = 0  # passes back from these scores
     not_tried: str = ""  # what a check that passed has not tried, and why
+    proof: dict[str, Any] | None = None  # as Proof.to_dict writes it
 
 
 @dataclass(repr=False)

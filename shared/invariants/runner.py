@@ -28,6 +28,7 @@ from .report import CheckResult, Report
 from .subject import Subject
 from .variant import Variant, own
 
+PROVED = ("check_causality",)  # with require_proof
 FIRST = ("check_shape", "check_causality")  # where time is short
 
 
@@ -45,6 +46,7 @@ def check_model(
     cache: Callable[..., Any] | None = None,
     threads: int | None = None,
     budget: float | None = None,
+    require_proof: bool = False,
     debug: bool = False,
     on_progress: Callable[[Report], None] = lambda report: None,
 ) -> Report:
@@ -71,6 +73,7 @@ def check_model(
             parameters the time of 500 forwards of the longest sequence, at
             most four minutes; for others four minutes where all would take
             longer. math.inf: all is tried.
+        require_proof: let check_causality fail where it is not proved.
         debug: let an exception that no check expects end the run.
         on_progress: called with the report before the first check, as
             each one ends, and when one says how far it is.
@@ -93,6 +96,7 @@ def check_model(
             names,
             budget,
             threads,
+            require_proof,
             vocab_size=vocab_size,
             block_size=block_size,
             outputs=outputs,
@@ -184,13 +188,14 @@ class Run:
         names: list[str],
         seconds: float | None = None,
         threads: int | None = None,
+        require_proof: bool = False,
         **settings: Any,
     ):
         with isolated(settings.get("seed", 0)):
             self.subject = meet(model_or_factory, **settings)
             if "check_shape" not in names:
                 self.subject.require_scores()
-            self.threads = threads
+            self.threads, self.proofs = threads, require_proof
             self.budget, self.plan = Budget(), ""
             self.names = names
             self._causes: dict[str, str] = {}  # the first failure by cause
@@ -234,6 +239,8 @@ class Run:
         except Exception as raised:
             error = raised
             status, message = self._judge(name, raised)
+        if status == "passed" and not self._proved(name):
+            status, message = "failed", f"a proof is required: {message}"
         if status == "passed" and expected is not None:
             message = f"{message}; expected to fail: {expected}"
         if status == "failed" and expected is not None:
@@ -246,8 +253,18 @@ class Run:
             budget.calls - calls,
             budget.backwards - backwards,
             budget.not_tried if status == "passed" else "",
+            None if budget.proof is None else budget.proof.to_dict(),
         )
         return result, error
+
+    def _proved(self, name: str) -> bool:
+        """Whether a check has the proof that it must have."""
+        proof = self.budget.proof
+        return (
+            not self.proofs
+            or name not in PROVED
+            or bool(proof and proof.proved)
+        )
 
     def _run(self, name: str) -> str:
         """Run a check and return its message."""
@@ -259,7 +276,8 @@ class Run:
         with isolated(seed), few_threads(self.threads):
             message = CHECKS[name](self.subject, self.budget)
         not_tried = self.budget.not_tried
-        if self.budget.nothing_tried:
+        proof = self.budget.proof
+        if self.budget.nothing_tried and not (proof and proof.proved):
             raise SkipCheck(not_tried)
         return f"{message}; not tried: {not_tried}" if not_tried else message
 

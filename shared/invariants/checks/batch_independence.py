@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..check import Budget, Round, Subject, check
+from ..dependence.prove import prove_rows
 from ..larger_weights import both
 from ..leaks import LeakFinder
 from ..rounding import dtype_name, real_gap
@@ -24,18 +25,29 @@ def check_batch_independence(subject: Subject, budget: Budget) -> str:
 
     Why: statistics over the batch make evaluation depend on who else is in
     it, and carry one sequence's future into another.
-    How: a batch against each row alone, another order, twice over, and other
-    rows; one row changed among equal ones. Where shapes and so dropout masks
-    are the same, in train mode, too.
+    How: a proof, as in check_causality, with rows in place of positions, in
+    both orders. A proof does not see what depends on the number of rows or
+    on a row's place: so a batch is compared with each row alone, another
+    order, twice over, and other rows; one row changed among equal ones. Where
+    shapes and so dropout masks are the same, in train mode, too.
     Reports: huggingface/transformers 18809, one example changes the others
     of its batch.
     """
     subject.require_no_noise()
     subject.require_no_state()
     generator, finder = subject.generator(), LeakFinder()
+    proof = budget.proof = prove_rows(subject, budget)
     for round, _ in budget.affordable(_rounds(subject, budget)):
-        _try(round, generator, finder)
+        try:
+            _try(round, generator, finder)
+        except AssertionError as error:
+            if proof is None or proof.way is None:
+                raise
+            place = proof.way.culprit
+            raise AssertionError(f"{error}; let through at {place}") from error
     found = "alone, reordered, repeated, among others"
+    if proof is not None:
+        found = f"{proof}; tested: {found}"
     if finder.draws_differ:
         return f"{found}; in train mode random draws depend on the tokens"
     return found

@@ -1,6 +1,7 @@
 """No position sees what follows it."""
 
 from ..check import Budget, SkipCheck, Subject, check
+from ..dependence.prove import prove_positions
 from ..explain import explain
 from ..leak_rounds import LeakRounds
 from ..leaks import LeakFinder
@@ -18,8 +19,11 @@ def check_causality(subject: Subject, budget: Budget) -> str:
 
     Why: a model that sees the token it should predict trains to a loss that
     means nothing, and generates noise.
-    How: sequences that are equal up to a split go through in batches of
-    equal shape; before the split the scores must be the same. In eval and
+    How: first a proof: each number of a forward pass carries the latest
+    position that it can depend on (dependence/). Where the proof is open,
+    and a little where it is not, sequences that are equal up to a split go
+    through in batches of equal shape; before the split the scores must be
+    the same. In eval and
     train mode (the same dropout in both), one row alone, with and without
     gradients and masks, in several dtypes, ended in each id, and on copies
     with larger weights, in which a mask of -1e4 no longer hides a leak. A
@@ -29,8 +33,12 @@ def check_causality(subject: Subject, budget: Budget) -> str:
     if subject.block_size < 2:
         raise SkipCheck("one token has no future")
     subject.require_no_state()
+    proof = budget.proof = prove_positions(subject, budget)
+    rounds = LeakRounds(subject, budget, proof.at)
     finder = LeakFinder()
-    for round, splits in budget.affordable(LeakRounds(subject, budget)):
+    for round, splits in budget.affordable(
+        rounds.of_the_rules() if proof.complete else rounds
+    ):
         for trial in round.trials(splits):
             try:
                 leak = finder.find(round.variant, trial)
@@ -38,7 +46,7 @@ def check_causality(subject: Subject, budget: Budget) -> str:
                 budget.give_up(round.label, str(error))
                 break
             if leak is not None:
-                raise explain(round.variant, leak)
+                raise explain(round.variant, leak, proof.way)
     if not finder.moved and not budget.nothing_tried:
         raise AssertionError(
             "no change of any token moves any score, so nothing can be said "
@@ -53,4 +61,5 @@ def check_causality(subject: Subject, budget: Budget) -> str:
     notes = [MIXED] * finder.rows_mix + [DRAWS] * finder.draws_differ
     if never:
         notes.append(f"never given: {', '.join(never)}")
-    return "; ".join([budget.tried, *notes])
+    tested = f"tested: {budget.tried}" if budget.tried else ""
+    return "; ".join(filter(None, [str(proof), tested, *notes]))

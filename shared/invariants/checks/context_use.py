@@ -1,17 +1,21 @@
 """All that came before counts."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 import torch
 
 from ..check import Budget, Round, Subject, check
+from ..dependence.prove import unreached
 from ..embedding import gradients_at
+from ..errors import ModelRaised
 from ..larger_weights import both
 from ..meeting.sizes import WINDOW, all_declared
 from ..rounding import floor, gaps
 from ..tokens import SHORT, SPLITS, draw, others, spans, splits_to_try
 from ..variant import Variant, build, precise
 
+PROVED = ": no operation leads from there to these scores"
 FADED = 1e-10  # share of the largest influence below which memory fades
 
 
@@ -34,7 +38,11 @@ def check_context_use(subject: Subject, budget: Budget) -> str:
     rounds = _rounds(subject, budget, generator)
     for round, splits in budget.affordable(rounds):
         time = round.time
-        columns = [*(split - 1 for split in splits), time - 1]
+        never: list[int] = []  # no operation leads from them to the last
+        if time <= SHORT or not subject.heavy:
+            with suppress(ModelRaised):
+                never = unreached(subject, budget, time)
+        columns = sorted({*(s - 1 for s in splits), time - 1, *never})
         used = _used(both(subject, budget, time), time, columns, generator)
         unused = [s for s in columns if not used.get(s)]
         seen = [s for s in columns if s not in unused]
@@ -62,6 +70,7 @@ def check_context_use(subject: Subject, budget: Budget) -> str:
             f"at length {time} the last scores never change with "
             f"{'token' if len(unused) == 1 else 'tokens'} {spans(unused)}"
             f"{declared}{late * (unused == [time - 1])}"
+            f"{PROVED * ({*unused} <= {*never})}"
         )
     return f"every token tried, at lengths to {longest}{reported}"
 

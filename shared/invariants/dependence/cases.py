@@ -1,0 +1,88 @@
+"""The ways of running that a proof goes through."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..meeting.building import KeptState
+from ..subject import Subject
+from ..variant import Variant
+from ..ways import CAUSALITY, EVAL, TRAIN, Way, ways_of
+from .engine import Tokens
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model that is run in one way."""
+
+    variant: Variant
+    kept: KeptState | None
+
+    def reset(self) -> None:
+        """Put back what the model held when it was built."""
+        if self.kept is not None:
+            self.kept.put_back(always=True)
+        self.variant.start_again()  # here, where no operation is followed
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The numbers that can have any value."""
+        model = self.variant.model
+        if not isinstance(model, nn.Module):
+            return []
+        return list(model.parameters())
+
+    def __call__(
+        self, tokens: Tokens, targets: Tokens | None
+    ) -> Float[Tensor, "batch time vocab"]:
+        """Return the scores."""
+        seed = self.variant.subject.seed
+        return self.variant.scores(tokens, seed=seed, targets=targets)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to run a model.
+
+    Attributes:
+        way: of calling it.
+        rows: of the batch.
+        dtype: that a copy is cast to; None: the model's own.
+    """
+
+    way: Way
+    rows: int = 1
+    dtype: torch.dtype | None = None
+
+    @property
+    def name(self) -> str:
+        """The case as messages name it."""
+        parts = [self.way.name]
+        if self.rows > 1:
+            parts.append(f"with {self.rows} rows")
+        if self.dtype is not None:
+            parts.append(f"in {str(self.dtype).split('.')[1]}")
+        return " ".join(p for p in parts if p) or self.way.mode
+
+    def shown(self, time: int) -> slice:
+        """Return the positions that no mask hides."""
+        shown = self.way.shown(time)
+        return slice(shown.start, shown.stop)
+
+
+def cases(subject: Subject) -> Iterator[Case]:
+    """Yield the ways to run a model beside one row in eval and train mode."""
+    for way in ways_of(CAUSALITY, subject):
+        if way.losses or way.crowd:
+            continue
+        main = way in (EVAL, TRAIN)
+        if not main:
+            yield Case(way)
+        if main or way.visible is not None:
+            yield Case(way, rows=2)
+    if subject.builder.can_copy and not subject.heavy:
+        yield Case(EVAL, dtype=torch.bfloat16)
+        yield Case(EVAL, dtype=torch.float64)

@@ -1,0 +1,104 @@
+"""The control of a proof: what changes with a token must have been allowed.
+
+Tokens are changed one by one, and every number of every operation is compared
+with the run that carried codes. One that moves although its code says that it
+could not shows a wrong rule of ours: the proof is void.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from .lattice import plain
+from .notes import Step
+from .place import Place
+from .shadows import Shadows, followed
+
+UNSET = ("empty", "empty_like", "new_empty", "empty_strided")
+Tokens = Int[Tensor, "batch time"]
+Run = Callable[[Tokens], object]
+
+
+class Control:
+    """Compares runs with one that carried codes.
+
+    Args:
+        shadows: makes one, with the codes of the tokens.
+    """
+
+    def __init__(self, shadows: Callable[..., Shadows]):
+        self.shadows = shadows
+        self.steps: list[Step] = []
+        self.parted: Place | None = None  # where a change took another path
+
+    def record(self, run: Run, tokens: Tokens) -> None:
+        """Keep each step of a run."""
+
+        def keep(step: Step) -> None:
+            step.outs = [o.detach().clone() for o in step.outs]
+            step.call = None
+            self.steps.append(step)
+
+        with followed(self.shadows(tokens, tape=keep)):
+            run(tokens)
+
+    def compare(
+        self, run: Run, tokens: Tokens, code: int
+    ) -> tuple[str, Place] | None:
+        """Run with a token changed; return an operation whose rule is wrong.
+
+        Args:
+            run: the same.
+            tokens: with one changed.
+            code: of that one.
+        """
+        wrong: list[tuple[str, Place]] = []
+        steps = iter(self.steps)
+
+        def look(step: Step) -> None:
+            if self.parted is not None or wrong:
+                return
+            before = next(steps, None)
+            if before is None or not _alike(before, step):
+                self.parted = step.place
+                return
+            for old, new, codes in zip(
+                before.outs, step.outs, before.codes, strict=True
+            ):
+                if before.name in UNSET:
+                    continue
+                moved = (old != new) & ~(old.isnan() & new.isnan())
+                if before.routed and bool(moved.any()):
+                    self.parted = before.place  # another routing
+                    return
+                if bool((moved & (plain(codes) < code)).any()):
+                    wrong.append((before.name, before.place))
+
+        with followed(self.shadows(tokens, tape=look, blind=True)):
+            run(tokens)
+        return wrong[0] if wrong else None
+
+
+def _alike(one: Step, other: Step) -> bool:
+    """Whether two steps are the same operation on the same shapes."""
+    shapes: list[Sequence[object]] = [
+        [(o.shape, o.dtype) for o in step.outs] for step in (one, other)
+    ]
+    return one.name == other.name and shapes[0] == shapes[1]
+
+
+def changed(
+    tokens: Tokens,
+    rows: slice | int,
+    column: int,
+    vocab: int,
+    generator: torch.Generator,
+) -> Tokens:
+    """Return a copy with one position changed, in some rows."""
+    copy = tokens.clone()
+    shift = torch.randint(1, vocab, (len(tokens),), generator=generator)
+    other = (copy[:, column] + shift.to(copy.device)) % vocab
+    copy[rows, column] = other[rows]
+    return copy

@@ -1,0 +1,242 @@
+"""One proof of one run: which tokens each score can depend on."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .control import Control, changed
+from .lattice import CODES, LONGEST, plain
+from .notes import Notes
+from .path import Trail, culprit, lines
+from .place import Place
+from .shadows import Shadows, followed
+
+MOST = 5  # lines of a way, up to the culprit, in a sentence
+Tokens = Int[Tensor, "batch time"]
+Codes = Int[Tensor, "batch time"]
+
+
+class Run(Protocol):
+    """A model, as it is run."""
+
+    def reset(self) -> None:
+        """Put back what the model held when it was built."""
+
+    def __call__(
+        self, tokens: Tokens, targets: Tokens | None
+    ) -> Float[Tensor, "batch time vocab"]:
+        """Return the scores of tokens, and of targets if there are any."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order of the tokens: a score may depend on those up to its own.
+
+    Attributes:
+        name: of what is put in order.
+        codes: of each token, from a batch's rows and length.
+    """
+
+    name: str
+    codes: Callable[[int, int], Codes]
+
+
+def _positions(rows: int, time: int) -> Codes:
+    return torch.arange(time, dtype=CODES).expand(rows, time)
+
+
+def _rows(rows: int, time: int) -> Codes:
+    return torch.arange(rows, dtype=CODES).unsqueeze(1).expand(rows, time)
+
+
+POSITIONS = Order("positions", _positions)
+BACKWARDS = Order("positions", lambda b, t: _positions(b, t).flip(1))
+RISING_ROWS = Order("rows", _rows)
+FALLING_ROWS = Order("rows", lambda b, t: _rows(b, t).flip(0))
+
+
+@dataclass
+class Found:
+    """What a run showed.
+
+    Attributes:
+        reached: the largest code that a position's scores can depend on.
+        allowed: the code of the position's own token.
+        notes: what the answer rests on.
+        names: of the operations that carried codes.
+    """
+
+    reached: Codes
+    allowed: Codes
+    notes: Notes = field(default_factory=Notes)
+    names: set[str] = field(default_factory=set)
+
+    def open(self, shown: slice = slice(None)) -> list[tuple[int, int]]:
+        """Return the (row, position) whose scores too late a token reaches."""
+        late = (self.reached > self.allowed)[:, shown].nonzero()
+        return [(int(b), int(t) + (shown.start or 0)) for b, t in late]
+
+
+def follow(
+    run: Run,
+    parameters: Iterable[Tensor],
+    tokens: Tokens,
+    targets: Tokens | None = None,
+    order: Order = POSITIONS,
+    routing: bool = False,
+) -> Found:
+    """Run a model once, and return what its scores can depend on.
+
+    Args:
+        run: the model, from tokens and targets to scores.
+        parameters: tensors that can have any value.
+        tokens: that it is given.
+        targets: likewise, if it takes some.
+        order: of the tokens.
+        routing: whether integers that a token's own numbers choose are
+            taken as known.
+    """
+    shadows = Shadows(parameters, routing)
+    allowed = _mark(shadows, tokens, targets, order)
+    run.reset()
+    with followed(shadows):
+        scores = run(tokens, targets)
+    codes = shadows.codes(scores)
+    reached = plain(codes).amax(2).expand(tokens.shape).cpu()
+    return Found(reached, allowed, shadows.notes, shadows.names)
+
+
+def _mark(
+    shadows: Shadows, tokens: Tokens, targets: Tokens | None, order: Order
+) -> Codes:
+    if tokens.size(1) > LONGEST:
+        raise ValueError(
+            f"a proof is for at most {LONGEST} tokens, got {tokens.size(1)}"
+        )
+    codes = order.codes(*tokens.shape)
+    shadows.mark(tokens, codes)
+    if targets is not None:
+        shadows.mark(targets, codes + 1 if order is POSITIONS else codes)
+    return codes
+
+
+def control(
+    run: Run,
+    parameters: Sequence[Tensor],
+    tokens: Tokens,
+    targets: Tokens | None,
+    vocab: int,
+    order: Order = POSITIONS,
+    routing: bool = False,
+    seed: int = 0,
+) -> tuple[tuple[str, Place] | None, Place | None]:
+    """Change tokens one by one; return a wrong rule, and where paths part.
+
+    The arguments are those of `follow`, and the number of ids; run must give
+    the same random numbers each time.
+    """
+    codes = order.codes(*tokens.shape)
+
+    def shadows(given: Tokens, **how: Any) -> Shadows:
+        made = Shadows(parameters, routing, **how)
+        _mark(made, given, targets, order)
+        return made
+
+    check = Control(shadows)
+    run.reset()
+    check.record(partial(run, targets=targets), tokens)
+    generator = torch.Generator().manual_seed(seed)
+    for column in range(tokens.size(1)):
+        rows: list[slice] = [slice(r, r + 1) for r in range(len(tokens))]
+        for row in [slice(None)] if order is POSITIONS else rows:
+            other = changed(tokens, row, column, vocab, generator)
+            code = int(codes[row, column].min())
+            run.reset()
+            wrong = check.compare(partial(run, targets=targets), other, code)
+            if wrong is not None:
+                return wrong, check.parted
+    return None, check.parted
+
+
+@dataclass
+class Way:
+    """How a token reaches a score.
+
+    Attributes:
+        token: its code; row, position: of the score; order: of codes.
+        lines: that it takes, in order.
+        culprit: the line that should have stopped it.
+    """
+
+    token: int
+    row: int
+    position: int
+    lines: list[Place]
+    culprit: Place | None
+    order: str = "positions"
+
+    def __str__(self) -> str:
+        by = in_words(self.lines, self.culprit)
+        if self.order == "rows":
+            return f"another row reaches the scores of row {self.row} by {by}"
+        return (
+            f"token {self.token} reaches the score of position "
+            f"{self.position} by {by}"
+        )
+
+
+def in_words(lines: list[Place], culprit: Place | None) -> str:
+    """Return the lines up to the culprit, and the last one."""
+    at = lines.index(culprit) if culprit in lines else len(lines) - 1
+    shown: list[Place | None] = [*lines[: at + 1]]
+    if len(shown) > MOST:
+        shown[1 : 2 - MOST] = [None]
+    if lines[at + 2 :]:
+        shown.append(None)
+    shown += lines[at + 1 :][-1:]
+    texts, path = [], ""
+    for place in shown:
+        if place is None:
+            texts.append("...")
+            continue
+        same = place.path == path
+        texts.append(f":{place.line} `{place.code}`" if same else str(place))
+        path = place.path
+    return ", ".join(texts)
+
+
+def way(
+    run: Run,
+    parameters: Iterable[Tensor],
+    tokens: Tokens,
+    targets: Tokens | None,
+    at: tuple[int, int],
+    order: Order = POSITIONS,
+    routing: bool = False,
+) -> Way:
+    """Return how a token reaches a score that it should not.
+
+    The arguments are those of `follow`; at is the row and the position.
+    """
+    trail = Trail(parameters, routing)
+    allowed = _mark(trail.shadows, tokens, targets, order)
+    run.reset()
+    with followed(trail.shadows):
+        scores = run(tokens, targets)
+    row, position = at
+    codes = trail.shadows.latest(scores)
+    column = int(codes[row, position].argmax())
+    element = (row * scores.size(1) + position) * scores.size(2) + column
+    least = int(allowed[row, position]) + 1
+    token, stops = trail.back(scores, element, least)
+    time = order.name == "positions"
+    codes = order.codes(*tokens.shape)
+    codes = codes[0] if time else codes[:, 0]
+    index = int((codes == token).int().argmax())
+    found = culprit(stops, (len(tokens), tokens.size(1)), time, index)
+    return Way(token, row, position, lines(stops), found, order.name)

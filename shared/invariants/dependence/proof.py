@@ -1,0 +1,157 @@
+"""What a proof says: for which runs, on what it rests, what is open."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..ways import Way as RunWay
+from .engine import Way
+from .lattice import FREE
+from .notes import Notes
+from .place import Place
+
+HALF = 0.5  # of a mask's number: as long as scores stay below
+CLAIMS = {
+    "positions": "no operation lets a later token reach an earlier score",
+    "rows": "no operation lets one row reach another",
+}
+
+MAIN = ("in eval mode", "in train mode")
+ALSO = {  # in the name of a way, and what a reader needs of it
+    "rows": "with two rows",
+    "attention mask": "with attention masks",
+    "targets": "with targets",
+    "gradients recorded": "with gradients recorded",
+    "without gradients": "in train mode without gradients",
+    "own call": "in the model's own call",
+    "_ids": "with ids of positions or segments",
+    "inference": "in inference mode",
+    "autocast": "under autocast",
+    "bfloat16": "in bfloat16",
+    "float64": "in float64",
+}
+
+
+@dataclass(frozen=True)
+class Open:
+    """One thing that keeps a proof open, and where it is."""
+
+    sentence: str
+    place: Place | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a reader of JSON needs."""
+        place = self.place.to_dict() if self.place else {}
+        return {"sentence": self.sentence, **place}
+
+
+@dataclass
+class Proof:
+    """What was proved, and on what it rests.
+
+    Attributes:
+        proved: whether no token reaches a score that it must not reach.
+        lengths: at which, in eval and train mode.
+        modes: ways of running; those after eval and train mode were tried
+            at some of the lengths.
+        assumptions: what it rests on, a sentence each.
+        open: what was not understood, or lets a token through.
+        way: of such a token, by lines.
+        at: the way of running and the length that are open.
+        conditional: whether it holds for texts that take the same path.
+        order: "positions" or "rows".
+    """
+
+    proved: bool = True
+    lengths: list[int] = field(default_factory=list)
+    modes: list[str] = field(default_factory=list)
+    assumptions: list[str] = field(default_factory=list)
+    open: list[Open] = field(default_factory=list)
+    way: Way | None = None
+    at: tuple[RunWay, int] | None = None
+    conditional: bool = False
+    order: str = "positions"
+
+    @property
+    def complete(self) -> bool:
+        """Whether it holds for all texts, not for some paths alone."""
+        return self.proved and not self.conditional
+
+    def __str__(self) -> str:
+        if not self.proved:
+            return f"not proved: {'; '.join(o.sentence for o in self.open)}"
+        main = [m for m in MAIN if m in self.modes]
+        others = " ".join(m for m in self.modes if m not in main)
+        also = [text for word, text in ALSO.items() if word in others]
+        words = " and ".join(m.split()[1] for m in main)
+        text = f"proved at {lengths_in_words(self.lengths)}, in {words} mode"
+        text += " and three rows" * (self.order == "rows")
+        text += f": {CLAIMS[self.order]}, whatever the weights and tokens"
+        if also:
+            text += f"; at some of them also {', '.join(also)}"
+        if self.assumptions:
+            text += f"; as long as {' and '.join(self.assumptions)}"
+        return text
+
+    def to_json(self) -> str:
+        """Return it as JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            "proved": self.proved,
+            "conditional": self.conditional,
+            "lengths": self.lengths,
+            "modes": self.modes,
+            "assumptions": self.assumptions,
+            "open": [o.to_dict() for o in self.open],
+        }
+
+    def rest_on(self, notes: Notes, is_module: bool) -> None:
+        """Say what the proof rests on."""
+        say = self.assumptions.append
+        for place, number in notes.masks.items():
+            say(f"scores stay below {-number * HALF:.2g} in size ({place})")
+        if notes.routed:
+            self.conditional = True
+            say(f"tokens are routed as in this text ({_places(notes.routed)})")
+        reads = [p for p in notes.reads if p not in notes.routed]
+        tokens = [p for p in reads if notes.reads[p] > FREE]
+        others = [p for p in reads if p not in tokens]
+        if tokens:
+            self.conditional = True
+            say(f"texts take the same path ({_places(tokens)})")
+        if others:
+            say(
+                f"weights and random numbers take the same path "
+                f"({_places(others)})"
+            )
+        if not is_module:
+            say("the weights are these, as a function does not show its own")
+
+
+def _places(places: Iterable[Place], most: int = 3) -> str:
+    texts = list(map(str, places))
+    more = f" and {len(texts) - most} others" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
+
+
+def lengths_in_words(lengths: Iterable[int]) -> str:
+    """Return lengths in words: "lengths 1 to 16, 33 and 1,024"."""
+    runs: list[list[int]] = []
+    for n in sorted({*lengths}):
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    texts: list[str] = []
+    for run in runs:
+        if len(run) > 2:
+            texts.append(f"{run[0]:,} to {run[-1]:,}")
+        else:
+            texts += [f"{n:,}" for n in run]
+    if len(texts) < 2:
+        return f"length{'s' * (len(runs[0]) > 1)} {texts[0]}"
+    return f"lengths {', '.join(texts[:-1])} and {texts[-1]}"

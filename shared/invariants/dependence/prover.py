@@ -1,0 +1,302 @@
+"""Proofs of a model: a run at each length, in each way it is run."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from ..budget import Budget
+from ..errors import ModelRaised, sentence
+from ..meeting.building import KeptState, cast
+from ..subject import Subject
+from ..tokens import SHORT, lengths_to_try
+from ..variant import Copy, Variant, changeable, own
+from ..ways import EVAL, TRAIN
+from .cases import Case, Run
+from .engine import POSITIONS, Found, Order, Tokens, control, follow, way
+from .lattice import LONGEST
+from .notes import Notes
+from .proof import Open, Proof
+
+CONTROL = 5  # tokens of the text in which each is changed
+DRAWN = 2  # lengths from the seed
+FEW = (2, 5, SHORT)
+HEAVY_LENGTHS = (33, 64)
+CLEAR = (7, 5, 11)  # lengths that are seldom another size
+FOLLOWED = 130  # tokens of the longest text in which a way is followed
+FORWARDS = 4  # that one run may take
+SHARE = 1 / 3  # of the time left: what is kept for tests
+
+
+class Prover:
+    """The proofs of one model.
+
+    Args:
+        subject: the model.
+        budget: says what there is time for.
+        orders: of the tokens; one way of running is proved in all of them.
+        lengths: of the texts; None: the usual ones.
+        rows: of each batch, at least.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        budget: Budget,
+        orders: tuple[Order, ...] = (POSITIONS,),
+        lengths: Iterable[int] | None = None,
+        rows: int = 1,
+    ):
+        self.subject, self.budget, self.orders = subject, budget, orders
+        self.rows = rows
+        self.main = [Case(one, rows) for one in (EVAL, TRAIN)]
+        self.proof = Proof(order=orders[0].name)
+        self.reserve = SHARE * budget.left if budget.limited else 0.0
+        self.routing = False
+        self.notes = Notes()
+        self.raised = ""
+        self.names: set[str] = set()  # of operations that carried codes
+        self.controlled: set[str] = set()
+        self.copies: dict[torch.dtype | None, Copy] = {}
+        self.lengths = self._lengths(lengths)
+
+    def _lengths(self, given: Iterable[int] | None) -> list[int]:
+        subject = self.subject
+        if given is not None:
+            lengths = sorted({*given})
+            for time in lengths:
+                if not subject.lengths.accepts(time):
+                    raise ValueError(
+                        f"a length of {time} was asked for; the model takes "
+                        f"{subject.lengths}"
+                    )
+            return lengths
+        longest = min(subject.block_size, LONGEST)
+        wanted = {*range(1, SHORT + 1), longest}
+        if subject.heavy:
+            wanted |= {*HEAVY_LENGTHS}
+        elif longest > SHORT:
+            wanted |= {*lengths_to_try(self._copy(None).model, longest)}
+            wanted |= {
+                *torch.randint(
+                    SHORT, longest, (DRAWN,), generator=subject.generator()
+                ).tolist()
+            }
+        lengths = [
+            time
+            for time in sorted(wanted)
+            if time <= longest and subject.lengths.accepts(time)
+        ]
+        if self.budget.limited:  # what matters most
+            lengths.sort(key=lambda time: time not in (2, longest))
+        return lengths
+
+    def prove(self, others: Iterable[Case] = ()) -> Proof:
+        """Return the proof, which stops at what is open first.
+
+        Args:
+            others: ways beside eval and train mode, at a few lengths.
+        """
+        proof = self.proof
+        some = [t for t in self.lengths if t in FEW]
+        if not self.subject.heavy:
+            some += [t for t in self.lengths[-1:] if t not in some]
+        plan = [(case, self.lengths) for case in self.main]
+        plan += [(case, some) for case in others]
+        done: list[int] = self.lengths
+        for case, lengths in plan:
+            try:
+                proved = self._case(case, lengths)
+            except Exception as error:  # a fault of the kit costs the proof
+                self._add(f"{case.name}: the proof broke: {sentence(error)}")
+                proved = None
+            if proved is None:
+                proof.proved = False
+                break
+            if case in self.main:
+                done = [t for t in done if t in proved] if proved else done
+            if proved:
+                main = case in self.main
+                proof.modes.append(case.way.mode if main else case.name)
+        proof.lengths = sorted(done)
+        if proof.proved and not (
+            done and self.main[0].way.mode in proof.modes
+        ):
+            proof.proved = False
+            proof.open.append(
+                Open(self.raised or "there was no time for any length")
+            )
+        proof.rest_on(self.notes, self.subject.is_module)
+        return proof
+
+    # --- One way of running --------------------------------------------------
+
+    def _case(self, case: Case, lengths: list[int]) -> list[int] | None:
+        """Return the lengths at which it is proved, or None if it is open."""
+        try:
+            run = self._run(case)
+        except Exception:  # no copy, or none in this dtype
+            return []
+        proved = []
+        for time in lengths:
+            tokens, targets = self._given(case, time)
+            if not self._affordable(tokens):
+                continue
+            try:
+                open_ = self._is_open(run, case, tokens, targets)
+            except ModelRaised as error:
+                try:
+                    run(tokens, targets)
+                except ModelRaised:
+                    self.raised = str(error)  # it does not run in this way
+                    continue
+                self._add(f"{case.name}: it cannot be followed ({error})")
+                return None
+            if open_ is not None:
+                if case.dtype is None:
+                    self.proof.at = case.way, time
+                self._explain(run, case, time, open_)
+                return None
+            proved.append(time)
+        if proved and not self.names <= self.controlled:
+            self.controlled |= self.names
+            if not self._controlled(run, case):
+                return None
+        return proved
+
+    def _run(self, case: Case) -> Run:
+        copy = self._copy(case.dtype)
+        variant = Variant(self.subject, self.budget, copy, case.way)
+        return Run(variant, copy.built)
+
+    def _copy(self, dtype: torch.dtype | None) -> Copy:
+        if dtype not in self.copies:
+            made = own(self.subject, self.budget)
+            if dtype is not None:
+                made = changeable(self.subject, self.budget, "")
+                cast(made.model, dtype)
+            if isinstance(made.model, nn.Module):
+                made.copy.built = KeptState(made.model)
+            self.copies[dtype] = made.copy
+        return self.copies[dtype]
+
+    def _given(self, case: Case, time: int) -> tuple[Tokens, Tokens | None]:
+        """Return tokens, and targets if they are given."""
+        subject, generator = self.subject, self.subject.generator()
+        rows = subject.fit_rows(case.rows)
+        tokens = subject.draw(rows, time, generator).to(subject.device)
+        if not case.way.targets:
+            return tokens, None
+        return tokens, subject.draw(rows, time, generator).to(subject.device)
+
+    def _affordable(self, tokens: Tokens) -> bool:
+        if not self.budget.limited:
+            return True
+        seconds = FORWARDS * self.budget.costs.of(tokens.numel())
+        return seconds < self.budget.left - self.reserve
+
+    def _is_open(
+        self, run: Run, case: Case, tokens: Tokens, targets: Tokens | None
+    ) -> tuple[Order, Found] | None:
+        """Return what is open at a length, in which order."""
+        for order in self.orders:
+            found = self._follow(run, case, tokens, targets, order)
+            self.names |= found.names
+            self.notes.update(found.notes)
+            if found.open(case.shown(tokens.size(1))):
+                return order, found
+        return None
+
+    def _follow(
+        self,
+        run: Run,
+        case: Case,
+        tokens: Tokens,
+        targets: Tokens | None,
+        order: Order,
+    ) -> Found:
+        shown = case.shown(tokens.size(1))
+        for routing in sorted({self.routing, True}):
+            found = follow(
+                run, run.parameters, tokens, targets, order, routing
+            )
+            if not found.open(shown):
+                self.routing = routing
+                return found
+            if not routing:
+                strict = found
+        return found if self.routing else strict
+
+    def _controlled(self, run: Run, case: Case) -> bool:
+        """Change tokens one by one; a wrong rule makes the proof void."""
+        tokens, targets = self._given(case, self.subject.lengths.fit(CONTROL))
+        vocab, seed = self.subject.vocab_size, self.subject.seed
+        for order in self.orders:
+            wrong, parted = control(
+                run,
+                run.parameters,
+                tokens,
+                targets,
+                vocab,
+                order,
+                self.routing,
+                seed,
+            )
+            if wrong is not None:
+                name, place = wrong
+                text = f"numbers change that cannot by the rule of {name}"
+                self.proof.open.append(Open(f"{place}: {text}", place))
+                return False
+            if parted and not (self.notes.reads or self.notes.routed):
+                self.proof.open.append(
+                    Open(f"{parted}: other tokens take another path", parted)
+                )
+                return False
+        return True
+
+    # --- What is open --------------------------------------------------------
+
+    def _add(self, text: str) -> None:
+        self.proof.open.append(Open(text))
+
+    def _explain(
+        self, run: Run, case: Case, time: int, found: tuple[Order, Found]
+    ) -> None:
+        """Say what is open, and the way of a token that gets through."""
+        order, result = found
+        add = self.proof.open.append
+        for place, number in result.notes.weak.items():
+            text = (
+                f"{place} hides with {number:,.0f}, which scores can outweigh"
+            )
+            add(Open(text, place))
+        for place, name in result.notes.unknown.items():
+            add(Open(f"{place}: no rule for {name}", place))
+        how = f"at length {time} {case.name}"
+        late = result.open(case.shown(time))[0]
+        try:
+            self._follow_way(run, case, time, order)
+        except Exception as error:  # it adds to what is known
+            self._add(f"the way is not known ({sentence(error)})")
+        if self.proof.way is None:
+            self._add(f"{how} row {late[0]}, position {late[1]} is open")
+            return
+        culprit = self.proof.way.culprit
+        text = f"{culprit} lets it through: {self.proof.way} ({how})"
+        add(Open(text, culprit))
+
+    def _follow_way(
+        self, run: Run, case: Case, time: int, order: Order
+    ) -> None:
+        """Follow the way at a length that is no other size, if it shows."""
+        clear = [t for t in CLEAR if t > time and t in self.lengths]
+        for length in [*clear, time] if time <= FOLLOWED else ():
+            tokens, targets = self._given(case, length)
+            found = self._follow(run, case, tokens, targets, order)
+            late = found.open(case.shown(length))
+            if late:
+                weights = run.parameters
+                self.proof.way = way(
+                    run, weights, tokens, targets, late[0], order
+                )
+                return

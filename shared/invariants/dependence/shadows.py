@@ -1,0 +1,358 @@
+"""The mode of torch that carries the codes through a model's operations."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves as any_leaves
+
+from ..operations import Operations
+from . import (  # noqa: F401
+    rules_indexing,
+    rules_kernels,
+    rules_mixing,
+    rules_movement,
+)
+from .call import RULES, Call, base_name
+from .formulas import FORMULAS
+from .lattice import FREE, HIDDEN, KNOWN, LONGEST, full, lined_up, plain
+from .notes import OUTSIDE, Notes, Step
+from .place import find_place
+from .rules_indexing import integers_of_routing
+from .rules_pointwise import pointwise
+from .storages import Shadow, Storages
+
+# Python code goes another way by what these say.
+READS = (
+    *("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "_unique"),
+    *("_unique2", "unique_dim", "unique_consecutive", "masked_select"),
+)
+LEAVES = ("tolist", "numpy", "__array__", "__dlpack__", "data_ptr")
+
+
+class Shadows(Operations):
+    """Carries codes beside numbers.
+
+    Args:
+        parameters: tensors that can have any value.
+        routing: whether integers that sort a token's own choices are taken
+            as known.
+        tape: called with each step; None: steps are not kept.
+        blind: whether results get no codes, as only the tape counts.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor] = (),
+        routing: bool = False,
+        tape: Callable[[Step], None] | None = None,
+        blind: bool = False,
+    ):
+        super().__init__()
+        self.storages = Storages()
+        self.notes = Notes()
+        self.routing, self.tape, self.blind = routing, tape, blind
+        self.routed = False
+        self.names: set[str] = set()  # of operations that carried codes
+        self.inside = 0  # formulas that are being written out
+        for parameter in parameters:
+            self.mark(parameter, FREE)
+
+    def mark(self, tensor: Tensor, code: int | Tensor) -> None:
+        """Say what the numbers of a tensor depend on."""
+        if isinstance(code, int):
+            number = tensor.is_floating_point() or tensor.is_complex()
+            # nothing trains a mask
+            self.storages.fill(
+                tensor, KNOWN if code == FREE and not number else code
+            )
+            return
+        codes = lined_up(code.to(tensor.device), tensor.dim())
+        self.storages.write(tensor, codes)
+
+    def codes(self, tensor: Tensor) -> Tensor:
+        """Return the codes of a tensor."""
+        return self._shadow(tensor).view(tensor)
+
+    def _shadow(self, tensor: Tensor) -> Shadow:
+        """Return a storage's codes; one never seen before is known."""
+        shadow = self.storages.find(tensor)
+        if shadow is None:
+            free = isinstance(tensor, nn.Parameter) or tensor.requires_grad
+            self.mark(tensor, FREE if free else KNOWN)
+            if self.tape is not None and not free and not self.inside:
+                self._record(OUTSIDE, [tensor], None)
+            shadow = self.storages.find(tensor)
+            assert shadow is not None
+        return shadow
+
+    def latest(self, tensor: Tensor) -> Tensor:
+        """Return the codes of a result, as many as it has numbers."""
+        return plain(self.codes(tensor)).expand(tensor.shape)
+
+    # --- Operations ---------------------------------------------------------
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Call an operation, and give its results their codes."""
+        kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):
+            return self._higher_order(func, args, kwargs)
+        name = base_name(func.overloadpacket.__name__)
+        if name not in RULES and _is_composite(func):
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return self._carry(func, name, args, kwargs)
+
+    def _carry(self, func, name, args, kwargs):
+        given = (*args, *kwargs.values())
+        tensors = tensors_in(given)
+        shadows = [self._shadow(t) for t in tensors]
+        top = max((s.top for s in shadows), default=KNOWN)
+        codes, before, written = {}, {}, []
+        if func._schema.is_mutable:
+            written = _written(func, args, kwargs)
+            keys = {t.untyped_storage()._cdata for t in written}
+            for t in tensors if top > KNOWN else ():
+                if t.untyped_storage()._cdata in keys:
+                    before[id(t)] = t.clone()
+                    codes[id(t)] = self.codes(t).clone()
+        result = func(*args, **kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            return result  # other strides, the same numbers
+        if name in READS and top > KNOWN:
+            self._read(name, tensors)
+        outs = tensors_in((result,))
+        if not written:
+            keys = {t.untyped_storage()._cdata for t in tensors}
+            outs = [o for o in outs if o.untyped_storage()._cdata not in keys]
+        others = [t for t in written if all(t is not o for o in outs)]
+        if tensors_in((*given, result), lost=True):
+            self._lose(name, outs + others)
+            return result
+        if not (outs or others):
+            return result
+        if top > KNOWN and not self.blind:
+            for t, shadow in zip(tensors, shadows, strict=True):
+                codes.setdefault(id(t), shadow.view(t))
+        call = Call(
+            func, args, kwargs, codes, before, outs or others, self._note
+        )
+        call.hides = top >= HIDDEN + KNOWN
+        found = self._find(call, name, top)
+        for out, code in zip(call.outs, found, strict=True):
+            self.storages.write(out, code)
+        for other in others if outs else ():  # changed, and not returned
+            self.mark(other, max(top, KNOWN))
+        if self.tape is not None and not self.inside:
+            self._record(name, outs + others, (call, codes))
+        return result
+
+    def _lose(self, name, outs):
+        """Take any code for tensors that carry none: sparse ones, say."""
+        self.notes.unknown.setdefault(find_place(name), f"{name} (sparse)")
+        for out in outs:
+            self.mark(out, LONGEST)
+
+    def _find(self, call, name, top):
+        """Return the codes of the results."""
+        func, outs = call.func, call.outs
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        if self.blind or (top == KNOWN and not random):
+            return [full(KNOWN, o.dim(), o.device) for o in outs]
+        self.names.add(name)
+        try:
+            if name in FORMULAS:
+                found = self._by_formula(call, FORMULAS[name])
+            elif name in RULES:
+                found = RULES[name](call)
+            elif torch.Tag.pointwise in func.tags:
+                found = pointwise(call)
+            else:
+                found = self._decomposed(call)
+            fitting = self._fitted(found, outs)
+        except Exception as error:
+            fitting = None
+            name = f"{name} ({type(error).__name__}: {error})"
+        if fitting is None:
+            most = call.everything()
+            if int(most) > FREE:
+                self.notes.unknown.setdefault(find_place(name), name)
+            return [lined_up(most, o.dim()) for o in outs]
+        if self.routing:
+            self._take_routing(call, fitting)
+        return fitting
+
+    def _fitted(self, found, outs):
+        """Return codes that broadcast to the results, or None."""
+        if found is None:
+            return None
+        found = found if isinstance(found, list) else [found] * len(outs)
+        fitting = []
+        for codes, out in zip(found, outs, strict=False):
+            if codes.dim() > out.dim():
+                codes = codes.reshape(codes.shape[codes.dim() - out.dim() :])
+            codes = lined_up(codes, out.dim()).to(torch.int16)
+            for own, size in zip(codes.shape, out.shape, strict=True):
+                if own not in (1, size):
+                    raise ValueError(
+                        f"codes {(*codes.shape,)} for {(*out.shape,)}"
+                    )
+            fitting.append(codes)
+        return fitting if len(fitting) == len(outs) else None
+
+    def _take_routing(self, call, fitting):
+        for index, routed in enumerate(integers_of_routing(call)):
+            if routed and int(fitting[index].max()) > FREE:
+                self.routed = True
+                out = call.outs[index]
+                fitting[index] = full(KNOWN, out.dim(), out.device)
+                self.notes.routed.setdefault(find_place(call.name), call.name)
+
+    def _by_formula(self, call, formula):
+        """Write a fused kernel out, in operations that are followed."""
+        self.inside += 1
+        try:
+            with self:
+                result = formula(call.args)
+        finally:
+            self.inside -= 1
+        if result is None:
+            return None
+        results = result if isinstance(result, tuple) else (result,)
+        first, out = results[0], call.outs[0]
+        if first.shape != out.shape:
+            raise ValueError(f"{(*first.shape,)} for {(*out.shape,)}")
+        found = [self.codes(r) for r in results]
+        rest = [
+            lined_up(found[0].amax(), o.dim()) for o in call.outs[len(found) :]
+        ]
+        return [*found, *rest]
+
+    def _decomposed(self, call):
+        """Take an operation apart as torch's own table says."""
+        from torch._decomp import decomposition_table
+
+        parts = decomposition_table.get(call.func)
+        if parts is None or call.func._schema.is_mutable:
+            return None
+        args, kwargs = call.positional
+        self.inside += 1
+        try:
+            with self:
+                result = parts(*args, **kwargs)
+        finally:
+            self.inside -= 1
+        found = [self.codes(t) for t in tensors_in((result,))]
+        return found if len(found) == len(call.outs) else None
+
+    def _higher_order(self, func, args, kwargs):
+        """Follow what an operator of operators runs, where it can be."""
+        name = getattr(func, "__name__", str(func))
+        formula = FORMULAS.get(name)
+        if formula is not None:
+            with self:
+                return formula(args, kwargs)
+        result = func(*args, **kwargs)
+        tensors = tensors_in(any_leaves((args, kwargs)))
+        most = max((self._shadow(t).top for t in tensors), default=FREE)
+        for out in tensors_in(any_leaves(result)):
+            self.mark(out, max(most, FREE))
+        self.notes.unknown.setdefault(find_place(name), name)
+        return result
+
+    # --- Notes --------------------------------------------------------------
+
+    def _note(self, kind: str, number: float) -> None:
+        place = find_place("mask")
+        notes = self.notes.masks if kind == "assumption" else self.notes.weak
+        notes[place] = max(number, notes.get(place, number))
+
+    def _read(self, name: str, tensors: list[Tensor]) -> None:
+        """Note that python code reads numbers, if they are not known."""
+        codes = [self.codes(t) for t in tensors if t.numel()]
+        most = max((int(c.max()) for c in codes), default=KNOWN)
+        if most == KNOWN:
+            return
+        place = find_place(name)
+        known = self.notes.reads.get(place, KNOWN)
+        self.notes.reads[place] = max(known, most)
+
+    def _record(self, name, outs, call) -> None:
+        assert self.tape is not None
+        codes = [self.storages.codes(o).clone() for o in outs]
+        step = Step(name, find_place(name), outs, codes, call, self.routed)
+        self.routed = False
+        self.tape(step)
+
+
+def _is_composite(func: Any) -> bool:
+    """Whether an operation is made of others by its definition."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "CompositeImplicitAutograd"
+    )
+
+
+class _Leaving(TorchFunctionMode):
+    """Sees tensors that are turned into numbers of Python's or NumPy's."""
+
+    def __init__(self, shadows: Shadows):
+        super().__init__()
+        self.shadows = shadows
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        if name in LEAVES:
+            with _disable_current_modes():
+                self.shadows._read(name, tensors_in(args[:1]))
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def followed(shadows: Shadows) -> Iterator[None]:
+    """Follow all operations inside.
+
+    An uncompiled flex_attention would have dynamo trace the mode itself.
+    """
+    flex = sys.modules.get("torch.nn.attention.flex_attention")
+    name = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+    before = getattr(flex, name, None)
+    try:
+        if before is not None:
+            setattr(flex, name, True)
+        with _Leaving(shadows), shadows:
+            yield
+    finally:
+        if before is not None:
+            setattr(flex, name, before)
+
+
+def tensors_in(values: Iterable[Any], lost: bool = False) -> list[Tensor]:
+    """Return the tensors in arguments; lost: those that carry no codes."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            if lost == (value.layout != torch.strided):
+                found.append(value)
+        elif isinstance(value, list | tuple):
+            found += tensors_in(value, lost)
+    return found
+
+
+def _written(func, args, kwargs) -> list[Tensor]:
+    """Return the arguments that an operation writes to."""
+    schema = zip(func._schema.arguments, args, strict=False)
+    given = {a.name: value for a, value in schema} | kwargs
+    return tensors_in(
+        given.get(a.name)
+        for a in func._schema.arguments
+        if a.alias_info is not None and a.alias_info.is_write
+    )

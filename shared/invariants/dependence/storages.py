@@ -1,0 +1,218 @@
+"""Shadows by storage, so that views and in-place operations need no rule."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from .lattice import CODES, KNOWN, full
+
+PRUNE = 512  # shadows written between two looks for storages that are gone
+
+
+class Shadow:
+    """The codes of one storage.
+
+    Attributes:
+        size, stride: of a tensor that covers the storage.
+        codes: as many axes; size 1 where all along an axis share one.
+        itemsize: bytes of a number.
+        top: no code is larger.
+    """
+
+    def __init__(
+        self,
+        size: Sequence[int],
+        stride: Sequence[int],
+        codes: Tensor,
+        itemsize: int,
+        top: int,
+    ):
+        self.size, self.stride = tuple(size), tuple(stride)
+        self.codes, self.itemsize = codes, itemsize
+        self.top = top
+
+    def view(self, tensor: Tensor) -> Tensor:
+        """Return the codes of a tensor that lies in the storage."""
+        size, stride = tuple(tensor.size()), tuple(tensor.stride())
+        offset = int(tensor.storage_offset())
+        if offset == 0 and (size, stride) == (self.size, self.stride):
+            return self.codes
+        if self.codes.numel() == 1:
+            return self.codes.reshape((1,) * len(size))
+        seen = self._lean_view(size, stride, offset)
+        if seen is None:  # join axes that the view runs across
+            inner = self.codes.dim()
+            while inner and self.codes.size(inner - 1) == 1:
+                inner -= 1
+            shape = self.size[:inner] + self.codes.shape[inner:]
+            self.codes = self.codes.expand(shape).contiguous()
+            seen = self._lean_view(size, stride, offset)
+        if seen is None:
+            self.flatten()
+            seen = self.codes.as_strided(size, stride, offset)
+        return seen
+
+    def _lean_view(
+        self, size: Sequence[int], stride: Sequence[int], offset: int
+    ) -> Tensor | None:
+        """Translate a view's strides to the codes' own, where it can be."""
+        axes: list[list[int]] = []  # stride and size in numbers, and in codes
+        for step, count, axis in sorted(
+            (
+                (s, n, i)
+                for i, (s, n) in enumerate(
+                    zip(self.stride, self.size, strict=False)
+                )
+                if n > 1
+            ),
+            reverse=True,
+        ):
+            own = self.codes.stride(axis) if self.codes.size(axis) > 1 else 0
+            if (
+                axes
+                and axes[-1][0] == step * count
+                and (axes[-1][2] == own * count)
+            ):
+                axes[-1] = [step, axes[-1][1] * count, own]
+            else:
+                axes.append([step, count, own])
+        last, start = [], self.codes.storage_offset()
+        for step, _, own in axes:
+            last.append(offset // step)
+            start += offset // step * own
+            offset %= step
+        if offset:
+            return None
+        sizes, strides = [], []
+        for count, step in zip(size, stride, strict=False):
+            own = 0
+            if step and count > 1:
+                at = next((i for i, a in enumerate(axes) if a[0] <= step), -1)
+                if at < 0 or step % axes[at][0]:
+                    return None
+                last[at] += (count - 1) * (step // axes[at][0])
+                own = step // axes[at][0] * axes[at][2]
+            sizes.append(count if own or not count else 1)
+            strides.append(own)
+        if any(n >= axis[1] for n, axis in zip(last, axes, strict=False)):
+            return None
+        return self.codes.as_strided(sizes, strides, start)
+
+    def flatten(self) -> None:
+        """Hold a code for each number, in the order of the storage."""
+        count = math.prod(self.size)
+        flat = self.codes.new_empty(count)
+        laid = flat.as_strided(self.size, self.stride)
+        laid.copy_(self.codes.expand(self.size))
+        self.size, self.stride, self.codes = (count,), (1,), flat
+
+    def recount(self, itemsize: int, count: int) -> None:
+        """Count in numbers of another size: a complex one is two real ones."""
+        self.flatten()
+        more = itemsize // self.itemsize
+        if more > 1 and self.codes.numel() % more == 0:
+            codes = self.codes.unflatten(0, (-1, more)).amax(1)
+        elif self.itemsize > itemsize:
+            codes = self.codes.repeat_interleave(self.itemsize // itemsize)
+        else:
+            codes = full(self.top, 1, self.codes.device)
+        if codes.numel() != count:  # the storage was resized
+            codes = full(self.top, 1, codes.device).expand(count).clone()
+        self.codes, self.size, self.itemsize = codes, (count,), itemsize
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Whether a tensor's numbers lie side by side, each once."""
+    after = 1
+    for step, count in sorted(
+        zip(tensor.stride(), tensor.size(), strict=False)
+    ):
+        if count > 1 and step != after:
+            return False
+        after *= count
+    return tensor.storage_offset() == 0
+
+
+class Storages:
+    """The shadow of each storage that lives.
+
+    A weak reference to a storage keeps its address from being used again.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[StorageWeakRef, Shadow]] = {}
+        self._written = 0
+
+    def find(self, tensor: Tensor) -> Shadow | None:
+        """Return the shadow of the storage a tensor lies in."""
+        storage = tensor.untyped_storage()
+        found = self._of.get(storage._cdata)
+        if found is None:
+            return None
+        count = storage.nbytes() // tensor.itemsize
+        shadow = found[1]
+        if shadow.itemsize != tensor.itemsize or (
+            math.prod(shadow.size) != count
+        ):
+            shadow.recount(tensor.itemsize, count)
+        return shadow
+
+    def codes(self, tensor: Tensor) -> Tensor:
+        """Return the codes of a tensor that has a shadow."""
+        shadow = self.find(tensor)
+        assert shadow is not None
+        return shadow.view(tensor)
+
+    def top(self, tensor: Tensor) -> int:
+        """Return a code that no number of a tensor has a larger one than."""
+        shadow = self.find(tensor)
+        return KNOWN if shadow is None else shadow.top
+
+    def fill(self, tensor: Tensor, code: int) -> None:
+        """Give a whole storage one code."""
+        storage = tensor.untyped_storage()
+        count = storage.nbytes() // tensor.itemsize
+        codes = full(code, 1, tensor.device)
+        shadow = Shadow((count,), (1,), codes, tensor.itemsize, code)
+        self._put(storage, shadow)
+
+    def write(self, tensor: Tensor, codes: Tensor) -> None:
+        """Give a tensor its codes, which broadcast to its shape."""
+        storage = tensor.untyped_storage()
+        size, stride = tensor.size(), tensor.stride()
+        count = storage.nbytes() // tensor.itemsize
+        top = int(codes.max()) if codes.numel() else KNOWN
+        shadow = self.find(tensor)
+        if tensor.numel() == count and _dense(tensor):
+            new = Shadow(size, stride, codes, tensor.itemsize, top)
+            self._put(storage, new)
+            return
+        for axis in range(tensor.dim()):  # numbers that share a place
+            if tensor.stride(axis) == 0 and tensor.size(axis) > 1:
+                codes = codes.amax(axis, keepdim=True)
+                tensor = tensor.narrow(axis, 0, 1)
+        size, stride = tensor.size(), tensor.stride()
+        if shadow is None:
+            codes_of = torch.full(
+                (count,), KNOWN, dtype=CODES, device=codes.device
+            )
+            shadow = Shadow((count,), (1,), codes_of, tensor.itemsize, KNOWN)
+            self._put(storage, shadow)
+        shadow.flatten()  # others may share the codes as they are
+        shadow.top = max(shadow.top, top)
+        view = shadow.codes.as_strided(size, stride, tensor.storage_offset())
+        view.copy_(codes.clone().expand(size))  # it may be read from there
+
+    def _put(self, storage: torch.UntypedStorage, shadow: Shadow) -> None:
+        key = storage._cdata
+        known = self._of.get(key)
+        reference = known[0] if known else StorageWeakRef(storage)
+        self._of[key] = reference, shadow
+        self._written += 1
+        if self._written % PRUNE == 0:
+            gone = [k for k, (ref, _) in self._of.items() if ref.expired()]
+            for k in gone:
+                del self._of[k]
