@@ -127,7 +127,13 @@ class LeakRounds:
             enlarged = larger(subject, budget, size, max(few))
             if enlarged is not None:
                 yield from self._rounds(enlarged, few, FEW)
-                return
+                break
+        # no proof is made of these
+        if LOSSES in ways_of(CAUSALITY, subject):
+            losses = variant.run_as(LOSSES)
+            yield from self._alone(losses, subject.fit(2, 8))
+        yield from self._past_buffers()
+        yield from self._crowd(variant)
 
     def _accepted(self, lengths: Iterable[int]) -> list[int]:
         return [t for t in lengths if self.subject.lengths.accepts(t)]

@@ -15,7 +15,8 @@ from ..rounding import floor, gaps
 from ..tokens import SHORT, SPLITS, draw, others, spans, splits_to_try
 from ..variant import Variant, build, precise
 
-PROVED = ": no operation leads from there to these scores"
+PROVED = "; no operation leads from there to these scores"
+LITTLE = 3  # tokens of a text in which no operation need lead anywhere
 FADED = 1e-10  # share of the largest influence below which memory fades
 
 
@@ -39,7 +40,7 @@ def check_context_use(subject: Subject, budget: Budget) -> str:
     for round, splits in budget.affordable(rounds):
         time = round.time
         never: list[int] = []  # no operation leads from them to the last
-        if time <= SHORT or not subject.heavy:
+        if not budget.limited or time <= LITTLE:
             with suppress(ModelRaised):
                 never = unreached(subject, budget, time)
         columns = sorted({*(s - 1 for s in splits), time - 1, *never})

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from ..meeting.building import KeptState
 from ..subject import Subject
-from ..variant import Variant
+from ..variant import CROWD_OF, Variant
 from ..ways import CAUSALITY, EVAL, TRAIN, Way, ways_of
 from .engine import Tokens
+
+ROOM = 1 << 26  # scores of a call of many tokens
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,15 @@ class Case:
         way: of calling it.
         rows: of the batch.
         dtype: that a copy is cast to; None: the model's own.
+        frozen: whether no weight is trained.
+        time: the one length; 0: any.
     """
 
     way: Way
     rows: int = 1
     dtype: torch.dtype | None = None
+    frozen: bool = False
+    time: int = 0
 
     @property
     def name(self) -> str:
@@ -65,6 +71,8 @@ class Case:
             parts.append(f"with {self.rows} rows")
         if self.dtype is not None:
             parts.append(f"in {str(self.dtype).split('.')[1]}")
+        if self.frozen:
+            parts.append("with frozen weights")
         return " ".join(p for p in parts if p) or self.way.mode
 
     def shown(self, time: int) -> slice:
@@ -76,7 +84,14 @@ class Case:
 def cases(subject: Subject) -> Iterator[Case]:
     """Yield the ways to run a model beside one row in eval and train mode."""
     for way in ways_of(CAUSALITY, subject):
-        if way.losses or way.crowd:
+        if way.losses:
+            continue
+        if way.crowd:
+            time = subject.lengths.fit(128)
+            rows = 1 + CROWD_OF // time
+            small = rows * time * subject.vocab_size < ROOM
+            if small and subject.rows is None and not subject.heavy:
+                yield Case(way, rows, time=time)
             continue
         main = way in (EVAL, TRAIN)
         if not main:
@@ -84,5 +99,7 @@ def cases(subject: Subject) -> Iterator[Case]:
         if main or way.visible is not None:
             yield Case(way, rows=2)
     if subject.builder.can_copy and not subject.heavy:
-        yield Case(EVAL, dtype=torch.bfloat16)
+        yield Case(EVAL, frozen=True)
         yield Case(EVAL, dtype=torch.float64)
+        for dtype in (torch.bfloat16, torch.float16):
+            yield from (Case(way, dtype=dtype) for way in (EVAL, TRAIN))

@@ -9,10 +9,11 @@ from ..budget import Budget
 from ..meeting.meet import meet
 from ..randomness import isolated
 from ..subject import Subject
+from ..ways import CAUSALITY, LOSSES, TRAIN_TARGETS, ways_of
 from .cases import cases
 from .engine import BACKWARDS, FALLING_ROWS, POSITIONS, RISING_ROWS, follow
 from .lattice import FREE
-from .proof import Proof
+from .proof import Open, Proof
 from .prover import Prover
 
 ROWS = 3  # of a batch
@@ -60,13 +61,21 @@ def prove_causality(
         )
         subject.require_scores()
         with subject.few_threads():
-            prover = Prover(subject, Budget(), lengths=lengths)
-            return prover.prove(cases(subject))
+            return prove_positions(subject, Budget(), lengths)
 
 
-def prove_positions(subject: Subject, budget: Budget) -> Proof:
+def prove_positions(
+    subject: Subject, budget: Budget, lengths: Iterable[int] | None = None
+) -> Proof:
     """Prove that no score depends on a later token, in each way it is run."""
-    return Prover(subject, budget).prove(cases(subject))
+    prover = Prover(subject, budget, lengths=lengths)
+    proof = prover.prove(cases(subject))
+    ways = ways_of(CAUSALITY, subject)
+    if proof.proved and LOSSES in ways and TRAIN_TARGETS not in ways:
+        proof.proved = False
+        text = "with targets only a loss comes back, which is not followed"
+        proof.open.append(Open(text))
+    return proof
 
 
 def prove_rows(subject: Subject, budget: Budget) -> Proof | None:
