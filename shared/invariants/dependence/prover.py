@@ -115,6 +115,8 @@ class Prover:
             if proved is None:
                 proof.proved = False
                 break
+            if case is self.main[0] and not proved:
+                break  # nothing else is of use
             if case in self.main:
                 done = [t for t in done if t in proved] if proved else done
             if proved:
