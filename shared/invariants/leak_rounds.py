@@ -123,7 +123,7 @@ class LeakRounds:
         yield from self._rounds(variant, few, FEW)
         trained = variant.run_as(TRAIN)
         yield from self._rounds(trained, few, FEW)
-        for size in EXTREME:
+        for size in EXTREME if not subject.heavy else ():
             enlarged = larger(subject, budget, size, max(few))
             if enlarged is not None:
                 yield from self._rounds(enlarged, few, FEW)
