@@ -53,6 +53,7 @@ class Prover:
         self.main = [Case(one, rows) for one in (EVAL, TRAIN)]
         self.proof = Proof(order=orders[0].name)
         self.reserve = SHARE * budget.left if budget.limited else 0.0
+        self.slowest = 0.0  # seconds of one run so far
         self.routing = False
         self.notes = Notes()
         self.raised = ""
@@ -146,8 +147,10 @@ class Prover:
             tokens, targets = self._given(case, time)
             if not self._affordable(tokens):
                 continue
+            began = self.budget.spent
             try:
                 open_ = self._is_open(run, case, tokens, targets)
+                self.slowest = max(self.slowest, self.budget.spent - began)
             except ModelRaised as error:
                 try:
                     run(tokens, targets)
@@ -206,7 +209,8 @@ class Prover:
     def _affordable(self, tokens: Tokens) -> bool:
         if not self.budget.limited:
             return True
-        seconds = FORWARDS * self.budget.costs.of(tokens.numel())
+        reckoned = FORWARDS * self.budget.costs.of(tokens.numel())
+        seconds = max(reckoned, self.slowest)
         return seconds < self.budget.left - self.reserve
 
     def _is_open(
@@ -306,6 +310,8 @@ class Prover:
         clear = [t for t in CLEAR if t > time and t in self.lengths]
         for length in [*clear, time] if time <= FOLLOWED else ():
             tokens, targets = self._given(case, length)
+            if not self._affordable(tokens):
+                return
             found = self._follow(run, case, tokens, targets, order)
             late = found.open(case.shown(length))
             if late:
