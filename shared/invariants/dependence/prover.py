@@ -101,9 +101,9 @@ class Prover:
             others: ways beside eval and train mode, at a few lengths.
         """
         proof = self.proof
-        some = [t for t in self.lengths if t in FEW]
-        if not self.subject.heavy:
-            some += [t for t in self.lengths[-1:] if t not in some]
+        heavy = self.subject.heavy
+        few = FEW[1:2] if heavy else (*FEW, max(self.lengths))
+        some = [t for t in self.lengths if t in few] or self.lengths[:1]
         plan = [(case, self.lengths) for case in self.main]
         plan += [(c, [c.time] if c.time else some) for c in others]
         done: list[int] = self.lengths
