@@ -152,7 +152,7 @@ class Decoder:
         """
         assert self.convention is not None
         text = Text(self.convention, tokens.size(0))
-        self._scored = torch.zeros(tokens.size(1), dtype=torch.bool)
+        self._scored = tokens.new_zeros(tokens.size(1), dtype=torch.bool)
         parts: list[Tensor] = []
         for piece in tokens.split(pieces, dim=1):
             end = text.seen.size(1) + piece.size(1)

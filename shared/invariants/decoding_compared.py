@@ -81,7 +81,7 @@ class Comparison(Decoder):
         assert self.convention is not None
         texts = [Text(self.convention, len(tokens)) for tokens in pair]
         columns = zip(*(tokens.split(1, 1) for tokens in pair), strict=True)
-        self._scored = torch.ones(pair[0].size(1), dtype=torch.bool)
+        self._scored = pair[0].new_ones(pair[0].size(1), dtype=torch.bool)
         parts = [torch.cat([*map(self.scores, texts, c)]) for c in columns]
         return torch.cat(parts, dim=1)
 
@@ -152,7 +152,9 @@ class Comparison(Decoder):
             return
         while earlier is not None:  # the largest of those before
             gap = earlier
-            shown = shown & (torch.arange(shown.size(1)) < gap.at[1])
+            shown = shown & (
+                torch.arange(shown.size(1), device=shown.device) < gap.at[1]
+            )
             earlier = real_gap(self.model, forward, decode, known, shown)
         (row, position), (batch, time) = gap.at, tokens.shape
         count = sum(end <= position for end in accumulate(pieces))

@@ -64,6 +64,7 @@ class Proof:
         at: the way of running and the length that are open.
         conditional: whether it holds for texts that take the same path.
         order: "positions" or "rows".
+        partial: whether there was no time for some way of running.
     """
 
     proved: bool = True
@@ -75,11 +76,12 @@ class Proof:
     at: tuple[RunWay, int] | None = None
     conditional: bool = False
     order: str = "positions"
+    partial: bool = False
 
     @property
     def complete(self) -> bool:
         """Whether it holds for all texts, not for some paths alone."""
-        return self.proved and not self.conditional
+        return self.proved and not (self.conditional or self.partial)
 
     def __str__(self) -> str:
         if not self.proved:

@@ -26,7 +26,7 @@ HEAVY_LENGTHS = (33, 64)
 CLEAR = (7, 5, 11)  # lengths that are seldom another size
 FOLLOWED = 130  # tokens of the longest text in which a way is followed
 FORWARDS = 4  # that one run may take
-SHARE = 2 / 3  # of the time left: what is kept for tests
+SHARE = 3 / 4  # of the time left: what is kept for tests
 
 
 class Prover:
@@ -54,6 +54,7 @@ class Prover:
         self.proof = Proof(order=orders[0].name)
         self.reserve = SHARE * budget.left if budget.limited else 0.0
         self.slowest = 0.0  # seconds of one run so far
+        self.cut = False  # whether a way had no time for some length
         self.routing = False
         self.notes = Notes()
         self.raised = ""
@@ -108,6 +109,7 @@ class Prover:
         plan += [(c, [c.time] if c.time else some) for c in others]
         done: list[int] = self.lengths
         for case, lengths in plan:
+            self.cut = False
             try:
                 proved = self._case(case, lengths)
             except Exception as error:  # a fault of the kit costs the proof
@@ -116,6 +118,7 @@ class Prover:
             if proved is None:
                 proof.proved = False
                 break
+            proof.partial |= self.cut and not proved
             if case is self.main[0] and not proved:
                 break  # nothing else is of use
             if case in self.main:
@@ -146,6 +149,7 @@ class Prover:
         for time in lengths:
             tokens, targets = self._given(case, time)
             if not self._affordable(tokens):
+                self.cut = True
                 continue
             began = self.budget.spent
             try:
