@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +21,7 @@ Tokens = Int[Tensor, "batch time"]
 Codes = Int[Tensor, "batch time"]
 
 
+@runtime_checkable
 class Run(Protocol):
     """A model, as it is run."""
 

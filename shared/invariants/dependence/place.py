@@ -9,12 +9,14 @@ from itertools import islice
 from pathlib import Path
 from types import CodeType
 
+import jaxtyping
 import torch
 
 WIDTH = 48  # of an expression in a sentence
 
 NOT_THE_MODEL = (
     str(Path(torch.__file__).resolve().parent) + os.sep,
+    str(Path(jaxtyping.__file__).resolve().parent) + os.sep,  # its wrappers
     str(Path(__file__).resolve().parents[1]) + os.sep,
 )
 
