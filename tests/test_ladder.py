@@ -148,6 +148,7 @@ def test_the_command_climbs(climb, tmp_path):
     assert all(loss in line for loss, line in zip(losses, lines, strict=True))
 
 
+@pytest.mark.unhooked  # the hook gives classes other sources
 def test_the_new_lines_of_a_rung_are_those_that_none_below_it_has():
     code = new_code(list(RUNGS.values()))
     written = [
