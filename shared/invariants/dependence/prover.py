@@ -19,6 +19,7 @@ from .notes import Notes
 from .proof import Open, Proof
 
 CONTROL = 5  # tokens of the text in which each is changed
+FEWER = 3  # of a heavy model
 DRAWN = 4  # lengths from the seed
 FEW = (2, 5, SHORT)
 MIDDLE = (24, 100)  # lengths of texts as people have them
@@ -251,7 +252,8 @@ class Prover:
 
     def _controlled(self, run: Run, case: Case) -> bool:
         """Change tokens one by one; a wrong rule makes the proof void."""
-        tokens, targets = self._given(case, self.subject.lengths.fit(CONTROL))
+        size = FEWER if self.subject.heavy else CONTROL
+        tokens, targets = self._given(case, self.subject.lengths.fit(size))
         vocab, seed = self.subject.vocab_size, self.subject.seed
         for order in self.orders:
             wrong, parted = control(
