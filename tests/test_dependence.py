@@ -15,8 +15,9 @@ from torch import nn
 
 from gpt_duet import GPTConfig, prove_causality
 from gpt_duet.invariants.dependence.call import RULES
+from gpt_duet.invariants.dependence.following import followed
 from gpt_duet.invariants.dependence.lattice import CODES, KNOWN, plain
-from gpt_duet.invariants.dependence.shadows import Shadows, followed
+from gpt_duet.invariants.dependence.shadows import Shadows
 
 INF = math.inf
 TIGHT = 0.3  # of a result's numbers depend on as much as the rule says

@@ -9,10 +9,15 @@ from torch import Tensor, nn
 
 from ..meeting.building import KeptState
 from ..subject import Subject
+from ..tokens import SHORT, lengths_to_try
 from ..variant import CROWD_OF, Variant
 from ..ways import CAUSALITY, EVAL, TRAIN, Way, ways_of
 from .engine import Tokens
+from .lattice import LONGEST
 
+MIDDLE = (24, 100)  # lengths of texts as people have them
+HEAVY_LENGTHS = (33, 64)
+DRAWN = 4  # lengths from the seed
 ROOM = 1 << 26  # scores of a call of many tokens
 
 
@@ -103,3 +108,26 @@ def cases(subject: Subject) -> Iterator[Case]:
         yield Case(EVAL, dtype=torch.float64)
         for dtype in (torch.bfloat16, torch.float16):
             yield from (Case(way, dtype=dtype) for way in (EVAL, TRAIN))
+
+
+def usual_lengths(subject: Subject, model: object, limited: bool) -> list[int]:
+    """Return the lengths of a proof, what matters most first."""
+    longest = min(subject.block_size, LONGEST)
+    wanted = {*range(1, SHORT + 1), longest}
+    if subject.heavy:
+        wanted |= {*HEAVY_LENGTHS}
+    elif longest > SHORT:
+        wanted |= {*lengths_to_try(model, longest), *MIDDLE}
+        wanted |= {
+            *torch.randint(
+                SHORT, longest, (DRAWN,), generator=subject.generator()
+            ).tolist()
+        }
+    lengths = [
+        time
+        for time in sorted(wanted)
+        if time <= longest and subject.lengths.accepts(time)
+    ]
+    if limited:  # what matters most
+        lengths.sort(key=lambda time: time not in (2, longest))
+    return lengths

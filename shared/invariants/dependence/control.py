@@ -11,10 +11,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from .following import followed
 from .lattice import plain
 from .notes import Step
 from .place import Place
-from .shadows import Shadows, followed
+from .shadows import Shadows
 
 UNSET = ("empty", "empty_like", "new_empty", "empty_strided")
 Tokens = Int[Tensor, "batch time"]

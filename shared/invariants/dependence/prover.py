@@ -9,21 +9,17 @@ from ..budget import Budget
 from ..errors import ModelRaised, sentence
 from ..meeting.building import KeptState, cast
 from ..subject import Subject
-from ..tokens import SHORT, lengths_to_try
+from ..tokens import SHORT
 from ..variant import Copy, Variant, changeable, own
 from ..ways import EVAL, TRAIN
-from .cases import Case, Run
+from .cases import Case, Run, usual_lengths
 from .engine import POSITIONS, Found, Order, Tokens, control, follow, way
-from .lattice import LONGEST
 from .notes import Notes
 from .proof import Open, Proof
 
 CONTROL = 5  # tokens of the text in which each is changed
 FEWER = 3  # of a heavy model
-DRAWN = 4  # lengths from the seed
 FEW = (2, 5, SHORT)
-MIDDLE = (24, 100)  # lengths of texts as people have them
-HEAVY_LENGTHS = (33, 64)
 CLEAR = (7, 5, 11)  # lengths that are seldom another size
 FOLLOWED = 130  # tokens of the longest text in which a way is followed
 FORWARDS = 4  # that one run may take
@@ -75,26 +71,8 @@ class Prover:
                         f"{subject.lengths}"
                     )
             return lengths
-        longest = min(subject.block_size, LONGEST)
-        wanted = {*range(1, SHORT + 1), longest}
-        if subject.heavy:
-            wanted |= {*HEAVY_LENGTHS}
-        elif longest > SHORT:
-            model = self._copy(self.main[0]).model
-            wanted |= {*lengths_to_try(model, longest), *MIDDLE}
-            wanted |= {
-                *torch.randint(
-                    SHORT, longest, (DRAWN,), generator=subject.generator()
-                ).tolist()
-            }
-        lengths = [
-            time
-            for time in sorted(wanted)
-            if time <= longest and subject.lengths.accepts(time)
-        ]
-        if self.budget.limited:  # what matters most
-            lengths.sort(key=lambda time: time not in (2, longest))
-        return lengths
+        model = self._copy(self.main[0]).model
+        return usual_lengths(subject, model, self.budget.limited)
 
     def prove(self, others: Iterable[Case] = ()) -> Proof:
         """Return the proof, which stops at what is open first.

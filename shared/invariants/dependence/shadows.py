@@ -1,14 +1,9 @@
 """The mode of torch that carries the codes through a model's operations."""
 
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves as any_leaves
 
 from ..operations import Operations
@@ -18,6 +13,7 @@ from . import (  # noqa: F401
     rules_mixing,
     rules_movement,
 )
+from .arguments import is_composite, tensors_in, written_by
 from .call import RULES, Call, base_name
 from .formulas import FORMULAS
 from .lattice import FREE, HIDDEN, KNOWN, LONGEST, full, lined_up, plain
@@ -32,7 +28,6 @@ READS = (
     *("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "_unique"),
     *("_unique2", "unique_dim", "unique_consecutive", "masked_select"),
 )
-LEAVES = ("tolist", "numpy", "__array__", "__dlpack__", "data_ptr")
 
 
 class Shadows(Operations):
@@ -105,7 +100,7 @@ class Shadows(Operations):
         if not isinstance(func, torch._ops.OpOverload):
             return self._higher_order(func, args, kwargs)
         name = base_name(func.overloadpacket.__name__)
-        if name not in RULES and _is_composite(func):
+        if name not in RULES and is_composite(func):
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -119,7 +114,7 @@ class Shadows(Operations):
         top = max((s.top for s in shadows), default=KNOWN)
         codes, before, written = {}, {}, []
         if func._schema.is_mutable:
-            written = _written(func, args, kwargs)
+            written = written_by(func, args, kwargs)
             keys = {t.untyped_storage()._cdata for t in written}
             for t in tensors if top > KNOWN else ():
                 if t.untyped_storage()._cdata in keys:
@@ -292,67 +287,3 @@ class Shadows(Operations):
         step = Step(name, find_place(name), outs, codes, call, self.routed)
         self.routed = False
         self.tape(step)
-
-
-def _is_composite(func: Any) -> bool:
-    """Whether an operation is made of others by its definition."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(
-        func.name(), "CompositeImplicitAutograd"
-    )
-
-
-class _Leaving(TorchFunctionMode):
-    """Sees tensors that are turned into numbers of Python's or NumPy's."""
-
-    def __init__(self, shadows: Shadows):
-        super().__init__()
-        self.shadows = shadows
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = getattr(func, "__name__", "")
-        if name in LEAVES:
-            with _disable_current_modes():
-                self.shadows._read(name, tensors_in(args[:1]))
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def followed(shadows: Shadows) -> Iterator[None]:
-    """Follow all operations inside.
-
-    An uncompiled flex_attention would have dynamo trace the mode itself.
-    """
-    flex = sys.modules.get("torch.nn.attention.flex_attention")
-    name = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
-    before = getattr(flex, name, None)
-    try:
-        if before is not None:
-            setattr(flex, name, True)
-        with _Leaving(shadows), shadows:
-            yield
-    finally:
-        if before is not None:
-            setattr(flex, name, before)
-
-
-def tensors_in(values: Iterable[Any], lost: bool = False) -> list[Tensor]:
-    """Return the tensors in arguments; lost: those that carry no codes."""
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            if lost == (value.layout != torch.strided):
-                found.append(value)
-        elif isinstance(value, list | tuple):
-            found += tensors_in(value, lost)
-    return found
-
-
-def _written(func, args, kwargs) -> list[Tensor]:
-    """Return the arguments that an operation writes to."""
-    schema = zip(func._schema.arguments, args, strict=False)
-    given = {a.name: value for a, value in schema} | kwargs
-    return tensors_in(
-        given.get(a.name)
-        for a in func._schema.arguments
-        if a.alias_info is not None and a.alias_info.is_write
-    )

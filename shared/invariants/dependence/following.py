@@ -1,0 +1,47 @@
+"""All operations of a run, followed."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .arguments import tensors_in
+from .shadows import Shadows
+
+LEAVES = ("tolist", "numpy", "__array__", "__dlpack__", "data_ptr")
+
+
+class _Leaving(TorchFunctionMode):
+    """Sees tensors that are turned into numbers of Python's or NumPy's."""
+
+    def __init__(self, shadows: Shadows):
+        super().__init__()
+        self.shadows = shadows
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        if name in LEAVES:
+            with _disable_current_modes():
+                self.shadows._read(name, tensors_in(args[:1]))
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def followed(shadows: Shadows) -> Iterator[None]:
+    """Follow all operations inside.
+
+    An uncompiled flex_attention would have dynamo trace the mode itself.
+    """
+    flex = sys.modules.get("torch.nn.attention.flex_attention")
+    name = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+    before = getattr(flex, name, None)
+    try:
+        if before is not None:
+            setattr(flex, name, True)
+        with _Leaving(shadows), shadows:
+            yield
+    finally:
+        if before is not None:
+            setattr(flex, name, before)
