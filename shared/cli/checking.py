@@ -85,7 +85,10 @@ def check_alone(job: Job, tell: Callable[[Report], None]) -> Report:
     Raises:
         ValueError: as `check_here`, and where the process ends early.
     """
-    context = multiprocessing.get_context("spawn")
+    # forked from a process that has imported the kit, and nothing of a target
+    kind = "forkserver" if hasattr(os, "fork") else "spawn"
+    context: Any = multiprocessing.get_context(kind)
+    context.set_forkserver_preload([__name__])
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(
         target=_work, args=(job, theirs, console.debug), name=job.target
