@@ -97,7 +97,7 @@ def _fits(old: Run, planned: Run) -> bool:
 
 
 def _key(what: str, setting: Facts) -> tuple:
-    """What two runs must have in common, to be compared: not the rounds."""
+    """Return the settings that two runs must share to be compared."""
     return what, *sorted((k, v) for k, v in setting.items() if k != "rounds")
 
 

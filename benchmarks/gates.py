@@ -1,4 +1,4 @@
-"""What is not timed: another shape, a look ahead, a wrong compilation."""
+"""Models that are not timed: another shape, a leak, a wrong compilation."""
 
 from typing import Any
 
@@ -47,9 +47,7 @@ def require_sound(
     found = getattr(scores, "shape", None)
     if found is None or tuple(found) != expected:
         shown = type(scores).__name__ if found is None else tuple(found)
-        raise ValueError(
-            f"{name} answers {shown} where {expected} is asked for"
-        )
+        raise ValueError(f"{name} answers {shown}; {expected} is required")
     if tokens.size(1) < 2:
         return seconds
     row = tokens[:1]  # one row leaks as all do, and is quick

@@ -1,4 +1,4 @@
-"""What is timed: both styles from one set of weights, and their peers."""
+"""The models to time: both styles from one set of weights, and peers."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy

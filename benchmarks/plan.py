@@ -1,4 +1,4 @@
-"""What is measured: models of which sizes, on which tokens, how often."""
+"""The plan of a measurement: models, sizes, tokens, rounds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ PRESETS: dict[str, tuple[dict[str, Any], int, int]] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured, of whom, where and how often."""
+    """The models to measure, their sizes, device and rounds."""
 
     preset: str  # name of the sizes; "" where others were given
     config: GPTConfig  # without dropout, which no time shall depend on

@@ -1,4 +1,4 @@
-"""What a run holds in memory at most, and where its time goes."""
+"""The peak memory of a run, and the operations that take its time."""
 
 import json
 import os

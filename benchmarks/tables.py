@@ -96,7 +96,7 @@ def _work(run: Run) -> Table:
 
 
 def _particulars(run: Run) -> Table:
-    """What each row answers, holds and needed at first."""
+    """Each row's answer, memory, and time of the first call."""
     rows = run.models
     return _table(
         {

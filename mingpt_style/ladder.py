@@ -39,7 +39,7 @@ class Rung(nn.Module):
     def forward(
         self, idx: Tokens, targets: Tokens | None = None
     ) -> tuple[Scores, Float[Tensor, ""] | None]:
-        """Return the logits of every position, and the loss if asked.
+        """Return the logits of all positions, and the loss if given targets.
 
         Raises:
             ValueError: for more than block_size tokens.

@@ -62,7 +62,7 @@ class GPT(nn.Module):
         idx: Int[Tensor, "batch time"],
         targets: Int[Tensor, "batch time"] | None = None,
     ) -> tuple[Float[Tensor, "batch time vocab"], Float[Tensor, ""] | None]:
-        """Return the logits of every position, and the loss if asked.
+        """Return the logits of all positions, and the loss if given targets.
 
         Args:
             idx: ids of the tokens.

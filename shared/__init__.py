@@ -1,4 +1,4 @@
-"""What is neither style: the kit around them.
+"""The kit around the two styles.
 
     config.py      GPTConfig: the sizes, and what weights do not show
     names.py       the packages and their short names in a checkout
@@ -71,7 +71,7 @@ _ROOMS = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a name's room when it is asked for: checks need few of them."""
+    """Import a name's module at the first access: checks need few modules."""
     if name not in _ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)

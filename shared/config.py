@@ -56,7 +56,7 @@ _LEAST = {
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """What two models must share to be one function, weights apart.
+    """The sizes and choices that two models of one function share.
 
     Attributes:
         vocab_size: number of tokens.

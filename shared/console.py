@@ -1,4 +1,4 @@
-"""What commands say to their user: messages, progress, and how they end."""
+"""Messages of the commands to their user: progress, errors, exit status."""
 
 import re
 import sys

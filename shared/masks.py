@@ -1,6 +1,6 @@
 """Boolean masks: True where a position (row) may see another (column).
 
-annotated attends with `subsequent_mask`; mingpt_style's kernel is told
+annotated attends with `subsequent_mask`; mingpt_style's kernel gets
 `is_causal` instead, and has a mask only where it decodes with a cache.
 """
 

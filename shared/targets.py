@@ -76,7 +76,7 @@ def load_target(
         )
     if isinstance(found, type):
         return _alone(what, _from_class(found, module, target), place)
-    from torch import nn  # late: a missing file is told at once
+    from torch import nn  # late: the error of a missing file comes at once
 
     if isinstance(found, nn.Module) or not _without_arguments(found):
         return found
@@ -160,7 +160,7 @@ def _expression(module: ModuleType, text: str) -> Callable[[], Any]:
     def build() -> Any:
         names = dict(vars(module))
         for node in ast.walk(tree):
-            # a package may import its names when they are asked for
+            # a package may import its names at the first access
             if isinstance(node, ast.Name) and hasattr(module, node.id):
                 names[node.id] = getattr(module, node.id)
         return eval(code, names)

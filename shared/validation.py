@@ -1,4 +1,4 @@
-"""What is validated everywhere: numbers, dtypes, devices, paths."""
+"""Validation of numbers, dtypes, devices and paths."""
 
 import difflib
 import math

@@ -262,7 +262,7 @@ def test_tokenizers_are_listed_without_a_network(
     assert tiktoken.load.read_file is reader  # it was put back
     assert list(empty_cache.iterdir()) == []
     lines = {line.split()[0]: line for line in out.splitlines() if line}
-    assert "The network was not asked" in out
+    assert "The network was not used" in out
     for name in ("duet-1k", "bytes", "char"):
         assert lines[name].split()[1] == "yes"
     assert "1,024" in lines["duet-1k"]

@@ -1,4 +1,4 @@
-"""What the options of several subcommands choose: text, config, weights."""
+"""Text, config and weights as the options of several commands choose them."""
 
 import json
 from dataclasses import asdict, dataclass, replace
@@ -65,8 +65,8 @@ def choose_tokenizer(
 ) -> tuple[Tokenizer, str]:
     """Return a tokenizer and its name.
 
-    It is the one that convert wrote beside weights, if there is one and no
-    other is asked for.
+    The default is the tokenizer that convert wrote beside the weights, if
+    there is one.
     """
     if weights is not None and (weights / TOKENIZER).is_file():
         own = json.loads((weights / TOKENIZER).read_text("utf-8"))
@@ -116,9 +116,9 @@ def choose_weights(
 ) -> Checkpoint:
     """Return weights with their config, and in words where they are from.
 
-    The folder is what --weights names, or RANDOM. None is the small model of
-    the kit where nothing else is asked for, else random weights, which the
-    style draws.
+    The folder is the argument of --weights, or RANDOM. None is the small
+    model of the kit if no other size or tokenizer is given, else random
+    weights, which the style draws.
     """
     if (
         folder is None

@@ -9,8 +9,8 @@ from rich.table import Table
 def tokenizers() -> None:
     """List the tokenizers that can be used here, and why others cannot.
 
-    The network is not asked. tiktoken downloads what is not in its cache
-    when it is first used. The names of models ("davinci") work, too.
+    The command does not use the network; tiktoken downloads an encoding that
+    is not in its cache at the first use. Names of models ("davinci") work.
     """
     import tiktoken
 
@@ -31,7 +31,7 @@ def tokenizers() -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print(
-        "\nThe network was not asked: tiktoken downloads what is not cached "
+        "\nThe network was not used: tiktoken downloads what is not cached "
         "(TIKTOKEN_CACHE_DIR) when it is first used."
     )
 

@@ -77,7 +77,7 @@ class Run(msgspec.Struct, forbid_unknown_fields=True):
     """Things that were measured in turn, in the same rounds."""
 
     what: str  # "forward", "generate" or "train-step"
-    setting: dict[str, Value]  # what was asked for, by name
+    setting: dict[str, Value]  # the options of the run, by name
     rows: Annotated[list[Row], Meta(min_length=1)]  # what was measured
     reference: str = ""  # name of the row that the others are compared to
     notes: list[str] = []  # sentences for the reader

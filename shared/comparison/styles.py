@@ -27,7 +27,7 @@ LIKELIEST = 5  # next tokens that are shown
 
 @dataclass(frozen=True)
 class Comparison:
-    """What comparing two styles found."""
+    """The differences of two styles, stage by stage."""
 
     styles: tuple[str, str]  # names of the two
     config: GPTConfig  # what both were built from

@@ -1,7 +1,7 @@
-"""Time: what calls cost, which of them a check may make, which it did not.
+"""Time: the costs of calls, the calls a check may make, those it did not.
 
-The only module that knows the clock. A check says what it would try, what
-finds most first; the budget cuts off the end, and names what it has cut.
+The only module that knows the clock. A check yields the rounds it would try,
+the ones that find most first; the budget cuts off the end, and names it.
 """
 
 import math
@@ -113,7 +113,7 @@ class Budget:
         return max(self._reckoned, perf_counter() - self._began)
 
     def keep(self, name: object, make: Callable[[], Any]) -> Any:
-        """Return what is made; where time is short, only once."""
+        """Return what make returns, cached if a time limit applies."""
         if not self.limited:
             return make()
         if self._kept.get(name) is None:
@@ -121,7 +121,7 @@ class Budget:
         return self._kept[name]
 
     def release(self, *kept: Any) -> None:
-        """Keep these no longer, or nothing that is kept so far."""
+        """Drop these from the cache, or all that is in it."""
         left = self._kept.items() if kept else ()
         self._kept = {n: k for n, k in left if all(k is not x for x in kept)}
 
@@ -273,7 +273,7 @@ class Budget:
 
     @property
     def not_tried(self) -> str:
-        """What was not tried, and why; or ""."""
+        """Rounds that were not tried, and why; or ""."""
         parts = [f"{what} ({why})" for what, why in self._impossible.items()]
         cut = [
             what + f" at {spans(times)}" * (what in self._granted)

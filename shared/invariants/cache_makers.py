@@ -1,4 +1,4 @@
-"""What makes an empty cache: methods, classes, and their arguments."""
+"""Makers of an empty cache: methods, classes, and their arguments."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""What a check is: a function, and what it needs."""
+"""A check: a function, and the calls and time it needs."""
 
 from collections.abc import Callable
 from functools import update_wrapper

@@ -1,4 +1,4 @@
-"""What calls cost: of a model, of a check, and of one round of it."""
+"""The costs of a model's calls, of a check, and of one of its rounds."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ SHARE = 1 / 12  # of the time left: what one round may take
 
 @dataclass(frozen=True)
 class Needs:
-    """What a check needs, counted on two layers and 1,024 positions."""
+    """The calls of a check, counted on two layers and 1,024 positions."""
 
     calls: int  # a backward pass counts as two, float64 doubles
     rows: int  # forwards of the longest sequence, one row
@@ -48,7 +48,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Round:
-    """What a check would try of one variant, at one length."""
+    """The splits that a check would try of one variant, at one length."""
 
     variant: Any  # a Variant; the budget reads how it is called
     time: int
@@ -62,7 +62,7 @@ class Round:
     trials: Callable[[list[int]], Iterator[Any]] = iter  # of some splits
 
     def seconds(self, costs: Costs, count: int) -> float:
-        """Return what it takes with so many of its splits."""
+        """Return the seconds of the round with so many of its splits."""
         rows = self.rows or self.variant.rows_at_once(self.time)
         calls = self.calls
         if self.splits:
@@ -74,7 +74,7 @@ class Round:
 
     @property
     def label(self) -> str:
-        """How a report names it."""
+        """The name of the round in a report."""
         where = self.variant.conditions.lstrip(", ")
         parts = (where or "in eval mode", self.name)
         return ", ".join(part for part in parts if part)

@@ -25,7 +25,7 @@ class Pair:
 
     @property
     def agree(self) -> bool:
-        """Whether the two are the same, as far as that can be told."""
+        """Whether the two agree within the error of the differences."""
         if self.uncertain > ROUGH * self.size:  # nothing can be said
             return True
         apart = abs(self.backward - self.difference)

@@ -1,4 +1,4 @@
-"""Gradients of scores with respect to what tokens are looked up as."""
+"""Gradients of scores with respect to the embeddings of the tokens."""
 
 import torch
 from jaxtyping import Float, Int
@@ -10,10 +10,10 @@ from .variant import Variant
 
 
 class Lookups(TorchFunctionMode):
-    """Makes what tokens are looked up as leaves of the graph.
+    """Makes the vectors that tokens select leaves of the graph.
 
-    Catches embeddings and the indexing of a table, wherever the index is
-    the tokens themselves.
+    The mode sees embeddings and the indexing of a table if the index equals
+    the tokens.
     """
 
     NAMES = ("embedding", "__getitem__", "index_select")
@@ -22,7 +22,7 @@ class Lookups(TorchFunctionMode):
         super().__init__()
         self.tokens = tokens
         self.leaves: list[Tensor] = []
-        self.rows: list[int] = []  # of the tables that were looked in
+        self.rows: list[int] = []  # of each table
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -45,7 +45,7 @@ class Lookups(TorchFunctionMode):
             self.rows += [x.size(0) for x in tables if x.ndim == 2]
             leaf = answer.detach().requires_grad_()
             self.leaves.append(leaf)
-            answer = leaf.clone()  # which may be changed in place
+            answer = leaf.clone()  # the model may change it in place
         return answer
 
 
@@ -56,11 +56,11 @@ def gradients_at(
     generator: torch.Generator,
     row: int | None = None,
 ) -> Float[Tensor, "positions time"] | None:
-    """Return how the scores of positions move with each embedding.
+    """Return the gradients of the scores of positions, by embedding.
 
-    One backward for all: row i of a batch of equal rows has the gradient of
-    a random combination of the scores of position i; with a row given, only
-    that row's scores are followed back.
+    One backward pass serves all positions: row i of a batch of equal rows
+    has the gradient of a random combination of the scores of positions[i].
+    With a row given, the backward pass starts at that row's scores only.
 
     Returns:
         The largest entry of the gradient at each input position, or None
@@ -70,7 +70,7 @@ def gradients_at(
     batch = tokens.repeat(len(positions), 1).to(subject.device)
     with Lookups(subject.caller.arranged(batch)) as seen:
         scores = variant.scores(batch, grad=True)
-    # a model may clone its tokens: equal values are what counts
+    # a model may clone its tokens, so values are compared
     if not seen.leaves or not scores.requires_grad:
         return None
     picked = scores[range(len(positions)), positions]

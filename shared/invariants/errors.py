@@ -1,4 +1,4 @@
-"""What a check raises, and what a user's mistake raises."""
+"""Exceptions of a check, and of a user's mistake."""
 
 import re
 import traceback
@@ -43,7 +43,7 @@ class FoundOut(AssertionError):
 
 
 class UnusableModel(ValueError):
-    """What was given cannot be built, called or read as a language model.
+    """The target cannot be built, called or read as a language model.
 
     The cause, where there is one, is the user's own exception.
     """

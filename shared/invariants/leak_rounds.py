@@ -1,4 +1,4 @@
-"""What check_causality tries, what finds most first."""
+"""The rounds of check_causality; the ones that find most come first."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -238,7 +238,7 @@ class LeakRounds:
         tables = {
             b.size(-1) for b in buffers if b.shape[-2:-1] == b.shape[-1:]
         }
-        # longer than what was asked for: such a text may be refused
+        # longer than the given block_size: the model may refuse such a text
         variant.copy.may_fail = True
         lengths = sorted(n + 1 for n in tables if SHORT < n <= LONGEST_TABLE)
         yield from self._rounds(variant, lengths, 4)

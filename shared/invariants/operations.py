@@ -1,4 +1,4 @@
-"""What is computed inside, operation by operation."""
+"""A mode that sees each operation that PyTorch runs."""
 
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -1,4 +1,4 @@
-"""What came out of the checks, as a table and as JSON."""
+"""The results of the checks, as a table and as JSON."""
 
 import json
 import textwrap

@@ -218,7 +218,7 @@ class Run:
 
     @property
     def notes(self) -> list[str]:
-        """What is unusual about the model."""
+        """Notes on what is unusual about the model."""
         notes = [*self.subject.builder.notes, *self.subject.notes]
         return list(dict.fromkeys(notes))
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from .meeting.sizes import TILES, WINDOW, all_declared
 
-SHORT = 16  # every split of every length up to this one is tried
-SPLITS = 24  # of a longer sequence at least as many
+SHORT = 16  # up to this length every split is tried
+SPLITS = 24  # splits of a longer sequence, at least
 
 TOKENS_AT_ONCE = 2048
 BYTES_AT_ONCE = 1 << 28
@@ -17,7 +17,7 @@ BYTES_AT_ONCE = 1 << 28
 
 def rows_at_once(vocab: int, time: int) -> int:
     """Return how many sequences fit in one call, within the memory budget."""
-    # the scores, those they are compared with, and their difference
+    # two tensors of scores, and their difference
     by_scores = BYTES_AT_ONCE // (time * vocab * 8)
     return max(1, min(TOKENS_AT_ONCE // time, by_scores))
 
@@ -29,7 +29,7 @@ def draw(
     generator: torch.Generator,
     repeats: bool = True,
 ) -> Int[Tensor, "batch time"]:
-    """Draw ids, in each row different ones where there are enough."""
+    """Draw ids; without repeats a row's ids differ, if there are enough."""
     if repeats or vocab < time:
         return torch.randint(vocab, (batch, time), generator=generator)
     rows = [torch.randperm(vocab, generator=generator) for _ in range(batch)]
@@ -39,7 +39,7 @@ def draw(
 def others(
     tokens: Int[Tensor, "*shape"], vocab: int, generator: torch.Generator
 ) -> Int[Tensor, "*shape"]:
-    """Draw ids, each different from the one in its place."""
+    """Draw ids, each different from the given id at the same place."""
     shift = torch.randint(1, vocab, tokens.shape, generator=generator)
     return (tokens + shift) % vocab
 

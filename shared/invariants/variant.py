@@ -77,7 +77,7 @@ class Variant:
 
     @property
     def conditions(self) -> str:
-        """What a failure says about the way and the weights."""
+        """The words of a failure for the way and the weights."""
         parts = (self.way.name, self.copy.weights)
         return "".join(f", {part}" for part in parts if part)
 

@@ -12,7 +12,7 @@ from ..validation import is_number, require_seed, whole_number
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a training run does, but for the model and the text.
+    """The settings of a training run, apart from the model and the text.
 
     Raises:
         ValueError: naming the field and the value.

@@ -43,7 +43,7 @@ LOG = "log.jsonl"
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is made from, beside its config and recipe."""
+    """The text, tokenizer and style of a run, beside config and recipe."""
 
     style: str  # name of the package
     dtype: str  # of the weights

@@ -31,8 +31,8 @@ def check_dtype(subject: Subject, budget: Budget) -> str:
     another device; float16 has no -1e9 for a mask, and bfloat16 no 257th
     position.
     How: a forward in each dtype, in bfloat16 of up to 300 tokens, where
-    whole numbers in a row must stay different; and one on the given device,
-    else on one that is made up.
+    consecutive positions must stay different; and a forward on the given
+    device, or on an emulated one.
     Reports: masks and positions made with torch.arange(T), without the
     device ("Let's build GPT", cell 82); huggingface/transformers 29285,
     rotary positions in bfloat16.
@@ -61,10 +61,10 @@ def check_dtype(subject: Subject, budget: Budget) -> str:
 def _answer_in(
     subject: Subject, budget: Budget, dtype: torch.dtype, tokens: Tensor
 ) -> torch.dtype | str:
-    """Return the dtype of the scores of a model in a dtype.
+    """Return the dtype of the scores of a model cast to a dtype.
 
-    Or what is not the model's fault: PyTorch has no kernel for it, or its
-    range is too small.
+    A text names a failure that is not the model's fault: PyTorch has no
+    kernel for the dtype, or the range of the dtype is too small.
     """
     function = "a function has no dtype to change"
     variant = changeable(subject, budget, function)
@@ -97,7 +97,7 @@ def _answer_in(
 
 
 class Positions(Operations):
-    """Sees whole numbers in a row become 16-bit floats, and two the same."""
+    """Records positions that become equal when they are cast to bfloat16."""
 
     NAMES = ("arange", "_to_copy", "copy_", "mul", "div", "add", "sub")
 
@@ -115,7 +115,7 @@ class Positions(Operations):
         return answer
 
     def _look(self, x: Tensor) -> None:
-        """See whether these are all positions, and differ in bfloat16."""
+        """Record the first two positions that are equal in bfloat16."""
         if x.numel() != self.count or self.same:
             return
         x = x.flatten()

@@ -16,7 +16,7 @@ from ..ways import EVAL, TRAIN_WITHOUT_GRADIENTS
 def check_shape(subject: Subject, budget: Budget) -> str:
     """(batch, time) ids give (batch, time, vocab) scores, at every size.
 
-    Why: a squeezed batch of one, or a last position where all were asked
+    Why: a squeezed batch of one, or the last position where all are required
     for, broadcasts into losses that look right.
     How: one row, one token, and several sizes up to the longest, in eval
     and train mode; slices that are not contiguous. Scores in which time

@@ -1,4 +1,4 @@
-"""What comes into a part of the model gets through it."""
+"""Each part's output depends on its input; no attention has decided."""
 
 from typing import Any
 
@@ -33,10 +33,10 @@ def check_signal(subject: Subject, budget: Budget) -> str:
     Why: behind a norm that forgets its input a layer adds a constant; where
     scores are multiplied by the root of the head's width, each position
     attends to one other from the start. Both train, to a worse loss.
-    How: what a module with weights puts out must differ where its input
-    does, with larger weights. In a fresh model whose products of queries and
-    keys are multiplied by more than 1 the largest probability of attention
-    must not be near 1; normed queries may choose, narrow heads do no harm.
+    How: with larger weights, the output of each module that has weights
+    must differ where its input does. A fresh model that multiplies products
+    of queries and keys by more than 1 fails if the largest probability of
+    attention is near 1 on average; normed queries are left out.
     Reports: Vaswani et al. 2017, section 3.2.1: large products push the
     softmax to where its gradients are extremely small.
     """
@@ -109,17 +109,18 @@ def _spread(value: Any) -> float:
 
 
 class _Choices(TorchFunctionMode):
-    """Notes how much attention each softmax gives to one position.
+    """Records the largest attention probability of each softmax.
 
-    By the products of queries and keys alone, as if it were causal: biases
-    may be as sharp as they like. Normed queries are left out.
+    The probabilities are those of the products of queries and keys alone,
+    under a causal mask: a bias may favour one position. Normed queries are
+    left out.
     """
 
     def __init__(self, time: int):
         super().__init__()
         self.time = time
-        # by softmax the mean of the largest probability of a row, what its
-        # products are multiplied by, and the width of a query
+        # for each softmax: the mean of a row's largest probability, the factor
+        # of its products, and the width of a query
         self.found: list[tuple[float, float, int]] = []
         self._products = self._query = self._key = torch.empty(0)
 

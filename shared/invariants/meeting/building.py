@@ -187,7 +187,7 @@ def name_of(given: Model) -> str | None:
 
 
 class KeptState:
-    """What a model's modules hold beside their parameters, to be put back.
+    """The state of a model's modules beside their parameters, to be put back.
 
     Buffers and plain attributes; what cannot be copied stays as it is.
     """

@@ -1,4 +1,4 @@
-"""Where a model's scores are: found out by calling it at two sizes."""
+"""Find the scores in a model's answers, by calls at two sizes."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,17 +18,17 @@ Size = tuple[int, int]  # of batch and time
 
 
 def probe(subject: Subject, copy: Copy) -> tuple[Subject, Size]:
-    """Find out how a model is called and read, or what is wrong with that.
+    """Find how a model is called and its answer read, or the fault of both.
 
-    Targets are added where it answers for fewer positions without them; and
-    other sizes are tried where it refuses the first.
+    Targets are added if the model scores fewer positions without them; other
+    sizes are tried if the model refuses the first.
 
     Returns:
         The subject with its caller and reader, or a fault, and a size that
         the model answered.
 
     Raises:
-        ModelRaised: where it answers at no size.
+        ModelRaised: if the model answers at no size.
     """
     vocab = subject.vocab_size
     unread: list[tuple[Caller, Size, Any]] = []
@@ -87,7 +87,7 @@ def _call(subject: Subject, copy: Copy, size: Size, top: int) -> Any:
 
 
 def _callers(caller: Caller) -> Iterator[Caller]:
-    """Yield ways to call a model: as it is, then with targets of zeros."""
+    """Yield ways to call a model: as given, then with targets of zeros."""
     yield caller
     if caller.method is not None:
         return
@@ -114,7 +114,7 @@ def _sizes(vocab: int, block: int) -> Iterator[list[Size]]:
 
 
 def probe_sizes(vocab: int, block: int) -> list[Size]:
-    """Return two sizes of batch and time, told apart from the vocabulary."""
+    """Return two sizes (batch, time) that differ from the vocabulary."""
 
     def shared(size: Size) -> int:
         numbers = [*size, vocab, size[0] * size[1], 1]
@@ -130,7 +130,7 @@ def probe_sizes(vocab: int, block: int) -> list[Size]:
 def _find_reader(
     answers: list[tuple[Any, Size]], vocab: int, padded: bool, time_first: bool
 ) -> Reader | None:
-    """Return a reader of what is at the same place in both answers."""
+    """Return a reader of the scores at the same place in both answers."""
     if time_first:
         answers = [(answer, size[::-1]) for answer, size in answers]
     last, size = answers[-1]

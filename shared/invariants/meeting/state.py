@@ -1,4 +1,4 @@
-"""What a call leaves for the next one, and whether it draws numbers."""
+"""State that a call leaves for the next one, and random numbers."""
 
 from dataclasses import replace
 
