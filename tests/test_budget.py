@@ -24,15 +24,15 @@ from gpt_duet.invariants import (
     tokens,
 )
 from gpt_duet.invariants.budget import Budget
+from gpt_duet.invariants.copies import precise
 from gpt_duet.invariants.costs import Costs, Needs
 from gpt_duet.invariants.dependence import Proof
 from gpt_duet.invariants.larger_weights import larger
-from gpt_duet.invariants.leak_rounds import KINDS, LeakRounds
 from gpt_duet.invariants.other_device import elsewhere
 from gpt_duet.invariants.rounding import gaps, is_real
 from gpt_duet.invariants.runner import measure
 from gpt_duet.invariants.tokens import splits_to_try
-from gpt_duet.invariants.variant import precise
+from gpt_duet.invariants.trials import KINDS, Texts
 from mingpt_style import build_model
 
 SHARES = [name for name, check in CHECKS.items() if check.needs.share]
@@ -59,9 +59,11 @@ def test_splits_are_the_ends_neighbours_of_powers_and_some():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_changed_from_a_split_on(kind):
-    rounds, splits = LeakRounds(meet(GPT), Budget()), [1, 4, 7]
-    rounds.padding = [0, VOCAB - 1]
-    base, changed = rounds.texts(8, splits, kind)
+    subject, splits = meet(GPT), [1, 4, 7]
+    texts = Texts(subject, subject.generator())
+    texts.padding = [0, VOCAB - 1]
+    (trial,) = texts.trials(8, (kind,), splits)
+    base, changed = trial.base, trial.changed
     for split, a, b in zip(splits, base, changed, strict=True):
         differs = (a != b).tolist()
         assert differs.index(True) == split

@@ -92,24 +92,13 @@ def test_a_broken_model_is_caught_by_its_check(model):
         assert not report.results[0].proof["proved"]
 
 
-# Models whose fault shows in one of the ways of running that come last: a
-# short budget leaves them out, and the report names them.
-RARE = {
-    "boolean_mask_alone", "fast_kernel_in_bfloat16", "kernel_of_float16",
-    "kernel_of_frozen_weights", "loss_alone_leaks", "many_tokens_at_once",
-    "mask_gone_in_training_steps", "padded_by_numbers", "padded_row_alone",
-    "padding_in_training", "right_padding_only", "rows_mix_with_targets",
-    "trains_in_bfloat16", "types_open_the_mask",
-}  # fmt: skip
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("calls_of_a_second")
 @pytest.mark.parametrize(
     "model", as_parameters(b for b in BROKEN if b.check in SHARES)
 )
 def test_and_is_though_calls_are_slow(model):
-    report = run(model, [model.check], 3600 if model.name in RARE else None)
+    report = run(model, [model.check])
     assert report.failed == [model.check], str(report)
 
 

@@ -35,9 +35,9 @@ from gpt_duet.invariants import (
 )
 from gpt_duet.invariants.budget import Budget
 from gpt_duet.invariants.checks import shape
+from gpt_duet.invariants.copies import own
 from gpt_duet.invariants.meeting.sizes import padding_ids
 from gpt_duet.invariants.rounding import put_back_after
-from gpt_duet.invariants.variant import own
 
 pytestmark = pytest.mark.usefixtures("one_layer", "calls_of_a_second")
 

@@ -147,7 +147,7 @@ def check(
     if map_file is not None and map_file.suffix not in (".png", ".html"):
         raise ValueError(f"a map ends in .png or .html, got {map_file.name}")
     from ..invariants import CHECKS
-    from ..invariants.runner import choose_checks
+    from ..invariants.checks import choose_checks
     from .checking import Job, check_alone, check_here
 
     if show_list:

@@ -7,6 +7,7 @@ the ones that find most first; the budget cuts off the end, and names it.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -135,13 +136,12 @@ class Budget:
         seconds = self.costs.of(tokens, double=scores.dtype == torch.float64)
         self.calls += 1
         self._reckoned += seconds
-
-        def backward(gradient: Tensor) -> None:
-            self.backwards += 1
-            self._reckoned += 2 * seconds
-
         if scores.requires_grad:
-            scores.register_hook(backward)
+            scores.register_hook(partial(self._charge_backward, 2 * seconds))
+
+    def _charge_backward(self, seconds: float, gradient: Tensor) -> None:
+        self.backwards += 1
+        self._reckoned += seconds
 
     # --- For the check under way ---------------------------------------------
 

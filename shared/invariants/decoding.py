@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from .budget import Budget
 from .conventions import STATES, Convention, Text, conventions, sizes_of
+from .copies import in_double, own, precise
 from .errors import ModelRaised
 from .larger_weights import larger
 from .meeting.building import KeptState
@@ -15,7 +16,7 @@ from .meeting.reading import describe
 from .meeting.sizes import padding_ids
 from .subject import Subject
 from .tokens import draw
-from .variant import Variant, in_double, own, precise
+from .variant import Variant
 
 # How sure it is that a way to call a model is decoding: it is none, what is
 # surely a cache cannot be used, it is used but wrongly, it is right.

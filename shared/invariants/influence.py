@@ -7,12 +7,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .budget import Budget
+from .copies import precise
 from .meeting.building import Model
 from .meeting.meet import meet
 from .randomness import isolated
 from .rounding import gaps
 from .tokens import others, rows_at_once
-from .variant import Variant, precise
+from .variant import Variant
 
 
 def influence(

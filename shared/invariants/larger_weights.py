@@ -14,12 +14,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from .budget import Budget
+from .copies import build, doubled, precise
 from .errors import ModelRaised, during
 from .meeting.building import hooked
 from .meeting.reading import tensors_in
 from .randomness import isolated
 from .subject import Subject
-from .variant import Copy, CopyFailed, Variant, build, doubled, precise
+from .variant import Copy, CopyFailed, Variant
 
 MODERATE = 1.5  # size of what each matrix puts out, as if trained a little
 EXTREME = (300.0, 100.0, 30.0, 10.0, 3.0)  # scores of two such: 1e5

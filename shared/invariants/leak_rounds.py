@@ -5,26 +5,21 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from .budget import Budget
+from .copies import fresh, frozen, in_dtype, own
 from .costs import SHARE, Round
+from .dependence.cases import Case
 from .larger_weights import EXTREME, MODERATE, larger
-from .leaks import Trial
-from .meeting.building import cast
-from .meeting.sizes import all_declared, padding_ids
-from .rounding import dtype_name
 from .subject import Subject
 from .tokens import (
     SHORT,
     SPLITS,
-    draw,
     lengths_to_try,
-    others,
-    splits_to_try,
 )
-from .variant import Variant, changeable, fresh, own
+from .trials import KINDS, MIXED, SUFFIX, Texts
+from .variant import Variant
 from .ways import (
     AUTOCAST,
     CAUSALITY,
@@ -41,14 +36,10 @@ from .ways import (
     ways_of,
 )
 
-KINDS = ("suffix", "token", "padding", "left")
-MIXED = ("mixed",)  # a split of each kind in turn
-SUFFIX = ("suffix",)
 FEW = SPLITS // 3
 LONGEST_TABLE = 4096  # rows of a table of masks, past which texts are tried
 MIDDLE = (24, 100)  # lengths of texts as people have them
 DRAWN = Way("at lengths drawn from the seed")
-EACH_ID = 1 << 22  # scores of a position times ids that are tried
 
 
 class LeakRounds:
@@ -58,15 +49,15 @@ class LeakRounds:
         self,
         subject: Subject,
         budget: Budget,
-        first: tuple[Way, int] | None = None,
+        first: tuple[Case, int] | None = None,
     ):
         self.subject, self.budget = subject, budget
-        self.first = first  # a way of running and a length: tried first
+        self.first = first  # what a proof leaves open: tried first
         self.generator = subject.generator()
         self.longest = subject.block_size
         self.small = self._accepted(range(2, SHORT + 1))
         self.small = self.small or subject.fit(SHORT)
-        self.padding: list[int] = []  # ids that may count as padding
+        self.texts = Texts(subject, self.generator)
         self.largest = MODERATE  # activations in which scores are finite
 
     def __iter__(self) -> Iterator[Round]:
@@ -76,13 +67,9 @@ class LeakRounds:
         end = [longest] if longest > SHORT else []
         # some models change themselves after a short call: another copy
         short = fresh(subject, budget)
-        self._look_at(short.model)
+        self.texts.look_at(short.model)
         if self.first is not None:
-            way, time = self.first
-            masked = way.visible is not None
-            likely = fresh(subject, budget, masked).run_as(way)
-            yield from self._rounds(likely, [time])
-            yield from self._alone(likely, [time])
+            yield from self._where_it_is_open(*self.first)
         yield from self._rounds(short, few, share=1 / 4)
         del short
         variant = fresh(subject, budget)
@@ -97,13 +84,13 @@ class LeakRounds:
         yield from self._with_larger_weights(few, near + end)
         yield from self._as_run(few + end)
         yield from self._otherwise(few + end)
-        recording = variant.run_as(WITH_GRADIENTS)
-        yield from self._rounds(recording, few + end, 4)
-        quiet = trained.run_as(TRAIN_WITHOUT_GRADIENTS)
-        yield from self._rounds(quiet, few + end, 4)
+        for way in (WITH_GRADIENTS, TRAIN_WITHOUT_GRADIENTS):
+            yield from self._rounds(variant.run_as(way), few + end, 4)
         variant = fresh(subject, budget)
         drawn = variant.run_as(DRAWN)
-        yield from self._rounds(drawn, self._drawn(long), FEW)
+        yield from self._rounds(
+            drawn, self._accepted(self.texts.lengths(long)), FEW
+        )
         yield from self._past_buffers()
         yield from self._crowd(variant)
         for time in reversed(long):
@@ -118,7 +105,7 @@ class LeakRounds:
         subject, budget = self.subject, self.budget
         few = subject.fit(3, SHORT)
         variant = fresh(subject, budget)
-        self._look_at(variant.model)
+        self.texts.look_at(variant.model)
         if not subject.heavy and self.longest > SHORT:
             few.append(self.longest)
         yield from self._rounds(variant, few, FEW)
@@ -136,15 +123,29 @@ class LeakRounds:
         yield from self._past_buffers()
         yield from self._crowd(variant)
 
+    def _where_it_is_open(self, case: Case, time: int) -> Iterator[Round]:
+        """Yield rounds of what a proof leaves open; most leaks show there."""
+        subject, budget, way = self.subject, self.budget, case.way
+        if case.dtype is not None:
+            variant = in_dtype(subject, budget, case.dtype).run_as(way)
+        elif case.frozen:
+            variant = frozen(self.subject, self.budget).run_as(way)
+        else:
+            masked = way.visible is not None
+            variant = fresh(subject, budget, masked).run_as(way)
+        if way.crowd:
+            yield from self._crowd(variant)
+            return
+        if not way.losses:
+            yield from self._rounds(variant, [time])
+        yield from self._alone(variant, [time])
+        if case.dtype is None and not case.frozen and not way.losses:
+            enlarged = larger(subject, budget, MODERATE, time)
+            if enlarged is not None:
+                yield from self._rounds(enlarged.run_as(way), [time], FEW)
+
     def _accepted(self, lengths: Iterable[int]) -> list[int]:
         return [t for t in lengths if self.subject.lengths.accepts(t)]
-
-    def _look_at(self, model: object) -> None:
-        """Find ids that may count as padding, or as a mark."""
-        marks = all_declared(model, ("eos_token_id", "bos_token_id"))
-        ids = {0, self.subject.vocab_size - 1, *padding_ids(model)}
-        ids |= {size.value for size in marks}
-        self.padding = sorted(ids & {*range(self.subject.vocab_size)})
 
     def _count(self, time: int) -> int:
         """Return how many splits of a length over SHORT are tried."""
@@ -164,9 +165,9 @@ class LeakRounds:
     ) -> Iterator[Round]:
         """Yield a round for each length; of long ones suffixes change."""
         for time in lengths:
-            splits = self._splits(variant, time, count)
+            splits = self.texts.splits(variant.way, time, count)
             changes = SUFFIX if time > SHORT else kinds
-            trials = partial(self.trials, time, changes)
+            trials = partial(self.texts.trials, time, changes)
             yield Round(variant, time, splits, share=share, trials=trials)
 
     def _alone(
@@ -174,42 +175,21 @@ class LeakRounds:
     ) -> Iterator[Round]:
         """Yield rounds of a few splits, each a batch of one row."""
         for time in lengths:
-            splits = self._splits(variant, time, SPLITS)
+            splits = self.texts.splits(variant.way, time, SPLITS)
             some = sorted({0, len(splits) // 2, len(splits) - 1})
             splits = tuple(splits[i] for i in some if splits)
-            trials = partial(self.trials, time, SUFFIX, alone=True)
+            trials = partial(self.texts.trials, time, SUFFIX, alone=True)
             name = "a row alone"
             yield Round(variant, time, splits, 1, name=name, trials=trials)
-
-    def _splits(
-        self, variant: Variant, time: int, count: int
-    ) -> tuple[int, ...]:
-        start = variant.way.shown(time).start
-        splits = splits_to_try(time, self.generator, count)
-        return tuple(s for s in splits if start < s)
 
     def _each_id(self, variant: Variant) -> Iterator[Round]:
         """Put each id into a text: one may count as padding, or as a mark.
 
         At the end of the changed text, then near the start of both.
         """
-        vocab, time = self.subject.vocab_size, self.subject.lengths.fit(8)
-        ids = torch.randperm(vocab, generator=self.generator)
-        ids = ids[: 1 + EACH_ID // vocab]
-        half = time // 2
-
-        def trials(start: bool, splits: list[int]) -> Iterator[Trial]:
-            base = draw(vocab, 1, time, self.generator).repeat(len(ids), 1)
-            changed = base.clone()
-            changed[:, half:] = ids.unsqueeze(1)
-            if start:
-                rest = others(base[:, half:], vocab, self.generator)
-                changed[:, half:] = rest
-                base[:, half - 1] = changed[:, half - 1] = ids
-            yield Trial(base, changed, [half] * len(ids))
-
-        rows = min(len(ids), variant.rows_at_once(time))
-        calls = -(-len(ids) // rows)
+        time, texts = self.subject.lengths.fit(8), self.texts
+        rows = min(texts.ids_tried, variant.rows_at_once(time))
+        calls = -(-texts.ids_tried // rows)
         for name, start in ((" at the end", False), (" before", True)):
             yield Round(
                 variant,
@@ -217,17 +197,8 @@ class LeakRounds:
                 rows=rows,
                 calls=(1 + start) * calls + 1,
                 name="each id" + name,
-                trials=partial(trials, start),
+                trials=partial(texts.each_id, time, start),
             )
-
-    def _drawn(self, edges: list[int]) -> list[int]:
-        """Draw lengths between the edges: other seeds draw others."""
-        room = range(SHORT + 1, self.longest)
-        if len(room) < 4:
-            return []
-        at = torch.randint(len(room), (4,), generator=self.generator)
-        drawn = {room[i] for i in at.tolist()} - {*edges}
-        return self._accepted(sorted(drawn))
 
     def _past_buffers(self) -> Iterator[Round]:
         """Yield rounds of texts longer than a table of masks has rows."""
@@ -248,7 +219,7 @@ class LeakRounds:
         crowded, time = variant.run_as(CROWD), self.subject.lengths.fit(128)
         rows = crowded.rows_at_once(time)
         splits = [1 + row % (time - 1) for row in range(rows)]
-        trials = partial(self.trials, time, SUFFIX, splits)
+        trials = partial(self.texts.trials, time, SUFFIX, splits)
         if time > 1 and self.subject.rows is None:
             yield Round(
                 crowded,
@@ -298,20 +269,12 @@ class LeakRounds:
             yield from self._rounds(able.run_as(way), lengths, 4)
         if not (subject.is_module and subject.builder.can_copy):
             return
-        frozen = fresh(subject, budget)
-        for parameter in frozen.model.parameters():
-            parameter.requires_grad_(False)
-        frozen.copy.weights = "with frozen weights"
-        yield from self._rounds(frozen, lengths, 4)
+        yield from self._rounds(frozen(self.subject, self.budget), lengths, 4)
         for dtype in (torch.bfloat16, torch.float16):
-            if not dtypes - {dtype}:
-                continue
-            variant = changeable(subject, budget, "")
-            cast(variant.model, dtype)
-            variant.copy.weights = f"cast to {dtype_name(dtype)}"
-            variant.copy.may_fail = True
-            for way in (EVAL, TRAIN):
-                yield from self._rounds(variant.run_as(way), lengths, 4)
+            if dtypes - {dtype}:
+                one = in_dtype(subject, budget, dtype)
+                yield from self._rounds(one, lengths, 4)
+                yield from self._rounds(one.run_as(TRAIN), lengths, 4)
 
     def _otherwise(self, lengths: list[int]) -> Iterator[Round]:
         """Yield rounds of all other ways: masks, targets, its own call."""
@@ -335,45 +298,3 @@ class LeakRounds:
         for one in others:
             if one.way.visible is not None and not one.way.boolean:
                 yield from self._rounds(one, lengths[:-2], 4, share=1 / 30)
-
-    def trials(
-        self,
-        time: int,
-        kinds: tuple[str, ...],
-        splits: list[int],
-        alone: bool = False,
-    ) -> Iterator[Trial]:
-        """Yield pairs of texts: of all splits in one, or each alone."""
-        rows = [self.texts(time, splits, kind) for kind in kinds]
-        bases, changed = map(torch.cat, zip(*rows, strict=True))
-        trial = Trial(bases, changed, splits * len(kinds))
-        if not alone:
-            yield trial
-            return
-        for row in range(len(splits)):
-            yield trial.rows([row])
-
-    def texts(
-        self, time: int, splits: list[int], kind: str
-    ) -> tuple[Int[Tensor, "rows time"], Int[Tensor, "rows time"]]:
-        """Return sequences, and the same ones changed from a split on."""
-        vocab, generator = self.subject.vocab_size, self.generator
-        repeats = kind != "suffix" or bool(time % 2)
-        base = draw(vocab, 1, time, generator, repeats)
-        base = base.repeat(len(splits), 1)
-        changed = base.clone()
-        for row, split in enumerate(splits):
-            pad = self.padding[row % len(self.padding)]
-            if kind == "left":
-                base[row, : time // 2] = changed[row, : time // 2] = pad
-            how = kind if kind != "mixed" else KINDS[row % len(KINDS)]
-            after = others(base[row, split:], vocab, generator)
-            if how == "token":
-                changed[row, split] = after[0]
-            elif how == "padding":
-                changed[row, split:] = pad
-                if (changed[row] == base[row]).all():
-                    changed[row, split] = after[0]
-            else:
-                changed[row, split:] = after
-        return base, changed

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from .copies import double_on_suspicion
 from .rounding import (
     dtype_name,
     floor,
@@ -76,7 +77,7 @@ class LeakFinder:
         try:
             return self._find(variant, trial)
         except _Suspicious:
-            variant.double_on_suspicion()
+            double_on_suspicion(variant)
             return self._find(variant, trial)
 
     def _find(self, variant: Variant, trial: Trial) -> Leak | None:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from .checks import choose_checks
 from .errors import UnusableModel, with_their_frames
 from .meeting.building import Model, name_of
 from .meeting.meet import meet
-from .runner import Run, choose_checks
+from .runner import Run
 
 LONGEST = 60  # characters of an expression in a test's name
 

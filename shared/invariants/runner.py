@@ -1,6 +1,5 @@
 """Runs the checks on a model, one after the other."""
 
-import difflib
 import io
 import traceback
 from collections.abc import Callable, Collection, Mapping
@@ -11,7 +10,8 @@ from typing import Any
 import torch
 
 from .budget import Budget, measured
-from .checks import CHECKS
+from .checks import CHECKS, choose_checks
+from .copies import own
 from .costs import Costs
 from .errors import (
     FoundOut,
@@ -26,7 +26,7 @@ from .meeting.meet import learn, meet
 from .randomness import isolated
 from .report import CheckResult, Report
 from .subject import Subject
-from .variant import Variant, own
+from .variant import Variant
 
 PROVED = ("check_causality",)  # with require_proof
 FIRST = ("check_shape", "check_causality")  # where time is short
@@ -148,31 +148,6 @@ def check_model(
         words = f"the model printed {len(lines)} lines, the first: "
         report.notes.append(f"{words}{lines[0][:80]!r}")
     return report
-
-
-def choose_checks(names: Collection[str] | None) -> list[str]:
-    """Return full names of checks, in the order of the list.
-
-    Args:
-        names: with or without "check_"; None: all but the slow one.
-
-    Raises:
-        ValueError: for an unknown name, with those known.
-    """
-    if names is None:
-        return [name for name, c in CHECKS.items() if not c.needs.slow]
-    if isinstance(names, str):
-        names = [names]
-    full = {n if n.startswith("check_") else f"check_{n}" for n in names}
-    unknown = sorted(full - CHECKS.keys())
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], CHECKS)
-        hint = f": did you mean {' or '.join(near)}?" if near else ""
-        raise ValueError(
-            f"unknown check {', '.join(unknown)}{hint or '; known: '}"
-            f"{'' if hint else ', '.join(CHECKS)}"
-        )
-    return [name for name in CHECKS if name in full]
 
 
 class Run:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...files import replace_file
 from ...invariants.budget import Budget
-from ...invariants.variant import own
+from ...invariants.copies import own
 from .given import (
     DRAWN,
     Model,

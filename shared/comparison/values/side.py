@@ -10,11 +10,12 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from ...invariants.budget import Budget
+from ...invariants.copies import own, precise
 from ...invariants.errors import ModelRaised
 from ...invariants.randomness import isolated
 from ...invariants.rounding import nudge
 from ...invariants.subject import Subject
-from ...invariants.variant import Variant, own, precise
+from ...invariants.variant import Variant
 from .recorder import Recorder, below_autograd
 from .value import FEWEST, number_layers, plain
 

@@ -7,12 +7,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..check import Budget, Round, Subject, check
+from ..copies import precise
 from ..dependence.prove import prove_rows
 from ..larger_weights import both
 from ..leaks import LeakFinder
 from ..rounding import dtype_name, real_gap
 from ..tokens import SHORT, draw, others
-from ..variant import Variant, precise
+from ..variant import Variant
 from ..ways import CROWD, EVAL, ROWS, TRAIN_WITHOUT_GRADIENTS, ways_of
 
 FEW = 5  # rows that are each tried
@@ -60,8 +61,15 @@ def _rounds(subject: Subject, budget: Budget) -> Iterator[Round]:
     """Yield lengths and weights; in train mode, too."""
     longest = subject.block_size
     fresh, *enlarged = both(subject, budget)
-    sizes = [(fresh, time) for time in subject.fit(1, 2, 7)]
-    sizes += [(variant, subject.lengths.fit(7)) for variant in enlarged]
+    seven, crowd = subject.lengths.fit(7), subject.lengths.fit(128)
+    for way in ways_of(ROWS, subject):  # all of them, at one short length
+        one = fresh.run_as(way)
+        if way is CROWD:
+            yield Round(one, crowd, rows=one.rows_at_once(crowd), calls=5)
+        else:
+            yield Round(one, seven, rows=5, calls=12)
+    sizes = [(fresh, time) for time in subject.fit(1, 2)]
+    sizes += [(variant, seven) for variant in enlarged]
     if longest > SHORT:
         sizes.append((precise(subject, budget, longest), longest))
     for variant, time in sizes:
@@ -72,15 +80,8 @@ def _rounds(subject: Subject, budget: Budget) -> Iterator[Round]:
             calls = calls if time <= SHORT else calls // 2
             one = variant.run_as(way)
             yield Round(one, time, rows=rows, calls=calls, share=1 / 2)
-    time, crowd = subject.lengths.fit(7), subject.lengths.fit(128)
-    for way in ways_of(ROWS, subject):
-        one = fresh.run_as(way)
-        if way is CROWD:
-            yield Round(one, crowd, rows=one.rows_at_once(crowd), calls=5)
-        elif way not in (EVAL, TRAIN_WITHOUT_GRADIENTS):
-            yield Round(one, time, rows=5, calls=12)
     for rows in MANY:
-        yield Round(fresh, time, rows=rows, calls=5)
+        yield Round(fresh, seven, rows=rows, calls=5)
 
 
 def _try(round: Round, generator: torch.Generator, finder: LeakFinder) -> None:

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from ..check import Budget, Round, SkipCheck, Subject, check
+from ..copies import precise
 from ..embedding import gradients_at
 from ..larger_weights import both
 from ..rounding import FLOOR, is_real
 from ..tokens import SHORT, SPLITS, draw, rows_at_once, splits_to_try
-from ..variant import precise
 from ..ways import TRAIN
 
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 import torch
 
 from ..check import Budget, Round, Subject, check
+from ..copies import build, precise
 from ..dependence.prove import unreached
 from ..embedding import gradients_at
 from ..errors import ModelRaised
@@ -13,7 +14,7 @@ from ..larger_weights import both
 from ..meeting.sizes import WINDOW, all_declared
 from ..rounding import floor, gaps
 from ..tokens import SHORT, SPLITS, draw, others, spans, splits_to_try
-from ..variant import Variant, build, precise
+from ..variant import Variant
 
 PROVED = "; no operation leads from there to these scores"
 LITTLE = 3  # tokens of a text in which no operation need lead anywhere

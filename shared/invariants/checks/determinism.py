@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from ..check import Budget, Subject, check
+from ..copies import own
 from ..errors import FoundOut
 from ..rounding import floor, gaps
 from ..tokens import others
-from ..variant import Variant, own
+from ..variant import Variant
 from ..ways import AGAIN, WITH_GRADIENTS, ways_of
 
 

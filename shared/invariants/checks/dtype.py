@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from ..check import Budget, Subject, check
+from ..copies import changeable
 from ..errors import ModelRaised, sentence
 from ..meeting.building import CASTS, cast
 from ..operations import Operations
 from ..other_device import NAME as ELSEWHERE
 from ..other_device import elsewhere
 from ..rounding import dtype_name
-from ..variant import changeable
 
 # An operation that lacks a dtype altogether; mixed dtypes read otherwise.
 NO_KERNEL = re.compile(

@@ -5,9 +5,9 @@ import math
 import torch
 
 from ..check import Budget, Subject, check
+from ..copies import changeable
 from ..errors import SkipCheck, during
 from ..losses import cross_entropy
-from ..variant import changeable
 from ..ways import TRAIN
 
 STEPS = 400

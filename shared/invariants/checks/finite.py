@@ -7,9 +7,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..check import Budget, Round, Subject, check
+from ..copies import own
 from ..errors import during
 from ..losses import cross_entropy
-from ..variant import Variant, own
+from ..variant import Variant
 from ..ways import EVAL, TRAIN, TRAIN_WITHOUT_GRADIENTS, WITH_GRADIENTS
 
 GRADIENTS = 256  # tokens: a backward pass of longer texts takes much memory

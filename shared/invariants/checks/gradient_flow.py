@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from ..check import Budget, Subject, check
+from ..copies import changeable
 from ..errors import SkipCheck, during
 from ..larger_weights import larger
 from ..losses import cross_entropy, scores_and_loss
 from ..meeting.reading import tensors_in
 from ..tokens import rows_at_once
-from ..variant import Variant, changeable
+from ..variant import Variant
 from ..ways import TRAIN
 
 ROUNDING_SHARE = 1e-6  # of the largest gradient: in float32, rounding

@@ -5,11 +5,12 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from ..check import Budget, Subject, check
+from ..copies import changeable, doubled
 from ..derivatives import Along
 from ..errors import SkipCheck, during
 from ..larger_weights import redraw_zeros
 from ..rounding import FLOOR, Inside
-from ..variant import Variant, changeable, doubled
+from ..variant import Variant
 from ..ways import EVAL, TRAIN
 
 COARSE = 1e-4  # unit of rounding from which on nothing can be compared

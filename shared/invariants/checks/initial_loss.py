@@ -3,8 +3,8 @@
 import math
 
 from ..check import Budget, SkipCheck, Subject, check
+from ..copies import own
 from ..losses import cross_entropy
-from ..variant import own
 
 
 @check(calls=1, rows=1)

@@ -5,11 +5,12 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..check import Budget, Round, SkipCheck, Subject, check
+from ..copies import build
 from ..larger_weights import both
 from ..meeting.sizes import WINDOW, declared
 from ..rounding import floor, gaps, is_real, minus, rounding
 from ..tokens import draw, others, rows_at_once
-from ..variant import Variant, build
+from ..variant import Variant
 
 CLEAR = 0.5  # share of the deviation of scores: no rounding is as large
 ALIKE = 1e-5  # share of the effect of another id: less is no effect

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from ..check import Budget, Round, SkipCheck, Subject, check
+from ..copies import precise
 from ..larger_weights import both
 from ..rounding import dtype_name, floor, gaps, real_gap
 from ..tokens import SHORT, draw, rows_at_once, splits_to_try
-from ..variant import precise
 from ..ways import PREFIX, ways_of
 
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from ..check import Budget, Subject, check
+from ..copies import own
 from ..errors import during
 from ..meeting.building import Model
 from ..randomness import random_states, seed_all
 from ..rounding import floor, gaps
-from ..variant import Variant, own
+from ..variant import Variant
 from ..ways import EVAL, TRAIN, WITH_GRADIENTS
 
 NOT_SAVED = "buffer (not saved)"

@@ -4,11 +4,12 @@ import torch
 from torch import Tensor
 
 from ..check import Budget, Subject, check
+from ..copies import own
 from ..errors import FoundOut, ModelRaised, during, sentence
 from ..meeting.reading import TIME_FIRST
 from ..rounding import floor, gaps
 from ..tokens import draw
-from ..variant import Variant, own
+from ..variant import Variant
 from ..ways import EVAL, TRAIN_WITHOUT_GRADIENTS
 
 

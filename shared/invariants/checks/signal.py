@@ -7,11 +7,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..check import Budget, SkipCheck, Subject, check
+from ..copies import precise
 from ..larger_weights import larger
 from ..meeting.building import hooked
 from ..meeting.reading import tensors_in
 from ..rounding import minus
-from ..variant import Variant, precise
+from ..variant import Variant
 
 TIME = 31  # a prime: the width of no head is taken for it
 CHOICE = 8  # positions that a row has to choose from, at least

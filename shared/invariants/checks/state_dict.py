@@ -7,10 +7,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..check import Budget, Subject, check
+from ..copies import build, changeable
 from ..errors import sentence
 from ..larger_weights import redraw_zeros
 from ..rounding import floor, gaps
-from ..variant import Copy, Variant, build, changeable
+from ..variant import Copy, Variant
 
 
 @check(calls=5, rows=0, copies=15)

@@ -5,10 +5,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..check import Budget, Subject, check
+from ..copies import own
 from ..embedding import Lookups
 from ..larger_weights import larger
 from ..limits import on_cpu, refusal
-from ..variant import Variant, own
+from ..variant import Variant
 
 SPARE = 128  # rows of a table beyond the vocabulary: padding to a multiple
 EXCLUDED = 100  # a score so far below the highest leaves no probability

@@ -1,6 +1,7 @@
 """What an operation is given, and what it does to it."""
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ def written_by(func, args, kwargs) -> list[Tensor]:
     )
 
 
+@cache
 def is_composite(func: Any) -> bool:
     """Whether an operation is made of others by its definition."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(

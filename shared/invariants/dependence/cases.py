@@ -1,6 +1,6 @@
 """The ways of running that a proof goes through."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,8 @@ from ..ways import CAUSALITY, EVAL, TRAIN, Way, ways_of
 from .engine import Tokens
 from .lattice import LONGEST
 
+FEW = (2, 5, SHORT)  # of the ways beside eval and train mode
+FIRST = 2  # lengths before these ways, where time is short
 MIDDLE = (24, 100)  # lengths of texts as people have them
 HEAVY_LENGTHS = (33, 64)
 DRAWN = 4  # lengths from the seed
@@ -129,5 +131,33 @@ def usual_lengths(subject: Subject, model: object, limited: bool) -> list[int]:
         if time <= longest and subject.lengths.accepts(time)
     ]
     if limited:  # what matters most
-        lengths.sort(key=lambda time: time not in (2, longest))
+        lengths.sort(key=lambda t: (t not in (2, longest), t <= SHORT))
     return lengths
+
+
+def plan(
+    subject: Subject,
+    main: list[Case],
+    others: Iterable[Case],
+    lengths: list[int],
+    limited: bool,
+) -> Iterator[tuple[Case, list[int]]]:
+    """Yield the ways in their order, each with its lengths.
+
+    Args:
+        subject: the model.
+        main: ways that are followed at all lengths.
+        others: ways at a few of them, or at their own.
+        lengths: what matters most first.
+        limited: whether time is short: then each way has its turn before
+            the rest of the lengths.
+    """
+    few = {*(FEW[1:2] if limited or subject.heavy else FEW)}
+    if not subject.heavy:
+        few.add(max(lengths))
+    some = [t for t in lengths if t in few] or lengths[:1]
+    first = FIRST if limited else len(lengths)
+    yield from ((case, lengths[:first]) for case in main)
+    yield from ((case, [case.time] if case.time else some) for case in others)
+    if lengths[first:]:
+        yield from ((case, lengths[first:]) for case in main)

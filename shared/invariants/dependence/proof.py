@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..ways import Way as RunWay
+from .cases import Case
 from .engine import Way
 from .lattice import FREE
 from .notes import Notes
@@ -73,7 +73,7 @@ class Proof:
     assumptions: list[str] = field(default_factory=list)
     open: list[Open] = field(default_factory=list)
     way: Way | None = None
-    at: tuple[RunWay, int] | None = None
+    at: tuple[Case, int] | None = None
     conditional: bool = False
     order: str = "positions"
     partial: bool = False

@@ -10,7 +10,7 @@ from ..meeting.meet import meet
 from ..randomness import isolated
 from ..subject import Subject
 from ..ways import CAUSALITY, LOSSES, TRAIN_TARGETS, ways_of
-from .cases import cases
+from .cases import Case, cases
 from .engine import BACKWARDS, FALLING_ROWS, POSITIONS, RISING_ROWS, follow
 from .lattice import FREE
 from .proof import Open, Proof
@@ -75,6 +75,7 @@ def prove_positions(
         proof.proved = False
         text = "with targets only a loss comes back, which is not followed"
         proof.open.append(Open(text))
+        proof.at = Case(LOSSES), subject.lengths.fit(8)
     return proof
 
 

@@ -6,24 +6,23 @@ import torch
 from torch import nn
 
 from ..budget import Budget
+from ..copies import changeable, own
 from ..errors import ModelRaised, sentence
 from ..meeting.building import KeptState, cast
 from ..subject import Subject
-from ..tokens import SHORT
-from ..variant import Copy, Variant, changeable, own
+from ..variant import Copy, Variant
 from ..ways import EVAL, TRAIN
-from .cases import Case, Run, usual_lengths
+from .cases import Case, Run, plan, usual_lengths
 from .engine import POSITIONS, Found, Order, Tokens, control, follow, way
 from .notes import Notes
 from .proof import Open, Proof
 
 CONTROL = 5  # tokens of the text in which each is changed
 FEWER = 3  # of a heavy model
-FEW = (2, 5, SHORT)
 CLEAR = (7, 5, 11)  # lengths that are seldom another size
 FOLLOWED = 130  # tokens of the longest text in which a way is followed
 FORWARDS = 4  # that one run may take
-SHARE = 3 / 4  # of the time left: what is kept for tests
+SHARE = 1 / 2  # of the time left: what is kept for tests
 
 
 class Prover:
@@ -80,14 +79,10 @@ class Prover:
         Args:
             others: ways beside eval and train mode, at a few lengths.
         """
-        proof = self.proof
-        heavy = self.subject.heavy
-        few = FEW[1:2] if heavy else (*FEW, max(self.lengths))
-        some = [t for t in self.lengths if t in few] or self.lengths[:1]
-        plan = [(case, self.lengths) for case in self.main]
-        plan += [(c, [c.time] if c.time else some) for c in others]
-        done: list[int] = self.lengths
-        for case, lengths in plan:
+        proof, limited = self.proof, self.budget.limited
+        ways = plan(self.subject, self.main, others, self.lengths, limited)
+        done: dict[Case, list[int]] = {case: [] for case in self.main}
+        for case, lengths in ways:
             self.cut = False
             try:
                 proved = self._case(case, lengths)
@@ -98,17 +93,16 @@ class Prover:
                 proof.proved = False
                 break
             proof.partial |= self.cut and not proved
-            if case is self.main[0] and not proved:
+            if case in done:
+                done[case] += proved
+            if not done[self.main[0]]:
                 break  # nothing else is of use
-            if case in self.main:
-                done = [t for t in done if t in proved] if proved else done
-            if proved:
-                main = case in self.main
-                proof.modes.append(case.way.mode if main else case.name)
-        proof.lengths = sorted(done)
-        if proof.proved and not (
-            done and self.main[0].way.mode in proof.modes
-        ):
+            name = case.way.mode if case in done else case.name
+            if proved and name not in proof.modes:
+                proof.modes.append(name)
+        both = [{*lengths} for lengths in done.values() if lengths]
+        proof.lengths = sorted(set.intersection(*both)) if both else []
+        if proof.proved and not (done[self.main[0]] and proof.lengths):
             proof.proved = False
             proof.open.append(
                 Open(self.raised or "there was no time for any length")
@@ -145,8 +139,7 @@ class Prover:
                 self._add(f"{case.name}: it cannot be followed ({error})")
                 return None
             if open_ is not None:
-                if case.dtype is None and not case.frozen:
-                    self.proof.at = case.way, time
+                self.proof.at = case, time
                 self._explain(run, case, time, open_)
                 return None
             proved.append(time)
