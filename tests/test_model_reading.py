@@ -326,7 +326,7 @@ ONE_CAUSE = [  # a model, the check that fails, words, and how many refer to it
         6,
     ),
     (cannot_go_back, "finite", "in the backward pass in eval mode", 3),
-    (FailsInTraining, "shape", "in train mode", 6),
+    (FailsInTraining, "shape", "in train mode", 7),
     (BUILDS["no_mask"], "causality", "position 0 sees token 1", 2),
     (MaskTooFar, "causality", "position 0 sees token 1", 3),
     (BUILDS["embedding_renormalised"], "purity", "", 1),
@@ -341,7 +341,7 @@ ONE_CAUSE = [  # a model, the check that fails, words, and how many refer to it
 @pytest.mark.parametrize(("model", "check", "words", "others"), ONE_CAUSE)
 def test_one_cause_is_one_failure(model, check, words, others, monkeypatch):
     monkeypatch.chdir(Path(__file__).parent)
-    report = check_model(model)
+    report = check_model(model, budget=600)
     assert report.failed == [f"check_{check}"], str(report)
     said = [*report.notes, *(result.message for result in report.results)]
     assert any(re.search(words, text) for text in said)
