@@ -156,7 +156,7 @@ def require_tied(state: Mapping[str, Tensor]) -> None:
     difference, or of the bias.
     """
     wte, head = state["wte.weight"], state["lm_head.weight"]
-    if not units_apart(wte, head) <= 4:
+    if not (wte.equal(head) or units_apart(wte, head) <= 4):
         raise ValueError(
             "tie_weights=True, but lm_head.weight differs from wte.weight "
             f"by up to {(wte - head).abs().max():.3g}"
