@@ -88,10 +88,8 @@ class Text:
     """A text that is decoded piece by piece."""
 
     def __init__(self, convention: Convention, rows: int):
-        self.convention, self.seen = (
-            convention,
-            torch.empty(rows, 0, dtype=torch.long),
-        )
+        self.convention = convention
+        self.seen = torch.empty(rows, 0, dtype=torch.long)
         self.returned = False  # whether a cache came back
         with during("for an empty cache"), torch.no_grad():
             self.cache = convention.begin(rows)
@@ -135,13 +133,9 @@ class Text:
         found = answer.get(name) if isinstance(answer, Mapping) else None
         found = getattr(answer, name or "", found)
         if found is None and name is not None:
-            parts = (
-                [*answer.values()]
-                if isinstance(answer, Mapping)
-                else [*answer]
-                if isinstance(answer, list | tuple)
-                else []
-            )
+            named = isinstance(answer, Mapping)
+            values = [*answer.values()] if named else answer
+            parts = [*values] if isinstance(values, list | tuple) else []
             parts = [part for part in parts[1:] if _may_be_cache(part)]
             # a hidden state, a tensor, may come with a cache of several
             several = [p for p in parts if not isinstance(p, Tensor)]
@@ -285,9 +279,7 @@ def _in_the_call(
     if own.arguments[name].default is not inspect.Parameter.empty:
         whole = "return_intermediates" in own.flags
         yield way("", _nothing, True, whole=whole)
-    made: dict[str, Any] = {
-        n: m for n, m in methods.items() if MAKES.fullmatch(n)
-    }
+    made = {n: m for n, m in methods.items() if MAKES.fullmatch(n)}
     made |= classes_of(model)
     layers = layers_of(model)
     for title, maker in made.items():

@@ -66,14 +66,20 @@ def place_of(error: BaseException) -> str:
     It is the innermost frame that is neither ours nor PyTorch's: none for
     what PyTorch raises in a backward pass.
     """
+    frame = _their_frame(error)
+    if frame is None:
+        return ""
+    path = Path(frame.filename)
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return f"{path}, line {frame.lineno}"
+
+
+def _their_frame(error: BaseException) -> traceback.FrameSummary | None:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not _is_theirs(frame.filename):
-            continue
-        path = Path(frame.filename)
-        if path.is_relative_to(Path.cwd()):
-            path = path.relative_to(Path.cwd())
-        return f"{path}, line {frame.lineno}"
-    return ""
+        if _is_theirs(frame.filename):
+            return frame
+    return None
 
 
 def _is_theirs(file: str) -> bool:
@@ -92,14 +98,22 @@ def with_their_frames(error: BaseException | None) -> BaseException | None:
     return error.with_traceback(kept) if kept else None
 
 
-def cause_of(error: BaseException) -> str:
-    """Return a text that is the same for two failures of one cause.
+def causes_of(
+    error: BaseException, culprit: tuple[str, int | None] | None = None
+) -> list[object]:
+    """Return what two failures of one cause have in common, any of it.
 
-    It has the start of the exception's sentence, without numbers, and its
-    place: a crash at another length or in another dtype has the same cause.
+    The start of the exception's sentence, without numbers, and its place: a
+    crash at another length or in another dtype has the same cause. And the
+    line where the model raised, or the culprit, where a proof says that
+    tokens or rows get through: BatchNorm does all three.
     """
     first = error.__cause__ or error
-    return re.sub(r"\d+", "", sentence(first))[:60] + place_of(first)
+    words = re.sub(r"\d+", "", sentence(first))[:60] + place_of(first)
+    frame = _their_frame(first)
+    if culprit is None and frame is not None:
+        culprit = frame.filename, frame.lineno
+    return [words] if culprit is None else [words, culprit]
 
 
 class HookRaised(Exception):

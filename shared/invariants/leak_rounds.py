@@ -87,10 +87,8 @@ class LeakRounds:
         for way in (WITH_GRADIENTS, TRAIN_WITHOUT_GRADIENTS):
             yield from self._rounds(variant.run_as(way), few + end, 4)
         variant = fresh(subject, budget)
-        drawn = variant.run_as(DRAWN)
-        yield from self._rounds(
-            drawn, self._accepted(self.texts.lengths(long)), FEW
-        )
+        drawn = self._accepted(self.texts.lengths(long))
+        yield from self._rounds(variant.run_as(DRAWN), drawn, FEW)
         yield from self._past_buffers()
         yield from self._crowd(variant)
         for time in reversed(long):
@@ -109,8 +107,7 @@ class LeakRounds:
         if not subject.heavy and self.longest > SHORT:
             few.append(self.longest)
         yield from self._rounds(variant, few, FEW)
-        trained = variant.run_as(TRAIN)
-        yield from self._rounds(trained, few, FEW)
+        yield from self._rounds(variant.run_as(TRAIN), few, FEW)
         for size in EXTREME if not subject.heavy else ():
             enlarged = larger(subject, budget, size, max(few))
             if enlarged is not None:
@@ -129,7 +126,7 @@ class LeakRounds:
         if case.dtype is not None:
             variant = in_dtype(subject, budget, case.dtype).run_as(way)
         elif case.frozen:
-            variant = frozen(self.subject, self.budget).run_as(way)
+            variant = frozen(subject, budget).run_as(way)
         else:
             masked = way.visible is not None
             variant = fresh(subject, budget, masked).run_as(way)
@@ -140,8 +137,7 @@ class LeakRounds:
             yield from self._rounds(variant, [time])
         yield from self._alone(variant, [time])
         if case.dtype is None and not case.frozen and not way.losses:
-            enlarged = larger(subject, budget, MODERATE, time)
-            if enlarged is not None:
+            for enlarged in self._enlarged(time):
                 yield from self._rounds(enlarged.run_as(way), [time], FEW)
 
     def _accepted(self, lengths: Iterable[int]) -> list[int]:
@@ -233,18 +229,22 @@ class LeakRounds:
     def _with_larger_weights(
         self, few: list[int], long: list[int]
     ) -> Iterator[Round]:
-        """Yield rounds of copies with larger weights.
-
-        The largest are stepped down until the scores are finite.
-        """
-        subject, budget = self.subject, self.budget
-        for size in (MODERATE, *EXTREME):
-            variant = larger(subject, budget, size, max(few + long))
-            if variant is None:
-                continue
+        """Yield rounds of copies with larger weights."""
+        for variant in self._enlarged(max(few + long)):
             yield from self._rounds(variant, [*few, *reversed(long)], FEW)
             rest = [time for time in self.small if time not in few]
             yield from self._rounds(variant, rest, share=1 / 100)
+
+    def _enlarged(self, longest: int) -> Iterator[Variant]:
+        """Yield copies with larger weights.
+
+        The largest are stepped down until the scores are finite.
+        """
+        for size in (MODERATE, *EXTREME):
+            variant = larger(self.subject, self.budget, size, longest)
+            if variant is None:
+                continue
+            yield variant
             if size != MODERATE:
                 self.largest = size
                 return

@@ -18,7 +18,7 @@ from .errors import (
     HookRaised,
     SkipCheck,
     UnusableModel,
-    cause_of,
+    causes_of,
     place_of,
     sentence,
 )
@@ -173,7 +173,7 @@ class Run:
             self.threads, self.proofs = threads, require_proof
             self.budget, self.plan = Budget(), ""
             self.names = names
-            self._causes: dict[str, str] = {}  # the first failure by cause
+            self._causes: dict[object, str] = {}  # the check that failed first
             self._left = [*names]
             if not self.subject.fault:
                 with self.subject.few_threads(threads):
@@ -263,10 +263,13 @@ class Run:
         if isinstance(error, FoundOut):
             self.subject = learn(self.subject, error)
         if isinstance(error, AssertionError | UnusableModel):
-            first = self._causes.setdefault(cause_of(error), name)
-            failed = {*self._causes.values()}
-            causes = [n for n in CHECKS[name].needs.implied_by if n in failed]
-            first = next(iter(causes), first)
+            way = self.budget.proof and self.budget.proof.way
+            at = way and (way.culprit.path, way.culprit.line)
+            keys = [name, *causes_of(error, at)]
+            causes = self._causes
+            known = (*CHECKS[name].needs.implied_by, *keys)
+            first = next((causes[k] for k in known if k in causes), name)
+            causes |= dict.fromkeys(keys, first)
             if first == name:
                 return "failed", str(error)
             return "skipped", f"see {first}: {error}"

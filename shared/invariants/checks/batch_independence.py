@@ -37,19 +37,17 @@ def check_batch_independence(subject: Subject, budget: Budget) -> str:
     subject.require_no_noise()
     subject.require_no_state()
     generator, finder = subject.generator(), LeakFinder()
-    proof = None if budget.limited else prove_rows(subject, budget)
     for round, _ in budget.affordable(_rounds(subject, budget)):
         try:
             _try(round, generator, finder)
         except AssertionError as error:
+            proof = budget.proof = prove_rows(subject, budget)
             if proof is None or proof.way is None:
                 raise
             place = proof.way.culprit
             raise AssertionError(f"{error}; let through at {place}") from error
     found = "alone, reordered, repeated, among others"
-    if budget.limited:  # with the time that is left
-        proof = prove_rows(subject, budget)
-    budget.proof = proof
+    proof = budget.proof = prove_rows(subject, budget)
     if proof is not None:
         found = f"{proof}; tested: {found}"
     if finder.draws_differ:
