@@ -294,7 +294,7 @@ def test_a_proof_says_what_it_is_of():
     content = json.loads(proof.to_json())
     assert content["lengths"] == [1, 2, 7, 32]
     assert "in bfloat16" in content["modes"]
-    with pytest.raises(ValueError, match=r"33 was asked for; .* 1 to 32"):
+    with pytest.raises(ValueError, match=r"33 was given; .* 1 to 32"):
         prove_causality(GPT, lengths=[33])
 
 

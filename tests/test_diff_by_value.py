@@ -497,6 +497,32 @@ class Toy(nn.Module):
         return self.head(self.middle(self.table(idx)))
 
 
+def fused(attend):
+    def middle(x):
+        parts = (x.unflatten(-1, (2, 4)).transpose(1, 2),) * 3
+        return attend(*parts).transpose(1, 2).flatten(-2)
+
+    return middle
+
+
+def test_an_operator_of_operators_is_one_step():
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+
+    def causal(score, b, h, i, j):
+        return torch.where(i >= j, score, -torch.inf)
+
+    def sound(*parts):
+        return flex.flex_attention(*parts, score_mod=causal)
+
+    def kernel(*parts):
+        return F.scaled_dot_product_attention(*parts, is_causal=True)
+
+    left = Toy(fused(kernel))
+    assert diff_by_value(left, Toy(fused(sound)), [1, 2, 3]).same
+    found = diff_by_value(left, Toy(fused(flex.flex_attention)), [1, 2, 3])
+    assert "`flex_attention`" in found.sentence, found.sentence
+
+
 def in_place(x):
     y = x * 3
     y += x.flip(1)

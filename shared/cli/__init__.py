@@ -29,15 +29,15 @@ COMMANDS = (
 PASSED_ON = {"ignore_unknown_options": True, "help_option_names": []}
 
 
-def _print_version(asked: bool) -> bool:
-    if asked:
+def _print_version(wanted: bool) -> bool:
+    if wanted:
         typer.echo(f"gpt-duet {version('gpt-duet')}")
         raise typer.Exit
-    return asked
+    return wanted
 
 
 def _gpt_duet(
-    asked: Annotated[
+    version_wanted: Annotated[
         bool,
         typer.Option(
             "--version",

@@ -21,7 +21,7 @@ from .rounding import floor, gaps, real_gap
 class Comparison(Decoder):
     """Requires that decoding with a cache equals the full forward."""
 
-    told = ""  # what the report should say
+    note = ""  # for the report
 
     def require_reset(self, time: int, generator: torch.Generator) -> None:
         """Require that a text in the model's own cache leaves nothing."""
@@ -50,14 +50,14 @@ class Comparison(Decoder):
         full = self.full(tokens)
         for pieces in splits:
             several = max(pieces[1:], default=1) > 1
-            if several and (self.told or self.convention.one_at_a_time):
+            if several and (self.note or self.convention.one_at_a_time):
                 continue
             try:
                 self.require(tokens, pieces, full=full)
             except ModelRaised as error:
                 if not several:
                     raise
-                self.told = f"; goes on with one token at a time only: {error}"
+                self.note = f"; goes on with one token at a time only: {error}"
 
     def compare_two_texts(self, time: int, generator: torch.Generator) -> None:
         """Require that a text leaves another one alone."""
@@ -99,7 +99,7 @@ class Comparison(Decoder):
         try:
             self.require(tokens, _prompt_first(time), how, mask)
         except ModelRaised as error:  # its mask may mean something else
-            self.told += f"; not with a mask: {error}"
+            self.note += f"; not with a mask: {error}"
 
     def require_an_end(self, tokens: Tensor) -> None:
         """Require that the last token is refused, if it is without a cache."""

@@ -133,10 +133,10 @@ def main(arguments: list[str] | None = None) -> None:
         "--file", type=Path, help="text; default: Python's documentation"
     )
     parser.add_argument("--out", type=Path, default=RANKS_FILE)
-    asked = parser.parse_args(arguments)
-    text = default_text() if asked.file is None else read_text(asked.file)
-    write_atomically(asked.out, dump_ranks(train_bpe(text, N_VOCAB - 1)))
-    print(f"{asked.out}: {N_VOCAB} tokens from text {text_stamp(text)}")
+    options = parser.parse_args(arguments)
+    text = default_text() if options.file is None else read_text(options.file)
+    write_atomically(options.out, dump_ranks(train_bpe(text, N_VOCAB - 1)))
+    print(f"{options.out}: {N_VOCAB} tokens from text {text_stamp(text)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a diff by value tells of values: rows, and where two models part."""
+"""The rows of a diff by value, and the line where two models part."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

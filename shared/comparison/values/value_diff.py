@@ -35,8 +35,7 @@ class ValueDiff:
             that of the run, or "".
         weights: of each weight of the right its counterpart on the left;
             none where a side has no weights.
-        gradient: the first gradient that differs, where they were asked for
-            and do.
+        gradient: the first gradient that differs, if they were compared.
         gradients: how many gradients were compared.
     """
 
@@ -58,7 +57,7 @@ class ValueDiff:
     def same(self) -> bool:
         """Whether the two are one function on these tokens.
 
-        And have one gradient, where that was asked for.
+        And have one gradient, where gradients were compared.
         """
         return self.parted is None and self.gradient is None
 

@@ -54,7 +54,7 @@ def check_cache(subject: Subject, budget: Budget) -> str:
         decoder.compare_padded(time, generator)
     return (
         f"decoding: {decoder.convention.says}: lengths to {longest}, one by "
-        f"one, whole and in pieces{decoder.told}"
+        f"one, whole and in pieces{decoder.note}"
     )
 
 

@@ -40,9 +40,9 @@ def check_determinism(subject: Subject, budget: Budget) -> str:
     compare(variant.run_as(WITH_GRADIENTS), WITH_GRADIENTS.name)
     for way in ways_of(AGAIN, subject):
         if way.own or way.targets:
-            asked = variant.run_as(way)
-            scores = asked.scores(tokens, seed=1, go_on=True)
-            again = asked.scores(tokens, seed=2, go_on=True)
+            other = variant.run_as(way)
+            scores = other.scores(tokens, seed=1, go_on=True)
+            again = other.scores(tokens, seed=2, go_on=True)
             _require_same(again, scores, way.name)
             compare(variant, f"after a call {way.name}")
     for size in ((1, 1), (1, subject.block_size), (2, 8), (3, 5)):

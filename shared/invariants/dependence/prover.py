@@ -66,7 +66,7 @@ class Prover:
             for time in lengths:
                 if not subject.lengths.accepts(time):
                     raise ValueError(
-                        f"a length of {time} was asked for; the model takes "
+                        f"a length of {time} was given; the model takes "
                         f"{subject.lengths}"
                     )
             return lengths
