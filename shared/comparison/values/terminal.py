@@ -47,7 +47,7 @@ def show_found(
     if folded:
         words = f"lines of one side alone: {folded}; --all shows them"
         console.print(Text(words, style="dim"))
-    if found.parted is not None:
+    if found.parted is not None and any(found.alone.values()):
         left, right = (
             sum(row.why == NOWHERE for row in found.alone[side])
             for side in ("left", "right")
