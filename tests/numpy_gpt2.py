@@ -21,7 +21,7 @@ def softmax(x):
 def forward(w, ids, n_head, fault="", dtype=np.float32):
     """Return (name, array) pairs in the order in which they are computed."""
     w = {name: array.astype(dtype) for name, array in w.items()}
-    dump, time = [], ids.shape[1]
+    dump, time, shape = [], ids.shape[1], (*ids.shape, n_head, -1)
 
     def keep(name, array):
         dump.append((f"{len(dump):03}_{name}", array.astype(dtype)))
@@ -39,14 +39,14 @@ def forward(w, ids, n_head, fault="", dtype=np.float32):
         if here and fault == "q":
             parts[0] = parts[0] - p["attn.c_attn.bias"][: n.shape[-1]]
         q, k, v = (
-            keep(f"{name}_{i}", a).reshape(1, time, n_head, -1).swapaxes(1, 2)
+            keep(f"{name}_{i}", a).reshape(shape).swapaxes(1, 2)
             for name, a in zip("qkv", parts, strict=True)
         )
         scale = q.shape[-1] ** (-1.0 if here and fault == "scores" else -0.5)
         scores = (q @ k.swapaxes(2, 3)) * dtype(scale)
         seen = np.tril(np.ones((time, time), bool), here and fault == "att")
         att = keep(f"att_{i}", softmax(np.where(seen, scores, -np.inf)))
-        y = (att @ v).swapaxes(1, 2).reshape(1, time, -1)
+        y = (att @ v).swapaxes(1, 2).reshape(*ids.shape, -1)
         y = keep(f"y_{i}", y)
         y = y @ p["attn.c_proj.weight"] + p["attn.c_proj.bias"]
         x = keep(f"mid_{i}", (n if here and fault == "mid" else x) + y)

@@ -3,8 +3,10 @@
 import re
 
 import pytest
-from cached_models import CONVENTIONS, FAULTS
+import torch
+from cached_models import CONVENTIONS, FAULTS, Recurrent
 
+from gpt_duet.comparison.values.decoding import diff_cache
 from gpt_duet.invariants import check_model
 
 pytestmark = [
@@ -12,6 +14,13 @@ pytestmark = [
     pytest.mark.unhooked,
 ]
 ROWS = [(kind, fault) for kind in CONVENTIONS for fault in kind.faults]
+PLACES = {  # the operations of the first line that differs
+    "position": ["embedding"],
+    "mask": ["masked_fill"],
+    "rows": ["mT", "cat"],
+    "twice": ["embedding"],  # positions follow from the cache's length
+    "window": ["embedding", "mT"],
+}
 FIRST = {"position": 1, "mask": 1, "rows": 1, "twice": 1, "window": 6}
 
 
@@ -39,6 +48,33 @@ def test_a_fault_is_found_at_its_first_position(kind, fault):
         assert re.search(words, result.message), result.message
         place = r"first in (wpe|blocks|cell)\S* \(\w+\), \w+\.py:\d+$"
         assert re.search(place, result.message), result.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"), [*((kind, "") for kind in CONVENTIONS), *ROWS]
+)
+def test_the_line_that_parts_from_the_full_pass(kind, fault):
+    torch.manual_seed(0)
+    parts = {"fault": fault, "__module__": kind.__module__}
+    model = type(kind.__name__, (kind,), parts)()
+    if kind.make_cache or "generate" in kind.found or fault == "reset":
+        words = "stay for the text" if fault == "reset" else "no cache was fou"
+        with pytest.raises(ValueError, match=words):
+            diff_cache(model)
+        return
+    found = diff_cache(model)
+    assert found.says in kind.found
+    assert found.same == (not fault), found.sentence
+    if fault:
+        assert found.position == FIRST[fault], found.sentence
+        place = found.place
+        cells = ["lstm", "gru"]
+        recurrent = issubclass(kind, Recurrent)
+        assert place.op in (cells if recurrent else PLACES[fault])
+        within = place.op not in ("embedding", *cells)
+        assert place.layer == (0 if within else None)
+        assert f" at {place}" in found.sentence
+        assert f"position {found.position} at " in found.sentence
 
 
 def test_there_are_enough_conventions():

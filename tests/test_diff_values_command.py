@@ -184,6 +184,39 @@ def test_a_recording_is_written_and_compared(diff, duet, tmp_path):
     assert diff(target, "no.npz")[2] == "gpt-duet: there is no file no.npz\n"
 
 
+def test_decoding_with_a_cache(diff, tmp_path):
+    (tmp_path / "kept.py").write_text(
+        "from mingpt_style import GPT\n"
+        "from shared.config import GPTConfig\n"
+        "class Late(GPT):\n"
+        "    def decode(self, tokens, cache):\n"
+        "        off = 1e-6 * (tokens == 7)[..., None]\n"
+        "        return super().decode(tokens, cache) * (1 + off)\n"
+        "def build():\n"
+        "    return Late(GPTConfig(29, 16, n_layer=2, n_head=2, n_embd=8))\n"
+    )
+    status, out, err = diff("--cache", "mingpt_style")
+    assert (status, err) == (0, "")
+    assert "one function: decoding with a cache (init_cache and dec" in out
+    assert "24 positions" in out
+    words = ("--cache", "kept.py:build", "--tokens=1,2,7,4", "--json=x.json")
+    status, out, err = diff(*words)
+    assert (status, err) == (1, "")
+    assert "parts from the full pass at position 2" in out.splitlines()[-1]
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert found["position"] == 2
+    assert found["tokens"] == [1, 2, 7, 4]
+    for given, message in (
+        (["annotated"], "no cache was found"),
+        (["mingpt_style", "annotated"], "--cache takes one model, got 2"),
+        (["mingpt_style", "--html=x.html"], "--html goes with two models"),
+        (["kept.py:build", "--tokens=1"], "at least 2 tokens, got 1"),
+    ):
+        status, _, err = diff("--cache", *given)
+        assert status == 2
+        assert message in err.splitlines()[-1]
+
+
 def test_a_dtype_and_a_tolerance(diff):
     words = ("theirs/model.py:GPT", "mine/model.py:GPT(act='silu')")
     assert diff(*words, "--dtype=float32")[0] == 1

@@ -226,6 +226,43 @@ def test_two_models_that_part_with_hostile_names_and_texts(tmp_path):
     assert None not in last["maps"][0]
 
 
+@pytest.fixture(scope="module")
+def parting(tmp_path_factory):
+    """The walk of two models that part, behind a line of one side alone."""
+    folder = tmp_path_factory.mktemp("parting")
+    source = folder / "again.py"
+    source.write_text(
+        "import torch\n"
+        "from mingpt_style import GPT\n"
+        "from shared.config import GPTConfig\n"
+        "class Again(GPT):\n"
+        "    def hidden(self, idx, cache=None):\n"
+        "        x = super().hidden(idx, cache)\n"
+        "        again = self.transformer.wte(idx)\n"
+        "        return x.cos() + again\n"
+        "class Detached(GPT):\n"
+        "    def hidden(self, idx, cache=None):\n"
+        "        return super().hidden(idx, cache).detach()\n"
+        "def build(kind):\n"
+        "    torch.manual_seed(0)\n"
+        "    return kind(GPTConfig(29, 16, 2, 2, 8))\n"
+    )
+    first = f"{source}:build(GPT)"
+    other = f"{source}:build(Detached)"
+    words = ("diff", first, other, "--gradients")
+    walk = data_of(page_of(folder, *words, status=1))["walk"]
+    assert walk["opens"] == 0  # the values are the same
+    return page_of(folder, "diff", first, f"{source}:build(Again)", status=1)
+
+
+def test_the_page_opens_where_two_models_part(parting):
+    walk = data_of(parting)["walk"]
+    names = [step["name"] for step in walk["steps"]]
+    assert names[-2:] == ["16", "16a"]  # folded under the step
+    assert names[walk["opens"]] == "16"
+    assert walk["steps"][walk["opens"]]["places"][1] is not None
+
+
 # --- In a browser -----------------------------------------------------------
 
 
@@ -279,6 +316,15 @@ def test_arrow_keys_and_buttons_go_step_by_step(browser, page):
     assert back.get_attribute("aria-disabled") == "true"
     back.click()
     assert browser.driver.switch_to.active_element == back
+
+
+def test_the_step_where_two_models_part_is_shown(browser, parting):
+    browser.open(parting)
+    assert at(browser) == "step 16 of 16"
+    (line,) = lit(browser, "right")
+    assert line.endswith("return x.cos() + again")
+    browser.open(parting, at="step-3")
+    assert at(browser) == "step 3 of 16"
 
 
 def test_a_click_goes_to_a_line_in_the_list_or_in_the_source(browser, page):

@@ -256,7 +256,7 @@ def _show(console: Console, slow: Timer, report: "Report") -> None:
     else:
         _print(console, report.heading(console.width))
     for name in report.names[len(report.results) :][:1]:
-        seconds = report.estimates[name]
+        seconds = report.estimates.get(name, 0.0)
         if seconds > PATIENCE and not report.plan:
             warn(f"{name} takes about {seconds:.0f} s")
 

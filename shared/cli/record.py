@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from ..validation import require_parent
 from . import options
-from .diff import choose_dtype, choose_tokens
+from .diffing import choose_dtype, choose_tokens
 
 
 def record(

@@ -115,9 +115,10 @@ class Text:
         if way.whole and start and not way.one_at_a_time:
             given["cache_age"] = piece.size(1)
         caller = way.subject.caller
-        tokens = caller.arranged(tokens)
+        tokens = caller.handed(caller.arranged(tokens))
         for name in {MASK, *TARGETS} & given.keys():
             given[name] = caller.arranged(given[name])
+        given = {name: caller.handed(value) for name, value in given.items()}
         what = f"decoding, on tokens of shape {tuple(piece.shape)} after "
         with during(f"{what}{start}"), torch.no_grad():
             if way.token_name is None:

@@ -25,12 +25,17 @@ NEAR = 1e-3  # of the spread of scores: right enough to choose a way
 
 
 class Decoder:
-    """Decodes with a model's cache, or by its full forward."""
+    """Decodes with a model's cache, or by its full forward.
+
+    Enlarged is whether a copy with larger weights is tried first.
+    """
 
     convention: Convention | None = None  # None: no cache was found
     reason = ""  # why a likely way is none
 
-    def __init__(self, subject: Subject, budget: Budget):
+    def __init__(
+        self, subject: Subject, budget: Budget, enlarged: bool = True
+    ):
         self.subject, self.budget = subject, budget
         masked = subject.caller.takes_mask  # a mask of padding
         makes: list[Callable[[], Variant | None]] = [
@@ -38,7 +43,10 @@ class Decoder:
             lambda: own(subject, budget),  # a cache may be of one precision
         ]
         doubles = [in_double(subject, budget, m) for m in (False, masked)]
-        if doubles != [True, False]:  # a fresh model's attention may be 0
+        if enlarged and doubles != [
+            True,
+            False,
+        ]:  # a fresh model's attention may be 0
             makes.insert(0, lambda: larger(subject, budget))
         best = NONE
         for make in makes:
@@ -114,7 +122,7 @@ class Decoder:
             return WRONG
         finally:
             self.convention = kept
-        gap = (full - decoded)[:, self._scored].abs().max()
+        gap = (full - decoded)[:, self.scored].abs().max()
         return RIGHT if gap <= NEAR * full.std() else WRONG
 
     def full(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -153,7 +161,7 @@ class Decoder:
         """
         assert self.convention is not None
         text = Text(self.convention, tokens.size(0))
-        self._scored = tokens.new_zeros(tokens.size(1), dtype=torch.bool)
+        self.scored = tokens.new_zeros(tokens.size(1), dtype=torch.bool)
         parts: list[Tensor] = []
         for piece in tokens.split(pieces, dim=1):
             end = text.seen.size(1) + piece.size(1)
@@ -162,7 +170,7 @@ class Decoder:
                 seen = {}
             scores = self.scores(text, piece, **seen)
             missing = piece.size(1) - scores.size(1)
-            self._scored[end - scores.size(1) : end] = True
+            self.scored[end - scores.size(1) : end] = True
             parts.append(nn.functional.pad(scores, (0, 0, missing, 0)))
         return torch.cat(parts, dim=1)
 

@@ -15,7 +15,7 @@ from .decoding import Decoder
 from .errors import ModelRaised
 from .explain import calls_at, first_of
 from .meeting.sizes import has_position_table
-from .rounding import floor, gaps, real_gap
+from .rounding import Gap, floor, gaps, real_gap
 
 
 class Comparison(Decoder):
@@ -81,7 +81,7 @@ class Comparison(Decoder):
         assert self.convention is not None
         texts = [Text(self.convention, len(tokens)) for tokens in pair]
         columns = zip(*(tokens.split(1, 1) for tokens in pair), strict=True)
-        self._scored = pair[0].new_ones(pair[0].size(1), dtype=torch.bool)
+        self.scored = pair[0].new_ones(pair[0].size(1), dtype=torch.bool)
         parts = [torch.cat([*map(self.scores, texts, c)]) for c in columns]
         return torch.cat(parts, dim=1)
 
@@ -143,24 +143,14 @@ class Comparison(Decoder):
         forward = partial(self.full, tokens, mask)
         full = forward() if full is None else full
         says = f"with a cache ({self.convention.says}), "
-        known = full, decode()
-        shown = self._scored.expand(tokens.shape)
-        if mask is not None:
-            shown = shown & mask.bool().cpu()
-        gap = earlier = real_gap(self.model, forward, decode, known, shown)
+        gap = self.first_gap(forward, decode, (full, decode()), mask)
         if gap is None:
             return
-        while earlier is not None:  # the largest of those before
-            gap = earlier
-            shown = shown & (
-                torch.arange(shown.size(1), device=shown.device) < gap.at[1]
-            )
-            earlier = real_gap(self.model, forward, decode, known, shown)
         (row, position), (batch, time) = gap.at, tokens.shape
         count = sum(end <= position for end in accumulate(pieces))
         start, size = sum(pieces[:count]), pieces[count]
         fed = " + ".join(map(str, pieces[:6])) + " + ..." * (len(pieces) > 6)
-        where = "" if how else self._where(tokens, pieces, count, *gap.at)
+        where = "" if how else self.where(tokens, pieces, count, *gap.at)
         raise AssertionError(
             f"{says}{how}fed as {fed} tokens, "
             f"position {position} of {time} in row {row} of {batch}, in the "
@@ -168,7 +158,30 @@ class Comparison(Decoder):
             f"by {gap.size:.2g}{where}"
         )
 
-    def _where(
+    def first_gap(
+        self,
+        forward: Callable[[], Tensor],
+        decode: Callable[[], Tensor],
+        known: tuple[Tensor, Tensor],
+        mask: Tensor | None = None,
+    ) -> Gap | None:
+        """Return the first position at which decoding really differs.
+
+        Known holds the scores of both; the mask says what to compare.
+        """
+        shown = self.scored.expand(known[0].shape[:2])
+        if mask is not None:
+            shown = shown & mask.bool().cpu()
+        gap = earlier = real_gap(self.model, forward, decode, known, shown)
+        while earlier is not None:  # the largest of those before
+            gap = earlier
+            shown = shown & (
+                torch.arange(shown.size(1), device=shown.device) < gap.at[1]
+            )
+            earlier = real_gap(self.model, forward, decode, known, shown)
+        return gap
+
+    def where(
         self,
         tokens: Tensor,
         pieces: list[int],

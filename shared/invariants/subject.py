@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .errors import ModelRaised, SkipCheck, UnusableModel
+from .meeting.arrays import IN_ARRAYS
 from .meeting.building import Builder
 from .meeting.calling import Caller
 from .meeting.reading import Reader, find_scores, follow
@@ -45,6 +46,7 @@ class Subject:
     keeps_state: bool = False  # whether a call changes the next one's scores
     lost_state: str = ""  # why that change cannot be undone
     says_log_probs: bool = False  # that its scores are normalised
+    in_arrays: bool = False  # of NumPy or JAX, not in torch
     make_cache: Callable[..., Any] | None = None  # that the user names
     unanswered: tuple[Way, ...] = ()  # in which no scores come back
     fault: str = ""  # why its answers cannot be read at all
@@ -86,6 +88,11 @@ class Subject:
                 "random numbers are drawn in eval mode, others at each size: "
                 "see check_determinism"
             )
+
+    def require_gradients(self) -> None:
+        """Skip a check that needs gradients of a function of arrays."""
+        if self.in_arrays:
+            raise SkipCheck(IN_ARRAYS)
 
     def fit(self, *lengths: int) -> list[int]:
         """Return these lengths, each as near as the model accepts it."""

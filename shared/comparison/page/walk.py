@@ -107,7 +107,9 @@ def make_walk(
         "sources": [list(side.values()) for side in sources],
         "data": {
             "steps": data,
-            "opens": 0 if found.same else len(every) - 1,
+            "opens": next(
+                (i for i, s in enumerate(every) if s.row is found.parted), 0
+            ),
             "columns": maps.columns,
             "maps": maps.found,
             "likeliest": likeliest,

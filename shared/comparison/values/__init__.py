@@ -1,5 +1,6 @@
 """Two implementations, line by line: paired by the values they compute."""
 
+from .decoding import CacheDiff, diff_cache
 from .diff import assert_same_values, diff_by_value
 from .places import Place
 from .record import record_values
@@ -7,11 +8,13 @@ from .rows import Divergence, Row
 from .value_diff import ValueDiff
 
 __all__ = [
+    "CacheDiff",
     "Divergence",
     "Place",
     "Row",
     "ValueDiff",
     "assert_same_values",
     "diff_by_value",
+    "diff_cache",
     "record_values",
 ]

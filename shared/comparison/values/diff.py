@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ...invariants.meeting.arrays import IN_ARRAYS
+from ...invariants.subject import Subject
 from .divergence import find_divergence
 from .flow import Flow
 from .given import (
@@ -23,7 +25,7 @@ from .given import (
 )
 from .gradients import first_difference
 from .matching import ROUNDING_ALONE, Matches, match
-from .recording import Recording
+from .recording import Recording, scores_of
 from .rows import MOVED, Row
 from .side import Side, unit_of
 from .value_diff import ValueDiff
@@ -49,7 +51,8 @@ def diff_by_value(
     Each brings its own weights. One of the two may be a recording: the path
     of an .npz or a .safetensors with the tokens, and with arrays in the order
     in which they were computed, the scores among them; it stands on the
-    right then, and the model runs in the recording's dtype.
+    right then, and the model runs in the recording's dtype. So does a
+    function written in arrays of NumPy or JAX, of which the scores are seen.
 
     Args:
         left: a model, any callable from (batch, time) ids to scores, or a
@@ -77,9 +80,9 @@ def diff_by_value(
         recording = Recording(right)
         if given is not None and not torch.equal(given, recording.tokens):
             raise ValueError(f"{right} was recorded from other tokens")
-        found = _diff_recording(
-            left, recording, vocab_size, names, dtype, tolerance
-        )
+        subject = subject_of(left, recording.tokens.size(1), vocab_size)
+        names = names or (subject.name, str(right))
+        found = _diff_recording(subject, recording, names, dtype, tolerance)
         return _with_weights(found, gradients or bool(recording.stored))
     length = DRAWN if given is None else given.size(1)
     subjects = subjects_of((left, right), length, vocab_size)
@@ -94,6 +97,12 @@ def diff_by_value(
     if given is None:
         given = drawn(sizes[0], longest)
     require_fit(given, longest, sizes[0])
+    if subjects[0].in_arrays and not subjects[1].in_arrays:
+        subjects, names = subjects[::-1], names[::-1]
+    if subjects[1].in_arrays:
+        scores = scores_of(subjects[1], given)
+        found = _diff_recording(subjects[0], scores, names, dtype, tolerance)
+        return _with_weights(found, gradients)
     sides = (
         Side(subjects[0], given, dtype),
         Side(subjects[1], given, dtype),
@@ -132,26 +141,34 @@ def _with_weights(found: ValueDiff, gradients: bool) -> ValueDiff:
 
 
 def _diff_recording(
-    model: Model,
+    subject: Subject,
     recording: Recording,
-    vocab_size: int | None,
-    names: tuple[str, str] | None,
+    names: tuple[str, str],
     dtype: torch.dtype | None,
     tolerance: float,
 ) -> ValueDiff:
-    """Compare a model with a file, in the dtype of the file."""
+    """Compare a model with a file, or with scores, in the dtype of these."""
     tokens = recording.tokens
-    subject = subject_of(model, tokens.size(1), vocab_size)
     require_fit(tokens, subject.block_size, subject.vocab_size)
     if dtype is None and not recording.doubled:
         dtype = recording.dtype
-    side = Side(subject, tokens, dtype)
-    recording.lay_out(side, subject.vocab_size)
-    names = names or (subject.name, str(recording.path))
+    if subject.in_arrays:
+        side: Side = scores_of(subject, tokens)
+    else:
+        side = Side(subject, tokens, dtype)
+    recording.lay_out(side.values, subject.vocab_size)
     sides = side, recording
     found = _found(names, sides, match(*sides, tolerance), [])
     kind = str(side.dtype).removeprefix("torch.")
-    return replace(found, notes=[*found.notes, f"run in {kind}, as recorded"])
+    notes = [
+        f"{name} is {IN_ARRAYS}, and its scores alone are compared"
+        for name, one in zip(names, sides, strict=True)
+        if one.only_scores
+    ]
+    notes.append(f"run in {kind}, that of {names[1]}")
+    if any(one.only_scores for one in sides):
+        found = replace(found, alone={"left": [], "right": []})
+    return replace(found, notes=[*found.notes, *notes])
 
 
 def assert_same_values(

@@ -7,7 +7,7 @@ names start with, else the order of the data.
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -17,6 +17,11 @@ from jaxtyping import Int
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ...invariants.budget import Budget
+from ...invariants.copies import own
+from ...invariants.errors import ModelRaised
+from ...invariants.randomness import isolated
+from ...invariants.subject import Subject
 from .places import Place
 from .side import Side
 from .value import Value, digest, real
@@ -31,15 +36,16 @@ class Recording(Side):
 
     Args:
         path: of an .npz or a .safetensors.
+        arrays: in place of a file's, the tokens among them.
 
     Raises:
         ValueError: in one line, for a file that is none of them, or that
             holds no tokens or no arrays of numbers.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, arrays: dict[str, Tensor] | None = None):
         self.path = path
-        arrays = _read(path)
+        arrays = _read(path) if arrays is None else arrays
         if TOKENS not in arrays:
             raise ValueError(
                 f"{path} has no array {TOKENS!r}: the ids that it was "
@@ -76,18 +82,18 @@ class Recording(Side):
         kinds = {array.dtype for array in self.arrays.values()}
         return max(kinds, key=lambda kind: torch.finfo(kind).eps)
 
-    def lay_out(self, other: Side, vocab_size: int) -> None:
+    def lay_out(self, others: Sequence[Value], vocab_size: int) -> None:
         """Make values of the arrays: by layers where one holds them all.
 
         Args:
-            other: the model on the other side.
+            others: what the model on the other side computes.
             vocab_size: its number of tokens.
 
         Raises:
             ValueError: where no array holds the scores.
         """
-        sizes = {int(np.prod(value.shape)) for value in other.values}
-        layers = len({v.place.layer for v in other.values} - {None})
+        sizes = {int(np.prod(value.shape)) for value in others}
+        layers = len({value.place.layer for value in others} - {None})
         rows = self.tokens.numel()
         pieces: list[tuple[str, int | None, Tensor]] = []
         for layered, group in groupby(
@@ -182,6 +188,22 @@ class Recording(Side):
         """Hand out arrays with their numbers."""
         for number in sorted(numbers):
             visitor(number, self.tensors[number])
+
+
+def scores_of(
+    subject: Subject, tokens: Int[Tensor, "batch time"]
+) -> Recording:
+    """Return what is seen of a function written in arrays: its scores."""
+    name = subject.name
+    try:
+        with isolated(subject.seed):
+            scores = own(subject, Budget()).scores(tokens)
+    except ModelRaised as error:
+        raise ValueError(f"{name}: {error}") from error.__cause__
+    arrays = {TOKENS: tokens, f"scores of {name}": scores}
+    side = Recording(Path(name), arrays)
+    side.lay_out((), subject.vocab_size)
+    return side
 
 
 def _read(path: Path) -> dict[str, Tensor]:

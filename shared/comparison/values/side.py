@@ -58,6 +58,12 @@ class Side:
         self.doubled &= self.dtype == torch.float64
 
     @property
+    def only_scores(self) -> bool:
+        """Whether no inner value is known: of a function of arrays."""
+        ends = {self.last, self.normalised}
+        return all(value.number in ends for value in self.values)
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of the scores in the first run."""
         return self.values[self.last].dtype

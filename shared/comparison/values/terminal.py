@@ -1,6 +1,6 @@
 """A diff by value in the terminal: two columns, in the order of the run."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console, RenderableType
 from rich.rule import Rule
@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..terminal import TWO_COLUMNS, print_trimmed
+from .decoding import CacheDiff
 from .places import Place
 from .rows import NOWHERE, Row, Section
 from .value_diff import ValueDiff
@@ -47,7 +48,7 @@ def show_found(
     if folded:
         words = f"lines of one side alone: {folded}; --all shows them"
         console.print(Text(words, style="dim"))
-    if found.parted is not None:
+    if found.parted is not None and any(found.alone.values()):
         left, right = (
             sum(row.why == NOWHERE for row in found.alone[side])
             for side in ("left", "right")
@@ -63,6 +64,27 @@ def show_found(
         console.print(weights, soft_wrap=True)
     for note in found.notes:
         console.print(Text(note, style="dim"), soft_wrap=True)
+    colour = "bold green" if found.same else "bold red"
+    console.print(Text(found.sentence, style=colour), soft_wrap=True)
+
+
+def show_decoding(
+    console: Console, found: CacheDiff, text_of: Callable[[int], str]
+) -> None:
+    """Print how far each position is apart, and a sentence on it."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for justify in ("right", "left", "right"):
+        table.add_column(justify=justify)
+    table.add_row(*(Text(w, "dim") for w in ("position", "token", "apart")))
+    for position, token in enumerate(found.tokens):
+        apart = found.apart[position]
+        table.add_row(
+            str(position),
+            Text(text_of(token)),
+            "not answered" if apart is None else f"{apart:.1g}",
+            style="bold red" if position == found.position else "",
+        )
+    print_trimmed(console, table)
     colour = "bold green" if found.same else "bold red"
     console.print(Text(found.sentence, style=colour), soft_wrap=True)
 

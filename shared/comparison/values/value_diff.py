@@ -75,9 +75,12 @@ class ValueDiff:
             equal = f", {self.gradients} gradients equal" * bool(
                 self.gradients
             )
+            found = (
+                f"{len(self.pairs)} intermediate values are the same on both "
+                f"sides; "
+            ) * (not self._only_scores)
             return (
-                f"one function{self.coarse}: {len(self.pairs)} intermediate "
-                f"values are the same on both sides; scores "
+                f"one function{self.coarse}: {found}scores "
                 f"{self.apart:.1g} apart, rounding explains "
                 f"{self.rounding:.1g}{equal}"
             )
@@ -85,6 +88,11 @@ class ValueDiff:
             rounded = any("rounded" in match.how for match in self.weights)
             more = f"; {self.weights_sentence}" if rounded else ""
             return f"{self.parted}{more}"
+        if self._only_scores:
+            return (
+                f"two functions: scores {self.apart:.2g} apart, rounding "
+                f"explains {self.rounding:.1g}"
+            )
         if self._recorded:
             return (
                 f"{self.parted}; no array is on the left: are weights and "
@@ -110,6 +118,10 @@ class ValueDiff:
     def weights_sentence(self) -> str:
         """Which weights have a counterpart, "" where none were compared."""
         return describe([*self.weights]) if self.weights else ""
+
+    @property
+    def _only_scores(self) -> bool:
+        return any(side.only_scores for side in self.sides)
 
     @property
     def _recorded(self) -> bool:

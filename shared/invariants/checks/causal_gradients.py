@@ -29,6 +29,7 @@ def check_causal_gradients(subject: Subject, budget: Budget) -> str:
     longest = subject.block_size
     if longest < 2:
         raise SkipCheck("one token has no future")
+    subject.require_gradients()
     subject.require_no_state()
     generator = subject.generator()
     rounds = _rounds(subject, budget, generator)

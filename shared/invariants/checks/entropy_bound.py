@@ -26,6 +26,7 @@ def check_entropy_bound(subject: Subject, budget: Budget) -> str:
     before its step; then on sequences that repeat three ids.
     Reports: karpathy/nanochat 844, a loss of 0.0018 from a leak.
     """
+    subject.require_gradients()
     if subject.block_size < 2 * PERIOD:
         raise SkipCheck(f"needs sequences of {2 * PERIOD} tokens")
     ids = min(16, subject.vocab_size)

@@ -32,6 +32,7 @@ def check_gradient_flow(subject: Subject, budget: Budget) -> str:
     Reports: state-spaces/s4 26, parameters that are used and yet get no
     gradient.
     """
+    subject.require_gradients()
     function = "a function has no parameters to see"
     variant = changeable(subject, budget, function, TRAIN)
     model = variant.model

@@ -32,6 +32,7 @@ def check_gradients(subject: Subject, budget: Budget) -> str:
     Reports: allenai/OLMo-core 828, openai/guided-diffusion 167: checkpointed
     blocks with another dropout mask in the backward pass.
     """
+    subject.require_gradients()
     subject.require_no_state()
     variant = changeable(subject, budget, "a function has no weights")
     model = doubled(subject, budget, variant.model)

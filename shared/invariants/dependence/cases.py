@@ -112,6 +112,18 @@ def cases(subject: Subject) -> Iterator[Case]:
             yield from (Case(way, dtype=dtype) for way in (EVAL, TRAIN))
 
 
+def accepted(subject: Subject, lengths: Iterable[int]) -> list[int]:
+    """Return lengths in their order, or raise ValueError for one refused."""
+    ordered = sorted({*lengths})
+    for time in ordered:
+        if not subject.lengths.accepts(time):
+            raise ValueError(
+                f"a length of {time} was given; the model takes "
+                f"{subject.lengths}"
+            )
+    return ordered
+
+
 def usual_lengths(subject: Subject, model: object, limited: bool) -> list[int]:
     """Return the lengths of a proof, what matters most first."""
     longest = min(subject.block_size, LONGEST)

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .arguments import tensors_in
 from .shadows import Shadows
 
-LEAVES = ("tolist", "numpy", "__array__", "__dlpack__", "data_ptr")
+LEAVES = ("numpy", "__array__", "__dlpack__", "data_ptr")
 
 
 class _Leaving(TorchFunctionMode):
@@ -22,9 +22,10 @@ class _Leaving(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
-        if name in LEAVES:
+        if name == "tolist" or name in LEAVES:
             with _disable_current_modes():
-                self.shadows._read(name, tensors_in(args[:1]))
+                left = name in LEAVES
+                self.shadows._read(name, tensors_in(args[:1]), left)
         return func(*args, **(kwargs or {}))
 
 

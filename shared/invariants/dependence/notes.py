@@ -34,11 +34,13 @@ class Step:
 class Notes:
     """What a run rests on, and what it did not understand.
 
-    Each by its place: what python code read of the tokens, which finite
-    masks count as minus infinity, which do not, and unknown operations.
+    Each by its place: what Python code read of the tokens, which of these
+    numbers left torch, which finite masks count as minus infinity, which do
+    not, and unknown operations.
     """
 
     reads: dict[Place, int] = field(default_factory=dict)
+    left: dict[Place, str] = field(default_factory=dict)
     masks: dict[Place, float] = field(default_factory=dict)
     weak: dict[Place, float] = field(default_factory=dict)
     unknown: dict[Place, str] = field(default_factory=dict)

@@ -12,9 +12,14 @@ from types import CodeType
 import jaxtyping
 import torch
 
+from ..meeting.arrays import code_of
+
 WIDTH = 48  # of an expression in a sentence
 
+PACKAGES = Path(torch.__file__).resolve().parents[1]
 NOT_THE_MODEL = (
+    # they turn tensors into their own arrays
+    *(f"{PACKAGES / name}{os.sep}" for name in ("numpy", "jax", "mlx")),
     str(Path(torch.__file__).resolve().parent) + os.sep,
     str(Path(jaxtyping.__file__).resolve().parent) + os.sep,  # its wrappers
     str(Path(__file__).resolve().parents[1]) + os.sep,
@@ -83,6 +88,14 @@ def find_place(operation: str) -> Place:
     code = own.f_code
     span = _span(code, own.f_lasti)
     return Place(code.co_filename, own.f_lineno, operation, span)
+
+
+def place_of_code(function: object) -> Place:
+    """Return the line where a function, or a callable's class, is defined."""
+    code = code_of(function)
+    if code is None:
+        return Place(type(function).__name__, 0, "call")
+    return Place(code.co_filename, code.co_firstlineno, code.co_name)
 
 
 @cache

@@ -114,6 +114,11 @@ class Proof:
             "open": [o.to_dict() for o in self.open],
         }
 
+    def leave_torch(self, place: Place) -> None:
+        """Say where numbers leave torch, which keeps the proof open."""
+        self.proved = False
+        self.open.append(Open(f"numbers leave torch at {place}", place))
+
     def uncontrolled(self) -> None:
         """Say that there was no time to control the rules."""
         self.conditional = True

@@ -95,6 +95,8 @@ def unreached(subject: Subject, budget: Budget, time: int) -> list[int]:
 
     Python code that reads tokens leads anywhere.
     """
+    if subject.in_arrays:
+        return []
     prover = Prover(subject, budget, lengths=[time])
     case = prover.main[0]
     run = prover._run(case)

@@ -12,9 +12,10 @@ from ..meeting.building import KeptState, cast
 from ..subject import Subject
 from ..variant import Copy, Variant
 from ..ways import EVAL, TRAIN
-from .cases import Case, Run, plan, usual_lengths
+from .cases import Case, Run, accepted, plan, usual_lengths
 from .engine import POSITIONS, Found, Order, Tokens, control, follow, way
 from .notes import Notes
+from .place import place_of_code
 from .proof import Open, Proof
 
 CONTROL = 5  # tokens of the text in which each is changed
@@ -57,21 +58,11 @@ class Prover:
         self.names: set[str] = set()  # of operations that carried codes
         self.controlled: set[str] = set()
         self.copies: dict[tuple[torch.dtype | None, bool], Copy] = {}
-        self.lengths = self._lengths(lengths)
-
-    def _lengths(self, given: Iterable[int] | None) -> list[int]:
-        subject = self.subject
-        if given is not None:
-            lengths = sorted({*given})
-            for time in lengths:
-                if not subject.lengths.accepts(time):
-                    raise ValueError(
-                        f"a length of {time} was given; the model takes "
-                        f"{subject.lengths}"
-                    )
-            return lengths
-        model = self._copy(self.main[0]).model
-        return usual_lengths(subject, model, self.budget.limited)
+        if lengths is None:
+            model = self._copy(self.main[0]).model
+            self.lengths = usual_lengths(subject, model, budget.limited)
+        else:
+            self.lengths = accepted(subject, lengths)
 
     def prove(self, others: Iterable[Case] = ()) -> Proof:
         """Return the proof, which stops at what is open first.
@@ -80,6 +71,10 @@ class Prover:
             others: ways beside eval and train mode, at a few lengths.
         """
         proof, limited = self.proof, self.budget.limited
+        if self.subject.caller.arrays:
+            model = self._copy(self.main[0]).model
+            proof.leave_torch(place_of_code(model))
+            return proof
         ways = plan(self.subject, self.main, others, self.lengths, limited)
         done: dict[Case, list[int]] = {case: [] for case in self.main}
         for case, lengths in ways:
@@ -197,7 +192,7 @@ class Prover:
             found = self._follow(run, case, tokens, targets, order)
             self.names |= found.names
             self.notes.update(found.notes)
-            if found.open(case.shown(tokens.size(1))):
+            if found.notes.left or found.open(case.shown(tokens.size(1))):
                 return order, found
         return None
 
@@ -260,6 +255,11 @@ class Prover:
         """Say what is open, and the way of a token that gets through."""
         order, result = found
         add = self.proof.open.append
+        for place in result.notes.left:
+            self.proof.leave_torch(place)
+        if result.notes.left:
+            self.proof.at = None  # no length is likelier than another
+            return
         for place, number in result.notes.weak.items():
             text = (
                 f"{place} hides with {number:,.0f}, which scores can outweigh"

@@ -271,13 +271,20 @@ class Shadows(Operations):
         notes = self.notes.masks if kind == "assumption" else self.notes.weak
         notes[place] = max(number, notes.get(place, number))
 
-    def _read(self, name: str, tensors: list[Tensor]) -> None:
-        """Note that python code reads numbers, if they are not known."""
+    def _read(
+        self, name: str, tensors: list[Tensor], left: bool = False
+    ) -> None:
+        """Note that Python code reads numbers, if they are not known.
+
+        Left is whether they leave torch: they may come back as others.
+        """
         codes = [self.codes(t) for t in tensors if t.numel()]
         most = max((int(c.max()) for c in codes), default=KNOWN)
         if most == KNOWN:
             return
         place = find_place(name)
+        if left and most > FREE:
+            self.notes.left[place] = name
         known = self.notes.reads.get(place, KNOWN)
         self.notes.reads[place] = max(known, most)
 

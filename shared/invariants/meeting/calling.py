@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from .arrays import as_array
 from .building import Model
 
 TOKENS = ("input_ids", "idx", "tokens", "x", "ids", "input", "inputs")
@@ -36,6 +37,7 @@ class Caller:
     given: dict[str, Callable[[Tensor], Any]] = field(default_factory=dict)
     time_first: bool = False
     optional: tuple[str, ...] = ()  # arguments that are None unless given
+    arrays: bool = False  # tensors are refused: it gets NumPy's arrays
 
     def call(
         self, model: Model, tokens: Int[Tensor, "batch time"], **extra: Any
@@ -69,9 +71,14 @@ class Caller:
             # masks and targets, not the numbers of a cache
             if isinstance(value, Tensor) and not value.is_floating_point():
                 extra[name] = self.arranged(value)
+        extra = {name: self.handed(value) for name, value in extra.items()}
         if token_name is None:
-            return function(tokens, **extra)
-        return function(**{token_name: tokens}, **extra)
+            return function(self.handed(tokens), **extra)
+        return function(**{token_name: self.handed(tokens)}, **extra)
+
+    def handed(self, value: Any) -> Any:
+        """Return an argument in the kind that the model takes."""
+        return as_array(value) if self.arrays else value
 
 
 def caller_of(model: Model, log_probs: bool, time_first: bool) -> Caller:

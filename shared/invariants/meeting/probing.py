@@ -10,11 +10,13 @@ from ..budget import Budget
 from ..errors import ModelRaised
 from ..subject import Subject
 from ..variant import Copy, Variant
+from .arrays import IN_ARRAYS, is_array
 from .calling import Caller
-from .reading import Reader, describe, find_scores, tensors_in
+from .reading import Reader, describe, find_scores, reach, tensors_in
 from .sizes import VOCABULARY, declared
 
 Size = tuple[int, int]  # of batch and time
+OTHER_KIND = TypeError, AttributeError  # of a function written in arrays
 
 
 def probe(subject: Subject, copy: Copy) -> tuple[Subject, Size]:
@@ -32,16 +34,16 @@ def probe(subject: Subject, copy: Copy) -> tuple[Subject, Size]:
     """
     vocab = subject.vocab_size
     unread: list[tuple[Caller, Size, Any]] = []
-    raised: list[ModelRaised] = []
+    raised: list[tuple[ModelRaised, Caller]] = []
     for sizes in _sizes(vocab, subject.block_size):
-        for caller in _callers(subject.caller):
+        for caller in _callers(subject.caller, subject.is_module):
             try:
                 answers = [
                     _call(replace(subject, caller=caller), copy, size, vocab)
                     for size in sizes
                 ]
             except ModelRaised as error:
-                raised.append(error)
+                raised.append((error, caller))
                 continue
             reader = _find_reader(
                 [*zip(answers, sizes, strict=True)],
@@ -51,6 +53,8 @@ def probe(subject: Subject, copy: Copy) -> tuple[Subject, Size]:
             )
             if reader is not None:
                 found = replace(subject, caller=caller, reader=reader)
+                if caller.arrays or is_array(reach(answers[1], reader.path)):
+                    found = replace(found, in_arrays=True).noted(IN_ARRAYS)
                 return found, sizes[1]
             unread.append((caller, sizes[1], answers[1]))
     if unread:
@@ -60,11 +64,15 @@ def probe(subject: Subject, copy: Copy) -> tuple[Subject, Size]:
             f"{(*size, vocab)} (batch, time, vocab), got {describe(answer)}"
         )
         return replace(subject, caller=caller, fault=fault), size
+    if not subject.is_module:  # the other kind of ids says more
+        raised.sort(key=lambda r: isinstance(r[0].__cause__, OTHER_KIND))
+    first, caller = raised[0]
+    subject = replace(subject, caller=caller)
     try:
         _call(subject, copy, (1, 1), 1)  # id 0 alone
     except ModelRaised:
-        raise raised[0] from raised[0].__cause__
-    fault = f"of {vocab} ids some are refused: {raised[0]}"
+        raise first from first.__cause__
+    fault = f"of {vocab} ids some are refused: {first}"
     try:
         for size in probe_sizes(vocab, subject.block_size):
             _call(subject, copy, size, 1)
@@ -86,19 +94,23 @@ def _call(subject: Subject, copy: Copy, size: Size, top: int) -> Any:
         return variant.answer(tokens, seed=subject.seed)
 
 
-def _callers(caller: Caller) -> Iterator[Caller]:
-    """Yield ways to call a model: as given, then with targets of zeros."""
-    yield caller
+def _callers(caller: Caller, is_module: bool) -> Iterator[Caller]:
+    """Yield ways to call a model: as given, then with targets of zeros.
+
+    A function that refuses tensors may be written in arrays.
+    """
+    kinds = [caller]
+    if not is_module:
+        kinds.append(replace(caller, arrays=True))
+    yield from kinds
     if caller.method is not None:
         return
     names = [caller.target_name, *caller.optional]
     for name in dict.fromkeys(n for n in names if n is not None):
         if name not in caller.given:
-            yield replace(
-                caller,
-                given=caller.given | {name: torch.zeros_like},
-                target_name=name,
-            )
+            given = caller.given | {name: torch.zeros_like}
+            for kind in kinds:
+                yield replace(kind, given=given, target_name=name)
 
 
 def _sizes(vocab: int, block: int) -> Iterator[list[Size]]:

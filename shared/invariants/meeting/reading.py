@@ -9,6 +9,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from ..errors import ModelRaised
+from .arrays import as_tensor, is_array
 
 SPARE = 128  # scores beyond the vocabulary, to pad it to a multiple
 SCORES = ("logits", "log_probs")
@@ -118,6 +119,8 @@ def find_scores(
 
 def tensors_in(answer: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     """Yield the tensors of an answer; those called scores come first."""
+    if is_array(answer):
+        answer = as_tensor(answer)
     if isinstance(answer, Tensor):
         yield path, answer
     elif len(path) < 3:
@@ -141,7 +144,13 @@ def _items(answer: Any) -> list[tuple[Any, Any]]:
 
 
 def follow(answer: Any, path: Path) -> Any:
-    """Return what is at a path, or None."""
+    """Return what is at a path, an array as a tensor, or None."""
+    found = reach(answer, path)
+    return as_tensor(found) if is_array(found) else found
+
+
+def reach(answer: Any, path: Path) -> Any:
+    """Return what is at a path as it is, or None."""
     for key in path:
         if isinstance(answer, Mapping):
             answer = answer.get(key)

@@ -1,0 +1,204 @@
+"""What gpt-duet diff runs on: sources, models, recordings and tokens."""
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from ..files import write_json
+from ..validation import did_you_mean
+
+if TYPE_CHECKING:
+    from ..comparison.values import ValueDiff
+    from ..protocol import Style
+
+TOKENS = 24  # of the default text that two styles are run on
+STYLES = ("annotated", "mingpt_style")
+RECORDINGS = (".npz", ".safetensors")
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+def show_concepts(console: Console, names: Sequence[str]) -> None:
+    """Show the source of a concept, or of all of them, in both styles."""
+    from ..comparison.sources import concept_names, pair_sources
+    from ..comparison.terminal import show_sources
+    from ..protocol import load_style
+
+    styles = load_style(STYLES[0]), load_style(STYLES[1])
+    known = concept_names(*styles)
+    if names and names[0] not in known:
+        if ":" in names[0] or _style(names[0]):
+            raise ValueError(
+                f"a second model is missing: diff {names[0]} RIGHT"
+            )
+        raise ValueError(
+            f"no concept {names[0]!r}{did_you_mean(names[0], known)}; there "
+            f"is {', '.join(known)}"
+        )
+    sources = pair_sources(*styles)
+    # without this, less does not show colours
+    os.environ.setdefault("LESS", "-FRX")
+    show_sources(console, STYLES, {c: sources[c] for c in names or known})
+
+
+def choose_tokens(
+    names: Sequence[str],
+    text: str | None,
+    tokens: str | None,
+    tokenizer_name: str,
+) -> tuple[list[int] | None, Callable[[int], str]]:
+    """Return the ids to run, None for drawn ones, and how to show an id.
+
+    Two styles run on a text by default: the small model was trained on it.
+    """
+    from ..comparison.text import token_text
+    from ..tokenization.texts import default_text
+    from ..tokenization.tokenizers import DEFAULT, load_tokenizer
+    from .choices import require_text
+
+    if text is not None and tokens is not None:
+        raise ValueError("give --text or --tokens, not both")
+    if tokens is not None:
+        try:
+            return [int(token) for token in tokens.split(",")], str
+        except ValueError:
+            raise ValueError(
+                f'--tokens must be numbers, as "1,2,3", got {tokens!r}'
+            ) from None
+    if text is not None:
+        require_text("--text", text)
+        tokenizer = load_tokenizer(tokenizer_name, text)
+        return tokenizer.encode(text), partial(token_text, tokenizer)
+    if all(map(_style, names)):
+        tokenizer = load_tokenizer(DEFAULT)
+        ids = tokenizer.encode(default_text())[:TOKENS]
+        return ids, partial(token_text, tokenizer)
+    return None, str
+
+
+def choose_dtype(name: str | None) -> Any:
+    """Return the dtype of a name, None for none."""
+    import torch
+
+    if name is not None and name not in DTYPES:
+        words = f"--dtype must be one of {', '.join(DTYPES)}"
+        raise ValueError(f"{words}, got {name!r}")
+    return name and getattr(torch, name)
+
+
+def load_side(name: str, vocab_size: int | None) -> Any:
+    """Return a model, or the path of a recording."""
+    from ..targets import load_target
+
+    path = Path(name)
+    if path.suffix not in RECORDINGS or ":" in name:
+        return load_target(name, vocab_size)
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    return path
+
+
+def load_sides(names: Sequence[str], vocab_size: int | None) -> list[Any]:
+    """Return what is named; styles alone have the small model's weights."""
+    import torch
+
+    from ..checkpoint import SMALL_MODEL, load_checkpoint
+
+    styles = [style for name in names if (style := _style(name))]
+    if len(styles) < len(names):
+        return [load_side(name, vocab_size) for name in names]
+    checkpoint = load_checkpoint(SMALL_MODEL)
+    state = checkpoint.to(torch.device("cpu"), torch.float64)
+    return [style.from_gpt2(state, checkpoint.config) for style in styles]
+
+
+def diff_values(
+    names: Sequence[str],
+    ids: list[int] | None,
+    *,
+    vocab_size: int | None,
+    **settings: Any,
+) -> "ValueDiff":
+    """Run two models, two styles from one set of weights.
+
+    An exception of a user's code is printed as theirs.
+    """
+    from ..comparison.values import diff_by_value
+    from ..importing import first_on_path, show_theirs
+
+    styles = [*filter(_style, names)]
+    sizes = _default_sizes(names, vocab_size) if len(styles) == 1 else ""
+    left, right = load_sides(names, vocab_size)
+    try:
+        with first_on_path(Path.cwd()):
+            found = diff_by_value(
+                left,
+                right,
+                ids,
+                vocab_size=vocab_size,
+                names=(names[0], names[1]),
+                **settings,
+            )
+    except ValueError as error:
+        if error.__cause__ is not None:
+            show_theirs(error.__cause__)
+        raise ValueError(f"{error}{sizes}") from None
+    if found.shares_nothing:
+        raise ValueError(f"{found.sentence}{sizes}")
+    return found
+
+
+def decode(
+    console: Console,
+    name: str,
+    ids: list[int] | None,
+    text_of: Callable[[int], str],
+    vocab_size: int | None,
+    json_file: Path | None,
+) -> bool:
+    """Show decoding with a cache beside the full pass; say if it is one."""
+    from ..comparison.values.decoding import diff_cache
+    from ..comparison.values.terminal import show_decoding
+    from ..importing import first_on_path, show_theirs
+
+    (model,) = load_sides([name], vocab_size)
+    try:
+        with first_on_path(Path.cwd()):
+            found = diff_cache(model, ids, vocab_size=vocab_size)
+    except ValueError as error:
+        if error.__cause__ is not None:
+            show_theirs(error.__cause__)
+        raise ValueError(str(error)) from None
+    show_decoding(console, found, text_of)
+    if json_file is not None:
+        write_json(json_file, {"model": name} | found.to_json())
+    return found.same
+
+
+def _default_sizes(names: Sequence[str], vocab_size: int | None) -> str:
+    """Say which of two models has default sizes, and what sets them."""
+    from ..names import package_of
+    from ..targets import STYLE_SIZES
+
+    (name,) = filter(_style, names)
+    model = f"{package_of(name)}.model:build_model(GPTConfig(...))"
+    sizes = STYLE_SIZES | ({"vocab_size": vocab_size} if vocab_size else {})
+    shown = ", ".join(f"{key} {size}" for key, size in sizes.items())
+    return (
+        f"; the sizes of {name} are defaults ({shown}): --vocab-size "
+        f'sets its vocabulary, an expression all sizes, as "{model}"'
+    )
+
+
+def _style(name: str) -> "Style | None":
+    from ..protocol import load_style
+
+    if ":" in name or name.endswith(".py"):
+        return None
+    try:
+        return load_style(name)
+    except ValueError:
+        return None
