@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .budget import Budget
+from .context import one_run
 from .meeting.building import Model
 from .meeting.meet import meet
 from .randomness import isolated
@@ -15,6 +16,7 @@ from .tokens import others, rows_at_once
 from .variant import Variant, precise
 
 
+@one_run
 def influence(
     model: Model,
     tokens: Int[Tensor, "*batch time"] | Sequence[int],

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from .context import one_run
 from .errors import UnusableModel, with_their_frames
 from .meeting.building import Model, name_of
 from .meeting.meet import meet
@@ -23,6 +24,7 @@ class BoundCheck:
         self.__name__ = name
         self._run_of = run_of
 
+    @one_run
     def __call__(self, model: Model) -> str:
         """Run the check; a skip is pytest's own.
 

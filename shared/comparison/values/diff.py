@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ...invariants.context import one_run
 from .divergence import find_divergence
 from .flow import Flow
 from .given import (
@@ -32,6 +33,7 @@ from .weights import WeightMatch, match_weights
 NEAREST = 5  # values that are offered where nothing is shared
 
 
+@one_run
 def diff_by_value(
     left: Model | Path,
     right: Model | Path,

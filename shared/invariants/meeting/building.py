@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from ..context import callers_device
 from ..errors import HookRaised, UnusableModel, sentence
 from ..randomness import isolated
 
@@ -85,7 +86,8 @@ class Builder:
     def _make(self) -> Model:
         name = name_of(self.given) or "the factory"
         try:
-            model = self.given()
+            with callers_device():
+                model = self.given()
         except Exception as error:
             raise UnusableModel(f"{name} raised {sentence(error)}") from error
         if not callable(model):
