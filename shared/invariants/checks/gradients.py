@@ -5,7 +5,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from ..check import Budget, Subject, check
-from ..derivatives import Along
+from ..derivatives import Along, gradients_of
 from ..errors import SkipCheck, during
 from ..larger_weights import redraw_zeros
 from ..rounding import FLOOR, Inside
@@ -59,7 +59,7 @@ def _compare(
         raise SkipCheck("too coarse inside for differences")
     weights = torch.randn(scores.shape, generator=generator).to(scores)
     with during("in the backward pass"):
-        gradients = torch.autograd.grad(
+        gradients = gradients_of(
             (scores * weights).sum(),
             [p for p, _ in free.values()],
             allow_unused=True,
