@@ -4,6 +4,8 @@ import importlib
 import json
 import subprocess
 import sys
+from functools import partial
+from threading import Thread
 
 import pytest
 import torch
@@ -13,15 +15,19 @@ from measurements import MEASUREMENTS
 from readme import OF_CHECKS, filled, ways
 from small_gpt import BLOCK, GPT, VOCAB
 
+from gpt_duet.comparison.values import diff_by_value
 from gpt_duet.config import GPTConfig
 from gpt_duet.invariants import (
     CHECKS,
     check_model,
     influence,
+    meet,
     parametrize_with_checks,
+    prove_causality,
     save_map,
     text_map,
 )
+from gpt_duet.invariants.budget import Budget
 from gpt_duet.invariants.pictures import CAUSAL, LEAK, NONE, colours, draw_map
 
 CAUSALITY = "check_causality"
@@ -374,6 +380,89 @@ def test_checks_need_little_beside_torch():
     loaded = set(done.stdout.split()) - sys.stdlib_module_names
     ours = {"gpt_duet", "shared", "jaxtyping", "numpy"}
     assert not [n for n in loaded - ours if "cython" not in n]  # numpy's
+
+
+# --- What is set around a run -----------------------------------------------
+
+
+def some_checks(model):
+    names = ["shape", "finite", "state_dict", "dtype"]
+    report = check_model(model, checks=names)
+    assert report.ok, str(report)
+
+
+def one_check(model):
+    mark = parametrize_with_checks([model], checks=["finite"])
+    model, check = mark.args[1][0].values
+    check(model)
+    CHECKS["check_state_dict"](meet(model), Budget())
+
+
+def others(model):
+    assert prove_causality(model, lengths=[5]).proved
+    assert influence(model, [3, 1, 4], rounds=1).triu(1).eq(0).all()
+    assert diff_by_value(model, model).same
+
+
+RUNS = (some_checks, one_check, others)
+
+
+def settings():
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_default_device(),
+    )
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(
+    "around",
+    [
+        torch.no_grad,
+        torch.inference_mode,
+        partial(torch.autocast, "cpu", torch.bfloat16),
+        partial(torch.device, "meta"),
+    ],
+)
+def test_settings_around_a_run_change_nothing(around, run):
+    given = GPT()
+    with around():
+        before = settings()
+        run(GPT if run is not others else given)
+        run(given)
+        assert settings() == before
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize("run", RUNS)
+def test_each_part_is_put_back_in_its_mode(run):
+    given = GPT()
+    given.blocks[0].eval()
+    modes = [part.training for part in given.modules()]
+    run(given)
+    assert [part.training for part in given.modules()] == modes
+
+
+@pytest.mark.unhooked
+def test_runs_of_several_threads_wait_for_each_other():
+    """Seeds, hooks and the standard output belong to the process."""
+    found, stdout = [], sys.stdout
+
+    def check_often():
+        for _ in range(4):
+            checks = ["determinism", "purity", "finite"]
+            found.append(check_model(GPT, checks=checks))
+
+    threads = [Thread(target=check_often) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [report.ok for report in found] == [True] * 12
+    assert sys.stdout is stdout
 
 
 # --- The picture ------------------------------------------------------------

@@ -20,12 +20,14 @@ from small_gpt import (
     BLOCK,
     DIM,
     GPT,
+    MLP,
     VOCAB,
     Attention,
     CachedGPT,
     Unlimited,
 )
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from gpt_duet.invariants import (
     UnusableModel,
@@ -257,6 +259,23 @@ def narrow():
     return nn.Embedding(65, 30)
 
 
+def lazy():
+    return nn.Sequential(nn.Embedding(65, 8), nn.LazyLinear(65))
+
+
+def a_trace():
+    return torch.jit.trace(nn.Linear(8, 65), torch.zeros(2, 8))
+
+
+def part_traced():
+    return nn.Sequential(a_trace())
+
+
+def exported():
+    tokens = torch.zeros(2, 8, dtype=torch.long)
+    return torch.export.export(GPT().eval(), (tokens,)).module()
+
+
 SIZES = {"vocab_size": 65, "block_size": 8}
 MISTAKES = [
     ("a text", SIZES, "got str"),
@@ -275,6 +294,10 @@ MISTAKES = [
     (GPT, {"checks": ["caution"]}, "check_caution"),
     (GPT, {"expected_failures": {"check_x": ""}}, "check_x"),
     (GPT, {"layout": "bb"}, "layout must be one of bt, tb"),
+    (lazy, SIZES, r"1\.weight of Sequential has no shape yet"),
+    (a_trace, SIZES, "give the model before torch.jit.trace"),
+    (part_traced, SIZES, "give the model before torch.jit.trace"),
+    (exported, {}, "no train and eval mode.*before torch.export"),
 ]
 
 
@@ -643,6 +666,62 @@ def test_what_is_compiled_is_checked_as_it_is_written(compiled):
         report = check_model(model, checks=checks)
         assert report.ok, str(report)
         assert "as it is written, not as compiled" in report.notes[0]
+
+
+class AnyInputs(GPT):
+    """As wrappers write it."""
+
+    def forward(self, *inputs, **options):
+        return super().forward(*inputs, **options)
+
+
+class Checkpointed(GPT):
+    def body(self, x, mask):
+        for block in self.blocks:
+            x = checkpoint(block, x, mask, use_reentrant=True)
+        return x
+
+
+class ComplexMLP(MLP):
+    def add_parts(self, dim):
+        self.turn = nn.Parameter(torch.randn(dim, dtype=torch.complex64))
+
+    def forward(self, x):
+        return super().forward(torch.fft.ifft(x.float() * self.turn).real)
+
+
+class ComplexWeights(GPT):
+    mlp = ComplexMLP
+
+
+def in_parallel():
+    return nn.DataParallel(GPT())
+
+
+def in_processes():
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", None, None, 1, 0, store)
+    try:
+        return nn.parallel.DistributedDataParallel(GPT())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+OF_PYTORCH = {
+    AnyInputs: ["shape", "state_dict"],
+    in_parallel: ["shape", "state_dict"],
+    in_processes: ["shape", "state_dict"],
+    Checkpointed: ["causal_gradients", "gradients", "gradient_flow", "loss"],
+    ComplexWeights: ["causality", "gradients", "dtype"],
+}
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize("build", OF_PYTORCH)
+def test_models_in_forms_of_pytorch_are_checked(build):
+    for model in (build, build()):
+        report = check_model(model, checks=OF_PYTORCH[build])
+        assert report.ok, str(report)
 
 
 def test_a_scripted_model_is_checked():

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import update_wrapper
 
 from .budget import Budget
+from .context import one_run
 from .costs import Needs, Round
 from .errors import SkipCheck
 from .subject import Subject
@@ -26,6 +27,7 @@ class Check:
         self.needs = needs
         self._function = function
 
+    @one_run
     def __call__(self, subject: Subject, budget: Budget) -> str:
         """Run it."""
         return self._function(subject, budget)

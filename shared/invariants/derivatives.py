@@ -1,7 +1,8 @@
 """A derivative by the backward pass, and by differences of values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,43 @@ from .rounding import put_back_after
 STEPS = (1, 1, 0.1, 0.1, 0.01)  # directions that are tried: a kink is crossed
 SMOOTH, ROUGH = 1e-3, 0.1  # shares of a derivative that are uncertain
 WIDE = 1e-4  # a step that may cross a kink, so that only ROUGH is certain
+
+
+def gradients_of(
+    value: Tensor, tensors: Sequence[Tensor], **how: Any
+) -> list[Any]:
+    """Return the gradients as torch.autograd.grad does.
+
+    A checkpoint with use_reentrant=True refuses that call, and leaves
+    gradients in .grad alone.
+    """
+    if not _has_reentrant(value):
+        return [*torch.autograd.grad(value, tensors, **how)]
+    for tensor in tensors:
+        tensor.grad = None
+    value.backward(retain_graph=how.get("retain_graph"))
+    grads = [tensor.grad for tensor in tensors]
+    for tensor in tensors:
+        tensor.grad = None
+    if not how.get("materialize_grads"):
+        return grads
+    return [
+        torch.zeros_like(tensor) if grad is None else grad
+        for tensor, grad in zip(tensors, grads, strict=True)
+    ]
+
+
+def _has_reentrant(value: Tensor) -> bool:
+    left, seen = [value.grad_fn], set[Any]()
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        left += [before for before, _ in node.next_functions]
+    return False
 
 
 @dataclass(frozen=True)
@@ -62,14 +100,15 @@ class Along:
         directions, parts = {}, []
         for name in names:
             p, padding = self.free[name]
-            size = float(p.detach().double().square().mean()) ** 0.5 or 1.0
-            noise = torch.randn(p.shape, generator=self.generator)
+            size = float(p.detach().abs().double().square().mean()) ** 0.5
+            size = size or 1.0
+            kind = torch.complex64 if p.is_complex() else torch.float32
+            noise = torch.randn(p.shape, generator=self.generator, dtype=kind)
             directions[name] = noise.to(p) * size
             if padding is not None:
                 directions[name][padding] = 0
-            parts.append(
-                float((self.gradients[name] * directions[name]).sum())
-            )
+            gradient = self.gradients[name].conj()
+            parts.append(float((gradient * directions[name]).sum().real))
         wide, near = (
             self._difference(directions, by) for by in (step, step / 2)
         )

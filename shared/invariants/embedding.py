@@ -5,6 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from .derivatives import gradients_of
 from .errors import during
 from .variant import Variant
 
@@ -78,7 +79,7 @@ def gradients_at(
     combined = (picked * weights.to(picked)).sum(1)
     total = combined.sum() if row is None else combined[row]
     with during(f"in the backward pass {variant.way.mode}"):
-        grads = torch.autograd.grad(total, seen.leaves, allow_unused=True)
+        grads = gradients_of(total, seen.leaves, allow_unused=True)
     found = [g.flatten(2).abs().amax(-1) for g in grads if g is not None]
     if subject.caller.time_first:
         found = [size.mT for size in found]

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from .context import callers_device
+
 # Frames that are not the user's: of the checks, of PyTorch, of Python.
 KIT = Path(__file__).resolve().parents[1]
 OURS = (
@@ -128,7 +130,8 @@ def during(what: str) -> Iterator[None]:
         ModelRaised: with the model's own exception as its cause.
     """
     try:
-        yield
+        with callers_device():
+            yield
     except HookRaised:
         raise
     except Exception as error:

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .budget import Budget
+from .context import one_run
 from .copies import precise
 from .meeting.building import Model
 from .meeting.meet import meet
@@ -16,6 +17,7 @@ from .tokens import others, rows_at_once
 from .variant import Variant
 
 
+@one_run
 def influence(
     model: Model,
     tokens: Int[Tensor, "*batch time"] | Sequence[int],

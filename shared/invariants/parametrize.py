@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from .checks import choose_checks
+from .context import one_run
 from .errors import UnusableModel, with_their_frames
 from .meeting.building import Model, name_of
 from .meeting.meet import meet
@@ -24,6 +25,7 @@ class BoundCheck:
         self.__name__ = name
         self._run_of = run_of
 
+    @one_run
     def __call__(self, model: Model) -> str:
         """Run the check; a skip is pytest's own.
 

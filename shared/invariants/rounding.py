@@ -111,7 +111,7 @@ def is_real(
     if size <= floor_of(first.dtype) * noise:
         return False
     weights = _weights(model)
-    inside.dtypes |= {weight.dtype for weight in weights}
+    inside.dtypes |= {weight.dtype.to_real() for weight in weights}
     coarsest, unit = inside.coarsest, inside.unit
     if not weights:
         noise *= max(1.0, unit / torch.finfo(first.dtype).eps)
@@ -181,9 +181,9 @@ class Inside(Operations):
         name = getattr(func, "overloadpacket", func).__name__
         parts = answer if isinstance(answer, list | tuple) else [answer]
         for part in parts if name not in OF_MASKS else ():
-            if isinstance(part, Tensor) and part.is_floating_point():
-                self.dtypes.add(part.dtype)
-        if any(isinstance(x, Tensor) and x.is_floating_point() for x in args):
+            if isinstance(part, Tensor) and _rounds(part):
+                self.dtypes.add(part.dtype.to_real())
+        if any(isinstance(x, Tensor) and _rounds(x) for x in args):
             self.operations.add(name)
         return answer
 
@@ -223,4 +223,8 @@ def put_back_after(weights: Collection[Tensor]) -> Iterator[None]:
 def _weights(model: Model) -> list[nn.Parameter]:
     if not isinstance(model, nn.Module):
         return []
-    return [p for p in model.parameters() if p.is_floating_point()]
+    return [p for p in model.parameters() if _rounds(p)]
+
+
+def _rounds(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()

@@ -11,6 +11,7 @@ import torch
 
 from .budget import Budget, measured
 from .checks import CHECKS, choose_checks
+from .context import one_run
 from .copies import own
 from .costs import Costs
 from .errors import (
@@ -32,6 +33,7 @@ PROVED = ("check_causality",)  # with require_proof
 FIRST = ("check_shape", "check_causality")  # where time is short
 
 
+@one_run
 def check_model(
     model_or_factory: Any,
     *,
@@ -89,7 +91,6 @@ def check_model(
     expected = dict(expected_failures or {})
     choose_checks(expected)
     printed = io.StringIO()
-    training = getattr(model_or_factory, "training", False)
     with redirect_stdout(printed):
         run = Run(
             model_or_factory,
@@ -140,9 +141,6 @@ def check_model(
             CheckResult(name, "skipped", "interrupted", 0.0)
             for name in report.names[len(report.results) :]
         ]
-    finally:
-        if isinstance(model_or_factory, torch.nn.Module):
-            model_or_factory.train(training)
     report.notes = run.notes
     if lines := printed.getvalue().splitlines():
         words = f"the model printed {len(lines)} lines, the first: "

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ...invariants.context import one_run
 from ...invariants.meeting.arrays import IN_ARRAYS
 from ...invariants.subject import Subject
 from .divergence import find_divergence
@@ -34,6 +35,7 @@ from .weights import WeightMatch, match_weights
 NEAREST = 5  # values that are offered where nothing is shared
 
 
+@one_run
 def diff_by_value(
     left: Model | Path,
     right: Model | Path,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ...files import replace_file
 from ...invariants.budget import Budget
+from ...invariants.context import one_run
 from ...invariants.copies import own
 from .given import (
     DRAWN,
@@ -25,6 +26,7 @@ from .side import Side
 from .value import real
 
 
+@one_run
 def record_values(
     model: Model,
     tokens: Int[Tensor, "batch time"] | Sequence[int] | None,

@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from ...invariants.budget import Budget
+from ...invariants.context import one_run
 from ...invariants.copies import own, precise
 from ...invariants.errors import ModelRaised
 from ...invariants.randomness import isolated
@@ -182,6 +183,7 @@ class Side:
             variant.model.to(self.run_in)
         return variant
 
+    @one_run
     def _run(
         self,
         visitor: Callable[[int, Tensor], None] | None = None,

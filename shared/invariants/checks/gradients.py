@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from ..check import Budget, Subject, check
 from ..copies import changeable, doubled
-from ..derivatives import Along
+from ..derivatives import Along, gradients_of
 from ..errors import SkipCheck, during
 from ..larger_weights import redraw_zeros
 from ..rounding import FLOOR, Inside
@@ -61,7 +61,7 @@ def _compare(
         raise SkipCheck("too coarse inside for differences")
     weights = torch.randn(scores.shape, generator=generator).to(scores)
     with during("in the backward pass"):
-        gradients = torch.autograd.grad(
+        gradients = gradients_of(
             (scores * weights).sum(),
             [p for p, _ in free.values()],
             allow_unused=True,

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..check import Budget, Subject, check
+from ..derivatives import gradients_of
 from ..errors import ModelRaised, SkipCheck, during
 from ..larger_weights import both
 from ..losses import (
@@ -229,7 +230,7 @@ def _require_gradient(variant: Variant, targets: Tensor, case: _Loss) -> None:
     means = [mean_loss(scores, targets, s) for s in case.shifts]
     with during("in the backward pass of the loss"):
         theirs, *ours = (
-            torch.autograd.grad(
+            gradients_of(
                 value, weights, retain_graph=True, materialize_grads=True
             )
             for value in (loss, *means)
@@ -246,7 +247,9 @@ def _require_gradient(variant: Variant, targets: Tensor, case: _Loss) -> None:
 
 
 def _size(gradients: Iterable[Tensor]) -> float:
-    parts = (float(g.to_dense().double().square().sum()) for g in gradients)
+    parts = (
+        float(g.to_dense().abs().double().square().sum()) for g in gradients
+    )
     return sum(parts) ** 0.5
 
 

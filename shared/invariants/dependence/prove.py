@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from ..budget import Budget
+from ..context import one_run
 from ..meeting.meet import meet
 from ..randomness import isolated
 from ..subject import Subject
@@ -19,6 +20,7 @@ from .prover import Prover
 ROWS = 3  # of a batch
 
 
+@one_run
 def prove_causality(
     model_or_factory: Any,
     *,

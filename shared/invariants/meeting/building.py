@@ -13,8 +13,10 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from ..context import callers_device
 from ..errors import HookRaised, UnusableModel, sentence
 from ..randomness import isolated
+from .wrapped import require_module, unwrapped
 
 Model = Callable[..., Any]
 
@@ -85,7 +87,8 @@ class Builder:
     def _make(self) -> Model:
         name = name_of(self.given) or "the factory"
         try:
-            model = self.given()
+            with callers_device():
+                model = self.given()
         except Exception as error:
             raise UnusableModel(f"{name} raised {sentence(error)}") from error
         if not callable(model):
@@ -99,19 +102,19 @@ class Builder:
         return self._as_written(model)
 
     def _as_written(self, model: Model) -> Model:
-        """Return the module that torch.compile has wrapped, and say so.
-
-        Parts that are compiled run as written, too: see `isolated`.
-        """
-        parts = model.modules() if isinstance(model, nn.Module) else ()
+        """Return the module inside wrappers; `isolated` unwraps its parts."""
+        inner = unwrapped(model)
+        if not isinstance(model, nn.Module):
+            return inner
+        require_module(inner)
         if any(
             hasattr(part, "_orig_mod") or part._compiled_call_impl is not None
-            for part in parts
+            for part in model.modules()
         ):
             note = "the model is checked as it is written, not as compiled"
             if note not in self.notes:
                 self.notes.append(note)
-        return getattr(model, "_orig_mod", model)
+        return inner
 
     def _copy(self, model: Model) -> Model:
         if not isinstance(model, nn.Module) or not self.can_copy:
@@ -177,7 +180,7 @@ def is_factory(given: Model) -> bool:
 
 def name_of(given: Model) -> str | None:
     """Return the name of a model's class or of a function, if it has one."""
-    given = getattr(given, "_orig_mod", given)
+    given = unwrapped(given)
     if isinstance(given, functools.partial):
         return name_of(given.func)
     if isinstance(given, nn.Module):

@@ -119,8 +119,8 @@ def token_argument(
         for name, p in parameters.items()
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
-    rest = any(p.kind == p.VAR_POSITIONAL for p in parameters.values())
-    keyword = next((n for n in TOKENS if n in parameters), None)
+    rest = [n for n, p in parameters.items() if p.kind == p.VAR_POSITIONAL]
+    keyword = next((n for n in TOKENS if n in {*parameters} - {*rest}), None)
     if positional and (positional[0] in TOKENS or keyword is None):
         return parameters, None
     if keyword is None and not positional and not rest:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..budget import Budget
+from ..context import modes_kept, one_run
 from ..errors import FoundOut, ModelRaised, UnusableModel
 from ..randomness import isolated
 from ..subject import Subject
@@ -26,6 +27,7 @@ from .state import find_noise, find_state
 OUTPUTS = ("auto", "logits", "log_probs")
 
 
+@one_run
 def meet(
     model_or_factory: Any,
     *,
@@ -76,13 +78,8 @@ def meet(
     )
     if subject.heavy:
         model = builder.keep(model)
-    training = getattr(model, "training", False)
-    try:
-        with isolated(seed), subject.few_threads():
-            return _find_out(subject, Copy(model), outputs)
-    finally:
-        if isinstance(model, nn.Module):
-            model.train(training)
+    with isolated(seed), subject.few_threads(), modes_kept([model]):
+        return _find_out(subject, Copy(model), outputs)
 
 
 def _find_out(subject: Subject, copy: Copy, outputs: str) -> Subject:

@@ -1,0 +1,79 @@
+"""What is set around a call of the kit must not change what it finds."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import nn
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_lock = threading.RLock()
+_devices: list[torch.device] = []  # the callers' default devices
+
+
+def one_run(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function that runs models given to it.
+
+    It runs as if called in a new program: gradients are recorded, without
+    autocast or inference mode, on the CPU by default. One thread runs at a
+    time, since seeds, hooks and the standard output belong to the process.
+    Afterwards each part of a given model is in the mode it was in.
+    """
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        __tracebackhide__ = True  # of pytest
+        given = (*args, *kwargs.values())
+        with _lock, _own_context(), modes_kept(given):
+            return function(*args, **kwargs)
+
+    return run
+
+
+@contextmanager
+def callers_device() -> Iterator[None]:
+    """Give the model's own code the default device it is written for."""
+    device = _devices[0] if _devices else torch.device("cpu")
+    if device.type in ("cpu", "meta"):  # a tensor on meta has no numbers
+        yield
+    else:
+        with device:
+            yield
+
+
+@contextmanager
+def _own_context() -> Iterator[None]:
+    default = torch.get_default_device()
+    _devices.append(default)
+    with ExitStack() as stack:
+        stack.callback(_devices.pop)
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in {"cpu", default.type, _accelerator()}:
+            if torch.amp.is_autocast_available(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        if default.type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        yield
+
+
+def _accelerator() -> str:
+    found = torch.accelerator.current_accelerator()
+    return "cpu" if found is None else found.type
+
+
+@contextmanager
+def modes_kept(given: Iterable[object]) -> Iterator[None]:
+    """Put each part back in train or eval mode."""
+    models = [model for model in given if isinstance(model, nn.Module)]
+    modes = [(p, p.training) for model in models for p in model.modules()]
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training

@@ -1,0 +1,48 @@
+"""Models in PyTorch's wrappers, and what a wrapper has made of a model."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ..context import modes_kept
+from ..errors import UnusableModel, sentence
+
+PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the module inside torch.compile and data parallelism."""
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif isinstance(model, PARALLEL):
+            model = model.module
+        else:
+            return model
+
+
+def require_module(model: nn.Module) -> None:
+    """Refuse a module without weights, lines or modes of its own."""
+    name = type(model).__name__
+    traced = torch.jit.TopLevelTracedModule
+    if any(isinstance(part, traced) for part in model.modules()):
+        raise UnusableModel(
+            f"{name} is traced, and a trace keeps neither modes nor "
+            f"gradients: give the model before torch.jit.trace"
+        )
+    for parameter, value in model.named_parameters():
+        if is_lazy(value):
+            raise UnusableModel(
+                f"{parameter} of {name} has no shape yet: call the model "
+                f"once before it is checked"
+            )
+    try:
+        with modes_kept([model]):
+            model.train(model.training)
+    except NotImplementedError as error:  # as torch.export's modules do
+        raise UnusableModel(
+            f"{name} has no train and eval mode ({sentence(error)}): give "
+            f"the model before torch.export"
+        ) from None
