@@ -378,7 +378,7 @@ def test_checks_need_little_beside_torch():
     run = [sys.executable, "-c", IMPORTS]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split()) - sys.stdlib_module_names
-    ours = {"gpt_duet", "shared", "jaxtyping", "numpy"}
+    ours = {"gpt_duet", "shared", "jaxtyping", "numpy", "torch"}
     assert not [n for n in loaded - ours if "cython" not in n]  # numpy's
 
 
