@@ -41,11 +41,13 @@ def highlight(code: str, terms: Terms) -> list[Markup]:
     lines = [Markup()]
     lexer = PythonLexer(stripnl=False, stripall=False, ensurenl=False)
     for start, kind, value in lexer.get_tokens_unprocessed(code):
-
-        def alike(place: int, value: str = value, start: int = start) -> Any:
-            return value[place] == "\n", term_at.get(start + place, "")
-
-        for (line_ends, term), places in groupby(range(len(value)), alike):
+        marks = [
+            (character == "\n", term_at.get(place, ""))
+            for place, character in enumerate(value, start)
+        ]
+        for (line_ends, term), places in groupby(
+            range(len(value)), marks.__getitem__
+        ):
             text = "".join(value[place] for place in places)
             if line_ends:
                 lines += [Markup()] * len(text)
