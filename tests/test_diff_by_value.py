@@ -142,8 +142,8 @@ def test_the_pairs_of_both_styles(weights):
     assert not any(line.right for line in found.alone["left"])
     assert not any(line.left for line in found.alone["right"])
     alone = {line.place.code: line.why for line in found.alone["left"]}
-    size = CONFIG.n_embd**-0.5
-    assert alone["self.lut(x)"].startswith(f"{size:.4g} times mingpt_style/")
+    why = alone["self.lut(x)"]
+    assert why.startswith(f"1/\u221a{CONFIG.n_embd} times mingpt_style/")
     fused = {line.place.code: line.why for line in found.alone["right"]}
     assert list(fused) == ["self.c_attn(x)"]
     why = fused["self.c_attn(x)"]
@@ -417,7 +417,7 @@ class Listed(Turned):
 def test_a_loop_over_parts_has_layers():
     found = diff_by_value(Listed(), Listed(), TOKENS)
     before, layers, after = found.sections()
-    assert layers.title == "layer 0; layers 1 to 2 as layer 0, 0 apart"
+    assert layers.title == "layer 0; layers 1 to 2 run the same lines, 0 apart"
     lines = [row.left.code for row in layers.rows]
     assert lines[0] == "norm(x)"
     assert lines[-1] == "x + second(x)"
@@ -724,7 +724,7 @@ def test_printing_folds_what_repeats(weights):
     left, right = build("annotated", weights), build("mingpt_style", weights)
     text = str(diff_by_value(left, right, TOKENS))
     assert text.count("self.c_fc(x) ") == 1
-    assert "layer 0; layer 1 as layer 0, " in text
+    assert "layer 0; layer 1 runs the same lines, " in text
     assert text.splitlines()[-1].startswith("one function: ")
     table = text[: text.index("weights: ")]
     assert max(map(len, table.splitlines())) <= 120

@@ -72,7 +72,7 @@ def test_both_styles_from_the_small_model(diff):
     assert err == ""
     heading = "annotated mingpt_style shape apart"
     assert out.splitlines()[1].split() == heading.split()
-    assert "layers 1 to 3 as layer 0" in out
+    assert "layers 1 to 3 run the same lines" in out
     assert "self.activation(self.w_1(x))" in out
     assert "masked scores, inside" in out
     assert "\nlines of one side alone: 3; --all shows them\n" in out

@@ -76,7 +76,7 @@ def test_a_page_of_its_own_is_small_and_strict(page):
     assert all(None in places for places in folded.values())
     assert text.count("<details>") == 3
     assert "one function: " in text
-    assert "layers 1 to 3 as layer 0" in text
+    assert "layers 1 to 3 run the same lines" in text
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ class Flow:
         for theirs in other.values:
             scale = theirs.digest.scale_of(value.digest)
             if scale is not None and abs(scale - 1) > 1e-6:
-                return f"{scale:.4g} times {theirs.place}"
+                return f"{_in_words(scale)} times {theirs.place}"
         if value.number not in self.used:
             return "no part of the scores"
         if value.number not in self.explained:
@@ -199,3 +199,14 @@ def _near_a_constant(value: Value, others: Sequence[Value]) -> bool:
         and ours.distance(theirs.digest) <= ALIKE * ours.size
         for theirs in others
     )
+
+
+def _in_words(scale: float) -> str:
+    """Return a factor, as a root where it may be that of a width."""
+    if 1e-3 < scale < 1e3:
+        square = max(scale, 1 / scale) ** 2
+        width = round(square)
+        near = abs(square - width) < 1e-6 * width
+        if near and math.isqrt(width) ** 2 != width:
+            return f"\u221a{width}" if scale > 1 else f"1/\u221a{width}"
+    return f"{scale:.4g}"

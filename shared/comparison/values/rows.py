@@ -159,7 +159,7 @@ class Section:
             for rows in self.rows_by_layer
             for row in rows
         )
-        more = f"layers {others[0]} to {others[-1]}"
+        more = f"layers {others[0]} to {others[-1]} run"
         if len(others) == 1:
-            more = f"layer {others[0]}"
-        return f"layer {first}; {more} as layer {first}, {apart:.1g} apart"
+            more = f"layer {others[0]} runs"
+        return f"layer {first}; {more} the same lines, {apart:.1g} apart"

@@ -78,7 +78,7 @@ class ValueDiff:
             )
             return (
                 f"one function{self.coarse}: {len(self.pairs)} intermediate "
-                f"values of the left were found on the right; scores "
+                f"values are the same on both sides; scores "
                 f"{self.apart:.1g} apart, rounding explains "
                 f"{self.rounding:.1g}{equal}"
             )
