@@ -25,22 +25,26 @@ NAMES = {
 
 # What this style chose, where the mathematics leaves a choice.
 CHOICES = {
-    "embedding": "One module for tokens, one for positions, in a chain. "
-    "Tokens are scaled; positions are sines and cosines, never trained "
-    "(from_gpt2 copies a checkpoint's learned table over them).",
-    "attention": "Four nn.Linear of equal size: the first three make query, "
-    "key and value, the fourth joins the heads. The formula is a function of "
-    "its own: it takes any mask and returns the probabilities, too.",
-    "feed_forward": "The activation is passed in as an argument; the default "
-    "is ReLU. Dropout follows it.",
+    "embedding": "Two modules run in a chain, one for tokens and one for "
+    "positions. Token vectors are scaled by sqrt(d_model). The position table "
+    "`pe` is a buffer, which training does not change: a new model fills it "
+    "with sines and cosines; here `from_gpt2` has copied the learned table "
+    "of the weights into it.",
+    "attention": "A list holds four nn.Linear of one shape: the first three "
+    "make query, key and value, the fourth joins the heads. The formula is a "
+    "function of its own, which takes any mask and returns the "
+    "probabilities, too.",
+    "feed_forward": "The activation is an argument of the class, ReLU by "
+    "default. Dropout follows it.",
     "block": "A residual connection is an object that wraps any sublayer. "
-    "The norm is written out, its eps outside the root; from_gpt2 puts "
-    "nn.LayerNorm in its place.",
+    "The style's own `LayerNorm` writes the formula out, with eps outside the "
+    "root; here `from_gpt2` has put nn.LayerNorm in its place, and that ran.",
     "model": "A function builds the parts and passes them to each other; no "
     "class builds its own attention, feed-forward network or embedding. The "
     "mask travels as an argument.",
-    "head": "Generator, a module of its own: scores x W\u1d40 + b, with a "
-    "bias b, then log-softmax. Never tied to the embedding.",
+    "head": "A module of its own, `Generator`, computes the scores "
+    "x W\u1d40 + b, then their log-softmax. Its matrix is never tied to the "
+    "token table.",
 }
 
 # How each part is written, and how it takes over a GPT-2 checkpoint's.
@@ -71,10 +75,10 @@ WEIGHT_TRANSFER = {
 
 # How this style writes a step of a forward pass, where styles differ.
 STEPS = {
-    "token": "Multiplies the row by sqrt(d_model), as the paper does. "
-    "`from_gpt2`, the loader of GPT-2 checkpoints, divides the checkpoint's "
-    "rows by sqrt(d_model) before storing them in `lut`; multiplying here "
-    "undoes that.",
+    "token": "The line multiplies the row by sqrt(d_model), as the paper "
+    "does. `from_gpt2`, the loader of GPT-2 checkpoints, divides the "
+    "checkpoint's rows by sqrt(d_model) before storing them in `lut`; "
+    "multiplying here undoes that.",
     "position": "`pe` is a buffer, which training does not change. In this "
     "run it holds sines and cosines.",
     "learned_position": "`pe` is a buffer, which training does not change. "
@@ -83,22 +87,22 @@ STEPS = {
     "over them.",
     "norm": "SublayerConnection holds the norm, and normalises the input of "
     "its sublayer.",
-    "project": "Four nn.Linear of equal size: the first three make query, key "
-    "and value, the fourth joins the heads.",
-    "scores": "Divides the queries by sqrt(d_k) first, d_k being the width "
-    "of a head, then multiplies with the keys.",
+    "project": "`linears` holds four nn.Linear of one shape: the first three "
+    "make query, key and value, the fourth joins the heads.",
+    "scores": "The line first divides the queries by sqrt(d_k), then "
+    "multiplies them with the keys; `d_k` is the width of a head.",
     "mask": "`DecoderModel.decode` in model.py makes one mask for all layers: "
     "`mask = subsequent_mask(...)`, True on and below the diagonal. "
     "`attention` sets the scores to -inf where the mask is False (`== 0`).",
-    "probabilities": "A line of its own. `attention` also returns the "
-    "probabilities, so that a reader can look at them.",
-    "mix": "A product of two matrices.",
+    "probabilities": "softmax has a line of its own. `attention` also returns "
+    "the probabilities, so that a reader can look at them.",
+    "mix": "A product of two matrices mixes the values.",
     "residual_attention": "This line runs twice in every layer; here "
     "`sublayer` is `self_attn`.",
-    "residual_feed_forward": "The same line as for attention; here "
-    "`sublayer` is `feed_forward`.",
-    "activation": "The activation is passed in as an argument; the default "
-    "is ReLU.",
+    "residual_feed_forward": "The line that added attention's output runs "
+    "again; here `sublayer` is `feed_forward`.",
+    "activation": "The activation is an argument of the class, ReLU by "
+    "default.",
     "logits": "`proj` in Generator has a bias b; its matrix is never shared "
     "with the token table.",
     "log_probs": "Generator applies log_softmax to the scores, so the model's "

@@ -24,19 +24,20 @@ NAMES = {
 
 # What this style chose, where the mathematics leaves a choice.
 CHOICES = {
-    "embedding": "Two tables, looked up and added in one line. Both are "
-    "learned, and nothing is scaled.",
+    "embedding": "One line looks up a row in each of two tables and adds the "
+    "two. Both tables are learned, and nothing is scaled.",
     "attention": "Query, key and value come from one matrix. One call of "
     "PyTorch's scaled_dot_product_attention masks, takes the softmax and "
     "mixes the values; it never returns the probabilities.",
     "feed_forward": "The config names the activation; the default is GELU. "
     "Dropout comes last.",
-    "block": "Two residual lines in one forward, each with its norm in "
-    "front. The norm is PyTorch's, its eps inside the root.",
+    "block": "One forward has two residual lines, each with its norm in "
+    "front. The norm is nn.LayerNorm, which has eps inside the root.",
     "model": "One class builds everything from one config, and draws the "
     "weights. Nothing is handed in, not even a mask.",
-    "head": "lm_head: scores x W\u1d40 without a bias, W tied to the token "
-    "table where the config says so. log_probs applies log-softmax.",
+    "head": "`lm_head` computes the scores x W\u1d40 without a bias; W is "
+    "tied to the token table where the config says so. `log_probs` applies "
+    "log-softmax.",
 }
 
 # How each part is written, and how it takes over a GPT-2 checkpoint's.
@@ -58,25 +59,27 @@ WEIGHT_TRANSFER = {
 
 # How this style writes a step of a forward pass, where styles differ.
 STEPS = {
-    "token": "Takes the row of `wte` as it is.",
+    "token": "The line takes the row of `wte` as it is.",
     "position": "`wpe` is a learned table, an nn.Embedding like `wte`.",
     "norm": "The block holds two norms, ln_1 and ln_2, and calls each in "
     "its own residual line.",
     "project": "One matrix `c_attn` computes query, key and value of all "
     "heads in one product; `split` cuts the result in three.",
-    "scores": "No line of its own: scaled_dot_product_attention computes "
-    "Q K^T and divides it by the root internally.",
-    "mask": "No mask is built here: `is_causal=True` makes "
+    "scores": "The scores have no line of their own: "
+    "scaled_dot_product_attention computes Q K^T and divides it by the root, "
+    "inside.",
+    "mask": "This run builds no mask: `is_causal=True` makes "
     "scaled_dot_product_attention mask the later positions itself. The "
     "`mask` lines above the call are used only when generating with cached "
     "keys and values (those of earlier tokens, kept).",
-    "probabilities": "Inside scaled_dot_product_attention, which never "
-    "returns them. The numbers here were computed from its inputs by the "
-    "formula.",
-    "mix": "All that scaled_dot_product_attention returns.",
+    "probabilities": "scaled_dot_product_attention computes the probabilities "
+    "inside and never returns them. The numbers here were computed from its "
+    "inputs by the formula.",
+    "mix": "scaled_dot_product_attention returns the mixed values and nothing "
+    "else.",
     "residual_attention": "A line of the block adds attention's output.",
     "residual_feed_forward": "The block's next line adds the MLP's output.",
-    "activation": "An nn.Module that the config names.",
+    "activation": "The activation is an nn.Module that the config names.",
     "logits": "`lm_head` is a matrix without bias. It may be the token "
     "table `wte` itself, transposed (tied weights).",
     "log_probs": "The model's own output is the logits; log_probs applies "

@@ -77,8 +77,7 @@ def measure_weight_transfer(
         ("tied head", "log_probs", BLOCKS, (tied, tied),
          "the log-probabilities, from a file without a head"),
         ("activation", "log_probs", (), (config, bent),
-         f"the log-probabilities, {config.activation} on the left and "
-         f"{other} on the right"),
+         f"the log-probabilities of {config.activation} and of {other}"),
     ):  # fmt: skip
         weights = {
             key: torch.zeros_like(tensor) if key.endswith(zeroed) else tensor

@@ -22,7 +22,7 @@ from ..values import ValueDiff, diff_by_value
 from ..weight_transfer import measure_weight_transfer
 from .folding import fold
 from .numbers import influence_data
-from .sections import architecture, concept_sections
+from .sections import SIGN, architecture, concept_sections, unused_parts
 from .walk import make_walk
 
 WALK_TOKENS = 24  # the first ones: enough to see, and soon loaded
@@ -56,6 +56,7 @@ def render_page(
     ]
     bound = None if comparison.one_function else comparison.bound
     walk = _walk(pair, tokenizer)
+    unused = unused_parts(pair)
     piece_of = partial(token_text, tokenizer)
     pieces = [*map(piece_of, tokens[0].tolist())]
     influence = influence_data(pair.models, tokens)
@@ -70,8 +71,9 @@ def render_page(
         weights=visible(comparison.weights),
         walk=walk,
         walk_parameters=WALK_PARAMETERS,
-        shape=str(tuple(tokens.shape)),
-        architecture=architecture(pair, differences),
+        shape=SIGN.join(map(str, tokens.shape)),
+        unused=unused,
+        architecture=architecture(pair, unused, differences),
         concepts=concept_sections(styles, comparison, differences, flops),
         tokens=list(zip(tokens[0].tolist(), pieces, strict=True)),
         influence=influence,
@@ -130,7 +132,8 @@ def fill(template: str, scripts: Sequence[str], **content: Any) -> str:
     environment.filters |= {
         "count": lambda n: f"{n:,}",
         "large": _large,
-        "tiny": lambda x: "0" if x == 0 else f"{x:.1e}",
+        "marked": _marked,
+        "tiny": _tiny,
         "visible": visible,
         "fold": fold,
     }
@@ -152,6 +155,19 @@ def fill(template: str, scripts: Sequence[str], **content: Any) -> str:
         },
         **content,
     )
+
+
+def _marked(text: str) -> Markup:
+    """Return a text, what stands in backticks as code."""
+    marks = Markup("{}"), Markup("<code>{}</code>")
+    parts = enumerate(visible(text).split("`"))
+    return Markup().join(marks[i % 2].format(part) for i, part in parts)
+
+
+def _tiny(number: float) -> str:
+    if number == 0:
+        return "0"
+    return f"{number:.1e}" if number < 0.1 else f"{number:.2g}"
 
 
 def _large(count: float) -> str:

@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from torch import nn
+
 from ...protocol import Style
 from ..concepts import CONCEPTS
 from ..models import stage_modules
@@ -13,19 +15,39 @@ from ..values import Place, Row, diff_by_value
 from .highlight import spans
 
 
+SIGN = "\u00d7"  # between the numbers of a shape
+
+
+def unused_parts(pair: Pair) -> tuple[set[str], set[str]]:
+    """Return for each style the modules that its model runs without."""
+    left, right = (
+        {
+            part.__qualname__
+            for parts in style.COMPONENTS.values()
+            for part in parts
+            if isinstance(part, type) and issubclass(part, nn.Module)
+            if not any(isinstance(module, part) for module in model.modules())
+        }
+        for style, model in zip(pair.styles, pair.models, strict=True)
+    )
+    return left, right
+
+
 def architecture(
-    pair: Pair, differences: Mapping[str, float]
+    pair: Pair,
+    unused: tuple[set[str], set[str]],
+    differences: Mapping[str, float],
 ) -> list[dict[str, Any]]:
     """Return the parts in the order of the data flow.
 
     For each its concept and title, the names of what implements it in both
-    styles, the shape of its output on the tokens ("" for the block, whose
-    parts follow it), the largest difference of both outputs, where measured,
+    styles (those that ran), the shape of its output on the tokens ("" for the
+    block, whose parts follow it), the largest difference of both outputs, where measured,
     and whether it is inside the block.
     """
     config, shape = pair.config, pair.tokens.shape
-    features = str((*shape, config.n_embd))
-    scores = str((*shape, config.vocab_size))
+    features = SIGN.join(map(str, (*shape, config.n_embd)))
+    scores = SIGN.join(map(str, (*shape, config.vocab_size)))
     parts = []
     for concept, title, output in (
         ("embedding", "embedding", features),
@@ -36,12 +58,15 @@ def architecture(
         ("head", "head", scores),
     ):
         names = []
-        for style, model in zip(pair.styles, pair.models, strict=True):
+        for side, (style, model) in enumerate(
+            zip(pair.styles, pair.models, strict=True)
+        ):
             found = style.COMPONENTS.get(concept, ())
             if concept == "model":
                 norm = stage_modules(model, style.STAGES).get("final_norm")
                 found = () if norm is None else (type(norm),)
-            names.append([getattr(c, "__qualname__", repr(c)) for c in found])
+            every = (_name(part) for part in found)
+            names.append([n for n in every if n not in unused[side]])
         parts.append(
             {
                 "concept": concept,
@@ -53,6 +78,11 @@ def architecture(
             }
         )
     return parts
+
+
+def _name(part: Any) -> str:
+    name = getattr(part, "__qualname__", repr(part))
+    return f"nn.{name}" if getattr(nn, name, None) is part else name
 
 
 def concept_sections(
