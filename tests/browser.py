@@ -151,6 +151,22 @@ class Browser:
         """Every element that a selector finds."""
         return self.driver.find_elements("css selector", selector)
 
+    def top(self, selector):
+        """How far below the window's edge an element begins."""
+        return self.js(
+            "return document.querySelector(arguments[0])"
+            ".getBoundingClientRect().top", selector,
+        )  # fmt: skip
+
+    def wait_for_focus(self, selector):
+        """Wait until an element has the focus."""
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        script = "return document.activeElement.matches(arguments[0])"
+        WebDriverWait(self.driver, 10).until(
+            lambda _: self.js(script, selector)
+        )
+
     def look_at(self, element, block="center"):
         """Scroll to an element at once, and jump where a click leads."""
         self.js("document.documentElement.style.scrollBehavior = 'auto'")

@@ -67,7 +67,15 @@ def test_a_page_of_its_own_is_small_and_strict(page):
         "when generating with cached",
         "copied the checkpoint",
         "subsequent_mask",
-        "In this run the norm is nn.LayerNorm.",
+        "In this run nn.LayerNorm computes the norm.",
+        "In steps 6, 7, 8, mingpt_style has no line for the value",
+        "query, key, value, each 1\u00d724\u00d7128",
+        "A value of mingpt_style alone",
+        "mingpt_style computes this value on the way to step 5",
+        "<h3>embedding</h3>",
+        "<h3>layer 0: attention <small>",
+        "<h3>layer 0: feed-forward</h3>",
+        "<h3>head</h3>",
     ):
         assert words in text
     # one-sided steps are folded under the next one that both sides have
@@ -76,6 +84,9 @@ def test_a_page_of_its_own_is_small_and_strict(page):
     assert all(None in places for places in folded.values())
     assert text.count("<details>") == 3
     assert "one function: " in text
+    axes = "(batch \u00d7 heads \u00d7 time \u00d7 time)"
+    assert text.count(axes) == 3
+    assert "`" not in text[text.index("<body>") : text.index("<script")]
     assert "layers 1 to 3 run the same lines" in text
 
 
@@ -264,7 +275,10 @@ def test_arrow_keys_and_buttons_go_step_by_step(browser, page):
     browser.one("#walk-on").click()
     press(browser, "ARROW_LEFT", 5)  # not beyond the first
     assert at(browser).startswith("step 1 of ")
-    assert browser.one("#walk-back").get_attribute("disabled")
+    back = browser.one("#walk-back")
+    assert back.get_attribute("aria-disabled") == "true"
+    back.click()
+    assert browser.driver.switch_to.active_element == back
 
 
 def test_a_click_goes_to_a_line_in_the_list_or_in_the_source(browser, page):
@@ -272,6 +286,8 @@ def test_a_click_goes_to_a_line_in_the_list_or_in_the_source(browser, page):
     item = next(e for e in browser.all(".walk-list li") if "softmax" in e.text)
     browser.look_at(item)
     item.find_element("css selector", "a").click()
+    browser.wait_for_focus("#walk-title")
+    assert 0 < browser.top("#walk-title") < 200
     assert "scores.softmax(dim=-1)" in lit(browser, "left")[0]
     before = at(browser)
     line = next(
@@ -283,6 +299,34 @@ def test_a_click_goes_to_a_line_in_the_list_or_in_the_source(browser, page):
     line.click()
     assert at(browser) != before
     assert "weights @ value" in lit(browser, "left")[0]
+    for name in "6789":  # one call, four steps: each click leads on
+        line = browser.one("#walk-right .walk-source:not([hidden]) .lit")
+        browser.look_at(line)
+        line.click()
+        assert at(browser).startswith(f"step {name} of ")
+
+
+def test_text_map_and_buttons_are_in_one_view(browser, page):
+    for number in range(1, len(KINDS) + 1):
+        browser.open(page, at=f"step-{number}")
+        browser.wait_for_focus("#walk-title")
+        bottom = browser.js(
+            "return document.querySelector('#walk-left canvas')"
+            ".getBoundingClientRect().bottom"
+        )
+        assert 0 < browser.top("#walk-title") < bottom < 900, number
+    browser.js("scrollBy({top: 300, behavior: 'instant'})")
+    assert 0 <= browser.top(".walk-bar") < 60
+    tiles = browser.all("#walk-tokens button")
+    assert min(tile.size["height"] for tile in tiles) >= 32
+    for width in (1280, 1440, 1920):  # no line of a source is cut
+        browser.open(page, width=width, at="step-7")
+        browser.one("#walk-all").click()
+        cut = browser.js(
+            "return [...document.querySelectorAll('.walk-side .cell')]"
+            ".some(e => e.scrollWidth > e.clientWidth)"
+        )
+        assert not cut, width
 
 
 def test_a_link_leads_to_its_step(browser, page):
@@ -290,8 +334,8 @@ def test_a_link_leads_to_its_step(browser, page):
     last = len(KINDS)
     browser.driver.get(f"{page.as_uri()}#step-{last}")
     assert at(browser) == f"step {last} of {last}"
-    what = browser.js("return document.getElementById('walk-what').innerText")
-    assert "Likeliest after “ie”: " in what
+    what = browser.one("#walk-result").get_attribute("textContent")
+    assert "after the first 24 tokens, up to “·convenie”: " in what
     assert what.count("%") == 3  # the same ones on both sides
     top = browser.js(
         "return document.getElementById('walk').getBoundingClientRect().top"
@@ -344,15 +388,17 @@ def test_layer_and_token_are_chosen(browser, page):
     said = browser.one("#walk-left .walk-cell")
     assert said.text.startswith("Point at a cell of the map")
     cell(6, 0).perform()
-    words = r"“·statement” attends to “The”: (0\.\d\d)"
+    words = r"“·statement” \(6\) attends to “The”: (0\.\d\d)"
     share = re.fullmatch(words, said.text)[1]
     cell(6, 0).click().perform()
     assert browser.one("#walk-token").get_attribute("value") == "6"
     assert f"“The” {float(share):.2g}" in numbers()
+    cell(0, 0).click().perform()
+    assert numbers() == "0 “The” attends most to “The” 1"  # nothing masked
     cell(0, 6).perform()
     assert "may not look at “·statement”" in said.text
     press(browser, "ARROW_RIGHT")  # the focus is in the map
-    assert "may not look at “\\n”" in said.text
+    assert "may not look at “\\n” (7)" in said.text
     assert [e.text for e in browser.all("#walk-left .columns span")][2] == "as"
     first = pixels()
     Select(browser.one("#walk-head")).select_by_value("2")
@@ -386,6 +432,7 @@ def test_printed_or_without_javascript_it_is_a_list(
         page.write_text(re.sub(r"<script>.*?</script>", "", text, flags=re.S))
     browser.open(page, media=media)
     assert not browser.one("#walk-stage").is_displayed()
+    assert not browser.one("#walk .keys").is_displayed()
     assert len(browser.all(".walk-list li")) > 20
     assert browser.all(".walk-list li")[-1].is_displayed()
     height, shown = browser.js(
@@ -393,3 +440,6 @@ def test_printed_or_without_javascript_it_is_a_list(
         "return [e.scrollHeight, e.clientHeight]"
     )
     assert height == shown  # nothing is hidden
+    if media == "print":
+        item = browser.one(".walk-list li")
+        assert item.value_of_css_property("break-inside") == "avoid"

@@ -65,19 +65,19 @@ def measure_weight_transfer(
     rows = []
     for name, stage, zeroed, configs, where in (
         ("token table", "embedding", ("wpe.weight",), (config, config),
-         "the embedding, positions zero"),
+         "in the embedding, with a position table of zeros"),
         ("position table", "embedding", TOKENS, (config, config),
-         "the embedding, tokens zero"),
+         "in the embedding, with a token table of zeros"),
         ("projections", "block.0.attention", TOKENS, (config, config),
-         "the first attention, on equal input"),
+         "in the first attention, on equal inputs"),
         ("norm", "final_norm", BOTH, (exact, exact),
-         "the last norm, each style's own, eps 0"),
+         "in the last norm: each style's own, with eps 0"),
         ("head", "log_probs", BOTH, (config, config),
-         "the log-probabilities, on equal input"),
+         "in the log-probabilities, on equal inputs"),
         ("tied head", "log_probs", BLOCKS, (tied, tied),
-         "the log-probabilities, from a file without a head"),
+         "in the log-probabilities, from a file without a head"),
         ("activation", "log_probs", (), (config, bent),
-         f"the log-probabilities of {config.activation} and of {other}"),
+         f"in the log-probabilities, between {config.activation} and {other}"),
     ):  # fmt: skip
         weights = {
             key: torch.zeros_like(tensor) if key.endswith(zeroed) else tensor

@@ -16,6 +16,30 @@ from ..values.rows import Row
 from ..values.side import Side
 
 SQUARE = {"scores", "mask", "probabilities"}  # positions by positions
+# the part of the model that a step belongs to; a norm to that of the next
+GROUPS = {
+    kind: group
+    for group, kinds in {
+        "embedding": ("token", "position", "embedding"),
+        "attention": (
+            "project", *SQUARE, "mix", "attention", "join",
+            "residual_attention",
+        ),
+        "feed-forward": (
+            "widen", "activation", "narrow", "residual_feed_forward",
+        ),
+        "head": ("last_norm", "logits", "log_probs"),
+    }.items()
+    for kind in kinds
+}  # fmt: skip
+_AXES = {
+    **dict.fromkeys(SQUARE, ("batch", "heads", "time", "time")),
+    "mix": ("batch", "heads", "time", "width of a head"),
+    "widen": ("batch", "time", "inner width"),
+    "activation": ("batch", "time", "inner width"),
+    "logits": ("batch", "time", "vocabulary"),
+    "log_probs": ("batch", "time", "vocabulary"),
+}
 _ACTIVATIONS = {"gelu", "relu", "silu", "tanh", "sigmoid", "mish"}
 _NORMS = {"layer_norm", "native_layer_norm", "rms_norm"}
 _FUSED = "scaled_dot_product_attention"
@@ -37,6 +61,14 @@ class _Layer:
     def half(self) -> str:
         """Which of its two parts runs."""
         return "feed_forward" if self.added else "attention"
+
+
+def name_axes(kind: str, shape: Sequence[int], time: int) -> str:
+    """Return what each axis of a step's value counts, "" where unknown."""
+    names = _AXES.get(kind, ("batch", "time", "width"))[-len(shape) :]
+    named = list(zip(names, shape, strict=False))
+    known = kind and len(named) == len(shape) and ("time", time) in named
+    return " \u00d7 ".join(names) if known else ""
 
 
 def name_kinds(

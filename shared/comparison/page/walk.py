@@ -15,7 +15,7 @@ from torch import Tensor
 from ..values import Place, ValueDiff
 from ..values.rows import Row, Section
 from .folding import fold
-from .kinds import SQUARE, name_kinds
+from .kinds import GROUPS, SQUARE, name_axes, name_kinds
 from .value_maps import ValueMaps
 
 ROWS = 32  # positions on a map: the first ones
@@ -31,10 +31,12 @@ class Step:
 
     row: Row  # that of the first of its layers
     section: Section
-    title: str  # of the section, where it begins; else ""
+    title: str  # of the section
     name: str  # its number, with a letter where it is folded
     folded: "list[Step]"
     kind: str = ""  # of its value, see kinds.py
+    group: str = ""  # the part of the model, where it is known
+    axes: str = ""  # what the shape's numbers count, likewise
     why: str = ""  # what to call it where no kind is known
     remarks: tuple[str, str] = ("", "")  # how each side writes it
 
@@ -129,13 +131,12 @@ def fold_steps(found: ValueDiff) -> list[Step]:
     lead: list[Step] = []
     for section, title in zip(sections, titles, strict=True):
         for row in section.rows:
-            step = Step(row, section, "", "", [])
+            step = Step(row, section, title, "", [])
             if None in (row.left, row.right):
                 lead.append(step)
                 continue
-            begins = not steps or steps[-1].section is not section
             step.why = title if row is found.parted else ""
-            step.title, step.folded, lead = title if begins else "", lead, []
+            step.folded, lead = lead, []
             steps.append(step)
     steps[-1].folded += lead
     for number, step in enumerate(steps, 1):
@@ -149,12 +150,13 @@ def _add_kinds(
     steps: Sequence[Step], values: Mapping[int, Tensor], found: ValueDiff
 ) -> None:
     """Say of each step what it computes, and how each side writes it."""
+    time = found.sides[0].tokens.size(-1)
     known = [step for step in steps if step.row is not found.parted]
     rows = [step.row for step in known]
     kinds = name_kinds(rows, values, found.sides[0])
     for step, kind in zip(known, kinds, strict=True):
-        step.kind = kind
-        name = kind
+        step.kind = name = kind
+        step.axes = name_axes(kind, step.row.shape, time)
         if kind == "position":
             first = values[step.row.order[0]].flatten()[:2].tolist()
             name = kind if first == [0, 1] else "learned_position"
@@ -164,6 +166,9 @@ def _add_kinds(
             for place in (step.row.left, step.row.right)
         )
         step.remarks = left, right
+    group = ""
+    for step in reversed(known):
+        step.group = group = GROUPS.get(step.kind, group)
 
 
 def _package(place: Place | None) -> ModuleType | None:

@@ -8,7 +8,13 @@ function startWalk(walk) {
   const count = steps.filter((step) => /\d$/.test(step.name)).length;
   const square = (step) =>
     ["scores", "mask", "probabilities"].includes(step.kind);
-  const quoted = (token) => `\u201c${tokens[token]}\u201d`;
+  // Equal tokens are told apart by their positions.
+  const again = (token) =>
+    tokens.indexOf(tokens[token]) !== tokens.lastIndexOf(tokens[token]);
+  const quoted = (token) =>
+    `\u201c${tokens[token]}\u201d` + (again(token) ? ` (${token})` : "");
+  const labels = tokens.map((text, i) => again(i) ? `${text} ${i}` : text);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
   const chosen = (name) => Number(byId(`walk-${name}`).value);
   const shown = [null, null];  // the map of each side
   let at = 0;
@@ -73,14 +79,17 @@ function startWalk(walk) {
   function numbersOf(step, map, row) {
     const numbers = map.row(row);
     if (!map.square)
-      return `${row} ${quoted(row)}: ` +
+      return `${row} \u201c${tokens[row]}\u201d: ` +
         numbers.map((x) => written(x)).join("  ") +
         (numbers.length < map.total ? " \u2026" : "");
-    const most = numbers.map((x, token) => [x, token])
+    const seen = step.kind === "scores" ? tokens.length : row + 1;
+    const most = numbers.slice(0, seen).map((x, token) => [x, token])
       .sort(([a], [b]) => b - a).slice(0, 4)
       .map(([x, token]) => `${quoted(token)} ${written(x, 2)}`);
-    return `${row} ${quoted(row)} ` + (step.kind === "probabilities"
-      ? "attends most to " : "scores highest with ") + most.join(", ");
+    return `${row} \u201c${tokens[row]}\u201d ` +
+      { probabilities: "attends most to ", mask: "scores highest with ",
+        scores: "scores, before the mask, highest with " }[step.kind] +
+      most.join(", ");
   }
 
   function cellOf(step, map, row, column) {
@@ -124,16 +133,20 @@ function startWalk(walk) {
     paint(side.querySelector("canvas"), map, step.kind === "probabilities");
     side.querySelector("canvas").tabIndex = map.square ? 0 : -1;
     const [rows, below] = side.querySelectorAll(".axis");
-    label(rows, map.rows === tokens.length ? tokens : []);
-    label(below, map.square ? tokens : []);
+    label(rows, map.rows === tokens.length ? labels : []);
+    label(below, map.square ? labels : []);
+    side.querySelector(".walk-map").style.setProperty("--rows", map.rows);
     side.querySelector(".walk-map").classList.toggle("square", map.square);
+    const colours =
+      `blue: above 0; ${dark.matches ? "orange" : "brown"}: below 0. `;
     side.querySelector("figcaption").textContent = map.square
-      ? "A row is the position that looks, a column the position looked at. " +
-        "Stronger colour: larger; hatched: masked."
-      : "A row is a position, a column one of its numbers; warm: below 0, " +
-        "cool: above 0. " + (map.heads > 1
+      ? "A row is the position that looks, a column the position looked at; " +
+        (step.kind === "probabilities" ? "the stronger the blue, the larger. "
+          : colours) + (step.kind === "scores" ? "" : "Hatched: masked.")
+      : "A row is a position, a column one of its numbers; " + colours +
+        (map.heads > 1
           ? `${map.heads} heads side by side.` : map.width < map.total
-          ? `${map.width} of ${map.total} columns.` : "");
+          ? `${map.width} of ${map.total} columns are shown.` : "");
     const row = Math.min(token, map.rows - 1);
     const mark = side.querySelector(".field i").style;
     mark.top = `${100 * row / map.rows}%`;
@@ -157,23 +170,26 @@ function startWalk(walk) {
     const token = chosen("token");
     byId("walk-at").textContent = `step ${step.name} of ${count}`;
     byId("walk-title").textContent =
-      item.querySelector(".walk-name").textContent;
+      item.querySelector(".walk-name").textContent ||
+      "A value that both sides compute";
     byId("walk-lesson").replaceChildren(...Array.from(item.querySelectorAll(
       ":scope > .lesson > :not(.remark)"), (part) => part.cloneNode(true)));
-    let what = item.querySelector(".walk-fact").textContent.split(",")[0];
+    let what = item.querySelector(".walk-shape").textContent;
     if (step.layers.length) what = `layer ${step.layers[layer]}: ${what}`;
     const apart = step.apart[layer];
-    if (apart !== null)
-      what += apart === 0 ? ", equal" : `, ${apart.toExponential(1)} apart`;
+    if (apart !== null) what += apart === 0 ? "; both sides are equal"
+      : `; the sides are ${apart.toExponential(1)} apart`;
+    byId("walk-result").textContent = "";
     if (step.name === String(count)) {
       const next = likeliest.map((side) => side[token].map(([id, p]) =>
         `\u201c${pieces[id]}\u201d ${(100 * p).toFixed(1)} %`).join(", "));
-      what += `. Likeliest after ${quoted(token)}: ` +
+      const end = tokens.slice(Math.max(0, token - 2), token + 1).join("");
+      byId("walk-result").textContent =
+        `Likeliest after the first ${token + 1} tokens, up to \u201c${end}\u201d: ` +
         (next[0] === next[1] ? next[0] : next.map((text, i) =>
           `${text} in ${sides[i].querySelector("h3").textContent}`).join("; "));
     }
     byId("walk-what").textContent = what;
-    byId("walk-what").classList.toggle("result", step.name === String(count));
     for (const tile of byId("walk-tokens").querySelectorAll("button"))
       tile.setAttribute("aria-pressed", String(Number(tile.value) === token));
     sides.forEach((_, index) => showSide(index, step, layer, token, item));
@@ -182,12 +198,15 @@ function startWalk(walk) {
     const list = document.querySelector(".walk-list");
     if (list.scrollHeight > list.clientHeight)
       list.scrollTop = item.offsetTop - list.clientHeight / 3;
-    byId("walk-back").disabled = beside(-1) === at;
-    byId("walk-on").disabled = beside(1) === at;
+    // disabled ones would lose the focus
+    byId("walk-back").setAttribute("aria-disabled", beside(-1) === at);
+    byId("walk-on").setAttribute("aria-disabled", beside(1) === at);
     // after the browser has gone to the line itself
     if (scroll)
-      requestAnimationFrame(() => setTimeout(() =>
-        byId("walk").scrollIntoView({ behavior: "instant" })));
+      requestAnimationFrame(() => setTimeout(() => {
+        byId("walk-stage").scrollIntoView({ behavior: "instant" });
+        byId("walk-title").focus({ preventScroll: true });
+      }));
   }
 
   // The next step that is not folded away.
@@ -197,8 +216,8 @@ function startWalk(walk) {
     return at;
   }
 
-  function follow(number) {
-    go(number, false);
+  function follow(number, scroll = false) {
+    go(number, scroll);
     history.replaceState(null, "", `#step-${steps[at].name}`);
   }
 
@@ -221,13 +240,14 @@ function startWalk(walk) {
   for (const id of ["walk-layer", "walk-head", "walk-token", "walk-all"])
     byId(id).addEventListener("change", () => go(at, false));
   byId("walk-tokens").addEventListener("click", (event) => {
-    if (event.target.value) choose(event.target.value);
+    const tile = event.target.closest("button");
+    if (tile) choose(tile.value);
   });
   document.querySelector(".walk-list").addEventListener("click", (event) => {
     const link = event.target.closest("a");
     if (!link) return;
     event.preventDefault();
-    follow(items.indexOf(link.parentElement));
+    follow(items.indexOf(link.parentElement), true);
   });
   for (const [index, side] of sides.entries()) {
     const canvas = side.querySelector("canvas");
@@ -263,10 +283,15 @@ function startWalk(walk) {
       if (!line) return;
       const source = [...side.querySelectorAll(".walk-source")]
         .indexOf(line.closest(".walk-source"));
-      const found = steps.findIndex((step) => step.places[index] &&
-        step.places[index][0] === source &&
-        step.places[index][1] === Number(line.dataset.line));
-      if (found >= 0) follow(found);
+      const number = Number(line.dataset.line);
+      const found = steps.map((_, i) => i).filter((i) => {
+        const [where, first, last] = steps[i].places[index] || [];
+        return where === source && first <= number && number <= last;
+      });
+      const open = found.filter((i) =>
+        !items[i].closest("details:not([open])"));
+      const [first] = open.length ? open : found;
+      if (found.length) follow(open.find((i) => i > at) ?? first);
     });
   }
   document.addEventListener("keydown", (event) => {
@@ -283,8 +308,7 @@ function startWalk(walk) {
   addEventListener("hashchange", () => {
     if (linked() >= 0) go(linked(), true);
   });
-  matchMedia("(prefers-color-scheme: dark)")
-    .addEventListener("change", () => go(at, false));
+  dark.addEventListener("change", () => go(at, false));
   byId("walk-stage").hidden = false;
   byId("walk").classList.add("alive");
   byId("walk-token").value = tokens.length - 1;
