@@ -669,7 +669,7 @@ def test_a_norm_has_its_call_site(weights):
     right = build("ported", weights)
     right.tensors[right.names.index("h.0.ln_2.bias")].data += 0.1
     found = diff_by_value(left, right, TOKENS)
-    assert re.search(r"called from :\d+, layer 0", found.sentence)
+    assert re.search(r"called from line \d+, layer 0", found.sentence)
     called = linecache.getline(*found.parted.right.caller[:2])
     assert called.strip().startswith("second = norm("), found.sentence
 
