@@ -435,7 +435,7 @@ def test_where_two_models_part_nothing_is_predicted(browser, tmp_path):
     targets = [f"{source}:build('{name}')" for name in ("relu", "gelu")]
     browser.open(page_of(tmp_path, "diff", *targets, status=1))
     browser.wait_for_focus("#walk-title")
-    assert browser.one("#walk-title").text == "Where they part"
+    assert browser.one("#walk-title").text == "where they part"
     assert browser.one("#walk-result").text == ""
 
 
