@@ -93,7 +93,8 @@ STEPS = {
     "multiplies them with the keys; `d_k` is the width of a head.",
     "mask": "`DecoderModel.decode` in model.py makes one mask for all layers: "
     "`mask = subsequent_mask(...)`, True on and below the diagonal. "
-    "`attention` sets the scores to -inf where the mask is False (`== 0`).",
+    "`attention` sets the scores to minus infinity where the mask is False "
+    "(`== 0`).",
     "probabilities": "softmax has a line of its own. `attention` also returns "
     "the probabilities, so that a reader can look at them.",
     "mix": "A product of two matrices mixes the values.",

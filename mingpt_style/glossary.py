@@ -71,7 +71,7 @@ STEPS = {
     "mask": "This run builds no mask: `is_causal=True` makes "
     "scaled_dot_product_attention mask the later positions itself. The "
     "`mask` lines above the call are used only when generating with cached "
-    "keys and values (those of earlier tokens, kept).",
+    "keys and values (kept from earlier tokens).",
     "probabilities": "scaled_dot_product_attention computes the probabilities "
     "inside and never returns them. The numbers here were computed from its "
     "inputs by the formula.",

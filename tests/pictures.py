@@ -1,6 +1,6 @@
 """Makes the pictures that the README shows, by real commands.
 
-python tests/pictures.py
+PYTHONPATH=. python tests/pictures.py
 
 A picture of a terminal is what it shows, colours and all, drawn as SVG. That
 of the page is taken with chromium, where it is there.
@@ -68,6 +68,7 @@ def draw(name, folder):
         "FORCE_COLOR": "1",
         "TTY_INTERACTIVE": "0",  # no progress bars
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
     }
     done = subprocess.run(
         [sys.executable, "-m", "gpt_duet.cli", *shlex.split(command)],

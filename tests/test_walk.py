@@ -468,6 +468,23 @@ def test_the_whole_source_is_one_box_away(browser, page):
     assert before[0] not in shown()
 
 
+def test_where_two_models_part_nothing_is_predicted(browser, tmp_path):
+    source = tmp_path / "model.py"
+    source.write_text(
+        "import torch\n"
+        "from mingpt_style import GPT\n"
+        "from shared.config import GPTConfig\n"
+        "def build(act):\n"
+        "    torch.manual_seed(0)\n"
+        "    return GPT(GPTConfig(1024, 128, 2, 2, 16, activation=act))\n"
+    )
+    targets = [f"{source}:build('{name}')" for name in ("relu", "gelu")]
+    browser.open(page_of(tmp_path, "diff", *targets, status=1))
+    browser.wait_for_focus("#walk-title")
+    assert browser.one("#walk-title").text == "where they part"
+    assert browser.one("#walk-result").text == ""
+
+
 @pytest.mark.parametrize("media", ["print", "screen"])
 def test_printed_or_without_javascript_it_is_a_list(
     browser, page, tmp_path, media

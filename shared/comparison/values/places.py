@@ -126,9 +126,11 @@ class Place:
         if self.caller is None:
             return ""
         path, line, name = self.caller
-        where = "" if path == self.path else short_path(path)
-        module = name.rpartition(".")[2]
-        return f", called from {where}:{line}" + (
+        where = "line " if path == self.path else f"{short_path(path)}:"
+        # a number in a list goes with the name of the list
+        found = re.search(r"[^.]+(\.\d+)*$", name)
+        module = found[0] if found else ""
+        return f", called from {where}{line}" + (
             f" ({module})" if module else ""
         )
 

@@ -180,7 +180,7 @@ function startWalk(walk) {
     if (apart !== null) what += apart === 0 ? "; both sides are equal"
       : `; the sides are ${apart.toExponential(1)} apart`;
     byId("walk-result").textContent = "";
-    if (step.name === String(count)) {
+    if (!opens && step.name === String(count)) {
       const next = likeliest.map((side) => side[token].map(([id, p]) =>
         `\u201c${pieces[id]}\u201d ${(100 * p).toFixed(1)} %`).join(", "));
       const end = tokens.slice(Math.max(0, token - 2), token + 1).join("");
