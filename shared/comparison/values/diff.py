@@ -1,6 +1,5 @@
 """Which line computes what, and where two implementations part."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import itemgetter
@@ -29,10 +28,8 @@ from .matching import ROUNDING_ALONE, Matches, match
 from .recording import Recording, scores_of
 from .rows import MOVED, Row
 from .side import Side, unit_of
-from .value_diff import ValueDiff
+from .value_diff import ValueDiff, nearest_values
 from .weights import WeightMatch, match_weights
-
-NEAREST = 5  # values that are offered where nothing is shared
 
 
 @one_run
@@ -247,7 +244,7 @@ def _found(
         parted=None
         if same
         else find_divergence(sides, (ours, theirs), matches),
-        nearest=[] if pairs else _nearest(left, right),
+        nearest=[] if pairs else nearest_values(left, right),
         notes=_notes(names, sides, single),
         apart=matches.apart,
         rounding=matches.rounding,
@@ -273,21 +270,6 @@ def _coarse(sides: tuple[Side, Side], apart: float) -> str:
     place, single = side.dtypes[dtype]
     words = f"is a {kind} constant" if single else f"computes in {kind}"
     return f" up to {kind}: {place} {words}"
-
-
-def _nearest(left: Side, right: Side) -> list[Row]:
-    """Return for lines of the left the nearest of the right, by digests."""
-    found: dict[tuple[str, int], tuple[float, Row]] = {}
-    for a in left.values:
-        for b in right.values:
-            if a.digest.trivial or a.place.inside or b.place.inside:
-                continue
-            apart = a.digest.distance(b.digest)
-            line, size = (a.place.path, a.place.line), apart / a.digest.size
-            if size < found.get(line, (math.inf,))[0]:
-                found[line] = size, Row(a.place, b.place, a.shape, apart)
-    nearest = sorted(found.values(), key=itemgetter(0))[:NEAREST]
-    return [pair for _, pair in nearest]
 
 
 def _notes(

@@ -1,5 +1,6 @@
 """What a diff by value found: pairs, lines alone, and the order of the run."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from io import StringIO
@@ -14,6 +15,7 @@ from .rows import NOWHERE, Divergence, Row, Section
 from .side import Side
 from .weights import WeightMatch, describe
 
+NEAREST = 5  # values that are offered where nothing is shared
 SCORES = 10.0  # a size of log-probabilities
 
 
@@ -223,6 +225,21 @@ class ValueDiff:
         text = StringIO()
         show_found(Console(file=text, width=120, highlight=False), self)
         return text.getvalue().rstrip()
+
+
+def nearest_values(left: Side, right: Side) -> list[Row]:
+    """Return for lines of the left the nearest of the right, by digests."""
+    found: dict[tuple[str, int], tuple[float, Row]] = {}
+    for a in left.values:
+        for b in right.values:
+            if a.digest.trivial or a.place.inside or b.place.inside:
+                continue
+            apart = a.digest.distance(b.digest)
+            line, size = (a.place.path, a.place.line), apart / a.digest.size
+            if size < found.get(line, (math.inf,))[0]:
+                found[line] = size, Row(a.place, b.place, a.shape, apart)
+    nearest = sorted(found.values(), key=itemgetter(0))[:NEAREST]
+    return [pair for _, pair in nearest]
 
 
 def _join_heads(rows: Iterable[Row]) -> list[Row]:
