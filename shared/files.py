@@ -10,6 +10,8 @@ from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 STDOUT = Path("-")
 _reserved = ExitStack()  # puts the standard output back where it was
 
@@ -67,8 +69,8 @@ def replace_file(path: Path) -> Iterator[Path]:
     try:
         yield beside
         os.replace(beside, path)
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}") from None
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"cannot write {path}: {_reason(error)}") from None
     finally:
         beside.unlink(missing_ok=True)
 
@@ -97,22 +99,21 @@ def new_folder(path: Path) -> Iterator[Path]:
     An empty folder of that name may be there already.
 
     Raises:
-        ValueError: as `require_new_folder`, and where the name cannot be
-            given.
+        ValueError: as `require_new_folder`, and for a full disk, or a name
+            that cannot be given.
     """
     require_new_folder(path)
     beside = _beside(path)
-    beside.mkdir()
     try:
+        beside.mkdir()
         yield beside
-        try:
-            if path.is_dir():
-                path.rmdir()  # Windows puts no folder in place of another
-            os.replace(beside, path)
-        except OSError as error:  # a mount point, or the current folder
-            raise ValueError(
-                f"cannot write the folder {path}: {error.strerror}"
-            ) from None
+        if path.is_dir():
+            path.rmdir()  # Windows puts no folder in place of another
+        os.replace(beside, path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(
+            f"cannot write the folder {path}: {_reason(error)}"
+        ) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
@@ -126,6 +127,11 @@ def _finite(content: Any) -> Any:
     if isinstance(content, float) and not math.isfinite(content):
         return None
     return content
+
+
+def _reason(error: Exception) -> str:
+    """Return why a file could not be written."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _beside(path: Path) -> Path:

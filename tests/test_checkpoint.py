@@ -261,6 +261,11 @@ POSTS_KEY, POSTS_FF = "blocks.0.attn.key.weight", "blocks.0.ff.0.weight"
         (scratch_state, {POSTS_KEY: torch.ones(8, 7)}, "unknown h.0.attn.k"),
         (scratch_state, {"pos_embed": torch.ones(2, 6, 8)}, r"\(2, 6, 8\)"),
         (scratch_state, {POSTS_FF: torch.ones(1, 2, 3)}, r"\(1, 2, 3\)"),
+        (
+            enlarged,
+            {"wpe.weight": torch.tensor([[torch.nan] * 8] + [[0.0] * 8] * 5)},
+            r"model\.safetensors: wpe\.weight holds 8 NaN of 48",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit(tmp_path, state, change, message):

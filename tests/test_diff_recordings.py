@@ -66,6 +66,15 @@ def test_the_array_is_named(fault, kind, layered, model, tmp_path):
         assert found.parted.left.layer == found.parted.layer
 
 
+def test_names_of_arrays_bring_no_escape_codes(model, tmp_path):
+    path = tmp_path / "dump.npz"
+    arrays = {f"\x1b[31m{name}": array for name, array in dump(model, "q")}
+    np.savez(path, tokens=IDS, **arrays)
+    shown = str(diff_by_value(model, path, names=("\x1b[2J", "theirs")))
+    assert "they part at \\x1b[31m" in shown
+    assert "\x1b" not in shown
+
+
 def test_a_recording_of_ours_is_one_function(model, tmp_path):
     path = tmp_path / "reference.safetensors"
     count = record_values(model, IDS[0].tolist(), path)

@@ -3,17 +3,21 @@
 import os
 import random
 import re
+import resource
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from functools import partial
+from hashlib import file_digest
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from shared.training.lock import locked
 from shared.training.recipe import Recipe
 from shared.training.run_folder import last_checkpoint, open_run, read_log
 from shared.training.trainer import Trainer
@@ -77,6 +81,11 @@ def folder_content(folder):
         for p in folder.rglob("*")
         if p.is_file()
     }
+
+
+def sha256(file):
+    with file.open("rb") as stream:
+        return file_digest(stream, "sha256").hexdigest()
 
 
 # A run ---------------------------------------------------------------------
@@ -352,6 +361,81 @@ def test_a_damaged_checkpoint_is_not_resumed(refused, finished, name):
             err = refused(*command, finished)
             assert f"{file.name} is not what was written; remove it" in err
             assert "to go on from step-00000001" in err
+
+
+def test_sizes_and_nan_in_a_run_are_named(refused, finished):
+    folder = last_checkpoint(finished)
+    saved, file = folder / "run.json", folder / "model.safetensors"
+    whole = saved.read_text()
+    saved.write_text(whole.replace('"n_layer":1,', '"n_layer":1000000000,'))
+    for command in (("train", "--resume"), ("generate", "--checkpoint")):
+        err = refused(*command, finished)
+        assert "n_layer 1000000000, n_embd 16 and vocab_size" in err
+        assert "model.safetensors holds " in err
+    weights = load_file(file)
+    weights["transformer.wte.weight"][1, :3] = torch.nan
+    before = sha256(file)
+    save_file(weights, file)
+    saved.write_text(whole.replace(before, sha256(file)))
+    for command in (("train", "--resume"), ("generate", "--checkpoint")):
+        err = refused(*command, finished)
+        count = weights["transformer.wte.weight"].numel()
+        assert f"transformer.wte.weight holds 3 NaN of {count}" in err
+
+
+@contextmanager
+def full_disk(size):
+    """No file may be longer inside, which fails as a full disk does."""
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+
+@pytest.mark.usefixtures("quick_end")
+def test_a_full_disk_is_one_line(done, refused, train, tmp_path):
+    with full_disk(20_000):  # enough without AdamW's moments
+        out, _, err = train("--steps=4", "--eval-interval=2", status=2)
+        last = err.splitlines()[-1]
+        assert last.startswith("gpt-duet: cannot write the folder ")
+        assert last.endswith("(os error 27)")
+        assert "Traceback" not in err
+    files = {path.name for path in last_checkpoint(out).parent.rglob("*")}
+    parts = {"model.safetensors", "optimizer.safetensors", "run.json"}
+    assert files == {"step-00000000", *parts}
+    assert open_run(out)[1].step == 0
+    words = (
+        "convert",
+        "--to=gpt2",
+        "--checkpoint",
+        out,
+        "--out",
+        tmp_path / "x",
+    )
+    with full_disk(1_000):
+        assert "cannot write the folder" in refused(*words)
+    assert not (tmp_path / "x").exists()
+    done("train", "--resume", out)
+    assert open_run(out)[1].step == 4
+
+
+@pytest.mark.usefixtures("quick_end")
+def test_one_process_trains_a_run(done, refused, finished):
+    lock = finished / "lock"
+    assert not lock.exists()
+    with locked(finished):
+        assert lock.read_text() == str(os.getpid())
+        before = folder_content(finished)
+        err = refused("train", "--resume", finished, "--steps=4")
+        assert f"process {os.getpid()} trains the run in {finished}" in err
+        assert folder_content(finished) == before
+    lock.write_text("4194305")  # as of a process that was killed
+    _, err = done("train", "--resume", finished, "--steps=4")
+    assert "process 4194305 left " in err
+    assert "lock is taken over" in " ".join(err.split())
+    assert not lock.exists()
 
 
 @pytest.mark.usefixtures("quick_end")

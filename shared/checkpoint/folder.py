@@ -22,7 +22,7 @@ from .other_layouts import (
     recognise,
     with_prefix,
 )
-from .weights_file import WEIGHTS, find_weights, read_tensors
+from .weights_file import WEIGHTS, find_weights, read_tensors, require_numbers
 
 CONFIG = "config.json"
 # The trained model that comes with the kit: its README says what it reaches.
@@ -99,11 +99,13 @@ def load_checkpoint(
 
     Raises:
         ValueError: for a pickle, a damaged file, an unknown layout, shapes
-            that do not fit, a fact that is missing or said twice
+            that do not fit, NaN, a fact that is missing or said twice
             differently.
     """
     folder = Path(folder)
-    tensors = _widest(strip(read_tensors(find_weights(folder))))
+    file = find_weights(folder)
+    tensors = _widest(strip(read_tensors(file)))
+    require_numbers(file, tensors)
     layout = recognise(tensors)
     state = bring_to_gpt2(tensors, layout)
     wte, head = state.get("wte.weight"), state.get("lm_head.weight")

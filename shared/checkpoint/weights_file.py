@@ -29,6 +29,15 @@ def read_tensors(file: Path) -> State:
         ) from None
 
 
+def require_numbers(file: Path, tensors: State) -> None:
+    """Refuse the tensors of a file that hold NaN: ValueError with a count."""
+    for name, tensor in tensors.items():
+        if count := int(tensor.isnan().sum()):
+            raise ValueError(
+                f"{file}: {name} holds {count} NaN of {tensor.numel()}"
+            )
+
+
 def find_weights(folder: Path) -> Path:
     """Return a folder's model.safetensors, or its only .safetensors.
 

@@ -1,5 +1,6 @@
 """gpt-duet train: a model learns a text, and can be stopped at any time."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -80,17 +81,21 @@ def train(
     from ..protocol import load_style
     from ..tokenization.texts import split_ids, text_stamp
     from ..tokenization.tokenizers import load_tokenizer
+    from ..training.lock import locked
     from ..training.processes import join_processes, own_device
     from ..training.recipe import Recipe
-    from ..training.run_folder import Facts
+    from ..training.run_folder import Facts, last_checkpoint
     from ..training.trainer import Trainer
     from . import choices
     from .train_loop import Run, resume_run, train_to_the_end
 
     given = options.given(context)
     device = own_device(choose_device(device_name))
-    with join_processes(device) as processes:
+    with join_processes(device) as processes, ExitStack() as held:
         if resume is not None:
+            last_checkpoint(resume)
+            if processes.first:
+                held.enter_context(locked(resume))
             run = resume_run(resume, file, given, device, processes)
         else:
             assert out is not None
@@ -150,4 +155,4 @@ def train(
         size = sum(p.numel() for p in trainer.model.parameters())
         window = trainer.recipe.batch_size * trainer.config.block_size
         with few_threads(size, window, threads):
-            train_to_the_end(run)
+            train_to_the_end(run, held)

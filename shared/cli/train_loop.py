@@ -3,7 +3,7 @@
 import shlex
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ..console import fail, progress, show_facts
 from ..files import new_folder, write_atomically
 from ..tokenization.texts import split_ids, text_stamp
 from ..tokenization.tokenizers import Tokenizer, load_tokenizer
+from ..training.lock import locked
 from ..training.loss_curve import draw_losses
 from ..training.processes import Processes
 from ..training.recipe import Recipe
@@ -90,10 +91,11 @@ def resume_run(
     return Run(folder, trainer, facts, tokenizer, new=False, former=former)
 
 
-def train_to_the_end(run: Run) -> None:
+def train_to_the_end(run: Run, held: ExitStack) -> None:
     """Take all steps that are left, or those until a signal to stop.
 
-    Of several processes the first alone writes and prints.
+    Of several processes the first alone writes and prints. A new run's lock
+    is held as long as the stack is open.
     """
     trainer, writes = run.trainer, run.trainer.processes.first
     console = Console(stderr=True, highlight=False, quiet=not writes)
@@ -105,6 +107,7 @@ def train_to_the_end(run: Run) -> None:
     elif writes:
         with new_folder(run.folder) as beside:
             save(beside, trainer, run.facts)
+        held.enter_context(locked(run.folder))
     steps = trainer.recipe.steps
     with _stop_signals() as signals, progress(console, steps) as show:
         while not trainer.done:

@@ -9,6 +9,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from ..console import printable
 from ..tokenization.tokenizers import Tokenizer
 from .concepts import CONCEPTS
 from .sources import Part, PartPair, Segment
@@ -79,7 +80,7 @@ def show_comparison(
     colour = "bold green" if comparison.one_function else "bold red"
     console.print()
     console.print(
-        Text(comparison.verdict, style=colour),
+        Text(printable(comparison.verdict), style=colour),
         soft_wrap=not console.is_terminal,  # one line for a program
     )
     for part in comparison.original_parts:
@@ -99,9 +100,10 @@ def _table(
     wide = console.width >= NARROW
     table.add_column(heads[0], min_width=22 if wide else None)
     for name in heads[1:]:
+        name = printable(name)
         table.add_column(name, justify="right", min_width=20 if wide else None)
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table
 
 

@@ -6,12 +6,14 @@
       optimizer.safetensors           AdamW's moments
       run.json                        how far, by which recipe, on what text
     loss.png sample.txt               at the end
+    lock                              the id of the process that trains now
 
 The rate, the batches and the dropout of a step follow from its number and
 the recipe, so they need no state. Nothing is a pickle.
 """
 
 import hashlib
+import math
 import os
 import shutil
 from collections import defaultdict
@@ -21,10 +23,12 @@ from typing import Any, Literal
 
 import msgspec
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
 
 from ..checkpoint import convert
+from ..checkpoint.weights_file import require_numbers
 from ..config import GPTConfig
 from ..files import new_folder, write_atomically
 from ..protocol import load_style
@@ -157,6 +161,7 @@ def open_run(folder: Path) -> tuple[Path, SavedRun]:
         for name, expected in run.sha256.items():
             if _sha256(path / name) != expected:
                 raise ValueError(f"{name} is not what was written")
+        _require_sizes(path / MODEL, run.config)
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise ValueError(
             f"{path} is damaged, or no checkpoint of this command: {error}"
@@ -171,6 +176,7 @@ def load_weights(checkpoint: Path, model: nn.Module) -> None:
         load_model(model, checkpoint / MODEL)
     except RuntimeError as error:
         raise ValueError(f"weights do not fit: {error}") from None
+    require_numbers(checkpoint / MODEL, model.state_dict())
 
 
 def resume(checkpoint: Path, run: SavedRun, trainer: Trainer) -> None:
@@ -244,6 +250,26 @@ def cut_log(folder: Path, step: int) -> None:
 def _checkpoints_in(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, the oldest first."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
+
+
+def _require_sizes(file: Path, config: GPTConfig) -> None:
+    """Refuse a config of more weights than a file holds, in any style.
+
+    Its model may be too large to be built. Positions may be no weights.
+    """
+    width, layers = config.n_embd, config.n_layer
+    block = 4 * width**2 + 2 * width * config.inner_size
+    needed = config.vocab_size * width + layers * block
+    with safe_open(file, "pt") as tensors:
+        names = tensors.keys()
+        shapes = [tensors.get_slice(name).get_shape() for name in names]
+    held = sum(map(math.prod, shapes))
+    if needed > held:
+        raise ValueError(
+            f"{RUN} says n_layer {layers}, n_embd {width} and vocab_size "
+            f"{config.vocab_size}, at least {needed:,} numbers: {file.name} "
+            f"holds {held:,}"
+        )
 
 
 def _sha256(path: Path) -> str:

@@ -8,6 +8,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from ...console import printable
 from ..terminal import TWO_COLUMNS, print_trimmed
 from .decoding import CacheDiff
 from .places import Place
@@ -28,7 +29,7 @@ def show_found(
     Lines of one side alone are left out unless the whole is to be printed.
     """
     heads: Cells = (
-        *(Text(name, "bold cyan") for name in found.names),
+        *(Text(printable(name), "bold cyan") for name in found.names),
         Text("shape", "dim"),
         "apart",
     )
@@ -60,12 +61,13 @@ def show_found(
         console.print(Text(words, style="dim"))
     console.print()
     if found.weights_sentence:
-        weights = Text(found.weights_sentence, style="dim")
+        weights = Text(printable(found.weights_sentence), style="dim")
         console.print(weights, soft_wrap=True)
     for note in found.notes:
-        console.print(Text(note, style="dim"), soft_wrap=True)
+        console.print(Text(printable(note), style="dim"), soft_wrap=True)
     colour = "bold green" if found.same else "bold red"
-    console.print(Text(found.sentence, style=colour), soft_wrap=True)
+    sentence = Text(printable(found.sentence), style=colour)
+    console.print(sentence, soft_wrap=True)
 
 
 def show_decoding(
@@ -122,9 +124,9 @@ def _cells(section: Section, row: Row) -> Cells:
 
 def _line(place: Place, name_operation: bool) -> Text:
     """Return file, line and expression, or the step inside of it."""
-    name = place.path.replace("\\", "/").rpartition("/")[2]
+    name = printable(place.path.replace("\\", "/").rpartition("/")[2])
     if place.recorded:
-        return Text.assemble((f"{name} ", "dim"), place.function)
+        return Text.assemble((f"{name} ", "dim"), printable(place.function))
     where = (f"{name}:{place.line} ", "dim")
     if place.inside:
         inside = f"{place.inside}, inside {place.op}"
