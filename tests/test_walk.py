@@ -21,7 +21,7 @@ from shared.comparison.page.folding import fold
 from shared.comparison.page.kinds import name_kinds
 from shared.comparison.page.value_maps import ValueMaps, as_table
 from shared.comparison.page.walk import fold_steps, make_walk
-from shared.comparison.values import diff_by_value
+from shared.comparison.values.diff import diff_sides
 from shared.tokenization.texts import default_text
 from shared.tokenization.tokenizers import DEFAULT, load_tokenizer
 
@@ -100,14 +100,13 @@ def test_kinds_follow_from_values_and_not_from_names(
 ):
     torch.manual_seed(0)
     model = build(GPTConfig(50, 16, n_layer=2, n_head=2, n_embd=8))
-    found = diff_by_value(model, copy.deepcopy(model))
+    found, (left, right) = diff_sides(model, copy.deepcopy(model))
     rows = [step.row for step in fold_steps(found)]
-    left = found.sides[0]
     values = left.keep({row.order[0] for row in rows})
     kinds = dict.fromkeys([*name_kinds(rows, values, left), *same_line])
     assert kinds.keys() - {""} == set(KINDS)
     monkeypatch.setattr("shared.comparison.page.walk.MAPS", len(rows))
-    walk = make_walk(found, str)
+    walk = make_walk(found, (left, right), str)
     steps = walk["data"]["steps"]
     assert max(len(step["layers"]) for step in steps) == 1  # room for one
     said = " ".join(step.remarks[0] for step in walk["steps"])

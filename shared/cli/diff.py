@@ -155,7 +155,7 @@ def diff(
     if cache:
         same = decode(console, names[0], ids, text_of, vocab_size, json_file)
         raise typer.Exit(not same)
-    found = diff_values(
+    found, sides = diff_values(
         names,
         ids,
         vocab_size=vocab_size,
@@ -171,7 +171,7 @@ def diff(
     if json_file is not None:
         write_json(json_file, {"models": names} | found.to_json())
     if html_file is not None:
-        write_atomically(html_file, render_diff(found, text_of))
+        write_atomically(html_file, render_diff(found, sides, text_of))
         console.print(f"page: {html_file}", soft_wrap=True, markup=False)
     if not found.same:
         raise typer.Exit(1)

@@ -13,6 +13,7 @@ from ..validation import did_you_mean
 
 if TYPE_CHECKING:
     from ..comparison.values import ValueDiff
+    from ..comparison.values.side import Side
     from ..protocol import Style
 
 TOKENS = 24  # of the default text that two styles are run on
@@ -121,12 +122,13 @@ def diff_values(
     *,
     vocab_size: int | None,
     **settings: Any,
-) -> "ValueDiff":
+) -> "tuple[ValueDiff, tuple[Side, Side]]":
     """Run two models, two styles from one set of weights.
 
-    An exception of a user's code is printed as theirs.
+    Returns what was found, and both sides for their values. An exception of
+    a user's code is printed as theirs.
     """
-    from ..comparison.values import diff_by_value
+    from ..comparison.values.diff import diff_sides
     from ..importing import first_on_path, show_theirs
 
     styles = [*filter(_style, names)]
@@ -134,7 +136,7 @@ def diff_values(
     left, right = load_sides(names, vocab_size)
     try:
         with first_on_path(Path.cwd()):
-            found = diff_by_value(
+            found, sides = diff_sides(
                 left,
                 right,
                 ids,
@@ -148,7 +150,7 @@ def diff_values(
         raise ValueError(f"{error}{sizes}") from None
     if found.shares_nothing:
         raise ValueError(f"{found.sentence}{sizes}")
-    return found
+    return found, sides
 
 
 def decode(

@@ -18,7 +18,9 @@ from ..benchmark_results import Run
 from ..models import count_flops, difference_by_concept
 from ..styles import Comparison, Pair
 from ..text import token_text, visible
-from ..values import ValueDiff, diff_by_value
+from ..values import ValueDiff
+from ..values.diff import diff_sides
+from ..values.side import Side
 from ..weight_transfer import measure_weight_transfer
 from .folding import fold
 from .numbers import influence_data
@@ -92,12 +94,14 @@ def render_page(
     )
 
 
-def render_diff(found: ValueDiff, text_of: Callable[[int], str]) -> str:
-    """Return the page of what diff_by_value found, with all it needs inside.
+def render_diff(
+    found: ValueDiff, sides: tuple[Side, Side], text_of: Callable[[int], str]
+) -> str:
+    """Return the page of what diff_sides found, with all it needs inside.
 
     Both sides are run again for their values.
     """
-    walk = make_walk(found, text_of)
+    walk = make_walk(found, sides, text_of)
     data = {"walk": walk["data"]}
     return fill("diff.html", ["walk.js"], walk=walk, data=data)
 
@@ -110,10 +114,10 @@ def _walk(pair: Pair, tokenizer: Tokenizer) -> dict[str, Any] | None:
     doubled = {n: tensor.cpu().double() for n, tensor in pair.state.items()}
     left, right = (s.from_gpt2(doubled, pair.config) for s in pair.styles)
     used = pair.tokens[:, :WALK_TOKENS].cpu()
-    found = diff_by_value(left, right, used, names=pair.names)
+    found, sides = diff_sides(left, right, used, names=pair.names)
     if found.shares_nothing:
         return None
-    return make_walk(found, partial(token_text, tokenizer))
+    return make_walk(found, sides, partial(token_text, tokenizer))
 
 
 def fill(template: str, scripts: Sequence[str], **content: Any) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..values import Place, ValueDiff
 from ..values.rows import Row, Section
+from ..values.side import Side
 from .folding import fold
 from .kinds import GROUPS, SQUARE, name_axes, name_kinds
 from .value_maps import ValueMaps
@@ -42,14 +43,13 @@ class Step:
 
 
 def make_walk(
-    found: ValueDiff, text_of: Callable[[int], str]
+    found: ValueDiff, sides: tuple[Side, Side], text_of: Callable[[int], str]
 ) -> dict[str, Any]:
     """Run both sides again for their values, and lay the steps out.
 
     Returns what the template needs: the steps, for each side the functions
     that they are in, and the data that the script reads.
     """
-    sides = found.sides
     tokens = sides[0].tokens[0].tolist()
     steps = fold_steps(found)
     every = [each for step in steps for each in (step, *step.folded)]
@@ -68,7 +68,7 @@ def make_walk(
         )
         for i, side in enumerate(sides)
     ]
-    _add_kinds(steps, values[0], found)
+    _add_kinds(steps, values[0], sides[0], found.parted)
     time = min(ROWS, len(tokens))
     maps = ValueMaps(time, len(tokens))
     sources: tuple[Sources, Sources] = ({}, {})
@@ -149,25 +149,28 @@ def fold_steps(found: ValueDiff) -> list[Step]:
 
 
 def _add_kinds(
-    steps: Sequence[Step], values: Mapping[int, Tensor], found: ValueDiff
+    steps: Sequence[Step],
+    values: Mapping[int, Tensor],
+    left: Side,
+    parted: Row | None,
 ) -> None:
     """Say of each step what it computes, and how each side writes it."""
-    time = found.sides[0].tokens.size(-1)
-    known = [step for step in steps if step.row is not found.parted]
+    time = left.tokens.size(-1)
+    known = [step for step in steps if step.row is not parted]
     rows = [step.row for step in known]
-    kinds = name_kinds(rows, values, found.sides[0])
+    kinds = name_kinds(rows, values, left)
     for step, kind in zip(known, kinds, strict=True):
         step.kind = name = kind
         step.axes = name_axes(kind, step.row.shape, time)
         if kind == "position":
             first = values[step.row.order[0]].flatten()[:2].tolist()
             name = kind if first == [0, 1] else "learned_position"
-        left, right = (
+        ours, theirs = (
             (texts := getattr(_package(place), "STEPS", {})).get(name)
             or texts.get(kind, "")
             for place in (step.row.left, step.row.right)
         )
-        step.remarks = left, right
+        step.remarks = ours, theirs
     group = ""
     for step in reversed(known):
         step.group = group = GROUPS.get(step.kind, group)

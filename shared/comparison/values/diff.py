@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -12,8 +11,7 @@ from torch import Tensor
 from ...invariants.context import one_run
 from ...invariants.meeting.arrays import IN_ARRAYS
 from ...invariants.subject import Subject
-from .divergence import find_divergence
-from .flow import Flow
+from .findings import findings
 from .given import (
     DRAWN,
     Model,
@@ -24,11 +22,10 @@ from .given import (
     subjects_of,
 )
 from .gradients import first_difference
-from .matching import ROUNDING_ALONE, Matches, match
+from .matching import match
 from .recording import Recording, scores_of
-from .rows import MOVED, Row
 from .side import Side, unit_of
-from .value_diff import ValueDiff, nearest_values
+from .value_diff import ValueDiff
 from .weights import WeightMatch, match_weights
 
 
@@ -70,6 +67,34 @@ def diff_by_value(
         ValueError: for two vocabularies, tokens that do not fit, a model
             that raises, or one of which nothing can be recorded.
     """
+    return diff_sides(
+        left,
+        right,
+        tokens,
+        vocab_size=vocab_size,
+        names=names,
+        dtype=dtype,
+        tolerance=tolerance,
+        gradients=gradients,
+    )[0]
+
+
+@one_run
+def diff_sides(
+    left: Model | Path,
+    right: Model | Path,
+    tokens: Int[Tensor, "batch time"] | Sequence[int] | None = None,
+    *,
+    vocab_size: int | None = None,
+    names: tuple[str, str] | None = None,
+    dtype: torch.dtype | None = None,
+    tolerance: float = 0.0,
+    gradients: bool = False,
+) -> tuple[ValueDiff, tuple[Side, Side]]:
+    """Return what diff_by_value does, and both sides.
+
+    These can be run again, for the values of some lines.
+    """
     if isinstance(left, Path):
         if isinstance(right, Path):
             raise ValueError("one of the two sides must be a model that runs")
@@ -81,8 +106,10 @@ def diff_by_value(
             raise ValueError(f"{right} was recorded from other tokens")
         subject = subject_of(left, recording.tokens.size(1), vocab_size)
         names = names or (subject.name, str(right))
-        found = _diff_recording(subject, recording, names, dtype, tolerance)
-        return _with_weights(found, gradients or bool(recording.stored))
+        sides = _beside(subject, recording, dtype)
+        found = _diff_recording(names, sides, tolerance)
+        gradients = gradients or bool(recording.stored)
+        return _with_weights(found, sides, gradients), sides
     length = DRAWN if given is None else given.size(1)
     subjects = subjects_of((left, right), length, vocab_size)
     names = names or (subjects[0].name, subjects[1].name)
@@ -99,9 +126,9 @@ def diff_by_value(
     if subjects[0].in_arrays and not subjects[1].in_arrays:
         subjects, names = subjects[::-1], names[::-1]
     if subjects[1].in_arrays:
-        scores = scores_of(subjects[1], given)
-        found = _diff_recording(subjects[0], scores, names, dtype, tolerance)
-        return _with_weights(found, gradients)
+        sides = _beside(subjects[0], scores_of(subjects[1], given), dtype)
+        found = _diff_recording(names, sides, tolerance)
+        return _with_weights(found, sides, gradients), sides
     sides = (
         Side(subjects[0], given, dtype),
         Side(subjects[1], given, dtype),
@@ -116,13 +143,15 @@ def diff_by_value(
             if side.doubled:
                 side.doubled = False
                 side.record()
-    found = _found(names, sides, match(*sides, tolerance), single)
-    return _with_weights(found, gradients)
+    found = findings(names, sides, match(*sides, tolerance), single)
+    return _with_weights(found, sides, gradients), sides
 
 
-def _with_weights(found: ValueDiff, gradients: bool) -> ValueDiff:
+def _with_weights(
+    found: ValueDiff, sides: tuple[Side, Side], gradients: bool
+) -> ValueDiff:
     """Add which weights are whose, and the first gradient that differs."""
-    left, right = found.sides
+    left, right = sides
     ours, theirs = left.module(), right.module()
     matches: list[WeightMatch] = []
     if ours is not None and theirs is not None:
@@ -139,14 +168,10 @@ def _with_weights(found: ValueDiff, gradients: bool) -> ValueDiff:
     return replace(found, gradient=first, gradients=count)
 
 
-def _diff_recording(
-    subject: Subject,
-    recording: Recording,
-    names: tuple[str, str],
-    dtype: torch.dtype | None,
-    tolerance: float,
-) -> ValueDiff:
-    """Compare a model with a file, or with scores, in the dtype of these."""
+def _beside(
+    subject: Subject, recording: Recording, dtype: torch.dtype | None
+) -> tuple[Side, Side]:
+    """Run a model beside a file or scores, in the dtype of these."""
     tokens = recording.tokens
     require_fit(tokens, subject.block_size, subject.vocab_size)
     if dtype is None and not recording.doubled:
@@ -156,16 +181,22 @@ def _diff_recording(
     else:
         side = Side(subject, tokens, dtype)
     recording.lay_out(side.values, subject.vocab_size)
-    sides = side, recording
-    found = _found(names, sides, match(*sides, tolerance), [])
-    kind = str(side.dtype).removeprefix("torch.")
+    return side, recording
+
+
+def _diff_recording(
+    names: tuple[str, str], sides: tuple[Side, Side], tolerance: float
+) -> ValueDiff:
+    """Compare two sides, the right of which is a file or scores."""
+    found = findings(names, sides, match(*sides, tolerance), [])
+    kind = str(sides[0].dtype).removeprefix("torch.")
     notes = [
         f"{name} is {IN_ARRAYS}, and its scores alone are compared"
         for name, one in zip(names, sides, strict=True)
         if one.only_scores
     ]
     notes.append(f"run in {kind}, that of {names[1]}")
-    if any(one.only_scores for one in sides):
+    if found.only_scores:
         found = replace(found, alone={"left": [], "right": []})
     return replace(found, notes=[*found.notes, *notes])
 
@@ -194,96 +225,3 @@ def assert_same_values(
     )
     if not found.same:
         raise AssertionError(found.sentence)
-
-
-def _found(
-    names: tuple[str, str],
-    sides: tuple[Side, Side],
-    matches: Matches,
-    single: Sequence[str],
-) -> ValueDiff:
-    left, right = sides
-    same = matches.apart <= matches.rounding
-    moved = {n for n, _, _ in matches.moved}
-    pairs = [
-        Row(
-            a.place,
-            b.place,
-            a.shape,
-            apart,
-            MOVED if n in moved else "",
-            (a.number, b.number),
-        )
-        for n, r, apart in sorted((*matches.pairs, *matches.moved))
-        for a, b in [(left.values[n], right.values[r])]
-        # the inside of an operation, on both sides: no line of either
-        if not a.place.inside or not b.place.inside
-    ]
-    close = (set[int](), set[int]()) if same else matches.close
-    apart = (
-        {n: difference for n, _, difference in matches.pairs},
-        {r: difference for _, r, difference in matches.pairs},
-    )
-    others = right.values, left.values
-    ours, theirs = map(Flow, sides, matches.explaining, close, apart, others)
-    alone = {
-        "left": [
-            Row(value.place, None, value.shape, None, why, (value.number, -1))
-            for value, why in ours.lines_alone(theirs)
-        ],
-        "right": [
-            Row(None, value.place, value.shape, None, why, (-1, value.number))
-            for value, why in theirs.lines_alone(ours)
-        ],
-    }
-    return ValueDiff(
-        names=names,
-        sides=sides,
-        pairs=pairs,
-        alone=alone,
-        parted=None
-        if same
-        else find_divergence(sides, (ours, theirs), matches),
-        nearest=[] if pairs else nearest_values(left, right),
-        notes=_notes(names, sides, single),
-        apart=matches.apart,
-        rounding=matches.rounding,
-        coarse=_coarse(sides, matches.apart) if same else "",
-    )
-
-
-def _coarse(sides: tuple[Side, Side], apart: float) -> str:
-    """Return which line makes two functions equal only in a coarser dtype."""
-    eps = torch.finfo(sides[0].dtype).eps
-    if apart <= ROUNDING_ALONE * eps:
-        return ""
-    coarser = [
-        (torch.finfo(dtype).eps, side, dtype)
-        for side in sides
-        for dtype in side.dtypes
-        if torch.finfo(dtype).eps > eps
-    ]
-    if not coarser:
-        return ""
-    _, side, dtype = max(coarser, key=itemgetter(0))
-    kind = str(dtype).removeprefix("torch.")
-    place, single = side.dtypes[dtype]
-    words = f"is a {kind} constant" if single else f"computes in {kind}"
-    return f" up to {kind}: {place} {words}"
-
-
-def _notes(
-    names: tuple[str, str], sides: tuple[Side, Side], single: Sequence[str]
-) -> list[str]:
-    notes = []
-    for name, side in zip(names, sides, strict=True):
-        if side.scripted:
-            parts = ", ".join(side.scripted[:3])
-            notes.append(
-                f"{name}: {parts} is scripted; its values are recorded, its "
-                f"lines are not seen"
-            )
-        if name in single:
-            kind = str(side.dtype).removeprefix("torch.")
-            notes.append(f"{name} does not run in float64: both ran in {kind}")
-    return notes

@@ -1,6 +1,7 @@
 """A diff by value in the terminal: two columns, in the order of the run."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.rule import Rule
@@ -13,14 +14,16 @@ from ..terminal import TWO_COLUMNS, print_trimmed
 from .decoding import CacheDiff
 from .places import Place
 from .rows import NOWHERE, Row, Section
-from .value_diff import ValueDiff
+
+if TYPE_CHECKING:
+    from .value_diff import ValueDiff
 
 Cells = tuple[RenderableType, ...]
 
 
 def show_found(
     console: Console,
-    found: ValueDiff,
+    found: "ValueDiff",
     layer: int | None = None,
     whole: bool = True,
 ) -> None:

@@ -1,6 +1,5 @@
 """What a diff by value found: pairs, lines alone, and the order of the run."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from io import StringIO
@@ -8,14 +7,15 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from rich.console import Console
+
 from .gradients import GradientDiff
 from .matching import NEAR
 from .places import HEAD
 from .rows import NOWHERE, Divergence, Row, Section
-from .side import Side
+from .terminal import show_found
 from .weights import WeightMatch, describe
 
-NEAREST = 5  # values that are offered where nothing is shared
 SCORES = 10.0  # a size of log-probabilities
 
 
@@ -25,7 +25,8 @@ class ValueDiff:
 
     Attributes:
         names: of the two sides.
-        sides: the two, which can be run again for their values.
+        layers: of both sides.
+        only_scores: whether nothing but scores is known of a side.
         pairs: lines that compute one value, in the order of the left.
         alone: for "left" and "right" the lines without counterpart.
         parted: where the two part, None where they are one function.
@@ -42,7 +43,8 @@ class ValueDiff:
     """
 
     names: tuple[str, str]
-    sides: tuple[Side, Side]
+    layers: frozenset[int]
+    only_scores: bool
     pairs: Sequence[Row]
     alone: Mapping[str, Sequence[Row]]
     parted: Divergence | None
@@ -80,7 +82,7 @@ class ValueDiff:
             found = (
                 f"{len(self.pairs)} intermediate values are the same on both "
                 f"sides; "
-            ) * (not self._only_scores)
+            ) * (not self.only_scores)
             return (
                 f"one function{self.coarse}: {found}scores "
                 f"{self.apart:.1g} apart, rounding explains "
@@ -90,7 +92,7 @@ class ValueDiff:
             rounded = any("rounded" in match.how for match in self.weights)
             more = f"; {self.weights_sentence}" if rounded else ""
             return f"{self.parted}{more}"
-        if self._only_scores:
+        if self.only_scores:
             return (
                 f"two functions: scores {self.apart:.2g} apart, rounding "
                 f"explains {self.rounding:.1g}"
@@ -122,20 +124,9 @@ class ValueDiff:
         return describe([*self.weights]) if self.weights else ""
 
     @property
-    def _only_scores(self) -> bool:
-        return any(side.only_scores for side in self.sides)
-
-    @property
     def _recorded(self) -> bool:
         place = None if self.parted is None else self.parted.right
         return place is not None and place.recorded
-
-    @property
-    def layers(self) -> set[int]:
-        """The layers of both sides."""
-        values = [value for side in self.sides for value in side.values]
-        layers = (value.place.layer for value in values)
-        return {layer for layer in layers if layer is not None}
 
     def rows(self) -> list[Row]:
         """Return pairs and lines alone in the order of the run.
@@ -218,28 +209,9 @@ class ValueDiff:
         }
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        from .terminal import show_found
-
         text = StringIO()
         show_found(Console(file=text, width=120, highlight=False), self)
         return text.getvalue().rstrip()
-
-
-def nearest_values(left: Side, right: Side) -> list[Row]:
-    """Return for lines of the left the nearest of the right, by digests."""
-    found: dict[tuple[str, int], tuple[float, Row]] = {}
-    for a in left.values:
-        for b in right.values:
-            if a.digest.trivial or a.place.inside or b.place.inside:
-                continue
-            apart = a.digest.distance(b.digest)
-            line, size = (a.place.path, a.place.line), apart / a.digest.size
-            if size < found.get(line, (math.inf,))[0]:
-                found[line] = size, Row(a.place, b.place, a.shape, apart)
-    nearest = sorted(found.values(), key=itemgetter(0))[:NEAREST]
-    return [pair for _, pair in nearest]
 
 
 def _join_heads(rows: Iterable[Row]) -> list[Row]:

@@ -1,0 +1,134 @@
+"""What a diff by value finds, from two sides and how their values match."""
+
+import math
+from collections.abc import Sequence
+from operator import itemgetter
+
+import torch
+
+from .divergence import find_divergence
+from .flow import Flow
+from .matching import ROUNDING_ALONE, Matches
+from .rows import MOVED, Row
+from .side import Side
+from .value_diff import ValueDiff
+
+NEAREST = 5  # values that are offered where nothing is shared
+
+
+def findings(
+    names: tuple[str, str],
+    sides: tuple[Side, Side],
+    matches: Matches,
+    single: Sequence[str],
+) -> ValueDiff:
+    """Return the result: what pairs, what is alone, and where they part.
+
+    Args:
+        names: of the two.
+        sides: that were run.
+        matches: of their values.
+        single: names of those that do not run in float64.
+    """
+    left, right = sides
+    layers = {v.place.layer for side in sides for v in side.values}
+    same = matches.apart <= matches.rounding
+    moved = {n for n, _, _ in matches.moved}
+    pairs = [
+        Row(
+            a.place,
+            b.place,
+            a.shape,
+            apart,
+            MOVED if n in moved else "",
+            (a.number, b.number),
+        )
+        for n, r, apart in sorted((*matches.pairs, *matches.moved))
+        for a, b in [(left.values[n], right.values[r])]
+        # the inside of an operation, on both sides: no line of either
+        if not a.place.inside or not b.place.inside
+    ]
+    close = (set[int](), set[int]()) if same else matches.close
+    apart = (
+        {n: difference for n, _, difference in matches.pairs},
+        {r: difference for _, r, difference in matches.pairs},
+    )
+    others = right.values, left.values
+    ours, theirs = map(Flow, sides, matches.explaining, close, apart, others)
+    alone = {
+        "left": [
+            Row(value.place, None, value.shape, None, why, (value.number, -1))
+            for value, why in ours.lines_alone(theirs)
+        ],
+        "right": [
+            Row(None, value.place, value.shape, None, why, (-1, value.number))
+            for value, why in theirs.lines_alone(ours)
+        ],
+    }
+    return ValueDiff(
+        names=names,
+        layers=frozenset(layer for layer in layers if layer is not None),
+        only_scores=any(side.only_scores for side in sides),
+        pairs=pairs,
+        alone=alone,
+        parted=None
+        if same
+        else find_divergence(sides, (ours, theirs), matches),
+        nearest=[] if pairs else _nearest(left, right),
+        notes=_notes(names, sides, single),
+        apart=matches.apart,
+        rounding=matches.rounding,
+        coarse=_coarse(sides, matches.apart) if same else "",
+    )
+
+
+def _coarse(sides: tuple[Side, Side], apart: float) -> str:
+    """Return which line makes two functions equal only in a coarser dtype."""
+    eps = torch.finfo(sides[0].dtype).eps
+    if apart <= ROUNDING_ALONE * eps:
+        return ""
+    coarser = [
+        (torch.finfo(dtype).eps, side, dtype)
+        for side in sides
+        for dtype in side.dtypes
+        if torch.finfo(dtype).eps > eps
+    ]
+    if not coarser:
+        return ""
+    _, side, dtype = max(coarser, key=itemgetter(0))
+    kind = str(dtype).removeprefix("torch.")
+    place, single = side.dtypes[dtype]
+    words = f"is a {kind} constant" if single else f"computes in {kind}"
+    return f" up to {kind}: {place} {words}"
+
+
+def _notes(
+    names: tuple[str, str], sides: tuple[Side, Side], single: Sequence[str]
+) -> list[str]:
+    notes = []
+    for name, side in zip(names, sides, strict=True):
+        if side.scripted:
+            parts = ", ".join(side.scripted[:3])
+            notes.append(
+                f"{name}: {parts} is scripted; its values are recorded, its "
+                f"lines are not seen"
+            )
+        if name in single:
+            kind = str(side.dtype).removeprefix("torch.")
+            notes.append(f"{name} does not run in float64: both ran in {kind}")
+    return notes
+
+
+def _nearest(left: Side, right: Side) -> list[Row]:
+    """Return for lines of the left the nearest of the right, by digests."""
+    found: dict[tuple[str, int], tuple[float, Row]] = {}
+    for a in left.values:
+        for b in right.values:
+            if a.digest.trivial or a.place.inside or b.place.inside:
+                continue
+            apart = a.digest.distance(b.digest)
+            line, size = (a.place.path, a.place.line), apart / a.digest.size
+            if size < found.get(line, (math.inf,))[0]:
+                found[line] = size, Row(a.place, b.place, a.shape, apart)
+    nearest = sorted(found.values(), key=itemgetter(0))[:NEAREST]
+    return [pair for _, pair in nearest]
