@@ -15,7 +15,7 @@ from measurements import MEASUREMENTS
 from readme import OF_CHECKS, filled, ways
 from small_gpt import BLOCK, GPT, VOCAB
 
-from gpt_duet.comparison.values import diff_by_value
+from gpt_duet.comparison.values import diff_by_value, diff_cache
 from gpt_duet.config import GPTConfig
 from gpt_duet.invariants import (
     CHECKS,
@@ -402,6 +402,8 @@ def others(model):
     assert prove_causality(model, lengths=[5]).proved
     assert influence(model, [3, 1, 4], rounds=1).triu(1).eq(0).all()
     assert diff_by_value(model, model).same
+    with pytest.raises(ValueError, match="no cache was found"):
+        diff_cache(model)
 
 
 RUNS = (some_checks, one_check, others)

@@ -13,6 +13,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from ...invariants.budget import Budget
+from ...invariants.context import one_run
 from ...invariants.conventions import Text
 from ...invariants.decoding_compared import Comparison
 from ...invariants.errors import ModelRaised, SkipCheck
@@ -95,6 +96,7 @@ class CacheDiff:
         }
 
 
+@one_run
 def diff_cache(
     model: Model,
     tokens: Int[Tensor, "batch time"] | Sequence[int] | None = None,

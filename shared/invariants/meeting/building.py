@@ -65,11 +65,12 @@ class Builder:
         """
         if seed is None and self.original is not None:
             return copy.deepcopy(self.original).to(device or self.device)
-        with isolated(self.seed if seed is None else seed):
+        with isolated(self.seed if seed is None else seed), callers_device():
             model = self._make() if self.fresh else self._copy(self.given)
+            elsewhere = torch.empty(0)  # of a model without tensors
         if self.device is None:
             parts = model if isinstance(model, nn.Module) else nn.Module()
-            tensors = [*parts.parameters(), *parts.buffers(), torch.empty(0)]
+            tensors = [*parts.parameters(), *parts.buffers(), elsewhere]
             self.device = tensors[0].device
         elif isinstance(model, nn.Module):
             model = model.to(device or self.device)
@@ -87,8 +88,7 @@ class Builder:
     def _make(self) -> Model:
         name = name_of(self.given) or "the factory"
         try:
-            with callers_device():
-                model = self.given()
+            model = self.given()
         except Exception as error:
             raise UnusableModel(f"{name} raised {sentence(error)}") from error
         if not callable(model):
