@@ -206,6 +206,17 @@ def test_a_model_that_prints_is_reported(capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_names_bring_no_escape_codes():
+    class Coloured(GPT):
+        def add_parts(self, dim):
+            never_used = nn.Parameter(torch.zeros(dim))
+            self.register_parameter("\x1b[31mred", never_used)
+
+    shown = str(check_model(Coloured, checks=["gradient_flow"]))
+    assert r"\x1b[31mred" in shown
+    assert "\x1b" not in shown
+
+
 SIZED = {
     "config": SimpleNamespace(n_vocab=VOCAB, n_ctx=8),
     "cfg": {"vocabulary_size": VOCAB, "seq_len": 8},

@@ -1,12 +1,15 @@
 """The results of the checks, as a table and as JSON."""
 
 import json
+import re
 import textwrap
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 STATUSES = ("passed", "failed", "skipped", "expected", "error")
+
+CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f]")  # but for \t and \n
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,8 @@ class Report:
         return "\n".join([self.heading(width), *rows, self.ending(width)])
 
     def __str__(self) -> str:
-        return self.table()
+        # a name may hold codes that colour or clear a terminal
+        return CONTROL.sub(lambda found: ascii(found[0])[1:-1], self.table())
 
     __repr__ = __str__  # pytest prints it below `assert report.ok, report`
 
