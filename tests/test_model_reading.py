@@ -404,7 +404,6 @@ def test_attention_that_sees_nothing_is_one_failure():
         assert all(r.message.startswith("see check_") for r in others)
 
 
-@pytest.mark.unhooked  # the shape checks draw random numbers
 def test_others_tell_a_leak_where_causality_is_not_run():
     only = ["causal_gradients", "prefix_consistency"]
     assert len(check_model(BUILDS["no_mask"], checks=only).failed) == 2

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import jaxtyping
 import torch
 
 from .context import callers_device
@@ -16,7 +17,8 @@ from .context import callers_device
 KIT = Path(__file__).resolve().parents[1]
 OURS = (
     *(str(KIT / "invariants"), str(KIT / "comparison")),
-    str(Path(torch.__file__).parent),
+    *(str(Path(m.__file__ or "").parent) for m in (torch, jaxtyping)),
+    "<@beartype",  # the code of a shape check
 )
 PYTHON = (str(Path(traceback.__file__).parent), "<frozen")
 
