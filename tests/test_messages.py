@@ -238,6 +238,11 @@ class LeaksLater(GPT):
         self.blocks[1] = Block(NO_MASK, self.mlp, self.norm, dim)
 
 
+class Optional(GPT):
+    def forward(self, input_ids=None, head_mask=None):
+        return super().forward(input_ids)
+
+
 class Draws(GPT):
     """In training, as many random numbers as the tokens say."""
 
@@ -422,6 +427,7 @@ PASSED = [
     (lambda: GPT(50257, 64, dim=2), "vocabulary", r"^5\d\d of 50257 ids"),
     (gpt(mixer=Earlier), "causality", "in float64 the scores are NaN or in"),
     (Draws, "causality", "shape of random draws depends on the tokens"),
+    (Optional, "causality", "never given: head_mask(;|$)"),
     (Draws, "batch_independence", "random draws depend on the tokens"),
     (fading, "context_use", "memory fades below rounding"),
     (SHARP(), "signal", "may have decided"),

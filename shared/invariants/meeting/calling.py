@@ -88,6 +88,7 @@ def caller_of(model: Model, log_probs: bool, time_first: bool) -> Caller:
     parameters, token_name = token_argument(function)
     own_names, own_token_name = token_argument(model)
     defaults = {name: p.default for name, p in parameters.items()}
+    ids = token_name or next(iter(parameters), None)  # perhaps by position
     return Caller(
         method=None if function is model else "log_probs",
         token_name=token_name,
@@ -100,7 +101,9 @@ def caller_of(model: Model, log_probs: bool, time_first: bool) -> Caller:
             if defaults.get(name) is inspect.Parameter.empty
         },
         time_first=time_first,
-        optional=tuple(n for n, value in defaults.items() if value is None),
+        optional=tuple(
+            n for n, value in defaults.items() if value is None and n != ids
+        ),
     )
 
 
