@@ -13,11 +13,7 @@ from .costs import SHARE, Round
 from .dependence.cases import Case
 from .larger_weights import EXTREME, MODERATE, larger
 from .subject import Subject
-from .tokens import (
-    SHORT,
-    SPLITS,
-    lengths_to_try,
-)
+from .tokens import SHORT, SPLITS, lengths_to_try
 from .trials import KINDS, MIXED, SUFFIX, Texts
 from .variant import Variant
 from .ways import (
@@ -115,10 +111,10 @@ class LeakRounds:
                 break
         # no proof is made of these
         if LOSSES in ways_of(CAUSALITY, subject):
-            losses = variant.run_as(LOSSES)
-            yield from self._alone(losses, subject.fit(2, 8))
+            lengths = subject.fit(2, 8)
+            yield from self._alone(variant.run_as(LOSSES), lengths)
         yield from self._past_buffers()
-        yield from self._crowd(variant)
+        yield from self._crowd(variant, share=1 / 40)
 
     def _where_it_is_open(self, case: Case, time: int) -> Iterator[Round]:
         """Yield rounds of what a proof leaves open; most leaks show there."""
@@ -210,9 +206,9 @@ class LeakRounds:
         lengths = sorted(n + 1 for n in tables if SHORT < n <= LONGEST_TABLE)
         yield from self._rounds(variant, lengths, 4)
 
-    def _crowd(self, variant: Variant) -> Iterator[Round]:
+    def _crowd(self, one: Variant, share: float = SHARE) -> Iterator[Round]:
         """Yield a round with many rows in one call."""
-        crowded, time = variant.run_as(CROWD), self.subject.lengths.fit(128)
+        crowded, time = one.run_as(CROWD), self.subject.lengths.fit(128)
         rows = crowded.rows_at_once(time)
         splits = [1 + row % (time - 1) for row in range(rows)]
         trials = partial(self.texts.trials, time, SUFFIX, splits)
@@ -222,6 +218,7 @@ class LeakRounds:
                 time,
                 rows=rows,
                 calls=2,
+                share=share,
                 name=CROWD.name,
                 trials=lambda none: trials(),
             )
