@@ -108,6 +108,10 @@ def test_an_array_may_know_dlpack_alone(dtype, model):
     copy = as_tensor(Answer(tensor))
     assert copy.equal(tensor)
     assert copy.data_ptr() != tensor.data_ptr()
+    for kind in (">f8", np.longdouble):
+        assert as_tensor(np.ones(2, kind)).equal(torch.ones(2).double())
+    for words in (np.array(["a"]), np.array([model]), np.str_("a")):
+        assert as_tensor(words) is None
     assert not any(map(is_array, (tensor, np.ndarray, 3.0, "x", [1])))
     report = check_model(
         lambda ids: {"logits": Answer(model(ids)[0].detach())},

@@ -771,6 +771,7 @@ def test_printing_folds_what_repeats(weights):
         (lambda: Toy(lambda x: x[:, -1:]), [1, 2], "should have shape"),
         (lambda: {}["no model"], [1, 2], "raised KeyError"),
         (lambda: None, [1, 2], "no model but NoneType"),
+        (lambda: Toy(lambda x: x / 0 * 0), [1], "29 of 29 scores are NaN"),
     ],
 )
 def test_bad_input_is_one_clear_line(model, tokens, words):

@@ -103,21 +103,27 @@ def with_their_frames(error: BaseException | None) -> BaseException | None:
 
 
 def causes_of(
-    error: BaseException, culprit: tuple[str, int | None] | None = None
-) -> list[object]:
-    """Return what two failures of one cause have in common, any of it.
+    error: BaseException, culprit: tuple[str, int] | None = None
+) -> tuple[list[object], list[object]]:
+    """Return what says that an earlier failure has the cause of this one.
 
     The start of the exception's sentence, without numbers, and its place: a
     crash at another length or in another dtype has the same cause. And the
-    line where the model raised, or the culprit, where a proof says that
-    tokens or rows get through: BatchNorm does all three.
+    culprit, the line where a proof says that tokens or rows get through, if
+    they do so in an earlier failure or if the model raised there: BatchNorm
+    does all three.
+
+    Returns:
+        What to look for, and what a later failure is to look for.
     """
     first = error.__cause__ or error
     words = re.sub(r"\d+", "", sentence(first))[:60] + place_of(first)
+    if culprit is not None:
+        through = ("through", *culprit)
+        return [words, through, ("raised", *culprit)], [words, through]
     frame = _their_frame(first)
-    if culprit is None and frame is not None:
-        culprit = frame.filename, frame.lineno
-    return [words] if culprit is None else [words, culprit]
+    at = [("raised", frame.filename, frame.lineno)] if frame else []
+    return [words], [words, *at]
 
 
 class HookRaised(Exception):

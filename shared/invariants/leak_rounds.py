@@ -219,7 +219,6 @@ class LeakRounds:
                 rows=rows,
                 calls=2,
                 share=share,
-                name=CROWD.name,
                 trials=lambda none: trials(),
             )
 

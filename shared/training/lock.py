@@ -46,7 +46,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 def _hold(path: Path) -> TextIO:
     while True:
-        file = path.open("a+")
+        file = path.open("a+", errors="replace")
         file.seek(0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

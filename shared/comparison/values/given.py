@@ -31,8 +31,7 @@ def require_fit(
     """Refuse tokens that the models do not take."""
     if given.size(1) > longest:
         raise ValueError(
-            f"{given.size(1)} tokens are more than the {longest} that both "
-            f"take"
+            f"{given.size(1)} tokens are more than the {longest} allowed"
         )
     outside = given[(given < 0) | (given >= vocab_size)]
     if outside.numel():

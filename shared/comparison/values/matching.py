@@ -238,7 +238,8 @@ def _tolerances(
     `coarse` are the numbers of what a coarser dtype than the run's rounds;
     the bounds are the least and the most, in shares of a value.
     """
-    units = ROUNDING if left.nudgeable else ROUNDING_ALONE
+    whole = left.nudgeable or left.only_scores
+    units = ROUNDING if whole else ROUNDING_ALONE
     times = TIMES_NOISE
     eps = max(torch.finfo(left.dtype).eps, torch.finfo(right.dtype).eps)
     if eps > torch.finfo(torch.float32).eps:

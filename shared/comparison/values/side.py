@@ -72,6 +72,11 @@ class Side:
     def record(self) -> None:
         """Run once and keep a digest of each value."""
         model, recorder, scores = self._run()
+        if missing := int(scores.isnan().sum()):
+            raise ValueError(
+                f"{self.subject.name}: {missing:,} of {scores.numel():,} "
+                f"scores are NaN, which equals nothing"
+            )
         last = recorder.numbers.get(scores)
         if last is None or not any(v.place.in_model for v in recorder.values):
             raise ValueError(
@@ -238,7 +243,7 @@ def _weights(model: nn.Module) -> Iterator[tuple[frozenset[int], float]]:
     some of them, in any layout. What was float32 once keeps its unit.
     """
     for tensor in model.parameters():
-        if not tensor.is_floating_point():
+        if not (tensor.is_floating_point() and tensor.numel()):
             continue
         marks, once = torch.tensor([], dtype=torch.int64), True
         for part in tensor.detach().flatten().split(NUMBERS_AT_ONCE):

@@ -88,7 +88,7 @@ def _tables(model: nn.Module, kind: torch.dtype) -> dict[str, Tensor]:
     return {
         name: weight.detach().cpu().to(kind).reshape(weight.shape[0], -1)
         for name, weight in model.named_parameters()
-        if weight.dim() and weight.is_floating_point()
+        if weight.dim() and weight.numel() and weight.is_floating_point()
     }
 
 

@@ -64,7 +64,7 @@ class Proof:
         at: the way of running and the length that are open.
         conditional: whether it holds for texts that take the same path.
         order: "positions" or "rows".
-        partial: whether there was no time for some way of running.
+        left_out: ways of running for which there was no time.
     """
 
     proved: bool = True
@@ -76,7 +76,12 @@ class Proof:
     at: tuple[Case, int] | None = None
     conditional: bool = False
     order: str = "positions"
-    partial: bool = False
+    left_out: list[str] = field(default_factory=list)
+
+    @property
+    def partial(self) -> bool:
+        """Whether there was no time for some way of running."""
+        return bool(self.left_out)
 
     @property
     def complete(self) -> bool:
@@ -95,6 +100,8 @@ class Proof:
         text += f": {CLAIMS[self.order]}, whatever the weights and tokens"
         if also:
             text += f"; at some of them also {', '.join(also)}"
+        if self.left_out:
+            text += f"; no time for {_few(self.left_out)}"
         if self.assumptions:
             text += f"; as long as {' and '.join(self.assumptions)}"
         return text
@@ -108,6 +115,7 @@ class Proof:
         return {
             "proved": self.proved,
             "conditional": self.conditional,
+            "left_out": self.left_out,
             "lengths": self.lengths,
             "modes": self.modes,
             "assumptions": self.assumptions,
@@ -133,24 +141,24 @@ class Proof:
             say(f"scores stay below {-number * HALF:.2g} in size ({place})")
         if notes.routed:
             self.conditional = True
-            say(f"tokens are routed as in this text ({_places(notes.routed)})")
+            say(f"tokens are routed as in this text ({_few(notes.routed)})")
         reads = [p for p in notes.reads if p not in notes.routed]
         tokens = [p for p in reads if notes.reads[p] > FREE]
         others = [p for p in reads if p not in tokens]
         if tokens:
             self.conditional = True
-            say(f"texts take the same path ({_places(tokens)})")
+            say(f"texts take the same path ({_few(tokens)})")
         if others:
             say(
                 f"weights and random numbers take the same path "
-                f"({_places(others)})"
+                f"({_few(others)})"
             )
         if not is_module:
             say("the weights are these, as a function does not show its own")
 
 
-def _places(places: Iterable[Place], most: int = 3) -> str:
-    texts = list(map(str, places))
+def _few(what: Iterable[Place | str], most: int = 3) -> str:
+    texts = list(map(str, what))
     more = f" and {len(texts) - most} others" if len(texts) > most else ""
     return ", ".join(texts[:most]) + more
 

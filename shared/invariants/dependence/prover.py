@@ -87,21 +87,22 @@ class Prover:
             if proved is None:
                 proof.proved = False
                 break
-            proof.partial |= self.cut and not proved
             if case in done:
                 done[case] += proved
+                proved = done[case]
             if not done[self.main[0]]:
                 break  # nothing else is of use
             name = case.way.mode if case in done else case.name
             if proved and name not in proof.modes:
                 proof.modes.append(name)
+            elif self.cut and not proved and name not in proof.left_out:
+                proof.left_out.append(name)
         both = [{*lengths} for lengths in done.values() if lengths]
         proof.lengths = sorted(set.intersection(*both)) if both else []
         if proof.proved and not (done[self.main[0]] and proof.lengths):
             proof.proved = False
-            proof.open.append(
-                Open(self.raised or "there was no time for any length")
-            )
+            self._add(self.raised or "there was no time for any length")
+        proof.left_out = [n for n in proof.left_out if n not in proof.modes]
         proof.rest_on(self.notes, self.subject.is_module)
         return proof
 

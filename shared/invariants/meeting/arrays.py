@@ -19,14 +19,21 @@ def is_array(value: Any) -> bool:
     )
 
 
-def as_tensor(array: Any) -> Tensor:
-    """Return a copy of an array as a tensor on the CPU."""
-    if hasattr(array, "__array__"):
-        copy = np.array(array)
-        if copy.dtype.isbuiltin == 1 and copy.dtype.kind in "biufc":
-            return torch.from_numpy(copy)
-    # NumPy has no bfloat16
-    return torch.from_dlpack(array).cpu().clone()
+def as_tensor(array: Any) -> Tensor | None:
+    """Return a copy of an array on the CPU; None: it holds no numbers."""
+    try:
+        if hasattr(array, "__array__"):
+            copy = np.array(array)
+            if copy.dtype.kind in "biufc":
+                # torch has neither foreign byte orders nor long doubles
+                wide = copy.dtype.itemsize > 8 and copy.dtype.kind == "f"
+                native = copy.dtype.newbyteorder("=")
+                copy = copy.astype(np.float64 if wide else native)
+                return torch.from_numpy(copy)
+        # NumPy has no bfloat16
+        return torch.from_dlpack(array).cpu().clone()
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        return None
 
 
 def as_array(value: Any) -> Any:
