@@ -65,7 +65,7 @@ def test_a_page_of_its_own_is_small_and_strict(page):
     for words in (
         "so a position must not look at tokens that come after it",
         "when generating with cached",
-        "copied the checkpoint",
+        "has replaced them by the checkpoint",
         "subsequent_mask",
         "In this run nn.LayerNorm computes the norm.",
         "In steps 6, 7, 8, mingpt_style has no line for the value",
@@ -110,7 +110,7 @@ def test_kinds_follow_from_values_and_not_from_names(
     steps = walk["data"]["steps"]
     assert max(len(step["layers"]) for step in steps) == 1  # room for one
     said = " ".join(step.remarks[0] for step in walk["steps"])
-    assert "copied" not in said  # no checkpoint was loaded
+    assert "replaced" not in said  # no checkpoint was loaded
     assert ("In this run it holds sines" in said) == bool(same_line)
 
 
@@ -298,7 +298,7 @@ def test_arrow_keys_and_buttons_go_step_by_step(browser, page):
     assert at(browser).startswith("step 2 of ")
     title = browser.one("#walk-title").text
     assert title == "Look the positions up"
-    assert "copied" in browser.one("#walk-left .walk-remark").text
+    assert "replaced" in browser.one("#walk-left .walk-remark").text
     assert "self.transformer.wpe(pos)" in lit(browser, "right")[0]
     assert browser.js("return location.hash") == "#step-2"
     browser.look_at(browser.one("#step-1 summary"))
