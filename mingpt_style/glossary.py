@@ -67,8 +67,8 @@ STEPS = {
     "project": "One matrix `c_attn` computes query, key and value of all "
     "heads in one product; `split` cuts the result in three.",
     "scores": "The scores have no line of their own: "
-    "scaled_dot_product_attention computes Q K^T and divides it by the root, "
-    "inside.",
+    "scaled_dot_product_attention computes Q K\u1d40 and divides it by the "
+    "root, inside.",
     "mask": "This run builds no mask: `is_causal=True` makes "
     "scaled_dot_product_attention mask the later positions itself. The lines "
     "under `if cache is not None` run only when generating with cached keys "

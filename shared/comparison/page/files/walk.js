@@ -197,6 +197,8 @@ function startWalk(walk) {
           `${text} in ${sides[i].querySelector("h3").textContent}`).join("; "));
     }
     byId("walk-what").textContent = what;
+    byId("walk-stage").classList.toggle("steady", square(step) ||
+      ["project", "mix", "join"].includes(step.kind));
     for (const tile of byId("walk-tokens").querySelectorAll("button"))
       tile.setAttribute("aria-pressed", String(Number(tile.value) === token));
     sides.forEach((_, index) => showSide(index, step, layer, token, item));
