@@ -365,6 +365,11 @@ def test_text_map_and_buttons_are_in_one_view(browser, page):
     assert max(tops[5:9]) - min(tops[5:9]) < 1  # scores to mixed values
     browser.js("scrollBy({top: 300, behavior: 'instant'})")
     assert 0 <= browser.top(".walk-bar") < 60
+    browser.js("document.activeElement.blur()")
+    browser.js("scrollTo({top: 0, behavior: 'instant'})")
+    press(browser, "ARROW_LEFT")  # a key brings the step into view
+    browser.wait_for_focus("#walk-title")
+    assert 0 <= browser.top(".walk-bar") < 60
     tiles = browser.all("#walk-tokens button")
     assert min(tile.size["height"] for tile in tiles) >= 32
     for width in (1280, 1440, 1920):  # no line of a source is cut
