@@ -37,8 +37,9 @@ CHOICES = {
     "feed_forward": "The activation is an argument of the class, ReLU by "
     "default. Dropout follows it.",
     "block": "A residual connection is an object that wraps any sublayer. "
-    "The style's own `LayerNorm` writes the formula out, with eps outside the "
-    "root; here `from_gpt2` has put nn.LayerNorm in its place, and that ran.",
+    "The style's own `LayerNorm` writes the formula out and divides by "
+    "sqrt(variance) + eps; here `from_gpt2` has put nn.LayerNorm in its "
+    "place, and that ran.",
     "model": "A function builds the parts and passes them to each other; no "
     "class builds its own attention, feed-forward network or embedding. The "
     "mask travels as an argument.",
@@ -75,16 +76,16 @@ WEIGHT_TRANSFER = {
 
 # How this style writes a step of a forward pass, where styles differ.
 STEPS = {
-    "token": "The line multiplies the row by sqrt(d_model), as the paper "
-    "does. `from_gpt2`, the loader of GPT-2 checkpoints, divides the "
-    "checkpoint's rows by sqrt(d_model) before storing them in `lut`; "
-    "multiplying here undoes that.",
+    "token": "The line multiplies the row by sqrt(d_model), as 'Attention Is "
+    "All You Need' does. `from_gpt2`, the loader of GPT-2 checkpoints, "
+    "divides the checkpoint's rows by sqrt(d_model) before storing them in "
+    "`lut`; multiplying here undoes that.",
     "position": "`pe` is a buffer, which training does not change. In this "
     "run it holds sines and cosines.",
     "learned_position": "`pe` is a buffer, which training does not change. "
-    "A new model fills it with sines and cosines. In this run `from_gpt2`, "
-    "the loader of GPT-2 checkpoints, copied the checkpoint's learned table "
-    "over them.",
+    "A new model fills it with sines and cosines; in this run `from_gpt2`, "
+    "the loader of GPT-2 checkpoints, has replaced them by the checkpoint's "
+    "learned table, `wpe`.",
     "norm": "SublayerConnection holds the norm, and normalises the input of "
     "its sublayer.",
     "project": "`linears` holds four nn.Linear of one shape: the first three "

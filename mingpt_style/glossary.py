@@ -32,9 +32,10 @@ CHOICES = {
     "feed_forward": "The config names the activation; the default is GELU. "
     "Dropout comes last.",
     "block": "One forward has two residual lines, each with its norm in "
-    "front. The norm is nn.LayerNorm, which has eps inside the root.",
-    "model": "One class builds everything from one config, and draws the "
-    "weights. Nothing is handed in, not even a mask.",
+    "front. The norm is nn.LayerNorm, which divides by sqrt(variance + eps); "
+    "eps avoids a division by 0.",
+    "model": "One class builds everything from one config, and fills the "
+    "weights at random. Nothing is handed in, not even a mask.",
     "head": "`lm_head` computes the scores x W\u1d40 without a bias; W is "
     "tied to the token table where the config says so. `log_probs` applies "
     "log-softmax.",
@@ -48,7 +49,7 @@ WEIGHT_TRANSFER = {
     "norm": ("nn.LayerNorm, variance with n", "copied"),
     "head": (
         "lm_head: logits, log-softmax after it",
-        "copied; a bias only where it is not all zeros",
+        "copied; has a bias only if the checkpoint has a nonzero one",
     ),
     "tied head": (
         "lm_head may be wte itself",
@@ -66,12 +67,12 @@ STEPS = {
     "project": "One matrix `c_attn` computes query, key and value of all "
     "heads in one product; `split` cuts the result in three.",
     "scores": "The scores have no line of their own: "
-    "scaled_dot_product_attention computes Q K^T and divides it by the root, "
-    "inside.",
+    "scaled_dot_product_attention computes Q K\u1d40 and divides it by the "
+    "root, inside.",
     "mask": "This run builds no mask: `is_causal=True` makes "
-    "scaled_dot_product_attention mask the later positions itself. The "
-    "`mask` lines above the call are used only when generating with cached "
-    "keys and values (kept from earlier tokens).",
+    "scaled_dot_product_attention mask the later positions itself. The lines "
+    "under `if cache is not None` run only when generating with cached keys "
+    "and values (kept from earlier tokens).",
     "probabilities": "scaled_dot_product_attention computes the probabilities "
     "inside and never returns them. The numbers here were computed from its "
     "inputs by the formula.",
@@ -80,8 +81,8 @@ STEPS = {
     "residual_attention": "A line of the block adds attention's output.",
     "residual_feed_forward": "The block's next line adds the MLP's output.",
     "activation": "The activation is an nn.Module that the config names.",
-    "logits": "`lm_head` is a matrix without bias. It may be the token "
-    "table `wte` itself, transposed (tied weights).",
+    "logits": "`lm_head` is a matrix without bias. Where the config ties "
+    "the weights, it is the token table `wte` itself: W = E.",
     "log_probs": "The model's own output is the logits; log_probs applies "
     "log_softmax to them.",
 }

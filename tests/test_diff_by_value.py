@@ -651,7 +651,7 @@ def test_a_coarser_dtype_is_said_and_has_its_line():
         assert found.same, found.sentence
         assert re.search(
             r"^one function up to float32: \S+:\d+ `\w+` is a float32 "
-            r"constant: \d+ intermediate values .*; scores \de-08 apart",
+            r"constant: \d+ intermediate values .*; log-prob\S+ \de-08 apart",
             found.sentence,
         ), found.sentence
     found = diff_by_value(left, Toy(brain).double(), TOKENS)

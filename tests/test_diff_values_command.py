@@ -174,7 +174,7 @@ def test_a_recording_is_written_and_compared(diff, duet, tmp_path):
     assert out == "16 values: reference.safetensors\n"
     status, out, err = diff(target, file)
     assert (status, err) == (0, "")
-    assert re.search(r"scores .* apart, .*, 16 gradients equal", out)
+    assert re.search(r"abilities .* apart, .*, 16 gradients equal", out)
     relu = "mine/model.py:GPT(act='relu')"
     status, out, err = diff(relu, file, "--json=x.json")
     assert (status, err) == (1, "")

@@ -14,7 +14,10 @@ from ..tokenization.tokenizers import DEFAULT, Tokenizer, load_tokenizer
 
 TOKENIZER = "gpt_duet_tokenizer.json"  # beside weights that were trained here
 RANDOM = Path("random")  # of --weights: none of a file
-SMALL_NOTE = "the kit's small model, trained on Python's documentation"
+SMALL_NOTE = (
+    "the small model that comes with gpt-duet, trained on Python's "
+    "documentation and stored as a GPT-2 checkpoint"
+)
 SIZES = {"n_layer": 3, "n_head": 4, "n_embd": 128, "block_size": 64}
 
 

@@ -71,11 +71,11 @@ def measure_weight_transfer(
         ("projections", "block.0.attention", TOKENS, (config, config),
          "in the first attention, on equal inputs"),
         ("norm", "final_norm", BOTH, (exact, exact),
-         "in the last norm: each style's own, with eps 0"),
+         "in the last norm: each style's own class, with eps 0"),
         ("head", "log_probs", BOTH, (config, config),
          "in the log-probabilities, on equal inputs"),
         ("tied head", "log_probs", BLOCKS, (tied, tied),
-         "in the log-probabilities, from a file without a head"),
+         "in the log-probabilities, from a checkpoint without a head"),
         ("activation", "log_probs", (), (config, bent),
          f"in the log-probabilities, between {config.activation} and {other}"),
     ):  # fmt: skip

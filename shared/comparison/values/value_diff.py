@@ -80,11 +80,13 @@ class ValueDiff:
                 self.gradients
             )
             found = (
-                f"{len(self.pairs)} intermediate values are the same on both "
-                f"sides; "
-            ) * (not self.only_scores)
+                "scores"
+                if self.only_scores
+                else f"{len(self.pairs)} intermediate values of all layers "
+                f"agree on both sides up to rounding; log-probabilities"
+            )
             return (
-                f"one function{self.coarse}: {found}scores "
+                f"one function{self.coarse}: {found} "
                 f"{self.apart:.1g} apart, rounding explains "
                 f"{self.rounding:.1g}{equal}"
             )

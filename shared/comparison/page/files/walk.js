@@ -8,12 +8,12 @@ function startWalk(walk) {
   const count = steps.filter((step) => /\d$/.test(step.name)).length;
   const square = (step) =>
     ["scores", "mask", "probabilities"].includes(step.kind);
+  const ofTokens = (step) => ["logits", "log_probs"].includes(step.kind);
   // Equal tokens are told apart by their positions.
   const again = (token) =>
     tokens.indexOf(tokens[token]) !== tokens.lastIndexOf(tokens[token]);
   const quoted = (token) =>
     `\u201c${tokens[token]}\u201d` + (again(token) ? ` (${token})` : "");
-  const labels = tokens.map((text, i) => again(i) ? `${text} ${i}` : text);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const chosen = (name) => Number(byId(`walk-${name}`).value);
   const shown = [null, null];  // the map of each side
@@ -67,11 +67,14 @@ function startWalk(walk) {
     : !Number.isFinite(x) ? (x < 0 ? "\u2212\u221e" : "\u221e")
     : String(+x.toPrecision(digits));
 
-  // The tokens beside the rows, and under the columns, of a map.
-  function label(axis, labels) {
-    axis.replaceChildren(...labels.map((text) => {
+  // Beside the rows, and under the columns, of a map: every fourth position,
+  // and the chosen one, whose neighbours leave it room.
+  function label(axis, shown, token, words) {
+    axis.replaceChildren(...tokens.slice(0, shown).map((text, i) => {
       const label = document.createElement("span");
-      label.textContent = text;
+      const told = i === token || (i % 4 === 0 && Math.abs(i - token) > 1);
+      if (words && text.length > 7) text = `${text.slice(0, 6)}\u2026`;
+      label.textContent = !told ? "" : words ? `${text} ${i}` : i;
       return label;
     }));
   }
@@ -79,7 +82,8 @@ function startWalk(walk) {
   function numbersOf(step, map, row) {
     const numbers = map.row(row);
     if (!map.square)
-      return `${row} \u201c${tokens[row]}\u201d: ` +
+      return `${row} \u201c${tokens[row]}\u201d` +
+        (ofTokens(step) ? `, of the first ids of the vocabulary: ` : ": ") +
         numbers.map((x) => written(x)).join("  ") +
         (numbers.length < map.total ? " \u2026" : "");
     const seen = step.kind === "scores" ? tokens.length : row + 1;
@@ -120,9 +124,10 @@ function startWalk(walk) {
         const number = Number(line.dataset.line);
         const lit = number >= place[1] && number <= place[2];
         line.classList.toggle("lit", lit);
-        if (number === place[2])  // from the top where the line fits
-          box.scrollTop = line.offsetTop + 30 <= box.clientHeight ? 0
-            : line.offsetTop - box.clientHeight / 2;
+        if (number !== place[2]) continue;
+        const high = line.offsetHeight;  // from the top where the line fits
+        box.scrollTop = line.offsetTop + high <= box.clientHeight ? 0
+          : high * Math.round((line.offsetTop - box.clientHeight / 2) / high);
       }
     });
     const number = step.maps[layer][index];
@@ -133,8 +138,8 @@ function startWalk(walk) {
     paint(side.querySelector("canvas"), map, step.kind === "probabilities");
     side.querySelector("canvas").tabIndex = map.square ? 0 : -1;
     const [rows, below] = side.querySelectorAll(".axis");
-    label(rows, map.rows === tokens.length ? labels : []);
-    label(below, map.square ? labels : []);
+    label(rows, map.rows === tokens.length ? map.rows : 0, token, true);
+    label(below, map.square ? map.rows : 0, token, false);
     side.querySelector(".walk-map").style.setProperty("--rows", map.rows);
     side.querySelector(".walk-map").classList.toggle("square", map.square);
     const colours =
@@ -143,10 +148,12 @@ function startWalk(walk) {
       ? "A row is the position that looks, a column the position looked at; " +
         (step.kind === "probabilities" ? "the stronger the blue, the larger. "
           : colours) + (step.kind === "scores" ? "" : "Hatched: masked.")
-      : "A row is a position, a column one of its numbers; " + colours +
+      : "A row is a position, a column " + (ofTokens(step)
+        ? "the score of one token of the vocabulary; " : "one of its numbers; ") +
+        colours +
         (map.heads > 1
           ? `${map.heads} heads side by side.` : map.width < map.total
-          ? `${map.width} of ${map.total} columns are shown.` : "");
+          ? `${map.width} of ${map.total} columns are shown, evenly spaced.` : "");
     const row = Math.min(token, map.rows - 1);
     const mark = side.querySelector(".field i").style;
     mark.top = `${100 * row / map.rows}%`;
@@ -190,6 +197,8 @@ function startWalk(walk) {
           `${text} in ${sides[i].querySelector("h3").textContent}`).join("; "));
     }
     byId("walk-what").textContent = what;
+    byId("walk-stage").classList.toggle("steady", square(step) ||
+      ["project", "mix", "join"].includes(step.kind));
     for (const tile of byId("walk-tokens").querySelectorAll("button"))
       tile.setAttribute("aria-pressed", String(Number(tile.value) === token));
     sides.forEach((_, index) => showSide(index, step, layer, token, item));
@@ -303,7 +312,9 @@ function startWalk(walk) {
     if (!step || event.altKey || event.ctrlKey || event.metaKey) return;
     if (!(inside || sideways) || event.target.closest("select, .cell")) return;
     event.preventDefault();
-    follow(beside(step));
+    // out of sight with what stands above, so that text and map are seen
+    follow(beside(step),
+      byId("walk-stage").getBoundingClientRect().top > 60);
   });
   addEventListener("hashchange", () => {
     if (linked() >= 0) go(linked(), true);
@@ -311,7 +322,7 @@ function startWalk(walk) {
   dark.addEventListener("change", () => go(at, false));
   byId("walk-stage").hidden = false;
   byId("walk").classList.add("alive");
-  byId("walk-token").value = tokens.length - 1;
+  byId("walk-token").value = Math.min(5, tokens.length - 1);
   go(linked() >= 0 ? linked() : opens, false);
   addEventListener("load", () => go(at, linked() >= 0 || opens > 0));
 }
