@@ -46,10 +46,10 @@ class MultiHeadedAttention(nn.Module):
         """Project, split into heads, attend, join the heads, project.
 
         Raises:
-            ValueError: for a mask that is not one a row, or one for all.
+            ValueError: unless the mask has one table, or one for each row.
         """
         if mask is not None:
-            # (time, key_time) would broadcast to a row a head, and leak
+            # of (time, key_time) each head would get one row: a leak
             if mask.dim() != 3 or mask.size(0) not in (1, query.size(0)):
                 raise ValueError(
                     "a mask is (1 or batch, time, key_time), "

@@ -49,7 +49,7 @@ WEIGHT_TRANSFER = {
     "norm": ("nn.LayerNorm, variance with n", "copied"),
     "head": (
         "lm_head: logits, log-softmax after it",
-        "copied; has a bias only if the checkpoint has a nonzero one",
+        "copied; lm_head gets a bias if the checkpoint has a nonzero one",
     ),
     "tied head": (
         "lm_head may be wte itself",

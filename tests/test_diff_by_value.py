@@ -417,7 +417,10 @@ class Listed(Turned):
 def test_a_loop_over_parts_has_layers():
     found = diff_by_value(Listed(), Listed(), TOKENS)
     before, layers, after = found.sections()
-    assert layers.title == "layer 0; layers 1 to 2 run the same lines, 0 apart"
+    assert (
+        layers.title
+        == "layer 0; layers 1 to 2 run the same lines, the sides 0 apart"
+    )
     lines = [row.left.code for row in layers.rows]
     assert lines[0] == "norm(x)"
     assert lines[-1] == "x + second(x)"

@@ -162,4 +162,5 @@ class Section:
         more = f"layers {others[0]} to {others[-1]} run"
         if len(others) == 1:
             more = f"layer {others[0]} runs"
-        return f"layer {first}; {more} the same lines, {apart:.1g} apart"
+        more += f" the same lines, the sides {apart:.1g} apart"
+        return f"layer {first}; {more}"
