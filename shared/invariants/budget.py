@@ -18,6 +18,7 @@ from .costs import Costs, Needs, Round
 from .tokens import SHORT, spans
 
 DEFAULT = 225.0  # seconds: meeting the model takes some, too
+HEAVY = 130.0  # of a heavy model, most of whose seconds are for proofs
 FORWARDS = 500  # of the longest sequence: the default of a heavy model
 NAMED = 4  # ways that a report names at the same lengths
 TOLD_AFTER = 15.0  # seconds without a line until a check says how far it is
@@ -77,7 +78,7 @@ class Budget:
         """Begin, with so many seconds for these checks.
 
         None is the time of FORWARDS of the longest sequence for a heavy
-        model, at most DEFAULT; for others DEFAULT if all would take longer.
+        model, at most HEAVY; for others DEFAULT if all would take longer.
 
         Returns:
             A sentence for the report where time is short, or "".
@@ -91,7 +92,7 @@ class Budget:
         if seconds is None:
             seconds = DEFAULT
             if costs.heavy:
-                seconds = min(DEFAULT, FORWARDS * costs.of(longest))
+                seconds = min(HEAVY, FORWARDS * costs.of(longest))
             seconds += sum(self.estimates[n] for n in needs if needs[n].slow)
         if total <= seconds:
             return ""

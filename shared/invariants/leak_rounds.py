@@ -103,7 +103,8 @@ class LeakRounds:
         if not subject.heavy and self.longest > SHORT:
             few.append(self.longest)
         yield from self._rounds(variant, few, FEW)
-        yield from self._rounds(variant.run_as(TRAIN), few, FEW)
+        trained = few[:1] if subject.heavy else few
+        yield from self._rounds(variant.run_as(TRAIN), trained, FEW)
         for size in EXTREME if not subject.heavy else ():
             enlarged = larger(subject, budget, size, max(few))
             if enlarged is not None:
@@ -130,7 +131,7 @@ class LeakRounds:
             yield from self._crowd(variant)
             return
         if not way.losses:
-            yield from self._rounds(variant, [time])
+            yield from self._rounds(variant, [time], share=1 / 2)
         yield from self._alone(variant, [time])
         if case.dtype is None and not case.frozen and not way.losses:
             for enlarged in self._enlarged(time):

@@ -15,7 +15,7 @@ from ..ways import EVAL, TRAIN
 from .cases import Case, Run, accepted, plan, usual_lengths
 from .engine import POSITIONS, Found, Order, Tokens, control, follow, way
 from .notes import Notes
-from .place import place_of_code
+from .place import Place, place_of_code
 from .proof import Open, Proof
 
 CONTROL = 5  # tokens of the text in which each is changed
@@ -23,7 +23,7 @@ FEWER = 3  # of a heavy model
 CLEAR = (7, 5, 11)  # lengths that are seldom another size
 FOLLOWED = 130  # tokens of the longest text in which a way is followed
 FORWARDS = 4  # that one run may take
-SHARE = 1 / 2  # of the time left: what is kept for tests
+SHARES = (1 / 2, 1 / 5)  # of the time left, kept for tests; a heavy model's
 
 
 class Prover:
@@ -49,8 +49,9 @@ class Prover:
         self.rows = rows
         self.main = [Case(one, rows) for one in (EVAL, TRAIN)]
         self.proof = Proof(order=orders[0].name)
-        self.reserve = SHARE * budget.left if budget.limited else 0.0
-        self.slowest = 0.0  # seconds of one run so far
+        share = SHARES[subject.heavy]
+        self.reserve = share * budget.left if budget.limited else 0.0
+        self.took: dict[int, float] = {}  # seconds by tokens of a run
         self.cut = False  # whether a way had no time for some length
         self.routing = False
         self.notes = Notes()
@@ -123,7 +124,7 @@ class Prover:
             began = self.budget.spent
             try:
                 open_ = self._is_open(run, case, tokens, targets)
-                self.slowest = max(self.slowest, self.budget.spent - began)
+                self.took[tokens.numel()] = self.budget.spent - began
             except ModelRaised as error:
                 try:
                     run(tokens, targets)
@@ -181,8 +182,10 @@ class Prover:
     def _affordable(self, tokens: Tokens) -> bool:
         if not self.budget.limited:
             return True
-        reckoned = FORWARDS * self.budget.costs.of(tokens.numel())
-        seconds = max(reckoned, self.slowest)
+        count = tokens.numel()
+        reckoned = FORWARDS * self.budget.costs.of(count)
+        shorter = (took for n, took in self.took.items() if n <= count)
+        seconds = max([reckoned, *shorter])
         return seconds < self.budget.left - self.reserve
 
     def _is_open(
@@ -236,26 +239,23 @@ class Prover:
             if wrong is not None:
                 name, place = wrong
                 text = f"numbers change that cannot by the rule of {name}"
-                self.proof.open.append(Open(f"{place}: {text}", place))
+                self._add(f"{place}: {text}", place)
                 return False
             if parted and not (self.notes.reads or self.notes.routed):
-                self.proof.open.append(
-                    Open(f"{parted}: other tokens take another path", parted)
-                )
+                self._add(f"{parted}: other tokens take another path", parted)
                 return False
         return True
 
     # --- What is open --------------------------------------------------------
 
-    def _add(self, text: str) -> None:
-        self.proof.open.append(Open(text))
+    def _add(self, text: str, place: Place | None = None) -> None:
+        self.proof.open.append(Open(text, place))
 
     def _explain(
         self, run: Run, case: Case, time: int, found: tuple[Order, Found]
     ) -> None:
         """Say what is open, and the way of a token that gets through."""
         order, result = found
-        add = self.proof.open.append
         for place in result.notes.left:
             self.proof.leave_torch(place)
         if result.notes.left:
@@ -265,9 +265,9 @@ class Prover:
             text = (
                 f"{place} hides with {number:,.0f}, which scores can outweigh"
             )
-            add(Open(text, place))
+            self._add(text, place)
         for place, name in result.notes.unknown.items():
-            add(Open(f"{place}: no rule for {name}", place))
+            self._add(f"{place}: no rule for {name}", place)
         how = f"at length {time} {case.name}"
         late = result.open(case.shown(time))[0]
         try:
@@ -279,7 +279,7 @@ class Prover:
             return
         culprit = self.proof.way.culprit
         text = f"{culprit} lets it through: {self.proof.way} ({how})"
-        add(Open(text, culprit))
+        self._add(text, culprit)
 
     def _follow_way(
         self, run: Run, case: Case, time: int, order: Order
