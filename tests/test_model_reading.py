@@ -288,10 +288,19 @@ def exported():
 
 
 SIZES = {"vocab_size": 65, "block_size": 8}
+
+
+class Compared(MLP):
+    def __eq__(self, other):
+        return self is other
+
+
 MISTAKES = [
     ("a text", SIZES, "got str"),
     (raising, SIZES, "raising raised FileNotFoundError"),
     (lambda: 3, SIZES, "returned no model but int"),
+    (partial(GPT, mlp=Compared), SIZES, "'Compared'.* needs a __hash__"),
+    (GPT(mlp=Compared), SIZES, "'Compared'.* needs a __hash__"),
     (nn.Embedding, SIZES, "Embedding is a class"),
     (narrow, SIZES | {"checks": ["purity"]}, r"6, 65\).*got shape \(2, 6, 30"),
     (lambda: narrow().half, SIZES, "raised TypeError"),

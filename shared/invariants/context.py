@@ -71,7 +71,10 @@ def _accelerator() -> str:
 def modes_kept(given: Iterable[object]) -> Iterator[None]:
     """Put each part back in train or eval mode."""
     models = [model for model in given if isinstance(model, nn.Module)]
-    modes = [(p, p.training) for model in models for p in model.modules()]
+    try:
+        modes = [(p, p.training) for model in models for p in model.modules()]
+    except TypeError:  # a part without a hash: such a model is refused
+        modes = []
     try:
         yield
     finally:

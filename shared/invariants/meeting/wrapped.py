@@ -27,7 +27,14 @@ def require_module(model: nn.Module) -> None:
     """Refuse a module without weights, lines or modes of its own."""
     name = type(model).__name__
     traced = torch.jit.TopLevelTracedModule
-    if any(isinstance(part, traced) for part in model.modules()):
+    try:
+        parts = [*model.modules()]
+    except TypeError as error:
+        raise UnusableModel(
+            f"PyTorch cannot list the parts of {name} ({sentence(error)}): a "
+            f"class with __eq__ needs a __hash__, too"
+        ) from None
+    if any(isinstance(part, traced) for part in parts):
         raise UnusableModel(
             f"{name} is traced, and a trace keeps neither modes nor "
             f"gradients: give the model before torch.jit.trace"
