@@ -1,4 +1,4 @@
-"""What gpt-duet diff runs on: sources, models, recordings and tokens."""
+"""Finds the models, the recordings and the tokens that gpt-duet diff runs."""
 
 import os
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What is set around a call of the kit must not change what it finds."""
+"""Settings of the caller, such as autocast, must not change a result."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator

@@ -48,7 +48,7 @@ class LeakRounds:
         first: tuple[Case, int] | None = None,
     ):
         self.subject, self.budget = subject, budget
-        self.first = first  # what a proof leaves open: tried first
+        self.first = first  # the case that a proof leaves open
         self.generator = subject.generator()
         self.longest = subject.block_size
         self.small = self._accepted(range(2, SHORT + 1))

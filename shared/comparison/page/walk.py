@@ -37,7 +37,7 @@ class Step:
     folded: "list[Step]"
     kind: str = ""  # of its value, see kinds.py
     group: str = ""  # the part of the model, where it is known
-    axes: str = ""  # what the shape's numbers count, likewise
+    axes: str = ""  # the names of the shape's axes, where known
     why: str = ""  # what to call it where no kind is known
     remarks: tuple[str, str] = ("", "")  # how each side writes it
 

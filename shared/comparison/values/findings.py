@@ -1,4 +1,4 @@
-"""What a diff by value finds, from two sides and how their values match."""
+"""Makes the result of a diff by value from two sides and their matches."""
 
 import math
 from collections.abc import Sequence

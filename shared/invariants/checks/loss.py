@@ -1,5 +1,6 @@
 """The loss that a model returns itself."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -233,7 +234,9 @@ def _require_gradient(variant: Variant, targets: Tensor, case: _Loss) -> None:
         found = gradients_of(
             value, weights, retain_graph=True, materialize_grads=True
         )
-        return sum(float(g.to_dense().norm()) ** 2 for g in found) ** 0.5
+        # in 16 bits a norm overflows
+        norms = (float(g.to_dense().double().norm()) for g in found)
+        return math.hypot(*norms)
 
     sizes = []
     for mean in means:  # of a large model one set of gradients at a time
