@@ -29,7 +29,6 @@ from .value_diff import ValueDiff
 from .weights import WeightMatch, match_weights
 
 
-@one_run
 def diff_by_value(
     left: Model | Path,
     right: Model | Path,
