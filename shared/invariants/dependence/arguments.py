@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
 
 def tensors_in(values: Iterable[Any], lost: bool = False) -> list[Tensor]:
     """Return the tensors in arguments; lost: those that carry no codes."""
@@ -35,5 +37,14 @@ def written_by(func, args, kwargs) -> list[Tensor]:
 def is_composite(func: Any) -> bool:
     """Whether an operation is made of others by its definition."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(
-        func.name(), "CompositeImplicitAutograd"
+        func.name(), COMPOSITE
     )
+
+
+def decomposed(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """Run an operation as the others that it is made of.
+
+    The kernel in C++ is what a model runs; func.decompose would take a second
+    one, in Python, whose import of sympy alone lasts half a second.
+    """
+    return func._op_dk(COMPOSITE, *args, **kwargs)

@@ -1,7 +1,7 @@
 """One operation, as a rule sees it; and the rules by name."""
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -37,6 +37,16 @@ def base_name(name: str) -> str:
     return name[:-1] if name.endswith("_") and name[-2:] != "__" else name
 
 
+@cache
+def parameters_of(func: Any) -> tuple[list[str], dict[str, Any]]:
+    """Return the names of an operation's parameters, and their defaults."""
+    given = func._schema.arguments
+    defaults = {
+        a.name: a.default_value for a in given if a.has_default_value()
+    }
+    return [a.name for a in given], defaults
+
+
 class Call:
     """An operation's arguments, the values and the codes in them.
 
@@ -59,12 +69,9 @@ class Call:
         outs: list[Tensor],
         note: Callable[[str, float], None],
     ):
-        schema = func._schema.arguments
-        self.args: dict[str, Any] = {
-            a.name: a.default_value for a in schema if a.has_default_value()
-        }
-        names = [a.name for a in schema]
-        self.args.update(zip(names, args, strict=False), **kwargs)
+        names, defaults = parameters_of(func)
+        given = zip(names, args, strict=False)
+        self.args: dict[str, Any] = {**defaults, **dict(given), **kwargs}
         self.name = base_name(func.overloadpacket.__name__)
         self.func, self.outs, self.note = func, outs, note
         self._codes, self.before = codes, values
@@ -131,7 +138,10 @@ class Call:
 
     def zeros(self, name: str, number: float = 0) -> Tensor:
         """Where an argument is known to be 0, or another number."""
-        codes = self.codes(name)
+        value = self.args[name]
+        if not isinstance(value, Tensor):
+            return torch.tensor(value == number, device=self.device)
+        codes = self._codes[id(value)]
         if not (codes == KNOWN).any():
             return torch.zeros_like(codes, dtype=torch.bool)
         return where_known(codes, self.value(name) == number)

@@ -15,7 +15,6 @@ from ..ways import CAUSALITY, EVAL, TRAIN, Way, ways_of
 from .engine import Tokens
 from .lattice import LONGEST
 
-FEW = (2, 5, SHORT)  # of the ways beside eval and train mode
 FIRST = 2  # lengths before these ways, where time is short
 MIDDLE = (24, 100)  # lengths of texts as people have them
 HEAVY_LENGTHS = (33, 64)
@@ -164,9 +163,7 @@ def plan(
         limited: whether time is short: then each way has its turn before
             the rest of the lengths.
     """
-    few = {*(FEW[1:2] if limited or subject.heavy else FEW)}
-    if not subject.heavy:
-        few.add(max(lengths))
+    few = {SHORT} if subject.heavy else {SHORT, max(lengths)}
     some = [t for t in lengths if t in few] or lengths[:1]
     first = FIRST if limited else len(lengths)
     yield from ((case, lengths[:first]) for case in main)

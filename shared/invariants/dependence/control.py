@@ -1,14 +1,15 @@
 """The control of a proof: what changes with a token must have been allowed.
 
-Tokens are changed one by one, and every number of every operation is compared
-with the run that carried codes. One that moves although its code says that it
-could not shows a wrong rule of ours: the proof is void.
+The tokens of one position, or of one row, are changed at a time, and every
+number of every operation is compared with the run that carried codes. A number
+that moves although its code says that it could not shows a wrong rule of ours:
+the proof is void.
 """
 
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from .following import followed
@@ -48,12 +49,12 @@ class Control:
     def compare(
         self, run: Run, tokens: Tokens, code: int
     ) -> tuple[str, Place] | None:
-        """Run with a token changed; return an operation whose rule is wrong.
+        """Run with tokens changed; return an operation whose rule is wrong.
 
         Args:
             run: the same.
-            tokens: with one changed.
-            code: of that one.
+            tokens: with those of one code changed.
+            code: of these.
         """
         wrong: list[tuple[str, Place]] = []
         steps = iter(self.steps)
@@ -92,14 +93,11 @@ def _alike(one: Step, other: Step) -> bool:
 
 def changed(
     tokens: Tokens,
-    rows: slice | int,
-    column: int,
+    where: Bool[Tensor, "batch time"],
     vocab: int,
     generator: torch.Generator,
 ) -> Tokens:
-    """Return a copy with one position changed, in some rows."""
-    copy = tokens.clone()
-    shift = torch.randint(1, vocab, (len(tokens),), generator=generator)
-    other = (copy[:, column] + shift.to(copy.device)) % vocab
-    copy[rows, column] = other[rows]
-    return copy
+    """Return a copy with other tokens in some places."""
+    shift = torch.randint(1, vocab, tokens.shape, generator=generator)
+    other = (tokens + shift.to(tokens.device)) % vocab
+    return torch.where(where.to(tokens.device), other, tokens)

@@ -137,7 +137,7 @@ def control(
     routing: bool = False,
     seed: int = 0,
 ) -> tuple[tuple[str, Place] | None, Place | None]:
-    """Change tokens one by one; return a wrong rule, and where paths part.
+    """Change a position or a row; return a wrong rule, and where paths part.
 
     The arguments are those of `follow`, and the number of ids; run must give
     the same random numbers each time.
@@ -153,15 +153,12 @@ def control(
     run.reset()
     check.record(partial(run, targets=targets), tokens)
     generator = torch.Generator().manual_seed(seed)
-    for column in range(tokens.size(1)):
-        rows: list[slice] = [slice(r, r + 1) for r in range(len(tokens))]
-        for row in [slice(None)] if order is POSITIONS else rows:
-            other = changed(tokens, row, column, vocab, generator)
-            code = int(codes[row, column].min())
-            run.reset()
-            wrong = check.compare(partial(run, targets=targets), other, code)
-            if wrong is not None:
-                return wrong, check.parted
+    for code in codes.unique().tolist():
+        other = changed(tokens, codes == code, vocab, generator)
+        run.reset()
+        wrong = check.compare(partial(run, targets=targets), other, code)
+        if wrong is not None:
+            return wrong, check.parted
     return None, check.parted
 
 

@@ -26,7 +26,7 @@ def attention(of: Arguments) -> Tensor:
         scale = 1 / math.sqrt(query.size(-1))
     scores = (query * scale) @ key.transpose(-2, -1)
     if of.get("is_causal"):
-        scores = scores.masked_fill(~_seen(scores), -math.inf)
+        scores = scores.masked_fill(_later(scores), -math.inf)
     mask = of.get("attn_mask")
     mask = of.get("attn_bias") if mask is None else mask
     if mask is not None and mask.dtype == torch.bool:
@@ -36,11 +36,11 @@ def attention(of: Arguments) -> Tensor:
     return scores.softmax(-1) @ value
 
 
-def _seen(scores: Tensor) -> Tensor:
-    """The first key is aligned with the first query."""
+def _later(scores: Tensor) -> Tensor:
+    """Where a key is later; the first is aligned with the first query."""
     size = scores.shape[-2:]
     ones = torch.ones(size, dtype=torch.bool, device=scores.device)
-    return ones.tril()
+    return ones.triu(1)
 
 
 def self_attention(

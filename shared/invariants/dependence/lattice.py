@@ -41,6 +41,8 @@ def plain(codes: Tensor) -> Tensor:
 
 def as_hidden(codes: Tensor, where: Tensor) -> Tensor:
     """Mark numbers as hidden; a known one shows its value itself."""
+    if not bool(where.any()):
+        return codes
     return torch.where(where & (codes > KNOWN), codes + HIDDEN, codes)
 
 

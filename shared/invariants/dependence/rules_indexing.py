@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -101,7 +102,7 @@ def put(call: Call) -> Tensor:
     if known:
         places = torch.arange(x.numel(), device=x.device).view(x.shape)
         at = torch.ops.aten.index(places, ids)
-        source = source.expand(torch.broadcast_shapes(new.shape, at.shape))
+        source = source.expand(np.broadcast_shapes(new.shape, at.shape))
         if source.shape != at.shape:
             source = source.reshape(at.shape)
         if not call.get("accumulate", default=False):

@@ -1,8 +1,10 @@
 """Rules of what mixes numbers along axes: sums, products, softmax, norms."""
 
 import itertools
+import math
 from typing import Any
 
+import numpy as np  # torch.broadcast_shapes imports sympy: half a second
 import torch
 from torch import Tensor
 
@@ -11,8 +13,10 @@ from .lattice import (
     CODES,
     HIDDEN,
     KNOWN,
+    as_hidden,
     full,
     is_hidden,
+    lined_up,
     over,
     plain,
     united,
@@ -118,7 +122,7 @@ def multiply(a: Tensor, b: Tensor, za: Tensor, zb: Tensor) -> Tensor:
     a, za = (x.expand(*x.shape[:-1], inner) for x in (a, za))
     b, zb = (x.expand(*x.shape[:-2], inner, x.size(-1)) for x in (b, zb))
     parts = []
-    lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]).numel()
+    lead = math.prod(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
     step = max(1, AT_ONCE // max(1, lead * inner * b.size(-1)))
     for one, zeros in zip(a.split(step, -2), za.split(step, -2), strict=True):
         both = torch.maximum(one.unsqueeze(-1), b.unsqueeze(-3))
@@ -168,11 +172,10 @@ def added(call: Call) -> Tensor:
         codes = codes.amax(0)
     if call["beta"] == 0:
         return codes
-    mask = call.hidden("self") if codes.is_floating_point() else None
     codes = torch.maximum(codes, call.plain("self"))
-    if mask is None:
-        mask = is_hidden(call.codes("self"))
-    return torch.where(mask & (codes > KNOWN), codes + HIDDEN, codes)
+    if call["beta"] != 1 or not call.out.is_floating_point():
+        return codes
+    return as_hidden(codes, call.hidden("self"))
 
 
 @rule("linear")
@@ -204,7 +207,7 @@ def convolution(call: Call) -> Tensor | None:
     codes = torch.nn.functional.pad(codes, pad, value=KNOWN)
     of_weight = call.plain("weight").amax()
     zero = call.zeros("weight")
-    zero = zero.expand(torch.broadcast_shapes(zero.shape, (1,) * w.dim()))
+    zero = lined_up(zero, w.dim())
     stride = _each(call["stride"], space)
     dilation = _each(call["dilation"], space)
     found: Tensor | None = None
@@ -258,6 +261,17 @@ def softmax(call: Call) -> Tensor:
         return torch.where(hidden & ~none, raised, row)
     zero = hidden & ~none
     return torch.where(zero, KNOWN, row)
+
+
+@rule("nll_loss_forward nll_loss2d_forward")
+def loss(call: Call) -> list[Tensor]:
+    """Depend on a row's scores and target; the mean on all rows."""
+    axis = 0 if call["self"].dim() == 1 else 1
+    rows = over(call.plain("self"), axis).squeeze(axis)
+    rows = united(rows, call.plain("target"))
+    if call.get("weight") is not None:
+        rows = united(rows, call.plain("weight").amax())
+    return [rows if call["reduction"] == 0 else rows.amax(), rows.amax()]
 
 
 @rule("native_layer_norm _fused_rms_norm rms_norm layer_norm")

@@ -1,5 +1,6 @@
 """Rules of what moves numbers, and of what makes them from nothing."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +40,7 @@ def joined(call: Call) -> Tensor:
             shape[axis] = tensor.size(axis)
             parts.append(codes.expand(shape))
     parts = [p for p in parts if p.numel()] or parts[:1]
-    common = torch.broadcast_shapes(
+    common = np.broadcast_shapes(
         *(p.narrow(axis, 0, min(1, p.size(axis))).shape for p in parts)
     )
     return torch.cat(

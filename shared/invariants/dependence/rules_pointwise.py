@@ -12,6 +12,7 @@ from .lattice import (
     is_hidden,
     lowest,
     plain,
+    thin,
     united,
 )
 
@@ -75,7 +76,7 @@ def product(call: Call) -> Tensor:
     zero = call.zeros("self")
     if call.name != "div":
         zero = zero | call.zeros("other")
-    if bool(is_hidden(a).any() | is_hidden(b).any()):
+    if call.hides and bool(is_hidden(a).any() | is_hidden(b).any()):
         pairs = [("self", "other"), ("other", "self")]
         for one, other in pairs[: 1 if call.name == "div" else 2]:
             if call.known(other) and bool((call.value(other) > 0).all()):
@@ -113,16 +114,7 @@ def _choose(call: Call, condition: str, yes: str, no: str) -> Tensor:
         both = as_hidden(both, call.hidden(yes) & call.hidden(no))
     if int(of_condition.max()) > KNOWN and int(of_condition.min()) > KNOWN:
         return both
-    value = call.value(condition)
-    shape = torch.broadcast_shapes(both.shape, value.shape)
-    true = value
-    for axis, _size in enumerate(shape):
-        own = axis - len(shape) + value.dim()
-        if own < 0 or value.size(own) == 1:
-            continue
-        if value.stride(own) == 0:
-            true = true.narrow(own, 0, 1)
-    picked = torch.where(true.bool(), a, b)
+    picked = torch.where(thin(call.value(condition)).bool(), a, b)
     return torch.where(of_condition == KNOWN, picked, both)
 
 

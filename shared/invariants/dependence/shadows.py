@@ -13,7 +13,7 @@ from . import (  # noqa: F401
     rules_mixing,
     rules_movement,
 )
-from .arguments import is_composite, tensors_in, written_by
+from .arguments import decomposed, is_composite, tensors_in, written_by
 from .call import RULES, Call, base_name
 from .formulas import FORMULAS
 from .lattice import FREE, HIDDEN, KNOWN, LONGEST, full, lined_up, plain
@@ -82,7 +82,7 @@ class Shadows(Operations):
         if shadow is None:
             free = isinstance(tensor, nn.Parameter) or tensor.requires_grad
             self.mark(tensor, FREE if free else KNOWN)
-            if self.tape is not None and not free and not self.inside:
+            if not free:
                 self._record(OUTSIDE, [tensor], None)
             shadow = self.storages.find(tensor)
             assert shadow is not None
@@ -102,9 +102,7 @@ class Shadows(Operations):
         name = base_name(func.overloadpacket.__name__)
         if name not in RULES and is_composite(func):
             with self:
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
+                return decomposed(func, args, kwargs)
         return self._carry(func, name, args, kwargs)
 
     def _carry(self, func, name, args, kwargs):
@@ -135,7 +133,12 @@ class Shadows(Operations):
             return result
         if not (outs or others):
             return result
-        if top > KNOWN and not self.blind:
+        if self.blind:
+            for out in outs:
+                self.mark(out, KNOWN)  # it comes from no place outside
+            self._record(name, outs + others, None)
+            return result
+        if top > KNOWN:
             for t, shadow in zip(tensors, shadows, strict=True):
                 codes.setdefault(id(t), shadow.view(t))
         call = Call(
@@ -147,8 +150,7 @@ class Shadows(Operations):
             self.storages.write(out, code)
         for other in others if outs else ():  # changed, and not returned
             self.mark(other, max(top, KNOWN))
-        if self.tape is not None and not self.inside:
-            self._record(name, outs + others, (call, codes))
+        self._record(name, outs + others, (call, codes))
         return result
 
     def _lose(self, name, outs):
@@ -161,7 +163,7 @@ class Shadows(Operations):
         """Return the codes of the results."""
         func, outs = call.func, call.outs
         random = torch.Tag.nondeterministic_seeded in func.tags
-        if self.blind or (top == KNOWN and not random):
+        if top == KNOWN and not random:
             return [full(KNOWN, o.dim(), o.device) for o in outs]
         self.names.add(name)
         try:
@@ -289,8 +291,11 @@ class Shadows(Operations):
         self.notes.reads[place] = max(known, most)
 
     def _record(self, name, outs, call) -> None:
-        assert self.tape is not None
-        codes = [self.storages.codes(o).clone() for o in outs]
+        if self.tape is None or self.inside:
+            return
+        codes = []
+        if not self.blind:
+            codes = [self.storages.codes(o).clone() for o in outs]
         step = Step(name, find_place(name), outs, codes, call, self.routed)
         self.routed = False
         self.tape(step)
