@@ -31,6 +31,11 @@ ENCODER = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).double().eval()
 IDS = torch.tensor([2, 0, 1, 2])
 
 
+def hidden(x):
+    """Return numbers above whose diagonal stands the lowest one."""
+    return x.masked_fill(~SEEN, torch.finfo(x.dtype).min / 64)[None]
+
+
 def latest(function, x, codes, *, routing=False):
     """Return what a function's result can depend on, and what is unknown."""
     shadows = Shadows(routing=routing)
@@ -144,6 +149,7 @@ EXACT = {
         lambda x: x.masked_fill(~SEEN, -1e9).softmax(1),
         lambda x: x.masked_fill(~SEEN, -INF).softmax(1) @ x,
         lambda x: x.masked_fill(~SEEN, -1e4).softmax(1),
+        lambda x: torch.baddbmm(hidden(x), x[None], x[None])[0].softmax(1),
         lambda x: x.softmax(1) * SEEN,
         lambda x: (x + (~SEEN) * -1e300).clamp(min=-9.0).exp() * SEEN,
         lambda x: (x.masked_fill(~SEEN, -INF) - x.max()).exp(),
@@ -159,6 +165,11 @@ EXACT = {
         lambda x: F.rms_norm(x, (4,)),
         lambda x: F.group_norm(x.view(2, 4, 2), 2),
         lambda x: F.normalize(x, dim=0),
+    ],
+    "losses": [
+        lambda x: F.cross_entropy(x, IDS, reduction="none"),
+        lambda x: F.cross_entropy(x[None], IDS[None], reduction="none"),
+        lambda x: F.cross_entropy(x, IDS)[None],
     ],
     "indexing": [
         lambda x: x.gather(1, IDS.expand(4, 4)),
@@ -194,6 +205,7 @@ EXACT = {
     ],
 }
 LOOSE = [
+    lambda x: F.nll_loss(x, IDS, x[0].detach(), reduction="none"),
     lambda x: x.masked_fill(~SEEN, -INF).clamp(min=-5.0).softmax(1),
     lambda x: (x + (~SEEN) * -1e300).clamp(min=-9.0).softmax(1),
     lambda x: torch.view_as_real(

@@ -77,6 +77,7 @@ class Call:
         self._codes, self.before = codes, values
         self.positional = args, kwargs
         self.hides = True  # whether any number may be hidden
+        self.special = True  # whether any may be hidden, or known
 
     def __getitem__(self, name: str) -> Any:
         return self.args[name]
@@ -130,6 +131,11 @@ class Call:
     def device(self) -> torch.device:
         """The device of the result."""
         return self.outs[0].device
+
+    def has_special_number(self) -> bool:
+        """Whether an argument is a number of Python's that is 0 or a mask."""
+        numbers = [a for a in self.positional[0] if isinstance(a, int | float)]
+        return any(a == 0 or a <= WEAK for a in numbers)
 
     def known(self, name: str) -> bool:
         """Whether an argument's value is known as a whole."""

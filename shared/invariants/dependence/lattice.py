@@ -53,7 +53,8 @@ def full(code: int, dims: int, device: torch.device | None = None) -> Tensor:
 
 def lined_up(codes: Tensor, dims: int) -> Tensor:
     """Return codes with axes of size 1 in front, up to as many dims."""
-    return codes[(None,) * (dims - codes.dim())]
+    lacking = dims - codes.dim()
+    return codes[(None,) * lacking] if lacking else codes
 
 
 def united(first: Tensor, *others: Tensor) -> Tensor:

@@ -133,10 +133,15 @@ def multiply(a: Tensor, b: Tensor, za: Tensor, zb: Tensor) -> Tensor:
 
 def _product(call: Call, first: str, second: str) -> Tensor:
     a, b = call.plain(first), call.plain(second)
-    za, zb = call.zeros(first), call.zeros(second)
-    if call[second].dim() == 1:
-        return multiply(a, b.unsqueeze(-1), za, zb.unsqueeze(-1)).squeeze(-1)
-    return multiply(a, b, za, zb)
+    vector = call[second].dim() == 1
+    b = b.unsqueeze(-1) if vector else b
+    if call.special:
+        zb = call.zeros(second)
+        zb = zb.unsqueeze(-1) if vector else zb
+        codes = multiply(a, b, call.zeros(first), zb)
+    else:
+        codes = torch.maximum(over(a, -1), over(b, -2))
+    return codes.squeeze(-1) if vector else codes
 
 
 @rule("mm bmm _int_mm _scaled_mm")
@@ -173,7 +178,7 @@ def added(call: Call) -> Tensor:
     if call["beta"] == 0:
         return codes
     codes = torch.maximum(codes, call.plain("self"))
-    if call["beta"] != 1 or not call.out.is_floating_point():
+    if not call.special or call["beta"] != 1:
         return codes
     return as_hidden(codes, call.hidden("self"))
 

@@ -108,7 +108,7 @@ def moved(call: Call) -> Tensor | list[Tensor] | None:
         given = call["self"]
         if given.is_contiguous():
             codes = call.codes("self")
-            shadow = Shadow(given.size(), given.stride(), codes, 1, 0)
+            shadow = Shadow(given.size(), given.stride(), codes, 1, 0, 0)
             return shadow.view(call.out)
     repeats = call.get("repeats")
     if isinstance(repeats, Tensor) and not call.known("repeats"):

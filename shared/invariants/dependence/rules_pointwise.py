@@ -33,7 +33,7 @@ def total(call: Call) -> Tensor:
     """A sum with minus infinity is minus infinity: that hides the rest."""
     a, b = "self", "other"
     codes = united(call.plain(a), call.plain(b))
-    if not call.out.is_floating_point():
+    if not call.special or not call.out.is_floating_point():
         return codes
     hidden = call.hidden(a)
     if call.name != "sub" and call.get("alpha", default=1) == 1:
@@ -71,8 +71,10 @@ def product(call: Call) -> Tensor:
 
     False is 0.
     """
+    codes = united(call.plain("self"), call.plain("other"))
+    if not call.special:
+        return codes
     a, b = call.codes("self"), call.codes("other")
-    codes = united(plain(a), plain(b))
     zero = call.zeros("self")
     if call.name != "div":
         zero = zero | call.zeros("other")

@@ -145,6 +145,11 @@ class Shadows(Operations):
             func, args, kwargs, codes, before, outs or others, self._note
         )
         call.hides = top >= HIDDEN + KNOWN
+        call.special = (
+            call.hides
+            or any(s.low == KNOWN for s in shadows)
+            or call.has_special_number()
+        )
         found = self._find(call, name, top)
         for out, code in zip(call.outs, found, strict=True):
             self.storages.write(out, code)

@@ -19,7 +19,7 @@ class Shadow:
         size, stride: of a tensor that covers the storage.
         codes: as many axes; size 1 where all along an axis share one.
         itemsize: bytes of a number.
-        top: no code is larger.
+        low, top: no code is smaller, none is larger.
     """
 
     def __init__(
@@ -28,11 +28,12 @@ class Shadow:
         stride: Sequence[int],
         codes: Tensor,
         itemsize: int,
+        low: int,
         top: int,
     ):
         self.size, self.stride = tuple(size), tuple(stride)
         self.codes, self.itemsize = codes, itemsize
-        self.top = top
+        self.low, self.top = low, top
 
     def view(self, tensor: Tensor) -> Tensor:
         """Return the codes of a tensor that lies in the storage."""
@@ -166,28 +167,26 @@ class Storages:
         assert shadow is not None
         return shadow.view(tensor)
 
-    def top(self, tensor: Tensor) -> int:
-        """Return a code that no number of a tensor has a larger one than."""
-        shadow = self.find(tensor)
-        return KNOWN if shadow is None else shadow.top
-
     def fill(self, tensor: Tensor, code: int) -> None:
         """Give a whole storage one code."""
         storage = tensor.untyped_storage()
         count = storage.nbytes() // tensor.itemsize
         codes = full(code, 1, tensor.device)
-        shadow = Shadow((count,), (1,), codes, tensor.itemsize, code)
-        self._put(storage, shadow)
+        self._put(
+            storage, Shadow((count,), (1,), codes, tensor.itemsize, code, code)
+        )
 
     def write(self, tensor: Tensor, codes: Tensor) -> None:
         """Give a tensor its codes, which broadcast to its shape."""
         storage = tensor.untyped_storage()
         size, stride = tensor.size(), tensor.stride()
         count = storage.nbytes() // tensor.itemsize
-        top = int(codes.max()) if codes.numel() else KNOWN
+        low = top = KNOWN
+        if codes.numel():
+            low, top = (int(code) for code in codes.aminmax())
         shadow = self.find(tensor)
         if tensor.numel() == count and _dense(tensor):
-            new = Shadow(size, stride, codes, tensor.itemsize, top)
+            new = Shadow(size, stride, codes, tensor.itemsize, low, top)
             self._put(storage, new)
             return
         for axis in range(tensor.dim()):  # numbers that share a place
@@ -199,10 +198,12 @@ class Storages:
             codes_of = torch.full(
                 (count,), KNOWN, dtype=CODES, device=codes.device
             )
-            shadow = Shadow((count,), (1,), codes_of, tensor.itemsize, KNOWN)
+            shadow = Shadow(
+                (count,), (1,), codes_of, tensor.itemsize, KNOWN, KNOWN
+            )
             self._put(storage, shadow)
         shadow.flatten()  # others may share the codes as they are
-        shadow.top = max(shadow.top, top)
+        shadow.low, shadow.top = min(shadow.low, low), max(shadow.top, top)
         view = shadow.codes.as_strided(size, stride, tensor.storage_offset())
         view.copy_(codes.clone().expand(size))  # it may be read from there
 
