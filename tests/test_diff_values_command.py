@@ -85,6 +85,15 @@ def test_both_styles_from_the_small_model(diff):
     assert "intermediate of line" in out
 
 
+def test_the_numbers_of_one_position(done):
+    words = ("annotated", "mingpt_style", "--width", 150, "--position", 3)
+    lines = iter(done("diff", *words, "--layer", 0)[0].splitlines())
+    below = next(lines for line in lines if "scores.softmax" in line)
+    numbers = next(line for line in below if line[:1].isdigit()).split()
+    assert sum(map(float, numbers[:4])) == pytest.approx(1, abs=1e-3)
+    assert numbers[4:] == ["0", "0", "..."]  # of the later positions
+
+
 def test_two_files_that_part(diff, tmp_path):
     targets = ["theirs/model.py:GPT", "mine/model.py:GPT(act='relu')"]
     status, out, err = diff(*targets, "--tokens=1,2,3,4,5", "--json=x.json")
@@ -135,6 +144,8 @@ def test_a_text_is_tokenized(done):
         (["mine/model.py:GPT(vocab=31)"], "29 tokens, mine/model.py:GPT"),
         (["mine/model.py:GPT", "--tokens=" + "1," * 20 + "1"], "21 tokens"),
         (["mine/model.py:GPT", "--tokens=1,x"], 'as "1,2,3"'),
+        (["mine/model.py:GPT", "--tokens=1,2", "--position=2"],
+         "must be from 0 to 1, got 2"),
         (["mine/model.py:GPT", "--tokens=1,77"], "token 77 is none"),
         (["mine/model.py:GPT", "--text=a", "--tokens=1"], "not both"),
         (["mine/model.py:GPT", "mine/model.py:GPT"], "two models, got 3"),

@@ -16,6 +16,7 @@ from .diffing import (
     choose_tokens,
     decode,
     diff_values,
+    numbers_at,
     show_concepts,
 )
 
@@ -75,6 +76,13 @@ def diff(
         bool,
         Option("--all", help="For two models: also lines of one side alone."),
     ] = False,
+    position: Annotated[
+        int | None,
+        Option(
+            help="For two models: also show the first numbers of each value "
+            "at this position of the text, counted from 0."
+        ),
+    ] = None,
     gradients: Annotated[
         bool,
         Option(
@@ -126,6 +134,7 @@ def diff(
         of_two: list[tuple[str, object]] = [
             ("layer", layer),
             ("all", whole or None),
+            ("position", position),
             ("html", html_file),
             ("gradients", gradients or None),
             ("dtype", dtype),
@@ -167,7 +176,8 @@ def diff(
         raise ValueError(
             f"there is no layer {layer}: {len(found.layers)} in all"
         )
-    show_found(console, found, layer, whole)
+    numbers = {} if position is None else numbers_at(found, sides, position)
+    show_found(console, found, layer, whole, numbers)
     if json_file is not None:
         write_json(json_file, {"models": names} | found.to_json())
     if html_file is not None:

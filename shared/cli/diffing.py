@@ -14,8 +14,10 @@ from ..validation import did_you_mean
 if TYPE_CHECKING:
     from ..comparison.values import ValueDiff
     from ..comparison.values.side import Side
+    from ..comparison.values.terminal import Numbers
     from ..protocol import Style
 
+NUMBERS = 6  # of a value that are shown at one position
 TOKENS = 24  # of the default text that two styles are run on
 STYLES = ("annotated", "mingpt_style")
 RECORDINGS = (".npz", ".safetensors")
@@ -151,6 +153,34 @@ def diff_values(
     if found.shares_nothing:
         raise ValueError(f"{found.sentence}{sizes}")
     return found, sides
+
+
+def numbers_at(
+    found: "ValueDiff", sides: "tuple[Side, Side]", position: int
+) -> "Numbers":
+    """Return what each value holds at one position, as text."""
+    from ..comparison.page.value_maps import as_table
+
+    length = sides[0].tokens.size(-1)
+    if not 0 <= position < length:
+        raise ValueError(
+            f"--position must be from 0 to {length - 1}, got {position}"
+        )
+    rows = found.rows()
+    kept = [
+        side.keep({row.order[i] for row in rows} - {-1})
+        for i, side in enumerate(sides)
+    ]
+    numbers = {}
+    for row in rows:
+        on_right = row.left is None
+        value = kept[on_right].get(row.order[on_right])
+        table = None if value is None else as_table(value, length)[0]
+        if table is not None and len(table) == length:
+            first = [f"{number:.4g}" for number in table[position, :NUMBERS]]
+            more = " ..." * (table.size(1) > NUMBERS)
+            numbers[row.order] = "  ".join(first) + more
+    return numbers
 
 
 def decode(

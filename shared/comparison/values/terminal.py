@@ -1,6 +1,6 @@
 """A diff by value in the terminal: two columns, in the order of the run."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .value_diff import ValueDiff
 
 Cells = tuple[RenderableType, ...]
+Numbers = Mapping[tuple[int, int], str]  # of a value, by its row's order
 
 
 def show_found(
@@ -26,10 +27,12 @@ def show_found(
     found: "ValueDiff",
     layer: int | None = None,
     whole: bool = True,
+    numbers: Numbers | None = None,
 ) -> None:
     """Print what was found, in one layer or all, and a sentence on it.
 
     Lines of one side alone are left out unless the whole is to be printed.
+    Below a line stand the numbers of its value, if they are given.
     """
     heads: Cells = (
         *(Text(printable(name), "bold cyan") for name in found.names),
@@ -46,7 +49,7 @@ def show_found(
         if not rows:
             continue
         wide = console.width >= TWO_COLUMNS
-        blocks += _section(section, rows, heads, wide)
+        blocks += _section(section, rows, heads, wide, numbers or {})
         heads = ()
     print_trimmed(console, *blocks)
     if folded:
@@ -95,15 +98,23 @@ def show_decoding(
 
 
 def _section(
-    section: Section, shown: Sequence[Row], heads: Cells, wide: bool
+    section: Section,
+    shown: Sequence[Row],
+    heads: Cells,
+    wide: bool,
+    numbers: Numbers,
 ) -> Iterator[RenderableType]:
     yield Rule(Text(section.title, "bold"), style="cyan", align="left")
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)
     for options in ({"ratio": 1}, {"justify": "right", "no_wrap": True}):
         for _ in range(1 + wide):
             table.add_column(**options)
-    rows = [_cells(section, row) for row in shown]
-    for cells in [heads, *rows] if heads else rows:
+    rows = [heads] if heads else []
+    for row in shown:
+        rows.append(_cells(section, row))
+        if row.order in numbers:
+            rows.append((Text(numbers[row.order], "dim"), *[""] * 3))
+    for cells in rows:
         if wide:
             table.add_row(*cells)
         else:
