@@ -28,18 +28,18 @@ CHOICES = {
     "embedding": "Two modules run in a chain, one for tokens and one for "
     "positions. Token vectors are scaled by sqrt(d_model). The position table "
     "`pe` is a buffer, which training does not change: a new model fills it "
-    "with sines and cosines; here `from_gpt2` has copied the learned table "
-    "of the weights into it.",
+    "with sines and cosines; here `from_gpt2` has copied the checkpoint's "
+    "learned table into it.",
     "attention": "A list holds four nn.Linear of one shape: the first three "
     "make query, key and value, the fourth joins the heads. The formula is a "
     "function of its own, which takes any mask and returns the "
     "probabilities, too.",
-    "feed_forward": "The activation is an argument of the class, ReLU by "
-    "default. Dropout follows it.",
+    "feed_forward": "The activation is an argument of the class: ReLU by "
+    "default, the config's in a model from `build_model`. Dropout follows it.",
     "block": "A residual connection is an object that wraps any sublayer. "
     "The style's own `LayerNorm` writes the formula out and divides by "
-    "sqrt(variance) + eps; here `from_gpt2` has put nn.LayerNorm in its "
-    "place, and that ran.",
+    "sqrt(variance) + eps; in this run `from_gpt2` has put nn.LayerNorm "
+    "in its place.",
     "model": "A function builds the parts and passes them to each other; no "
     "class builds its own attention, feed-forward network or embedding. The "
     "mask travels as an argument.",
@@ -60,12 +60,12 @@ WEIGHT_TRANSFER = {
         "c_attn is cut in three; all are transposed",
     ),
     "norm": (
-        "a_2 * (x - mean) / (std + eps) + b_2, std with n - 1",
+        "a_2 * (x - mean) / (std + eps) + b_2, std with n - 1 (n: the width)",
         "a_2 = weight * sqrt(n / (n - 1))",
     ),
     "head": (
         "Generator: a linear map with bias, log-softmax",
-        "copied; an absent bias is zeros",
+        "copied; a missing bias is filled with zeros",
     ),
     "tied head": (
         "never tied: two tensors",
@@ -76,18 +76,18 @@ WEIGHT_TRANSFER = {
 
 # How this style writes a step of a forward pass, where styles differ.
 STEPS = {
-    "token": "The line multiplies the row by sqrt(d_model), as 'Attention Is "
-    "All You Need' does. `from_gpt2`, the loader of GPT-2 checkpoints, "
-    "divides the checkpoint's rows by sqrt(d_model) before storing them in "
-    "`lut`; multiplying here undoes that.",
+    "token": "The line multiplies the row by the root of the width, d_model, "
+    "as the paper 'Attention Is All You Need' does. `from_gpt2`, the loader "
+    "of GPT-2 checkpoints, divides the checkpoint's rows by sqrt(d_model) "
+    "before storing them in `lut`; multiplying here undoes that.",
     "position": "`pe` is a buffer, which training does not change. In this "
     "run it holds sines and cosines.",
     "learned_position": "`pe` is a buffer, which training does not change. "
     "A new model fills it with sines and cosines; in this run `from_gpt2`, "
     "the loader of GPT-2 checkpoints, has replaced them by the checkpoint's "
     "learned table, `wpe`.",
-    "norm": "SublayerConnection holds the norm, and normalises the input of "
-    "its sublayer.",
+    "norm": "The class shown, SublayerConnection, holds the norm and "
+    "normalises the input of its sublayer.",
     "project": "`linears` holds four nn.Linear of one shape: the first three "
     "make query, key and value, the fourth joins the heads.",
     "scores": "The line first divides the queries by sqrt(d_k), then "
@@ -103,10 +103,10 @@ STEPS = {
     "`sublayer` is `self_attn`.",
     "residual_feed_forward": "The line that added attention's output runs "
     "again; here `sublayer` is `feed_forward`.",
-    "activation": "The activation is an argument of the class, ReLU by "
-    "default.",
-    "logits": "`proj` in Generator has a bias b; its matrix is never shared "
-    "with the token table.",
+    "activation": "The activation is an argument of PositionwiseFeedForward: "
+    "ReLU by default, the config's in this run.",
+    "logits": "`proj` in Generator has a bias b, filled with zeros where the "
+    "checkpoint has none; its matrix is never shared with the token table.",
     "log_probs": "Generator applies log_softmax to the scores, so the model's "
     "own output is log-probabilities.",
 }

@@ -31,9 +31,9 @@ CHOICES = {
     "mixes the values; it never returns the probabilities.",
     "feed_forward": "The config names the activation; the default is GELU. "
     "Dropout comes last.",
-    "block": "One forward has two residual lines, each with its norm in "
-    "front. The norm is nn.LayerNorm, which divides by sqrt(variance + eps); "
-    "eps avoids a division by 0.",
+    "block": "Its forward has two lines that add to x, and each normalises "
+    "the input of its part. The norm is nn.LayerNorm, which divides by "
+    "sqrt(variance + eps); eps avoids a division by 0.",
     "model": "One class builds everything from one config, and fills the "
     "weights at random. Nothing is handed in, not even a mask.",
     "head": "`lm_head` computes the scores x W\u1d40 without a bias; W is "
@@ -46,7 +46,7 @@ WEIGHT_TRANSFER = {
     "token table": ("wte(x)", "copied"),
     "position table": ("a learned table, wpe", "copied"),
     "projections": ("one fused c_attn, and c_proj", "transposed"),
-    "norm": ("nn.LayerNorm, variance with n", "copied"),
+    "norm": ("nn.LayerNorm, variance with n (the width)", "copied"),
     "head": (
         "lm_head: logits, log-softmax after it",
         "copied; lm_head gets a bias if the checkpoint has a nonzero one",
@@ -63,26 +63,27 @@ STEPS = {
     "token": "The line takes the row of `wte` as it is.",
     "position": "`wpe` is a learned table, an nn.Embedding like `wte`.",
     "norm": "The block holds two norms, ln_1 and ln_2, and calls each in "
-    "its own residual line.",
+    "the line that adds a part's output to x.",
     "project": "One matrix `c_attn` computes query, key and value of all "
     "heads in one product; `split` cuts the result in three.",
     "scores": "The scores have no line of their own: "
-    "scaled_dot_product_attention computes Q K\u1d40 and divides it by the "
-    "root, inside.",
+    "scaled_dot_product_attention computes Q K\u1d40 and divides it by "
+    "\u221ad in its inside.",
     "mask": "This run builds no mask: `is_causal=True` makes "
     "scaled_dot_product_attention mask the later positions itself. The lines "
-    "under `if cache is not None` run only when generating with cached keys "
-    "and values (kept from earlier tokens).",
+    "under `if cache is not None` run only when text is generated token by "
+    "token, with keys and values kept (cached) from earlier tokens.",
     "probabilities": "scaled_dot_product_attention computes the probabilities "
     "inside and never returns them. The numbers here were computed from its "
     "inputs by the formula.",
     "mix": "scaled_dot_product_attention returns the mixed values and nothing "
     "else.",
     "residual_attention": "A line of the block adds attention's output.",
-    "residual_feed_forward": "The block's next line adds the MLP's output.",
+    "residual_feed_forward": "The block's next line adds the output of "
+    "`mlp`, its feed-forward part.",
     "activation": "The activation is an nn.Module that the config names.",
-    "logits": "`lm_head` is a matrix without bias. Where the config ties "
-    "the weights, it is the token table `wte` itself: W = E.",
-    "log_probs": "The model's own output is the logits; log_probs applies "
+    "logits": "`lm_head` is a matrix without bias. If the config ties the "
+    "weights, it is the token table `wte` itself: W = E.",
+    "log_probs": "The model's forward returns the logits; log_probs applies "
     "log_softmax to them.",
 }

@@ -67,7 +67,7 @@ class Rung(nn.Module):
 
 
 class Bigram(Rung):
-    """A table: the next token depends on the last one alone."""
+    """A table of bigrams: the next token depends on the last one alone."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)
@@ -79,7 +79,7 @@ class Bigram(Rung):
 
 
 class Positions(Rung):
-    """Vectors of tokens and positions, and a linear map to scores."""
+    """Vectors of tokens and positions in its place, mapped to scores."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)
@@ -108,7 +108,7 @@ def feed_forward(config: GPTConfig) -> nn.Sequential:
 
 
 class OneHead(Positions):
-    """One attention head over the positions so far."""
+    """One attention head: a position gathers from itself and earlier ones."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)
@@ -120,7 +120,7 @@ class OneHead(Positions):
 
 
 class ManyHeads(OneHead):
-    """Several heads, together as wide as the one."""
+    """Several heads, together as wide as the single head before."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)
@@ -140,7 +140,7 @@ class FeedForward(ManyHeads):
 
 
 class Residual(FeedForward):
-    """Each part's output is added to its input: the residual stream."""
+    """Each part's output is projected and added to the residual stream."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)
@@ -168,7 +168,7 @@ class NormedBlock(nn.Module):
 
 
 class Normed(Positions):
-    """One block with layer norms, and a norm before the last map."""
+    """A layer norm before each part, and one before the map to scores."""
 
     layers = 1  # 0: as many as the config has
 
@@ -184,7 +184,7 @@ class Normed(Positions):
 
 
 class FullGPT(Normed):
-    """As many blocks as the config has, one after another: the GPT."""
+    """Several blocks (config.n_layer), one after another: the GPT."""
 
     layers = 0
 

@@ -33,8 +33,8 @@ def test_everything_is_printed(compare):
         "block.0.attention", "block.0.feed_forward", "final_norm",
         "log_probs", "embedding", "head", "total", "next token", "median",
         "one function: largest difference",
-        "annotated ran with nn.LayerNorm here",
-        "its own LayerNorm (eps outside the root) the two differ by",
+        "Here annotated ran with nn.LayerNorm;",
+        "LayerNorm (eps outside the root) the log-probabilities of",
     ):  # fmt: skip
         assert words in out, words
 

@@ -73,7 +73,7 @@ def test_it_is_one_small_valid_file_with_every_section(tmp_path):
     for words in (
         "<strong>One function</strong>",
         f"PyTorch {torch.__version__}",
-        "2 layers, 2 heads, 16 wide",
+        "2 layers, 2 attention heads, 16 wide",
         "d_model = n_embd",
         "h = n_head",
         "N = n_layer",

@@ -41,9 +41,9 @@ def page(tmp_path_factory):
 # the kinds of both styles' steps; layers after the first are folded
 KINDS = [
     "token", "position", "embedding", "norm", "project", "scores", "mask",
-    "probabilities", "mix", "join", "residual_attention", "norm", "widen",
-    "activation", "narrow", "residual_feed_forward", "last_norm", "logits",
-    "log_probs",
+    "probabilities", "mix", "join", "residual_attention", "second_norm",
+    "widen", "activation", "narrow", "residual_feed_forward", "last_norm",
+    "logits", "log_probs",
 ]  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def test_a_page_of_its_own_is_small_and_strict(page):
         "In this run nn.LayerNorm computes the norm.",
         "In steps 6, 7, 8, mingpt_style has no line for the value",
         "query, key, value, each 1\u00d724\u00d7128",
-        "A value of mingpt_style alone",
+        "Only in mingpt_style",
         "mingpt_style computes this value on the way to step 5",
         "<h3>embedding</h3>",
         "<h3>layer 0: attention <small>",
@@ -305,7 +305,7 @@ def test_arrow_keys_and_buttons_go_step_by_step(browser, page):
     browser.one("#step-1 summary").click()
     press(browser, "ARROW_LEFT")
     assert at(browser).startswith("step 1a of ")
-    assert "times mingpt_style" in browser.one("#walk-right .walk-place").text
+    assert "equals mingpt_style" in browser.one("#walk-right .walk-place").text
     assert lit(browser, "right") == []  # a step of the left alone
     browser.look_at(browser.one("#walk-on"))
     browser.one("#walk-on").click()
@@ -437,7 +437,7 @@ def test_layer_and_token_are_chosen(browser, page):
     browser.driver.get(f"{page.as_uri()}#step-8")
     browser.all("#walk-tokens button")[3].click()
     assert browser.one("#walk-token").get_attribute("value") == "3"
-    assert numbers().startswith("3 “ser” attends most to ")
+    assert numbers().startswith("3 “ser” attends (looks) most to ")
     said = browser.one("#walk-left .walk-cell")
     assert said.text.startswith("Point at a cell of the map")
     cell(6, 0).perform()
@@ -447,7 +447,9 @@ def test_layer_and_token_are_chosen(browser, page):
     assert browser.one("#walk-token").get_attribute("value") == "6"
     assert f"“The” {float(share):.2g}" in numbers()
     cell(0, 0).click().perform()
-    assert numbers() == "0 “The” attends most to “The” 1"  # nothing masked
+    assert (
+        numbers() == "0 “The” attends (looks) most to “The” 1"
+    )  # nothing masked
     cell(0, 6).perform()
     assert "may not look at “·statement”" in said.text
     press(browser, "ARROW_RIGHT")  # the focus is in the map

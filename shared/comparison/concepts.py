@@ -22,12 +22,13 @@ CONCEPTS = {
     "attention": Concept(
         "Gives each position information from itself and earlier positions.",
         "In every head softmax(Q K\u1d40 / \u221ad) V, with the scores of "
-        "later positions at \u2212\u221e; the heads are joined and projected.",
+        "later positions at \u2212\u221e; the heads are joined and go through "
+        "one more matrix.",
         "block.{i}.attention",
     ),
     "feed_forward": Concept(
-        "Transforms each position by itself: wider, through the activation, "
-        "and back.",
+        "Transforms each position by itself: widens its vector, applies the "
+        "activation, narrows it again.",
         "f(x W\u2081 + b\u2081) W\u2082 + b\u2082, with the same weights at "
         "every position.",
         "block.{i}.feed_forward",
@@ -48,8 +49,8 @@ CONCEPTS = {
     "head": Concept(
         "Scores every token as the next one; log-softmax turns the scores "
         "into log-probabilities.",
-        "Scores z = x W\u1d40 + b, b where the style has a bias; then "
-        "log softmax(z), over the whole vocabulary.",
+        "Scores z = x W\u1d40 (+ b, if the style has a bias); then "
+        "log softmax(z) over the whole vocabulary.",
         "log_probs",
     ),
 }

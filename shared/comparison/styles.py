@@ -237,6 +237,7 @@ def _original_parts(pair: Pair, side: int) -> Iterator[str]:
             used = f"nn.{used}"
         note = f" ({notes[argument]})" if argument in notes else ""
         yield (
-            f"{short_name(style.__name__)} ran with {used} here; with "
-            f"its own {part.__name__}{note} the two differ by {difference:.2g}"
+            f"Here {short_name(style.__name__)} ran with {used}; with its own "
+            f"{part.__name__}{note} the log-probabilities of the two models "
+            f"differ by {difference:.2g}"
         )

@@ -71,7 +71,7 @@ def measure_weight_transfer(
         ("projections", "block.0.attention", TOKENS, (config, config),
          "in the first attention, on equal inputs"),
         ("norm", "final_norm", BOTH, (exact, exact),
-         "in the last norm: each style's own class, with eps 0"),
+         "in the last norm, computed by each style's own class with eps 0"),
         ("head", "log_probs", BOTH, (config, config),
          "in the log-probabilities, on equal inputs"),
         ("tied head", "log_probs", BLOCKS, (tied, tied),

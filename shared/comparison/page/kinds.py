@@ -99,7 +99,7 @@ def name_kinds(
                 kind = "residual_" + layer.half
                 layer.added, layer.activated = True, False
             elif ops & _NORMS or _normal(value, width):
-                kind = "norm"
+                kind = "second_norm" if layer.added else "norm"
             else:
                 kind = _in_layer(row, value, ops, layer, width)
         elif number < last:

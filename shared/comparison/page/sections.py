@@ -110,7 +110,7 @@ def concept_sections(
         for op, left, right in _names_by_value(pairs, values):
             term = f"{op} {left}"
             terms[0][term], terms[1][term] = [left], right
-            shown.append({"term": term, "label": op, "names": [[left], right]})
+            shown.append({"term": term, "label": "", "names": [[left], right]})
         known = CONCEPTS.get(concept)
         counted = "total" if concept == "model" else concept
         sections.append(

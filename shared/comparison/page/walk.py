@@ -160,11 +160,12 @@ def _add_kinds(
     rows = [step.row for step in known]
     kinds = name_kinds(rows, values, left)
     for step, kind in zip(known, kinds, strict=True):
-        step.kind = name = kind
+        step.kind = kind
+        name = "norm" if kind == "second_norm" else kind
         step.axes = name_axes(kind, step.row.shape, time)
         if kind == "position":
             first = values[step.row.order[0]].flatten()[:2].tolist()
-            name = kind if first == [0, 1] else "learned_position"
+            name = "position" if first == [0, 1] else "learned_position"
         ours, theirs = (
             (texts := getattr(_package(place), "STEPS", {})).get(name)
             or texts.get(kind, "")

@@ -70,7 +70,8 @@ class CacheDiff:
             return (
                 f"one function: decoding with a cache ({self.says}) equals "
                 f"the full pass at {len(self.apart)} positions; scores "
-                f"{largest:.1g} apart, rounding explains {self.rounding:.1g}"
+                f"{largest:.1g} apart, rounding can cause up to "
+                f"{self.rounding:.1g}"
             )
         where = self.module
         if self.place is not None:

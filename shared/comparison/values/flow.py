@@ -146,7 +146,7 @@ class Flow:
         for theirs in other.values:
             scale = theirs.digest.scale_of(value.digest)
             if scale is not None and abs(scale - 1) > 1e-6:
-                return f"{_in_words(scale)} times {theirs.place}"
+                return f"equals {theirs.place} times {_in_words(scale)}"
         if value.number not in self.used:
             return "no part of the scores"
         if value.number not in self.explained:
@@ -156,8 +156,7 @@ class Flow:
             if reached.intersection(later.inputs):
                 reached.add(later.number)
                 if later.number in self.known:
-                    place = later.place
-                    return f"intermediate of line {place.line}, `{place.op}`"
+                    return f"intermediate result of {later.place}"
         return ""
 
     def _backwards(self) -> set[int]:

@@ -87,7 +87,8 @@ class ValueDiff:
             )
             return (
                 f"one function{self.coarse}: {found} "
-                f"{self.apart:.1g} apart, rounding explains "
+                f"{self.apart:.1g} apart, rounding can cause "
+                f"up to "
                 f"{self.rounding:.1g}{equal}"
             )
         if self.pairs:
@@ -107,7 +108,8 @@ class ValueDiff:
         if self.apart <= NEAR * SCORES:
             return (
                 f"two functions that share no value but nearly their scores: "
-                f"{self.apart:.1g} apart, rounding explains "
+                f"{self.apart:.1g} apart, rounding can cause "
+                f"up to "
                 f"{self.rounding:.1g}"
             )
         near = "; ".join(

@@ -83,7 +83,7 @@ function startWalk(walk) {
     const numbers = map.row(row);
     if (!map.square)
       return `${row} \u201c${tokens[row]}\u201d` +
-        (ofTokens(step) ? `, of the first ids of the vocabulary: ` : ": ") +
+        (ofTokens(step) ? ", for the first tokens of the vocabulary: " : ": ") +
         numbers.map((x) => written(x)).join("  ") +
         (numbers.length < map.total ? " \u2026" : "");
     const seen = step.kind === "scores" ? tokens.length : row + 1;
@@ -91,8 +91,8 @@ function startWalk(walk) {
       .sort(([a], [b]) => b - a).slice(0, 4)
       .map(([x, token]) => `${quoted(token)} ${written(x, 2)}`);
     return `${row} \u201c${tokens[row]}\u201d ` +
-      { probabilities: "attends most to ", mask: "scores highest with ",
-        scores: "scores, before the mask, highest with " }[step.kind] +
+      { probabilities: "attends (looks) most to ", mask: ": highest scores: ",
+        scores: ": highest scores before the mask: " }[step.kind] +
       most.join(", ");
   }
 
@@ -149,7 +149,7 @@ function startWalk(walk) {
         (step.kind === "probabilities" ? "the stronger the blue, the larger. "
           : colours) + (step.kind === "scores" ? "" : "Hatched: masked.")
       : "A row is a position, a column " + (ofTokens(step)
-        ? "the score of one token of the vocabulary; " : "one of its numbers; ") +
+        ? "one token of the vocabulary; " : "one of its numbers; ") +
         colours +
         (map.heads > 1
           ? `${map.heads} heads side by side.` : map.width < map.total
@@ -161,7 +161,7 @@ function startWalk(walk) {
     side.querySelector(".walk-numbers").textContent =
       numbersOf(step, map, row);
     side.querySelector(".walk-cell").textContent =
-      map.square ? "Point at a cell of the map, or go there with the arrow keys." : "";
+      map.square ? "To read a cell, point at it, or click the map and use the arrow keys." : "";
   }
 
   function go(number, scroll) {
@@ -185,14 +185,14 @@ function startWalk(walk) {
     if (step.layers.length) what = `layer ${step.layers[layer]}: ${what}`;
     const apart = step.apart[layer];
     if (apart !== null) what += apart === 0 ? "; both sides are equal"
-      : `; the sides are ${apart.toExponential(1)} apart`;
+      : `; largest difference ${apart.toExponential(1)}`;
     byId("walk-result").textContent = "";
     if (!opens && step.name === String(count)) {
       const next = likeliest.map((side) => side[token].map(([id, p]) =>
         `\u201c${pieces[id]}\u201d ${(100 * p).toFixed(1)} %`).join(", "));
       const end = tokens.slice(Math.max(0, token - 2), token + 1).join("");
       byId("walk-result").textContent =
-        `Likeliest after the first ${token + 1} tokens, up to \u201c${end}\u201d: ` +
+        `Likeliest after token ${token}, where the text so far ends in \u201c${end}\u201d: ` +
         (next[0] === next[1] ? next[0] : next.map((text, i) =>
           `${text} in ${sides[i].querySelector("h3").textContent}`).join("; "));
     }
