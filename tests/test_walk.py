@@ -64,14 +64,14 @@ def test_a_page_of_its_own_is_small_and_strict(page):
     assert kinds == KINDS
     for words in (
         "so a position must not look at tokens that come after it",
-        "when generating with cached",
+        "token by token, with keys and values kept",
         "has replaced them by the checkpoint",
         "subsequent_mask",
-        "In this run nn.LayerNorm computes the norm.",
+        "nn.LayerNorm computes the norm.",
         "In steps 6, 7, 8, mingpt_style has no line for the value",
         "query, key, value, each 1\u00d724\u00d7128",
         "Only in mingpt_style",
-        "mingpt_style computes this value on the way to step 5",
+        "mingpt_style computes this result on the way to step 5",
         "<h3>embedding</h3>",
         "<h3>layer 0: attention <small>",
         "<h3>layer 0: feed-forward</h3>",
@@ -93,7 +93,10 @@ def test_a_page_of_its_own_is_small_and_strict(page):
 @pytest.mark.parametrize(
     ("build", "same_line"),
     # heads in a loop; a norm written out, and one line for both additions
-    [(FullGPT, []), (annotated.build_model, ["residual_feed_forward"])],
+    [
+        (FullGPT, []),
+        (annotated.build_model, ["second_norm", "residual_feed_forward"]),
+    ],
 )
 def test_kinds_follow_from_values_and_not_from_names(
     build, same_line, monkeypatch

@@ -90,8 +90,8 @@ function startWalk(walk) {
     const most = numbers.slice(0, seen).map((x, token) => [x, token])
       .sort(([a], [b]) => b - a).slice(0, 4)
       .map(([x, token]) => `${quoted(token)} ${written(x, 2)}`);
-    return `${row} \u201c${tokens[row]}\u201d ` +
-      { probabilities: "attends (looks) most to ", mask: ": highest scores: ",
+    return `${row} \u201c${tokens[row]}\u201d` +
+      { probabilities: " attends (looks) most to ", mask: ": highest scores: ",
         scores: ": highest scores before the mask: " }[step.kind] +
       most.join(", ");
   }
