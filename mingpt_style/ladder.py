@@ -79,7 +79,7 @@ class Bigram(Rung):
 
 
 class Positions(Rung):
-    """Vectors of tokens and positions in its place, mapped to scores."""
+    """Vectors of tokens and positions, not a table, are mapped to scores."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)
