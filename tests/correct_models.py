@@ -379,6 +379,12 @@ def post_norm(self, x, mask):
     return self.norm_2(x + self.mlp(x))
 
 
+@correct(GPT, "train")
+def train_takes_a_mode(self, mode):
+    """Its train() has no default for the mode."""
+    return nn.Module.train(self, mode)
+
+
 @correct(GPT, "add_parts")
 def zero_residuals(self, dim):
     """Both residual lines start at exactly 0."""

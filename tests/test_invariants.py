@@ -540,3 +540,20 @@ def test_the_map_shows_a_leak(tmp_path):
     assert page.count("<svg") == page.count("</svg>") == 1
     with pytest.raises(ValueError, match=r"map\.gif"):
         save_map(leak, tmp_path / "map.gif")
+
+
+class Overflowing(GPT):
+    """One score of each position is NaN."""
+
+    def scores(self, x):
+        scores = super().scores(x)
+        return torch.cat([scores[..., :1] * torch.nan, scores[..., 1:]], -1)
+
+
+def test_a_score_that_is_nan_is_one_failure():
+    report = check_model(Overflowing)
+    assert report.failed == ["check_finite"], str(report)
+    said = [result.message for result in report.results]
+    assert sum(text.startswith("see check_finite: ") for text in said) == 9
+    (alone,) = check_model(Overflowing, checks=["causality"]).results
+    assert "scores that are compared are NaN" in alone.message

@@ -34,6 +34,10 @@ class ModelRaised(AssertionError):
     """
 
 
+class NotFinite(AssertionError):
+    """The scores are NaN or infinite."""
+
+
 class FoundOut(AssertionError):
     """A failure that shows what other checks must know.
 
@@ -108,7 +112,8 @@ def causes_of(
     """Return what says that an earlier failure has the cause of this one.
 
     The start of the exception's sentence, without numbers, and its place: a
-    crash at another length or in another dtype has the same cause. And the
+    crash at another length or in another dtype has the same cause. NaN scores
+    have one cause, whichever check meets them. And the
     culprit, the line where a proof says that tokens or rows get through, if
     they do so in an earlier failure or if the model raised there: BatchNorm
     does all three.
@@ -118,6 +123,8 @@ def causes_of(
     """
     first = error.__cause__ or error
     words = re.sub(r"\d+", "", sentence(first))[:60] + place_of(first)
+    if isinstance(error, NotFinite):
+        words = NotFinite.__name__
     if culprit is not None:
         through = ("through", *culprit)
         return [words, through, ("raised", *culprit)], [words, through]

@@ -4,6 +4,7 @@ Two sequences that are equal up to a split go through in batches of equal
 shape; before the split their scores must be the same.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +19,7 @@ from .rounding import (
     gaps,
     is_real,
     minus,
+    require_finite,
     rounding,
 )
 from .variant import Variant
@@ -144,6 +146,9 @@ class LeakFinder:
         moved = gaps(delta, torch.zeros_like(delta))
         position = int(moved.argmax())
         size = float(moved[position])
+        if math.isinf(size):
+            base = variant.scores(trial.base)[row, scope]
+            require_finite(base, infinite=True)
         if size <= floor_of(delta.dtype) * noise:
             # other rows did it, another check's matter, or their draws
             self.rows_mix |= steady

@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from .errors import NotFinite
 from .meeting.building import Model
 from .operations import Operations
 
@@ -70,6 +71,20 @@ def minus(
 ) -> Float[Tensor, "*shape"]:
     """Return a - b, where two equal infinities do not differ."""
     return torch.where(a == b, 0.0, a - b)
+
+
+def require_finite(
+    scores: Float[Tensor, "..."], infinite: bool = False
+) -> None:
+    """Raise NotFinite if scores are NaN, or infinite where that is not taken.
+
+    Nothing can be compared with NaN.
+    """
+    odd = scores.isnan() if infinite else ~scores.isfinite()
+    if bool(odd.any()):
+        share = f"{float(odd.double().mean()):.2%} of the scores"
+        words = "NaN" if infinite else "NaN or infinite"
+        raise NotFinite(f"{share} that are compared are {words}")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -151,6 +166,8 @@ def real_gap(
         moved = moved.where(shown, 0.0)
     at = np.unravel_index(int(moved.argmax()), moved.shape)
     size, noise = float(moved[at]), rounding(scores)
+    if math.isinf(size):
+        require_finite(scores[at], infinite=True)
     if size > floor(scores) and is_real(
         model, lambda: minus(other()[at], one()[at]), noise
     ):

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..check import Budget, Subject, check
 from ..copies import own
 from ..errors import FoundOut
-from ..rounding import floor, gaps
+from ..rounding import floor, gaps, require_finite
 from ..tokens import others
 from ..variant import Variant
 from ..ways import AGAIN, WITH_GRADIENTS, ways_of
@@ -71,6 +71,7 @@ def _require_same(scores: Tensor, first: Tensor, after: str) -> None:
     """Require that the same tokens have the same scores as at first."""
     moved = gaps(scores, first)
     if float(moved.max()) > floor(first):
+        require_finite(first, infinite=True)
         position = int(moved.amax(0).argmax())
         raise FoundOut(
             f"the same tokens give other scores {after}: position "

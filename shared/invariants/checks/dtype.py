@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..check import Budget, Subject, check
 from ..copies import changeable
-from ..errors import ModelRaised, sentence
+from ..errors import ModelRaised, NotFinite, sentence
 from ..meeting.building import CASTS, cast
 from ..operations import Operations
 from ..other_device import NAME as ELSEWHERE
@@ -87,9 +87,7 @@ def _answer_in(
     if not bool(torch.isfinite(scores).all()):
         if dtype == torch.float16:
             return "NaN or infinite in"
-        raise AssertionError(
-            f"in {dtype_name(dtype)} scores are NaN or infinite"
-        )
+        raise NotFinite(f"in {dtype_name(dtype)} scores are NaN or infinite")
     if positions and positions.same:
         raise AssertionError(
             f"in bfloat16 the positions {positions.same} of {tokens.size(1)} "

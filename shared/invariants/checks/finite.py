@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..check import Budget, Round, Subject, check
 from ..copies import own
-from ..errors import during
+from ..errors import NotFinite, during
 from ..losses import cross_entropy
 from ..variant import Variant
 from ..ways import EVAL, TRAIN, TRAIN_WITHOUT_GRADIENTS, WITH_GRADIENTS
@@ -90,7 +90,7 @@ def _require_finite(
     bad = ~torch.isfinite(scores)
     if bad.any():
         row, position = bad.any(-1).nonzero()[0].tolist()
-        raise AssertionError(
+        raise NotFinite(
             f"{float(bad.double().mean()):.2%} of the scores are NaN or "
             f"infinite at length {time} {mode}, first at position {position} "
             f"of row {row}"

@@ -9,7 +9,7 @@ from ..copies import changeable, doubled
 from ..derivatives import Along, gradients_of
 from ..errors import SkipCheck, during
 from ..larger_weights import redraw_zeros
-from ..rounding import FLOOR, Inside
+from ..rounding import FLOOR, Inside, require_finite
 from ..variant import Variant
 from ..ways import EVAL, TRAIN
 
@@ -93,6 +93,7 @@ def _compare(
         one, two = (variant.scores(tokens, seed=1, go_on=True) for _ in "ab")
         if not one.equal(two):  # spectral norm estimates anew each time
             return "; in train mode each call changes the next one's scores"
+    require_finite(scores)
     name, pair = max(wrong.items(), key=lambda item: item[1].share)
     raise AssertionError(
         f"the gradient of {name} is not the function's: along a random "

@@ -5,6 +5,7 @@ import math
 from ..check import Budget, SkipCheck, Subject, check
 from ..copies import own
 from ..losses import cross_entropy
+from ..rounding import require_finite
 
 
 @check(calls=1, rows=1)
@@ -24,12 +25,14 @@ def check_initial_loss(subject: Subject, budget: Budget) -> str:
     variant = own(subject, budget)
     tokens = subject.draw(batch, time, generator)
     targets = subject.draw(batch, time, generator)
-    loss = float(cross_entropy(variant.scores(tokens).float(), targets))
+    scores = variant.scores(tokens).float()
+    loss = float(cross_entropy(scores, targets))
     expected = math.log(subject.vocab_size)
     text = f"loss {loss:.3f}, ln({subject.vocab_size}) = {expected:.3f}"
     if abs(loss - expected) <= 1.5:
         return text
-    if not subject.builder.fresh and math.isfinite(loss):
+    require_finite(scores)
+    if not subject.builder.fresh:
         raise SkipCheck(
             f"{text}: the model may be trained; give a factory to have a "
             f"fresh one judged"

@@ -8,7 +8,14 @@ from ..check import Budget, Round, SkipCheck, Subject, check
 from ..copies import build
 from ..larger_weights import both
 from ..meeting.sizes import WINDOW, declared
-from ..rounding import floor, gaps, is_real, minus, rounding
+from ..rounding import (
+    floor,
+    gaps,
+    is_real,
+    minus,
+    require_finite,
+    rounding,
+)
 from ..tokens import draw, others, rows_at_once
 from ..variant import Variant
 
@@ -138,6 +145,7 @@ def _some_permutation(subject: Subject, budget: Budget) -> str:
                 clear or is_real(variant.model, difference, rounding(scores))
             ):
                 return f"the last scores move by {size:.2g}"
+    require_finite(scores)
     raise AssertionError(
         f"no permutation of the earlier tokens moves the last scores by "
         f"more than rounding ({largest:.1g}): the model reads a bag of words"

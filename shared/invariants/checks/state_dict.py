@@ -39,7 +39,7 @@ def check_state_dict(subject: Subject, budget: Budget) -> str:
         ("", f"some state is not saved, or {old}"),
         (", after it was evaluated", old),
     ):
-        model.train()
+        model.train(True)  # some override it without a default
         redraw_zeros(model, generator)
         with torch.no_grad():  # in place, as an optimiser does
             for parameter in model.parameters():

@@ -7,6 +7,7 @@ from torch import Tensor
 from ..check import Budget, Subject, check
 from ..copies import own
 from ..embedding import Lookups
+from ..errors import NotFinite
 from ..larger_weights import larger
 from ..limits import on_cpu, refusal
 from ..variant import Variant
@@ -39,7 +40,7 @@ def check_vocabulary(subject: Subject, budget: Budget) -> str:
         scores = variant.scores(part)
         bad = ~torch.isfinite(scores).all(-1)
         if bad.any():
-            raise AssertionError(
+            raise NotFinite(
                 f"id {int(part[bad][0])} gives scores that are NaN or infinite"
             )
     short = subject.lengths.fit(3)

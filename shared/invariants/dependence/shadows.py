@@ -145,11 +145,8 @@ class Shadows(Operations):
             func, args, kwargs, codes, before, outs or others, self._note
         )
         call.hides = top >= HIDDEN + KNOWN
-        call.special = (
-            call.hides
-            or any(s.low == KNOWN for s in shadows)
-            or call.has_special_number()
-        )
+        known = any(s.low == KNOWN for s in shadows)
+        call.special = call.hides or known or call.has_special_number()
         found = self._find(call, name, top)
         for out, code in zip(call.outs, found, strict=True):
             self.storages.write(out, code)
@@ -203,11 +200,7 @@ class Shadows(Operations):
             if codes.dim() > out.dim():
                 codes = codes.reshape(codes.shape[codes.dim() - out.dim() :])
             codes = lined_up(codes, out.dim()).to(torch.int16)
-            for own, size in zip(codes.shape, out.shape, strict=True):
-                if own not in (1, size):
-                    raise ValueError(
-                        f"codes {(*codes.shape,)} for {(*out.shape,)}"
-                    )
+            codes.expand(out.shape)  # raises where they do not fit
             fitting.append(codes)
         return fitting if len(fitting) == len(outs) else None
 
