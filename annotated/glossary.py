@@ -35,7 +35,7 @@ CHOICES = {
     "function of its own, which takes any mask and returns the "
     "probabilities, too.",
     "feed_forward": "The activation is an argument of the class: ReLU by "
-    "default, the config's in a model from `build_model`. Dropout follows it.",
+    "default, in this run the config's. Dropout follows it.",
     "block": "A residual connection is an object that wraps any sublayer. "
     "The style's own `LayerNorm` writes the formula out and divides by "
     "sqrt(variance) + eps; in this run `from_gpt2` has put nn.LayerNorm "
@@ -60,7 +60,8 @@ WEIGHT_TRANSFER = {
         "c_attn is cut in three; all are transposed",
     ),
     "norm": (
-        "a_2 * (x - mean) / (std + eps) + b_2, std with n - 1 (n: the width)",
+        "a_2 * (x - mean) / (std + eps) + b_2, std divides by n - 1 (n: the "
+        "width)",
         "a_2 = weight * sqrt(n / (n - 1))",
     ),
     "head": (
@@ -104,7 +105,7 @@ STEPS = {
     "residual_feed_forward": "The line that added attention's output runs "
     "again; here `sublayer` is `feed_forward`.",
     "activation": "The activation is an argument of PositionwiseFeedForward: "
-    "ReLU by default, the config's in this run.",
+    "ReLU by default, in this run the one that the config names.",
     "logits": "`proj` in Generator has a bias b, filled with zeros where the "
     "checkpoint has none; its matrix is never shared with the token table.",
     "log_probs": "Generator applies log_softmax to the scores, so the model's "

@@ -31,14 +31,15 @@ CHOICES = {
     "mixes the values; it never returns the probabilities.",
     "feed_forward": "The config names the activation; the default is GELU. "
     "Dropout comes last.",
-    "block": "Its forward has two lines that add to x, and each normalises "
-    "the input of its part. The norm is nn.LayerNorm, which divides by "
-    "sqrt(variance + eps); eps avoids a division by 0.",
+    "block": "Block.forward has two lines that add to x; each first "
+    "normalises the input of the part that it calls. The norm is "
+    "nn.LayerNorm, which divides by sqrt(variance + eps); eps avoids a "
+    "division by 0.",
     "model": "One class builds everything from one config, and fills the "
     "weights at random. Nothing is handed in, not even a mask.",
-    "head": "`lm_head` computes the scores x W\u1d40 without a bias; W is "
-    "tied to the token table where the config says so. `log_probs` applies "
-    "log-softmax.",
+    "head": "`lm_head` computes the scores x W\u1d40, without a bias unless "
+    "the checkpoint brings one; W is tied to the token table where the config "
+    "says so. `log_probs` applies log-softmax.",
 }
 
 # How each part is written, and how it takes over a GPT-2 checkpoint's.
@@ -46,7 +47,7 @@ WEIGHT_TRANSFER = {
     "token table": ("wte(x)", "copied"),
     "position table": ("a learned table, wpe", "copied"),
     "projections": ("one fused c_attn, and c_proj", "transposed"),
-    "norm": ("nn.LayerNorm, variance with n (the width)", "copied"),
+    "norm": ("nn.LayerNorm, variance divides by n", "copied"),
     "head": (
         "lm_head: logits, log-softmax after it",
         "copied; lm_head gets a bias if the checkpoint has a nonzero one",
@@ -82,8 +83,9 @@ STEPS = {
     "residual_feed_forward": "The block's next line adds the output of "
     "`mlp`, its feed-forward part.",
     "activation": "The activation is an nn.Module that the config names.",
-    "logits": "`lm_head` is a matrix without bias. If the config ties the "
-    "weights, it is the token table `wte` itself: W = E.",
+    "logits": "`lm_head` has no bias, unless the checkpoint brings one. If "
+    "the config ties the weights, its matrix is the token table `wte` itself: "
+    "W = E.",
     "log_probs": "The model's forward returns the logits; log_probs applies "
     "log_softmax to them.",
 }

@@ -67,7 +67,7 @@ class Rung(nn.Module):
 
 
 class Bigram(Rung):
-    """A table of bigrams: the next token depends on the last one alone."""
+    """A table of bigrams: the next character depends on the last alone."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)
@@ -79,7 +79,7 @@ class Bigram(Rung):
 
 
 class Positions(Rung):
-    """Vectors of tokens and positions, not a table, are mapped to scores."""
+    """A token's vector and a position's are added and mapped to scores."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)
@@ -140,7 +140,7 @@ class FeedForward(ManyHeads):
 
 
 class Residual(FeedForward):
-    """Each part's output is projected and added to the residual stream."""
+    """Each part's output is added to its input; a matrix joins the heads."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)

@@ -351,7 +351,15 @@ def test_gaps_are_the_same_in_blocks(monkeypatch):
 class Fetched(TorchFunctionMode):
     """Notes how many numbers are fetched from where they were computed."""
 
-    HOW = ("cpu", "item", "numpy", "tolist", "__float__", "__bool__")
+    HOW = (
+        "cpu",
+        "item",
+        "numpy",
+        "tolist",
+        "__float__",
+        "__int__",
+        "__bool__",
+    )
 
     def __init__(self):
         super().__init__()
@@ -370,7 +378,7 @@ def test_no_table_of_scores_leaves_the_device(name):
         report = check_model(partial(build_model, LONG), checks=[name])
     assert report.ok
     assert max(fetched.sizes) <= 24 * LONG.block_size  # gaps, not scores
-    assert len(fetched.sizes) < 8 * report.results[0].forwards
+    assert len(fetched.sizes) < 10 * report.results[0].forwards
 
 
 @pytest.mark.slow

@@ -146,7 +146,9 @@ class Flow:
         for theirs in other.values:
             scale = theirs.digest.scale_of(value.digest)
             if scale is not None and abs(scale - 1) > 1e-6:
-                return f"equals {theirs.place} times {_in_words(scale)}"
+                return (
+                    f"the numbers of {theirs.place}, times {_in_words(scale)}"
+                )
         if value.number not in self.used:
             return "no part of the scores"
         if value.number not in self.explained:

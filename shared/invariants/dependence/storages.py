@@ -183,7 +183,7 @@ class Storages:
         count = storage.nbytes() // tensor.itemsize
         low = top = KNOWN
         if codes.numel():
-            low, top = (int(code) for code in codes.aminmax())
+            low, top = torch.stack(codes.aminmax()).tolist()
         shadow = self.find(tensor)
         if tensor.numel() == count and _dense(tensor):
             new = Shadow(size, stride, codes, tensor.itemsize, low, top)

@@ -92,7 +92,7 @@ function startWalk(walk) {
       .map(([x, token]) => `${quoted(token)} ${written(x, 2)}`);
     return `${row} \u201c${tokens[row]}\u201d` +
       { probabilities: " attends (looks) most to ", mask: ": highest scores: ",
-        scores: ": highest scores before the mask: " }[step.kind] +
+        scores: ": highest scores, not yet masked: " }[step.kind] +
       most.join(", ");
   }
 
