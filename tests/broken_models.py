@@ -183,7 +183,7 @@ class WeakWithBareWeights(Mixer):
 
     def add_parts(self, dim):
         self.weights = nn.ParameterDict(
-            {name: torch.randn(dim, dim) / 4 for name in "qkvo"}
+            {name: torch.randn(dim, dim) / 8 for name in "qkvo"}
         )
 
     def forward(self, x, mask):

@@ -20,7 +20,8 @@ from gpt_duet.invariants.dependence.lattice import CODES, KNOWN, plain
 from gpt_duet.invariants.dependence.shadows import Shadows
 
 INF = math.inf
-TIGHT = 0.3  # of a result's numbers depend on as much as the rule says
+TIGHT = 0.8  # of a result's numbers depend on as much as the rule says
+ROUGH = 0.3  # where some numbers are computed and not used, or cancel
 SEEN = torch.ones(4, 4, dtype=torch.bool).tril()
 LSTM, GRU = (
     kind(4, 4, batch_first=True).double() for kind in (nn.LSTM, nn.GRU)
@@ -80,7 +81,7 @@ def chained_views(x):
     x.T.flatten()[3:7].copy_(x.flatten()[:4])
 
 
-# By family: these rules say little more than is so.
+# By family: these rules say hardly more than is so.
 EXACT = {
     "movement": [
         lambda x: torch.cat([x[2:], x[:2], x * 2], 0),
@@ -90,6 +91,9 @@ EXACT = {
         lambda x: x.T.reshape(2, 8).contiguous().unflatten(1, (2, 4)),
         lambda x: x[:, IDS][IDS].tril(1),
         lambda x: x.as_strided((3, 3), (4, 1), 5) + 1,
+        lambda x: torch.view_as_real(
+            torch.view_as_complex(x.view(4, 2, 2)) * (1 + 1j)
+        )[1:],
     ],
     "in place": [
         into(slices_set),
@@ -103,7 +107,6 @@ EXACT = {
         lambda x: x * SEEN,
         lambda x: torch.where(SEEN, x, x[:1]),
         lambda x: torch.addcmul(x, x[0], x[:, :1]),
-        lambda x: (x * SEEN).bool() | SEEN.T,
         lambda x: torch.lerp(x, x.T, x[1]),
     ],
     "reductions": [
@@ -113,11 +116,14 @@ EXACT = {
         lambda x: x.masked_fill(~SEEN, -INF).amax(1),
         lambda x: x.masked_fill(~SEEN, -INF).logsumexp(1),
         lambda x: x.norm(dim=0),
+        lambda x: torch.histc(x, 3),
     ],
     "scans": [
         lambda x: x.cumsum(0),
         lambda x: x.exp().cumprod(1),
         lambda x: x.logcumsumexp(0),
+        lambda x: x.cummax(0).values,
+        lambda x: torch.func.vmap(lambda row: row.cumsum(0) * row[0])(x),
     ],
     "products": [
         lambda x: x @ x.T,
@@ -126,6 +132,7 @@ EXACT = {
         lambda x: (x * SEEN) @ (x * SEEN),
         lambda x: torch.einsum("ij,jk->ik", SEEN.double(), x),
         lambda x: (x * SEEN) @ x[0],
+        lambda x: torch.linalg.solve(x + 9 * torch.eye(4), x),
         lambda x: torch.baddbmm(x[None], x[None] * SEEN, x[None])[0],
     ],
     "convolutions": [
@@ -139,20 +146,20 @@ EXACT = {
             padding=2,
             dilation=2,
         ),
+        lambda x: F.interpolate(x[None, None], scale_factor=2.0)[0, 0],
         lambda x: F.conv2d(x[None, None], torch.ones(1, 1, 2, 2).double()),
     ],
     "softmax and masks": [
         lambda x: x.masked_fill(~SEEN, -INF).softmax(1),
-        lambda x: x.masked_fill(~SEEN, -INF).log_softmax(1),
         lambda x: (x + torch.zeros(4, 4).masked_fill(~SEEN, -INF)).softmax(1),
         lambda x: x.masked_fill(~SEEN, torch.finfo(x.dtype).min).softmax(1),
         lambda x: x.masked_fill(~SEEN, -1e9).softmax(1),
+        lambda x: x.masked_fill(~SEEN, -INF).clamp(min=-5.0).softmax(1),
         lambda x: x.masked_fill(~SEEN, -INF).softmax(1) @ x,
-        lambda x: x.masked_fill(~SEEN, -1e4).softmax(1),
         lambda x: torch.baddbmm(hidden(x), x[None], x[None])[0].softmax(1),
         lambda x: x.softmax(1) * SEEN,
-        lambda x: (x + (~SEEN) * -1e300).clamp(min=-9.0).exp() * SEEN,
         lambda x: (x.masked_fill(~SEEN, -INF) - x.max()).exp(),
+        lambda x: x.masked_fill(~SEEN, -INF).clamp(min=-1e8).softmax(1),
         lambda x: F.scaled_dot_product_attention(
             x[None, None], x[None, None], x[None, None], is_causal=True
         ),
@@ -174,6 +181,7 @@ EXACT = {
     "indexing": [
         lambda x: x.gather(1, IDS.expand(4, 4)),
         lambda x: x.index_select(0, IDS),
+        lambda x: x[0].index_select(0, IDS),
         lambda x: x[IDS, :, None][:, IDS],
         lambda x: torch.zeros(4, 4).double().index_put((IDS,), x, True),
         lambda x: torch.zeros(4, 4).double().index_add(0, IDS, x),
@@ -186,7 +194,6 @@ EXACT = {
     "sorting": [
         lambda x: x.sort(0).values.amax(0),
         lambda x: x.masked_fill(~SEEN, -INF).topk(1, 1).values,
-        lambda x: x.median(1).values + 0 * x.sum(1),
     ],
     "triangular solve": [
         lambda x: torch.linalg.solve_triangular(
@@ -195,22 +202,31 @@ EXACT = {
         lambda x: torch.linalg.solve_triangular(
             x + 9 * torch.eye(4), x.T, upper=True
         ),
-        lambda x: torch.linalg.inv((x + 9 * torch.eye(4)).tril()).diagonal(-1),
     ],
-    "fft": [lambda x: torch.fft.rfft(x, dim=1).real.sum(1)],
     "recurrent": [
         lambda x: FUSED(x[None].float())[0][0],
         lambda x: LSTM(x[None])[0][0],
         lambda x: GRU(x[None])[0][0],
+        lambda x: BOTH(x)[0],
+        lambda x: ENCODER(x[None], src_mask=~SEEN)[0],
+        lambda x: ENCODER(x[None])[0],
+    ],
+    "rough": [
+        lambda x: (x * SEEN).bool() | SEEN.T,
+        lambda x: x.masked_fill(~SEEN, -INF).log_softmax(1),
+        lambda x: x.masked_fill(~SEEN, -1e4).softmax(1),
+        lambda x: (x + (~SEEN) * -1e300).clamp(min=-9.0).exp() * SEEN,
+        lambda x: x.median(1).values + 0 * x.sum(1),
+        lambda x: torch.linalg.inv((x + 9 * torch.eye(4)).tril()).diagonal(-1),
+        lambda x: torch.fft.rfft(x, dim=1).real.sum(1),
+        lambda x: torch.fft.irfft(torch.fft.rfft(x, n=8, dim=0), n=8, dim=0)[
+            :4
+        ],
     ],
 }
 LOOSE = [
     lambda x: F.nll_loss(x, IDS, x[0].detach(), reduction="none"),
-    lambda x: x.masked_fill(~SEEN, -INF).clamp(min=-5.0).softmax(1),
     lambda x: (x + (~SEEN) * -1e300).clamp(min=-9.0).softmax(1),
-    lambda x: torch.view_as_real(
-        torch.view_as_complex(x.view(4, 2, 2)) * (1 + 1j)
-    )[1:],
     lambda x: x[x.argmax(0)],
     lambda x: x.gather(1, (x > 0).long()),
     lambda x: torch.where(x > 0, x.T, 0.0),
@@ -219,19 +235,11 @@ LOOSE = [
     lambda x: x.index_add(0, (x[1] > 0).long(), x),
     lambda x: F.one_hot((x > 0).long(), 2) * x[..., None],
     lambda x: x.argsort(1).double(),
-    lambda x: x.cummax(0).values,
-    lambda x: torch.linalg.solve(x + 9 * torch.eye(4), x),
     lambda x: torch.linalg.det(x),
-    lambda x: F.interpolate(x[None, None], scale_factor=2.0)[0, 0],
     lambda x: torch.cdist(x, x.T.contiguous()),
-    lambda x: torch.histc(x, 3),
+    lambda x: F.conv_transpose1d(x[None], torch.ones(4, 1, 3).double()),
     lambda x: F.embedding((x > 0).long(), x),
-    lambda x: torch.func.vmap(lambda row: row.cumsum(0) * row[0])(x),
-    lambda x: torch.fft.irfft(torch.fft.rfft(x, n=8, dim=0), n=8, dim=0)[:4],
     lambda x: x.masked_scatter(x > 0, x.T.contiguous()),
-    lambda x: BOTH(x)[0],
-    lambda x: ENCODER(x[None], src_mask=~SEEN)[0],
-    lambda x: ENCODER(x[None])[0],
 ]
 
 
@@ -253,7 +261,8 @@ def test_rules_say_what_changes(family):
             assert (expected <= found).all(), (family, number)
             found = torch.where(found < 0, KNOWN, found)
             # a softmax of one is 1, a median one of its numbers
-            close = (found == expected).double().mean() >= TIGHT
+            least = ROUGH if family == "rough" else TIGHT
+            close = (found == expected).double().mean() >= least
             assert not found.numel() or close, (
                 family,
                 number,

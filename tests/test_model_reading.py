@@ -274,6 +274,10 @@ def lazy():
     return nn.Sequential(nn.Embedding(65, 8), nn.LazyLinear(65))
 
 
+def lazy_buffer():
+    return nn.Sequential(nn.Embedding(65, 8), nn.LazyBatchNorm1d(affine=False))
+
+
 def a_trace():
     return torch.jit.trace(nn.Linear(8, 65), torch.zeros(2, 8))
 
@@ -315,6 +319,7 @@ MISTAKES = [
     (GPT, {"expected_failures": {"check_x": ""}}, "check_x"),
     (GPT, {"layout": "bb"}, "layout must be one of bt, tb"),
     (lazy, SIZES, r"1\.weight of Sequential has no shape yet"),
+    (lazy_buffer, SIZES, r"1\.running_mean of Sequential has no shape yet"),
     (a_trace, SIZES, "give the model before torch.jit.trace"),
     (part_traced, SIZES, "give the model before torch.jit.trace"),
     (exported, {}, "no train and eval mode.*before torch.export"),

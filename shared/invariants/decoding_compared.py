@@ -117,7 +117,7 @@ class Comparison(Decoder):
         with suppress(ModelRaised):
             self.in_pieces(tokens, [end, 1])
             raise AssertionError(
-                f"with a cache token {end + 1} is answered, which the full "
+                "with a cache one more token is answered, which the full "
                 f"forward refuses: the model declares {subject.limit}"
             )
 

@@ -4,7 +4,6 @@ import copy
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from ..check import Budget, Subject, check
 from ..copies import build, changeable
@@ -69,8 +68,6 @@ def _scramble(model: nn.Module, generator: torch.Generator) -> None:
     saved = model.state_dict().keys()
     buffers = [b for name, b in model.named_buffers() if name in saved]
     for tensor in (*model.parameters(), *buffers):
-        if is_lazy(tensor):
-            continue
         if tensor.is_floating_point():
             noise = torch.randn(tensor.shape, generator=generator)
             tensor.copy_(noise.to(tensor))

@@ -188,7 +188,7 @@ def ordered(call: Call) -> Tensor:
         return plain(codes)
     if call.get("dim") is None and call.name in ("median", "nanmedian"):
         return plain(codes).amax()
-    axis = call.get("dim", default=-1)
+    axis = call["dim"]
     hidden = call.hidden("self") if codes.numel() else is_hidden(codes)
     exact = not bool(is_hidden(codes).any())
     if exact and call["self"].is_floating_point():
@@ -223,12 +223,10 @@ def integers_of_routing(call: Call) -> list[bool]:
         table = call["self"]
         own = call.known("self") and not table.is_floating_point()
         return [own and integer for integer in integers]
-    axis = call.get("dim", default=-1 if call.name != "argmax" else None)
+    axis = call.get("dim")
     if call.name not in ROUTING or not isinstance(axis, int):
         return [False] * len(integers)
     codes = call.plain("self")
-    if codes.dim() == 0 or codes.size(axis) == 1:
-        return integers
     most = codes.amax(axis, keepdim=True)
     alike = ((codes == most) | (codes <= FREE)).all()
     return [bool(alike) and integer for integer in integers]

@@ -1,5 +1,6 @@
 """Models in PyTorch's wrappers, and what a wrapper has made of a model."""
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -39,10 +40,12 @@ def require_module(model: nn.Module) -> None:
             f"{name} is traced, and a trace keeps neither modes nor "
             f"gradients: give the model before torch.jit.trace"
         )
-    for parameter, value in model.named_parameters():
+    for tensor, value in chain(
+        model.named_parameters(), model.named_buffers()
+    ):
         if is_lazy(value):
             raise UnusableModel(
-                f"{parameter} of {name} has no shape yet: call the model "
+                f"{tensor} of {name} has no shape yet: call the model "
                 f"once before it is checked"
             )
     try:
