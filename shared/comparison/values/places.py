@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
 
 import torch
 from torch import nn
+
+from ...invariants.dependence.place import span_of
 
 SHARED = Path(__file__).resolve().parents[2]
 # the styles lie inside what is installed, and beside shared in a checkout
@@ -200,16 +201,6 @@ def find_place(
 
 def _place_of(frame: FrameType) -> tuple[str, int]:
     return os.path.abspath(frame.f_code.co_filename), frame.f_lineno
-
-
-@cache
-def span_of(code: CodeType, instruction: int) -> tuple[int, int, int]:
-    """Return where an instruction's expression starts and ends."""
-    positions = islice(code.co_positions(), instruction // 2, None)
-    first, last, start, end = next(positions, (None,) * 4)
-    if first is None or last is None or start is None or end is None:
-        return 0, 0, 0
-    return start, end, last
 
 
 @cache

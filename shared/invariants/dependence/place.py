@@ -86,7 +86,7 @@ def find_place(operation: str) -> Place:
         frame = frame.f_back  # type: ignore[assignment]
     own = own or torchs or sys._getframe(1)
     code = own.f_code
-    span = _span(code, own.f_lasti)
+    span = span_of(code, own.f_lasti)
     return Place(code.co_filename, own.f_lineno, operation, span)
 
 
@@ -99,12 +99,11 @@ def place_of_code(function: object) -> Place:
 
 
 @cache
-def _span(code: CodeType, instruction: int) -> tuple[int, int, int]:
+def span_of(code: CodeType, instruction: int) -> tuple[int, int, int]:
+    """Return an expression's columns and last line; 0: Python kept none."""
     positions = islice(code.co_positions(), instruction // 2, None)
-    _, last, start, end = next(positions, (None,) * 4)
-    if last is None or start is None or end is None:
-        return 0, 0, 0
-    return start, end, last
+    _, last, start, end = next(positions)
+    return start or 0, end or 0, last or 0
 
 
 @cache
