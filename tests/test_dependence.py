@@ -22,11 +22,13 @@ from gpt_duet.invariants.dependence.shadows import Shadows
 INF = math.inf
 TIGHT = 0.8  # of a result's numbers depend on as much as the rule says
 ROUGH = 0.3  # where some numbers are computed and not used, or cancel
+ONES = torch.ones(4, 4).double()
+EYE = 9 * torch.eye(4)
 SEEN = torch.ones(4, 4, dtype=torch.bool).tril()
 LSTM, GRU = (
     kind(4, 4, batch_first=True).double() for kind in (nn.LSTM, nn.GRU)
 )
-FUSED = nn.LSTM(4, 4, batch_first=True)  # float32 has a kernel of its own
+FUSED = nn.LSTM(4, 4, 2, batch_first=True)  # float32 has a kernel of its own
 BOTH = nn.LSTM(4, 4, bidirectional=True).double()
 ENCODER = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).double().eval()
 IDS = torch.tensor([2, 0, 1, 2])
@@ -81,6 +83,10 @@ def chained_views(x):
     x.T.flatten()[3:7].copy_(x.flatten()[:4])
 
 
+def seen(x):
+    return x.masked_fill(~SEEN, -INF)
+
+
 # By family: these rules say hardly more than is so.
 EXACT = {
     "movement": [
@@ -94,6 +100,17 @@ EXACT = {
         lambda x: torch.view_as_real(
             torch.view_as_complex(x.view(4, 2, 2)) * (1 + 1j)
         )[1:],
+        lambda x: F.pad(x[None], (1, 1), mode="reflect")[0],
+        lambda x: F.pad(x, (1, 0), value=2.0),
+        lambda x: torch.slice_scatter(x, x[:2] + x[2:], 0, 1, 3),
+        lambda x: torch.diagonal_scatter(x, x[0]),
+        lambda x: torch.cat(x.split(2)[::-1]),
+        lambda x: x.repeat_interleave(IDS, 0),
+        lambda x: x.view(torch.int64).view(torch.float64),
+        lambda x: x.view(torch.int32).double(),
+        lambda x: x.clone().set_(x[1:3].clone()) * 1,
+        lambda x: x.T[::2].unflatten(1, (2, 2)).flatten(0, 1) * 1,
+        lambda x: x.expand(2, 4, 4).reshape(8, 4) * 1,
     ],
     "in place": [
         into(slices_set),
@@ -101,6 +118,11 @@ EXACT = {
         into(lambda x: x.transpose_(0, 1)[0].fill_(1)),
         into(lambda x: x.masked_fill_(SEEN, 0.0).add_(x[0].clone())),
         into(lambda x: x.diagonal().zero_()),
+        into(lambda x: x.T[::2].copy_(x[:2].clone())),
+        into(lambda x: x.view(2, 8)[:, ::3].mul_(x[0, 1].clone())),
+        into(lambda x: x[:, 1:3].add_(x[:1, :2].clone())),
+        into(lambda x: torch.add(x[0], x[1], out=x[2])),
+        into(lambda x: x.unsqueeze_(0).squeeze_(0).t_().mul_(2)),
     ],
     "pointwise": [
         lambda x: x.exp() + x.T.abs(),
@@ -108,15 +130,32 @@ EXACT = {
         lambda x: torch.where(SEEN, x, x[:1]),
         lambda x: torch.addcmul(x, x[0], x[:, :1]),
         lambda x: torch.lerp(x, x.T, x[1]),
+        lambda x: torch.sub(x, x.T, alpha=2),
+        lambda x: ((x > 0) & SEEN).double(),
+        lambda x: ((x > 0).long() + IDS).double(),
+        lambda x: (x * SEEN) / x.T.exp(),
+        lambda x: x.masked_fill(SEEN, 2.0),
+        lambda x: x.view(2, 2, 4).tril() + x.triu(1).view(2, 2, 4),
+        lambda x: x[:1].expand(4, 4).tril(),
+        lambda x: (
+            torch.rand(4, 4) * 0 + torch.bernoulli(x.sigmoid()) * 0 + x[:1]
+        ),
+        lambda x: x.bernoulli(0.5) * 0 + x,
     ],
     "reductions": [
         lambda x: x.sum(1),
         lambda x: x.mean((0, 1)),
         lambda x: x.var(0, keepdim=True),
-        lambda x: x.masked_fill(~SEEN, -INF).amax(1),
-        lambda x: x.masked_fill(~SEEN, -INF).logsumexp(1),
+        lambda x: seen(x).amax(1),
+        lambda x: seen(x).logsumexp(1),
         lambda x: x.norm(dim=0),
         lambda x: torch.histc(x, 3),
+        lambda x: torch.max(x, x.T),
+        lambda x: seen(x).amax((0, 1)),
+        lambda x: torch.std_mean(x, 1)[0],
+        lambda x: torch.var_mean(x, (0,))[1],
+        lambda x: x[0, 0].sum(),
+        lambda x: F.cross_entropy(x, IDS, reduction="none"),
     ],
     "scans": [
         lambda x: x.cumsum(0),
@@ -124,6 +163,8 @@ EXACT = {
         lambda x: x.logcumsumexp(0),
         lambda x: x.cummax(0).values,
         lambda x: torch.func.vmap(lambda row: row.cumsum(0) * row[0])(x),
+        lambda x: x[0, 0].cumsum(0),
+        lambda x: x[:1].expand(4, 4).cumsum(0),
     ],
     "products": [
         lambda x: x @ x.T,
@@ -132,8 +173,17 @@ EXACT = {
         lambda x: (x * SEEN) @ (x * SEEN),
         lambda x: torch.einsum("ij,jk->ik", SEEN.double(), x),
         lambda x: (x * SEEN) @ x[0],
-        lambda x: torch.linalg.solve(x + 9 * torch.eye(4), x),
+        lambda x: torch.linalg.solve(x + EYE, x),
         lambda x: torch.baddbmm(x[None], x[None] * SEEN, x[None])[0],
+        lambda x: torch.dot(x[0] * SEEN[1], x[1]),
+        lambda x: torch.mv(x, x[0]),
+        lambda x: torch.addmm(x, x * SEEN, x),
+        lambda x: torch.addmm(x.T, x, x, beta=0),
+        lambda x: torch.addbmm(x, x.view(2, 2, 4).mT, x.view(2, 2, 4)),
+        lambda x: torch.addmv(x[0], x, x[1]),
+        lambda x: (x[:1] * SEEN) @ x,
+        lambda x: x[:, :1] @ (x * SEEN)[:1],
+        lambda x: F.linear(x, x * SEEN, x[0]),
     ],
     "convolutions": [
         lambda x: F.conv1d(
@@ -148,23 +198,43 @@ EXACT = {
         ),
         lambda x: F.interpolate(x[None, None], scale_factor=2.0)[0, 0],
         lambda x: F.conv2d(x[None, None], torch.ones(1, 1, 2, 2).double()),
+        lambda x: F.conv1d(x[None], torch.zeros(2, 4, 2).double()),
+        lambda x: F.conv1d(x[None], torch.ones(1, 4, 2).double(), stride=2),
+        lambda x: F.conv2d(
+            x[None, None], ONES[None, None, :2, :1], None, (1, 2), (1, 0)
+        ),
+        lambda x: F.max_pool1d(x[None], 2)[0],
     ],
     "softmax and masks": [
-        lambda x: x.masked_fill(~SEEN, -INF).softmax(1),
+        lambda x: seen(x).softmax(1),
         lambda x: (x + torch.zeros(4, 4).masked_fill(~SEEN, -INF)).softmax(1),
         lambda x: x.masked_fill(~SEEN, torch.finfo(x.dtype).min).softmax(1),
         lambda x: x.masked_fill(~SEEN, -1e9).softmax(1),
-        lambda x: x.masked_fill(~SEEN, -INF).clamp(min=-5.0).softmax(1),
-        lambda x: x.masked_fill(~SEEN, -INF).softmax(1) @ x,
+        lambda x: seen(x).clamp(min=-5.0).softmax(1),
+        lambda x: seen(x).softmax(1) @ x,
         lambda x: torch.baddbmm(hidden(x), x[None], x[None])[0].softmax(1),
         lambda x: x.softmax(1) * SEEN,
-        lambda x: (x.masked_fill(~SEEN, -INF) - x.max()).exp(),
-        lambda x: x.masked_fill(~SEEN, -INF).clamp(min=-1e8).softmax(1),
+        lambda x: (seen(x) - x.max()).exp(),
+        lambda x: seen(x).clamp(min=-1e8).softmax(1),
         lambda x: F.scaled_dot_product_attention(
             x[None, None], x[None, None], x[None, None], is_causal=True
         ),
         lambda x: F.scaled_dot_product_attention(
             *[x.view(1, 2, 4, 2)] * 3, SEEN
+        ),
+        lambda x: torch.add(x.T, seen(x)).softmax(1),
+        lambda x: (seen(x) - x.T).softmax(1),
+        lambda x: (2 * seen(x)).softmax(1),
+        lambda x: (seen(x) / 2).softmax(1),
+        lambda x: torch.maximum(seen(x), seen(x.T)).softmax(1),
+        lambda x: torch.where(SEEN, -INF, x).softmax(1),
+        lambda x: seen(x).nan_to_num(neginf=0.0).softmax(1),
+        lambda x: seen(x).clamp_min(x.T).softmax(1),
+        lambda x: seen(x).exp2() + seen(x).relu(),
+        lambda x: x.view(2, 2, 4).softmax(0),
+        lambda x: seen(x).index_put((IDS[:3],), x[:3]).softmax(1),
+        lambda x: F.scaled_dot_product_attention(
+            *[x.view(1, 2, 2, 4)] * 3, x[:2, :2]
         ),
     ],
     "norms": [
@@ -172,6 +242,7 @@ EXACT = {
         lambda x: F.rms_norm(x, (4,)),
         lambda x: F.group_norm(x.view(2, 4, 2), 2),
         lambda x: F.normalize(x, dim=0),
+        lambda x: F.layer_norm(x.view(2, 2, 4), (2, 4)),
     ],
     "losses": [
         lambda x: F.cross_entropy(x, IDS, reduction="none"),
@@ -190,18 +261,42 @@ EXACT = {
         ),
         lambda x: x.scatter_add(0, IDS.expand(4, 4), x.T),
         lambda x: x.index_copy(0, IDS[:2], x[:2]),
+        lambda x: F.embedding(IDS, x),
+        lambda x: F.embedding(IDS, x[:1].expand(4, 4)),
+        lambda x: x.view(2, 2, 4)[IDS % 2, :, IDS],
+        lambda x: x.view(2, 2, 4)[:, IDS % 2, IDS],
+        lambda x: torch.zeros(4, 4).double().index_put((IDS[:3],), x[:3]),
+        lambda x: x.index_put((IDS, IDS), x[0], True),
+        lambda x: x.scatter(1, IDS.expand(4, 4)[:, :1], 2.0),
+        lambda x: x.index_fill(0, IDS[:2], 1.0),
+        lambda x: x.index_add(1, IDS, x),
+        lambda x: x.scatter_reduce(0, IDS.expand(4, 4), x.T, "amax"),
+        lambda x: x[:1].expand(4, 4).index_select(0, IDS),
+        lambda x: x[0, 0].index_select(0, IDS[1:2]),
     ],
     "sorting": [
         lambda x: x.sort(0).values.amax(0),
-        lambda x: x.masked_fill(~SEEN, -INF).topk(1, 1).values,
+        lambda x: seen(x).topk(1, 1).values,
+        lambda x: seen(x).topk(2).values,
+        lambda x: x[0, 0].sort().values,
     ],
     "triangular solve": [
         lambda x: torch.linalg.solve_triangular(
-            (x + 9 * torch.eye(4)).tril(), x, upper=False
+            (x + EYE).tril(), x, upper=False
+        ),
+        lambda x: torch.linalg.solve_triangular(x + EYE, x.T, upper=True),
+        lambda x: torch.linalg.solve_triangular(
+            x.triu() + EYE, x, upper=True, left=False
         ),
         lambda x: torch.linalg.solve_triangular(
-            x + 9 * torch.eye(4), x.T, upper=True
+            x.tril() + EYE, x, upper=False, left=False
         ),
+        lambda x: torch.linalg.solve((x + EYE).tril(), x),
+        lambda x: torch.linalg.solve((x + EYE).triu(), x),
+        lambda x: torch.linalg.solve(
+            x.view(4, 2, 2) + EYE[:2, :2], x.view(4, 2, 2)
+        ),
+        lambda x: torch.linalg.inv(x.view(4, 2, 2) + EYE[:2, :2]),
     ],
     "recurrent": [
         lambda x: FUSED(x[None].float())[0][0],
@@ -210,18 +305,27 @@ EXACT = {
         lambda x: BOTH(x)[0],
         lambda x: ENCODER(x[None], src_mask=~SEEN)[0],
         lambda x: ENCODER(x[None])[0],
+        lambda x: torch.lstm_cell(
+            x, (x, x), ONES.repeat(4, 1), ONES.repeat(4, 1)
+        )[0],
+        lambda x: torch.gru_cell(x, x, ONES.repeat(3, 1), ONES.repeat(3, 1)),
     ],
     "rough": [
         lambda x: (x * SEEN).bool() | SEEN.T,
-        lambda x: x.masked_fill(~SEEN, -INF).log_softmax(1),
+        lambda x: seen(x).log_softmax(1),
         lambda x: x.masked_fill(~SEEN, -1e4).softmax(1),
         lambda x: (x + (~SEEN) * -1e300).clamp(min=-9.0).exp() * SEEN,
         lambda x: x.median(1).values + 0 * x.sum(1),
-        lambda x: torch.linalg.inv((x + 9 * torch.eye(4)).tril()).diagonal(-1),
+        lambda x: torch.linalg.inv((x + EYE).tril()).diagonal(-1),
         lambda x: torch.fft.rfft(x, dim=1).real.sum(1),
         lambda x: torch.fft.irfft(torch.fft.rfft(x, n=8, dim=0), n=8, dim=0)[
             :4
         ],
+        lambda x: torch.add(x.T, seen(x), alpha=2).softmax(1),
+        lambda x: torch.complex(x, x.T).real,
+        lambda x: torch.linalg.inv((x + EYE).triu()),
+        lambda x: x.masked_scatter(SEEN, x.T.contiguous()),
+        lambda x: x[:, (x[0] > 0).long()],
     ],
 }
 LOOSE = [
@@ -240,6 +344,16 @@ LOOSE = [
     lambda x: F.conv_transpose1d(x[None], torch.ones(4, 1, 3).double()),
     lambda x: F.embedding((x > 0).long(), x),
     lambda x: x.masked_scatter(x > 0, x.T.contiguous()),
+    lambda x: x[x[:, 0] > -9],
+    lambda x: x[:, x[0] > -9],
+    lambda x: x.view(2, 2, 4)[(x[0] > 0).long(), :, IDS],
+    lambda x: x[0, 0].clone().scatter(0, IDS[1], x[1, 1]),
+    lambda x: x.index_select(1, (x[0] > 0).long()),
+    lambda x: x.median(),
+    lambda x: seen(x).amin(1),
+    lambda x: torch.addmm(seen(x), x, x).softmax(1),
+    lambda x: torch.where(x > 0, seen(x), seen(x.T)).softmax(1),
+    lambda x: F.conv1d(x[None], ONES[:, :2, None], x[0], groups=2),
 ]
 
 

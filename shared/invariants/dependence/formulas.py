@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 Arguments = Mapping[str, Any]
@@ -43,76 +42,6 @@ def _later(scores: Tensor) -> Tensor:
     return ones.triu(1)
 
 
-def self_attention(
-    x: Tensor,
-    heads: int,
-    weights: tuple[Tensor, Tensor, Tensor, Tensor],
-    mask: Tensor | None,
-    kind: int | None,
-) -> Tensor:
-    """Return what nn.MultiheadAttention computes of one input.
-
-    The mask hides where it is True: kind 0 is (time, time), kind 1 is
-    (batch, time), kind 2 is (batch, heads, time, time).
-    """
-    qkv, qkv_bias, out, out_bias = weights
-    q, k, v = (
-        t.unflatten(-1, (heads, -1)).transpose(1, 2)
-        for t in F.linear(x, qkv, qkv_bias).chunk(3, -1)
-    )
-    if mask is not None:
-        mask = mask if mask.dtype == torch.bool else mask != 0
-        if kind == 1:
-            mask = mask[:, None, None, :]
-        mask = ~mask
-    y = attention({"query": q, "key": k, "value": v, "attn_mask": mask})
-    return F.linear(y.transpose(1, 2).flatten(-2), out, out_bias)
-
-
-def multi_head_attention(of: Arguments) -> Tensor | None:
-    """Return what the inference path of nn.MultiheadAttention does."""
-    if of["query"] is not of["key"] or of["key"] is not of["value"]:
-        return None
-    weights = tuple(
-        of[n] for n in ("qkv_weight", "qkv_bias", "proj_weight", "proj_bias")
-    )
-    return self_attention(
-        of["query"],
-        of["num_head"],
-        weights,
-        of.get("mask"),
-        of.get("mask_type"),
-    )
-
-
-def encoder_layer(of: Arguments) -> Tensor:
-    """Return what the inference path of nn.TransformerEncoderLayer does."""
-    x, size = of["src"], (of["embed_dim"],)
-    weights = tuple(
-        of[n] for n in ("qkv_weight", "qkv_bias", "proj_weight", "proj_bias")
-    )
-
-    def attend(x: Tensor) -> Tensor:
-        return self_attention(
-            x, of["num_heads"], weights, of.get("mask"), of.get("mask_type")
-        )
-
-    def feed_forward(x: Tensor) -> Tensor:
-        x = F.linear(x, of["ffn_weight_1"], of["ffn_bias_1"])
-        x = F.gelu(x) if of["use_gelu"] else x.relu()
-        return F.linear(x, of["ffn_weight_2"], of["ffn_bias_2"])
-
-    def norm(x: Tensor, n: int) -> Tensor:
-        weight, bias = of[f"norm_weight_{n}"], of[f"norm_bias_{n}"]
-        return F.layer_norm(x, size, weight, bias, of["eps"])
-
-    if of["norm_first"]:
-        x = x + attend(norm(x, 1))
-        return x + feed_forward(norm(x, 2))
-    x = norm(x + attend(x), 1)
-    return norm(x + feed_forward(x), 2)
-
-
 def grouped_product(of: Arguments) -> Tensor | None:
     """Return rows times the matrix of their group, the groups in order."""
     x, weights, ends = of["self"], of["mat2"], of.get("offs")
@@ -142,8 +71,6 @@ FORMULAS: dict[str, Callable[..., Any]] = {
         ),
         attention,
     ),
-    "_native_multi_head_attention": multi_head_attention,
-    "_transformer_encoder_layer_fwd": encoder_layer,
     "_grouped_mm": grouped_product,
     "flex_attention": flex_attention,
 }

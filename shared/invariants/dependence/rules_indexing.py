@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -84,37 +83,27 @@ def indexed(call: Call) -> Tensor:
     return torch.maximum(result, own[(..., *(None,) * tail)])
 
 
-def _written(base: Tensor, at: Tensor, new: Tensor, replace: bool) -> Tensor:
-    """Return codes with new ones at places of the flattened base."""
-    flat = base.flatten().clone()
-    at, new = at.flatten(), new.flatten()
-    if replace:
-        flat[at] = flat.new_tensor(KNOWN)
-    return flat.scatter_reduce(0, at, new, "amax").view(base.shape)
-
-
 @rule("index_put _unsafe_index_put _index_put_impl")
 def put(call: Call) -> Tensor:
     """Write by known ids; by others anywhere along their axes."""
-    x, ids, new = call["self"], call["indices"], call["values"]
+    x, ids = call["self"], call["indices"]
     _, known = _spread(call, ids)
     base, source = call.plain("self").expand(x.shape), call.plain("values")
     if known:
         places = torch.arange(x.numel(), device=x.device).view(x.shape)
         at = torch.ops.aten.index(places, ids)
-        source = source.expand(np.broadcast_shapes(new.shape, at.shape))
-        if source.shape != at.shape:
-            source = source.reshape(at.shape)
         if not call.get("accumulate", default=False):
             base = torch.ops.aten.index_put(
                 call.codes("self").expand(x.shape),
                 ids,
                 torch.tensor(KNOWN, dtype=CODES, device=x.device),
             )
-            raw = call.codes("values").expand(new.shape).expand(at.shape)
+            raw = call.codes("values").expand(at.shape)
             if bool(is_hidden(raw).any() | is_hidden(base).any()):
                 return base.index_put(tuple(_full(ids)), raw)
-        return _written(base, at, source, False)
+        flat, source = base.flatten(), source.expand(at.shape).flatten()
+        flat = flat.scatter_reduce(0, at.flatten(), source, "amax")
+        return flat.view(base.shape)
     given = [i for i in ids if i is not None]
     most = torch.stack(
         [plain(call.of(i)).max() for i in given if i.numel()] + [source.max()]
