@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 import torch
-from small_gpt import BLOCK, GPT, VOCAB
+from small_gpt import BLOCK, GPT, VOCAB, CacheWithMask, Padded, TrainableGPT
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -35,6 +35,8 @@ from gpt_duet.invariants.tokens import splits_to_try
 from gpt_duet.invariants.trials import KINDS, Texts
 from mingpt_style import build_model
 
+# what is proved is tested little
+NO_PROOF = "shared.invariants.checks.causality.prove_positions"
 SHARES = [name for name, check in CHECKS.items() if check.needs.share]
 
 
@@ -95,10 +97,7 @@ def test_a_heavy_model_is_tried_at_the_same_splits_and_stays_as_it_is(
     heavy, doubled, monkeypatch
 ):
     monkeypatch.setattr("shared.invariants.subject.HEAVY", heavy)
-    monkeypatch.setattr(  # what is proved is tested little
-        "shared.invariants.checks.causality.prove_positions",
-        lambda subject, budget: Proof(proved=False),
-    )
+    monkeypatch.setattr(NO_PROOF, lambda subject, budget: Proof(proved=False))
     seen = set()
 
     class Noting(GPT):
@@ -124,6 +123,29 @@ def test_a_heavy_model_is_tried_at_the_same_splits_and_stays_as_it_is(
     assert {time for time, _ in seen} >= {*range(1, 17), *lengths}
     in_double = {time for time, dtype in seen if dtype == torch.float64}
     assert max(in_double, default=0) == doubled
+
+
+@pytest.mark.unhooked  # the checker of shapes draws random numbers itself
+@pytest.mark.parametrize(
+    ("kind", "calls", "ids"),
+    [
+        (TrainableGPT, 940, 142047),
+        (Padded, 1006, 152091),
+        (CacheWithMask, 1219, 154115),
+    ],
+)
+def test_how_much_is_tried(kind, calls, ids, monkeypatch):
+    """Other numbers are another power to find faults, and other costs."""
+    seen, scores = [], GPT.scores
+
+    def counted(self, x):
+        seen.append(len(x) * x.size(1))
+        return scores(self, x)
+
+    monkeypatch.setattr(GPT, "scores", counted)
+    monkeypatch.setattr(NO_PROOF, lambda subject, budget: Proof(proved=False))
+    assert check_model(partial(kind, block_size=128), budget=math.inf).ok
+    assert (len(seen), sum(seen)) == (calls, ids)
 
 
 @pytest.mark.parametrize("check", ["causality", "gradient_flow"])

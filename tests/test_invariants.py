@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import subprocess
 import sys
 from functools import partial
@@ -12,7 +13,7 @@ import torch
 from broken_models import BROKEN, SLOW, as_parameters
 from correct_models import CORRECT
 from measurements import MEASUREMENTS
-from readme import OF_CHECKS, filled, ways
+from readme import MEASURED, OF_CHECKS, build_model, filled, ways
 from small_gpt import BLOCK, GPT, VOCAB
 
 from gpt_duet.comparison.values import diff_by_value, diff_cache
@@ -151,6 +152,14 @@ def test_every_check_explains_itself_and_has_models_that_break_it():
 def test_the_table_of_ways_is_that_of_the_code():
     text = OF_CHECKS.read_text("utf-8")
     assert filled(text, ways()) == text
+
+
+def test_the_table_of_costs_has_the_calls_of_a_run():
+    small = partial(build_model, MEASURED["small"])
+    text = OF_CHECKS.read_text("utf-8")
+    for r in check_model(small, budget=math.inf).results:
+        name, calls = r.name.removeprefix("check_"), r.forwards
+        assert f"| {name} | {calls} / {r.backwards}, " in text, calls
 
 
 # --- What a failure says ----------------------------------------------------

@@ -725,3 +725,30 @@ def test_what_a_check_says(status, build, check, words):
     assert result.status == status, str(report)
     said = [result.message, *report.notes]
     assert any(re.search(words, text) for text in said), said
+
+
+class Scales(GPT):
+    """Knows a token of the text for the next; what it can learn is a size."""
+
+    def add_parts(self, dim):
+        self.size = nn.Parameter(torch.zeros(()))
+
+    def forward(self, ids):
+        return F.one_hot(ids.roll(self.back, 1), VOCAB) * self.size * 20
+
+
+@pytest.mark.parametrize(
+    ("size", "back", "words"),
+    [
+        (6, 2, "^random 2.8.. of 2.773, repeated 0.[34]..$"),
+        (64, 2, "^random 2.8.. of 2.773, repeated 0.3..$"),
+        (64, 0, "stays at 2.8.. of ln.16. = 2.773: the model does not le"),
+        (64, -1, "falls to 0.3.., below their entropy ln.16. = 2.773: the m"),
+        (5, 2, "^needs sequences of 6 tokens$"),
+    ],
+)
+def test_what_a_hundred_steps_teach(size, back, words, monkeypatch):
+    monkeypatch.setattr("shared.invariants.checks.entropy_bound.STEPS", 100)
+    build = partial(gpt(Scales, back=back), block_size=size)
+    report = check_model(build, checks=["entropy_bound"])
+    assert re.search(words, report.results[0].message), str(report)
