@@ -117,6 +117,22 @@ def shifted(x, ids):
     return mean(x[:, :-1], ids[:, 1:])
 
 
+def scores_with_targets(self, ids, targets=None):
+    x = GPT.forward(self, ids)
+    return (
+        (x, None) if targets is None else (1.01 * x, mean(1.01 * x, targets))
+    )
+
+
+def shifted_in_training(self, x, ids):
+    return (shifted if self.training else mean)(x, ids)
+
+
+class MixesRows(GPT):
+    def scores(self, x):
+        return super().scores(x - x.mean(0))
+
+
 class SecondHead(TrainableGPT):
     """A head for the token after the next is in the loss, not the scores."""
 
@@ -462,6 +478,12 @@ PASSED = [
         "int32 ids are refused .RuntimeError: one_hot",
     ),
     (IdsFirstInTraining, "shape", ""),
+    (
+        answering(lambda i, x: x.transpose(0, 1)),
+        "shape",
+        r"^\(time, batch, vocab\), which holds in that reading; int32 ids",
+    ),
+    (MixesRows, "causality", "rows depend on each other"),
     (builtin, "shape", ""),
     (gpt(forward=lambda self, *given: GPT.forward(self, *given)), "shape", ""),
     (gpt(config=property(lambda self: 1 / 0)), "shape", ""),
@@ -531,6 +553,9 @@ PASSED = [
 ]
 SKIPPED = [
     (fading, "gradients", "^a function has no weights$"),
+    (scored(lambda x: x.detach()), "gradients", "^the scores have no gradi"),
+    (gpt(CachedGPT, can_cache_kv=False), "cache", "says can_cache_kv=False$"),
+    (lambda: GPT(block_size=1), "causality", "^one token has no future$"),
     (
         gpt(CachedGPT, embed=lambda self, i: F.dropout(GPT.embed(self, i))),
         "cache",
@@ -703,6 +728,12 @@ FAILED = [
     ),
     (SecondHead, "loss", "nearest is .*not it: .* adds a term of its own"),
     (losing(late(lambda *x: None)), "loss", "no loss for 1 x 13 targets"),
+    (gpt(TrainableGPT, loss=shifted_in_training), "loss", "ifted by one insi"),
+    (
+        gpt(TrainableGPT, forward=scores_with_targets),
+        "loss",
+        r"^the scores with targets are [\d.]+ from those without$",
+    ),
     (losing(late(shifted)), "loss", "and for 1 x 13 of them shifted by one"),
 ]
 
