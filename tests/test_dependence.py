@@ -31,6 +31,7 @@ LSTM, GRU = (
 FUSED = nn.LSTM(4, 4, 2, batch_first=True)  # float32 has a kernel of its own
 BOTH = nn.LSTM(4, 4, bidirectional=True).double()
 ENCODER = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).double().eval()
+ENDS = torch.tensor([1, 4], dtype=torch.int32)
 IDS = torch.tensor([2, 0, 1, 2])
 
 
@@ -177,6 +178,9 @@ EXACT = {
         lambda x: torch.baddbmm(x[None], x[None] * SEEN, x[None])[0],
         lambda x: torch.dot(x[0] * SEEN[1], x[1]),
         lambda x: torch.mv(x, x[0]),
+        lambda x: torch._grouped_mm(
+            x.float(), torch.stack([x, x.T + x[0]]).float(), ENDS
+        ),
         lambda x: torch.addmm(x, x * SEEN, x),
         lambda x: torch.addmm(x.T, x, x, beta=0),
         lambda x: torch.addbmm(x, x.view(2, 2, 4).mT, x.view(2, 2, 4)),

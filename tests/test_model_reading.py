@@ -38,7 +38,10 @@ from gpt_duet.invariants import (
 from gpt_duet.invariants.budget import Budget
 from gpt_duet.invariants.checks import shape
 from gpt_duet.invariants.copies import own
-from gpt_duet.invariants.meeting.sizes import padding_ids
+from gpt_duet.invariants.meeting.sizes import (
+    has_position_table,
+    padding_ids,
+)
 from gpt_duet.invariants.rounding import put_back_after
 
 pytestmark = pytest.mark.usefixtures("one_layer", "calls_of_a_second")
@@ -247,6 +250,33 @@ def test_ids_of_padding_are_read_where_they_are():
 
     assert padding_ids(Padded()) == [0, 3, 5]
     assert padding_ids(GPT()) == padding_ids(GPT().forward) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "shapes"),
+    [
+        (True, {"wte": (17, 8), "where": (32, 8)}),
+        (True, {"wte": (17, 8), "where": (34, 8)}),  # two rows for padding
+        (True, {"wte": (17, 8), "held.pos_table": (8, 32)}),
+        (True, {"held.wpe": (32,)}),
+        (False, {"wte": (17, 8), "where": (35, 8)}),
+        (False, {"wte": (17, 8), "biases": (32, 2)}),
+        (False, {"wte": (17, 8), "held.cosines": (32, 8)}),
+        (False, {"wte": (32, 8)}),
+        (False, {}),
+    ],
+)
+def test_a_table_of_positions_is_as_wide_as_that_of_tokens(found, shapes):
+    model = nn.Module()
+    model.held = nn.Module()
+    for name, sizes in shapes.items():
+        if name.startswith("held."):
+            model.held.register_buffer(name[5:], torch.zeros(sizes))
+        else:
+            model.add_module(name, nn.Embedding(*sizes))
+    vocab = shapes.get("wte", (17,))[0]
+    assert has_position_table(model, 32, vocab) == found
+    assert not has_position_table(len, 32, vocab)
 
 
 def test_a_tile_is_no_length():
