@@ -17,6 +17,7 @@ from gpt_duet import GPTConfig, prove_causality
 from gpt_duet.invariants.dependence.call import RULES
 from gpt_duet.invariants.dependence.following import followed
 from gpt_duet.invariants.dependence.lattice import CODES, KNOWN, plain
+from gpt_duet.invariants.dependence.proof import lengths_in_words
 from gpt_duet.invariants.dependence.shadows import Shadows
 
 INF = math.inf
@@ -438,6 +439,19 @@ def test_a_proof_says_what_it_is_of():
 
 
 @pytest.mark.parametrize(
+    ("lengths", "words"),
+    [
+        ([5], "length 5"),
+        ([3, 2], "lengths 2 and 3"),
+        ([4, 2, 3], "lengths 2 to 4"),
+        ([1, 2, 3, 7, 1024], "lengths 1 to 3, 7 and 1,024"),
+    ],
+)
+def test_lengths_in_words(lengths, words):
+    assert lengths_in_words(lengths) == words
+
+
+@pytest.mark.parametrize(
     ("number", "proved", "words"),
     [
         (-INF, True, ""),
@@ -483,6 +497,7 @@ def test_python_code_that_reads_tokens_is_an_assumption():
         proof = prove_causality(kind, lengths=(2, 7))
         said = [*proof.assumptions, *(o.sentence for o in proof.open)]
         assert not proof.complete
+        assert proof.to_dict()["conditional"] is bool(proof.assumptions)
         if proof.proved:
             assert "texts take the same path (test_dependence.py" in said[0]
 

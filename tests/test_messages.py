@@ -410,6 +410,15 @@ class PartLeaks(GPT):
         return self.scores(x).log_softmax(-1)
 
 
+def generates(answer):
+    """A model whose own generate repeats the first token."""
+
+    def generate(self, idx, max_new_tokens, use_cache=True):
+        return answer(idx[:, :1].repeat(1, max_new_tokens), use_cache)
+
+    return gpt(generate=generate)
+
+
 class LastAlone(CachedGPT):
     def decode(self, ids, cache):
         scores, cache = super().decode(ids, cache)
@@ -447,7 +456,7 @@ PASSED = [
     ),
     (gpt(FORGETS, local_attn_window_size=6), "context_use", ""),
     (gpt(FORGETS, attention_window=[4, 6]), "context_use", ""),
-    (lambda: GPT(50257, 64, dim=2), "vocabulary", r"^5\d\d of 50257 ids"),
+    (lambda: GPT(50257, 64, dim=2), "vocabulary", r"^540 of 50257 ids$"),
     (gpt(mixer=Earlier), "causality", "in float64 the scores are NaN or in"),
     (Draws, "causality", "shape of random draws depends on the tokens"),
     (Optional, "causality", "never given: head_mask(;|$)"),
@@ -536,6 +545,20 @@ PASSED = [
     (BUILDS["one_at_a_time"], "cache", "one token at a time only: the"),
     (BUILDS["cache_inside"], "cache", "start_pos: lengths to 32"),
     (LastAlone, "cache", "init_cache and decode: lengths to 32"),
+    *(
+        (
+            generates(answer),
+            "cache",
+            "^decoding: generate with use_cache=True and use_cache=False, 8 "
+            "new tokens: the same ids$",
+        )
+        for answer in (
+            lambda new, cached: (new, None),
+            lambda new, cached: [*new.unbind(1)],
+            lambda new, cached: (ids for ids in new.unbind(1)),
+            lambda new, cached: new.tolist(),
+        )
+    ),
     (HeadOfZeros, "loss", "of targets shifted by one inside,"),
     (losing(lambda *given: None), "loss", "targets, returns no loss of one"),
     (gpt(forward=loss_alone), "loss", "of targets as given, -100 left out$"),
@@ -685,6 +708,21 @@ FAILED = [
         scored(lambda x: x.float() if x.dtype == torch.double else x),
         "dtype",
         "a model in float64 answers in float32",
+    ),
+    (
+        scored(lambda x: x * (torch.arange(VOCAB) > 5)),
+        "vocabulary",
+        r"^the scores of ids 0, 1, 2, 3 \(of 6\) are the same whatever",
+    ),
+    (
+        generates(lambda new, cached: new[:, : 8 - cached]),
+        "cache",
+        r"of shapes \(4, 8\) and \(4, 7\), without first$",
+    ),
+    (
+        generates(lambda new, cached: new + at(3, new)[:, 0].long() * cached),
+        "cache",
+        r"new token 3 of row 0 is \d+ with the cache and \d+ without, behind",
     ),
     (OnceOnly, "determinism", "the model raised RuntimeError: called again"),
     (scored(lambda x: x.softmax(-1)), "normalised", "are probabilities"),
