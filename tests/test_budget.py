@@ -59,6 +59,10 @@ def test_splits_are_the_ends_neighbours_of_powers_and_some():
     assert [len(splits(100, n)) for n in (2, 4, 8, 24)] == [4, 4, 8, 24]
 
 
+def test_three_lengths_in_a_row_are_a_span():
+    assert tokens.spans([9, 2, 3, 3, 5, 6, 7, 8]) == "2, 3, 5-9"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_changed_from_a_split_on(kind):
     subject, splits = meet(GPT), [1, 4, 7]

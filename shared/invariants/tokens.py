@@ -79,15 +79,20 @@ def splits_to_try(
     return sorted(chosen)
 
 
+def runs(lengths: Iterable[int]) -> list[list[int]]:
+    """Return the ends of runs of three and more, each other length alone."""
+    found: list[list[int]] = []
+    for n in sorted(set(lengths)):
+        if found and n == found[-1][-1] + 1:
+            found[-1].append(n)
+        else:
+            found.append([n])
+    ends: list[list[int]] = []
+    for run in found:
+        ends += [[run[0], run[-1]]] if len(run) > 2 else [[n] for n in run]
+    return ends
+
+
 def spans(lengths: Iterable[int]) -> str:
     """Return lengths as text: "2, 3, 5-9"."""
-    runs: list[list[int]] = []
-    for length in sorted(set(lengths)):
-        if runs and length == runs[-1][-1] + 1:
-            runs[-1].append(length)
-        else:
-            runs.append([length])
-    return ", ".join(
-        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run))
-        for run in runs
-    )
+    return ", ".join("-".join(map(str, run)) for run in runs(lengths))

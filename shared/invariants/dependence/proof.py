@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..tokens import runs
 from .cases import Case
 from .engine import Way
 from .lattice import FREE
@@ -165,18 +166,8 @@ def _few(what: Iterable[Place | str], most: int = 3) -> str:
 
 def lengths_in_words(lengths: Iterable[int]) -> str:
     """Return lengths in words: "lengths 1 to 16, 33 and 1,024"."""
-    runs: list[list[int]] = []
-    for n in sorted({*lengths}):
-        if runs and n == runs[-1][-1] + 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
-    texts: list[str] = []
-    for run in runs:
-        if len(run) > 2:
-            texts.append(f"{run[0]:,} to {run[-1]:,}")
-        else:
-            texts += [f"{n:,}" for n in run]
+    found = runs(lengths)
+    texts = [" to ".join(f"{n:,}" for n in run) for run in found]
     if len(texts) < 2:
-        return f"length{'s' * (len(runs[0]) > 1)} {texts[0]}"
+        return f"length{'s' * (len(found[0]) > 1)} {texts[0]}"
     return f"lengths {', '.join(texts[:-1])} and {texts[-1]}"
