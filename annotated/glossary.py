@@ -108,6 +108,6 @@ STEPS = {
     "ReLU by default, in this run the one that the config names.",
     "logits": "`proj` in Generator has a bias b, filled with zeros where the "
     "checkpoint has none; its matrix is never shared with the token table.",
-    "log_probs": "Generator applies log_softmax to the scores, so the model's "
-    "own output is log-probabilities.",
+    "log_probs": "Generator applies log_softmax to the scores itself, so it "
+    "returns log-probabilities.",
 }

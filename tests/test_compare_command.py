@@ -33,7 +33,7 @@ def test_everything_is_printed(compare):
         "block.0.attention", "block.0.feed_forward", "final_norm",
         "log_probs", "embedding", "head", "total", "next token", "median",
         "one function: largest difference",
-        "Here annotated ran with nn.LayerNorm;",
+        "In this comparison annotated ran with nn.LayerNorm;",
         "LayerNorm (eps outside the root) the log-probabilities of",
     ):  # fmt: skip
         assert words in out, words

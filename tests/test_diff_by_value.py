@@ -144,12 +144,12 @@ def test_the_pairs_of_both_styles(weights):
     alone = {line.place.code: line.why for line in found.alone["left"]}
     why = alone["self.lut(x)"]
     assert re.fullmatch(
-        rf"the numbers of mingpt_style/.*, times 1/\u221a{CONFIG.n_embd}", why
+        rf"a result of mingpt_style/.*, times 1/\u221a{CONFIG.n_embd}", why
     )
     fused = {line.place.code: line.why for line in found.alone["right"]}
     assert list(fused) == ["self.c_attn(x)"]
     why = fused["self.c_attn(x)"]
-    assert re.fullmatch(r"intermediate result of .*:\d+ `split`", why)
+    assert re.fullmatch(r"on the way to .*:\d+ `.*split.*`", why)
 
 
 def test_heads_one_by_one_pair_with_heads_side_by_side(weights):
@@ -421,7 +421,7 @@ def test_a_loop_over_parts_has_layers():
     before, layers, after = found.sections()
     assert (
         layers.title
-        == "layer 0; layers 1 to 2 run the same lines, at most 0 apart"
+        == "layer 0; layers 1 to 2 run the same lines; there the sides differ by 0"
     )
     lines = [row.left.code for row in layers.rows]
     assert lines[0] == "norm(x)"

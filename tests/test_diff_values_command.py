@@ -76,13 +76,13 @@ def test_both_styles_from_the_small_model(diff):
     assert "self.activation(self.w_1(x))" in out
     assert "masked scores, inside" in out
     assert "\nlines of one side alone: 3; --all shows them\n" in out
-    assert "intermediate result of" not in out
+    assert "on the way to" not in out
     assert "1\u00d724\u00d7128" in out
     assert out.splitlines()[-1].startswith("one function: ")
     assert not [line for line in out.splitlines() if line != line.rstrip()]
     _, out, _ = diff("annotated", "mingpt_style", "--width", 130, "--all")
     assert "lines of one side" not in out
-    assert "intermediate result of" in out
+    assert "on the way to" in out
 
 
 def test_the_numbers_of_one_position(done):

@@ -222,8 +222,9 @@ def test_what_is_told_of_each_style_is_its_own():
     (part,) = found.original_parts
     words, _, difference = part.rpartition(" ")
     assert words == (
-        "Here annotated ran with nn.LayerNorm; with its own LayerNorm (eps "
-        "outside the root) the log-probabilities of the two models differ by"
+        "In this comparison annotated ran with nn.LayerNorm; with its own "
+        "LayerNorm (eps outside the root) the log-probabilities of the two "
+        "models differ by"
     )
     assert found.bound < float(difference) < 1e-3
 

@@ -90,8 +90,8 @@ def ladder(
         "text": f"{source}: {len(parts[0]):,} training characters, "
         f"{len(parts[1]):,} validation characters, vocabulary "
         f"{config.vocab_size}",
-        "training steps": f"{steps} for each model, each on {batch_size} "
-        f"windows of {block_size} characters",
+        "training steps": f"{steps} for each model; each step uses "
+        f"{batch_size} windows of {block_size} characters",
     }
     _climb(config, recipe, parts, tokenizer, facts, threads, out, html_file)
 

@@ -75,7 +75,7 @@ def measure_weight_transfer(
         ("head", "log_probs", BOTH, (config, config),
          "in the log-probabilities, on equal inputs"),
         ("tied head", "log_probs", BLOCKS, (tied, tied),
-         "in the log-probabilities, from a checkpoint without a head"),
+         "in the log-probabilities, from a checkpoint without lm_head.weight"),
         ("activation", "log_probs", (), (config, bent),
          f"in the log-probabilities, between {config.activation} and {other}"),
     ):  # fmt: skip

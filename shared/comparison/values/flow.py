@@ -146,9 +146,8 @@ class Flow:
         for theirs in other.values:
             scale = theirs.digest.scale_of(value.digest)
             if scale is not None and abs(scale - 1) > 1e-6:
-                return (
-                    f"the numbers of {theirs.place}, times {_in_words(scale)}"
-                )
+                times = _in_words(scale)
+                return f"a result of {_line(theirs.place)}, times {times}"
         if value.number not in self.used:
             return "no part of the scores"
         if value.number not in self.explained:
@@ -158,7 +157,7 @@ class Flow:
             if reached.intersection(later.inputs):
                 reached.add(later.number)
                 if later.number in self.known:
-                    return f"intermediate result of {later.place}"
+                    return f"on the way to {_line(later.place)}"
         return ""
 
     def _backwards(self) -> set[int]:
@@ -200,6 +199,13 @@ def _near_a_constant(value: Value, others: Sequence[Value]) -> bool:
         and ours.distance(theirs.digest) <= ALIKE * ours.size
         for theirs in others
     )
+
+
+def _line(place: Place) -> str:
+    """Return where a line is, and what it says."""
+    if place.recorded:
+        return str(place)
+    return f"{place.file}:{place.line} `{place.code}`"
 
 
 def _in_words(scale: float) -> str:

@@ -162,5 +162,5 @@ class Section:
         more = f"layers {others[0]} to {others[-1]} run"
         if len(others) == 1:
             more = f"layer {others[0]} runs"
-        more += f" the same lines, at most {apart:.1g} apart"
+        more += f" the same lines; there the sides differ by {apart:.1g}"
         return f"layer {first}; {more}"
