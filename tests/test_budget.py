@@ -23,7 +23,7 @@ from gpt_duet.invariants import (
     rounding,
     tokens,
 )
-from gpt_duet.invariants.budget import Budget
+from gpt_duet.invariants.budget import Budget, measured
 from gpt_duet.invariants.copies import precise
 from gpt_duet.invariants.costs import Costs, Needs
 from gpt_duet.invariants.dependence import Proof
@@ -81,6 +81,26 @@ def test_what_is_changed_from_a_split_on(kind):
             assert len({*a[:4].tolist()}) == 1
     if kind == "suffix":  # at even lengths no id twice
         assert len({*base[0].tolist()}) == 8
+
+
+@pytest.mark.parametrize("score", [0.0, math.nan])
+def test_a_copy_a_call_and_a_token_are_timed(score, monkeypatch):
+    times = [5.0]
+    monkeypatch.setattr(
+        "shared.invariants.budget.perf_counter", lambda: times[-1]
+    )
+
+    def build():
+        times.append(times[-1] + 3)
+
+    def call(model, length):
+        slow = 20 if len(times) == 2 else 0  # the first call
+        times.append(times[-1] + slow + length / 2)
+        return torch.full((2,), score)
+
+    costs, finite = measured(build, call, (2, 8), True)
+    assert costs == Costs(call=1.0, token=3 / 8, build=3.0, heavy=True)
+    assert finite == math.isfinite(score)
 
 
 def test_a_backward_pass_is_two_forwards_and_float64_doubles():
