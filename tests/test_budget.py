@@ -153,9 +153,9 @@ def test_a_heavy_model_is_tried_at_the_same_splits_and_stays_as_it_is(
 @pytest.mark.parametrize(
     ("kind", "calls", "ids"),
     [
-        (TrainableGPT, 940, 142047),
-        (Padded, 1006, 152091),
-        (CacheWithMask, 1219, 154115),
+        (TrainableGPT, 916, 141687),
+        (Padded, 982, 151731),
+        (CacheWithMask, 1195, 153755),
     ],
 )
 def test_how_much_is_tried(kind, calls, ids, monkeypatch):

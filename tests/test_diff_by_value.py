@@ -420,8 +420,8 @@ def test_a_loop_over_parts_has_layers():
     found = diff_by_value(Listed(), Listed(), TOKENS)
     before, layers, after = found.sections()
     assert (
-        layers.title
-        == "layer 0; layers 1 to 2 run the same lines; there the sides differ by 0"
+        layers.title == "layer 0; layers 1 to 2 run the same lines; there "
+        "the sides differ by 0"
     )
     lines = [row.left.code for row in layers.rows]
     assert lines[0] == "norm(x)"
@@ -755,7 +755,7 @@ def test_printing_folds_what_repeats(weights):
     left, right = build("annotated", weights), build("mingpt_style", weights)
     text = str(diff_by_value(left, right, TOKENS))
     assert text.count("self.c_fc(x) ") == 1
-    assert "layer 0; layer 1 runs the same lines, " in text
+    assert "layer 0; layer 1 runs the same lines; " in text
     assert text.splitlines()[-1].startswith("one function: ")
     table = text[: text.index("weights: ")]
     assert max(map(len, table.splitlines())) <= 120

@@ -309,7 +309,7 @@ def test_arrow_keys_and_buttons_go_step_by_step(browser, page):
     press(browser, "ARROW_LEFT")
     assert at(browser).startswith("step 1a of ")
     assert (
-        "the numbers of mingpt_style"
+        "a result of mingpt_style"
         in browser.one("#walk-right .walk-place").text
     )
     assert lit(browser, "right") == []  # a step of the left alone

@@ -236,9 +236,9 @@ def _original_parts(pair: Pair, side: int) -> Iterator[str]:
         if hasattr(nn, used):
             used = f"nn.{used}"
         note = f" ({notes[argument]})" if argument in notes else ""
+        name = short_name(style.__name__)
         yield (
-            f"In this comparison {short_name(style.__name__)} ran with {used}; "
-            f"with its own "
+            f"In this comparison {name} ran with {used}; with its own "
             f"{part.__name__}{note} the log-probabilities of the two models "
             f"differ by {difference:.2g}"
         )
