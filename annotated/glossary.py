@@ -62,7 +62,8 @@ WEIGHT_TRANSFER = {
     "norm": (
         "a_2 * (x - mean) / (std + eps) + b_2, std divides by n - 1 (n: the "
         "width)",
-        "a_2 = weight * sqrt(n / (n - 1))",
+        "its own LayerNorm: a_2 = weight * sqrt(n / (n - 1)); nn.LayerNorm: "
+        "copied",
     ),
     "head": (
         "Generator: a linear map with bias, log-softmax",

@@ -144,7 +144,8 @@ def test_the_pairs_of_both_styles(weights):
     alone = {line.place.code: line.why for line in found.alone["left"]}
     why = alone["self.lut(x)"]
     assert re.fullmatch(
-        rf"a result of mingpt_style/.*, times 1/\u221a{CONFIG.n_embd}", why
+        rf"equals a result of mingpt_style/.* times 1/\u221a{CONFIG.n_embd}",
+        why,
     )
     fused = {line.place.code: line.why for line in found.alone["right"]}
     assert list(fused) == ["self.c_attn(x)"]

@@ -69,7 +69,7 @@ def test_a_page_of_its_own_is_small_and_strict(page):
         "subsequent_mask",
         "nn.LayerNorm computes the norm.",
         "In steps 6, 7, 8, mingpt_style has no line for the value",
-        "query, key, value, each 1\u00d724\u00d7128",
+        "query (on the map), key and value, each 1\u00d724\u00d7128",
         "Only in mingpt_style",
         "mingpt_style computes this result on the way to step 5",
         "<h3>embedding</h3>",
@@ -309,7 +309,7 @@ def test_arrow_keys_and_buttons_go_step_by_step(browser, page):
     press(browser, "ARROW_LEFT")
     assert at(browser).startswith("step 1a of ")
     assert (
-        "a result of mingpt_style"
+        "equals a result of mingpt_style"
         in browser.one("#walk-right .walk-place").text
     )
     assert lit(browser, "right") == []  # a step of the left alone

@@ -147,7 +147,9 @@ class Flow:
             scale = theirs.digest.scale_of(value.digest)
             if scale is not None and abs(scale - 1) > 1e-6:
                 times = _in_words(scale)
-                return f"a result of {_line(theirs.place)}, times {times}"
+                return (
+                    f"equals a result of {_line(theirs.place)} times {times}"
+                )
         if value.number not in self.used:
             return "no part of the scores"
         if value.number not in self.explained:
