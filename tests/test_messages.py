@@ -507,6 +507,7 @@ PASSED = [
         "; frozen: wpe.weight$",
     ),
     (scored(lambda x: x.float()), "dtype", "bfloat16 answers in float32"),
+    (BUILDS["behind_padding"], "shape", "^7 sizes, the longest of 32; "),
     (BUILDS["behind_padding"], "length_limit", "^declared are 34, taken 32: "),
     (BUILDS["padded_tables"], "loss", "given over the 64 scores of a padded"),
     (BUILDS["balance_added"], "loss", "plus .*, which targets do not change"),
