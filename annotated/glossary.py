@@ -55,9 +55,9 @@ WEIGHT_TRANSFER = {
         "sines and cosines in a buffer, pe",
         "copied into the buffer",
     ),
-    "projections": (
+    "attention's matrices": (
         "four cloned linears",
-        "c_attn is cut in three; all are transposed",
+        "c_attn is cut in three; all four matrices are transposed",
     ),
     "norm": (
         "a_2 * (x - mean) / (std + eps) + b_2, std divides by n - 1 (n: the "

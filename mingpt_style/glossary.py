@@ -36,7 +36,7 @@ CHOICES = {
     "nn.LayerNorm, which divides by sqrt(variance + eps); eps avoids a "
     "division by 0.",
     "model": "One class builds everything from one config, and fills the "
-    "weights at random. Nothing is handed in, not even a mask.",
+    "weights at random. No part is handed in, nor a mask.",
     "head": "`lm_head` computes the scores x W\u1d40, without a bias unless "
     "the checkpoint brings one; W is tied to the token table where the config "
     "says so. `log_probs` applies log-softmax.",
@@ -46,7 +46,10 @@ CHOICES = {
 WEIGHT_TRANSFER = {
     "token table": ("wte(x)", "copied"),
     "position table": ("a learned table, wpe", "copied"),
-    "projections": ("one fused c_attn, and c_proj", "transposed"),
+    "attention's matrices": (
+        "one fused c_attn, and c_proj",
+        "transposed: GPT-2 stores (in, out)",
+    ),
     "norm": ("nn.LayerNorm, variance divides by n", "copied"),
     "head": (
         "lm_head: logits, log-softmax after it",

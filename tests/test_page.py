@@ -180,8 +180,8 @@ def weight_transfer():
 def test_every_row_is_absorbed_to_rounding():
     rows = weight_transfer()
     assert list(rows) == [
-        "token table", "position table", "projections", "norm", "head",
-        "tied head", "activation",
+        "token table", "position table", "attention's matrices", "norm",
+        "head", "tied head", "activation",
     ]  # fmt: skip
     for name, row in rows.items():
         assert all(row.written), name
@@ -194,7 +194,7 @@ def test_every_row_is_absorbed_to_rounding():
     [
         ("wte.weight", "token table"),
         ("wpe.weight", "position table"),
-        ("h.0.attn.c_attn.weight", "projections"),
+        ("h.0.attn.c_attn.weight", "attention's matrices"),
         ("ln_f.weight", "norm"),
         ("lm_head.weight", "head"),
     ],

@@ -68,7 +68,7 @@ def measure_weight_transfer(
          "in the embedding, with a position table of zeros"),
         ("position table", "embedding", TOKENS, (config, config),
          "in the embedding, with a token table of zeros"),
-        ("projections", "block.0.attention", TOKENS, (config, config),
+        ("attention's matrices", "block.0.attention", TOKENS, (config, config),
          "in the first attention, on equal inputs"),
         ("norm", "final_norm", BOTH, (exact, exact),
          "in the last norm, computed by each style's own class with eps 0"),
