@@ -498,7 +498,7 @@ def check_state_dict(case):
         each.load_state_dict(state)
     # weights that are loaded, or changed, after an evaluation are used
     assert same(scores(fresh, tokens), scores(other, tokens))
-    model.train()
+    model.train(True)
     with torch.no_grad():
         for p, new in zip(model.parameters(), fresh.parameters(), strict=True):
             p.copy_(new)

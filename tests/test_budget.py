@@ -425,7 +425,7 @@ def test_no_table_of_scores_leaves_the_device(name):
         report = check_model(partial(build_model, LONG), checks=[name])
     assert report.ok
     assert max(fetched.sizes) <= 24 * LONG.block_size  # gaps, not scores
-    assert len(fetched.sizes) < 10 * report.results[0].forwards
+    assert len(fetched.sizes) < 11 * report.results[0].forwards
 
 
 @pytest.mark.slow

@@ -394,7 +394,7 @@ def test_a_link_leads_to_its_step(browser, page):
     browser.driver.get(f"{page.as_uri()}#step-{last}")
     assert at(browser) == f"step {last} of {last}"
     what = browser.one("#walk-result").get_attribute("textContent")
-    assert 'after the first 6 tokens, up to “sert"”: ' in what
+    assert 'after token 5, where the text so far ends in “sert"”: ' in what
     assert what.count("%") == 3  # the same ones on both sides
     top = browser.js(
         "return document.getElementById('walk').getBoundingClientRect().top"
@@ -445,7 +445,7 @@ def test_layer_and_token_are_chosen(browser, page):
     assert browser.one("#walk-token").get_attribute("value") == "3"
     assert numbers().startswith("3 “ser” attends (looks) most to ")
     said = browser.one("#walk-left .walk-cell")
-    assert said.text.startswith("Point at a cell of the map")
+    assert said.text.startswith("To read a cell, point at it")
     cell(6, 0).perform()
     words = r"“·statement” \(6\) attends to “The”: (0\.\d\d)"
     share = re.fullmatch(words, said.text)[1]

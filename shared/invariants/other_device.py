@@ -118,4 +118,6 @@ def _compute(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         Away, lambda t: t.here, (args, kwargs)
     )
     result = function(*own_args, **own_kwargs)
+    if function._schema.is_mutable and args and result is own_args[0]:
+        return args[0]
     return tree_map_only(Tensor, Away, result) if away else result

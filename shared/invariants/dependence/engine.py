@@ -153,7 +153,7 @@ def control(
     run.reset()
     check.record(partial(run, targets=targets), tokens)
     generator = torch.Generator().manual_seed(seed)
-    for code in codes.unique().tolist():
+    for code in map(int, codes.unique()):
         other = changed(tokens, codes == code, vocab, generator)
         run.reset()
         wrong = check.compare(partial(run, targets=targets), other, code)

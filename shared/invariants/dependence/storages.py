@@ -183,7 +183,7 @@ class Storages:
         count = storage.nbytes() // tensor.itemsize
         low = top = KNOWN
         if codes.numel():
-            low, top = torch.stack(codes.aminmax()).tolist()
+            low, top = map(int, codes.aminmax())
         shadow = self.find(tensor)
         if tensor.numel() == count and _dense(tensor):
             new = Shadow(size, stride, codes, tensor.itemsize, low, top)
