@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from broken_models import uncaused_if
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_gpt import GPT, Attention
@@ -420,6 +421,14 @@ def test_both_styles_are_proved(style):
     build = importlib.import_module(style).build_model
     proof = prove_causality(partial(build, config), lengths=(2, 7, 32))
     assert proof.complete, proof
+
+
+def test_each_way_is_followed_at_lengths_that_no_block_divides():
+    ragged = uncaused_if(
+        lambda self, q: q.dtype == torch.float16 and q.size(-2) % 8 > 0
+    )
+    mixer = mixed("attend", ragged)
+    assert not prove_causality(type("R", (GPT,), {"mixer": mixer})).proved
 
 
 def test_a_proof_says_what_it_is_of():

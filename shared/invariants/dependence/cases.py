@@ -15,6 +15,7 @@ from ..ways import CAUSALITY, EVAL, TRAIN, Way, ways_of
 from .engine import Tokens
 from .lattice import LONGEST
 
+FEW = (5, SHORT - 1)  # of the other ways; no multiples of a block
 FIRST = 2  # lengths before these ways, where time is short
 MIDDLE = (24, 100)  # lengths of texts as people have them
 HEAVY_LENGTHS = (33, 64)
@@ -163,7 +164,7 @@ def plan(
         limited: whether time is short: then each way has its turn before
             the rest of the lengths.
     """
-    few = {SHORT} if subject.heavy else {SHORT, max(lengths)}
+    few = {*FEW} if subject.heavy else {*FEW, max(lengths)}
     some = [t for t in lengths if t in few] or lengths[:1]
     first = FIRST if limited else len(lengths)
     yield from ((case, lengths[:first]) for case in main)
