@@ -71,8 +71,8 @@ STEPS = {
     "project": "One matrix `c_attn` computes query, key and value of all "
     "heads in one product; `split` cuts the result in three.",
     "scores": "The scores have no line of their own: "
-    "scaled_dot_product_attention computes Q K\u1d40 and divides it by "
-    "\u221ad in its inside.",
+    "inside, scaled_dot_product_attention computes Q K\u1d40 and divides it "
+    "by \u221ad.",
     "mask": "This run builds no mask: `is_causal=True` makes "
     "scaled_dot_product_attention mask the later positions itself. The lines "
     "under `if cache is not None` run only when text is generated token by "

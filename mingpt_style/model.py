@@ -45,7 +45,7 @@ class GPT(nn.Module):
             self.lm_head.weight = self.transformer.wte.weight
 
         self.apply(self._init_weights)
-        # each block adds twice to the stream: of any depth the same variance
+        # each block adds twice to the stream: the same variance at any depth
         for name, p in self.named_parameters():
             if name.endswith("c_proj.weight"):
                 std = 0.02 / math.sqrt(2 * config.n_layer)

@@ -35,7 +35,7 @@ from gpt_duet.invariants.tokens import splits_to_try
 from gpt_duet.invariants.trials import KINDS, Texts
 from mingpt_style import build_model
 
-# what is proved is tested little
+# check_causality tests a model less once it is proved
 NO_PROOF = "shared.invariants.checks.causality.prove_positions"
 SHARES = [name for name, check in CHECKS.items() if check.needs.share]
 

@@ -91,6 +91,7 @@ def test_the_numbers_of_one_position(done):
     below = next(lines for line in lines if "scores.softmax" in line)
     numbers = next(line for line in below if line[:1].isdigit()).split()
     assert sum(map(float, numbers[:4])) == pytest.approx(1, abs=1e-3)
+    assert "0" not in numbers[:4]  # position 3 looks at all of these
     assert numbers[4:] == ["0", "0", "..."]  # of the later positions
 
 

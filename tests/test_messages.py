@@ -88,7 +88,7 @@ def at(i, x):
 
 
 def others_in_first(self, x):
-    """What the blocks put out, with other rows in the first, in training."""
+    """In train mode, row 0 of the blocks' output gets the mean of all rows."""
     first = (torch.arange(len(x)) == 0).view(-1, 1, 1)
     return x + self.training * first * x.mean((0, 1))
 

@@ -453,9 +453,8 @@ def test_layer_and_token_are_chosen(browser, page):
     assert browser.one("#walk-token").get_attribute("value") == "6"
     assert f"“The” {float(share):.2g}" in numbers()
     cell(0, 0).click().perform()
-    assert (
-        numbers() == "0 “The” attends (looks) most to “The” 1"
-    )  # nothing masked
+    # nothing masked
+    assert numbers() == "0 “The” attends (looks) most to “The” 1"
     cell(0, 6).perform()
     assert "may not look at “·statement”" in said.text
     press(browser, "ARROW_RIGHT")  # the focus is in the map

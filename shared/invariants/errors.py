@@ -113,10 +113,9 @@ def causes_of(
 
     The start of the exception's sentence, without numbers, and its place: a
     crash at another length or in another dtype has the same cause. NaN scores
-    have one cause, whichever check meets them. And the
-    culprit, the line where a proof says that tokens or rows get through, if
-    they do so in an earlier failure or if the model raised there: BatchNorm
-    does all three.
+    have one cause, whichever check meets them. And the culprit, the line
+    where a proof says that tokens or rows get through, if they do so in an
+    earlier failure or if the model raised there: BatchNorm does all three.
 
     Returns:
         What to look for, and what a later failure is to look for.

@@ -87,8 +87,7 @@ class ValueDiff:
             )
             return (
                 f"one function{self.coarse}: {found} "
-                f"{self.apart:.1g} apart, rounding can cause "
-                f"up to "
+                f"{self.apart:.1g} apart, rounding can cause up to "
                 f"{self.rounding:.1g}{equal}"
             )
         if self.pairs:
@@ -108,8 +107,7 @@ class ValueDiff:
         if self.apart <= NEAR * SCORES:
             return (
                 f"two functions that share no value but nearly their scores: "
-                f"{self.apart:.1g} apart, rounding can cause "
-                f"up to "
+                f"{self.apart:.1g} apart, rounding can cause up to "
                 f"{self.rounding:.1g}"
             )
         near = "; ".join(

@@ -148,7 +148,7 @@ class Call:
         if not isinstance(value, Tensor):
             return torch.tensor(value == number, device=self.device)
         codes = self._codes[id(value)]
-        if not (codes == KNOWN).any():
+        if not (self.special and (codes == KNOWN).any()):
             return torch.zeros_like(codes, dtype=torch.bool)
         return where_known(codes, self.value(name) == number)
 

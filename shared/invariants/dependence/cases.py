@@ -15,7 +15,7 @@ from ..ways import CAUSALITY, EVAL, TRAIN, Way, ways_of
 from .engine import Tokens
 from .lattice import LONGEST
 
-FEW = (5, SHORT - 1)  # of the other ways; no multiples of a block
+FEW = (5, SHORT - 1)  # of the other ways: no block of 8 divides them
 FIRST = 2  # lengths before these ways, where time is short
 MIDDLE = (24, 100)  # lengths of texts as people have them
 HEAVY_LENGTHS = (33, 64)

@@ -133,15 +133,10 @@ def multiply(a: Tensor, b: Tensor, za: Tensor, zb: Tensor) -> Tensor:
 
 def _product(call: Call, first: str, second: str) -> Tensor:
     a, b = call.plain(first), call.plain(second)
-    vector = call[second].dim() == 1
-    b = b.unsqueeze(-1) if vector else b
-    if call.special:
-        zb = call.zeros(second)
-        zb = zb.unsqueeze(-1) if vector else zb
-        codes = multiply(a, b, call.zeros(first), zb)
-    else:
-        codes = torch.maximum(over(a, -1), over(b, -2))
-    return codes.squeeze(-1) if vector else codes
+    za, zb = call.zeros(first), call.zeros(second)
+    if call[second].dim() == 1:
+        return multiply(a, b.unsqueeze(-1), za, zb.unsqueeze(-1)).squeeze(-1)
+    return multiply(a, b, za, zb)
 
 
 @rule("mm bmm _int_mm _scaled_mm")

@@ -38,7 +38,7 @@ class Shadows(Operations):
         routing: whether integers that sort a token's own choices are taken
             as known.
         tape: called with each step; None: steps are not kept.
-        blind: whether results get no codes, as only the tape counts.
+        blind: whether results carry no codes: the tape reads their numbers.
     """
 
     supports_higher_order_operators = True
