@@ -38,7 +38,7 @@ from gpt_duet.invariants import (
 from gpt_duet.invariants.budget import Budget
 from gpt_duet.invariants.checks import shape
 from gpt_duet.invariants.copies import own
-from gpt_duet.invariants.meeting.sizes import (
+from gpt_duet.invariants.model.sizes import (
     has_position_table,
     padding_ids,
 )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .meeting.sizes import CONFIGS, declared
+from .model.sizes import CONFIGS, declared
 from .subject import Subject
 
 # Methods that return an empty cache, make room inside, or empty it again.

@@ -23,8 +23,8 @@ from .cache_makers import (
     methods_of,
 )
 from .errors import during
-from .meeting.calling import MASK, REQUIRED, TARGETS, token_argument
-from .meeting.reading import tensors_in
+from .model.calling import MASK, REQUIRED, TARGETS, token_argument
+from .model.reading import tensors_in
 from .subject import Subject
 
 # Arguments of a call that take the cache so far. The weak names also stand

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .budget import Budget
 from .errors import SkipCheck
-from .meeting.building import Model, cast
+from .model.building import Model, cast
 from .rounding import dtype_name
 from .subject import Subject
 from .tokens import SHORT

@@ -10,10 +10,10 @@ from .conventions import STATES, Convention, Text, conventions, sizes_of
 from .copies import in_double, own, precise
 from .errors import ModelRaised
 from .larger_weights import larger
-from .meeting.building import KeptState
-from .meeting.calling import MASK
-from .meeting.reading import describe
-from .meeting.sizes import padding_ids
+from .model.building import KeptState
+from .model.calling import MASK
+from .model.reading import describe
+from .model.sizes import padding_ids
 from .subject import Subject
 from .tokens import draw
 from .variant import Variant

@@ -14,7 +14,7 @@ from .conventions import Text
 from .decoding import Decoder
 from .errors import ModelRaised
 from .explain import calls_at, first_of
-from .meeting.sizes import has_position_table
+from .model.sizes import has_position_table
 from .rounding import Gap, floor, gaps, real_gap
 
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from .dependence.engine import Way as TokenWay
 from .influence import influence_of
 from .leaks import Leak, LeakFinder, Trial
-from .meeting.building import hooked
-from .meeting.reading import tensors_in
+from .model.building import hooked
+from .model.reading import tensors_in
 from .pictures import levels, text_map
 from .rounding import floor_of
 from .tokens import SHORT, draw, others

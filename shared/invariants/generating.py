@@ -10,8 +10,8 @@ from .budget import Budget
 from .conventions import FLAG
 from .errors import SkipCheck, during
 from .larger_weights import both
-from .meeting.building import KeptState
-from .meeting.calling import token_argument
+from .model.building import KeptState
+from .model.calling import token_argument
 from .randomness import seed_all
 from .subject import Subject
 

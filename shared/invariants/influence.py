@@ -9,8 +9,8 @@ from torch import Tensor
 from .budget import Budget
 from .context import one_run
 from .copies import precise
-from .meeting.building import Model
 from .meeting.meet import meet
+from .model.building import Model
 from .randomness import isolated
 from .rounding import gaps
 from .tokens import others, rows_at_once

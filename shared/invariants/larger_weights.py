@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 from .budget import Budget
 from .copies import build, doubled, precise
 from .errors import ModelRaised, during
-from .meeting.building import hooked
-from .meeting.reading import tensors_in
+from .model.building import hooked
+from .model.reading import tensors_in
 from .randomness import isolated
 from .subject import Subject
 from .variant import Copy, CopyFailed, Variant

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from .errors import during
-from .meeting.reading import find_loss
+from .model.reading import find_loss
 from .randomness import seed_all
 from .variant import DROPOUT_SEED, Variant
 

@@ -9,8 +9,8 @@ from typing import Any
 from .checks import choose_checks
 from .context import one_run
 from .errors import UnusableModel, with_their_frames
-from .meeting.building import Model, name_of
 from .meeting.meet import meet
+from .model.building import Model, name_of
 from .runner import Run
 
 LONGEST = 60  # characters of an expression in a test's name

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .errors import ModelRaised
-from .meeting.reading import find_loss
+from .model.reading import find_loss
 
 if TYPE_CHECKING:
     from .variant import Variant

@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from .errors import NotFinite
-from .meeting.building import Model
+from .model.building import Model
 from .operations import Operations
 
 FLOOR = 64  # units of rounding of the largest score: ignored

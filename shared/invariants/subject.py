@@ -10,11 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .errors import ModelRaised, SkipCheck, UnusableModel
-from .meeting.arrays import IN_ARRAYS
-from .meeting.building import Builder
-from .meeting.calling import Caller
-from .meeting.reading import Reader, find_scores, follow
-from .meeting.sizes import Declared, Lengths
+from .model.arrays import IN_ARRAYS
+from .model.building import Builder
+from .model.calling import Caller
+from .model.reading import Reader, find_scores, follow
+from .model.sizes import Declared, Lengths
 from .threads import few_threads
 from .tokens import draw
 from .ways import Way

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from .meeting.sizes import TILES, WINDOW, all_declared
+from .model.sizes import TILES, WINDOW, all_declared
 
 SHORT = 16  # up to this length every split is tried
 SPLITS = 24  # splits of a longer sequence, at least

@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from .leaks import Trial
-from .meeting.sizes import all_declared, padding_ids
+from .model.sizes import all_declared, padding_ids
 from .subject import Subject
 from .tokens import SHORT, draw, others, splits_to_try
 from .ways import Way

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from .budget import Budget
 from .errors import ModelRaised, during
-from .meeting.building import KeptState
-from .meeting.calling import MASK
-from .meeting.reading import describe
+from .model.building import KeptState
+from .model.calling import MASK
+from .model.reading import describe
 from .position_losses import position_losses
 from .randomness import RecordedDraws, seed_all
 from .subject import Subject

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from .meeting.building import Model
-from .meeting.calling import MASK, Caller
+from .model.building import Model
+from .model.calling import MASK, Caller
 
 if TYPE_CHECKING:
     from .subject import Subject

@@ -9,8 +9,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ...invariants.errors import UnknownSize, UnusableModel
-from ...invariants.meeting.building import Builder, is_factory
 from ...invariants.meeting.meet import meet
+from ...invariants.model.building import Builder, is_factory
 from ...invariants.subject import Subject
 
 SEED = 0  # of drawn tokens, and of weights that a factory draws

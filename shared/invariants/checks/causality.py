@@ -5,7 +5,7 @@ from ..dependence.prove import prove_positions
 from ..explain import explain
 from ..leak_rounds import LeakRounds
 from ..leaks import LeakFinder
-from ..meeting.calling import MASK
+from ..model.calling import MASK
 from ..variant import CopyFailed
 from ..ways import CAUSALITY, ways_of
 

@@ -11,7 +11,7 @@ from ..dependence.prove import unreached
 from ..embedding import gradients_at
 from ..errors import ModelRaised
 from ..larger_weights import both
-from ..meeting.sizes import WINDOW, all_declared
+from ..model.sizes import WINDOW, all_declared
 from ..rounding import floor, gaps
 from ..tokens import SHORT, SPLITS, draw, others, spans, splits_to_try
 from ..variant import Variant

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..check import Budget, Subject, check
 from ..copies import changeable
 from ..errors import ModelRaised, NotFinite, sentence
-from ..meeting.building import CASTS, cast
+from ..model.building import CASTS, cast
 from ..operations import Operations
 from ..other_device import NAME as ELSEWHERE
 from ..other_device import elsewhere

@@ -10,7 +10,7 @@ from ..copies import changeable
 from ..errors import SkipCheck, during
 from ..larger_weights import larger
 from ..losses import cross_entropy, scores_and_loss
-from ..meeting.reading import tensors_in
+from ..model.reading import tensors_in
 from ..tokens import rows_at_once
 from ..variant import Variant
 from ..ways import TRAIN

@@ -3,7 +3,7 @@
 from ..check import Budget, Subject, check
 from ..errors import SkipCheck, sentence
 from ..limits import on_cpu, refusal
-from ..meeting.sizes import before_first_position, has_position_table
+from ..model.sizes import before_first_position, has_position_table
 from ..tokens import draw
 
 

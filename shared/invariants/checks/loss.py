@@ -21,7 +21,7 @@ from ..losses import (
     tolerance_of,
     wrong_loss,
 )
-from ..meeting.building import hooked
+from ..model.building import hooked
 from ..rounding import floor, gaps
 from ..tokens import others
 from ..variant import Variant

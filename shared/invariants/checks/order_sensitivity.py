@@ -7,7 +7,7 @@ from torch import Tensor
 from ..check import Budget, Round, SkipCheck, Subject, check
 from ..copies import build
 from ..larger_weights import both
-from ..meeting.sizes import WINDOW, declared
+from ..model.sizes import WINDOW, declared
 from ..rounding import (
     floor,
     gaps,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..check import Budget, Subject, check
 from ..copies import own
 from ..errors import during
-from ..meeting.building import Model
+from ..model.building import Model
 from ..randomness import random_states, seed_all
 from ..rounding import floor, gaps
 from ..variant import Variant

@@ -6,7 +6,7 @@ from torch import Tensor
 from ..check import Budget, Subject, check
 from ..copies import own
 from ..errors import FoundOut, ModelRaised, during, sentence
-from ..meeting.reading import TIME_FIRST
+from ..model.reading import TIME_FIRST
 from ..rounding import floor, gaps
 from ..tokens import draw
 from ..variant import Variant

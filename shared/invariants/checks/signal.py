@@ -9,8 +9,8 @@ from torch.overrides import TorchFunctionMode
 from ..check import Budget, SkipCheck, Subject, check
 from ..copies import precise
 from ..larger_weights import larger
-from ..meeting.building import hooked
-from ..meeting.reading import tensors_in
+from ..model.building import hooked
+from ..model.reading import tensors_in
 from ..rounding import minus
 from ..variant import Variant
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..meeting.building import KeptState
+from ..model.building import KeptState
 from ..subject import Subject
 from ..tokens import SHORT, lengths_to_try
 from ..variant import CROWD_OF, Variant

@@ -12,7 +12,7 @@ from types import CodeType
 import jaxtyping
 import torch
 
-from ..meeting.arrays import code_of
+from ..model.arrays import code_of
 
 WIDTH = 48  # of an expression in a sentence
 

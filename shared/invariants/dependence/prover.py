@@ -8,7 +8,7 @@ from torch import nn
 from ..budget import Budget
 from ..copies import changeable, own
 from ..errors import ModelRaised, sentence
-from ..meeting.building import KeptState, cast
+from ..model.building import KeptState, cast
 from ..subject import Subject
 from ..variant import Copy, Variant
 from ..ways import EVAL, TRAIN

@@ -1,4 +1,1 @@
-"""How a model is built, called, read and sized, and what it refuses.
-
-`meet` finds out all that a Subject records, and is its only writer.
-"""
+"""How a model is found out by calling it: `meet` alone writes a Subject."""

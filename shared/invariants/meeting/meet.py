@@ -11,17 +11,17 @@ from torch import nn
 from ..budget import Budget
 from ..context import modes_kept, one_run
 from ..errors import FoundOut, ModelRaised, UnusableModel
+from ..model.building import Builder, KeptState, called_modules, name_of
+from ..model.calling import LAYOUTS, caller_of
+from ..model.reading import BATCH_FIRST, SCORES
+from ..model.sizes import LENGTH, Lengths, choose_sizes, declared
 from ..randomness import isolated
 from ..subject import Subject
 from ..variant import Copy, Variant
 from ..ways import LOSSES, TRAIN_TARGETS, Way, to_be_met
-from .building import Builder, KeptState, called_modules, name_of
-from .calling import LAYOUTS, caller_of
 from .layout import require_batch_first
 from .probing import probe
-from .reading import BATCH_FIRST, SCORES
 from .refusals import find_refusals
-from .sizes import LENGTH, Lengths, choose_sizes, declared
 from .state import find_noise, find_state
 
 OUTPUTS = ("auto", "logits", "log_probs")

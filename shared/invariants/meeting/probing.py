@@ -8,12 +8,12 @@ import torch
 
 from ..budget import Budget
 from ..errors import ModelRaised
+from ..model.arrays import IN_ARRAYS, is_array
+from ..model.calling import Caller
+from ..model.reading import Reader, describe, find_scores, reach, tensors_in
+from ..model.sizes import VOCABULARY, declared
 from ..subject import Subject
 from ..variant import Copy, Variant
-from .arrays import IN_ARRAYS, is_array
-from .calling import Caller
-from .reading import Reader, describe, find_scores, reach, tensors_in
-from .sizes import VOCABULARY, declared
 
 Size = tuple[int, int]  # of batch and time
 OTHER_KIND = TypeError, AttributeError  # of a function written in arrays

@@ -10,10 +10,10 @@ from functools import cache
 from itertools import pairwise
 
 from ..errors import ModelRaised
+from ..model.sizes import ROWS, Lengths, before_first_position, declared
 from ..subject import Subject
 from ..tokens import SHORT, draw
 from ..variant import Variant
-from .sizes import ROWS, Lengths, before_first_position, declared
 
 # a model that accepts these lengths and the longest takes all
 FEW = (1, 2, 3, 7)
