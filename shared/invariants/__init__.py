@@ -5,12 +5,13 @@ print(check_model(lambda: MyGPT(config), vocab_size=65, block_size=64))
 """
 
 from .checks import CHECKS
-from .dependence import Proof, prove_causality
+from .dependence import Proof
 from .errors import SkipCheck, UnusableModel
 from .influence import influence
 from .meeting.meet import meet
+from .moves.pictures import save_map, text_map
 from .parametrize import parametrize_with_checks
-from .pictures import save_map, text_map
+from .proving import prove_causality
 from .report import CheckResult, Report
 from .runner import check_model
 from .subject import Subject

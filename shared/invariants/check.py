@@ -1,47 +1,53 @@
-"""A check: a function, and the calls and time it needs."""
+"""A check: a function of a Subject, and how much time it may take."""
 
 from collections.abc import Callable
 from functools import update_wrapper
 
-from .budget import Budget
 from .context import one_run
-from .costs import Needs, Round
 from .errors import SkipCheck
 from .subject import Subject
 
-__all__ = ["Budget", "Round", "SkipCheck", "Subject", "check"]
+__all__ = ["SkipCheck", "Subject", "check"]
 
-Function = Callable[[Subject, Budget], str]
+Function = Callable[[Subject], str]
 
 
 class Check:
-    """A check: call it with a subject and a budget.
+    """A check: call it with a Subject.
 
     It returns a sentence about what was tried, raises AssertionError with
     one that names the property and the case that breaks it, or SkipCheck.
+
+    Attributes:
+        share: weight of the check when checks divide the time left; None: it
+            is short, and may take all of it.
+        slow: whether it runs only if it is named.
+        implied_by: checks whose failure explains its own.
     """
 
-    def __init__(self, function: Function, needs: Needs):
+    def __init__(
+        self,
+        function: Function,
+        share: float | None,
+        slow: bool,
+        implied_by: tuple[str, ...],
+    ):
         update_wrapper(self, function)
         self.name = function.__name__
-        self.needs = needs
+        self.share, self.slow, self.implied_by = share, slow, implied_by
         self._function = function
 
     @one_run
-    def __call__(self, subject: Subject, budget: Budget) -> str:
+    def __call__(self, subject: Subject) -> str:
         """Run it."""
-        return self._function(subject, budget)
+        return self._function(subject)
 
 
 def check(
     *,
-    calls: int,
-    rows: int,
-    copies: int = 2,
-    share: int = 0,
+    share: float | None = None,
     slow: bool = False,
     implied_by: tuple[str, ...] = (),
 ) -> Callable[[Function], Check]:
-    """Decorate a function as a check; the arguments are those of Needs."""
-    needs = Needs(calls, rows, copies, share, slow, implied_by)
-    return lambda function: Check(function, needs)
+    """Decorate a function as a check; the arguments are those of Check."""
+    return lambda function: Check(function, share, slow, implied_by)

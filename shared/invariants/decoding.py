@@ -5,9 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from .budget import Budget
 from .conventions import STATES, Convention, Text, conventions, sizes_of
-from .copies import in_double, own, precise
 from .errors import ModelRaised
 from .larger_weights import larger
 from .model.building import KeptState
@@ -16,7 +14,7 @@ from .model.reading import describe
 from .model.sizes import padding_ids
 from .subject import Subject
 from .tokens import draw
-from .variant import Variant
+from .variant import Variant, in_double, own, precise
 
 # How sure it is that a way to call a model is decoding: it is none, what is
 # surely a cache cannot be used, it is used but wrongly, it is right.
@@ -33,21 +31,19 @@ class Decoder:
     convention: Convention | None = None  # None: no cache was found
     reason = ""  # why a likely way is none
 
-    def __init__(
-        self, subject: Subject, budget: Budget, enlarged: bool = True
-    ):
-        self.subject, self.budget = subject, budget
+    def __init__(self, subject: Subject, enlarged: bool = True):
+        self.subject = subject
         masked = subject.caller.takes_mask  # a mask of padding
         makes: list[Callable[[], Variant | None]] = [
-            lambda: precise(subject, budget, masked=masked),
-            lambda: own(subject, budget),  # a cache may be of one precision
+            lambda: precise(subject, masked=masked),
+            lambda: own(subject),  # a cache may be of one precision
         ]
-        doubles = [in_double(subject, budget, m) for m in (False, masked)]
+        doubles = [in_double(subject, m) for m in (False, masked)]
         if enlarged and doubles != [
             True,
             False,
         ]:  # a fresh model's attention may be 0
-            makes.insert(0, lambda: larger(subject, budget))
+            makes.insert(0, lambda: larger(subject))
         best = NONE
         for make in makes:
             variant = make() if best < WRONG else None
@@ -134,6 +130,7 @@ class Decoder:
     def scores(self, text: Text, piece: Tensor, **mask: Tensor) -> Tensor:
         """Return the scores of a piece: all, or its last position's."""
         subject, (rows, size) = self.subject, piece.shape
+        subject.budget.call()
         answer = text.feed(piece, **mask)
         for time in dict.fromkeys((size, text.seen.size(1), 1)):
             found = subject.find(answer, rows, time)
@@ -149,7 +146,6 @@ class Decoder:
         scores = subject.without_hidden(found[:, -size:])
         if subject.caller.method is not None:
             scores = scores.log_softmax(-1)
-        self.budget.charge(scores)
         return scores
 
     def in_pieces(

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from .conventions import Text
 from .decoding import Decoder
 from .errors import ModelRaised
-from .explain import calls_at, first_of
 from .model.sizes import has_position_table
+from .moves.smallest import calls_at, first_of
 from .rounding import Gap, floor, gaps, real_gap
 
 

@@ -78,7 +78,7 @@ def gradients_at(
     weights = torch.randn(scores.size(2), generator=generator)
     combined = (picked * weights.to(picked)).sum(1)
     total = combined.sum() if row is None else combined[row]
-    with during(f"in the backward pass {variant.way.mode}"):
+    with during(f"in the backward pass {variant.case.mode}"):
         grads = gradients_of(total, seen.leaves, allow_unused=True)
     found = [g.flatten(2).abs().amax(-1) for g in grads if g is not None]
     if subject.caller.time_first:

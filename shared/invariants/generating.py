@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .budget import Budget
 from .conventions import FLAG
 from .errors import SkipCheck, during
 from .larger_weights import both
@@ -26,13 +25,13 @@ NEEDED = (
 )
 
 
-def compare_generate(subject: Subject, budget: Budget, reason: str) -> str:
+def compare_generate(subject: Subject, reason: str) -> str:
     """Require the same ids of generate with and without its cache.
 
     Raises:
         SkipCheck: for a model without it; the reason is that of others.
     """
-    fresh, *larger = both(subject, budget)
+    fresh, *larger = both(subject)
     generate = getattr(fresh.model, "generate", lambda: 0)
     arguments, _ = token_argument(generate)
     flag = next((n for n in arguments if FLAG.fullmatch(n)), None)

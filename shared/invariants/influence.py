@@ -1,20 +1,18 @@
 """Which output position depends on which input position."""
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .budget import Budget
 from .context import one_run
-from .copies import precise
-from .meeting.meet import meet
+from .meeting.meet import Settings, meet
 from .model.building import Model
+from .moves.moved import influence_of
 from .randomness import isolated
-from .rounding import gaps
-from .tokens import others, rows_at_once
-from .variant import Variant
+from .variant import precise
 
 
 @one_run
@@ -22,12 +20,8 @@ def influence(
     model: Model,
     tokens: Int[Tensor, "*batch time"] | Sequence[int],
     *,
-    vocab_size: int | None = None,
     rounds: int = 2,
-    seed: int = 0,
-    layout: str = "bt",
-    outputs: str = "auto",
-    device: torch.device | str | None = None,
+    **settings: Unpack[Settings],
 ) -> Float[Tensor, "time time"]:
     """Return how far each input position moves each output position.
 
@@ -38,12 +32,9 @@ def influence(
     Args:
         model: a model, a function or a factory, as for check_model.
         tokens: ids of one sequence.
-        vocab_size: where the model does not declare it.
         rounds: how many replacements of each token are tried.
-        seed: of the replacements.
-        layout: "tb" for a model that takes (time, batch).
-        outputs: as for check_model.
-        device: where to run; None: where the model is.
+        **settings: vocab_size, outputs, seed, device and layout, as for
+            check_model.
 
     Returns:
         The matrix, output position by input position; draw it with
@@ -63,15 +54,7 @@ def influence(
         )
     if ids.is_floating_point() or ids.dtype == torch.bool:
         raise ValueError(f"tokens must be whole numbers, got {ids.dtype}")
-    subject = meet(
-        model,
-        vocab_size=vocab_size,
-        block_size=ids.numel(),
-        outputs=outputs,
-        seed=seed,
-        device=device,
-        layout=layout,
-    )
+    subject = meet(model, **{**settings, "block_size": ids.numel()})
     subject.require_scores()
     if ids.numel() > subject.block_size:
         raise ValueError(
@@ -84,27 +67,5 @@ def influence(
             f"token {outside[0]} is outside the vocabulary of "
             f"{subject.vocab_size}"
         )
-    with isolated(seed):
-        variant = precise(subject, Budget())
-        return influence_of(variant, ids.cpu().long(), rounds)
-
-
-def influence_of(
-    variant: Variant, ids: Int[Tensor, "time"], rounds: int = 2
-) -> Float[Tensor, "time time"]:
-    """Return the matrix of `influence` for one way to call a model."""
-    subject, time = variant.subject, ids.numel()
-    generator = subject.generator()
-    matrix = torch.zeros(time, time, dtype=torch.float64)
-    rows = min(rows_at_once(subject.vocab_size, time), time)
-    base = variant.scores(ids.expand(rows, time).clone())
-    for _ in range(rounds):
-        replaced = others(ids, subject.vocab_size, generator)
-        for start in range(0, time, rows):
-            columns = [min(start + i, time - 1) for i in range(rows)]
-            changed = ids.expand(rows, time).clone()
-            changed[range(rows), columns] = replaced[columns]
-            moved = gaps(variant.scores(changed), base).double().cpu()
-            for i, j in enumerate(columns):
-                matrix[:, j] = torch.maximum(matrix[:, j], moved[i])
-    return matrix
+    with isolated(subject.seed):
+        return influence_of(precise(subject), ids.cpu().long(), rounds)

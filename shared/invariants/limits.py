@@ -3,13 +3,12 @@
 import torch
 from torch import Tensor
 
-from .budget import Budget
 from .errors import ModelRaised, SkipCheck
 from .subject import Subject
 from .variant import Copy, Variant
 
 
-def on_cpu(subject: Subject, budget: Budget) -> Variant:
+def on_cpu(subject: Subject) -> Variant:
     """Return the model on the CPU, where a wrong index is an exception.
 
     On CUDA it would end the process.
@@ -17,9 +16,8 @@ def on_cpu(subject: Subject, budget: Budget) -> Variant:
     cpu, before = torch.device("cpu"), subject.device
     if not subject.is_module and before != cpu:
         raise SkipCheck(f"a function on {before} cannot be moved")
-    budget.charge_copy()
     model = subject.builder.build(device=cpu)
-    return Variant(subject, budget, Copy(model, device=cpu))
+    return Variant(subject, Copy(model, device=cpu))
 
 
 def refusal(variant: Variant, tokens: Tensor) -> ModelRaised | None:

@@ -136,15 +136,15 @@ def scores_and_loss(
         ModelRaised: for a call with targets that the model refuses.
         AssertionError: for changed targets, and a loss that is no number.
     """
-    subject, model, way = variant.subject, variant.model, variant.way
+    subject, model, case = variant.subject, variant.model, variant.case
     if isinstance(model, nn.Module):
-        model.train(way.training)
+        model.train(case.training)
     name = subject.caller.target_name or ""
     given = [x.to(subject.device, copy=True) for x in (tokens, targets)]
     variant.start_again()
-    if way.training or subject.noisy:
-        seed_all(DROPOUT_SEED if way.training else subject.seed)
-    with during(f"when given {name}"), torch.set_grad_enabled(way.grad):
+    if case.training or subject.noisy:
+        seed_all(DROPOUT_SEED if case.training else subject.seed)
+    with during(f"when given {name}"), torch.set_grad_enabled(case.grad):
         answer = subject.caller.call_own(model, given[0], **{name: given[1]})
     if not given[1].equal(targets.to(subject.device)):
         raise AssertionError(f"a forward changes its {name}")

@@ -38,7 +38,6 @@ class Report:
     # how the model was read, and what it did beside answering
     notes: list[str] = field(default_factory=list)
     details: dict[str, str] = field(default_factory=dict)  # maps, by check
-    estimates: dict[str, float] = field(default_factory=dict)  # seconds
     plan: str = ""  # how much time there is, where it is short
     interim: str = ""  # how far a check is before its end
     left_out: list[str] = field(default_factory=list)  # checks not run
@@ -62,7 +61,7 @@ class Report:
     def to_dict(self) -> dict[str, object]:
         """Return everything as plain data."""
         content = asdict(self) | {"ok": self.ok, "failed": self.failed}
-        del content["estimates"], content["interim"]  # of use meanwhile
+        del content["interim"]  # of use meanwhile
         return content
 
     def to_json(self) -> str:

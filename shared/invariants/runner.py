@@ -1,19 +1,18 @@
 """Runs the checks on a model, one after the other."""
 
 import io
+import math
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-import torch
-
-from .budget import Budget, measured
+from .budget import DEFAULT, HEAVY, Budget
 from .checks import CHECKS, choose_checks
 from .context import one_run
-from .copies import own
-from .costs import Costs
+from .dependence.proof import Proof
 from .errors import (
     FoundOut,
     HookRaised,
@@ -23,34 +22,31 @@ from .errors import (
     place_of,
     sentence,
 )
-from .meeting.meet import learn, meet
+from .meeting.meet import Settings, learn, meet
 from .randomness import isolated
 from .report import CheckResult, Report
-from .subject import Subject
-from .variant import Variant
 
-PROVED = ("check_causality",)  # with require_proof
-FIRST = ("check_shape", "check_causality")  # where time is short
+PROOFS = {  # the order of each check's proof
+    "check_causality": "positions",
+    "check_batch_independence": "rows",
+}
+MUST = "check_causality"  # be proved, with require_proof
+FIRST = ("check_shape", MUST)  # in a heavy model
+BRIEF = 0.5  # weight of a check that may take all of the time left
 
 
 @one_run
 def check_model(
     model_or_factory: Any,
     *,
-    vocab_size: int | None = None,
-    block_size: int | None = None,
-    outputs: str = "auto",
     checks: Collection[str] | None = None,
     expected_failures: Mapping[str, str] | None = None,
-    seed: int = 0,
-    device: torch.device | str | None = None,
-    layout: str = "bt",
-    cache: Callable[..., Any] | None = None,
     threads: int | None = None,
     budget: float | None = None,
     require_proof: bool = False,
     debug: bool = False,
     on_progress: Callable[[Report], None] = lambda report: None,
+    **settings: Unpack[Settings],
 ) -> Report:
     """Run the checks on a model and report what holds.
 
@@ -58,27 +54,19 @@ def check_model(
         model_or_factory: an nn.Module, a callable from (batch, time) ids to
             scores, or a function without arguments that builds one of these
             (preferred: each check then has a fresh model).
-        vocab_size: number of tokens; None: as the model declares it.
-        block_size: longest sequence to try; None: as the model declares it.
-        outputs: "logits", "log_probs" or "auto".
         checks: names of those to run; None: all but the slow one.
         expected_failures: reasons by name of a check: such a failure has
             the status "expected".
-        seed: of weights and tokens.
-        device: where to run; None: where the model is.
-        layout: "tb" for a model that takes (time, batch).
-        cache: makes an empty cache to decode with, for a model whose own
-            is not found; arguments such as batch are filled by their names.
         threads: on the CPU; None: one for a small model.
         budget: seconds; what finds most is tried first, and the report
-            says what was not tried. None: for a model of over 2 million
-            parameters the time of 500 forwards of the longest sequence, at
-            most four minutes; for others four minutes where all would take
-            longer. math.inf: all is tried.
+            says what was not tried. None: 130 for a model of over 2 million
+            parameters, 225 for others. math.inf: all is tried.
         require_proof: let check_causality fail where it is not proved.
         debug: let an exception that no check expects end the run.
         on_progress: called with the report before the first check, as
             each one ends, and when one says how far it is.
+        **settings: vocab_size, block_size, outputs, seed, device, layout
+            and cache, as for `meet`.
 
     Returns:
         The report: print it, or read .ok, .failed and .results.
@@ -100,13 +88,7 @@ def check_model(
             budget,
             threads,
             require_proof,
-            vocab_size=vocab_size,
-            block_size=block_size,
-            outputs=outputs,
-            seed=seed,
-            device=device,
-            layout=layout,
-            cache=cache,
+            **settings,
         )
     subject = run.subject
     report = Report(
@@ -115,7 +97,6 @@ def check_model(
         subject.block_size,
         names=run.names,
         plan=run.plan,
-        estimates=run.budget.estimates,
         left_out=[name for name in CHECKS if name not in names],
     )
 
@@ -124,7 +105,7 @@ def check_model(
         on_progress(report)
         report.interim = ""
 
-    run.budget.tell = tell
+    run.subject.budget.tell = tell
     try:
         on_progress(report)
         for name in report.names:
@@ -164,32 +145,27 @@ class Run:
         seconds: float | None = None,
         threads: int | None = None,
         require_proof: bool = False,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ):
         with isolated(settings.get("seed", 0)):
             self.subject = meet(model_or_factory, **settings)
             if "check_shape" not in names:
                 self.subject.require_scores()
             self.threads, self.proofs = threads, require_proof
-            self.budget, self.plan = Budget(), ""
-            self.names = names
             self._causes: dict[object, str] = {}  # the check that failed first
-            self._left = [*names]
-            if not self.subject.fault:
-                with self.subject.few_threads(threads):
-                    self._plan(seconds)
-
-    def _plan(self, seconds: float | None) -> None:
-        try:
-            costs, finite = measure(self.subject)
-        except AssertionError:  # a check will meet it, too
-            return
-        needs = {name: CHECKS[name].needs for name in self.names}
-        longest = self.subject.block_size
-        self.plan = self.budget.plan(costs, needs, longest, seconds)
-        if self.plan and finite:  # what matters most
-            self.names = sorted(self.names, key=lambda name: name not in FIRST)
-            self._left = [*self.names]
+            heavy, self.plan = self.subject.heavy, ""
+            if seconds is None:
+                seconds = HEAVY if heavy else DEFAULT
+                if any(CHECKS[name].slow for name in names):
+                    seconds = math.inf
+            self.subject = replace(self.subject, budget=Budget(seconds))
+            if heavy and seconds < math.inf:  # what matters most
+                names = sorted(names, key=lambda name: name not in FIRST)
+                self.plan = (
+                    f"at most {seconds:.0f} s for {self.subject.parameters:,} "
+                    f"parameters; --thorough tries all"
+                )
+            self.names, self._left = names, [*names]
 
     @property
     def notes(self) -> list[str]:
@@ -204,7 +180,7 @@ class Run:
 
         Expected is the reason for which a failure is expected.
         """
-        budget = self.budget
+        budget = self.subject.budget
         calls, backwards = budget.calls, budget.backwards
         if name in self._left:
             self._left.remove(name)
@@ -231,31 +207,35 @@ class Run:
             budget.calls - calls,
             budget.backwards - backwards,
             budget.not_tried if status == "passed" else "",
-            None if budget.proof is None else budget.proof.to_dict(),
+            None if (p := self._proof(name)) is None else p.to_dict(),
         )
         return result, error
 
     def _proved(self, name: str) -> bool:
         """Whether a check has the proof that it must have."""
-        proof = self.budget.proof
+        proof = self._proof(name)
         return (
             not self.proofs
-            or name not in PROVED
+            or name != MUST
             or bool(proof and proof.proved and not proof.partial)
         )
 
+    def _proof(self, name: str) -> Proof | None:
+        return self.subject.proofs.get(PROOFS.get(name))
+
     def _run(self, name: str) -> str:
         """Run a check and return its message."""
-        if no_time := self.budget.start(name, self._left):
-            raise SkipCheck(no_time)
+        weights = [CHECKS[n].share or BRIEF for n in self._left]
+        share = CHECKS[name].share
+        budget = self.subject.budget
+        budget.start(name, share / (share + sum(weights)) if share else 1.0)
         if self.subject.fault and name != "check_shape":
             raise SkipCheck("see check_shape")
         seed, few_threads = self.subject.seed, self.subject.few_threads
         with isolated(seed), few_threads(self.threads):
-            message = CHECKS[name](self.subject, self.budget)
-        not_tried = self.budget.not_tried
-        proof = self.budget.proof
-        if self.budget.nothing_tried and not (proof and proof.proved):
+            message = CHECKS[name](self.subject)
+        not_tried, proof = budget.not_tried, self._proof(name)
+        if budget.nothing_tried and not (proof and proof.proved):
             raise SkipCheck(not_tried)
         return f"{message}; not tried: {not_tried}" if not_tried else message
 
@@ -266,11 +246,12 @@ class Run:
         if isinstance(error, FoundOut):
             self.subject = learn(self.subject, error)
         if isinstance(error, AssertionError | UnusableModel):
-            way = self.budget.proof and self.budget.proof.way
+            proof = self._proof(name)
+            way = proof and proof.way
             at = way and (way.culprit.path, way.culprit.line)
             same, keys = causes_of(error, at)
             causes = self._causes
-            known = (*CHECKS[name].needs.implied_by, *same)
+            known = (*CHECKS[name].implied_by, *same)
             first = next((causes[k] for k in known if k in causes), name)
             causes |= dict.fromkeys([name, *keys], first)
             if first == name:
@@ -284,15 +265,3 @@ class Run:
             f"a fault of the check, not of the model: {sentence(error)} "
             f"({Path(frame.filename).name}:{frame.lineno})"
         )
-
-
-def measure(subject: Subject) -> tuple[Costs, bool]:
-    """Return what calls cost, and whether the scores are finite."""
-
-    def call(variant: Variant, length: int) -> torch.Tensor:
-        return variant.scores(torch.zeros(1, length, dtype=torch.long))
-
-    lengths = subject.lengths.fit(1), subject.block_size
-    return measured(
-        lambda: own(subject, Budget()), call, lengths, subject.heavy
-    )

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from .budget import Budget
 from .errors import ModelRaised, SkipCheck, UnusableModel
 from .model.arrays import IN_ARRAYS
 from .model.building import Builder
@@ -17,14 +18,17 @@ from .model.reading import Reader, find_scores, follow
 from .model.sizes import Declared, Lengths
 from .threads import few_threads
 from .tokens import draw
-from .ways import Way
 
 HEAVY = 2_000_000  # parameters: float64 and whole batches cost too much
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A record of a model: `meeting` writes it, the checks read it."""
+    """A record of a model: `meet` writes it, the checks read it.
+
+    Beside it are the clock of its checks, their proofs, and the copies of the
+    model that no check may change.
+    """
 
     name: str  # of its class or factory
     builder: Builder  # makes it anew
@@ -48,9 +52,12 @@ class Subject:
     says_log_probs: bool = False  # that its scores are normalised
     in_arrays: bool = False  # of NumPy or JAX, not in torch
     make_cache: Callable[..., Any] | None = None  # that the user names
-    unanswered: tuple[Way, ...] = ()  # in which no scores come back
+    unanswered: tuple[Any, ...] = ()  # Cases in which no scores come back
     fault: str = ""  # why its answers cannot be read at all
     notes: tuple[str, ...] = ()  # for the reader of a report
+    budget: Budget = field(default_factory=Budget)  # of its checks
+    proofs: dict[str, Any] = field(default_factory=dict)  # Proofs, by order
+    kept: dict[Any, Any] = field(default_factory=dict)  # read-only copies
 
     @property
     def heavy(self) -> bool:

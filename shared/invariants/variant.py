@@ -1,25 +1,33 @@
-"""One copy of the model, and one way to call it: all checks use it."""
+"""A copy of the model, bound to a case: every check calls the model by it.
 
-from dataclasses import dataclass, replace
+The rule of precision is here:
+
+- scores are compared in float64 where the model can, so that a leak of 1e-9
+  is seen;
+- pairs of equal shapes round alike: a heavy model compares them in its own
+  precision until two calls differ (`double_on_suspicion`);
+- where time is short, long sequences go through a heavy model in its own
+  precision.
+"""
+
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from .budget import Budget
-from .errors import ModelRaised, during
-from .model.building import KeptState
+from .cases import CROWD_OF, EVAL, Case
+from .errors import ModelRaised, SkipCheck, during
+from .model.building import KeptState, Model, cast
 from .model.calling import MASK
 from .model.reading import describe
-from .position_losses import position_losses
+from .position_losses import PositionLosses
 from .randomness import RecordedDraws, seed_all
 from .subject import Subject
-from .tokens import rows_at_once
-from .ways import EVAL, Way
+from .tokens import SHORT, rows_at_once
 
 DROPOUT_SEED = 1234
-CROWD_OF = 4096  # tokens in a call of a crowd, and a row more
 ENOUGH = 256  # tokens of a call: with more, each costs a heavy model the same
 
 
@@ -32,23 +40,21 @@ class Copy:
     """A copy of the model, and what it held when it was made."""
 
     model: Any  # as built, or changed
-    weights: str = ""  # what a failure says about its weights and dtype
     device: torch.device | None = None  # of its tokens, if another
     may_fail: bool = False  # its exceptions and NaN are no fault of the model
     rough: bool = False  # a heavy one, still in its own precision
-    mark: int | None = None  # of targets that its loss leaves out
+    losses: PositionLosses = field(default_factory=PositionLosses)
     built: KeptState | None = None  # before the first call
-    kept: KeptState | None = None  # before the first call in train mode
+    trained: KeptState | None = None  # before the first call in train mode
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One copy of the model, and one way to call it."""
+    """A copy of the model, bound to a case."""
 
     subject: Subject
-    budget: Budget
     copy: Copy
-    way: Way = EVAL
+    case: Case = EVAL
 
     def __post_init__(self) -> None:
         """Keep the state of a copy whose calls change it."""
@@ -61,26 +67,35 @@ class Variant:
         """The copy itself."""
         return self.copy.model
 
-    def run_as(self, way: Way) -> "Variant":
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The weights of the copy; a function shows none."""
+        return list(getattr(self.model, "parameters", list)())
+
+    def run_as(self, case: Case) -> "Variant":
         """Return the same copy, called in another way."""
-        return replace(self, way=way)
+        kept = {n: getattr(self.case, n) for n in ("dtype", "frozen", "size")}
+        return replace(self, case=replace(case, **kept))
 
     @property
     def conditions(self) -> str:
-        """The words of a failure for the way and the weights."""
-        parts = (self.way.name, self.copy.weights)
-        return "".join(f", {part}" for part in parts if part)
+        """The words of a failure for the call and the copy.
+
+        The precision of float64 is left out: a failure names its dtype.
+        """
+        case = self.case
+        if case.dtype == torch.float64:
+            case = replace(case, dtype=None)
+        return "".join(f", {part}" for part in (case.how, case.copy) if part)
 
     @property
     def double(self) -> bool:
         """Whether the copy is in float64."""
-        return torch.float64 in {
-            p.dtype for p in getattr(self.model, "parameters", list)()
-        }
+        return torch.float64 in {p.dtype for p in self.parameters}
 
     def rows_at_once(self, time: int) -> int:
         """Return how many sequences go in one call, few to a heavy model."""
-        if self.way.crowd:
+        if self.case.crowd:
             return 1 + CROWD_OF // time
         room = rows_at_once(self.subject.vocab_size, time)
         few = max(2, ENOUGH // time)
@@ -101,6 +116,7 @@ class Variant:
             ModelRaised: with the model's own exception as its cause, or for
                 an answer without scores of the right shape.
             CopyFailed: where a copy may fail, for NaN and infinity as well.
+            OutOfTime: after the end of the part of a check.
         """
         (batch, time), rows = tokens.shape, self.subject.rows
         if rows is not None and batch > rows:
@@ -110,9 +126,11 @@ class Variant:
             return torch.cat(
                 [self.scores(ids, strict, mask=m, **how) for ids, m in parts]
             )
+        budget = self.subject.budget
+        budget.call()
         try:
-            if self.way.losses:
-                scores = position_losses(self, tokens)
+            if self.case.losses:
+                scores = self._losses(tokens)
             else:
                 answer = self.answer(tokens, **how)
                 scores = self._read(answer, batch, time, strict)
@@ -122,21 +140,31 @@ class Variant:
             raise
         if scores.is_inference():
             scores = scores.clone()
-        self.budget.charge(scores)
+        if scores.requires_grad:
+            scores.register_hook(budget.count_backward)
         if self.copy.may_fail and not bool(torch.isfinite(scores).all()):
             raise CopyFailed("the scores are not finite")
         return scores if how.get("grad") else scores.detach()
+
+    def _losses(
+        self, tokens: Int[Tensor, "batch time"]
+    ) -> Float[Tensor, "batch time 1"]:
+        given = self.case.arguments(tokens, self.subject.caller)
+        (targets,) = given.values()
+        return self.copy.losses.read(
+            lambda targets: self.answer(tokens, targets=targets), targets
+        )
 
     def _read(
         self, answer: Any, rows: int, time: int, strict: bool
     ) -> Float[Tensor, "batch time vocab"]:
         """Return the scores in an answer, of whichever call of the model."""
-        if not (self.way.own or self.way.targets):
+        if not (self.case.own or self.case.targets):
             return self.subject.read(answer, rows, time, strict=strict)
         found = self.subject.find(answer, rows, time)
         if found is None:
             raise ModelRaised(
-                f"no scores come back {self.way.name}, but {describe(answer)}"
+                f"no scores come back {self.case.how}, but {describe(answer)}"
             )
         return self.subject.without_hidden(found)
 
@@ -155,25 +183,25 @@ class Variant:
 
         Args:
             tokens: ids, on any device.
-            grad: whether gradients are recorded, also if not by the way.
+            grad: whether gradients are recorded, also if not by the case.
             seed: of the global generators; None: these go on, and in train
                 mode start from a fixed state.
-            mask: an attention mask, in place of the way's.
-            targets: in place of the way's.
+            mask: an attention mask, in place of the case's.
+            targets: in place of the case's.
             go_on: whether the copy keeps what the last call left in it.
             as_given: whether it gets these very ids, not a copy of them.
         """
-        subject, way = self.subject, self.way
+        subject, case = self.subject, self.case
         if not go_on:
             self.start_again()
-        if seed is None and way.training and not go_on:
+        if seed is None and case.training and not go_on:
             seed = DROPOUT_SEED
-        if seed is None and subject.noisy and not way.training:
+        if seed is None and subject.noisy and not case.training:
             seed = subject.seed
         if seed is not None:
             seed_all(seed)
-        if getattr(self.model, "training", way.training) != way.training:
-            self.model.train(way.training)
+        if getattr(self.model, "training", case.training) != case.training:
+            self.model.train(case.training)
         # what a model does to its input must not reach the next check
         device = self.copy.device or subject.device
         given = tokens.to(device, copy=not as_given)
@@ -183,11 +211,11 @@ class Variant:
             for name, value in named
             if name is not None and value is not None
         }
-        what = f"on tokens of shape {tuple(tokens.shape)}, {way.mode}"
-        masked = mask is not None or way.visible is not None
+        what = f"on tokens of shape {tuple(tokens.shape)}, {case.mode}"
+        masked = mask is not None or case.visible is not None
         what += ", with an attention mask" * masked
-        with during(what), torch.set_grad_enabled(way.grad or grad):
-            return way.call(subject.caller, self.model, given, extra)
+        with during(what), torch.set_grad_enabled(case.grad or grad):
+            return case.call(subject.caller, self.model, given, extra)
 
     def start_again(self) -> None:
         """Put back what the copy held at first: state, running statistics."""
@@ -197,9 +225,9 @@ class Variant:
         if self.subject.keeps_state:
             copy.built = copy.built or KeptState(copy.model)
             copy.built.put_back(always=True)
-        if self.way.training:
-            copy.kept = copy.kept or KeptState(copy.model)
-            copy.kept.put_back()
+        if self.case.training:
+            copy.trained = copy.trained or KeptState(copy.model)
+            copy.trained.put_back()
 
     def draws(self, tokens: Int[Tensor, "batch time"]) -> list[tuple]:
         """Return the shapes of all random numbers that a call draws.
@@ -209,3 +237,127 @@ class Variant:
         with RecordedDraws() as seen:
             self.scores(tokens)
         return seen.shapes
+
+
+# --- How copies are made -----------------------------------------------------
+
+
+def build(subject: Subject, seed: int | None = None) -> Model:
+    """Return the model anew; seed is that of its weights, if another."""
+    return subject.builder.build(seed)
+
+
+def own(subject: Subject) -> Variant:
+    """Return a new copy in the model's own precision."""
+    return Variant(subject, Copy(build(subject)))
+
+
+def changeable(
+    subject: Subject, for_a_function: str = "", case: Case = EVAL
+) -> Variant:
+    """Return a module of one's own, to be changed, or skip the check."""
+    subject.kept.clear()  # the copy may need the memory
+    variant = own(subject)
+    if not isinstance(variant.model, nn.Module):
+        raise SkipCheck(for_a_function)
+    if not subject.builder.can_copy:
+        raise SkipCheck("the model cannot be copied")
+    return variant.run_as(case)
+
+
+def precise(subject: Subject, time: int = 0, masked: bool = False) -> Variant:
+    """Return a copy in float64 where it can be, not to be changed.
+
+    Time is the longest sequence that it gets, masked whether it gets masks.
+    """
+    spare = time > SHORT and subject.heavy and subject.budget.limited
+    double = not spare and in_double(subject, masked)
+    key = "precise", double
+    if key not in subject.kept:
+        copy = own(subject).copy
+        if double:
+            copy.model.double()
+        subject.kept[key] = copy
+    return Variant(subject, subject.kept[key])
+
+
+def copy_for(subject: Subject, case: Case) -> Variant:
+    """Return a new copy for a case of weights as they are built.
+
+    A copy in float64 is one to compare pairs of equal shape in: see above.
+
+    Raises:
+        SkipCheck: for a function, or a model that cannot be copied, where
+            the case has another dtype or frozen weights.
+    """
+    if not case.copy:
+        return own(subject).run_as(case)
+    if case.dtype == torch.float64:
+        variant = own(subject)
+        variant.copy.rough = subject.heavy
+        if not subject.heavy:
+            doubled(subject, variant.model, case.visible is not None)
+    else:
+        variant = changeable(subject, "a function has no weights to cast")
+        if case.dtype is not None:
+            cast(variant.model, case.dtype)
+            variant.copy.may_fail = True  # it need not be able to run so
+    if case.frozen:
+        variant.model.requires_grad_(False)
+    return replace(variant, case=case)
+
+
+def doubled(subject: Subject, model: Any, masked: bool = False) -> Any:
+    """Turn a model that was built into float64, where it can be."""
+    if isinstance(model, nn.Module) and in_double(subject, masked):
+        return model.double()
+    return model
+
+
+def in_double(subject: Subject, masked: bool = False) -> bool:
+    """Whether a copy in float64 answers in it, and with numbers.
+
+    The lowest float64 in a mask, say, is minus infinity to a softmax in
+    float32.
+    """
+    known = subject.builder.in_double
+    if masked in known:
+        return known[masked]
+    known[masked] = False
+    tokens = torch.zeros(1, subject.lengths.fit(4), dtype=torch.long)
+    hidden = int(masked and tokens.size(1) > 1)
+    mask = (torch.arange(tokens.size(1)) >= hidden).long().unsqueeze(0)
+
+    def answer(double: bool) -> Tensor:
+        variant = changeable(subject)
+        if double:
+            variant.model.double()
+        scores = variant.scores(tokens, mask=mask if masked else None)
+        return scores[:, hidden:]
+
+    try:
+        with subject.budget.overtime():
+            scores = answer(True)
+    except Exception:  # check_dtype reports it; the others do without
+        return False
+    if scores.dtype != torch.float64:
+        return False
+    with subject.budget.overtime():
+        known[masked] = bool(
+            scores.isfinite().all() or not answer(False).isfinite().all()
+        )
+    if not known[masked]:
+        how = " with a left-padded attention mask" if masked else ""
+        subject.builder.notes.append(
+            f"in float64 the scores are NaN or infinite{how}, in the model's "
+            f"own precision they are not: it is judged in that"
+        )
+    return known[masked]
+
+
+def double_on_suspicion(variant: Variant) -> None:
+    """Turn a copy that is still rough into float64."""
+    variant.start_again()
+    copy, masked = variant.copy, variant.case.visible is not None
+    copy.rough, copy.trained, copy.built = False, None, None
+    doubled(variant.subject, copy.model, masked)

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from ...invariants.budget import Budget
 from ...invariants.context import one_run
 from ...invariants.conventions import Text
 from ...invariants.decoding_compared import Comparison
@@ -133,7 +132,7 @@ def diff_cache(
         with isolated(subject.seed), subject.few_threads():
             subject.require_no_noise()
             subject.require_no_state()
-            decoder = Comparison(subject, Budget(), enlarged=False)
+            decoder = Comparison(subject, enlarged=False)
             if decoder.convention is None:
                 reason = f": {decoder.reason}" if decoder.reason else ""
                 raise SkipCheck(f"no cache was found{reason}")

@@ -10,9 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ...files import replace_file
-from ...invariants.budget import Budget
 from ...invariants.context import one_run
-from ...invariants.copies import own
+from ...invariants.variant import own
 from .given import (
     DRAWN,
     Model,
@@ -67,7 +66,7 @@ def record_values(
     if given is None:
         given = drawn(subject.vocab_size, subject.block_size)
     require_fit(given, subject.block_size, subject.vocab_size)
-    built = own(subject, Budget()).model
+    built = own(subject).model
     weights = built.parameters() if isinstance(built, nn.Module) else ()
     kinds = [w.dtype for w in weights if w.is_floating_point()]
     side = Side(subject, given, dtype or next(iter(kinds), torch.float32))

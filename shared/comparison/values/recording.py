@@ -17,11 +17,10 @@ from jaxtyping import Int
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ...invariants.budget import Budget
-from ...invariants.copies import own
 from ...invariants.errors import ModelRaised
 from ...invariants.randomness import isolated
 from ...invariants.subject import Subject
+from ...invariants.variant import own
 from .places import Place
 from .side import Side
 from .value import Value, digest, real
@@ -197,7 +196,7 @@ def scores_of(
     name = subject.name
     try:
         with isolated(subject.seed):
-            scores = own(subject, Budget()).scores(tokens)
+            scores = own(subject).scores(tokens)
     except ModelRaised as error:
         raise ValueError(f"{name}: {error}") from error.__cause__
     arrays = {TOKENS: tokens, f"scores of {name}": scores}

@@ -9,14 +9,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from ...invariants.budget import Budget
 from ...invariants.context import one_run
-from ...invariants.copies import own, precise
 from ...invariants.errors import ModelRaised
 from ...invariants.randomness import isolated
 from ...invariants.rounding import nudge
 from ...invariants.subject import Subject
-from ...invariants.variant import Variant
+from ...invariants.variant import Variant, own, precise
 from .recorder import Recorder, below_autograd
 from .value import FEWEST, number_layers, plain
 
@@ -149,7 +147,7 @@ class Side:
 
     def module(self) -> nn.Module | None:
         """Return the model with its own weights, None for a function."""
-        model = own(self.subject, Budget()).model
+        model = own(self.subject).model
         return model if isinstance(model, nn.Module) else None
 
     def gradients(self) -> dict[str, Tensor]:
@@ -183,7 +181,7 @@ class Side:
     def _variant(self) -> Variant:
         """Return a new copy in the dtype of the run."""
         copy = precise if self.doubled else own
-        variant = copy(self.subject, Budget())
+        variant = copy(self.subject)
         if self.run_in is not None and isinstance(variant.model, nn.Module):
             variant.model.to(self.run_in)
         return variant

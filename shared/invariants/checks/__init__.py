@@ -68,7 +68,7 @@ def choose_checks(names: Collection[str] | None) -> list[str]:
         ValueError: for an unknown name, with those known.
     """
     if names is None:
-        return [name for name, c in CHECKS.items() if not c.needs.slow]
+        return [name for name, c in CHECKS.items() if not c.slow]
     if isinstance(names, str):
         names = [names]
     full = {n if n.startswith("check_") else f"check_{n}" for n in names}

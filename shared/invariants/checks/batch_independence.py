@@ -6,22 +6,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..check import Budget, Round, Subject, check
-from ..copies import precise
+from ..cases import EVAL, ROWS, TRAIN_WITHOUT_GRADIENTS, cases_of
+from ..check import Subject, check
 from ..dependence.prove import prove_rows
 from ..larger_weights import both
-from ..leaks import LeakFinder
 from ..rounding import dtype_name, real_gap
 from ..tokens import SHORT, draw, others
-from ..variant import Variant
-from ..ways import CROWD, EVAL, ROWS, TRAIN_WITHOUT_GRADIENTS, ways_of
+from ..variant import Variant, precise
 
 FEW = 5  # rows that are each tried
 MANY = (16, 33)
 
 
-@check(calls=250, rows=60, share=1)
-def check_batch_independence(subject: Subject, budget: Budget) -> str:
+@check(share=1)
+def check_batch_independence(subject: Subject) -> str:
     """A row's scores depend on no other row, nor their number or order.
 
     Why: statistics over the batch make evaluation depend on who else is in
@@ -36,60 +34,54 @@ def check_batch_independence(subject: Subject, budget: Budget) -> str:
     """
     subject.require_no_noise()
     subject.require_no_state()
-    generator, finder = subject.generator(), LeakFinder()
-    for round, _ in budget.affordable(_rounds(subject, budget)):
-        try:
-            _try(round, generator, finder)
-        except AssertionError as error:
-            proof = budget.proof = prove_rows(subject, budget)
-            if proof is None or proof.way is None:
-                raise
-            place = proof.way.culprit
-            raise AssertionError(f"{error}; let through at {place}") from error
+    generator = subject.generator()
+    for variant, time, rows in _sizes(subject):
+        with subject.budget.part(variant.case.name, time, 1 / 2):
+            try:
+                _try(variant, time, rows, generator)
+            except AssertionError as error:
+                proof = prove_rows(subject)
+                if proof is None or proof.way is None:
+                    raise
+                place = proof.way.culprit
+                text = f"{error}; let through at {place}"
+                raise AssertionError(text) from error
     found = "alone, reordered, repeated, among others"
-    proof = budget.proof = prove_rows(subject, budget)
-    if proof is not None:
-        found = f"{proof}; tested: {found}"
-    if finder.draws_differ:
-        return f"{found}; in train mode random draws depend on the tokens"
-    return found
+    proof = prove_rows(subject)
+    return found if proof is None else f"{proof}; tested: {found}"
 
 
-def _rounds(subject: Subject, budget: Budget) -> Iterator[Round]:
-    """Yield lengths and weights; in train mode, too."""
+def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int]]:
+    """Yield a variant, a length and a number of rows; train mode, too."""
     longest = subject.block_size
-    fresh, *enlarged = both(subject, budget)
+    fresh, *enlarged = both(subject)
     seven, crowd = subject.lengths.fit(7), subject.lengths.fit(128)
-    for way in ways_of(ROWS, subject):  # all of them, at one short length
-        one = fresh.run_as(way)
-        if way is CROWD:
-            yield Round(one, crowd, rows=one.rows_at_once(crowd), calls=5)
+    for case in cases_of(ROWS, subject):  # all of them, at one short length
+        one = fresh.run_as(case)
+        if case.crowd:
+            yield one, crowd, one.rows_at_once(crowd)
         else:
-            yield Round(one, seven, rows=5, calls=12)
+            yield one, seven, FEW
     sizes = [(fresh, time) for time in subject.fit(1, 2)]
     sizes += [(variant, seven) for variant in enlarged]
     if longest > SHORT:
-        sizes.append((precise(subject, budget, longest), longest))
+        sizes.append((precise(subject, longest), longest))
     for variant, time in sizes:
-        rows = 5
-        if rows * time * subject.vocab_size > 1 << 26:
-            rows = 2
-        for way, calls in ((EVAL, 12), (TRAIN_WITHOUT_GRADIENTS, 9)):
-            calls = calls if time <= SHORT else calls // 2
-            one = variant.run_as(way)
-            yield Round(one, time, rows=rows, calls=calls, share=1 / 2)
+        rows = 2 if FEW * time * subject.vocab_size > 1 << 26 else FEW
+        for case in (EVAL, TRAIN_WITHOUT_GRADIENTS):
+            yield variant.run_as(case), time, rows
     for rows in MANY:
-        yield Round(fresh, seven, rows=rows, calls=5)
+        yield fresh, seven, rows
 
 
-def _try(round: Round, generator: torch.Generator, finder: LeakFinder) -> None:
-    variant, rows, time = round.variant, round.rows, round.time
-    vocab, training = variant.subject.vocab_size, variant.way.training
+def _try(
+    variant: Variant, time: int, rows: int, generator: torch.Generator
+) -> None:
+    vocab, training = variant.subject.vocab_size, variant.case.training
     tokens = draw(vocab, rows, time, generator)
-    short = time <= SHORT
-    short = short and rows <= FEW
+    short = time <= SHORT and rows <= FEW
     some = range(rows) if short else (0, rows - 1)
-    batch = _Batch(variant, finder, tokens)
+    batch = _Batch(variant, tokens)
     if not training:  # other shapes have other dropout masks
         batch.compare_shapes(some, short)
     for row in sorted({0, 1 % rows, rows - 1}) if short else some:
@@ -102,21 +94,15 @@ def _try(round: Round, generator: torch.Generator, finder: LeakFinder) -> None:
             changed = equal.clone()
             changed[far] = others(equal[far], vocab, generator)
             what = f"with row {far} changed among equal rows"
-            same = _Batch(variant, finder, equal)
+            same = _Batch(variant, equal)
             same.compare(row, changed, row, what)
 
 
 class _Batch:
     """A batch and its scores, to be compared with other batches."""
 
-    def __init__(
-        self,
-        variant: Variant,
-        finder: LeakFinder,
-        tokens: Int[Tensor, "rows time"],
-    ):
-        self.variant, self.finder = variant, finder
-        self.tokens = tokens
+    def __init__(self, variant: Variant, tokens: Int[Tensor, "rows time"]):
+        self.variant, self.tokens = variant, tokens
         self.scores = variant.scores(tokens)
 
     def compare_shapes(self, some: Iterable[int], short: bool) -> None:
@@ -143,7 +129,7 @@ class _Batch:
 
         What was done to the batch is said in a failure.
         """
-        variant, training = self.variant, self.variant.way.training
+        variant, training = self.variant, self.variant.case.training
         if others_scores is None:
             others_scores = variant.scores(others)
         gap = real_gap(
@@ -155,8 +141,7 @@ class _Batch:
         if gap is None:
             return
         if training and variant.draws(self.tokens) != variant.draws(others):
-            self.finder.draws_differ = True
-            return
+            return  # random draws depend on the tokens
         rows, time = self.tokens.shape
         raise AssertionError(
             f"row {row} of a batch of {rows} depends on other rows: {what} (a "

@@ -1,13 +1,13 @@
 """Decoding with a cache is the same function."""
 
-from ..check import Budget, Round, Subject, check
+from ..check import Subject, check
 from ..decoding_compared import Comparison
 from ..errors import SkipCheck
 from ..generating import compare_generate
 
 
-@check(calls=200, rows=4, share=1, implied_by=("check_causality",))
-def check_cache(subject: Subject, budget: Budget) -> str:
+@check(share=1, implied_by=("check_causality",))
+def check_cache(subject: Subject) -> str:
     """Decoding with a cache, in any split, equals the full forward.
 
     Why: a cache that is one position off answers fluently, and wrongly.
@@ -23,33 +23,28 @@ def check_cache(subject: Subject, budget: Budget) -> str:
     subject.require_no_state()
     if getattr(subject.builder.build(), "can_cache_kv", True) is False:
         raise SkipCheck("the model says can_cache_kv=False")
-    decoder = Comparison(subject, budget)
+    decoder = Comparison(subject)
     if decoder.convention is None:
-        return compare_generate(subject, budget, decoder.reason)
+        return compare_generate(subject, decoder.reason)
     subject.require_no_noise()
     decoder.require_reset(subject.lengths.fit(4), subject.generator())
     generator, longest = subject.generator(), subject.block_size
 
-    def has_time(name: str, time: int, rows: int, calls: int) -> bool:
-        return budget.affords(
-            Round(decoder.variant, time, (), rows, calls, name=name, share=1)
-        )
-
     for batch in sorted({*map(subject.fit_rows, (1, 3, 5))}):
         for time in subject.fit(1, 7, 16):
-            splits = _splits(time)
-            if has_time(f"{batch} rows", time, batch, 1 + len(splits)):
-                decoder.compare(decoder.draw(batch, time, generator), splits)
+            with subject.budget.part(f"{batch} rows", time):
+                ids = decoder.draw(batch, time, generator)
+                decoder.compare(ids, _splits(time))
     if longest > 16:
         half = longest // 2
         tail = [1] * min(4, longest - half - 1)
         rest = longest - half - sum(tail)
-        if has_time("", longest, 1, 3):
+        with subject.budget.part("the longest text", longest):
             row = decoder.draw(1, longest, generator)
             decoder.compare(row, [[half, *tail, rest]])
             decoder.require_an_end(decoder.draw(1, longest + 1, generator))
     time = subject.lengths.fit(8)
-    if has_time("two texts", time, 6, 5 * time):
+    with subject.budget.part("two texts", time):
         decoder.compare_two_texts(time, generator)
         decoder.compare_padded(time, generator)
     return (

@@ -6,17 +6,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..check import Budget, Round, SkipCheck, Subject, check
-from ..copies import precise
+from ..cases import TRAIN
+from ..check import SkipCheck, Subject, check
 from ..embedding import gradients_at
 from ..larger_weights import both
 from ..rounding import FLOOR, is_real
 from ..tokens import SHORT, SPLITS, draw, rows_at_once, splits_to_try
-from ..ways import TRAIN
+from ..variant import Variant, precise
 
 
-@check(calls=200, rows=150, share=1, implied_by=("check_causality",))
-def check_causal_gradients(subject: Subject, budget: Budget) -> str:
+@check(share=1, implied_by=("check_causality",))
+def check_causal_gradients(subject: Subject) -> str:
     """The gradient of output t by the embedding of a later token is 0.
 
     Why: a custom backward may leak where values do not.
@@ -32,36 +32,30 @@ def check_causal_gradients(subject: Subject, budget: Budget) -> str:
     subject.require_gradients()
     subject.require_no_state()
     generator = subject.generator()
-    rounds = _rounds(subject, budget, generator)
-    for round, splits in budget.affordable(rounds):
-        _require_none_ahead(round, [s - 1 for s in splits], generator)
+    for variant, time in _sizes(subject):
+        with subject.budget.part(variant.case.name, time, 1 / 3):
+            _require_none_ahead(variant, time, generator)
     return f"lengths 2 to {longest}, eval and train mode"
 
 
-def _rounds(
-    subject: Subject, budget: Budget, generator: torch.Generator
-) -> Iterator[Round]:
-    """Yield short lengths, then the longest; a split is a row of a batch."""
+def _sizes(subject: Subject) -> Iterator[tuple[Variant, int]]:
+    """Yield a variant and a length: short ones, then the longest."""
     longest = subject.block_size
     for times in (subject.fit(2, 3, 7, SHORT), [longest]):
-        variants = [*both(subject, budget, times[-1])]
-        variants.append(precise(subject, budget, times[-1]).run_as(TRAIN))
+        variants = [*both(subject, times[-1])]
+        variants.append(precise(subject, times[-1]).run_as(TRAIN))
         for variant in variants:
-            for time in times:
-                count = SPLITS if time <= SHORT else 8
-                splits = tuple(splits_to_try(time, generator, count))
-                at_once = rows_at_once(subject.vocab_size, time) // 4
-                rows = subject.fit_rows(max(1, at_once))
-                yield Round(
-                    variant, time, splits, rows, grad=True, share=1 / 3
-                )
+            yield from ((variant, time) for time in times)
 
 
 def _require_none_ahead(
-    round: Round, positions: list[int], generator: torch.Generator
+    variant: Variant, time: int, generator: torch.Generator
 ) -> None:
-    variant, time = round.variant, round.time
-    vocab = variant.subject.vocab_size
+    """Require it of some positions; each is a row of a batch."""
+    subject, vocab = variant.subject, variant.subject.vocab_size
+    count = SPLITS if time <= SHORT else 8
+    positions = [s - 1 for s in splits_to_try(time, generator, count)]
+    rows = subject.fit_rows(max(1, rows_at_once(vocab, time) // 4))
     tokens = draw(vocab, 1, time, generator, repeats=False)
     seed = int(torch.randint(1 << 30, (1,), generator=generator))
 
@@ -75,8 +69,8 @@ def _require_none_ahead(
     def entry(part: list[int], row: int, later: int) -> Tensor:
         return measure(part, row)[row, later].reshape(1).double()
 
-    for first in range(0, len(positions), round.rows):
-        part = positions[first : first + round.rows]
+    for first in range(0, len(positions), rows):
+        part = positions[first : first + rows]
         grads = measure(part).cpu()
         if not torch.isfinite(grads).all():
             raise SkipCheck("gradients are NaN or infinite: see check_finite")
@@ -88,7 +82,10 @@ def _require_none_ahead(
         if not size > FLOOR * noise:
             continue
         row, later = divmod(int(ahead.argmax()), time)
-        if is_real(variant.model, partial(entry, part, row, later), noise):
+        with subject.budget.overtime():
+            found = partial(entry, part, row, later)
+            real = is_real(variant.model, found, noise)
+        if real:
             raise AssertionError(
                 f"the scores of position {part[row]} have a gradient by the "
                 f"embedding of token {later}, at length {time}: {size:.2g}, "

@@ -1,20 +1,24 @@
 """No position sees what follows it."""
 
-from ..check import Budget, SkipCheck, Subject, check
+from collections.abc import Iterator
+
+from ..cases import CAUSALITY, cases_of
+from ..check import SkipCheck, Subject, check
 from ..dependence.prove import prove_positions
-from ..explain import explain
-from ..leak_rounds import LeakRounds
-from ..leaks import LeakFinder
 from ..model.calling import MASK
+from ..moves.leaks import LeakFinder
+from ..moves.smallest import explain
+from ..moves.trials import trials
+from ..tokens import spans
 from ..variant import CopyFailed
-from ..ways import CAUSALITY, ways_of
 
 DRAWS = "in train mode the shape of random draws depends on the tokens"
 MIXED = "rows depend on each other: see check_batch_independence"
+NAMED = 4  # cases that a report names at the same lengths
 
 
-@check(calls=600, rows=500, share=6)
-def check_causality(subject: Subject, budget: Budget) -> str:
+@check(share=6)
+def check_causality(subject: Subject) -> str:
     """Tokens from a split on never change an output before it.
 
     Why: a model that sees the token it should predict trains to a loss that
@@ -33,20 +37,18 @@ def check_causality(subject: Subject, budget: Budget) -> str:
     if subject.block_size < 2:
         raise SkipCheck("one token has no future")
     subject.require_no_state()
-    proof = budget.proof = prove_positions(subject, budget)
-    rounds = LeakRounds(subject, budget, proof.at)
-    finder = LeakFinder()
-    for round, splits in budget.affordable(
-        rounds.of_the_rules() if proof.complete else rounds
-    ):
-        for trial in round.trials(splits):
+    budget, finder = subject.budget, LeakFinder()
+    proof = prove_positions(subject)
+    for trial in trials(subject, proof):
+        with budget.part(trial.label, trial.time, trial.share):
             try:
-                leak = finder.find(round.variant, trial)
+                leak = finder.find(trial)
             except CopyFailed as error:
-                budget.give_up(round.label, str(error))
-                break
+                budget.give_up(trial.label, str(error))
+                continue
             if leak is not None:
-                raise explain(round.variant, leak, proof.way)
+                raise explain(leak, proof)
+        budget.say(lambda: "; ".join(_tried(finder)))
     if not finder.moved and not budget.nothing_tried:
         raise AssertionError(
             "no change of any token moves any score, so nothing can be said "
@@ -56,10 +58,28 @@ def check_causality(subject: Subject, budget: Budget) -> str:
         name
         for name in subject.caller.optional
         if name not in (MASK, subject.caller.target_name)
-        and name not in {way.given for way in ways_of(CAUSALITY, subject)}
+        and name not in {case.given for case in cases_of(CAUSALITY, subject)}
     ]
     notes = [MIXED] * finder.rows_mix + [DRAWS] * finder.draws_differ
     if never:
         notes.append(f"never given: {', '.join(never)}")
-    tested = f"tested: {budget.tried}" if budget.tried else ""
-    return "; ".join(filter(None, [str(proof), tested, *notes]))
+    tested = [f"tested: {'; '.join(_tried(finder))}"] * bool(finder.tried)
+    return "; ".join([str(proof), *tested, *notes])
+
+
+def _tried(finder: LeakFinder) -> Iterator[str]:
+    """Yield which splits were tried, of how many, with the cases' names."""
+    names: dict[str, list[str]] = {}
+    for label, lengths in finder.tried.items():
+        whole = [t for t, done in lengths.items() if len(done) == t - 1]
+        parts = [f"all splits at {spans(whole)}"] if whole else []
+        parts += [
+            f"{len(done)} of {time - 1} at {time}"
+            for time, done in sorted(lengths.items())
+            if time not in whole
+        ]
+        names.setdefault(", ".join(parts), []).append(label)
+    for text, labels in names.items():
+        more = len(labels) - NAMED
+        rest = [f"{more} more cases (see the README)"] * (more > 0)
+        yield f"{', '.join([*labels[:NAMED], *rest])}: {text}"

@@ -1,28 +1,28 @@
 """All that came before counts."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 
 import torch
 
-from ..check import Budget, Round, Subject, check
-from ..copies import build, precise
+from ..check import Subject, check
 from ..dependence.prove import unreached
 from ..embedding import gradients_at
 from ..errors import ModelRaised
 from ..larger_weights import both
 from ..model.sizes import WINDOW, all_declared
-from ..rounding import floor, gaps
+from ..moves.moved import moves
+from ..rounding import floor
 from ..tokens import SHORT, SPLITS, draw, others, spans, splits_to_try
-from ..variant import Variant
+from ..variant import Variant, build
 
 PROVED = "; no operation leads from there to these scores"
 LITTLE = 3  # tokens of a text in which no operation need lead anywhere
 FADED = 1e-10  # share of the largest influence below which memory fades
 
 
-@check(calls=24, rows=20, share=1, implied_by=("check_order_sensitivity",))
-def check_context_use(subject: Subject, budget: Budget) -> str:
+@check(share=1, implied_by=("check_order_sensitivity",))
+def check_context_use(subject: Subject) -> str:
     """Every token so far can change the last output, the newest included.
 
     Why: a window one too short, a cache that drops the first token, or scores
@@ -34,18 +34,22 @@ def check_context_use(subject: Subject, budget: Budget) -> str:
     """
     longest = subject.block_size
     subject.require_no_state()
-    windows = all_declared(build(subject, budget), WINDOW)
+    windows = all_declared(build(subject), WINDOW)
     window = min(windows, key=lambda w: w.value, default=None)
     generator, reported = subject.generator(), ""
-    rounds = _rounds(subject, budget, generator)
-    for round, splits in budget.affordable(rounds):
-        time = round.time
+    for time in subject.fit(2, 3, 8, SHORT, longest):
         never: list[int] = []  # no operation leads from them to the last
-        if not budget.limited or time <= LITTLE:
-            with suppress(ModelRaised):
-                never = unreached(subject, budget, time)
-        columns = sorted({*(s - 1 for s in splits), time - 1, *never})
-        used = _used(both(subject, budget, time), time, columns, generator)
+        used: dict[int, float] = {}
+        columns: list[int] = []
+        with subject.budget.part("texts", time, 1 / 2):
+            if not subject.heavy or time <= LITTLE:
+                with suppress(ModelRaised):
+                    never = unreached(subject, time)
+            count = SPLITS if time <= SHORT else 6
+            splits = splits_to_try(time, generator, count)
+            some = sorted({*(s - 1 for s in splits), time - 1, *never})
+            used = _used(both(subject, time), time, some, generator)
+            columns = some
         unused = [s for s in columns if not used.get(s)]
         seen = [s for s in columns if s not in unused]
         if not unused:
@@ -77,18 +81,6 @@ def check_context_use(subject: Subject, budget: Budget) -> str:
     return f"every token tried, at lengths to {longest}{reported}"
 
 
-def _rounds(
-    subject: Subject, budget: Budget, generator: torch.Generator
-) -> Iterator[Round]:
-    """Yield lengths; a split stands for the token before it."""
-    for time in subject.fit(2, 3, 8, SHORT, subject.block_size):
-        count = SPLITS if time <= SHORT else 6
-        splits = tuple(splits_to_try(time, generator, count))
-        variant = precise(subject, budget, time)
-        if splits:
-            yield Round(variant, time, splits, share=1 / 2)
-
-
 def _used(
     variants: Iterable[Variant],
     time: int,
@@ -103,20 +95,14 @@ def _used(
             left = [s for s in columns if not used.get(s)]
             if not left:
                 return used
-            at_once = min(len(left), variant.rows_at_once(time))
-            base = draw(vocab, 1, time, generator)
+            base = draw(vocab, 1, time, generator).repeat(len(left), 1)
+            changed = base.clone()
             replaced = others(base[0], vocab, generator)
-            base_scores = variant.scores(base.repeat(at_once, 1))[:, -1]
-            least = floor(base_scores)
-            for first in range(0, len(left), at_once):
-                part = [
-                    left[min(first + i, len(left) - 1)] for i in range(at_once)
-                ]
-                rows = base.repeat(at_once, 1)
-                rows[range(at_once), part] = replaced[part]
-                moved = gaps(variant.scores(rows)[:, -1], base_scores)
-                sizes = zip(part, moved.tolist(), strict=True)
-                used |= {s: size for s, size in sizes if size > least}
+            changed[range(len(left)), left] = replaced[left]
+            for moved in moves(variant, base, changed):
+                for row, by in zip(moved.rows, moved.by[:, -1], strict=True):
+                    if by > floor(moved.base[:, -1]):
+                        used[left[row]] = float(by)
         if all(used.get(s) for s in columns):
             return used
         # an influence below rounding shows in gradients

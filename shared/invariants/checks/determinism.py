@@ -5,17 +5,16 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from ..check import Budget, Subject, check
-from ..copies import own
+from ..cases import AGAIN, WITH_GRADIENTS, cases_of
+from ..check import Subject, check
 from ..errors import FoundOut
 from ..rounding import floor, gaps, require_finite
 from ..tokens import others
-from ..variant import Variant
-from ..ways import AGAIN, WITH_GRADIENTS, ways_of
+from ..variant import Variant, own
 
 
-@check(calls=42, rows=1)
-def check_determinism(subject: Subject, budget: Budget) -> str:
+@check()
+def check_determinism(subject: Subject) -> str:
     """In eval mode the same input gives the same output, whatever came before.
 
     Why: dropout that never stops, and caches that outlive a sequence, make
@@ -26,7 +25,7 @@ def check_determinism(subject: Subject, budget: Budget) -> str:
     Reports: pytorch/pytorch 26338, F.dropout goes on in eval mode.
     """
     generator = subject.generator()
-    variant = own(subject, budget)
+    variant = own(subject)
     tokens = subject.draw(2, 8, generator)
     first = variant.scores(tokens, seed=1, go_on=True)
     seeds = itertools.count(2)
@@ -37,14 +36,14 @@ def check_determinism(subject: Subject, budget: Budget) -> str:
 
     for count in range(2, 10):
         compare(variant, f"at call {count}")
-    compare(variant.run_as(WITH_GRADIENTS), WITH_GRADIENTS.name)
-    for way in ways_of(AGAIN, subject):
-        if way.own or way.targets:
-            other = variant.run_as(way)
+    compare(variant.run_as(WITH_GRADIENTS), WITH_GRADIENTS.how)
+    for case in cases_of(AGAIN, subject):
+        if case.own or case.targets:
+            other = variant.run_as(case)
             scores = other.scores(tokens, seed=1, go_on=True)
             again = other.scores(tokens, seed=2, go_on=True)
-            _require_same(again, scores, way.name)
-            compare(variant, f"after a call {way.name}")
+            _require_same(again, scores, case.name)
+            compare(variant, f"after a call {case.name}")
     for size in ((1, 1), (1, subject.block_size), (2, 8), (3, 5)):
         mixed = subject.draw(*size, generator)
         variant.scores(mixed, go_on=True)
@@ -59,7 +58,7 @@ def check_determinism(subject: Subject, budget: Budget) -> str:
         mixed = others(ids, subject.vocab_size, generator)
         batches += _alike(ids, mixed, parts)
     answers = [variant.scores(ids, go_on=True) for ids in batches]
-    other = own(subject, budget)
+    other = own(subject)
     for ids, answer in reversed([*zip(batches, answers, strict=True)]):
         what = "after batches that agree with theirs in a row or a column"
         scores = other.scores(ids, go_on=True)

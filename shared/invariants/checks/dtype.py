@@ -6,14 +6,14 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from ..check import Budget, Subject, check
-from ..copies import changeable
+from ..check import Subject, check
 from ..errors import ModelRaised, NotFinite, sentence
 from ..model.building import CASTS, cast
 from ..operations import Operations
 from ..other_device import NAME as ELSEWHERE
 from ..other_device import elsewhere
 from ..rounding import dtype_name
+from ..variant import changeable
 
 # An operation that lacks a dtype altogether; mixed dtypes read otherwise.
 NO_KERNEL = re.compile(
@@ -23,8 +23,8 @@ NO_KERNEL = re.compile(
 UNIQUE = 257  # whole numbers from 0 that differ in bfloat16
 
 
-@check(calls=7, rows=1)
-def check_dtype(subject: Subject, budget: Budget) -> str:
+@check()
+def check_dtype(subject: Subject) -> str:
     """.double(), .bfloat16(), .half() work; .to(device) moves everything.
 
     Why: a tensor that is no buffer stays behind, in another dtype or on
@@ -38,9 +38,7 @@ def check_dtype(subject: Subject, budget: Budget) -> str:
     rotary positions in bfloat16.
     """
     tokens = subject.draw(2, 5)
-    answers = {
-        dtype: _answer_in(subject, budget, dtype, tokens) for dtype in CASTS
-    }
+    answers = {dtype: _answer_in(subject, dtype, tokens) for dtype in CASTS}
     fixed = answers[torch.bfloat16]
     notes = []
     for dtype, answer in answers.items():
@@ -54,12 +52,12 @@ def check_dtype(subject: Subject, budget: Budget) -> str:
             if _bits(answer) < least:
                 raise AssertionError(f"a model in {name}")
         notes.append(name)
-    notes.append(_check_device(subject, budget, tokens))
+    notes.append(_check_device(subject, tokens))
     return ", ".join(notes)
 
 
 def _answer_in(
-    subject: Subject, budget: Budget, dtype: torch.dtype, tokens: Tensor
+    subject: Subject, dtype: torch.dtype, tokens: Tensor
 ) -> torch.dtype | str:
     """Return the dtype of the scores of a model cast to a dtype.
 
@@ -67,7 +65,7 @@ def _answer_in(
     kernel for the dtype, or the range of the dtype is too small.
     """
     function = "a function has no dtype to change"
-    variant = changeable(subject, budget, function)
+    variant = changeable(subject, function)
     positions = None
     time = subject.lengths.fit(300)
     if dtype == torch.bfloat16 and time > UNIQUE:
@@ -129,8 +127,8 @@ def _bits(dtype: torch.dtype) -> int:
     return torch.finfo(dtype).bits
 
 
-def _check_device(subject: Subject, budget: Budget, tokens: Tensor) -> str:
-    variant = changeable(subject, budget, "a function is on no device")
+def _check_device(subject: Subject, tokens: Tensor) -> str:
+    variant = changeable(subject, "a function is on no device")
     if subject.device is not None and subject.device.type != "cpu":
         scores = variant.scores(tokens)
         if scores.device.type != subject.device.type:

@@ -4,19 +4,19 @@ import math
 
 import torch
 
-from ..check import Budget, Subject, check
-from ..copies import changeable
+from ..cases import TRAIN
+from ..check import Subject, check
 from ..errors import SkipCheck, during
 from ..losses import cross_entropy
-from ..ways import TRAIN
+from ..variant import changeable
 
 STEPS = 400
 BATCH = 16
 PERIOD = 3
 
 
-@check(calls=2400, rows=3000, slow=True)
-def check_entropy_bound(subject: Subject, budget: Budget) -> str:
+@check(slow=True)
+def check_entropy_bound(subject: Subject) -> str:
     """Trained on unpredictable tokens, the loss stays above their entropy.
 
     Why: the surest sign of a leak needs no idea where it is: nobody can
@@ -31,7 +31,7 @@ def check_entropy_bound(subject: Subject, budget: Budget) -> str:
         raise SkipCheck(f"needs sequences of {2 * PERIOD} tokens")
     ids = min(16, subject.vocab_size)
     entropy = math.log(ids)
-    lowest = _train(subject, budget, ids, repeat=False)
+    lowest = _train(subject, ids, repeat=False)
     # a mean of 50 batches: its spread is far below a tenth of a nat
     if lowest < entropy - 0.05:
         raise AssertionError(
@@ -39,7 +39,7 @@ def check_entropy_bound(subject: Subject, budget: Budget) -> str:
             f"below their entropy ln({ids}) = {entropy:.3f}: the model sees "
             f"what it should predict"
         )
-    last = _train(subject, budget, ids, repeat=True)
+    last = _train(subject, ids, repeat=True)
     if not last < 0.8 * entropy:
         raise AssertionError(
             f"trained on sequences that repeat {PERIOD} ids the loss stays "
@@ -49,10 +49,10 @@ def check_entropy_bound(subject: Subject, budget: Budget) -> str:
     return f"random {lowest:.3f} of {entropy:.3f}, repeated {last:.3f}"
 
 
-def _train(subject: Subject, budget: Budget, ids: int, repeat: bool) -> float:
+def _train(subject: Subject, ids: int, repeat: bool) -> float:
     """Return the lowest mean loss of 50 steps in a row."""
     function = "a function cannot be trained"
-    variant = changeable(subject, budget, function, TRAIN)
+    variant = changeable(subject, function, TRAIN)
     model = variant.model
     generator = subject.generator()
     time = subject.lengths.fit(18)

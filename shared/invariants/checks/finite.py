@@ -6,18 +6,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..check import Budget, Round, Subject, check
-from ..copies import own
+from ..cases import TRAIN, TRAIN_WITHOUT_GRADIENTS, WITH_GRADIENTS
+from ..check import Subject, check
 from ..errors import NotFinite, during
 from ..losses import cross_entropy
-from ..variant import Variant
-from ..ways import EVAL, TRAIN, TRAIN_WITHOUT_GRADIENTS, WITH_GRADIENTS
+from ..variant import Variant, own
 
 GRADIENTS = 256  # tokens: a backward pass of longer texts takes much memory
 
 
-@check(calls=40, rows=6, copies=10, share=1)
-def check_finite(subject: Subject, budget: Budget) -> str:
+@check(share=1)
+def check_finite(subject: Subject) -> str:
     """Neither scores nor gradients are ever NaN or infinite.
 
     Why: one NaN, after one step of an optimiser, is in every weight.
@@ -27,16 +26,17 @@ def check_finite(subject: Subject, budget: Budget) -> str:
     passes in train mode ("GPT from Scratch", listing 5).
     """
     generator = subject.generator()
-    for round, _ in budget.affordable(_rounds(subject, budget)):
-        tokens = _texts(subject, round.time, generator)[: round.rows]
-        for seed in range(round.calls):
-            _try(round.variant, tokens, seed, round.grad)
+    for variant, time, rows, calls in _sizes(subject):
+        with subject.budget.part(variant.case.name, time, 1 / 3):
+            tokens = _texts(subject, time, generator)[:rows]
+            for seed in range(calls):
+                _try(variant, tokens, seed)
     return f"lengths 1 to {subject.block_size}, eval and train mode"
 
 
-def _rounds(subject: Subject, budget: Budget) -> Iterator[Round]:
-    """Yield lengths and modes; in train mode several dropout masks."""
-    variant = own(subject, budget)
+def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int, int]]:
+    """Yield variants, lengths, rows and calls, each with its dropout mask."""
+    variant = own(subject)
     back = subject.is_module and subject.builder.can_copy
     longest = subject.block_size
     lengths = [*subject.fit(1, 16), longest, *subject.fit(2, 3)]
@@ -44,12 +44,11 @@ def _rounds(subject: Subject, budget: Budget) -> Iterator[Round]:
         grads = back and time <= GRADIENTS
         large = time * subject.vocab_size >= 1 << 22
         rows = 5 if time <= 16 else 1 if large else 2
-        ways = [(EVAL, False, 1)] + [(WITH_GRADIENTS, True, 1)] * grads
+        yield variant, time, rows, 1
+        if grads:
+            yield variant.run_as(WITH_GRADIENTS), time, rows, 1
         train = TRAIN if grads else TRAIN_WITHOUT_GRADIENTS
-        ways.append((train, grads, 4 if 3 < time <= 16 else 1))
-        for way, grad, calls in ways:
-            one = variant.run_as(way)
-            yield Round(one, time, (), rows, calls, grad=grad, share=1 / 3)
+        yield variant.run_as(train), time, rows, 4 if 3 < time <= 16 else 1
 
 
 def _texts(
@@ -63,10 +62,11 @@ def _texts(
 
 
 def _try(
-    variant: Variant, tokens: Int[Tensor, "rows time"], seed: int, grad: bool
+    variant: Variant, tokens: Int[Tensor, "rows time"], seed: int
 ) -> None:
-    """Require numbers of a forward, and with grad of a backward pass."""
-    model, time, mode = variant.model, tokens.size(1), variant.way.mode
+    """Require numbers of a forward, and of a backward pass if there is one."""
+    model, time, mode = variant.model, tokens.size(1), variant.case.mode
+    grad = variant.case.grad
     if grad:
         model.zero_grad()
     scores = variant.scores(tokens, seed=seed, grad=grad)

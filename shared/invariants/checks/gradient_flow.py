@@ -5,21 +5,20 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from ..check import Budget, Subject, check
-from ..copies import changeable
+from ..cases import TRAIN
+from ..check import Subject, check
 from ..errors import SkipCheck, during
 from ..larger_weights import larger
 from ..losses import cross_entropy, scores_and_loss
 from ..model.reading import tensors_in
 from ..tokens import rows_at_once
-from ..variant import Variant
-from ..ways import TRAIN
+from ..variant import Variant, changeable
 
 ROUNDING_SHARE = 1e-6  # of the largest gradient: in float32, rounding
 
 
-@check(calls=3, rows=1)
-def check_gradient_flow(subject: Subject, budget: Budget) -> str:
+@check()
+def check_gradient_flow(subject: Subject) -> str:
     """Over several batches every trainable parameter gets a gradient.
 
     Why: a parameter that the optimiser never moves is dead weight: a layer
@@ -34,7 +33,7 @@ def check_gradient_flow(subject: Subject, budget: Budget) -> str:
     """
     subject.require_gradients()
     function = "a function has no parameters to see"
-    variant = changeable(subject, budget, function, TRAIN)
+    variant = changeable(subject, function, TRAIN)
     model = variant.model
     frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
     if frozen and len(frozen) == len([*model.parameters()]):
@@ -43,7 +42,7 @@ def check_gradient_flow(subject: Subject, budget: Budget) -> str:
     without = [name for name, size in sizes.items() if size == 0]
     stuck = ""
     if without:
-        copy = larger(subject, budget)
+        copy = larger(subject)
         if copy is not None:
             again = _gradient_sizes(copy.run_as(TRAIN))
             without = [name for name in without if not again.get(name)]

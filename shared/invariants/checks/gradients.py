@@ -4,14 +4,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from ..check import Budget, Subject, check
-from ..copies import changeable, doubled
+from ..cases import EVAL, TRAIN
+from ..check import Subject, check
 from ..derivatives import Along, gradients_of
 from ..errors import SkipCheck, during
 from ..larger_weights import redraw_zeros
 from ..rounding import FLOOR, Inside, require_finite
-from ..variant import Variant
-from ..ways import EVAL, TRAIN
+from ..variant import Variant, changeable, doubled
 
 COARSE = 1e-4  # unit of rounding from which on nothing can be compared
 # Operations that stand still or jump: a gradient through them is estimated.
@@ -19,8 +18,8 @@ PIECEWISE = {"round", "floor", "ceil", "trunc", "sign", "sgn", "argmax"}
 PIECEWISE |= {"argmin", "frac", "heaviside", "bucketize", "searchsorted"}
 
 
-@check(calls=60, rows=1, copies=20, implied_by=("check_purity",))
-def check_gradients(subject: Subject, budget: Budget) -> str:
+@check(implied_by=("check_purity",))
+def check_gradients(subject: Subject) -> str:
     """The gradient belongs to the function that the forward computes.
 
     Why: with a backward of one's own, a detached factor, or a block that is
@@ -34,15 +33,15 @@ def check_gradients(subject: Subject, budget: Budget) -> str:
     """
     subject.require_gradients()
     subject.require_no_state()
-    variant = changeable(subject, budget, "a function has no weights")
-    model = doubled(subject, budget, variant.model)
+    variant = changeable(subject, "a function has no weights")
+    model = doubled(subject, variant.model)
     generator = subject.generator()
     redraw_zeros(model, generator)
     tokens = subject.draw(3, 8, generator)
     tokens[:, -1] = tokens[:, 0]  # an id that comes twice
     note = ""
-    for way in (EVAL, TRAIN):
-        note = _compare(variant.run_as(way), tokens, generator) or note
+    for case in (EVAL, TRAIN):
+        note = _compare(variant.run_as(case), tokens, generator) or note
     return f"eval and train mode, along random directions{note}"
 
 
@@ -88,7 +87,7 @@ def _compare(
         )
     if not wrong:
         return ""
-    if variant.way.training:
+    if variant.case.training:
         variant.start_again()
         one, two = (variant.scores(tokens, seed=1, go_on=True) for _ in "ab")
         if not one.equal(two):  # spectral norm estimates anew each time

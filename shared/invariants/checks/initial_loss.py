@@ -2,14 +2,14 @@
 
 import math
 
-from ..check import Budget, SkipCheck, Subject, check
-from ..copies import own
+from ..check import SkipCheck, Subject, check
 from ..losses import cross_entropy
 from ..rounding import require_finite
+from ..variant import own
 
 
-@check(calls=1, rows=1)
-def check_initial_loss(subject: Subject, budget: Budget) -> str:
+@check()
+def check_initial_loss(subject: Subject) -> str:
     """A fresh model's loss is within 1.5 nats of ln(vocab).
 
     Why: a model that starts out sure of itself spends its first steps
@@ -22,7 +22,7 @@ def check_initial_loss(subject: Subject, budget: Budget) -> str:
     time = subject.lengths.fit(32)
     room = (1 << 25) // (time * subject.vocab_size)
     batch = max(1, min(512 // time, room))
-    variant = own(subject, budget)
+    variant = own(subject)
     tokens = subject.draw(batch, time, generator)
     targets = subject.draw(batch, time, generator)
     scores = variant.scores(tokens).float()

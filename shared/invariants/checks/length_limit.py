@@ -1,14 +1,14 @@
 """The end of the positions."""
 
-from ..check import Budget, Subject, check
+from ..check import Subject, check
 from ..errors import SkipCheck, sentence
 from ..limits import on_cpu, refusal
 from ..model.sizes import before_first_position, has_position_table
 from ..tokens import draw
 
 
-@check(calls=1, rows=1)
-def check_length_limit(subject: Subject, budget: Budget) -> str:
+@check()
+def check_length_limit(subject: Subject) -> str:
     """A model whose positions end refuses one token more.
 
     Why: positions that wrap around, or a mask that no longer reaches, give
@@ -25,7 +25,7 @@ def check_length_limit(subject: Subject, budget: Budget) -> str:
     if limit > max(subject.block_size, 4096):
         raise SkipCheck(f"{subject.limit} is too long to try")
     offset = ""
-    variant = on_cpu(subject, budget)
+    variant = on_cpu(subject)
     fewer = before_first_position(variant.model, limit)
     if fewer and subject.block_size == limit - fewer:
         offset = f"declared are {limit}, taken {limit - fewer}: positions "

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..check import Budget, Subject, check
+from ..cases import TRAIN, WITH_GRADIENTS
+from ..check import Subject, check
 from ..derivatives import gradients_of
 from ..errors import ModelRaised, SkipCheck, during
 from ..larger_weights import both
@@ -25,7 +26,6 @@ from ..model.building import hooked
 from ..rounding import floor, gaps
 from ..tokens import others
 from ..variant import Variant
-from ..ways import TRAIN, WITH_GRADIENTS
 
 HOW = ("as given", "shifted by one inside")
 EITHER = " or ".join(HOW)
@@ -33,8 +33,8 @@ LONGEST = 33  # tokens of a text
 IGNORED = (-100, -1)  # PyTorch's own mark for no target, and minGPT's
 
 
-@check(calls=40, rows=0)
-def check_loss(subject: Subject, budget: Budget) -> str:
+@check()
+def check_loss(subject: Subject) -> str:
     """The loss is the mean cross-entropy of the model's own scores.
 
     Why: a loss shifted once too often trains the wrong task; a sum, or a
@@ -50,7 +50,7 @@ def check_loss(subject: Subject, budget: Budget) -> str:
     subject.require_no_state()
     if subject.block_size < 3:
         raise SkipCheck("a shifted loss needs three tokens")
-    first, *again = map(_check_loss_of, both(subject, budget, LONGEST))
+    first, *again = map(_check_loss_of, both(subject, LONGEST))
     # to a head of zeros all losses are equal
     return again[0] if again and EITHER in first else first
 
@@ -154,7 +154,7 @@ def _loss_of(
             f"the scores move with {name}: those of position {position} by "
             f"{float(moved.max()):.2g}"
         )
-    elif name not in subject.caller.given and not variant.way.training:
+    elif name not in subject.caller.given and not variant.case.training:
         own = subject.without_hidden(scores)
         pair = [x.log_softmax(-1) for x in (own, variant.scores(tokens))]
         size = float(gaps(*pair).max())

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..check import Budget, SkipCheck, Subject, check
+from ..check import SkipCheck, Subject, check
 from ..larger_weights import both
 from ..rounding import FLOOR, dtype_name, floor_of, is_real, rounding
 from ..variant import Variant
@@ -13,8 +13,8 @@ from ..variant import Variant
 NORMALISED = 1e-3  # sums as close to 1 as that are meant to be 1
 
 
-@check(calls=8, rows=0)
-def check_normalised(subject: Subject, budget: Budget) -> str:
+@check()
+def check_normalised(subject: Subject) -> str:
     """Log-probabilities sum to 1, where the model says it returns them.
 
     Why: a sum of 0.99 is a loss that is 0.01 too high or too low.
@@ -23,7 +23,7 @@ def check_normalised(subject: Subject, budget: Budget) -> str:
     Reports: a softmax in front of nn.CrossEntropyLoss, which takes logits.
     """
     subject.require_no_state()
-    worst = max(map(_require_sums, both(subject, budget)))
+    worst = max(map(_require_sums, both(subject)))
     return f"sums are 1 to {worst:.1g}"
 
 

@@ -4,8 +4,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..check import Budget, Round, SkipCheck, Subject, check
-from ..copies import build
+from ..check import SkipCheck, Subject, check
 from ..larger_weights import both
 from ..model.sizes import WINDOW, declared
 from ..rounding import (
@@ -17,14 +16,14 @@ from ..rounding import (
     rounding,
 )
 from ..tokens import draw, others, rows_at_once
-from ..variant import Variant
+from ..variant import Variant, build
 
 CLEAR = 0.5  # share of the deviation of scores: no rounding is as large
 ALIKE = 1e-5  # share of the effect of another id: less is no effect
 
 
-@check(calls=14, rows=15, share=1)
-def check_order_sensitivity(subject: Subject, budget: Budget) -> str:
+@check(share=1)
+def check_order_sensitivity(subject: Subject) -> str:
     """Permuting earlier tokens changes the prediction.
 
     Why: without positions a model reads a bag of words; positions that start
@@ -41,21 +40,21 @@ def check_order_sensitivity(subject: Subject, budget: Budget) -> str:
     if longest < 3:
         raise SkipCheck(f"needs three tokens, the longest is {longest}")
     subject.require_no_state()
-    window = declared(build(subject, budget), WINDOW)
+    window = declared(build(subject), WINDOW)
     if window is not None and window.value == 1:
         raise SkipCheck(f"the model declares {window}: no token has a past")
-    found = _some_permutation(subject, budget)
+    found = _some_permutation(subject)
     powers = [1 << k for k in range((longest - 2).bit_length())]
     far = [(0, s) for s in powers]
     beside = [(s, s + 1) for s in powers if 8 <= s < longest - 2]
     for one, other in (
-        *(_swapped_in_vain(subject, budget, far) or []),
-        *(_swapped_in_vain(subject, budget, beside) or []),
+        *(_swapped_in_vain(subject, far) or []),
+        *(_swapped_in_vain(subject, beside) or []),
     ):
         step = int(one > 0)  # the first token stays the first
         near = [(one + d * step, other + d) for d in (-1, 1)]
         near = [(a, b) for a, b in near if a < b < longest - 1]
-        if _swapped_in_vain(subject, budget, near) != []:
+        if _swapped_in_vain(subject, near) != []:
             return f"{found}; tokens {one} and {other} may be swapped"
         raise AssertionError(
             f"at length {longest} the last scores do not change when tokens "
@@ -66,25 +65,27 @@ def check_order_sensitivity(subject: Subject, budget: Budget) -> str:
 
 
 def _swapped_in_vain(
-    subject: Subject, budget: Budget, pairs: list[tuple[int, int]]
+    subject: Subject, pairs: list[tuple[int, int]]
 ) -> list[tuple[int, int]] | None:
     """Return the pairs of tokens whose swap changes nothing.
 
     A pair is left out if another id in its second place changes nothing
     either. None is for no time.
     """
+    with subject.budget.part("swaps", subject.block_size, 1 / 2):
+        return _unmoved(subject, pairs)
+    return None
+
+
+def _unmoved(
+    subject: Subject, pairs: list[tuple[int, int]]
+) -> list[tuple[int, int]]:
     time, vocab = subject.block_size, subject.vocab_size
     generator = subject.generator()
-    for variant in both(subject, budget, time):
+    for variant in both(subject, time):
         for _ in range(3):
-            calls = 1 + len(pairs)
-            swaps = Round(
-                variant, time, rows=1, calls=calls, name="swaps", share=1 / 2
-            )
             if not pairs:
                 return []
-            if not budget.affords(swaps):
-                return None
             text = draw(vocab, 1, time, generator)[0]
             for one, other in pairs:
                 text[other] = others(text[one], vocab, generator)
@@ -118,11 +119,11 @@ def _moved(
     return floor(last), gaps(last[1:], last[:1].expand_as(last[1:])).tolist()
 
 
-def _some_permutation(subject: Subject, budget: Budget) -> str:
+def _some_permutation(subject: Subject) -> str:
     """Return how far a permutation moves the scores; raise if none does."""
     vocab, generator = subject.vocab_size, subject.generator()
     largest = 0.0
-    for variant in both(subject, budget):
+    for variant in both(subject):
         for time in reversed(subject.fit(3, 8)):
             tokens = draw(vocab, 1, time, generator, False)[0]
             # two ids at least, however small the vocabulary

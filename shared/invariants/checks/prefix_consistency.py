@@ -6,21 +6,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..check import Budget, Round, SkipCheck, Subject, check
-from ..copies import precise
+from ..cases import PREFIX, cases_of
+from ..check import SkipCheck, Subject, check
 from ..larger_weights import both
 from ..rounding import dtype_name, floor, gaps, real_gap
 from ..tokens import SHORT, draw, rows_at_once, splits_to_try
-from ..ways import PREFIX, ways_of
+from ..variant import Variant, precise
 
 
-@check(
-    calls=160,
-    rows=20,
-    share=1,
-    implied_by=("check_determinism", "check_causality"),
-)
-def check_prefix_consistency(subject: Subject, budget: Budget) -> str:
+@check(share=1, implied_by=("check_determinism", "check_causality"))
+def check_prefix_consistency(subject: Subject) -> str:
     """model(x[:, :t]) equals model(x)[:, :t].
 
     Why: generation feeds prefixes; a model that sees the length of its
@@ -36,38 +31,33 @@ def check_prefix_consistency(subject: Subject, budget: Budget) -> str:
     subject.require_no_noise()
     subject.require_no_state()
     generator = subject.generator()
-    rounds = _rounds(subject, budget, generator)
-    for round, prefixes in budget.affordable(rounds):
-        _compare(round, prefixes, generator)
+    for variant, time, count in _sizes(subject):
+        with subject.budget.part(variant.case.name, time, 1 / 2):
+            _compare(variant, time, count, generator)
     return f"prefixes of lengths 2 to {longest}"
 
 
-def _rounds(
-    subject: Subject, budget: Budget, generator: torch.Generator
-) -> Iterator[Round]:
-    """Yield lengths and their prefixes: in eval mode, with larger weights."""
+def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int]]:
+    """Yield variants, lengths and numbers of prefixes."""
     longest, short = subject.block_size, subject.lengths.fit(SHORT)
-    fresh, *enlarged = both(subject, budget)
-    sizes = [(fresh, time, time) for time in subject.fit(2, 5, SHORT, 33)]
-    sizes += [(variant, short, short) for variant in enlarged]
-    for way in ways_of(PREFIX, subject)[1:]:
-        sizes.append((fresh.run_as(way), short, short))
+    fresh, *enlarged = both(subject)
+    yield from ((fresh, time, time) for time in subject.fit(2, 5, SHORT, 33))
+    yield from ((variant, short, short) for variant in enlarged)
+    for case in cases_of(PREFIX, subject)[1:]:
+        yield fresh.run_as(case), short, short
     if longest > 33:
-        sizes.append((precise(subject, budget, longest), longest, 4))
-    for variant, time, count in sizes:
-        splits = splits_to_try(time, generator, count)
-        prefixes = tuple(filter(subject.lengths.accepts, splits))
-        rows = min(2, rows_at_once(subject.vocab_size, time))
-        if prefixes:
-            yield Round(variant, time, prefixes, rows, apart=True, share=1 / 2)
+        yield precise(subject, longest), longest, 4
 
 
 def _compare(
-    round: Round, prefixes: list[int], generator: torch.Generator
+    variant: Variant, time: int, count: int, generator: torch.Generator
 ) -> None:
-    variant, time = round.variant, round.time
-    vocab = variant.subject.vocab_size
-    tokens = draw(vocab, round.rows, time, generator)
+    subject, vocab = variant.subject, variant.subject.vocab_size
+    splits = splits_to_try(time, generator, count)
+    prefixes = [*filter(subject.lengths.accepts, splits)]
+    if not prefixes:
+        return
+    tokens = draw(vocab, min(2, rows_at_once(vocab, time)), time, generator)
 
     def whole_text(split: int) -> Tensor:
         return variant.scores(tokens)[:, :split]

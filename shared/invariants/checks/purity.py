@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..check import Budget, Subject, check
-from ..copies import own
+from ..cases import EVAL, TRAIN, WITH_GRADIENTS
+from ..check import Subject, check
 from ..errors import during
 from ..model.building import Model
 from ..randomness import random_states, seed_all
 from ..rounding import floor, gaps
-from ..variant import Variant
-from ..ways import EVAL, TRAIN, WITH_GRADIENTS
+from ..variant import Variant, own
 
 NOT_SAVED = "buffer (not saved)"
 RANDOM = "the random state of "
@@ -24,8 +23,8 @@ PYTHON = "Python's random"
 TYPE_CHECKERS = ("beartype", "typeguard")  # in the names of their code
 
 
-@check(calls=8, rows=2)
-def check_purity(subject: Subject, budget: Budget) -> str:
+@check()
+def check_purity(subject: Subject) -> str:
     """A forward changes nothing outside itself.
 
     Why: an evaluation in the middle of training must not change it.
@@ -36,30 +35,30 @@ def check_purity(subject: Subject, budget: Budget) -> str:
     Reports: running statistics updated in eval mode; a manual_seed inside
     forward.
     """
-    generator, variant = subject.generator(), own(subject, budget)
+    generator, variant = subject.generator(), own(subject)
     for time in subject.fit(5, subject.block_size):
         rows = 1 if time * subject.vocab_size > 1 << 24 else 2
         tokens = subject.draw(subject.fit_rows(rows), time, generator)
         _require_pure(variant, tokens.to(subject.device))
     tokens = subject.draw(subject.fit_rows(8), 5, generator)
-    for way in (WITH_GRADIENTS, TRAIN):
-        _require_pure(variant.run_as(way), tokens.to(subject.device))
+    for case in (WITH_GRADIENTS, TRAIN):
+        _require_pure(variant.run_as(case), tokens.to(subject.device))
     return "input, weights, buffers, modes, random states, settings"
 
 
 def _require_pure(variant: Variant, tokens: Tensor) -> None:
-    subject, model, way = variant.subject, variant.model, variant.way
+    subject, model, case = variant.subject, variant.model, variant.case
     if isinstance(model, nn.Module):
-        model.train(way.training)
+        model.train(case.training)
     if subject.keeps_state:
         variant.start_again()
-    where = f"a forward {way.mode}"
+    where = f"a forward {case.mode}"
     # as the model takes them, so that what it does to them is seen
     given = subject.caller.arranged(tokens).clone()
     if subject.caller.time_first:
         given = given.mT
-    what = f"on tokens of shape {tuple(tokens.shape)}, {way.mode}"
-    with during(what), torch.set_grad_enabled(way.grad):
+    what = f"on tokens of shape {tuple(tokens.shape)}, {case.mode}"
+    with during(what), torch.set_grad_enabled(case.grad):
         before = _snapshot(model)
         subject.caller.call(model, given)
         after = _snapshot(model)
@@ -67,7 +66,7 @@ def _require_pure(variant: Variant, tokens: Tensor) -> None:
         at = (given != tokens).nonzero()[0].tolist()
         raise AssertionError(f"{where} changes its input, at {at}")
     may_change: tuple[str, ...] = (RANDOM,) if subject.noisy else ()
-    if way.training:
+    if case.training:
         may_change = (RANDOM, "buffer ", "parameter ")
     changed = [
         name
@@ -83,14 +82,14 @@ def _require_pure(variant: Variant, tokens: Tensor) -> None:
     more = ""
     if changed and not faults:
         evaluated = variant.run_as(EVAL)
-        first = own(subject, variant.budget).scores(tokens)
+        first = own(subject).scores(tokens)
         moved = gaps(evaluated.scores(tokens), first)
         if float(moved.max()) > floor(first):
             faults, more = changed, ", and with it the scores"
     if faults:
         what = "changes" if faults[0] in before else "adds"
         raise AssertionError(f"{where} {what} {faults[0]}{more}")
-    if way.training:
+    if case.training:
         seed_all(subject.seed + 1)
         subject.caller.call(model, given)
         for name, state in random_states().items():

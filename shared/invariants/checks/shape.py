@@ -3,18 +3,17 @@
 import torch
 from torch import Tensor
 
-from ..check import Budget, Subject, check
-from ..copies import own
+from ..cases import EVAL, TRAIN_WITHOUT_GRADIENTS
+from ..check import Subject, check
 from ..errors import FoundOut, ModelRaised, during, sentence
 from ..model.reading import TIME_FIRST
 from ..rounding import floor, gaps
 from ..tokens import draw
-from ..variant import Variant
-from ..ways import EVAL, TRAIN_WITHOUT_GRADIENTS
+from ..variant import Variant, own
 
 
-@check(calls=14, rows=2)
-def check_shape(subject: Subject, budget: Budget) -> str:
+@check()
+def check_shape(subject: Subject) -> str:
     """(batch, time) ids give (batch, time, vocab) scores, at every size.
 
     Why: a squeezed batch of one, or the last position where all are required
@@ -33,13 +32,13 @@ def check_shape(subject: Subject, budget: Budget) -> str:
         )
         raise ModelRaised(text) from subject.refusals[0][0].__cause__
     generator, longest = subject.generator(), subject.block_size
-    variant = own(subject, budget)
+    variant = own(subject)
     sizes = {(1, 1), (4, 1), (1, 2), (3, 2), (5, 3), (2, 7), (1, longest)}
     sizes = {(b, subject.lengths.fit(t)) for b, t in sizes}
-    for way in (EVAL, TRAIN_WITHOUT_GRADIENTS):
+    for case in (EVAL, TRAIN_WITHOUT_GRADIENTS):
         for batch, time in sorted(sizes):
             tokens = subject.draw(batch, time, generator)
-            scores = variant.run_as(way).scores(tokens, strict=True)
+            scores = variant.run_as(case).scores(tokens, strict=True)
             if not scores.is_floating_point():
                 raise AssertionError(f"scores have dtype {scores.dtype}")
     inputs = _require_inputs(variant)

@@ -6,13 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..check import Budget, SkipCheck, Subject, check
-from ..copies import precise
+from ..check import SkipCheck, Subject, check
 from ..larger_weights import larger
 from ..model.building import hooked
 from ..model.reading import tensors_in
 from ..rounding import minus
-from ..variant import Variant
+from ..variant import Variant, precise
 
 TIME = 31  # a prime: the width of no head is taken for it
 CHOICE = 8  # positions that a row has to choose from, at least
@@ -27,8 +26,8 @@ KEEPING = (  # of a tensor's numbers, in another shape or dtype
 )
 
 
-@check(calls=5, rows=0, implied_by=("check_context_use",))
-def check_signal(subject: Subject, budget: Budget) -> str:
+@check(implied_by=("check_context_use",))
+def check_signal(subject: Subject) -> str:
     """Each part moves with its input, and no fresh attention has decided.
 
     Why: behind a norm that forgets its input a layer adds a constant; where
@@ -41,14 +40,14 @@ def check_signal(subject: Subject, budget: Budget) -> str:
     Reports: Vaswani et al. 2017, section 3.2.1: large products push the
     softmax to where its gradients are extremely small.
     """
-    enlarged = larger(subject, budget)
+    enlarged = larger(subject)
     if enlarged is not None:
         _require_parts_that_move(enlarged)
     if not subject.builder.fresh:
         return "every part moves; a trained attention may have decided"
     time = subject.lengths.fit(TIME)
     with _Choices(time) as choices:
-        precise(subject, budget).scores(subject.draw(2, time))
+        precise(subject).scores(subject.draw(2, time))
     if enlarged is None and not choices.found:
         raise SkipCheck("no part and no attention can be seen")
     for first, times, width in choices.found:

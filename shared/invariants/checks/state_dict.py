@@ -5,16 +5,15 @@ import copy
 import torch
 from torch import nn
 
-from ..check import Budget, Subject, check
-from ..copies import build, changeable
+from ..check import Subject, check
 from ..errors import sentence
 from ..larger_weights import redraw_zeros
 from ..rounding import floor, gaps
-from ..variant import Copy, Variant
+from ..variant import Copy, Variant, build, changeable
 
 
-@check(calls=5, rows=0, copies=15)
-def check_state_dict(subject: Subject, budget: Budget) -> str:
+@check()
+def check_state_dict(subject: Subject) -> str:
     """A reloaded copy computes the same function.
 
     Why: what is no parameter and no saved buffer is lost in a checkpoint;
@@ -24,14 +23,14 @@ def check_state_dict(subject: Subject, budget: Budget) -> str:
     Reports: modules in a plain list, which PyTorch does not see.
     """
     subject.require_no_state()
-    variant = changeable(subject, budget, "a function has no state to save")
+    variant = changeable(subject, "a function has no state to save")
     model = variant.model
     generator = subject.generator()
     tokens = subject.draw(2, 8, generator)
-    other = build(subject, budget, seed=subject.seed + 1)
+    other = build(subject, seed=subject.seed + 1)
     assert isinstance(other, nn.Module)
     _scramble(other, generator)
-    reloaded = Variant(subject, budget, Copy(other))
+    reloaded = Variant(subject, Copy(other))
     variant.scores(tokens)
     old = "what was computed from other weights is still in use"
     for times, why in (

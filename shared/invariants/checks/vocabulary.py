@@ -4,21 +4,20 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..check import Budget, Subject, check
-from ..copies import own
+from ..check import Subject, check
 from ..embedding import Lookups
 from ..errors import NotFinite
 from ..larger_weights import larger
 from ..limits import on_cpu, refusal
-from ..variant import Variant
+from ..variant import Variant, own
 
 SPARE = 128  # rows of a table beyond the vocabulary: padding to a multiple
 EXCLUDED = 100  # a score so far below the highest leaves no probability
 ALL_IDS = 1 << 36  # parameters times ids: up to here every id is tried
 
 
-@check(calls=15, rows=1)
-def check_vocabulary(subject: Subject, budget: Budget) -> str:
+@check()
+def check_vocabulary(subject: Subject) -> str:
     """Every id in [0, vocab) works, and an id outside raises.
 
     Why: an id that wraps around or is clamped is another token's text.
@@ -31,7 +30,7 @@ def check_vocabulary(subject: Subject, budget: Budget) -> str:
     """
     vocab = subject.vocab_size
     generator = subject.generator()
-    variant = on_cpu(subject, budget)
+    variant = on_cpu(subject)
     ids = _ids_to_try(subject, generator)
     time = subject.lengths.fit(64)
     # the last row is filled up with the first ids
@@ -59,7 +58,7 @@ def check_vocabulary(subject: Subject, budget: Budget) -> str:
                     f"without an error; the vocabulary has {vocab} ids"
                 )
     rest = f"; the token table has {spare} rows to spare" if spare else ""
-    moving = larger(subject, budget) or own(subject, budget)
+    moving = larger(subject) or own(subject)
     return f"{len(ids)} of {vocab} ids{rest}{_require_distinct(moving)}"
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..cases import Case
 from ..tokens import runs
-from .cases import Case
 from .engine import Way
 from .lattice import FREE
 from .notes import Notes

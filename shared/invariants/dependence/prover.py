@@ -1,19 +1,20 @@
-"""Proofs of a model: a run at each length, in each way it is run."""
+"""Proofs of a model: it is followed at each length, in each case."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from ..budget import Budget
-from ..copies import changeable, own
+from ..budget import OutOfTime
+from ..cases import EVAL, TRAIN, Case, accepted, plan, usual_lengths
 from ..errors import ModelRaised, sentence
-from ..model.building import KeptState, cast
+from ..model.building import KeptState
 from ..subject import Subject
-from ..variant import Copy, Variant
-from ..ways import EVAL, TRAIN
-from .cases import Case, Run, accepted, plan, usual_lengths
+from ..variant import Copy, Variant, copy_for
 from .engine import POSITIONS, Found, Order, Tokens, control, follow, way
+from .lattice import LONGEST
 from .notes import Notes
 from .place import Place, place_of_code
 from .proof import Open, Proof
@@ -22,8 +23,33 @@ CONTROL = 5  # tokens of the text in which each is changed
 FEWER = 3  # of a heavy model
 CLEAR = (7, 5, 11)  # lengths that are seldom another size
 FOLLOWED = 130  # tokens of the longest text in which a way is followed
-FORWARDS = 4  # that one run may take
-SHARES = (1 / 2, 1 / 5)  # of the time left, kept for tests; a heavy model's
+SHARES = (1 / 2, 4 / 5)  # of the time left, for proofs; a heavy model's
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A Variant as the proof runs it: from the state it was built in."""
+
+    variant: Variant
+    kept: KeptState | None
+
+    def reset(self) -> None:
+        """Put back what the model held when it was built."""
+        if self.kept is not None:
+            self.kept.put_back(always=True)
+        self.variant.start_again()  # here, where no operation is followed
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The numbers that can have any value."""
+        return self.variant.parameters
+
+    def __call__(
+        self, tokens: Tokens, targets: Tokens | None
+    ) -> Float[Tensor, "batch time vocab"]:
+        """Return the scores."""
+        seed = self.variant.subject.seed
+        return self.variant.scores(tokens, seed=seed, targets=targets)
 
 
 class Prover:
@@ -31,8 +57,7 @@ class Prover:
 
     Args:
         subject: the model.
-        budget: says what there is time for.
-        orders: of the tokens; one way of running is proved in all of them.
+        orders: of the tokens; one case is proved in all of them.
         lengths: of the texts; None: the usual ones.
         rows: of each batch, at least.
     """
@@ -40,19 +65,14 @@ class Prover:
     def __init__(
         self,
         subject: Subject,
-        budget: Budget,
         orders: tuple[Order, ...] = (POSITIONS,),
         lengths: Iterable[int] | None = None,
         rows: int = 1,
     ):
-        self.subject, self.budget, self.orders = subject, budget, orders
-        self.rows = rows
-        self.main = [Case(one, rows) for one in (EVAL, TRAIN)]
+        self.subject, self.orders = subject, orders
+        self.main = [Case(rows=rows), replace(TRAIN, rows=rows)]
         self.proof = Proof(order=orders[0].name)
-        share = SHARES[subject.heavy]
-        self.reserve = share * budget.left if budget.limited else 0.0
-        self.took: dict[int, float] = {}  # seconds by tokens of a run
-        self.cut = False  # whether a way had no time for some length
+        self.cut = False  # whether a case had no time for some length
         self.routing = False
         self.notes = Notes()
         self.raised = ""
@@ -60,8 +80,8 @@ class Prover:
         self.controlled: set[str] = set()
         self.copies: dict[tuple[torch.dtype | None, bool], Copy] = {}
         if lengths is None:
-            model = self._copy(self.main[0]).model
-            self.lengths = usual_lengths(subject, model, budget.limited)
+            model = self.run_of(EVAL).variant.model
+            self.lengths = usual_lengths(subject, model, LONGEST)
         else:
             self.lengths = accepted(subject, lengths)
 
@@ -69,16 +89,23 @@ class Prover:
         """Return the proof, which stops at what is open first.
 
         Args:
-            others: ways beside eval and train mode, at a few lengths.
+            others: cases beside eval and train mode, at a few lengths.
         """
-        proof, limited = self.proof, self.budget.limited
-        if self.subject.caller.arrays:
-            model = self._copy(self.main[0]).model
+        proof, subject = self.proof, self.subject
+        subject.proofs[proof.order] = proof
+        if subject.caller.arrays:
+            model = self.run_of(EVAL).variant.model
             proof.leave_torch(place_of_code(model))
             return proof
-        ways = plan(self.subject, self.main, others, self.lengths, limited)
+        with subject.budget.part(share=SHARES[subject.heavy]):
+            self._prove(plan(subject, self.main, others, self.lengths))
+        proof.rest_on(self.notes, subject.is_module)
+        return proof
+
+    def _prove(self, cases: Iterable[tuple[Case, list[int]]]) -> None:
+        proof = self.proof
         done: dict[Case, list[int]] = {case: [] for case in self.main}
-        for case, lengths in ways:
+        for case, lengths in cases:
             self.cut = False
             try:
                 proved = self._case(case, lengths)
@@ -93,7 +120,7 @@ class Prover:
                 proved = done[case]
             if not done[self.main[0]]:
                 break  # nothing else is of use
-            name = case.way.mode if case in done else case.name
+            name = case.mode if case in done else case.name
             if proved and name not in proof.modes:
                 proof.modes.append(name)
             elif self.cut and not proved and name not in proof.left_out:
@@ -104,27 +131,23 @@ class Prover:
             proof.proved = False
             self._add(self.raised or "there was no time for any length")
         proof.left_out = [n for n in proof.left_out if n not in proof.modes]
-        proof.rest_on(self.notes, self.subject.is_module)
-        return proof
 
-    # --- One way of running --------------------------------------------------
+    # --- One case ------------------------------------------------------------
 
     def _case(self, case: Case, lengths: list[int]) -> list[int] | None:
         """Return the lengths at which it is proved, or None if it is open."""
         try:
-            run = self._run(case)
+            run = self.run_of(case)
         except Exception:  # no copy, or none in this dtype
             return []
         proved: list[int] = []
         for time in lengths:
-            tokens, targets = self._given(case, time)
-            if not self._affordable(tokens):
-                self.cut = True
-                continue
-            began = self.budget.spent
+            tokens, targets = self.texts(case, time)
             try:
-                open_ = self._is_open(run, case, tokens, targets)
-                self.took[tokens.numel()] = self.budget.spent - began
+                open_ = self._is_open(run, tokens, targets)
+            except OutOfTime:
+                self.cut = True
+                break
             except ModelRaised as error:
                 try:
                     run(tokens, targets)
@@ -137,78 +160,66 @@ class Prover:
                 return None
             if open_ is not None:
                 self.proof.at = case, time
-                self._explain(run, case, time, open_)
+                with self.subject.budget.overtime():
+                    self._explain(run, time, open_)
                 return None
             proved.append(time)
         if not proved or self.names <= self.controlled:
             return proved
-        if not self._affordable(tokens.new_zeros(2 * CONTROL, CONTROL)):
-            self.proof.uncontrolled()
-        else:
-            self.controlled |= self.names
-            if not self._controlled(run, case):
+        try:
+            if not self._controlled(run):
                 return None
+            self.controlled |= self.names
+        except OutOfTime:
+            self.proof.uncontrolled()
         return proved
 
-    def _run(self, case: Case) -> Run:
-        copy = self._copy(case)
-        variant = Variant(self.subject, self.budget, copy, case.way)
-        return Run(variant, copy.built)
-
-    def _copy(self, case: Case) -> Copy:
+    def run_of(self, case: Case) -> Followed:
+        """Return the model of a case as it is followed."""
         key = case.dtype, case.frozen
         if key not in self.copies:
-            made = own(self.subject, self.budget)
-            if any(key):
-                made = changeable(self.subject, self.budget, "")
-            if case.dtype is not None:
-                cast(made.model, case.dtype)
-            if case.frozen:
-                made.model.requires_grad_(False)
-            if isinstance(made.model, nn.Module):
-                made.copy.built = KeptState(made.model)
-            self.copies[key] = made.copy
-        return self.copies[key]
+            made = copy_for(
+                self.subject, replace(Case(), dtype=key[0], frozen=key[1])
+            )
+            copy = made.copy
+            copy.may_fail = copy.rough = False
+            if isinstance(copy.model, nn.Module):
+                copy.built = KeptState(copy.model)
+            self.copies[key] = copy
+        variant = Variant(self.subject, self.copies[key], case)
+        return Followed(variant, self.copies[key].built)
 
-    def _given(self, case: Case, time: int) -> tuple[Tokens, Tokens | None]:
+    def texts(self, case: Case, time: int) -> tuple[Tokens, Tokens | None]:
         """Return tokens, and targets if they are given."""
         subject, generator = self.subject, self.subject.generator()
         rows = subject.fit_rows(case.rows)
         tokens = subject.draw(rows, time, generator).to(subject.device)
-        if not case.way.targets:
+        if not case.targets:
             return tokens, None
         return tokens, subject.draw(rows, time, generator).to(subject.device)
 
-    def _affordable(self, tokens: Tokens) -> bool:
-        if not self.budget.limited:
-            return True
-        count = tokens.numel()
-        reckoned = FORWARDS * self.budget.costs.of(count)
-        shorter = (took for n, took in self.took.items() if n <= count)
-        seconds = max([reckoned, *shorter])
-        return seconds < self.budget.left - self.reserve
-
     def _is_open(
-        self, run: Run, case: Case, tokens: Tokens, targets: Tokens | None
+        self, run: Followed, tokens: Tokens, targets: Tokens | None
     ) -> tuple[Order, Found] | None:
         """Return what is open at a length, in which order."""
         for order in self.orders:
-            found = self._follow(run, case, tokens, targets, order)
+            found = self._follow(run, tokens, targets, order)
             self.names |= found.names
             self.notes.update(found.notes)
-            if found.notes.left or found.open(case.shown(tokens.size(1))):
+            if found.notes.left or found.open(
+                run.variant.case.shown(tokens.size(1))
+            ):
                 return order, found
         return None
 
     def _follow(
         self,
-        run: Run,
-        case: Case,
+        run: Followed,
         tokens: Tokens,
         targets: Tokens | None,
         order: Order,
     ) -> Found:
-        shown = case.shown(tokens.size(1))
+        shown = run.variant.case.shown(tokens.size(1))
         for routing in sorted({self.routing, True}):
             found = follow(
                 run, run.parameters, tokens, targets, order, routing
@@ -220,10 +231,12 @@ class Prover:
                 strict = found
         return found if self.routing else strict
 
-    def _controlled(self, run: Run, case: Case) -> bool:
+    def _controlled(self, run: Followed) -> bool:
         """Change tokens one by one; a wrong rule makes the proof void."""
         size = FEWER if self.subject.heavy else CONTROL
-        tokens, targets = self._given(case, self.subject.lengths.fit(size))
+        tokens, targets = self.texts(
+            run.variant.case, self.subject.lengths.fit(size)
+        )
         vocab, seed = self.subject.vocab_size, self.subject.seed
         for order in self.orders:
             wrong, parted = control(
@@ -252,7 +265,7 @@ class Prover:
         self.proof.open.append(Open(text, place))
 
     def _explain(
-        self, run: Run, case: Case, time: int, found: tuple[Order, Found]
+        self, run: Followed, time: int, found: tuple[Order, Found]
     ) -> None:
         """Say what is open, and the way of a token that gets through."""
         order, result = found
@@ -268,10 +281,10 @@ class Prover:
             self._add(text, place)
         for place, name in result.notes.unknown.items():
             self._add(f"{place}: no rule for {name}", place)
-        how = f"at length {time} {case.name}"
-        late = result.open(case.shown(time))[0]
+        how = f"at length {time} {run.variant.case.name}"
+        late = result.open(run.variant.case.shown(time))[0]
         try:
-            self._follow_way(run, case, time, order)
+            self._follow_way(run, time, order)
         except Exception as error:  # it adds to what is known
             self._add(f"the way is not known ({sentence(error)})")
         if self.proof.way is None:
@@ -281,17 +294,13 @@ class Prover:
         text = f"{culprit} lets it through: {self.proof.way} ({how})"
         self._add(text, culprit)
 
-    def _follow_way(
-        self, run: Run, case: Case, time: int, order: Order
-    ) -> None:
+    def _follow_way(self, run: Followed, time: int, order: Order) -> None:
         """Follow the way at a length that is no other size, if it shows."""
         clear = [t for t in CLEAR if t > time and t in self.lengths]
         for length in [*clear, time] if time <= FOLLOWED else ():
-            tokens, targets = self._given(case, length)
-            if not self._affordable(tokens):
-                return
-            found = self._follow(run, case, tokens, targets, order)
-            late = found.open(case.shown(length))
+            tokens, targets = self.texts(run.variant.case, length)
+            found = self._follow(run, tokens, targets, order)
+            late = found.open(run.variant.case.shown(length))
             if late:
                 weights = run.parameters
                 self.proof.way = way(

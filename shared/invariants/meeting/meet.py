@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import nn
 
-from ..budget import Budget
+from ..cases import LOSSES, TRAIN_TARGETS, Case, to_be_tried
 from ..context import modes_kept, one_run
 from ..errors import FoundOut, ModelRaised, UnusableModel
 from ..model.building import Builder, KeptState, called_modules, name_of
@@ -18,13 +18,24 @@ from ..model.sizes import LENGTH, Lengths, choose_sizes, declared
 from ..randomness import isolated
 from ..subject import Subject
 from ..variant import Copy, Variant
-from ..ways import LOSSES, TRAIN_TARGETS, Way, to_be_met
 from .layout import require_batch_first
 from .probing import probe
 from .refusals import find_refusals
 from .state import find_noise, find_state
 
 OUTPUTS = ("auto", "logits", "log_probs")
+
+
+class Settings(TypedDict, total=False):
+    """What a user may say of a model; the arguments of check_model."""
+
+    vocab_size: int | None
+    block_size: int | None
+    outputs: str
+    seed: int
+    device: torch.device | str | None
+    layout: str
+    cache: Callable[..., Any] | None
 
 
 @one_run
@@ -122,27 +133,27 @@ def _find_out(subject: Subject, copy: Copy, outputs: str) -> Subject:
         for find in (find_state, require_batch_first, find_refusals):
             subject = find(subject, _calling(subject, copy), *size)
         subject = find_noise(subject, _calling(subject, copy), size[0])
-    return _find_ways(subject, copy)
+    return _find_cases(subject, copy)
 
 
-def _find_ways(subject: Subject, copy: Copy) -> Subject:
-    """Find the ways to call a model in which no scores come back."""
-    unanswered: list[Way] = []
-    for way in to_be_met(subject.caller):
-        if way is LOSSES and TRAIN_TARGETS not in unanswered:
-            unanswered.append(way)  # its scores say more
+def _find_cases(subject: Subject, copy: Copy) -> Subject:
+    """Find the cases to call a model in which no scores come back."""
+    unanswered: list[Case] = []
+    for case in to_be_tried(subject.caller):
+        if case is LOSSES and TRAIN_TARGETS not in unanswered:
+            unanswered.append(case)  # its scores say more
             continue
         try:
-            _calling(subject, copy).run_as(way).scores(subject.draw(1, 5))
+            _calling(subject, copy).run_as(case).scores(subject.draw(1, 5))
         except ModelRaised as error:
-            unanswered.append(way)
-            if way.given:
+            unanswered.append(case)
+            if case.given:
                 subject = subject.noted(f"not tried: {error}")
     return replace(subject, unanswered=tuple(unanswered))
 
 
 def _calling(subject: Subject, copy: Copy) -> Variant:
-    return Variant(subject, Budget(), copy)
+    return Variant(subject, copy)
 
 
 def learn(subject: Subject, found: FoundOut) -> Subject:

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from ..budget import Budget
 from ..errors import ModelRaised
 from ..model.arrays import IN_ARRAYS, is_array
 from ..model.calling import Caller
@@ -85,7 +84,7 @@ def _call(subject: Subject, copy: Copy, size: Size, top: int) -> Any:
     """Call a model in eval mode on ids below top, top - 1 among them."""
     tokens = torch.randint(top, size, generator=subject.generator())
     tokens[-1, -1] = top - 1
-    variant = Variant(subject, Budget(), copy)
+    variant = Variant(subject, copy)
     try:
         return variant.answer(tokens, seed=subject.seed)
     except ModelRaised:  # the call before may have left it so

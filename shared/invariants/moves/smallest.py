@@ -13,33 +13,37 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from .dependence.engine import Way as TokenWay
-from .influence import influence_of
+from ..dependence.proof import Proof
+from ..model.building import hooked
+from ..model.reading import tensors_in
+from ..rounding import floor_of
+from ..tokens import SHORT, draw, others
+from ..variant import Variant
 from .leaks import Leak, LeakFinder, Trial
-from .model.building import hooked
-from .model.reading import tensors_in
+from .moved import influence_of
 from .pictures import levels, text_map
-from .rounding import floor_of
-from .tokens import SHORT, draw, others
-from .variant import Variant
 
 Parts = list[Tensor]
 Calls = dict[tuple[str, int], tuple[Parts, Parts]]
 
 MAP = 8  # tokens in the map of a leak, where it is as short
+FEW = 8  # tokens of a long text that are changed alone, in a heavy model
 
 
-def explain(
-    variant: Variant, leak: Leak, way: TokenWay | None = None
-) -> AssertionError:
+def explain(leak: Leak, proof: Proof) -> AssertionError:
     """Return the failure, in one sentence; its map is a note.
 
-    The way is that of a later token, as the proof has found it.
+    The proof names the lines that let a later token through.
     """
-    leak = smallest(variant, leak)
-    trial, row = leak.trial, leak.row
+    variant = leak.trial.variant
+    with variant.subject.budget.overtime():
+        return _explained(smallest(leak), proof)
+
+
+def _explained(leak: Leak, proof: Proof) -> AssertionError:
+    trial, row, variant = leak.trial, leak.row, leak.trial.variant
     base, changed = trial.base[row], trial.changed[row]
-    time = base.numel()
+    time = trial.time
     differing = (base != changed).nonzero().flatten().tolist()
     token, last = differing[0], differing[-1]
     what = (
@@ -69,8 +73,8 @@ def explain(
         )
     if place is not None:
         text += f"; first seen at {place}"
-    if way is not None:
-        text += f"; {way}; let through at {way.culprit}"
+    if proof.way is not None:
+        text += f"; {proof.way}; let through at {proof.way.culprit}"
     if time <= SHORT:
         text += f"; the input ids were {' '.join(map(str, base.tolist()))}"
     error = AssertionError(text)
@@ -79,21 +83,22 @@ def explain(
     return error
 
 
-def smallest(variant: Variant, leak: Leak) -> Leak:
+def smallest(leak: Leak) -> Leak:
     """Return the leak at the smallest length, from a single token."""
-    vocab, generator = variant.subject.vocab_size, variant.subject.generator()
     trial = leak.trial
+    subject = trial.variant.subject
+    vocab, generator = subject.vocab_size, subject.generator()
     row = trial.base[leak.row]
-    lengths = range(2, min(SHORT, row.numel() - 1) + 1)
-    for time in filter(variant.subject.lengths.accepts, lengths):
+    lengths = range(2, min(SHORT, trial.time - 1) + 1)
+    for time in filter(subject.lengths.accepts, lengths):
         drawn = draw(vocab, 1, time, generator, repeats=False)[0]
         for base in (drawn, row[:time]):
             changed = others(base, vocab, generator)
-            found = _of_one_token(variant, base, changed, 1)
+            found = _of_one_token(trial.variant, base, changed, 1)
             if found is not None:
                 return found
     changed, split = trial.changed[leak.row], trial.splits[leak.row]
-    return _of_one_token(variant, row, changed, split) or leak
+    return _of_one_token(trial.variant, row, changed, split) or leak
 
 
 def _of_one_token(
@@ -105,13 +110,13 @@ def _of_one_token(
     """Return a leak from changing one token only, or None."""
     time = base.numel()
     splits = list(range(first, time))
-    if time > SHORT:
-        splits = splits[: variant.budget.count(time, variant.double)]
+    if variant.subject.heavy and time > SHORT:
+        splits = splits[:FEW]
     rows = base.repeat(len(splits), 1)
     other = rows.clone()
     for i, split in enumerate(splits):
         other[i, split] = changed[split]
-    return LeakFinder().find(variant, Trial(rows, other, splits))
+    return LeakFinder().find(Trial(variant, rows, other, splits))
 
 
 def _map(

@@ -1,0 +1,340 @@
+"""The ways to run a model: one table, which the proof and the tests walk.
+
+A Case says how the model is called (mode, gradients, mask, targets, ...), on
+which copy of it (dtype, frozen, larger weights) and with how many rows.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from .model.building import Model
+from .model.calling import MASK, Caller
+from .subject import Subject
+from .tokens import SHORT, lengths_to_try
+
+Tokens = Int[Tensor, "batch time"]
+
+CAUSALITY, PREFIX = "check_causality", "check_prefix_consistency"
+ROWS, AGAIN = "check_batch_independence", "check_determinism"
+LOSS = "check_loss"
+
+CROWD_OF = 4096  # tokens in a call of a crowd, and a row more
+CROWD_TIME = 128  # tokens of each of its rows
+ROOM = 1 << 26  # scores of a call that is followed
+LARGER = "larger weights"
+MODERATE = 1.5  # size of a matrix's products, as if trained a little
+EXTREME = (300.0, 100.0, 30.0, 10.0, 3.0)  # scores of two such: 1e5
+
+
+def _positions(tokens: Tensor) -> Tensor:
+    at = torch.arange(tokens.size(1), device=tokens.device)
+    return at.expand(len(tokens), -1).clone()
+
+
+def _segments(tokens: Tensor) -> Tensor:
+    return (_positions(tokens) >= tokens.size(1) // 2).long()
+
+
+# Optional arguments, as users give them: two segments, and positions.
+OPTIONAL: dict[str, Callable[[Tensor], Tensor]] = {
+    **dict.fromkeys(("position_ids", "positions", "pos_ids"), _positions),
+    **dict.fromkeys(("token_type_ids", "segment_ids"), _segments),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to run a model."""
+
+    how: str = ""  # the call, in words: "in train mode", "with targets", ...
+    training: bool = False  # in train mode, where each call has one seed
+    grad: bool = False  # whether gradients are recorded
+    # where the positions that an attention mask shows start and end, as
+    # shares of the length; None: no mask is given
+    visible: tuple[float, float] | None = None
+    boolean: bool = False  # the mask holds booleans, not integers
+    targets: bool = False  # given to the model's own call
+    losses: bool = False  # the loss at each position is read, not its scores
+    own: bool = False  # the model itself is called, not its log_probs
+    given: str = ""  # an optional argument
+    # around the call
+    within: Callable[[], AbstractContextManager[Any]] = nullcontext
+    crowd: bool = False  # the call has more than 4,096 tokens
+    rows: int = 1  # of a batch that is followed
+    dtype: torch.dtype | None = None  # of the copy; None: the model's own
+    frozen: bool = False  # whether no weight of the copy is trained
+    size: float = 0.0  # to which products are scaled up; 0: not at all
+
+    @property
+    def mode(self) -> str:
+        """The mode as messages name it."""
+        return "in train mode" if self.training else "in eval mode"
+
+    @property
+    def copy(self) -> str:
+        """The copy as messages name it; "": as it is built."""
+        parts = []
+        if self.dtype == torch.float64:
+            parts.append("in float64")
+        elif self.dtype is not None:
+            parts.append(f"cast to {str(self.dtype).split('.')[1]}")
+        if self.frozen:
+            parts.append("with frozen weights")
+        if self.size == MODERATE:
+            parts.append(f"with {LARGER}")
+        elif self.size:
+            parts.append(
+                f"with weights scaled up to activations of {self.size:.0f}"
+            )
+        return " ".join(parts)
+
+    @property
+    def name(self) -> str:
+        """The whole case as messages name it."""
+        rows = f"with {self.rows} rows" if self.rows > 1 else ""
+        parts = (self.how, rows, self.copy)
+        return " ".join(part for part in parts if part) or self.mode
+
+    def shown(self, time: int) -> slice:
+        """Return the positions that no mask hides."""
+        first, last = self.visible or (0.0, 1.0)
+        return slice(int(first * time), math.ceil(last * time))
+
+    def fits(self, caller: Caller) -> bool:
+        """Whether the model can be called so."""
+        return (
+            (self.visible is None or caller.takes_mask)
+            and (not self.own or caller.method is not None)
+            and (not self.given or self.given in caller.optional)
+            and (not self.targets or caller.target_name is not None)
+        )
+
+    def call(
+        self,
+        caller: Caller,
+        model: Model,
+        tokens: Tokens,
+        extra: dict[str, Tensor],
+    ) -> Any:
+        """Return the model's answer to tokens and to what the case adds."""
+        extra = self.arguments(tokens, caller) | extra
+        with self.within():
+            if self.own or self.targets:
+                return caller.call_own(model, tokens, **extra)
+            return caller.call(model, tokens, **extra)
+
+    def arguments(self, tokens: Tokens, caller: Caller) -> dict[str, Tensor]:
+        """Return what a call gets beside its tokens."""
+        extra = {}
+        if self.visible is not None:
+            mask = torch.zeros_like(tokens)
+            mask[:, self.shown(tokens.size(1))] = 1
+            extra[MASK] = mask.bool() if self.boolean else mask
+        if self.given:
+            extra[self.given] = OPTIONAL[self.given](tokens)
+        if self.targets and caller.target_name is not None:
+            # the same for each row and, to its length, for each text
+            at = _positions(tokens)
+            extra[caller.target_name] = (7 * at + at // 3) % 2
+        return extra
+
+
+def _autocast() -> AbstractContextManager[Any]:
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.autocast(kind, torch.bfloat16)
+
+
+EVAL = Case()
+TRAIN = Case("in train mode", training=True, grad=True)
+WITH_GRADIENTS = Case("with gradients recorded", grad=True)
+TRAIN_WITHOUT_GRADIENTS = Case(
+    "in train mode without gradients", training=True
+)
+SHOWN = {  # by a mask, as shares of the length
+    "a full": (0.0, 1.0),
+    "a left-padded": (0.3, 1.0),
+    "a right-padded": (0.0, 0.7),
+}
+MODES = (("", False), ("in train mode ", True))
+MASKED = tuple(
+    Case(
+        f"{where}with {name} {kind}attention mask",
+        training,
+        training,
+        visible,
+        boolean=bool(kind),
+    )
+    for kind in ("", "boolean ")
+    for where, training in MODES
+    for name, visible in SHOWN.items()
+)
+TARGETS, TRAIN_TARGETS = (
+    Case(f"{where}with targets", training, training, targets=True)
+    for where, training in MODES
+)
+LOSSES = Case(
+    "in train mode by the loss at each position",
+    training=True,
+    targets=True,
+    losses=True,
+)
+OWN, TRAIN_OWN = (
+    Case(f"{where}in the model's own call", training, training, own=True)
+    for where, training in MODES
+)
+GIVEN = tuple(
+    Case(f"{where}with {name}", training, training, given=name)
+    for name in OPTIONAL
+    for where, training in MODES
+)
+INFERENCE = Case("in inference mode", within=torch.inference_mode)
+AUTOCAST, TRAIN_AUTOCAST = (
+    Case(f"{where}under autocast", training, training, within=_autocast)
+    for where, training in MODES
+)
+CROWD = Case("in a call of more than 4,096 tokens", crowd=True)
+FROZEN = Case(frozen=True)
+DOUBLE = Case(dtype=torch.float64)
+HALF = tuple(
+    replace(case, dtype=dtype)
+    for dtype in (torch.bfloat16, torch.float16)
+    for case in (EVAL, TRAIN)
+)
+ENLARGED = tuple(Case(size=size) for size in (MODERATE, *EXTREME))
+
+# Which checks try each case; one that a model cannot be called in is left out.
+CASES: dict[Case, tuple[str, ...]] = {
+    EVAL: (CAUSALITY, PREFIX, ROWS, AGAIN, LOSS),
+    TRAIN: (CAUSALITY, LOSS),
+    WITH_GRADIENTS: (CAUSALITY, AGAIN, LOSS),
+    TRAIN_WITHOUT_GRADIENTS: (CAUSALITY, ROWS),
+    TARGETS: (CAUSALITY, PREFIX, ROWS, AGAIN),
+    TRAIN_TARGETS: (CAUSALITY, ROWS),
+    LOSSES: (CAUSALITY,),
+    OWN: (CAUSALITY, PREFIX, ROWS, AGAIN),
+    TRAIN_OWN: (CAUSALITY,),
+    **dict.fromkeys((*MASKED, *GIVEN), (CAUSALITY,)),
+    **dict.fromkeys((INFERENCE, AUTOCAST, TRAIN_AUTOCAST), (CAUSALITY,)),
+    CROWD: (CAUSALITY, ROWS),
+    **dict.fromkeys((FROZEN, DOUBLE, *HALF), (CAUSALITY,)),
+    **dict.fromkeys(
+        ENLARGED[:1], (CAUSALITY, PREFIX, ROWS, "check_causal_gradients", LOSS)
+    ),
+    **dict.fromkeys(ENLARGED[1:], (CAUSALITY,)),
+}
+
+
+def cases_of(check: str, subject: Subject) -> list[Case]:
+    """Return the calls that a check tries of the model as it is built."""
+    return [
+        case
+        for case, checks in CASES.items()
+        if check in checks
+        and not case.copy
+        and case.fits(subject.caller)
+        and case not in subject.unanswered
+    ]
+
+
+def to_be_tried(caller: Caller) -> list[Case]:
+    """Return the calls that a model may answer without scores, or refuse."""
+    cases = (TARGETS, TRAIN_TARGETS, LOSSES, OWN, TRAIN_OWN, *GIVEN)
+    return [case for case in cases if case.fits(caller)]
+
+
+def followed_cases(subject: Subject) -> Iterator[Case]:
+    """Yield the cases of a proof beside one row in eval and train mode."""
+    for case in cases_of(CAUSALITY, subject):
+        main = case in (EVAL, TRAIN)
+        if case.losses:
+            continue
+        if case.crowd:
+            time = subject.lengths.fit(CROWD_TIME)
+            rows = 1 + CROWD_OF // time
+            small = rows * time * subject.vocab_size < ROOM
+            if small and subject.rows is None and not subject.heavy:
+                yield replace(case, rows=rows)
+        elif not main:
+            yield case
+        if main or (case.visible is not None and not subject.heavy):
+            yield replace(case, rows=2)
+    if subject.builder.can_copy and not subject.heavy:
+        yield from (FROZEN, DOUBLE, *HALF)
+
+
+# --- Lengths -----------------------------------------------------------------
+
+BETWEEN = (5, SHORT - 1)  # of the other cases: no block of 8 divides them
+FIRST = 2  # lengths before these cases
+USUAL = (24, 100)  # lengths of texts as people have them
+HEAVY_LENGTHS = (33, 64)
+DRAWN = 4  # lengths from the seed
+
+
+def accepted(subject: Subject, lengths: Iterable[int]) -> list[int]:
+    """Return lengths in their order, or raise ValueError for one refused."""
+    ordered = sorted({*lengths})
+    for time in ordered:
+        if not subject.lengths.accepts(time):
+            raise ValueError(
+                f"a length of {time} was given; the model takes "
+                f"{subject.lengths}"
+            )
+    return ordered
+
+
+def usual_lengths(subject: Subject, model: object, longest: int) -> list[int]:
+    """Return the lengths that are tried, up to one, in their order.
+
+    Each to SHORT, the longest, those near edges of kernels and windows, and
+    some from the seed.
+    """
+    longest = min(subject.block_size, longest)
+    wanted = {*range(1, SHORT + 1), longest}
+    if subject.heavy:
+        wanted |= {*HEAVY_LENGTHS}
+    elif longest > SHORT:
+        wanted |= {*lengths_to_try(model, longest), *USUAL}
+        wanted |= {
+            *torch.randint(
+                SHORT, longest, (DRAWN,), generator=subject.generator()
+            ).tolist()
+        }
+    return [
+        time
+        for time in sorted(wanted)
+        if time <= longest and subject.lengths.accepts(time)
+    ]
+
+
+def plan(
+    subject: Subject,
+    main: list[Case],
+    others: Iterable[Case],
+    lengths: list[int],
+) -> Iterator[tuple[Case, list[int]]]:
+    """Yield the cases of a proof in their order, each with its lengths.
+
+    Two tokens and the longest text come first, then the other cases at a few
+    lengths, then the rest: where time is short, each case has its turn.
+    """
+    longest = max(lengths)
+    few = {*BETWEEN} if subject.heavy else {*BETWEEN, longest}
+    some = [time for time in lengths if time in few] or lengths[:1]
+    if subject.budget.limited:
+        lengths = sorted(
+            lengths, key=lambda t: (t not in (2, longest), t <= SHORT)
+        )
+    first = FIRST if subject.budget.limited else len(lengths)
+    yield from ((case, lengths[:first]) for case in main)
+    crowd = [subject.lengths.fit(CROWD_TIME)]
+    yield from ((case, crowd if case.crowd else some) for case in others)
+    if lengths[first:]:
+        yield from ((case, lengths[first:]) for case in main)

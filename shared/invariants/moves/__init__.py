@@ -1,0 +1,1 @@
+"""Replace tokens: which positions move. The map, leaks, the smallest case."""

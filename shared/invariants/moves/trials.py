@@ -1,0 +1,204 @@
+"""What check_causality tests: the cases of its proof, with texts drawn."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..cases import (
+    CAUSALITY,
+    CROWD_TIME,
+    DOUBLE,
+    ENLARGED,
+    EVAL,
+    LOSSES,
+    TRAIN,
+    Case,
+    cases_of,
+    followed_cases,
+    usual_lengths,
+)
+from ..dependence.proof import Proof
+from ..errors import SkipCheck
+from ..larger_weights import larger
+from ..model.sizes import all_declared, padding_ids
+from ..subject import Subject
+from ..tokens import SHORT, SPLITS, draw, others, splits_to_try
+from ..variant import Variant, copy_for, own
+from .leaks import Trial
+
+EACH_ID = 1 << 22  # scores of a position times ids that are tried
+MARKS = ("eos_token_id", "bos_token_id")  # ids that may count as padding
+LONGEST_TABLE = 4096  # rows of a table of masks, past which texts are tried
+AT_ONCE, AFTER = 1 / 2, 1 / 6  # of the time left: an open place, all else
+
+
+def trials(subject: Subject, proof: Proof) -> Iterator[Trial]:
+    """Yield what is tested, the trials that find most first.
+
+    An open proof is tested where it is open: as it was followed, in float64
+    and with larger weights. A whole one leaves a test of its rules, and what
+    a proof cannot follow.
+    """
+    drawn = _Texts(subject)
+    exact = [replace(case, dtype=DOUBLE.dtype) for case in (EVAL, TRAIN)]
+    few = subject.fit(2, 3, 5, 8, SHORT, subject.block_size)
+    larger_ones = [replace(c, dtype=DOUBLE.dtype) for c in ENLARGED]
+    if proof.at is not None:
+        case, time = proof.at
+        double = replace(case, dtype=DOUBLE.dtype)
+        as_it_is = () if case.dtype or case.losses else (double,)
+        yield from drawn.of((*as_it_is, case), [time], AT_ONCE)
+        sizes = [replace(double, size=c.size) for c in larger_ones]
+        if as_it_is and not case.frozen:
+            yield from drawn.of(sizes, [time], AT_ONCE)
+    if proof.complete:
+        rest = [] if subject.heavy else [subject.block_size]
+        few = subject.fit(3, SHORT, *rest)
+        yield from drawn.of(exact, few)
+        if not subject.heavy:
+            yield from drawn.of(larger_ones[1:], few)
+        crowd = [c for c in followed_cases(subject) if c.crowd]
+        yield from drawn.of(crowd, [CROWD_TIME], 1 / 40)
+    else:
+        yield from drawn.of(exact[:1], few)
+        yield from drawn.each_id()
+        yield from drawn.of(exact[1:], few)
+        yield from drawn.of(larger_ones, few)
+        cases = [EVAL, TRAIN, *followed_cases(subject)]
+        yield from drawn.of([c for c in cases if c.rows == 1], few)
+        crowd = [c for c in cases if c.crowd]
+        yield from drawn.of(crowd, [CROWD_TIME])
+    if LOSSES in cases_of(CAUSALITY, subject):  # no proof follows it
+        yield from drawn.of([LOSSES], subject.fit(2, 8))
+    yield from drawn.past_buffers()
+    if not proof.complete:
+        model = own(subject).model
+        long = usual_lengths(subject, model, subject.block_size)
+        yield from drawn.of(exact, [*set(long) - set(few)][::-1])
+
+
+class _Texts:
+    """Draws pairs of texts that are equal up to a split.
+
+    A copy is kept while its case lasts: some models change themselves at a
+    call, so each case has a new one.
+    """
+
+    def __init__(self, subject: Subject):
+        self.subject, self.generator = subject, subject.generator()
+        model, vocab = own(subject).model, subject.vocab_size
+        said = {size.value for size in all_declared(model, MARKS)}
+        ids = {0, vocab - 1, *padding_ids(model), *said}
+        self.marks = sorted(ids & {*range(vocab)})  # may count as padding
+
+    def of(
+        self, cases: Iterable[Case], lengths: list[int], share: float = AFTER
+    ) -> Iterator[Trial]:
+        """Yield trials of cases at some lengths.
+
+        Of the extreme sizes of weights the largest whose scores are finite.
+        """
+        lengths = [t for t in lengths if self.subject.lengths.accepts(t)]
+        enough = False
+        for case in cases if lengths else ():
+            if case.size and enough:
+                continue
+            variant = self._copy(case, max(lengths))
+            if variant is None:
+                continue
+            enough = case.size > ENLARGED[0].size
+            for time in lengths:
+                yield from self._at(variant, time, share)
+
+    def _copy(self, case: Case, time: int) -> Variant | None:
+        if case.size:
+            return larger(self.subject, case, time)
+        try:
+            return copy_for(self.subject, case)
+        except SkipCheck:  # a function, or one that cannot be copied
+            return None
+
+    def _at(
+        self, variant: Variant, time: int, share: float
+    ) -> Iterator[Trial]:
+        """Yield a batch of splits, then the first two, each alone."""
+        start = variant.case.shown(time).start
+        if variant.case.crowd:
+            rows = variant.rows_at_once(time) if time > 1 else 0
+            splits = [1 + row % (time - 1) for row in range(rows)]
+        else:
+            splits = splits_to_try(time, self.generator, SPLITS)
+            splits = [s for s in splits if s > start]
+        if not splits:
+            return
+        # ends first, then powers of two: time cuts off the rest
+        splits.sort(key=lambda s: (s not in (1, time - 1), s & (s - 1) > 0))
+        texts = self._pairs(time, splits)
+        trial = Trial(variant, *texts, splits, share=share)
+        if not variant.case.losses:
+            yield trial
+        for row in (
+            range(min(2, len(splits))) if not variant.case.crowd else ()
+        ):
+            yield trial.some([row])
+
+    def _pairs(self, time: int, splits: list[int]) -> tuple[Tensor, Tensor]:
+        """Draw texts, and others that differ from the splits on.
+
+        In short ones all that follows a split is replaced, or one token, or
+        all by an id that may count as padding, or it stands behind padding.
+        """
+        vocab, generator = self.subject.vocab_size, self.generator
+        base = draw(vocab, 1, time, generator, repeats=bool(time % 2))
+        base = base.repeat(len(splits), 1)
+        changed = base.clone()
+        for row, split in enumerate(splits):
+            mark = self.marks[row % len(self.marks)]
+            kind = row % 4 if time <= SHORT else 0
+            if kind == 3:
+                base[row, : time // 2] = changed[row, : time // 2] = mark
+            after = others(base[row, split:], vocab, generator)
+            if kind == 1:
+                after[1:] = base[row, split + 1 :]
+            elif kind == 2 and base[row, split] != mark:
+                after[:] = mark
+            changed[row, split:] = after
+        return base, changed
+
+    def each_id(self) -> Iterator[Trial]:
+        """Put each id behind a split, then into both texts before it."""
+        subject, generator = self.subject, self.generator
+        vocab, time = subject.vocab_size, subject.lengths.fit(8)
+        count, half = min(vocab, 1 + EACH_ID // vocab), time // 2
+        if not half:
+            return
+        variant = copy_for(subject, DOUBLE)
+        for name in ("each id at the end", "each id before"):
+            ids = torch.randperm(vocab, generator=generator)[:count]
+            base = draw(vocab, 1, time, generator).repeat(count, 1)
+            changed = base.clone()
+            changed[:, half:] = ids.unsqueeze(1)
+            if name.endswith("before"):
+                rest = others(base[:, half:], vocab, generator)
+                changed[:, half:] = rest
+                base[:, half - 1] = changed[:, half - 1] = ids
+            splits = [half] * count
+            yield Trial(variant, base, changed, splits, name, AFTER)
+
+    def past_buffers(self) -> Iterator[Trial]:
+        """Yield trials of texts longer than a table of masks has rows."""
+        if self.subject.limit is not None:
+            return
+        variant = copy_for(self.subject, DOUBLE)
+        buffers: Iterable[Tensor] = getattr(variant.model, "buffers", list)()
+        tables = {
+            b.size(-1)
+            for b in buffers
+            if b.dim() > 1 and b.shape[-2] == b.shape[-1]
+        }
+        # longer than the given block_size: the model may refuse such a text
+        variant.copy.may_fail = True
+        for rows in sorted(n for n in tables if SHORT < n <= LONGEST_TABLE):
+            yield from self._at(variant, rows + 1, AFTER)

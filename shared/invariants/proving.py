@@ -1,0 +1,39 @@
+"""The proof of causality, for anyone's model."""
+
+from collections.abc import Iterable
+from typing import Any, Unpack
+
+from .context import one_run
+from .dependence.proof import Proof
+from .dependence.prove import prove_positions
+from .meeting.meet import Settings, meet
+from .randomness import isolated
+
+
+@one_run
+def prove_causality(
+    model_or_factory: Any,
+    *,
+    lengths: Iterable[int] | None = None,
+    **settings: Unpack[Settings],
+) -> Proof:
+    """Prove that no score depends on a later token.
+
+    Each number of a forward pass carries the latest position that it can
+    depend on, for all weights and tokens; the backward pass is not in it.
+
+    Args:
+        model_or_factory: as `check_model` takes it.
+        lengths: of the texts; None: 1 to 16, others up to block_size.
+        **settings: vocab_size, block_size, outputs, layout, seed and
+            device, as for `check_model`.
+
+    Raises:
+        UnusableModel: for a model that cannot be built, called or read.
+        ValueError: for lengths that the model does not accept.
+    """
+    with isolated(settings.get("seed", 0)):
+        subject = meet(model_or_factory, **settings)
+        subject.require_scores()
+        with subject.few_threads():
+            return prove_positions(subject, lengths)
