@@ -101,18 +101,34 @@ def one_layer(monkeypatch):
 
 
 @pytest.fixture
-def calls_of_a_second(monkeypatch):
-    """Let checks reckon with a second a call: few fit into a budget.
+def clock(monkeypatch):
+    """A clock that calls of models move on, as many seconds as it is told.
 
-    The clock stands still, so that a busy machine has as many.
+    A call without tokens takes a twentieth of one of the longest text.
     """
-    from gpt_duet.invariants.costs import Costs
+    from gpt_duet.invariants import budget, variant
 
-    monkeypatch.setattr(
-        "shared.invariants.runner.measure",
-        lambda subject: (Costs(call=1.0), True),
-    )
-    monkeypatch.setattr("shared.invariants.budget.perf_counter", float)
+    now, seconds = [0.0], [0.0]
+    scores = variant.Variant.scores
+
+    def counted(self, tokens, *given, **how):
+        answer = scores(self, tokens, *given, **how)
+        share = tokens.size(1) / self.subject.block_size
+        now[0] += seconds[0] * (0.05 + 0.95 * share)
+        return answer
+
+    def take(count):
+        seconds[0] = count
+
+    monkeypatch.setattr(budget, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(variant.Variant, "scores", counted)
+    return take
+
+
+@pytest.fixture
+def calls_of_a_second(clock):
+    """Let each call of the longest text take a second: few have time."""
+    clock(1.0)
 
 
 @pytest.fixture(scope="session", params=["annotated", "mingpt_style"])

@@ -16,7 +16,7 @@ from correct_models import CORRECT
 
 from gpt_duet import GPTConfig, check_model
 from gpt_duet.invariants import CHECKS
-from gpt_duet.invariants.ways import EVAL, TRIED, Way
+from gpt_duet.invariants.cases import CASES, EVAL, Case
 from mingpt_style import build_model
 
 TESTS = Path(__file__).resolve().parent
@@ -61,16 +61,16 @@ def ways():
     tried = {}
     for name, check in CHECKS.items():
         module = vars(sys.modules[check.__module__]).values()
-        own = {way for way in module if isinstance(way, Way)}
-        own |= {way for way, names in TRIED.items() if name in names}
+        own = {case for case in module if isinstance(case, Case)}
+        own |= {case for case, names in CASES.items() if name in names}
         if own - {EVAL}:
             tried[name.removeprefix("check_")] = own | {EVAL}
     rows = [
         (
-            way.name or "in eval mode",
-            *("x" * (way in t) for t in tried.values()),
+            case.name or "in eval mode",
+            *("x" * (case in t) for t in tried.values()),
         )
-        for way in TRIED
+        for case in CASES
     ]
     return {"ways": table(("way", *tried), rows)}
 

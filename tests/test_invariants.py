@@ -29,12 +29,17 @@ from gpt_duet.invariants import (
     save_map,
     text_map,
 )
-from gpt_duet.invariants.budget import Budget
-from gpt_duet.invariants.pictures import CAUSAL, LEAK, NONE, colours, draw_map
+from gpt_duet.invariants.moves.pictures import (
+    CAUSAL,
+    LEAK,
+    NONE,
+    colours,
+    draw_map,
+)
 
 CAUSALITY = "check_causality"
 PURITY = "check_purity"
-SHARES = [name for name, check in CHECKS.items() if check.needs.share]
+SHARES = [name for name, check in CHECKS.items() if check.share]
 CONFIG = GPTConfig(65, 64, n_layer=2, n_head=4, n_embd=32)
 BUILDS = {model.name: model.build for model in BROKEN}
 
@@ -422,7 +427,7 @@ def one_check(model):
     mark = parametrize_with_checks([model], checks=["finite"])
     model, check = mark.args[1][0].values
     check(model)
-    CHECKS["check_state_dict"](meet(model), Budget())
+    CHECKS["check_state_dict"](meet(model))
 
 
 def others(model):

@@ -35,14 +35,13 @@ from gpt_duet.invariants import (
     influence,
     meet,
 )
-from gpt_duet.invariants.budget import Budget
 from gpt_duet.invariants.checks import shape
-from gpt_duet.invariants.copies import own
 from gpt_duet.invariants.model.sizes import (
     has_position_table,
     padding_ids,
 )
 from gpt_duet.invariants.rounding import put_back_after
+from gpt_duet.invariants.variant import own
 
 pytestmark = pytest.mark.usefixtures("one_layer", "calls_of_a_second")
 
@@ -90,7 +89,7 @@ def test_every_form_is_read_as_the_same_scores(name):
         return FORMS[name](GPT.forward(self, tokens))
 
     subject = meet(forward(answer))
-    variant = own(subject, Budget())
+    variant = own(subject)
     # sizes that could be mistaken for each other change nothing
     for size in ((3, 6), (VOCAB, VOCAB)):
         tokens = torch.randint(VOCAB, size)

@@ -33,7 +33,6 @@ STATUS = (
     r"(?P<yellow>skipped)|(?P<magenta>expected))"
 )
 SILENCE = 10.0  # seconds until the first line, at most
-PATIENCE = 20.0  # seconds; a check that takes longer is announced
 # The shades of a map, where the terminal has no others.
 ASCII = {0xB7: ".", **dict.fromkeys((0x2591, 0x2592, 0x2593, 0x2588), "#")}
 UNITS = {"s": 1, "m": 60, "h": 3600}  # seconds
@@ -154,7 +153,7 @@ def check(
         width = max(map(len, CHECKS))
         for name, one in CHECKS.items():
             line = (inspect.getdoc(one) or "").split("\n")[0]
-            if one.needs.slow:
+            if one.slow:
                 line += f" Slow: --only {name.removeprefix('check_')}."
             print(f"{name:<{width}}  {line}")
         return
@@ -248,6 +247,8 @@ def _expected(given: list[str]) -> dict[str, str]:
 
 def _show(console: Console, slow: Timer, report: "Report") -> None:
     """Print the newest line of a report."""
+    from ..invariants import CHECKS
+
     slow.cancel()
     if report.interim:
         return warn(report.interim)
@@ -256,9 +257,8 @@ def _show(console: Console, slow: Timer, report: "Report") -> None:
     else:
         _print(console, report.heading(console.width))
     for name in report.names[len(report.results) :][:1]:
-        seconds = report.estimates.get(name, 0.0)
-        if seconds > PATIENCE and not report.plan:
-            warn(f"{name} takes about {seconds:.0f} s")
+        if CHECKS[name].slow:
+            warn(f"{name} trains the model, which takes a while")
 
 
 def _print(console: Console, text: str) -> None:

@@ -54,7 +54,8 @@ def influence(
         )
     if ids.is_floating_point() or ids.dtype == torch.bool:
         raise ValueError(f"tokens must be whole numbers, got {ids.dtype}")
-    subject = meet(model, **{**settings, "block_size": ids.numel()})
+    settings["block_size"] = ids.numel()
+    subject = meet(model, **settings)
     subject.require_scores()
     if ids.numel() > subject.block_size:
         raise ValueError(

@@ -221,7 +221,7 @@ class Run:
         )
 
     def _proof(self, name: str) -> Proof | None:
-        return self.subject.proofs.get(PROOFS.get(name))
+        return self.subject.proofs.get(PROOFS.get(name, ""))
 
     def _run(self, name: str) -> str:
         """Run a check and return its message."""

@@ -294,8 +294,9 @@ def copy_for(subject: Subject, case: Case) -> Variant:
         return own(subject).run_as(case)
     if case.dtype == torch.float64:
         variant = own(subject)
-        variant.copy.rough = subject.heavy
-        if not subject.heavy:
+        if subject.heavy:
+            case, variant.copy.rough = replace(case, dtype=None), True
+        else:
             doubled(subject, variant.model, case.visible is not None)
     else:
         variant = changeable(subject, "a function has no weights to cast")
