@@ -2,8 +2,6 @@
 
 import importlib
 import json
-import math
-import re
 import subprocess
 import sys
 from functools import partial
@@ -14,7 +12,7 @@ import torch
 from broken_models import BROKEN, SLOW, as_parameters
 from correct_models import CORRECT
 from measurements import MEASUREMENTS
-from readme import MEASURED, OF_CHECKS, build_model, filled, ways
+from readme import OF_CHECKS, filled, ways
 from small_gpt import BLOCK, GPT, VOCAB
 
 from gpt_duet.comparison.values import diff_by_value, diff_cache
@@ -158,17 +156,6 @@ def test_every_check_explains_itself_and_has_models_that_break_it():
 def test_the_table_of_ways_is_that_of_the_code():
     text = OF_CHECKS.read_text("utf-8")
     assert filled(text, ways()) == text
-
-
-def test_the_table_of_costs_has_the_calls_of_a_run():
-    small = partial(build_model, MEASURED["small"])
-    text = OF_CHECKS.read_text("utf-8")
-    for r in check_model(small, budget=math.inf).results:
-        row = rf"\| {r.name.removeprefix('check_')} \| (\d+) / (\d+), "
-        stated = [int(number) for number in re.search(row, text).groups()]
-        # another processor's rounding may cost a call more
-        calls = pytest.approx([r.forwards, r.backwards], rel=0.01, abs=1)
-        assert stated == calls, r.name
 
 
 # --- What a failure says ----------------------------------------------------
@@ -340,7 +327,7 @@ def test_the_checks_of_a_model_meet_it_once():
 
     mark = parametrize_with_checks([build, GPT], checks=["shape", "finite"])
     rows = [parameter.values for parameter in mark.args[1]]
-    for row, count in ((0, 3), (0, 1), (2, 0), (0, 3)):
+    for row, count in ((0, 2), (0, 1), (2, 0), (0, 2)):
         built.clear()
         model, check = rows[row]
         check(model)

@@ -247,8 +247,8 @@ class Run:
             self.subject = learn(self.subject, error)
         if isinstance(error, AssertionError | UnusableModel):
             proof = self._proof(name)
-            way = proof and proof.way
-            at = way and (way.culprit.path, way.culprit.line)
+            line = proof.way.culprit if proof and proof.way else None
+            at = (line.path, line.line) if line else None
             same, keys = causes_of(error, at)
             causes = self._causes
             known = (*CHECKS[name].implied_by, *same)
