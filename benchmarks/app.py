@@ -142,8 +142,20 @@ def bench(
         float | None,
         Option(help="Seconds at each size after which no new round starts."),
     ] = None,
+    limits: Annotated[
+        bool,
+        Option(
+            "--limits/--no-limits",
+            help="Measure how fast this machine can be, before the rounds.",
+        ),
+    ] = True,
     json_file: Annotated[
-        File, Option("--json", help="Write everything to this file, too.")
+        File,
+        Option(
+            "--json",
+            help="Write everything to this file, too; - is the standard "
+            "output, and the tables then go to stderr.",
+        ),
     ] = None,
     plot: Annotated[
         File, Option(help="Draw it: FILE.svg or FILE.png.")
@@ -152,8 +164,9 @@ def bench(
         File,
         Option(
             help="A file that --json wrote on this machine: show how each "
-            "time has changed. Status 1 if a model is slower: by more than "
-            "the tolerance, and with quartiles that do not overlap."
+            "time has changed, and whether the rounds suffice to say so. "
+            "Status 1 if a model is slower, surely and by more than the "
+            "tolerance."
         ),
     ] = None,
     tolerance: Annotated[
@@ -166,8 +179,8 @@ def bench(
     random tokens; ratios are taken within a round. Before anything is
     timed, both styles must agree to rounding on the same weights, and every
     model must answer the right shape without seeing the future. How fast
-    this machine can be is measured in the same rounds, by a large product of
-    matrices and a large copy. Other programs disturb: end them first.
+    this machine can be is measured before, by a large product of
+    matrices, copies and sums. Other programs disturb: end them first.
 
     Ends with status 0; 1 if --compare found something slower; 2 if the call
     was wrong.
@@ -219,12 +232,16 @@ def bench(
             f"generate has the peer transformers, not {peers!r}; your own "
             "go by --peer"
         )
+    asked = prompt if decoding else time
+    size = preset or "S1"
     if decoding:
-        preset, batch = preset or "gpt2", batch or "1"
+        size, batch = preset or "gpt2", batch or "1"
         time, new = prompt or "16", 32 if new is None else new
     sizes = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd}
+    given = {"vocab_size": vocab_size, "time": asked}
+    open_ = frozenset(name for name, size in given.items() if size is None)
     plan = make_plan(
-        preset or "S1",
+        size,
         _counts("batch", batch),
         _counts("prompt" if decoding else "time", time),
         whole_number("new", new or 0, 1 if decoding else 0),
@@ -242,6 +259,9 @@ def bench(
         compile=compile_,
         profile=profile,
         threads=threads,
+        limits=limits,
+        open=open_ if only_peers and preset is None else frozenset(),
+        shaped=None if only_peers else True,
     )
     output.prepare(kind, [plan.setting(*size) for size in plan.sizes])
     stopped = False

@@ -1,5 +1,6 @@
 """New results against old ones of the same machine and setting."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,10 @@ from .machine import LIBRARIES
 # two machines are one where these agree; libraries may have been renewed
 IDENTITY = ("processor", "cores", "accelerator", "system")
 
+# settings that may be known only once the models are built
+OPEN = {"threads", "vocabulary", "time", "prompt"}
+OPEN |= {"shape", "layers", "heads", "width"}
+MOST_ROUNDS = 1000
 Facts = dict[str, Value]
 
 
@@ -19,17 +24,32 @@ class Change:
 
     run: str  # the measurement, in words
     row: Row  # what ran
-    low: float  # new over old, first quartile over third
     ratio: float  # new median over old median: above 1 is slower
-    high: float  # new over old, third quartile over first
+    error: float  # by how much the ratio may be wrong, in 19 of 20 cases
 
     def slower(self, tolerance: float) -> bool:
-        """Whether it takes longer than the tolerance allows.
+        """Whether it surely takes longer than the tolerance allows."""
+        return self.ratio - self.error > 1 + tolerance
 
-        The median says so, and the quartiles do not overlap: one busy
-        minute of the machine moves a median of few rounds, too.
-        """
-        return self.ratio > 1 + tolerance and self.low > 1
+    def verdict(self, tolerance: float) -> str:
+        """Say "slower", "faster" or "level", or how many rounds it needs."""
+        least, most = 1 / (1 + tolerance), 1 + tolerance
+        low, high = self.ratio - self.error, self.ratio + self.error
+        if low > most:
+            return "slower"
+        if high < least:
+            return "faster"
+        if low >= least and high <= most:
+            return "level"
+        rounds = len(self.row.seconds)
+        margin = min(abs(self.ratio - least), abs(self.ratio - most))
+        if math.isinf(self.error):
+            return "too noisy to say: needs at least 5 rounds"
+        # the error shrinks with the root of the rounds
+        needed = (rounds - 1) * (self.error / max(margin, 1e-9)) ** 2 + 1
+        if needed > MOST_ROUNDS:
+            return "too noisy to say, and no number of rounds will help"
+        return f"too noisy to say: needs about {math.ceil(needed)} rounds"
 
 
 def compare_results(
@@ -89,11 +109,12 @@ def require_comparable(
 
 
 def _fits(old: Run, planned: Run) -> bool:
-    """Whether a plan, which may leave threads open, may have an old key."""
-    if "threads" not in planned.setting and "threads" in old.setting:
-        setting = planned.setting | {"threads": old.setting["threads"]}
-        planned = Run(planned.what, setting, planned.rows)
-    return _key(old.what, old.setting) == _key(planned.what, planned.setting)
+    """Whether a plan, which may leave settings open, may have an old key."""
+    open_ = OPEN - planned.setting.keys()
+    setting = {k: v for k, v in old.setting.items() if k in open_}
+    return _key(old.what, old.setting) == _key(
+        planned.what, planned.setting | setting
+    )
 
 
 def _key(what: str, setting: Facts) -> tuple:
@@ -102,5 +123,19 @@ def _key(what: str, setting: Facts) -> tuple:
 
 
 def _change(run: str, row: Row, old: Row) -> Change:
-    new, was = row.quartiles, old.quartiles
-    return Change(run, row, new[0] / was[2], new[1] / was[1], new[2] / was[0])
+    ratio = row.median / old.median
+    error = ratio * math.hypot(_uncertainty(row), _uncertainty(old))
+    return Change(run, row, ratio, error)
+
+
+def _uncertainty(row: Row) -> float:
+    """Return by what part of itself a median may be wrong, 19 times in 20.
+
+    Of normal errors the median's is 1.25 times the mean's, and quartiles are
+    1.35 deviations apart.
+    """
+    first, median, third = row.quartiles
+    rounds = len(row.seconds)
+    if rounds < 2:
+        return math.inf
+    return 2 * 1.25 / 1.35 * (third - first) / median / (rounds - 1) ** 0.5

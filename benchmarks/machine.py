@@ -10,12 +10,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gpt_duet.comparison.benchmark_results import Value
+from gpt_duet.comparison.benchmark_results import Row, Value
+from gpt_duet.timing import interleave, stopwatch
 
 LIBRARIES = ("torch", "transformers", "x-transformers")
 SQUARE = 1536  # large enough for any processor's best rate, and quick
 BIG_SQUARE = 8192  # an accelerator would be through 1536 as soon as it started
 MOVED = 2**27  # bytes: more than most caches hold
+LIMIT_ROUNDS = 5
 
 # glibc's malloc.h
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -74,14 +76,34 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(M_TRIM_THRESHOLD, 2**31 - 1) and no_blocks_apart)
 
 
-def limits(
+_measured: dict[tuple, list[Row]] = {}  # once in a process
+
+
+def limits(dtype: torch.dtype, device: torch.device) -> list[Row]:
+    """Return how fast a device can be in a dtype, on the present threads.
+
+    It is measured at the first call, in a few rounds, and then kept.
+    """
+    key = dtype, device, torch.get_num_threads(), SQUARE, MOVED
+    if key not in _measured:
+        tasks = limit_tasks(dtype, device)
+        watches = {n: stopwatch(run, device) for n, (run, _) in tasks.items()}
+        times = interleave(watches, LIMIT_ROUNDS)
+        _measured[key] = [
+            Row(name, times[name], limit=True, **work)
+            for name, (_, work) in tasks.items()
+        ]
+    return _measured[key]
+
+
+def limit_tasks(
     dtype: torch.dtype, device: torch.device
 ) -> dict[str, tuple[Callable[[], Tensor], dict[str, int]]]:
     """Return what shows how fast a device can be, with its work.
 
     A product of two square matrices, 2 size^3 operations; a copy, which
-    reads as many bytes as it writes; a sum, which reads alone, as decoding
-    nearly does.
+    reads as many bytes as it writes; sums, which read alone, as decoding
+    nearly does, one of them from the processor's caches.
     """
     size = SQUARE if device.type == "cpu" else BIG_SQUARE
     a, b = torch.randn(2, size, size, device=device).to(dtype).unbind(0)
@@ -99,4 +121,8 @@ def limits(
             {"least_bytes": 2 * MOVED},
         ),
         f"read of {memory}": (source.sum, {"least_bytes": MOVED}),
+        f"read of {MOVED >> 23} MiB": (
+            source[: MOVED // 32].sum,
+            {"least_bytes": MOVED // 8},
+        ),
     }

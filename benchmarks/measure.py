@@ -21,10 +21,16 @@ from gpt_duet.training.recipe import Recipe, build_optimizer
 
 from .gates import require_as_eager, require_sound
 from .machine import limits
-from .models import Candidate, build_peers, build_styles, parameter_note
+from .models import (
+    Candidate,
+    build_peers,
+    build_styles,
+    fit_to_peers,
+    parameter_note,
+)
 from .plan import Plan, Tokens
 from .profiling import peak_bytes, time_by_operation
-from .work import count_flops, least_bytes
+from .work import cache_bytes, count_work
 
 Tell = Callable[[str], None]
 # A row to be: its name, what runs, and what else is known of it.
@@ -49,9 +55,10 @@ def measure(plan: Plan, tell: Tell = lambda text: None) -> list[Run]:
         Stopped: for Ctrl-C after a whole round.
     """
     tell("building")
+    peers, left_out = build_peers(plan)
+    plan = fit_to_peers(plan, peers)
     longest = Tokens(plan, 1, max(plan.times)).ids
     everyone, notes = build_styles(plan, longest)
-    peers, left_out = build_peers(plan)
     everyone, notes = everyone + peers, notes + left_out
     if plan.log_probs:
         everyone = [candidate.with_log_probs() for candidate in everyone]
@@ -112,9 +119,7 @@ def _time(
         if plan.profile:
             rows[name]["operations"] = time_by_operation(run, device)
         watches[name] = stopwatch(run, device)
-    for name, (run, work) in limits(plan.dtypes[0], device).items():
-        rows[name] = {"limit": True, **work}
-        watches[name] = stopwatch(run, device)
+    machine = limits(plan.dtypes[0], device) if plan.limits else []
 
     def before(number: int) -> None:
         tell(f"round {number + 1} of {plan.rounds}")
@@ -128,6 +133,7 @@ def _time(
     finally:
         if seconds:
             timed = [Row(n, seconds[n], **facts) for n, facts in rows.items()]
+            timed += machine
             runs.append(Run(plan.kind, setting, timed, plan.reference, notes))
 
 
@@ -139,14 +145,13 @@ def _passes(
     tell: Tell,
 ) -> Iterator[Competitor]:
     """Give forward passes, or training steps, eager and compiled."""
-    config, ids = plan.config, tokens.ids
-    training = plan.kind == "train-step"
-    moved = least_bytes(config, len(ids), ids.size(1), plan.dtypes[0].itemsize)
+    ids, training = tokens.ids, plan.kind == "train-step"
     ours = next(c for c in everyone if c.name == plan.reference)
 
     def competitor(
-        c: Candidate, seconds: float, flops: int, note: str = ""
+        c: Candidate, seconds: float, work: tuple, note: str = ""
     ) -> Competitor:
+        flops, moved = work
         step = training_step(c, tokens) if training else None
         facts = {
             "first_seconds": seconds,
@@ -164,15 +169,31 @@ def _passes(
         torch.compiler.reset()  # one graph for each size, none kept
     for eager in everyone:
         # rows are alike, and one is counted sooner
-        flops = len(ids) * count_flops(partial(eager.scores, ids[:1]))
+        flops, moved = row_work(eager, ids[:1], len(ids))
+        work = len(ids) * flops, moved
         why = parameter_note(eager, ours.parameters or 0)
         note = "; ".join(filter(None, (eager.note, why)))
-        yield competitor(eager, first[eager.name], flops, note)
+        yield competitor(eager, first[eager.name], work, note)
         if plan.compile:
             tell(f"compiling {eager.name}")
             quick = eager.compiled()
             seconds = require_as_eager(quick, eager, ids, grad=training)
-            yield competitor(quick, seconds, flops)
+            yield competitor(quick, seconds, work)
+
+
+def row_work(
+    candidate: Candidate, row: Tensor, rows: int
+) -> tuple[int, int | None]:
+    """Return one row's operations, and the bytes that so many rows move.
+
+    That is at least: each weight is read once, and the scores of all rows
+    are written once.
+    """
+    flops, read = count_work(partial(candidate.scores, row), candidate.model)
+    if read is None:
+        return flops, None
+    with torch.no_grad():
+        return flops, read + rows * candidate.scores(row).nbytes
 
 
 def training_step(candidate: Candidate, tokens: Tokens) -> Callable[[], float]:
@@ -214,15 +235,22 @@ def _decodings(
         cached = candidate.cached or _generates(candidate.model)
         # the prompt is read with the first new token
         how = "" if cached else "out"
-        moved = sum(
-            least_bytes(plan.config, batch, 1, candidate.itemsize, past)
-            for past in range(prompt, prompt + plan.new)
-        )
+        _, moved = row_work(candidate, tokens.ids[:1, :1], batch)
+        if not cached:
+            moved = None
+        elif moved is not None:
+            moved *= plan.new
+            if candidate.configured:
+                size = next(candidate.model.parameters()).itemsize
+                moved += sum(
+                    cache_bytes(plan.config, batch, past, size)
+                    for past in range(prompt, prompt + plan.new)
+                )
         facts = {
             "first_seconds": time_first(run, plan.device),
             "tokens": batch * plan.new,
             "parameters": candidate.parameters,
-            "least_bytes": moved if cached else None,
+            "least_bytes": moved,
             "note": "; ".join(
                 filter(None, (candidate.note, f"with{how} a cache"))
             ),

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from gpt_duet.comparison.models import largest_difference
 from gpt_duet.comparison.styles import enlarged_random_weights, rounding_bound
 from gpt_duet.invariants import meet
+from gpt_duet.invariants.errors import UnknownSize
 from gpt_duet.protocol import CachedLanguageModel, load_style
 
 from .peers import PEERS, build_peer
@@ -29,6 +31,9 @@ class Candidate:
     log_softmax: bool = False  # whether it is taken of what the call gives
     note: str = ""  # what a reader of its row has to know
     style: bool = True  # not a peer
+    configured: bool = True  # built of the plan's config
+    vocab_size: int | None = None  # of one that chose its sizes itself
+    longest: int | None = None  # tokens that it reads in a row at most
 
     def scores(self, tokens: Tensor) -> Tensor:
         """Return scores (batch, time, vocab) of ids (batch, time).
@@ -47,12 +52,6 @@ class Candidate:
     def cached(self) -> bool:
         """Whether it decodes with a key-value cache of the kit's contract."""
         return isinstance(self.model, CachedLanguageModel)
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one weight; those of a float32 where there is none."""
-        weights = getattr(self.model, "parameters", lambda: ())()
-        return next((p.itemsize for p in weights), 4)
 
     @property
     def parameters(self) -> int | None:
@@ -159,7 +158,7 @@ def build_peers(plan: Plan) -> tuple[list[Candidate], list[str]]:
         try:
             with torch.random.fork_rng(devices=[]), plan.device:
                 torch.manual_seed(0)
-                model = build_peer(name, plan.config)
+                model, configured = build_peer(name, plan.config)
         except ValueError:
             raise
         except Exception as error:
@@ -178,7 +177,9 @@ def build_peers(plan: Plan) -> tuple[list[Candidate], list[str]]:
             raise ValueError(
                 f"{name} builds {type(model).__name__}, which cannot be called"
             )
-        peer = Candidate(name, model, model, style=False)
+        peer = Candidate(
+            name, model, model, style=False, configured=configured
+        )
         peers.append(peer if name in PEERS else _as_checked(peer, plan))
     return peers, left_out
 
@@ -191,20 +192,24 @@ def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
             says it cannot read the plan's longest text.
     """
     name, vocab, longest = peer.name, plan.config.vocab_size, plan.longest
+    met = partial(
+        meet, lambda: peer.model, block_size=longest, outputs="logits"
+    )
     try:
-        subject = meet(
-            lambda: peer.model,
-            vocab_size=vocab,
-            block_size=longest,
-            outputs="logits",
-        )
+        try:
+            own = "vocab_size" in plan.open and not peer.configured
+            subject = met(vocab_size=None if own else vocab)
+        except UnknownSize:
+            own = False
+            subject = met(vocab_size=vocab)
     except ValueError as error:
         ours = f"the benchmark's vocabulary is {vocab} (--vocab-size sets it)"
-        raise ValueError(
-            f"{name}: {error}".replace(f"vocab_size={vocab} was given", ours)
-        ) from None
+        words = str(error).replace(f"vocab_size={vocab} was given", ours)
+        if ours not in words:
+            words += f"; {ours}"
+        raise ValueError(f"{name}: {words}") from None
     subject.require_scores()
-    if subject.block_size < longest:
+    if subject.block_size < longest and "time" not in plan.open:
         raise ValueError(
             f"{name} reads at most {subject.block_size} tokens, and a text of "
             f"{longest} is asked for: see --time (with generate --prompt and "
@@ -217,7 +222,38 @@ def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
         return subject.read(answer, *tokens.shape)
 
     note = f"called with {', '.join(given)}" if given else ""
-    return replace(peer, call=call, note=note)
+    return replace(
+        peer,
+        call=call,
+        note=note,
+        vocab_size=subject.vocab_size,
+        longest=subject.block_size,
+    )
+
+
+def fit_to_peers(plan: Plan, peers: Sequence[Candidate]) -> Plan:
+    """Return a plan of which each open size is the peers' own.
+
+    Raises:
+        ValueError: where the peers have several vocabularies.
+    """
+    shaped = bool(plan.styles) or any(peer.configured for peer in peers)
+    plan = replace(plan, shaped=shaped)
+    found = {p.vocab_size: p.name for p in peers if p.vocab_size}
+    if "vocab_size" in plan.open and found:
+        if len(found) > 1:
+            each = ", ".join(f"{n} has {v}" for v, n in found.items())
+            raise ValueError(
+                f"all rows read the same ids, and the vocabularies differ: "
+                f"{each}; measure each model alone"
+            )
+        config = plan.config.replace(vocab_size=next(iter(found)))
+        plan = replace(plan, config=config)
+    lengths = [peer.longest for peer in peers if peer.longest]
+    if "time" in plan.open and lengths:
+        time = max(1, min(*plan.times, *lengths, min(lengths) - plan.new))
+        plan = replace(plan, times=(time,))
+    return plan
 
 
 def parameter_note(candidate: Candidate, ours: int) -> str:

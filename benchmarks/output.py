@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.measure import Measurement
+from rich.table import Table
 
 from gpt_duet.comparison.benchmark_results import Results, Run, read_results
 from gpt_duet.console import warn
+from gpt_duet.files import STDOUT, reserve_stdout
 from gpt_duet.validation import require_different, require_parent
 
 from .chart import draw, require_picture
@@ -32,8 +35,10 @@ class Output:
 
     def __post_init__(self) -> None:
         """Refuse early."""
+        if self.json == STDOUT:
+            reserve_stdout()
         for path in (self.json, self.plot):
-            require_parent(path)
+            require_parent(path if path != STDOUT else None)
         require_different(
             {"json": self.json, "plot": self.plot}, compare=self.compare
         )
@@ -60,19 +65,19 @@ class Output:
         """
         self._machine["load after"] = load()
         results = Results(self._machine, runs)
-        console = plain_console()
+        console = plain_console(stderr=self.json == STDOUT)
         try:
             if self.json is not None:
                 results.save(self.json)
         finally:
-            console.print(show_results(results))
+            print_whole(console, show_results(results))
         _warn_if_busy(self._machine, "load after")
         if self.plot is not None:
             draw(results, self.plot)
         if self._old is None:
             return False
         changes, notes = compare_results(self._old, results)
-        console.print(show_changes(changes, self.tolerance, notes))
+        print_whole(console, show_changes(changes, self.tolerance, notes))
         return any(
             change.slower(self.tolerance)
             for change in changes
@@ -95,6 +100,20 @@ def _warn_if_busy(machine: Facts, moment: str) -> None:
 def plain_console(stderr: bool = False) -> Console:
     """Return a console that prints every character as it stands."""
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
+def print_whole(console: Console, shown: Group) -> None:
+    """Print what is shown, in a terminal too narrow for a table as well.
+
+    rich would cut numbers off; a terminal lets lines go on in the next.
+    """
+    narrow, options = console.width, console.options.update(max_width=9999)
+    for part in shown.renderables:
+        if isinstance(part, Table):
+            whole = Measurement.get(console, options, part).maximum
+            console.width = max(narrow, whole)
+        console.print(part)
+        console.width = narrow
 
 
 @contextmanager

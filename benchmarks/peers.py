@@ -105,11 +105,12 @@ PEERS: dict[str, Callable[[GPTConfig], Any]] = {
 }
 
 
-def build_peer(name: str, config: GPTConfig) -> Any:
-    """Build one of PEERS, or anyone's.
+def build_peer(name: str, config: GPTConfig) -> tuple[Any, bool]:
+    """Build one of PEERS, or anyone's; return whether it took the config.
 
-    That is "package.module:factory" or "path/to/file.py:factory", the factory
-    taking the config or nothing.
+    Anyone's is "package.module:factory" or "path/to/file.py:factory". The
+    config goes to a factory that needs one argument, or has one of the name
+    config; other factories choose the sizes themselves.
     """
     if name not in PEERS and ":" not in name:
         raise ValueError(
@@ -118,9 +119,13 @@ def build_peer(name: str, config: GPTConfig) -> Any:
         )
     build: Any = PEERS.get(name) or load_target(name, None, None)
     if isinstance(build, nn.Module):
-        return build
+        return build, False
     try:
-        inspect.signature(build).bind(None)
+        wanted = inspect.signature(build)
+        wanted.bind(None)
     except (TypeError, ValueError):
-        return build()
-    return build(config)
+        return build(), False
+    first = next(iter(wanted.parameters.values()))
+    if first.default is not first.empty and first.name != "config":
+        return build(), False
+    return build(config), True

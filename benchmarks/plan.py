@@ -57,6 +57,11 @@ class Plan:
     profile: bool = False  # say where the time of each goes
     new: int = 0  # tokens that generate appends
     threads: int | None = None  # of the CPU; None: by the work of each size
+    limits: bool = True  # measure how fast the machine can be
+    # sizes that the user left to the peers: vocab_size, time
+    open: frozenset[str] = frozenset()
+    # whether some row is built of the config; None: not yet known
+    shaped: bool | None = True
 
     @property
     def reference(self) -> str:
@@ -78,27 +83,37 @@ class Plan:
     ) -> dict[str, Value]:
         """Return what a run is kept with, and found again by.
 
-        Without threads where neither the plan nor the caller has a number.
+        It is without threads where neither the plan nor the caller has a
+        number, without the sizes that the peers have yet to say, and without
+        a config's sizes where no row is built of the config.
         """
-        count = threads or self.threads
-        work: dict[str, Value] = {"time": time}
-        if self.kind == "generate":
-            work = {"prompt": time, "new": self.new}
-        return {
-            **({"shape": self.preset} if self.preset else {}),
-            "vocabulary": self.config.vocab_size,
-            "layers": self.config.n_layer,
-            "heads": self.config.n_head,
-            "width": self.config.n_embd,
+        count, config = threads or self.threads, self.config
+        decoding = self.kind == "generate"
+        facts: dict[str, Value] = {
+            "shape": self.preset,
+            "vocabulary": config.vocab_size,
+            "layers": config.n_layer,
+            "heads": config.n_head,
+            "width": config.n_embd,
             "batch": batch,
-            **work,
+            "prompt" if decoding else "time": time,
+            "new": self.new,
             "compile": self.compile,
             "log_probs": self.log_probs,
             "dtype": dtype_name(self.dtypes[0]),
             "device": str(self.device),
-            **({"threads": count} if count else {}),
+            "threads": count or 0,
             "rounds": self.rounds,
         }
+        left_out = {name for name, value in facts.items() if value in ("", 0)}
+        left_out -= {"compile", "log_probs"}  # False is a setting
+        if not self.shaped:
+            left_out |= {"shape", "layers", "heads", "width"}
+        if self.shaped is None and "time" in self.open:
+            left_out |= {"time", "prompt"}
+        if self.shaped is None and "vocab_size" in self.open:
+            left_out.add("vocabulary")
+        return {k: v for k, v in facts.items() if k not in left_out}
 
 
 def dtype_name(dtype: torch.dtype) -> str:

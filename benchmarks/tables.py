@@ -19,11 +19,11 @@ LEGEND = (
     "x NAME: how many times NAME's time in the same round, the median over "
     "the rounds; 1.20 takes a fifth longer",
     "least, 95th: the least time of a round, and the 95th percentile",
-    "operations: floating-point, counted; bytes: that a run must move to and "
-    "from memory at least",
+    "operations: floating-point, counted; bytes: that a run must move at "
+    "least: weights it reads, scores it writes",
     "of peak: the least time in which this machine could do the row's work "
-    "(its operations at the speed of the matmul, or its bytes at that of the "
-    "copy or read, whichever takes longer), in percent of the row's time",
+    "(its operations at the best speed of the matmul, or its bytes at that of "
+    "the copy or read, whichever takes longer), in percent of the row's time",
     "peak memory: beyond the weights; first run: with warming up and "
     "compiling",
     "parameters differ where a head is not tied to its embedding, or a "
@@ -45,7 +45,7 @@ def show_results(results: Results) -> Group:
         if rounds != run.setting.get("rounds", rounds):
             asked = run.setting["rounds"]
             parts += _lines([f"{rounds} of {asked} rounds were run"])
-        parts += _lines(disagreements(run))
+        parts += _lines(_beyond_peak(run) + disagreements(run))
         parts += _lines(run.notes)
     return Group(*parts, "", *_lines(LEGEND))
 
@@ -76,16 +76,12 @@ def _speeds(run: Run) -> Table:
 def _work(run: Run) -> Table:
     """Operations, bytes, and how near the row is to the limit."""
     rows = run.rows
-    parts = [part_of_peak(run, row) for row in rows]
     return _table(
         {
             "": [row.name for row in rows],
             "operations": [_amount(row.flops, "FLOP") for row in rows],
             "bytes": [_amount(row.least_bytes, "B") for row in rows],
-            "of peak": [
-                f"{part:.0%}" if part and not row.limit else ""
-                for row, part in zip(rows, parts, strict=True)
-            ],
+            "of peak": [_share(run, row) for row in rows],
             "tokens/s": [
                 f"{row.tokens_per_second:,.0f}" if row.tokens else ""
                 for row in rows
@@ -167,48 +163,77 @@ def disagreements(run: Run) -> list[str]:
 def part_of_peak(run: Run, row: Row) -> float | None:
     """Return what part of the machine's best speed a row reaches.
 
-    The least time is the longer of two: for the row's operations at the
-    speed of the large product, and for its least bytes at that of the large
-    copy or sum, all measured in the same rounds. Above 1 is noise, or a
-    dtype that the machine has no large products for, such as float16 on a
-    CPU. None where nothing was counted.
+    The least time is the longer of two: for the row's operations at the best
+    speed of the large product, and for its bytes at that of the copies and
+    sums. Only a copy or sum of no more bytes than the row's counts, as fewer
+    bytes may come from a cache nearer to the processor, and of those the
+    largest. None where nothing was counted.
 
     Source: Williams et al. 2009 (Roofline).
     """
-    least = []
-    for work in ("flops", "least_bytes"):
-        speeds = [
-            getattr(limit, work) / limit.median
-            for limit in run.rows
-            if limit.limit and getattr(limit, work)
-        ]
-        if speeds and getattr(row, work):
-            least.append(getattr(row, work) / max(speeds))
+    machine = [limit for limit in run.rows if limit.limit]
+    moved = row.least_bytes or 0
+    fit = [r for r in machine if 0 < (r.least_bytes or 0) <= moved]
+    most = max((r.least_bytes or 0 for r in fit), default=0)
+    products = [(r.flops or 0) / min(r.seconds) for r in machine if r.flops]
+    moves = [
+        (r.least_bytes or 0) / min(r.seconds)
+        for r in fit
+        if 4 * (r.least_bytes or 0) >= most  # a copy moves each byte twice
+    ]
+    least = [
+        amount / max(speeds)
+        for amount, speeds in ((row.flops, products), (moved, moves))
+        if amount and speeds
+    ]
     return max(least) / row.median if least else None
+
+
+def _share(run: Run, row: Row) -> str:
+    """The part of the peak; blank where it is none, as it is above 1."""
+    part = None if row.limit else part_of_peak(run, row)
+    return f"{part:.0%}" if part and part <= 1 else ""
+
+
+def _beyond_peak(run: Run) -> list[str]:
+    """Name the rows that were quicker than the limits allow."""
+    found = [r.name for r in run.models if (part_of_peak(run, r) or 0) > 1]
+    return [
+        f"{name} was quicker than the limits that were measured allow: no "
+        "share of the peak is given"
+        for name in found
+    ]
 
 
 def show_changes(
     changes: Sequence[Change], tolerance: float, notes: Sequence[str] = ()
 ) -> Group:
-    """Return new times over old ones, notes for the reader, the verdict."""
-    kinds = {True: "the machine itself", False: "slower"}
-    words = [
-        kinds[c.row.limit] if c.slower(tolerance) else "" for c in changes
-    ]
-    table = _table(
-        {
-            "": [f"{c.run.split(',')[0]}: {c.row.name}" for c in changes],
-            "new / old": [f"{c.ratio:.3f}" for c in changes],
-            "quartiles": [f"{c.low:.3f} to {c.high:.3f}" for c in changes],
-            "slower": words,
-        }
-    )
-    models = sum(not change.row.limit for change in changes)
+    """Return new times over old ones, run by run, notes, and the verdict."""
+    parts: list[RenderableType] = []
+    for run in dict.fromkeys(change.run for change in changes):
+        rows = [change for change in changes if change.run == run]
+        table = _table(
+            {
+                "": [c.row.name for c in rows],
+                "new / old": [f"{c.ratio:.3f}" for c in rows],
+                "give or take": [f"{c.error:.3f}" for c in rows],
+                "verdict": [
+                    ("the machine itself: " if c.row.limit else "")
+                    + c.verdict(tolerance)
+                    for c in rows
+                ],
+            }
+        )
+        parts += ["", Text(run), table]
+    words = [c.verdict(tolerance) for c in changes if not c.row.limit]
+    slower, level = words.count("slower"), words.count("level")
+    unknown = sum(word.startswith("too noisy") for word in words)
     verdict = (
-        f"{words.count('slower')} of {models} slower: by more than "
-        f"{tolerance:.0%}, with quartiles that do not overlap"
+        f"{slower} of {len(words)} slower, by more than {tolerance:.0%}; "
+        f"{level} level, {words.count('faster')} faster, {unknown} too noisy "
+        "to say"
     )
-    return Group("", table, *_lines(notes), verdict)
+    return Group(*parts, *_lines(notes), verdict)
 
 
 def seconds(value: float) -> str:

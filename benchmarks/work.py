@@ -1,22 +1,36 @@
 """How much work a pass is: operations, and bytes that are moved."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpt_duet.config import GPTConfig
 
+aten = torch.ops.aten
+# operations that read as many bytes of a table as they return
+LOOKUPS = (
+    *(aten.embedding.default, aten.index_select.default),
+    *(aten.index.Tensor, aten.gather.default),
+)
 
-def count_flops(run: Callable[[], object]) -> int:
-    """Count the floating-point operations of what runs, product by product.
 
-    For both styles that is 2 B T (12 L D^2 + V D) + 4 L B T^2 D: products
-    of matrices, a multiplication and an addition as two operations, and
-    attention with its masked scores. The fused kernels of attention and of
-    torch's encoder layer are not counted on every device, so that both are
-    taken apart for this run.
+def count_work(
+    run: Callable[[], object], model: object
+) -> tuple[int, int | None]:
+    """Count the operations of what runs, and the bytes of weights it reads.
+
+    Operations are floating-point ones, product by product. For both styles
+    they are 2 B T (12 L D^2 + V D) + 4 L B T^2 D: products of matrices, a
+    multiplication and an addition as two operations, and attention with its
+    masked scores. The fused kernels of attention and of torch's encoder
+    layer are not counted on every device, so that both are taken apart for
+    this run. The bytes are None for what is no module.
     """
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -25,29 +39,61 @@ def count_flops(run: Callable[[], object]) -> int:
             torch.no_grad(),
             sdpa_kernel(SDPBackend.MATH),
             FlopCounterMode(display=False) as counter,
+            WeightReads(model) as reads,
         ):
             run()
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    return counter.get_total_flops()
+    return counter.get_total_flops(), reads.total
 
 
-def least_bytes(
-    config: GPTConfig, batch: int, time: int, size: int, past: int = 0
-) -> int:
-    """Return the bytes a pass must move to and from memory at least.
+class WeightReads(TorchDispatchMode):
+    """Counts the bytes of a model's weights that operations read.
 
-    Every matrix of the blocks and the head is read once, and the scores of
-    all positions are written once. What flows between the layers is taken
-    to stay in caches; tables, norms and biases are too small to count.
+    Weights are parameters and buffers. One that is read again counts once;
+    of a table that is looked up only the rows that are taken count.
+
+    Args:
+        model: a module; of anything else nothing can be counted.
+    """
+
+    def __init__(self, model: object):
+        super().__init__()
+        self._sizes: dict[int, int] = {}
+        if isinstance(model, nn.Module):
+            for tensor in (*model.parameters(), *model.buffers()):
+                storage = tensor.untyped_storage()
+                self._sizes[storage.data_ptr()] = storage.nbytes()
+        self._read: dict[int, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operation, and note the weights among its arguments."""
+        found = func(*args, **(kwargs or {}))
+        for tensor in () if func.is_view else tree_leaves((args, kwargs)):
+            if not isinstance(tensor, Tensor):
+                continue
+            key = tensor.untyped_storage().data_ptr()
+            if key in self._sizes:
+                taken = found if func in LOOKUPS else tensor
+                read = self._read.get(key, 0) + taken.nbytes
+                self._read[key] = min(read, self._sizes[key])
+        return found
+
+    @property
+    def total(self) -> int | None:
+        """The bytes that were read; None where there are no weights."""
+        return sum(self._read.values()) if self._sizes else None
+
+
+def cache_bytes(config: GPTConfig, batch: int, past: int, size: int) -> int:
+    """Return the bytes of the keys and values of `past` tokens in each row.
 
     Args:
         config: the sizes.
         batch: number of rows.
-        time: tokens in a row.
+        past: tokens in a row.
         size: bytes of one number.
-        past: tokens before these, whose keys and values are read.
     """
-    L, D, V = config.n_layer, config.n_embd, config.vocab_size
-    matrices = L * (4 * D**2 + 2 * D * config.inner_size) + V * D
-    return size * (matrices + batch * time * V + 2 * L * batch * past * D)
+    return size * 2 * config.n_layer * batch * past * config.n_embd

@@ -26,7 +26,7 @@ from benchmarks.models import (
 )
 from benchmarks.peers import PEERS, TorchDecoder, build_peer
 from benchmarks.plan import CPU, PRESETS, Tokens, make_plan
-from benchmarks.work import count_flops, least_bytes
+from benchmarks.work import cache_bytes, count_work
 from mingpt_style import build_model
 from shared.config import GPTConfig
 
@@ -194,7 +194,7 @@ def test_a_peer_has_our_parameters_and_does_not_look_ahead(name):
     config = make_plan("S2").config
     for tie in (True, False):
         with torch.device("meta"):
-            model = build_peer(name, config.replace(tie_weights=tie))
+            model, _ = build_peer(name, config.replace(tie_weights=tie))
             ours = build_model(config.replace(tie_weights=tie))
         count = sum(p.numel() for p in ours.parameters())
         peer = Candidate(name, model, model)
@@ -230,22 +230,27 @@ def test_torch_counts_the_operations_of_the_formula(inner):
     peers, _ = build_peers(plan)
     expected = formula(plan.config, 3, 8)
     for candidate in (*styles, *peers):
-        counted = count_flops(lambda c=candidate: c.scores(tokens))
+        counted, _ = count_work(lambda c=candidate: c.scores(tokens), None)
         assert counted == expected, candidate.name
     assert torch.backends.mha.get_fastpath_enabled()
 
 
 def test_bytes_by_hand():
-    matrices = 2 * (4 * 16 + 2 * 64) + 44  # of two blocks, and the head
-    assert least_bytes(TINY, 1, 1, 4) == 4 * (matrices + 11)
-    assert least_bytes(TINY, 2, 3, 2) == 2 * (matrices + 6 * 11)
+    tokens = tokens_of(3, 11, rows=1)
+    model = build_model(TINY)
+    _, read = count_work(lambda: model(tokens), model)
+    weights = sum(p.numel() for p in model.parameters())
+    tables = (11 + 8) * 4
+    assert read == 4 * (weights - tables + 2 * 3 * 4)  # three rows of each
+    _, read = count_work(lambda: [model(tokens) for _ in range(9)], model)
+    assert read == 4 * weights  # all rows, and nothing twice
+    assert count_work(lambda: model(tokens), model.forward)[1] is None
+    # of a matrix that is cut only the part that is used
+    cut = nn.Linear(4, 6, bias=False)
+    _, read = count_work(lambda: torch.ones(1, 4) @ cut.weight[:2].t(), cut)
+    assert read == 4 * 2 * 4
     # keys and values of 5 tokens, 4 wide, in 2 layers
-    more = least_bytes(TINY, 3, 1, 4, 5) - least_bytes(TINY, 3, 1, 4)
-    assert more == 3 * 4 * 2 * 5 * 4 * 2
-    # of the weights only tables, norms and biases are left out
-    weights = sum(p.numel() for p in build_model(TINY).parameters())
-    small = (11 + 8) * 4 + 2 * (36 + 16) + 8
-    assert least_bytes(TINY, 1, 1, 1) - 11 == weights - small
+    assert cache_bytes(TINY, 3, 5, 4) == 3 * 4 * 2 * 5 * 4 * 2
 
 
 def test_a_training_step_learns():
@@ -290,18 +295,20 @@ def test_every_round_has_tokens_of_its_own(monkeypatch):
 
 def test_a_machines_limits_are_named_by_their_size(monkeypatch):
     meta = torch.device("meta")
-    limits = machine.limits(torch.bfloat16, meta).items()
+    limits = machine.limit_tasks(torch.bfloat16, meta).items()
     assert {name: work for name, (_, work) in limits} == {
         "matmul 8192 x 8192": {"flops": 2 * 8192**3},
         "copy of 128 MiB": {"least_bytes": 2 * 2**27},
         "read of 128 MiB": {"least_bytes": 2**27},
+        "read of 16 MiB": {"least_bytes": 2**24},
     }
     monkeypatch.setattr(machine, "SQUARE", 16)
-    monkeypatch.setattr(machine, "MOVED", 64)
-    square, copy, read = machine.limits(torch.float32, CPU).values()
-    assert count_flops(square[0]) == 2 * 16**3
-    assert copy[0]().tolist() == [1] * 16
-    assert read[0]() == 16
+    monkeypatch.setattr(machine, "MOVED", 2**24)
+    tasks = machine.limit_tasks(torch.float32, CPU)
+    square, copy, *reads = (run for run, _ in tasks.values())
+    assert count_work(square, None)[0] == 2 * 16**3
+    assert copy().unique().tolist() == [1]
+    assert [4 * int(read()) for read in reads] == [2**24, 2**21]
 
 
 def test_peak_memory_is_what_was_held_at_once():

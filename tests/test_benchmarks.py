@@ -16,7 +16,7 @@ from benchmarks import machine, measure, output
 from benchmarks.models import build_peers
 from benchmarks.peers import PEERS
 from benchmarks.plan import Tokens, make_plan
-from benchmarks.work import least_bytes
+from benchmarks.work import cache_bytes
 from mingpt_style import GPT
 from shared.comparison.benchmark_results import read_results
 from shared.console import run
@@ -26,6 +26,7 @@ SMALL = [*TOY, "--batch", 1, "--time", 4]
 FAST = [*SMALL, "--rounds", 2]
 DECODE = [*TOY, "--new-tokens", 1, "--prompt", 2, "--rounds", 1]
 LIMITS = ["matmul 16 x 16", "copy of 1 MiB", "read of 1 MiB"]
+LIMITS += ["read of 0 MiB"]
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +34,7 @@ def _small_limits(monkeypatch):
     """A quiet machine, measured in no time, and threads put back."""
     monkeypatch.setattr(machine, "SQUARE", 16)
     monkeypatch.setattr(machine, "MOVED", 2**20)
+    monkeypatch.setattr(machine, "_measured", {})
     monkeypatch.setattr(output, "load", lambda: 0.5)
     threads = torch.get_num_threads()
     yield
@@ -80,7 +82,7 @@ def test_forward_with_everything(bench, tmp_path):
         "transformers", "transformers-eager", "transformers-one-gelu",
         "torch-encoder", "x-transformers", *LIMITS,
     ]  # fmt: skip
-    assert all(len(row.seconds) == 2 for row in rows.values())
+    assert {len(row.seconds) for row in rows.values() if not row.limit} == {2}
     machine = read_results(file).machine
     assert machine["torch"] == torch.__version__
     assert machine["accelerator"] == "none"
@@ -130,7 +132,11 @@ def test_generate_at_toy_size(bench, tmp_path, monkeypatch):
     optimized = [type(call.args[0]) for call in optimize.call_args_list]
     assert optimized == [GPT, GPT]
     config = make_plan("gpt-nano", sizes={"vocab_size": 11}).config
-    moved = sum(least_bytes(config, 1, 1, 4, past) for past in (3, 4))
+    cache = sum(cache_bytes(config, 1, past, 4) for past in (3, 4))
+    matrices = 3 * 12 * 48**2 + 11 * 48
+    # biases; norms; a row of each table
+    small = 3 * (9 * 48 + 4 * 48) + 2 * 48 + 2 * 48
+    moved = 2 * 4 * (matrices + small + 11) + cache
     ours, theirs, half, annotated = map(first.row, (
         "mingpt_style", "transformers", "mingpt_style bfloat16", "annotated",
     ))  # fmt: skip
@@ -267,6 +273,118 @@ def test_anyones_model_runs_beside_ours(bench, own_peer):
     assert "targets; without a cache" in found.models[0].note
 
 
+OWN = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, vocab=7, width=10, length=6):
+        super().__init__()
+        self.vocab_size, self.block_size = vocab, length
+        self.table = nn.Embedding(vocab, width)
+        self.head = nn.Linear(width, vocab)
+
+    def forward(self, ids):
+        return self.head(self.table(ids))
+
+def build(width=10):
+    return Model(width=width)
+
+def configured(config):
+    return Model(config.vocab_size, config.n_embd, config.block_size)
+
+def many():
+    return Model(vocab=9)
+"""
+
+
+def test_a_models_own_sizes_are_shown(bench, tmp_path, monkeypatch):
+    """Bytes, operations, vocabulary and length are not a preset's."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    alone = ["--only-peers", "--rounds", 1, "--json", "found.json"]
+    out = bench("forward", "--peer", "own.py:build", *alone)
+    (found,) = read_results(Path("found.json")).runs
+    for name in ("layers", "heads", "width", "shape"):
+        assert name not in found.setting
+        assert f"{name} " not in found.described()
+    sizes = {"vocabulary": 7, "batch": 8, "time": 6}
+    assert sizes.items() <= found.setting.items()
+    (row,) = found.models
+    assert row.parameters == 7 * 10 + 10 * 7 + 7
+    assert row.flops == 2 * 8 * 6 * 10 * 7
+    # six rows of the table, the head, all scores
+    assert row.least_bytes == 4 * (6 * 10 + 10 * 7 + 7 + 8 * 6 * 7)
+    assert f"{row.least_bytes / 1000:.2f} kB" in out
+    bench("generate", "--new", 2, "--peer", "own.py:build", *alone)
+    (found,) = read_results(Path("found.json")).runs
+    assert (found.setting["prompt"], found.setting["vocabulary"]) == (4, 7)
+    # with a config the sizes are the config's, and are shown
+    bench("forward", *SMALL, "--peer", "own.py:configured", *alone)
+    (found,) = read_results(Path("found.json")).runs
+    assert found.setting["width"] == 48
+    assert found.models[0].parameters == 11 * 48 * 2 + 11
+    both = ["--peer", "own.py:build", "--peer", "own.py:many", *alone]
+    err = bench("forward", *both, status=2)
+    assert "own.py:build has 7, own.py:many has 9" in err
+
+
+THEIRS = """
+from transformers import GPT2Config, GPT2LMHeadModel, logging
+
+def build():
+    logging.set_verbosity_error()
+    return GPT2LMHeadModel(GPT2Config(
+        n_layer=1, n_head=1, n_embd=4, vocab_size=11, n_positions=5,
+        bos_token_id=0, eos_token_id=0,
+    ))
+"""
+
+
+def test_a_transformers_model_shows_its_own_sizes(bench, tmp_path):
+    pytest.importorskip("transformers")
+    file, theirs = tmp_path / "found.json", tmp_path / "theirs.py"
+    theirs.write_text(THEIRS)
+    out = bench(
+        "forward", "--peer", f"{theirs}:build", "--only-peers",
+        "--rounds", 1, "--batch", 2, "--json", file,
+    )  # fmt: skip
+    (found,) = read_results(file).runs
+    assert (found.setting["vocabulary"], found.setting["time"]) == (11, 5)
+    assert "layers" not in found.setting
+    (row,) = found.models
+    block = 4 * 12 + 12 + 4 * 4 + 4 + 2 * 4 * 16 + 16 + 4 + 2 * 8
+    weights = 11 * 4 + 5 * 4 + block + 8  # the head is the token table
+    assert row.parameters == weights
+    assert row.least_bytes == 4 * (weights + 2 * 5 * 11)
+    assert row.flops == 2 * 2 * 5 * (12 * 16 + 11 * 4) + 4 * 2 * 25 * 4
+    assert "\u2026" not in out  # no number is cut
+
+
+def test_limits_are_measured_once_or_not_at_all(bench, tmp_path, monkeypatch):
+    file, tasks = tmp_path / "found.json", Mock(wraps=machine.limit_tasks)
+    monkeypatch.setattr(machine, "limit_tasks", tasks)
+    words = ["forward", *TOY, "--time", "2,4", "--peers", "none"]
+    words += ["--rounds", 1, "--json", file]
+    bench(*words)
+    assert tasks.call_count == 1
+    assert {*LIMITS} < {*rows_of(file)}
+    out = bench(*words, "--no-limits")
+    assert tasks.call_count == 1
+    assert not {*LIMITS} & {*rows_of(file)}
+    assert "of peak  " not in out
+
+
+def test_json_on_the_standard_output(run_command):
+    words = ["forward", *FAST, "--peers", "none", "--json", "-"]
+    status, out, err = run_command(
+        partial(run, commands.main), "benchmarks", *words
+    )
+    assert status == 0
+    assert json.loads(out)["version"] == 3
+    assert "mingpt_style" in err
+
+
 def test_anyones_model_decodes_greedily_from_its_scores(own_peer):
     plan = make_plan(
         "gpt-nano", (2,), (3,), 4, {"vocab_size": 11}, kind="generate",
@@ -327,10 +445,10 @@ def test_old_results_are_compared(bench, tmp_path, monkeypatch):
     words = ["forward", *FAST, "--peers", "none"]
     bench(*words, "--json", old)
     out = bench(*words, "--compare", old)
-    assert "0 of 2 slower: by more than 10%" in out
+    assert "0 of 2 slower, by more than 10%; 2 level" in out
     seconds[0] = 1.2
     out = bench(*words, "--compare", old, status=1)
-    assert "2 of 2 slower: by more than 10%" in out
+    assert "2 of 2 slower, by more than 10%" in out
     assert "1.200" in out
     more = ["--tolerance", 0.25, "--rounds", 3]  # the latest word counts
     bench(*words, *more, "--compare", old)
@@ -363,7 +481,8 @@ def test_ctrl_c_keeps_whole_rounds(bench, tmp_path, monkeypatch):
     words = ["forward", *FAST, "--rounds", 5, "--peers", "none"]
     words += ["--json", file]
     assert bench(*words, status=130) == "gpt-duet: stopped\n"
-    assert {len(row.seconds) for row in rows_of(file).values()} == {2}
+    rows = rows_of(file).values()
+    assert {len(row.seconds) for row in rows if not row.limit} == {2}
     file.unlink()
     last = 0
     assert bench(*words, status=130) == "gpt-duet: stopped\n"

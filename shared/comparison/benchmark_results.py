@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from ..files import write_atomically
+from ..files import STDOUT, release_stdout, write_atomically
 from ..timing import Quartiles, quartiles
 
 VERSION = 3
@@ -83,8 +83,8 @@ class Run(msgspec.Struct, forbid_unknown_fields=True):
     notes: list[str] = []  # sentences for the reader
 
     def __post_init__(self) -> None:
-        """Refuse rows of different rounds, which no ratio can be taken of."""
-        rounds = {len(row.seconds) for row in self.rows}
+        """Refuse models of different rounds: no ratio could be taken."""
+        rounds = {len(row.seconds) for row in self.models}
         if len(rounds) > 1:
             raise ValueError(
                 f"rows have {min(rounds)} and {max(rounds)} rounds"
@@ -116,9 +116,13 @@ class Results(msgspec.Struct, forbid_unknown_fields=True):
     version: int = VERSION
 
     def save(self, path: Path) -> None:
-        """Write a JSON file whole, or leave the old one as it is."""
+        """Write a JSON file whole, or leave the old one; or to STDOUT."""
         text = msgspec.json.format(msgspec.json.encode(self), indent=1)
-        write_atomically(path, text.decode() + "\n")
+        if path == STDOUT:
+            release_stdout()
+            print(text.decode())
+        else:
+            write_atomically(path, text.decode() + "\n")
 
 
 def read_results(path: Path) -> Results:
