@@ -20,9 +20,9 @@ from torch import Tensor
 from ...invariants.budget import Budget
 from ...invariants.copies import own
 from ...invariants.errors import ModelRaised
+from ...invariants.places import Place
 from ...invariants.randomness import isolated
 from ...invariants.subject import Subject
-from .places import Place
 from .side import Side
 from .value import Value, digest, real
 
@@ -151,7 +151,7 @@ class Recording(Side):
         said = re.search(r"\blayer (\d+)\b", name)
         if layer is None and said is not None:
             layer = int(said[1])
-        place = Place(str(self.path), 0, name, "", layer)
+        place = Place(str(self.path), 0, "", name, layer=layer)
         value = Value(
             number=number,
             event=number,

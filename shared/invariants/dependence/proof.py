@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..places import Place
 from ..tokens import runs
 from .cases import Case
 from .engine import Way
 from .lattice import FREE
 from .notes import Notes
-from .place import Place
 
 HALF = 0.5  # of a mask's number: as long as scores stay below
 CLAIMS = {

@@ -9,13 +9,13 @@ from ..budget import Budget
 from ..copies import changeable, own
 from ..errors import ModelRaised, sentence
 from ..model.building import KeptState, cast
+from ..places import Place, place_of_code
 from ..subject import Subject
 from ..variant import Copy, Variant
 from ..ways import EVAL, TRAIN
 from .cases import Case, Run, accepted, plan, usual_lengths
 from .engine import POSITIONS, Found, Order, Tokens, control, follow, way
 from .notes import Notes
-from .place import Place, place_of_code
 from .proof import Open, Proof
 
 CONTROL = 5  # tokens of the text in which each is changed
