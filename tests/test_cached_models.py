@@ -40,13 +40,13 @@ def test_a_convention_is_found_and_not_accused(kind):
 
 @pytest.mark.parametrize(("kind", "fault"), ROWS)
 def test_a_fault_is_found_at_its_first_position(kind, fault):
-    """With the piece, the module and its line."""
+    """With the piece, the line and its module."""
     result = checked(kind, fault)
     assert result.status == "failed", result.message
     if fault in FIRST and "generate" not in kind.found:
         words = rf"position {FIRST[fault]} of .* in the piece of 1 after"
         assert re.search(words, result.message), result.message
-        place = r"first in (wpe|blocks|cell)\S* \(\w+\), \w+\.py:\d+$"
+        place = r"first seen at \w+\.py:\d+ `.*` \((wpe|blocks|cell)\S*\)$"
         assert re.search(place, result.message), result.message
 
 
@@ -67,7 +67,7 @@ def test_the_line_that_parts_from_the_full_pass(kind, fault):
     assert found.same == (not fault), found.sentence
     if fault:
         assert found.position == FIRST[fault], found.sentence
-        place = found.place
+        place = found.line.place
         cells = ["lstm", "gru"]
         recurrent = issubclass(kind, Recurrent)
         assert place.op in (cells if recurrent else PLACES[fault])

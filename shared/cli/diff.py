@@ -156,7 +156,6 @@ def diff(
     require_parent(html_file)
     require_different({"json": json_file, "html": html_file})
     from ..comparison.page.render import render_diff
-    from ..comparison.values.terminal import show_found
 
     if not 0 <= tolerance < 1:
         raise ValueError(f"--tolerance must be from 0 to 1, got {tolerance}")
@@ -177,7 +176,7 @@ def diff(
             f"there is no layer {layer}: {len(found.layers)} in all"
         )
     numbers = {} if position is None else numbers_at(found, sides, position)
-    show_found(console, found, layer, whole, numbers)
+    found.show(console, layer, whole, numbers)
     if json_file is not None:
         write_json(json_file, {"models": names} | found.to_json())
     if html_file is not None:

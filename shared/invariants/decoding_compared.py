@@ -1,20 +1,18 @@
 """Compares decoding with the full forward: the first difference."""
 
-import inspect
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .conventions import Text
 from .decoding import Decoder
 from .errors import ModelRaised
+from .lines import Line, first_in_last_piece
 from .model.sizes import has_position_table
-from .moves.smallest import calls_at, first_of
 from .rounding import Gap, floor, gaps, real_gap
 
 
@@ -150,7 +148,8 @@ class Comparison(Decoder):
         count = sum(end <= position for end in accumulate(pieces))
         start, size = sum(pieces[:count]), pieces[count]
         fed = " + ".join(map(str, pieces[:6])) + " + ..." * (len(pieces) > 6)
-        where = "" if how else self.where(tokens, pieces, count, *gap.at)
+        line = None if how else self.first_line(tokens, pieces, position)
+        where = "" if line is None else f"; first seen at {line}"
         raise AssertionError(
             f"{says}{how}fed as {fed} tokens, "
             f"position {position} of {time} in row {row} of {batch}, in the "
@@ -181,45 +180,26 @@ class Comparison(Decoder):
             earlier = real_gap(self.model, forward, decode, known, shown)
         return gap
 
-    def where(
-        self,
-        tokens: Tensor,
-        pieces: list[int],
-        count: int,
-        row: int,
-        position: int,
-    ) -> str:
-        """Return the module where the two first differ, and its line."""
-        if not isinstance(self.model, nn.Module) or self.convention is None:
-            return ""
-        rows, time = tokens.shape
-        at = slice(position, position + 1)
-        left = calls_at(
-            self.model, partial(self.full, tokens), (rows, time), row, at
+    def first_line(
+        self, tokens: Tensor, pieces: list[int], position: int
+    ) -> Line | None:
+        """Return the first line that differs in the piece with a position."""
+        assert self.convention is not None
+        ends = [*accumulate(pieces)]
+        count = sum(end <= position for end in ends)
+        tokens, text = (
+            tokens[:, : ends[count]],
+            Text(self.convention, len(tokens)),
         )
-        text = Text(self.convention, rows)
-        *before, last = tokens.split(pieces, 1)[: count + 1]
-        for piece in before:
-            text.feed(piece)
-        position -= sum(pieces[:count])
-        at = slice(position, position + 1)
-        feed = partial(self.scores, text, last)
-        right = calls_at(self.model, feed, (rows, last.size(1)), row, at)
-        name = first_of(left, right, 1e-6)
-        if name is None:
-            return ""
-        return f"; first in {_place(self.model, name)}"
-
-
-def _place(model: nn.Module, name: str) -> str:
-    """Return a module's path and class, and the line of the user's class."""
-    module = model.get_submodule(name)
-    shown = f"{name} ({type(module).__name__})" if name else "the model itself"
-    while type(module).__module__.startswith("torch.") and name:
-        name = name.rpartition(".")[0]  # PyTorch's own: where it is used
-        module = model.get_submodule(name)
-    code = inspect.unwrap(type(module).forward).__code__
-    return f"{shown}, {Path(code.co_filename).name}:{code.co_firstlineno}"
+        *before, last = tokens.split(pieces[: count + 1], 1)
+        whole = partial(self.full, tokens)
+        sizes = tokens.size(1), last.size(1)
+        with suppress(Exception):  # a model may need what a mode takes away
+            for piece in before:
+                text.feed(piece)
+            feed = partial(self.scores, text, last)
+            return first_in_last_piece(self.model, feed, whole, sizes)
+        return None
 
 
 def _prompt_first(time: int) -> list[int]:

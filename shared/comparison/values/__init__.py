@@ -1,8 +1,8 @@
 """Two implementations, line by line: paired by the values they compute."""
 
+from ...invariants.places import Place
 from .decoding import CacheDiff, diff_cache
 from .diff import assert_same_values, diff_by_value
-from .places import Place
 from .record import record_values
 from .rows import Divergence, Row
 from .value_diff import ValueDiff

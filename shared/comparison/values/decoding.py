@@ -1,32 +1,22 @@
 """Decoding with a cache against the full pass of the same model."""
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
-import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...invariants.context import one_run
-from ...invariants.conventions import Text
 from ...invariants.decoding_compared import Comparison
 from ...invariants.errors import ModelRaised, SkipCheck
-from ...invariants.operations import Operations
+from ...invariants.lines import Line
 from ...invariants.randomness import isolated
 from ...invariants.rounding import floor, gaps
 from .given import DRAWN, Model, as_tokens, drawn, require_fit, subject_of
-from .layouts import largest
-from .places import Place, find_place, layers_of
-from .recorder import below_autograd, is_value, tensors_in
-from .value import plain
 
 ROWS = 2  # of drawn tokens: a cache may mix its rows up
-NEAR = 2 / 3  # power of the unit of rounding: inside it adds up
 
 
 @dataclass(frozen=True)
@@ -41,9 +31,7 @@ class CacheDiff:
             piece has those of its last position only.
         rounding: how far apart rounding may bring them.
         position: the first that differs, None where none does.
-        place: the first line whose value differs there, if it is found.
-        inner: how far that value is apart.
-        module: the first module that differs, where no line is found.
+        line: the first whose value differs there, if it is found.
     """
 
     says: str
@@ -52,9 +40,7 @@ class CacheDiff:
     apart: list[float | None]
     rounding: float
     position: int | None = None
-    place: Place | None = None
-    inner: float = 0.0
-    module: str = ""
+    line: Line | None = None
 
     @property
     def same(self) -> bool:
@@ -72,12 +58,12 @@ class CacheDiff:
                 f"{largest:.1g} apart, rounding can cause up to "
                 f"{self.rounding:.1g}"
             )
-        where = self.module
-        if self.place is not None:
-            layer = self.place.layer
-            where = f" at {self.place}{self.place.site}"
+        where = ""
+        if self.line is not None:
+            layer = self.line.place.layer
+            where = f" at {self.line}"
             where += "" if layer is None else f", layer {layer}"
-            where += f": its value is {self.inner:.2g} apart"
+            where += f": its value is {self.line.apart:.2g} apart"
         fed = "one by one"
         if max(self.fed) > 1:
             more = " + ..." * (len(self.fed) > 3)
@@ -90,9 +76,14 @@ class CacheDiff:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
-        place = self.place and self.place.to_dict()
-        return {**vars(self), "place": place, "same": self.same} | {
-            "sentence": self.sentence
+        place = self.line and self.line.place.to_dict()
+        found = {**vars(self)}
+        del found["line"]
+        return found | {
+            "place": place,
+            "inner": self.line and self.line.apart,
+            "same": self.same,
+            "sentence": self.sentence,
         }
 
 
@@ -179,103 +170,8 @@ def _compare(decoder: Comparison, tokens: Tensor) -> CacheDiff:
             floor(full),
         )
         if gap is not None:
-            return _placed(decoder, tokens, one, row, gap.at[1])
+            position = gap.at[1]
+            line = decoder.first_line(tokens, fed, position)
+            return replace(one, position=position, line=line)
         found.append(one)
     return found[0]
-
-
-def _placed(
-    decoder: Comparison,
-    tokens: Tensor,
-    found: CacheDiff,
-    row: int,
-    position: int,
-) -> CacheDiff:
-    """Add the first position that differs, and its line or its module."""
-    found = replace(found, position=position)
-    ends = [*accumulate(found.fed)]
-    count = next(i for i, end in enumerate(ends) if end > position)
-    with suppress(Exception):  # a model may need what a mode takes away
-        line = _first_line(
-            decoder, tokens[:, : ends[count]], found.fed[: count + 1]
-        )
-        if line is not None:
-            return replace(found, place=line[0], inner=line[1])
-    where = decoder.where(tokens, found.fed, count, row, position)
-    return replace(found, module=where)
-
-
-def _first_line(
-    decoder: Comparison, tokens: Tensor, fed: list[int]
-) -> tuple[Place, float] | None:
-    """Return the first line whose value in the last piece differs."""
-    assert decoder.convention is not None
-    whole = _values(decoder.model, partial(decoder.full, tokens))
-    text = Text(decoder.convention, len(tokens))
-    *before, last = tokens.split(fed, 1)
-    for piece in before:
-        text.feed(piece)
-    part = _values(decoder.model, partial(decoder.scores, text, last))
-    for key, (place, value, eps) in part.items():
-        if key not in whole:
-            continue
-        other = _last(whole[key][1], value, tokens.size(1), last.size(1))
-        if other is None or not value.numel():
-            continue
-        gap = float(torch.where(value == other, 0, value - other).abs().max())
-        if not gap <= eps**NEAR * largest(other):
-            return place, gap
-    return None
-
-
-def _last(whole: Tensor, like: Tensor, end: int, size: int) -> Tensor | None:
-    """Return the last positions of a value, or None where they are not seen.
-
-    Like is the value of a piece: its axes of another size are time.
-    """
-    if whole.dim() != like.dim():
-        return None
-    for axis, sizes in enumerate(zip(whole.shape, like.shape, strict=True)):
-        if sizes == (end, size):
-            whole = whole.narrow(axis, end - size, size)
-        elif sizes[0] != sizes[1]:
-            return None
-    return whole
-
-
-def _values(
-    model: Any, run: Callable[[], object]
-) -> dict[object, tuple[Place, Tensor, float]]:
-    """Return each floating value of a run: its line, and its rounding.
-
-    The key is the line and how often it was there; of a module of torch's
-    the module, as a model may call it from two lines.
-    """
-    values: dict[object, tuple[Place, Tensor, float]] = {}
-    counts: Counter[object] = Counter()
-    layers = layers_of(model)
-    parts = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
-    names = {id(part): name for name, part in parts.items()}
-
-    class Values(Operations):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            answer = func(*args, **(kwargs or {}))
-            name = getattr(func, "overloadpacket", func).__name__
-            for value in filter(is_value, tensors_in(answer)):
-                code = _values.__code__
-                place, _ = find_place(name, layers, names, code)
-                if not place.in_model:
-                    continue
-                own = type(parts.get(place.module)).__module__
-                line: object = place
-                if own.startswith("torch."):
-                    line = place.module, name
-                counts[line] += 1
-                key = line, counts[line]
-                eps = torch.finfo(value.dtype).eps
-                values[key] = place, plain(value).clone(), eps
-            return answer
-
-    with below_autograd(), Values():
-        run()
-    return values

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from ...invariants.places import Place
 from .causes import likely_cause, own_input
 from .flow import ALIKE, STARTS, Flow
 from .layouts import difference
 from .matching import Matches
-from .places import HEAD, Place
 from .rows import Divergence
 from .side import Side
-from .value import SAME_SHAPE, Value
+from .value import HEAD, SAME_SHAPE, Value
 
 FAR = 2.0  # of a value's size: two so far apart have nothing in common
 WIDE = 96  # values of the left that are looked at beside a recording

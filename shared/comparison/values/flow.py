@@ -3,11 +3,11 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
+from ...invariants.places import Place
 from .fused_steps import OPTIONAL
-from .places import HEAD, Place
 from .rows import NOWHERE
 from .side import Side
-from .value import Value
+from .value import HEAD, Value
 
 AHEAD = 24  # values of a call that are looked at for the nearest
 ALIKE = 0.25  # of a value's size: two so close stand for the same thing

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...invariants.places import Place
 from .layouts import largest, sorted_apart
-from .places import Place
 from .weights import WeightMatch
 
 UNITS = 2**10  # units of rounding of the largest number of a gradient

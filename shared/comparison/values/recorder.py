@@ -1,19 +1,25 @@
 """A mode of torch that notes each floating value that is computed inside."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ...invariants.dependence.arguments import tensors_in
+from ...invariants.lines import is_value
 from ...invariants.operations import Operations
+from ...invariants.places import (
+    Place,
+    Stack,
+    find_call,
+    layers_of,
+    names_of,
+)
 from .fused_steps import FUSED_STEPS
-from .places import Place, Stack, find_place, layers_of
 from .value import Value, digest, real
 
 # What multiplies queries, keys, weights and values of many heads.
@@ -50,8 +56,7 @@ class Recorder(Operations):
     ):
         super().__init__()
         self.layers = layers_of(model)
-        parts = model.named_modules() if isinstance(model, nn.Module) else ()
-        self.modules = {id(part): name for name, part in parts}
+        self.modules = names_of(model)
         self.run = run.__code__
         self.by_heads = by_heads
         self.visitor = visitor
@@ -65,14 +70,19 @@ class Recorder(Operations):
         self.dtypes: dict[torch.dtype, tuple[Place, bool]] = {}
         self.steps: set[int] = set()
         self.events = 0
+        # of the operation that is noted: its line, the way to it, and the
+        # lines that laid out what it is given
+        self.place: Place
+        self.stack: Stack = ()
+        self.laid: list[Place] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Call an operation, and note what it gives."""
         kwargs = kwargs or {}
         answer = func(*args, **kwargs)
         name = str(getattr(func, "overloadpacket", func)).split(".")[-1]
-        operands = tensors_in((args, kwargs))
-        answers = tensors_in(answer)
+        operands = tensors_in((*args, *kwargs.values()))
+        answers = tensors_in((answer,))
         of_tokens = any(map(self._of_tokens, operands))
         for tensor in answers:
             self.made[tensor] = of_tokens or self.made.get(tensor, False)
@@ -87,55 +97,73 @@ class Recorder(Operations):
         place, stack = self._find_place(name)
         if name.startswith("detach") and place.in_model:
             self.detached.append(place)
-        moves = [m for t in operands for m in self.moves.get(t, ())]
+        self.place, self.stack = place, stack
+        self.laid = [m for t in operands for m in self.moves.get(t, ())]
         if name in PRODUCTS:
             for operand in operands:
-                self._note_heads(operand, place, stack)
-        formula = FUSED_STEPS.get(name, lambda *args, **kwargs: ())
+                self._note_heads(operand, place)
         # no step of attention but its result is made of the values
         steps = self._known(operands[:2]) if name in PRODUCTS else inputs
-        for step, value in formula(*args, **kwargs):
-            inside = replace(place, inside=step)
-            number = self.note(value, inside, steps, stack, moves=moves)
-            if number not in steps:
-                steps = [*steps, number]
-                inputs = [*inputs, number]
-                self.steps.add(number)
-            self.numbers[value] = number
-            self._note_heads(value, inside, stack)
+        formula = FUSED_STEPS.get(name, lambda *args, **kwargs: ())
+        inputs += self._note_steps(formula(*args, **kwargs), steps)
         schema = getattr(func, "_schema", None)
         for result in results:
             changed = _among(result, operands)
             if changed and schema is not None and not schema.is_mutable:
                 continue  # as .to() of a tensor that is so already
-            of = next((t for t in operands if _same_storage(result, t)), None)
-            known = of is not None and of in self.numbers
-            if of is not None and not changed and of.numel() == result.numel():
-                if known:
-                    self.numbers[result] = self.numbers[of]
-                    self.moves[result] = *self.moves.get(of, ()), place
-                if known or name not in PARTS:
-                    continue
-            view = known and not changed
-            before = len(self.values)
-            number = self.note(result, place, inputs, stack, view, moves)
-            self.numbers[result] = number
-            if number < before and self.visitor is None:  # a copy
-                self.moves[result] = *moves, place
-            self._note_heads(result, place, stack)
-            if changed and (whole := result._base) is not None:
-                inputs = [*self._known([whole]), number]
-                self.numbers[whole] = self.note(whole, place, inputs, stack)
+            self._note_result(result, operands, inputs, name, changed)
         return answer
+
+    def _note_steps(
+        self, formula: Iterable[tuple[str, Tensor]], inputs: list[int]
+    ) -> list[int]:
+        """Note the steps inside a fused operation; return their numbers."""
+        added: list[int] = []
+        for step, value in formula:
+            inside = replace(self.place, inside=step)
+            number = self.note(value, inside, [*inputs, *added])
+            if number not in (*inputs, *added):
+                added.append(number)
+                self.steps.add(number)
+            self.numbers[value] = number
+            self._note_heads(value, inside)
+        return added
+
+    def _note_result(
+        self,
+        result: Tensor,
+        operands: list[Tensor],
+        inputs: list[int],
+        name: str,
+        changed: bool,
+    ) -> None:
+        """Note what an operation gives, or knows it again as its operand."""
+        of = next((t for t in operands if _same_storage(result, t)), None)
+        known = of is not None and of in self.numbers
+        if of is not None and not changed and of.numel() == result.numel():
+            if known:
+                self.numbers[result] = self.numbers[of]
+                self.moves[result] = *self.moves.get(of, ()), self.place
+            if known or name not in PARTS:
+                return
+        before = len(self.values)
+        number = self.note(result, self.place, inputs, known and not changed)
+        self.numbers[result] = number
+        if number < before and self.visitor is None:  # a copy
+            self.moves[result] = *self.laid, self.place
+        self._note_heads(result, self.place)
+        if changed and (whole := result._base) is not None:
+            inputs = [*self._known([whole]), number]
+            laid, self.laid = self.laid, []
+            self.numbers[whole] = self.note(whole, self.place, inputs)
+            self.laid = laid
 
     def note(
         self,
         value: Tensor,
         place: Place,
         inputs: list[int],
-        stack: Stack = (),
         view: bool = False,
-        moves: Sequence[Place] = (),
     ) -> int:
         """Keep a value, and return its number; that of what it copies.
 
@@ -165,9 +193,9 @@ class Recorder(Operations):
                 inputs=tuple(dict.fromkeys(inputs)),
                 view=view,
                 own_step=own_step,
-                stack=stack,
+                stack=self.stack,
                 digest=found,
-                moves=tuple(dict.fromkeys(moves)),
+                moves=tuple(dict.fromkeys(self.laid)),
                 constant=not self.made.get(value, True)
                 and all(self.values[n].constant for n in inputs),
             )
@@ -186,7 +214,7 @@ class Recorder(Operations):
         )
 
     def _find_place(self, name: str) -> tuple[Place, Stack]:
-        return find_place(name, self.layers, self.modules, self.run)
+        return find_call(name, self.layers, self.modules, self.run)
 
     def _note_dtype(self, single: Tensor, name: str) -> None:
         """Keep the first line that computes a single number of a dtype."""
@@ -201,47 +229,25 @@ class Recorder(Operations):
         """Return the numbers of those tensors that are values."""
         return [self.numbers[t] for t in tensors if t in self.numbers]
 
-    def _note_heads(self, value: Tensor, place: Place, stack: Stack) -> None:
+    def _note_heads(self, value: Tensor, place: Place) -> None:
         """Note each head of a (batch, heads, time, size) value."""
         if not self.by_heads or value.dim() != 4 or value.size(1) == 1:
             return
         if value not in self.numbers:
             return
         number = self.numbers[value]
+        context = self.stack, self.laid
         if self.values:  # where the whole value comes from
-            place, stack = self.values[number].place, self.values[number].stack
+            place, self.stack = (
+                self.values[number].place,
+                self.values[number].stack,
+            )
+        self.laid = []
         step = f"{place.inside}, " if place.inside else ""
         for head in range(value.size(1)):
             inside = replace(place, inside=f"{step}head {head}")
-            self.note(value[:, head], inside, [number], stack, view=True)
-
-
-@contextmanager
-def below_autograd() -> Iterator[None]:
-    """Let operations inside reach a mode whole, as linear, and one by one.
-
-    Autograd would take them apart, and the fused layers of torch's own
-    Transformer would hide them. What a model caches meanwhile can be
-    trained with later, which it cannot be after torch.inference_mode.
-    """
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with torch._C._AutoDispatchBelowAutograd():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
-
-
-def tensors_in(values: Any) -> list[Tensor]:
-    """Return the tensors in nested containers."""
-    return [v for v in tree_leaves(values) if isinstance(v, Tensor)]
-
-
-def is_value(tensor: Tensor) -> bool:
-    """Whether a tensor can be told from others by its numbers."""
-    numbers = tensor.is_floating_point() or tensor.is_complex()
-    return numbers and tensor.numel() > 1
+            self.note(value[:, head], inside, [number], view=True)
+        self.stack, self.laid = context
 
 
 def _among(tensor: Tensor, others: list[Tensor]) -> bool:

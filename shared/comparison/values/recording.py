@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ...invariants.errors import ModelRaised
+from ...invariants.places import Place
 from ...invariants.randomness import isolated
 from ...invariants.subject import Subject
 from ...invariants.variant import own
-from .places import Place
 from .side import Side
 from .value import Value, digest, real
 
@@ -150,7 +150,7 @@ class Recording(Side):
         said = re.search(r"\blayer (\d+)\b", name)
         if layer is None and said is not None:
             layer = int(said[1])
-        place = Place(str(self.path), 0, name, "", layer)
+        place = Place(str(self.path), 0, "", name, layer=layer)
         value = Value(
             number=number,
             event=number,

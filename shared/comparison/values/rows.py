@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .places import Place
+from ...invariants.places import Place
 
 NOWHERE = "nowhere on the other side"
 MOVED = "in another order"

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from ...invariants.context import one_run
 from ...invariants.errors import ModelRaised
+from ...invariants.operations import below_autograd
 from ...invariants.randomness import isolated
 from ...invariants.rounding import nudge
 from ...invariants.subject import Subject
 from ...invariants.variant import Variant, own, precise
-from .recorder import Recorder, below_autograd
+from .recorder import Recorder
 from .value import FEWEST, number_layers, plain
 
 NUMBERS_AT_ONCE = 2**22

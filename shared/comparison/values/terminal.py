@@ -1,7 +1,6 @@
 """A diff by value in the terminal: two columns, in the order of the run."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Console, RenderableType
 from rich.rule import Rule
@@ -10,70 +9,41 @@ from rich.table import Table
 from rich.text import Text
 
 from ...console import printable
-from ..terminal import TWO_COLUMNS, print_trimmed
+from ...invariants.places import Place
+from ..terminal import print_trimmed
 from .decoding import CacheDiff
-from .places import Place
-from .rows import NOWHERE, Row, Section
-
-if TYPE_CHECKING:
-    from .value_diff import ValueDiff
+from .rows import Row, Section
 
 Cells = tuple[RenderableType, ...]
 Numbers = Mapping[tuple[int, int], str]  # of a value, by its row's order
 
 
-def show_found(
-    console: Console,
-    found: "ValueDiff",
-    layer: int | None = None,
-    whole: bool = True,
-    numbers: Numbers | None = None,
-) -> None:
-    """Print what was found, in one layer or all, and a sentence on it.
+def tables(
+    sections: Iterable[Section],
+    names: tuple[str, str],
+    wide: bool,
+    whole: bool,
+    numbers: Numbers,
+) -> Iterator[RenderableType]:
+    """Yield the sections' titles and tables.
 
-    Lines of one side alone are left out unless the whole is to be printed.
-    Below a line stand the numbers of its value, if they are given.
+    Args:
+        sections: of a ValueDiff.
+        names: of the two sides.
+        wide: whether two columns fit beside each other.
+        whole: whether to show the lines of one side alone, too.
+        numbers: a text below the line of a value.
     """
     heads: Cells = (
-        *(Text(printable(name), "bold cyan") for name in found.names),
+        *(Text(printable(name), "bold cyan") for name in names),
         Text("shape", "dim"),
         "apart",
     )
-    blocks: list[RenderableType] = []
-    folded = 0
-    for section in found.sections(layer):
-        rows = [
-            row for row in section.rows if whole or (row.left and row.right)
-        ]
-        folded += len(section.rows) - len(rows)
-        if not rows:
-            continue
-        wide = console.width >= TWO_COLUMNS
-        blocks += _section(section, rows, heads, wide, numbers or {})
-        heads = ()
-    print_trimmed(console, *blocks)
-    if folded:
-        words = f"lines of one side alone: {folded}; --all shows them"
-        console.print(Text(words, style="dim"))
-    if found.parted is not None and any(found.alone.values()):
-        left, right = (
-            sum(row.why == NOWHERE for row in found.alone[side])
-            for side in ("left", "right")
-        )
-        words = (
-            f"behind the parting: {left} values of the left and {right} of "
-            f"the right are different"
-        )
-        console.print(Text(words, style="dim"))
-    console.print()
-    if found.weights_sentence:
-        weights = Text(printable(found.weights_sentence), style="dim")
-        console.print(weights, soft_wrap=True)
-    for note in found.notes:
-        console.print(Text(printable(note), style="dim"), soft_wrap=True)
-    colour = "bold green" if found.same else "bold red"
-    sentence = Text(printable(found.sentence), style=colour)
-    console.print(sentence, soft_wrap=True)
+    for section in sections:
+        rows = [r for r in section.rows if whole or (r.left and r.right)]
+        if rows:
+            yield from _section(section, rows, heads, wide, numbers)
+            heads = ()
 
 
 def show_decoding(

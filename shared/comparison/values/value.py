@@ -1,6 +1,7 @@
 """A value that a model computes, and the few numbers kept of it."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -8,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .places import Place, Stack
+from ...invariants.places import Place, Stack
 
 SAME_SHAPE = 1e-5  # of a size: marks of numbers that differ by a factor
+HEAD = re.compile(r"(, )?head \d+$")  # ends the name of a step of one head
 MARKS = 33  # order statistics that are kept of a value
 MASKED = -1e30  # scores below are masked, whatever stands for -inf
 MOST = 0.6  # of a model's values are in its layers

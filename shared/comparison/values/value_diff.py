@@ -8,12 +8,15 @@ from operator import itemgetter
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
+from ...console import printable
+from ..terminal import TWO_COLUMNS, print_trimmed
 from .gradients import GradientDiff
 from .matching import NEAR
-from .places import HEAD
 from .rows import NOWHERE, Divergence, Row, Section
-from .terminal import show_found
+from .terminal import Numbers, tables
+from .value import HEAD
 from .weights import WeightMatch, describe
 
 SCORES = 10.0  # a size of log-probabilities
@@ -212,8 +215,47 @@ class ValueDiff:
 
     def __str__(self) -> str:
         text = StringIO()
-        show_found(Console(file=text, width=120, highlight=False), self)
+        self.show(Console(file=text, width=TWO_COLUMNS, highlight=False))
         return text.getvalue().rstrip()
+
+    def show(
+        self,
+        console: Console,
+        layer: int | None = None,
+        whole: bool = True,
+        numbers: Numbers | None = None,
+    ) -> None:
+        """Print the rows of one layer or all, and a sentence on them.
+
+        Lines of one side alone are left out unless the whole is to be
+        printed. Below a line stand the numbers of its value, if given.
+        """
+        sections = self.sections(layer)
+        wide = console.width >= TWO_COLUMNS
+        print_trimmed(
+            console, *tables(sections, self.names, wide, whole, numbers or {})
+        )
+        dim = []
+        folded = sum(
+            not (r.left and r.right) for s in sections for r in s.rows
+        )
+        if folded and not whole:
+            dim.append(f"lines of one side alone: {folded}; --all shows them")
+        if self.parted is not None and any(self.alone.values()):
+            left, right = (
+                sum(row.why == NOWHERE for row in self.alone[side])
+                for side in ("left", "right")
+            )
+            dim.append(
+                f"behind the parting: {left} values of the left and {right} "
+                f"of the right are different"
+            )
+        dim += ["", *filter(None, [self.weights_sentence]), *self.notes]
+        for line in dim:
+            console.print(Text(printable(line), style="dim"), soft_wrap=True)
+        colour = "bold green" if self.same else "bold red"
+        sentence = Text(printable(self.sentence), style=colour)
+        console.print(sentence, soft_wrap=True)
 
 
 def _join_heads(rows: Iterable[Row]) -> list[Row]:

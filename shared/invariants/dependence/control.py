@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from ..places import Place
 from .following import followed
 from .lattice import plain
 from .notes import Step
-from .place import Place
 from .shadows import Shadows
 
 UNSET = ("empty", "empty_like", "new_empty", "empty_strided")

@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..places import Place
 from .control import Control, changed
 from .following import followed
 from .lattice import CODES, LONGEST, plain
 from .notes import Notes
 from .path import Trail, culprit, lines
-from .place import Place
 from .shadows import Shadows
 
 MOST = 5  # lines of a way, up to the culprit, in a sentence

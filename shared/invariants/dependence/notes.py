@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from ..places import Place
 from .call import Call
-from .place import Place
 
 OUTSIDE = "outside"  # a tensor that no operation made
 

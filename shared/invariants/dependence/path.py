@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from ..places import Place
 from .call import Call
 from .lattice import CODES, FREE, HIDDEN, KNOWN, is_hidden, plain
 from .notes import OUTSIDE, Step
-from .place import Place
 from .shadows import Shadows
 
 MOST = HIDDEN - 8  # numbers that are told apart at once

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..cases import Case
+from ..places import Place
 from ..tokens import runs
 from .engine import Way
 from .lattice import FREE
 from .notes import Notes
-from .place import Place
 
 HALF = 0.5  # of a mask's number: as long as scores stay below
 CLAIMS = {

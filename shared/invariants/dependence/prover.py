@@ -11,12 +11,12 @@ from ..budget import OutOfTime
 from ..cases import EVAL, TRAIN, Case, accepted, plan, usual_lengths
 from ..errors import ModelRaised, sentence
 from ..model.building import KeptState
+from ..places import Place, place_of_code
 from ..subject import Subject
 from ..variant import Copy, Variant, copy_for
 from .engine import POSITIONS, Found, Order, Tokens, control, follow, way
 from .lattice import LONGEST
 from .notes import Notes
-from .place import Place, place_of_code
 from .proof import Open, Proof
 
 CONTROL = 5  # tokens of the text in which each is changed

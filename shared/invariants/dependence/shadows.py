@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves as any_leaves
 
 from ..operations import Operations
+from ..places import find_place
 from . import (  # noqa: F401
     rules_indexing,
     rules_kernels,
@@ -18,7 +19,6 @@ from .call import RULES, Call, base_name
 from .formulas import FORMULAS
 from .lattice import FREE, HIDDEN, KNOWN, LONGEST, full, lined_up, plain
 from .notes import OUTSIDE, Notes, Step
-from .place import find_place
 from .rules_indexing import integers_of_routing
 from .rules_pointwise import pointwise
 from .storages import Shadow, Storages

@@ -5,27 +5,36 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
 
+import jaxtyping
 import torch
 from torch import nn
 
-from ...invariants.dependence.place import span_of
+from .model.arrays import code_of
 
-SHARED = Path(__file__).resolve().parents[2]
+WIDTH = 48  # of an expression in a sentence
+
+SHARED = Path(__file__).resolve().parents[1]
 # the styles lie inside what is installed, and beside shared in a checkout
 STYLES = SHARED.parent if SHARED.name == "shared" else SHARED
+PACKAGES = Path(torch.__file__).resolve().parents[1]
 
-# Folders whose frames are nobody's model: torch, and the kit's own way from
-# diff_by_value to the model.
+KIT = tuple(
+    f"{SHARED / name}{os.sep}" for name in ("invariants", "comparison")
+)
+# folders whose frames belong to no model
 NOT_THE_MODEL = (
+    # they turn tensors into their own arrays
+    *(f"{PACKAGES / name}{os.sep}" for name in ("numpy", "jax", "mlx")),
     str(Path(torch.__file__).resolve().parent) + os.sep,
-    str(SHARED / "invariants") + os.sep,
-    str(SHARED / "comparison") + os.sep,
+    str(Path(jaxtyping.__file__).resolve().parent) + os.sep,  # its wrappers
+    *KIT,
 )
 
 OPERATORS = {
@@ -49,25 +58,22 @@ OPERATORS = {
 
 CONTAINERS = nn.ModuleList | nn.Sequential | nn.ModuleDict
 
-# The end of what is inside an operation: one head of its value.
-HEAD = re.compile(r"(, )?head \d+$")
-
 # Files and instructions from a value's line outwards to the model's call.
 Stack = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value is computed.
+    """A line of a model, and the operation that is called there.
 
     Attributes:
         path: of the source file, absolute.
-        line: number of the line.
-        function: name of the function, with its class.
+        line: number of the line; 0 for what has none: an array in a file.
         op: what torch computes there: "gelu", "@", ...
+        function: name of the function, with its class; of the array.
+        span: of the expression: columns from and to, and its last line.
         layer: of the model, None outside of its layers.
         inside: which step inside the operation, "" for its result.
-        span: of the expression: columns from and to, and its last line.
         caller: file and line that call the function, and the function's
             module, where the model's own code calls it; no part of a
             comparison of places.
@@ -76,11 +82,11 @@ class Place:
 
     path: str
     line: int
-    function: str
     op: str
+    function: str = ""
+    span: tuple[int, int, int] = (0, 0, 0)
     layer: int | None = None
     inside: str = ""
-    span: tuple[int, int, int] = (0, 0, 0)
     caller: tuple[str, int, str] | None = field(default=None, compare=False)
     module: str = field(default="", compare=False)
 
@@ -97,7 +103,7 @@ class Place:
     @property
     def in_model(self) -> bool:
         """Whether the line is the model's, not the kit's own."""
-        return not self.path.startswith(NOT_THE_MODEL[1:])
+        return not self.path.startswith(KIT)
 
     @property
     def code(self) -> str:
@@ -113,13 +119,16 @@ class Place:
             lines[-1] = lines[-1][:end]
             lines[0] = lines[0][start:]
         text = b"".join(lines).decode(errors="replace")
-        return " ".join(text.split())
+        return " ".join(text.split()) or self.op
 
     def __str__(self) -> str:
         if self.recorded:
             return self.function
+        code = self.code
+        if len(code) > WIDTH:
+            code = f"{code[: WIDTH // 2]}...{code[-WIDTH // 2 :]}"
         step = f" ({self.inside})" if self.inside else ""
-        return f"{self.file}:{self.line} `{self.op}`{step}"
+        return f"{self.file}:{self.line} `{code}`{step}"
 
     @property
     def site(self) -> str:
@@ -130,29 +139,37 @@ class Place:
         where = "line " if path == self.path else f"{short_path(path)}:"
         # a number in a list goes with the name of the list
         found = re.search(r"[^.]+(\.\d+)*$", name)
-        module = found[0] if found else ""
-        return f", called from {where}{line}" + (
-            f" ({module})" if module else ""
-        )
+        module = f" ({found[0]})" if found else ""
+        return f", called from {where}{line}{module}"
 
     def to_dict(self) -> dict[str, object]:
         """Return what a reader of JSON needs."""
-        names = ["file", "line", "function", "op", "inside", "layer", "module"]
-        caller = (
-            self.caller and f"{short_path(self.caller[0])}:{self.caller[1]}"
-        )
-        return {name: getattr(self, name) for name in names} | {
-            "caller": caller
-        }
+        names = ["file", "line", "function", "op", "code", "inside"]
+        found = {n: getattr(self, n) for n in (*names, "layer", "module")}
+        caller = self.caller
+        found["caller"] = caller and f"{short_path(caller[0])}:{caller[1]}"
+        return found
 
 
-def find_place(
+def find_place(op: str) -> Place:
+    """Return the innermost line that is neither torch's nor the kit's."""
+    own = torchs = None
+    for frame in _frames():
+        if not _skipped(frame.f_code.co_filename):
+            own = frame
+            break
+        if torchs is None and frame.f_code.co_name == "forward":
+            torchs = frame
+    return _place(own or torchs or sys._getframe(1), op)
+
+
+def find_call(
     op: str,
     layers: Mapping[int, int],
     modules: Mapping[int, str],
     outermost: CodeType,
 ) -> tuple[Place, Stack]:
-    """Return the place of what is being computed now, and the way to it.
+    """Return the place with its layer, module and caller, and the stack.
 
     Args:
         op: what torch computes.
@@ -162,50 +179,74 @@ def find_place(
             above it are not looked at.
     """
     stack: list[tuple[str, int]] = []
-    own: FrameType | None = None
-    torchs: FrameType | None = None
+    own = torchs = None
     caller: tuple[str, int, str] | None = None
     layer, module, called = None, "", ""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not outermost:
+    for frame in _frames():
         code = frame.f_code
+        if code is outermost:
+            break
         name = ""
         if code.co_varnames[:1] == ("self",):
             owner = id(frame.f_locals.get("self"))
             name = modules.get(owner, "")
             layer = layers.get(owner) if layer is None else layer
             module = module or name
-        if not skipped(code.co_filename):
+        if not _skipped(code.co_filename):
             if own is not None and caller is None:
-                caller = (*_place_of(frame), called)
+                path = os.path.abspath(code.co_filename)
+                caller = path, frame.f_lineno, called
             if own is None:
                 own, called = frame, name
             stack.append((code.co_filename, frame.f_lasti))
         elif code.co_name == "forward":
             torchs = torchs or frame
-        frame = frame.f_back
     # a model of torch's own modules alone: the module's line
-    own = own or torchs or sys._getframe(1)
-    place = Place(
-        os.path.abspath(own.f_code.co_filename),
-        own.f_lineno,
-        own.f_code.co_qualname.replace("<locals>.", ""),
+    frame = own or torchs or sys._getframe(1)
+    more = {"layer": layer, "caller": caller, "module": module}
+    return _place(frame, op, **more), tuple(stack)
+
+
+def _frames() -> Iterator[FrameType]:
+    """Yield the frames around the caller of find_place or find_call."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _place(frame: FrameType, op: str, **more) -> Place:
+    code = frame.f_code
+    return Place(
+        os.path.abspath(code.co_filename),
+        frame.f_lineno,
         OPERATORS.get(op, op),
-        layer,
-        span=span_of(own.f_code, own.f_lasti),
-        caller=caller,
-        module=module,
+        code.co_qualname.replace("<locals>.", ""),
+        _span_of(code, frame.f_lasti),
+        **more,
     )
-    return place, tuple(stack)
 
 
-def _place_of(frame: FrameType) -> tuple[str, int]:
-    return os.path.abspath(frame.f_code.co_filename), frame.f_lineno
+def place_of_code(function: object) -> Place:
+    """Return the line where a function, or a callable's class, is defined."""
+    code = code_of(function)
+    name = type(function).__name__
+    if code is None:
+        return Place(name, 0, "call", name)
+    return Place(code.co_filename, code.co_firstlineno, code.co_name)
 
 
 @cache
-def skipped(file: str) -> bool:
-    """Whether a file is none of the model's."""
+def _span_of(code: CodeType, instruction: int) -> tuple[int, int, int]:
+    """Return an expression's columns and last line; 0: Python kept none."""
+    positions = islice(code.co_positions(), instruction // 2, None)
+    _, last, start, end = next(positions)
+    return start or 0, end or 0, last or 0
+
+
+@cache
+def _skipped(file: str) -> bool:
+    """Whether a file belongs to no model."""
     return file.startswith("<") or os.path.abspath(file).startswith(
         NOT_THE_MODEL
     )
@@ -243,3 +284,9 @@ def layers_of(model: object) -> dict[int, int]:
         for layer, member in enumerate(members):
             layers |= {id(part): layer for part in member.modules()}
     return layers
+
+
+def names_of(model: object) -> dict[int, str]:
+    """Return the name of each module by its id."""
+    parts = model.named_modules() if isinstance(model, nn.Module) else ()
+    return {id(part): name for name, part in parts}

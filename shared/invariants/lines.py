@@ -1,0 +1,200 @@
+"""The first line of a model whose value differs between two runs.
+
+It serves two texts that are equal before a split, of which no value before
+the split may differ, and a piece that is decoded with a cache, whose values
+must be the last positions of the full pass.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .dependence.arguments import tensors_in
+from .operations import Operations, below_autograd
+from .places import Place, find_call, layers_of, names_of
+
+NEAR = 2 / 3  # power of the unit of rounding: inside it adds up
+LEAST = 1e-6  # of a value: it may be computed in float32
+MOST = 2**27  # numbers that are kept of a run: the lines behind are not seen
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line whose value differs between two runs.
+
+    Attributes:
+        place: the line.
+        apart: the largest difference of its value.
+    """
+
+    place: Place
+    apart: float
+
+    def __str__(self) -> str:
+        module = f" ({self.place.module})" if self.place.module else ""
+        return f"{self.place}{module}"
+
+
+def first_in_two_texts(
+    model: Any,
+    runs: tuple[Run, Run],
+    size: tuple[int, int],
+    split: int,
+    noise: float,
+) -> Line | None:
+    """Return the first line whose value before a split differs, if any.
+
+    Args:
+        model: whose modules' names say where a line runs.
+        runs: of the two texts, which are equal before the split.
+        size: rows and length of each text.
+        split: the position up to which no value may differ.
+        noise: share of a value that passes as rounding.
+    """
+
+    def before(value: Tensor, _: object = None) -> Tensor | None:
+        return _before(value, size, split)
+
+    return _first_line(model, runs, before, before, noise)
+
+
+def first_in_last_piece(
+    model: Any, piece: Run, whole: Run, ends: tuple[int, int]
+) -> Line | None:
+    """Return the first line of a piece that differs from the full pass.
+
+    Args:
+        model: as for first_in_two_texts.
+        piece: decodes the last piece with a cache.
+        whole: the full pass.
+        ends: lengths of the whole and of the piece.
+    """
+
+    def last(value: Tensor, like: Tensor) -> Tensor | None:
+        return _last(value, like, *ends)
+
+    def itself(value: Tensor) -> Tensor:
+        return value
+
+    return _first_line(model, (piece, whole), itself, last, LEAST)
+
+
+def _first_line(
+    model: Any,
+    runs: tuple[Run, Run],
+    part: Callable[[Tensor], Tensor | None],
+    other_part: Callable[[Tensor, Tensor], Tensor | None],
+    noise: float,
+) -> Line | None:
+    """Return the first line of the first run whose value differs.
+
+    The parts of both runs' values are compared that the functions return.
+    """
+    kept: dict[Hashable, tuple[Place, Tensor]] = {}
+    differing: dict[Hashable, float] = {}
+    count = 0
+
+    def keep(key: Hashable, place: Place, value: Tensor) -> None:
+        nonlocal count
+        found = part(value)
+        if found is not None and found.numel() and count <= MOST:
+            kept[key] = place, found.detach().clone()
+            count += found.numel()
+
+    def compare(key: Hashable, place: Place, value: Tensor) -> None:
+        if key not in kept:
+            return
+        one = kept[key][1]
+        other = other_part(value, one)
+        if other is not None and other.shape == one.shape:
+            apart = float(
+                torch.where(one == other, 0, one - other).abs().max()
+            )
+            finite = other.abs()[other.isfinite()]
+            size = float(finite.max()) if finite.numel() else 0.0
+            near = max(torch.finfo(one.dtype).eps ** NEAR, noise)
+            if not apart <= near * size:
+                differing[key] = apart
+
+    for run, visitor in zip(runs, (keep, compare), strict=True):
+        with below_autograd(), _Lines(model, visitor):
+            run()
+    for key, (place, _) in kept.items():
+        if key in differing:
+            return Line(place, differing[key])
+    return None
+
+
+class _Lines(Operations):
+    """Hands out each floating value of the model's lines as it is computed.
+
+    The key is the line and how often it ran; for a module of torch's the
+    module in place of the line, as a model may call it from two lines.
+    """
+
+    def __init__(
+        self, model: Any, visitor: Callable[[Hashable, Place, Tensor], None]
+    ):
+        super().__init__()
+        self.layers, self.names = layers_of(model), names_of(model)
+        self.torchs = {
+            name
+            for name, part in getattr(model, "named_modules", dict)()
+            if type(part).__module__.startswith("torch.")
+        }
+        self.visitor = visitor
+        self.counts: Counter[Hashable] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        answer = func(*args, **(kwargs or {}))
+        name = getattr(func, "overloadpacket", func).__name__
+        for value in filter(is_value, tensors_in((answer,))):
+            place, _ = find_call(
+                name, self.layers, self.names, _first_line.__code__
+            )
+            if place.in_model:
+                line: Hashable = place
+                if place.module in self.torchs:
+                    line = place.module, name
+                self.counts[line] += 1
+                self.visitor((line, self.counts[line]), place, value)
+        return answer
+
+
+def is_value(tensor: Tensor) -> bool:
+    """Whether a tensor can be told from others by its numbers."""
+    numbers = tensor.is_floating_point() or tensor.is_complex()
+    return numbers and tensor.numel() > 1
+
+
+def _before(value: Tensor, size: tuple[int, int], split: int) -> Tensor | None:
+    """Return the positions before a split, None for a value without time."""
+    batch, time = size
+    if value.dim() and value.size(0) == batch * time and batch > 1:
+        value = value.unflatten(0, size)
+    axes = [axis for axis, n in enumerate(value.shape) if n == time]
+    # of scores of attention the keys are positions, too
+    for axis in axes:
+        value = value.narrow(axis, 0, split)
+    return value if axes else None
+
+
+def _last(whole: Tensor, like: Tensor, end: int, size: int) -> Tensor | None:
+    """Return the last positions of a value, or None where they are not seen.
+
+    Like is the value of a piece: its axes of another size are time.
+    """
+    if whole.dim() != like.dim():
+        return None
+    for axis, sizes in enumerate(zip(whole.shape, like.shape, strict=True)):
+        if sizes == (end, size):
+            whole = whole.narrow(axis, end - size, size)
+        elif sizes[0] != sizes[1]:
+            return None
+    return whole
