@@ -823,8 +823,8 @@ FOUND = f"""\
 lengths 1 to 32, eval and train mode
 34 calls, with other inputs between them
 proved at lengths 1 to 16, 21, 24, 28, 31 and 32, in eval and train mode: \
-{PROVED}; tested: in eval mode, in train mode, with weights scaled up to \
-activations of 300: all splits at 3, 8 of 15 at 16, 8 of 31 at 32
+{PROVED}; tested: in float64, in train mode in float64, in float64 with weights \
+scaled up to activations of 300: all splits at 3, 16, 24 of 31 at 32
 lengths 2 to 32, eval and train mode
 prefixes of lengths 2 to 32
 proved at lengths 1, 7 and 32, in eval and train mode and three rows: no \

@@ -81,10 +81,8 @@ class Case:
     def copy(self) -> str:
         """The copy as messages name it; "": as it is built."""
         parts = []
-        if self.dtype == torch.float64:
-            parts.append("in float64")
-        elif self.dtype is not None:
-            parts.append(f"cast to {str(self.dtype).split('.')[1]}")
+        if self.dtype is not None:
+            parts.append(f"in {str(self.dtype).split('.')[1]}")
         if self.frozen:
             parts.append("with frozen weights")
         if self.size == MODERATE:

@@ -6,6 +6,7 @@ that starts at zero moves nothing at all.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -61,7 +62,9 @@ def larger(
         return None
     if not time:
         subject.kept[key] = copy
-    return Variant(subject, copy, case)
+    return Variant(
+        subject, copy, replace(case, dtype=None) if copy.rough else case
+    )
 
 
 def _enlarged(subject: Subject, case: Case, time: int) -> Copy:

@@ -16,6 +16,7 @@ from ..variant import Variant, precise
 
 FEW = 5  # rows that are each tried
 MANY = (16, 33)
+DRAWS = "in train mode random draws depend on the tokens"
 
 
 @check(share=1)
@@ -34,11 +35,11 @@ def check_batch_independence(subject: Subject) -> str:
     """
     subject.require_no_noise()
     subject.require_no_state()
-    generator = subject.generator()
+    generator, notes = subject.generator(), set[str]()
     for variant, time, rows in _sizes(subject):
         with subject.budget.part(variant.case.name, time, 1 / 2):
             try:
-                _try(variant, time, rows, generator)
+                notes |= _try(variant, time, rows, generator)
             except AssertionError as error:
                 proof = prove_rows(subject)
                 if proof is None or proof.way is None:
@@ -48,7 +49,8 @@ def check_batch_independence(subject: Subject) -> str:
                 raise AssertionError(text) from error
     found = "alone, reordered, repeated, among others"
     proof = prove_rows(subject)
-    return found if proof is None else f"{proof}; tested: {found}"
+    found = found if proof is None else f"{proof}; tested: {found}"
+    return "; ".join([found, *notes])
 
 
 def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int]]:
@@ -76,7 +78,8 @@ def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int]]:
 
 def _try(
     variant: Variant, time: int, rows: int, generator: torch.Generator
-) -> None:
+) -> set[str]:
+    """Compare a batch with others; return notes for the report."""
     vocab, training = variant.subject.vocab_size, variant.case.training
     tokens = draw(vocab, rows, time, generator)
     short = time <= SHORT and rows <= FEW
@@ -96,6 +99,8 @@ def _try(
             what = f"with row {far} changed among equal rows"
             same = _Batch(variant, equal)
             same.compare(row, changed, row, what)
+            batch.notes |= same.notes
+    return batch.notes
 
 
 class _Batch:
@@ -104,6 +109,7 @@ class _Batch:
     def __init__(self, variant: Variant, tokens: Int[Tensor, "rows time"]):
         self.variant, self.tokens = variant, tokens
         self.scores = variant.scores(tokens)
+        self.notes: set[str] = set()
 
     def compare_shapes(self, some: Iterable[int], short: bool) -> None:
         """Require the same of rows alone, in another order, and repeated."""
@@ -141,7 +147,8 @@ class _Batch:
         if gap is None:
             return
         if training and variant.draws(self.tokens) != variant.draws(others):
-            return  # random draws depend on the tokens
+            self.notes.add(DRAWS)
+            return
         rows, time = self.tokens.shape
         raise AssertionError(
             f"row {row} of a batch of {rows} depends on other rows: {what} (a "
