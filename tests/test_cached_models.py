@@ -73,7 +73,7 @@ def test_the_line_that_parts_from_the_full_pass(kind, fault):
         assert place.op in (cells if recurrent else PLACES[fault])
         within = place.op not in ("embedding", *cells)
         assert place.layer == (0 if within else None)
-        assert f" at {place}" in found.sentence
+        assert f" at {found.line}" in found.sentence
         assert f"position {found.position} at " in found.sentence
 
 

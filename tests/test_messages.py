@@ -619,22 +619,22 @@ FAILED = [
     (
         BUILDS["mask_one_too_far"],
         "causality",
-        r"^position 0 sees token 1: .*blocks\.0\.mixer \(Attention\)",
+        r"^position 0 sees token 1: .*\(blocks\.0\.mixer\)",
     ),
     (  # of what its last part reads only the half differs
         BUILDS["mask_of_first_head"],
         "causality",
-        r"^position 0 sees token 1: .*blocks\.0\.mixer \(mask_of_first",
+        r"^position 0 sees token 1: .*\(blocks\.0\.mixer\)",
     ),
     (
         BUILDS["block_summary"],
         "causality",
-        r"^position 0 sees token 1: .*blocks\.0\.mixer \(block_summary\)",
+        r"^position 0 sees token 1: .*\(blocks\.0\.mixer\)",
     ),
     (
         BUILDS["mask_too_weak"],
         "causality",
-        r"^position 0 sees .*weights scaled up.*blocks\.0\.mixer \(mask_too_w",
+        r"^position 0 sees .*weights scaled up.*\(blocks\.0\.mixer\)",
     ),
     (KeepsAndLeaks, "determinism", ""),
     (KeepsAndLeaks, "causality", "start each call from the state"),
@@ -656,7 +656,8 @@ FAILED = [
         "causality",
         "position 0 sees token 1",
     ),
-    (LeaksLater, "causality", r"first seen at .*` \(blocks\.1\.mixer\)"),
+    # the first number that a later token is in, though it goes out again
+    (LeaksLater, "causality", r"first seen at \S+ `x \+ total` \(blocks\.0\)"),
     (answering(lambda i, x: "text"), "shape", "a str without tensors"),
     (answering(lambda i, x: [[[[x]]]]), "shape", "without tensors"),
     (scored(lambda x: F.pad(x, (0, 3))), "shape", "scores are 20 wide, the"),
@@ -689,7 +690,7 @@ FAILED = [
         "% of the scores are NaN or infinite at length .* at position 5 of",
     ),
     (BUILDS["mask_only_in_eval"], "causal_gradients", "in train mode"),
-    (PartLeaks, "causality", r"first seen at .*` \(blocks\.0\.norm_1"),
+    (PartLeaks, "causality", r"first seen at \S+ `x\.roll\(-1, 1\)`"),
     (
         scored(lambda x: x + at(3, x) * x.mean((0, 1))),
         "batch_independence",
@@ -823,8 +824,8 @@ FOUND = f"""\
 lengths 1 to 32, eval and train mode
 34 calls, with other inputs between them
 proved at lengths 1 to 16, 21, 24, 28, 31 and 32, in eval and train mode: \
-{PROVED}; tested: in float64, in train mode in float64, in float64 with weights \
-scaled up to activations of 300: all splits at 3, 16, 24 of 31 at 32
+{PROVED}; tested: in float64, in train mode in float64, in float64 with \
+weights scaled up to activations of 300: all splits at 3, 16, 24 of 31 at 32
 lengths 2 to 32, eval and train mode
 prefixes of lengths 2 to 32
 proved at lengths 1, 7 and 32, in eval and train mode and three rows: no \

@@ -7,7 +7,7 @@ must be the last positions of the full pass.
 
 from collections import Counter
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ class Line:
 
     def __str__(self) -> str:
         module = f" ({self.place.module})" if self.place.module else ""
-        return f"{self.place}{module}"
+        return f"{replace(self.place, by_op=False)}{module}"
 
 
 def first_in_two_texts(

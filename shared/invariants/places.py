@@ -78,6 +78,8 @@ class Place:
             module, where the model's own code calls it; no part of a
             comparison of places.
         module: the name of the innermost module that runs, likewise.
+        by_op: whether messages name the operation, where several of a line
+            are told apart, and not the expression; likewise.
     """
 
     path: str
@@ -89,6 +91,7 @@ class Place:
     inside: str = ""
     caller: tuple[str, int, str] | None = field(default=None, compare=False)
     module: str = field(default="", compare=False)
+    by_op: bool = field(default=False, compare=False)
 
     @property
     def file(self) -> str:
@@ -124,7 +127,7 @@ class Place:
     def __str__(self) -> str:
         if self.recorded:
             return self.function
-        code = self.code
+        code = self.op if self.by_op else self.code
         if len(code) > WIDTH:
             code = f"{code[: WIDTH // 2]}...{code[-WIDTH // 2 :]}"
         step = f" ({self.inside})" if self.inside else ""
@@ -204,7 +207,7 @@ def find_call(
     # a model of torch's own modules alone: the module's line
     frame = own or torchs or sys._getframe(1)
     more = {"layer": layer, "caller": caller, "module": module}
-    return _place(frame, op, **more), tuple(stack)
+    return _place(frame, op, by_op=True, **more), tuple(stack)
 
 
 def _frames() -> Iterator[FrameType]:
