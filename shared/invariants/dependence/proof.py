@@ -46,8 +46,11 @@ class Open:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what a reader of JSON needs."""
-        place = self.place.to_dict() if self.place else {}
-        return {"sentence": self.sentence, **place}
+        found: dict[str, Any] = {"sentence": self.sentence}
+        if self.place:
+            found |= {"file": self.place.path, "line": self.place.line}
+            found |= {"operation": self.place.op, "code": self.place.code}
+        return found
 
 
 @dataclass
