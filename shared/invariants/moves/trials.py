@@ -76,7 +76,8 @@ def trials(subject: Subject, proof: Proof) -> Iterator[Trial]:
     if not proof.complete:
         model = own(subject).model
         long = usual_lengths(subject, model, subject.block_size)
-        yield from drawn.of(exact, [*set(long) - set(few)][::-1])
+        rest = sorted({*long} - {*few}, reverse=True)
+        yield from drawn.of(exact, rest)
 
 
 class _Texts:
