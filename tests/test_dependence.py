@@ -722,3 +722,49 @@ def test_what_is_proved_is_so(steps, seed):
 @given(STEPS, st.integers(0, 1 << 20))
 def test_what_is_proved_of_many_networks_is_so(steps, seed):
     require_proof_true(steps, seed)
+
+
+class FastPath(nn.Module):
+    """Takes kernels of torch's own that ignore its mask, where none looks."""
+
+    vocab_size, block_size, seen = VOCAB, 16, 2
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+        self.wte = nn.Embedding(VOCAB, 8)
+        self.body = nn.TransformerEncoder(layer, 1)
+        self.head = nn.Linear(8, VOCAB)
+
+    def forward(self, ids):
+        ones = torch.ones(ids.size(1), ids.size(1), dtype=torch.bool)
+        mask = ones.triu(self.seen)
+        x = self.body(self.wte(ids), mask=mask, is_causal=True)
+        return self.head(x)
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize(("seen", "proved"), [(1, True), (2, False)])
+def test_the_program_that_is_followed_is_the_one_that_runs(seen, proved):
+    model = type("FastPath", (FastPath,), {"seen": seen})
+    proof = prove_causality(model)
+    assert proof.proved == proved, str(proof)
+    assert ("where it is not followed" in str(proof)) != proved
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        lambda ids: torch.bincount(ids.flatten()).numel(),
+        lambda ids: ids[ids == 3].numel(),
+        lambda ids: ids.flatten().repeat_interleave(ids.flatten()).numel(),
+    ],
+    ids=["bincount", "mask", "repeat_interleave"],
+)
+def test_a_shape_that_tokens_choose_is_read(count):
+    class Chosen(GPT):
+        def forward(self, ids):
+            x = super().forward(ids)
+            return x + x.flip(1) if count(ids) == 1 << 20 else x
+
+    assert not prove_causality(Chosen, lengths=(2, 5)).complete

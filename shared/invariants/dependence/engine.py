@@ -71,12 +71,14 @@ class Found:
         allowed: the code of the position's own token.
         notes: what the answer rests on.
         names: of the operations that carried codes.
+        scores: that came out.
     """
 
     reached: Codes
     allowed: Codes
     notes: Notes = field(default_factory=Notes)
     names: set[str] = field(default_factory=set)
+    scores: Tensor | None = None
 
     def open(self, shown: slice = slice(None)) -> list[tuple[int, int]]:
         """Return the (row, position) whose scores too late a token reaches."""
@@ -110,7 +112,7 @@ def follow(
         scores = run(tokens, targets)
     codes = shadows.codes(scores)
     reached = plain(codes).amax(2).expand(tokens.shape).cpu()
-    return Found(reached, allowed, shadows.notes, shadows.names)
+    return Found(reached, allowed, shadows.notes, shadows.names, scores)
 
 
 def _mark(

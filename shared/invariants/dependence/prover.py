@@ -8,10 +8,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..budget import OutOfTime
-from ..cases import EVAL, TRAIN, Case, accepted, plan, usual_lengths
+from ..cases import AUTOCAST, EVAL, TRAIN, Case, accepted, plan, usual_lengths
 from ..errors import ModelRaised, sentence
 from ..model.building import KeptState
 from ..places import Place, place_of_code
+from ..rounding import minus
 from ..subject import Subject
 from ..variant import Copy, Variant, copy_for
 from .engine import POSITIONS, Found, Order, Tokens, control, follow, way
@@ -23,6 +24,8 @@ CONTROL = 5  # tokens of the text in which each is changed
 FEWER = 3  # of a heavy model
 CLEAR = (7, 5, 11)  # lengths that are seldom another size
 FOLLOWED = 130  # tokens of the longest text in which a way is followed
+# of the deviation of scores: another program, no rounding; in 16 bits
+APART, APART_COARSE = 1e-2, 0.3
 SHARES = (1 / 2, 4 / 5)  # of the time left, for proofs; a heavy model's
 
 
@@ -79,6 +82,7 @@ class Prover:
         self.names: set[str] = set()  # of operations that carried codes
         self.controlled: set[str] = set()
         self.copies: dict[tuple[torch.dtype | None, bool], Copy] = {}
+        self.scores: Tensor | None = None  # of the run followed last
         if lengths is None:
             model = self.run_of(EVAL).variant.model
             self.lengths = usual_lengths(subject, model, LONGEST)
@@ -164,7 +168,14 @@ class Prover:
                     self._explain(run, time, open_)
                 return None
             proved.append(time)
-        if not proved or self.names <= self.controlled:
+        if not proved:
+            return proved
+        try:
+            if not self._is_same_program(run, proved[-1]):
+                return None
+        except OutOfTime:
+            self.proof.uncontrolled()
+        if self.names <= self.controlled:
             return proved
         try:
             if not self._controlled(run):
@@ -205,6 +216,7 @@ class Prover:
         for order in self.orders:
             found = self._follow(run, tokens, targets, order)
             self.names |= found.names
+            self.scores = found.scores
             self.notes.update(found.notes)
             if found.notes.left or found.open(
                 run.variant.case.shown(tokens.size(1))
@@ -230,6 +242,31 @@ class Prover:
             if not routing:
                 strict = found
         return found if self.routing else strict
+
+    def _is_same_program(self, run: Followed, time: int) -> bool:
+        """Whether the scores are those of the model where it is not followed.
+
+        A module of torch's takes other kernels where no mode sees it. In
+        train mode these may draw other random numbers.
+        """
+        case = run.variant.case
+        if case.training or self.scores is None or run.variant.subject.noisy:
+            return True
+        tokens, targets = self.texts(case, time)
+        run.reset()
+        shown = case.shown(time)
+        apart = minus(run(tokens, targets), self.scores)[:, shown]
+        coarse = case == AUTOCAST or self.scores.element_size() < 4
+        share = APART_COARSE if coarse else APART
+        # NaN is the matter of check_finite
+        if not bool(apart.abs().max() > share * self.scores[:, shown].std()):
+            return True
+        self._add(
+            f"{case.name}: the model computes other scores where it is not "
+            f"followed, {float(apart.abs().max()):.2g} apart at length {time}"
+        )
+        self.proof.at = case, time
+        return False
 
     def _controlled(self, run: Followed) -> bool:
         """Change tokens one by one; a wrong rule makes the proof void."""

@@ -30,6 +30,20 @@ READS = (
 )
 
 
+def _read_by(func, name, args, tensors):
+    """Return the tensors whose numbers choose a shape or a path.
+
+    Of an index these are the masks.
+    """
+    if name in ("index", "_unsafe_index"):
+        masks = (torch.bool, torch.uint8)
+        return [t for t in tensors_in(args[1:]) if t.dtype in masks]
+    tags = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+    if name in READS or any(tag in func.tags for tag in tags):
+        return tensors
+    return []
+
+
 class Shadows(Operations):
     """Carries codes beside numbers.
 
@@ -121,8 +135,8 @@ class Shadows(Operations):
         result = func(*args, **kwargs)
         if torch.Tag.inplace_view in func.tags:
             return result  # other strides, the same numbers
-        if name in READS and top > KNOWN:
-            self._read(name, tensors)
+        if top > KNOWN:
+            self._read(name, _read_by(func, name, args, tensors))
         outs = tensors_in((result,))
         if not written:
             keys = {t.untyped_storage()._cdata for t in tensors}
