@@ -426,7 +426,7 @@ def test_lines_of_a_slow_model_are_seen_as_they_come(project):
     for line in process.stdout:
         lines[f"{line} ".split(" ")[0]] = time.monotonic() - began
     assert process.wait() == 0, process.stderr.read()
-    names = target + ":", "one", "check", "check_shape", "check_causality"
+    names = target + ":", "at", "check", "check_shape", "check_causality"
     assert tuple(lines)[:5] == names
     assert lines["check_shape"] + 1 < lines["check_causality"]
 

@@ -31,7 +31,7 @@ PROOFS = {  # the order of each check's proof
     "check_batch_independence": "rows",
 }
 MUST = "check_causality"  # be proved, with require_proof
-FIRST = ("check_shape", MUST)  # in a heavy model
+FIRST = ("check_shape", MUST)  # where time is short
 BRIEF = 0.5  # weight of a check that may take all of the time left
 
 
@@ -154,12 +154,13 @@ class Run:
             self.threads, self.proofs = threads, require_proof
             self._causes: dict[object, str] = {}  # the check that failed first
             heavy, self.plan = self.subject.heavy, ""
+            short = heavy or seconds is not None
             if seconds is None:
                 seconds = HEAVY if heavy else DEFAULT
                 if any(CHECKS[name].slow for name in names):
                     seconds = math.inf
             self.subject = replace(self.subject, budget=Budget(seconds))
-            if heavy and seconds < math.inf:  # what matters most
+            if short and seconds < math.inf:  # what matters most
                 names = sorted(names, key=lambda name: name not in FIRST)
                 self.plan = (
                     f"at most {seconds:.0f} s for {self.subject.parameters:,} "

@@ -273,12 +273,14 @@ def precise(subject: Subject, time: int = 0, masked: bool = False) -> Variant:
     spare = time > SHORT and subject.heavy and subject.budget.limited
     double = not spare and in_double(subject, masked)
     key = "precise", double
-    if key not in subject.kept:
+    copy = subject.kept.get(key)
+    if copy is None:
         copy = own(subject).copy
         if double:
             copy.model.double()
-        subject.kept[key] = copy
-    return Variant(subject, subject.kept[key])
+        if subject.budget.limited:
+            subject.kept[key] = copy
+    return Variant(subject, copy)
 
 
 def copy_for(subject: Subject, case: Case) -> Variant:

@@ -1,6 +1,7 @@
 """What check_causality tests: the cases of its proof, with texts drawn."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -117,9 +118,12 @@ class _Texts:
         if case.size:
             return larger(self.subject, case, time)
         try:
-            return copy_for(self.subject, case)
+            variant = copy_for(self.subject, case)
         except SkipCheck:  # a function, or one that cannot be copied
             return None
+        # under autocast or in inference mode a model need not run
+        variant.copy.may_fail |= case.within is not nullcontext
+        return variant
 
     def _at(
         self, variant: Variant, time: int, share: float
