@@ -232,7 +232,7 @@ def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
 
 
 def fit_to_peers(plan: Plan, peers: Sequence[Candidate]) -> Plan:
-    """Return a plan of which each open size is the peers' own.
+    """Return the plan with the peers' own sizes where it leaves them open.
 
     Raises:
         ValueError: where the peers have several vocabularies.

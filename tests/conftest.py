@@ -102,9 +102,9 @@ def one_layer(monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that calls of models move on, as many seconds as it is told.
+    """A clock that only calls of models advance; set the seconds of a call.
 
-    A call without tokens takes a twentieth of one of the longest text.
+    A call of the longest text takes all of them, one without tokens 1/20.
     """
     from gpt_duet.invariants import budget, variant
 

@@ -205,7 +205,7 @@ HALF = tuple(
     for dtype in (torch.bfloat16, torch.float16)
     for case in (EVAL, TRAIN)
 )
-ENLARGED = tuple(Case(size=size) for size in (MODERATE, *EXTREME))
+ENLARGED = tuple(replace(DOUBLE, size=size) for size in (MODERATE, *EXTREME))
 
 # Which checks try each case; one that a model cannot be called in is left out.
 CASES: dict[Case, tuple[str, ...]] = {

@@ -11,13 +11,12 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from .cases import DOUBLE, LARGER, MODERATE, Case
+from .cases import ENLARGED, LARGER, Case
 from .randomness import isolated
 from .subject import Subject
 from .variant import Copy, CopyFailed, Variant, build, doubled, precise
 
 LARGEST_FACTOR = 3000.0  # of a weight
-ENLARGED = Case(size=MODERATE, dtype=DOUBLE.dtype)
 
 
 def both(subject: Subject, time: int = 0) -> Iterator[Variant]:
@@ -32,7 +31,7 @@ def both(subject: Subject, time: int = 0) -> Iterator[Variant]:
 
 
 def larger(
-    subject: Subject, case: Case = ENLARGED, time: int = 0
+    subject: Subject, case: Case = ENLARGED[0], time: int = 0
 ) -> Variant | None:
     """Return a copy with larger weights, or None where there is none.
 

@@ -1,8 +1,8 @@
 """The first line of a model whose value differs between two runs.
 
-It serves two texts that are equal before a split, of which no value before
-the split may differ, and a piece that is decoded with a cache, whose values
-must be the last positions of the full pass.
+The finder compares two texts that are equal before a split: no value before
+the split may differ. It also compares a piece decoded with a cache with the
+full pass: the piece's values must be the last positions of the full ones.
 """
 
 from collections import Counter
@@ -168,7 +168,7 @@ class _Lines(Operations):
 
 
 def is_value(tensor: Tensor) -> bool:
-    """Whether a tensor can be told from others by its numbers."""
+    """Whether a tensor holds enough numbers to identify it."""
     numbers = tensor.is_floating_point() or tensor.is_complex()
     return numbers and tensor.numel() > 1
 

@@ -78,8 +78,8 @@ class Place:
             module, where the model's own code calls it; no part of a
             comparison of places.
         module: the name of the innermost module that runs, likewise.
-        by_op: whether messages name the operation, where several of a line
-            are told apart, and not the expression; likewise.
+        by_op: whether messages name the operation in place of the
+            expression, as one line may hold several; likewise.
     """
 
     path: str

@@ -160,7 +160,7 @@ class Run:
                 if any(CHECKS[name].slow for name in names):
                     seconds = math.inf
             self.subject = replace(self.subject, budget=Budget(seconds))
-            if short and seconds < math.inf:  # what matters most
+            if short and seconds < math.inf:  # the main checks go first
                 names = sorted(names, key=lambda name: name not in FIRST)
                 self.plan = (
                     f"at most {seconds:.0f} s for {self.subject.parameters:,} "

@@ -58,7 +58,7 @@ def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int]]:
     longest = subject.block_size
     fresh, *enlarged = both(subject)
     seven, crowd = subject.lengths.fit(7), subject.lengths.fit(128)
-    for case in cases_of(ROWS, subject):  # all of them, at one short length
+    for case in cases_of(ROWS, subject):  # every case, at one short length
         one = fresh.run_as(case)
         if case.crowd:
             yield one, crowd, one.rows_at_once(crowd)

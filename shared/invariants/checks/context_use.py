@@ -10,9 +10,8 @@ from ..dependence.prove import unreached
 from ..embedding import gradients_at
 from ..errors import ModelRaised
 from ..larger_weights import both
-from ..model.sizes import WINDOW, all_declared
+from ..model.sizes import WINDOW, Declared, all_declared
 from ..moves.moved import moves
-from ..rounding import floor
 from ..tokens import SHORT, SPLITS, draw, others, spans, splits_to_try
 from ..variant import Variant, build
 
@@ -38,47 +37,53 @@ def check_context_use(subject: Subject) -> str:
     window = min(windows, key=lambda w: w.value, default=None)
     generator, reported = subject.generator(), ""
     for time in subject.fit(2, 3, 8, SHORT, longest):
-        never: list[int] = []  # no operation leads from them to the last
-        used: dict[int, float] = {}
-        columns: list[int] = []
         with subject.budget.part("texts", time, 1 / 2):
-            if not subject.heavy or time <= LITTLE:
-                with suppress(ModelRaised):
-                    never = unreached(subject, time)
-            count = SPLITS if time <= SHORT else 6
-            splits = splits_to_try(time, generator, count)
-            some = sorted({*(s - 1 for s in splits), time - 1, *never})
-            used = _used(both(subject, time), time, some, generator)
-            columns = some
-        unused = [s for s in columns if not used.get(s)]
-        seen = [s for s in columns if s not in unused]
-        if not unused:
-            continue
-        if window is not None and max(unused) < time - window.value:
-            reported = (
-                f"; at length {time} tokens up to {max(unused)} are outside "
-                f"the declared {window}"
-            )
-            continue
-        if (  # influence falls off towards the tokens that show none
-            seen
-            and max(unused) < min(seen)
-            and used[min(seen)] < FADED * max(used[s] for s in seen)
-        ):
-            reported = (
-                f"; at length {time} memory fades below rounding before "
-                f"token {min(seen)}"
-            )
-            continue
-        declared = f" (declared: {window})" if window else ""
-        late = ", the newest: do they come a step late?"
-        raise AssertionError(
-            f"at length {time} the last scores never change with "
-            f"{'token' if len(unused) == 1 else 'tokens'} {spans(unused)}"
-            f"{declared}{late * (unused == [time - 1])}"
-            f"{PROVED * ({*unused} <= {*never})}"
-        )
+            note = _require_use(subject, time, window, generator)
+            reported = note or reported
     return f"every token tried, at lengths to {longest}{reported}"
+
+
+def _require_use(
+    subject: Subject,
+    time: int,
+    window: Declared | None,
+    generator: torch.Generator,
+) -> str:
+    """Require that tokens of a length count; return a note on the others."""
+    never: list[int] = []  # no operation leads from them to the last
+    if not subject.heavy or time <= LITTLE:
+        with suppress(ModelRaised):
+            never = unreached(subject, time)
+    count = SPLITS if time <= SHORT else 6
+    splits = splits_to_try(time, generator, count)
+    columns = sorted({*(s - 1 for s in splits), time - 1, *never})
+    used = _used(both(subject, time), time, columns, generator)
+    unused = [s for s in columns if not used.get(s)]
+    seen = [s for s in columns if s not in unused]
+    if not unused:
+        return ""
+    if window is not None and max(unused) < time - window.value:
+        return (
+            f"; at length {time} tokens up to {max(unused)} are outside "
+            f"the declared {window}"
+        )
+    if (  # influence falls off towards the tokens that show none
+        seen
+        and max(unused) < min(seen)
+        and used[min(seen)] < FADED * max(used[s] for s in seen)
+    ):
+        return (
+            f"; at length {time} memory fades below rounding before "
+            f"token {min(seen)}"
+        )
+    declared = f" (declared: {window})" if window else ""
+    late = ", the newest: do they come a step late?"
+    raise AssertionError(
+        f"at length {time} the last scores never change with "
+        f"{'token' if len(unused) == 1 else 'tokens'} {spans(unused)}"
+        f"{declared}{late * (unused == [time - 1])}"
+        f"{PROVED * ({*unused} <= {*never})}"
+    )
 
 
 def _used(
@@ -99,10 +104,9 @@ def _used(
             changed = base.clone()
             replaced = others(base[0], vocab, generator)
             changed[range(len(left)), left] = replaced[left]
-            for moved in moves(variant, base, changed):
-                for row, by in zip(moved.rows, moved.by[:, -1], strict=True):
-                    if by > floor(moved.base[:, -1]):
-                        used[left[row]] = float(by)
+            for moved in moves(variant, base, changed, slice(-1, None)):
+                sizes = zip(moved.rows, moved.by[:, 0].tolist(), strict=True)
+                used |= {left[r]: by for r, by in sizes if by > moved.least}
         if all(used.get(s) for s in columns):
             return used
         # an influence below rounding shows in gradients

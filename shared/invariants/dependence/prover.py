@@ -60,7 +60,7 @@ class Prover:
 
     Args:
         subject: the model.
-        orders: of the tokens; one case is proved in all of them.
+        orders: of the tokens; each case is proved in every order.
         lengths: of the texts; None: the usual ones.
         rows: of each batch, at least.
     """
@@ -173,14 +173,10 @@ class Prover:
         try:
             if not self._is_same_program(run, proved[-1]):
                 return None
-        except OutOfTime:
-            self.proof.uncontrolled()
-        if self.names <= self.controlled:
-            return proved
-        try:
-            if not self._controlled(run):
-                return None
-            self.controlled |= self.names
+            if not self.names <= self.controlled:
+                if not self._controlled(run):
+                    return None
+                self.controlled |= self.names
         except OutOfTime:
             self.proof.uncontrolled()
         return proved
@@ -189,10 +185,8 @@ class Prover:
         """Return the model of a case as it is followed."""
         key = case.dtype, case.frozen
         if key not in self.copies:
-            made = copy_for(
-                self.subject, replace(Case(), dtype=key[0], frozen=key[1])
-            )
-            copy = made.copy
+            built = Case(dtype=case.dtype, frozen=case.frozen)
+            copy = copy_for(self.subject, built).copy
             copy.may_fail = copy.rough = False
             if isinstance(copy.model, nn.Module):
                 copy.built = KeptState(copy.model)

@@ -27,7 +27,7 @@ OUTPUTS = ("auto", "logits", "log_probs")
 
 
 class Settings(TypedDict, total=False):
-    """What a user may say of a model; the arguments of check_model."""
+    """Settings of a model that a user may pass to check_model and meet."""
 
     vocab_size: int | None
     block_size: int | None

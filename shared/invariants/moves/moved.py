@@ -17,7 +17,7 @@ class Moved(NamedTuple):
 
     Attributes:
         rows: which ones of the texts; a row may stand there twice.
-        by: how far, at each position.
+        by: how far, at each position that is compared.
         base: the scores before.
         least: the size up to which this is rounding.
     """
@@ -32,11 +32,13 @@ def moves(
     variant: Variant,
     base: Int[Tensor, "rows time"],
     changed: Int[Tensor, "rows time"],
+    at: slice = slice(None),
 ) -> Iterator[Moved]:
     """Yield how far scores move from texts to changed ones, batch by batch.
 
     Only calls of equal shape round alike: the last batch is filled up with
-    its last row. Equal texts go through the model once.
+    its last row. Equal texts go through the model once. At selects the
+    positions whose scores are compared.
     """
     count, time = base.shape
     at_once = min(count, variant.rows_at_once(time))
@@ -45,8 +47,8 @@ def moves(
     for first in range(0, count, at_once):
         rows = [min(first + i, count - 1) for i in range(at_once)]
         if scores is None or not same:
-            scores = variant.scores(base[rows])
-        by = gaps(variant.scores(changed[rows]), scores).cpu()
+            scores = variant.scores(base[rows])[:, at]
+        by = gaps(variant.scores(changed[rows])[:, at], scores).cpu()
         yield Moved(rows, by, scores, floor(scores))
 
 

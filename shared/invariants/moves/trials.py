@@ -1,4 +1,4 @@
-"""What check_causality tests: the cases of its proof, with texts drawn."""
+"""Trials of check_causality: the cases of its proof, with drawn texts."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
@@ -36,7 +36,7 @@ AT_ONCE, AFTER = 1 / 2, 1 / 6  # of the time left: an open place, all else
 
 
 def trials(subject: Subject, proof: Proof) -> Iterator[Trial]:
-    """Yield what is tested, the trials that find most first.
+    """Yield the trials, those that find most first.
 
     An open proof is tested where it is open: as it was followed, in float64
     and with larger weights. A whole one leaves a test of its rules, and what
@@ -45,13 +45,12 @@ def trials(subject: Subject, proof: Proof) -> Iterator[Trial]:
     drawn = _Texts(subject)
     exact = [replace(case, dtype=DOUBLE.dtype) for case in (EVAL, TRAIN)]
     few = subject.fit(2, 3, 5, 8, SHORT, subject.block_size)
-    larger_ones = [replace(c, dtype=DOUBLE.dtype) for c in ENLARGED]
     if proof.at is not None:
         case, time = proof.at
         double = replace(case, dtype=DOUBLE.dtype)
         as_it_is = () if case.dtype or case.losses else (double,)
         yield from drawn.of((*as_it_is, case), [time], AT_ONCE)
-        sizes = [replace(double, size=c.size) for c in larger_ones]
+        sizes = [replace(double, size=c.size) for c in ENLARGED]
         if as_it_is and not case.frozen:
             yield from drawn.of(sizes, [time], AT_ONCE)
     if proof.complete:
@@ -59,14 +58,14 @@ def trials(subject: Subject, proof: Proof) -> Iterator[Trial]:
         few = subject.fit(3, SHORT, *rest)
         yield from drawn.of(exact, few)
         if not subject.heavy:
-            yield from drawn.of(larger_ones[1:], few)
+            yield from drawn.of(ENLARGED[1:], few)
         crowd = [c for c in followed_cases(subject) if c.crowd]
         yield from drawn.of(crowd, [CROWD_TIME], 1 / 40)
     else:
         yield from drawn.of(exact[:1], few)
         yield from drawn.each_id()
         yield from drawn.of(exact[1:], few)
-        yield from drawn.of(larger_ones, few)
+        yield from drawn.of(ENLARGED, few)
         cases = [EVAL, TRAIN, *followed_cases(subject)]
         yield from drawn.of([c for c in cases if c.rows == 1], few)
         crowd = [c for c in cases if c.crowd]
