@@ -103,12 +103,12 @@ class GPT(nn.Module):
     def hidden(
         self, idx: Int[Tensor, "batch time"], cache: Cache | None = None
     ) -> Float[Tensor, "batch time n_embd"]:
-        """Return the features that the head reads: all of the model below."""
+        """Return the final hidden states, before the head."""
         blocks = self.transformer.h
         x = self.embed(idx, 0 if cache is None else cache[0].length)
         caches: list = cache or [None] * len(blocks)
-        for block, own in zip(blocks, caches, strict=True):
-            x = block(x, own)
+        for block, layer_cache in zip(blocks, caches, strict=True):
+            x = block(x, layer_cache)
         return self.transformer.ln_f(x)
 
     def log_probs(
