@@ -222,7 +222,7 @@ class Asked:
 
 
 def kind_of_proof(kind):
-    """Return how the causality of a class is proved, and the seconds."""
+    """Return how causality is proved, and the time in runs of the model."""
     torch.manual_seed(0)
     with suppress(Exception), torch.device("meta"):  # as some take 30 GB
         model = build(kind, None)
@@ -236,6 +236,9 @@ def kind_of_proof(kind):
             return "other sizes", None
     except Exception:  # the sizes do not fit its config
         return "other sizes", None
+    start = process_time()
+    run(tokens)
+    one_run = process_time() - start
     start, routing = process_time(), False
     found = follow(run, weights, tokens)
     if found.open():
@@ -244,13 +247,13 @@ def kind_of_proof(kind):
     wrong, _ = control(run, weights, tokens[:, :5], None, 65, routing=routing)
     assert wrong is None, (kind.__name__, wrong)
     word = "open" if found.open() else "routing" if routing else "strict"
-    return word, process_time() - start
+    return word, (process_time() - start) / one_run
 
 
 def test_the_causality_of_transformers_is_proved():
     transformers = pytest.importorskip("transformers")
     kinds = defaultdict(list)
-    seconds = []
+    times = []
     for name in sorted(dir(transformers)):
         if not name.endswith(("ForCausalLM", "LMHeadModel", "WithLMHead")):
             continue
@@ -259,7 +262,7 @@ def test_the_causality_of_transformers_is_proved():
             continue
         word, time = kind_of_proof(kind)
         kinds[word].append(name)
-        seconds += [] if time is None else [time]
+        times += [] if time is None else [time]
     assert len(kinds["strict"]) + len(kinds["routing"]) >= 150, kinds
     assert not {*NOT_PROVED.split()} & {*kinds["strict"], *kinds["routing"]}
-    assert median(seconds) < 0.5
+    assert median(times) < 150
