@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .dependence.arguments import tensors_in
+from .model.arrays import code_of
 from .operations import Operations, below_autograd
 from .places import Place, find_call, layers_of, names_of
 
@@ -156,7 +157,7 @@ class _Lines(Operations):
         name = getattr(func, "overloadpacket", func).__name__
         for value in filter(is_value, tensors_in((answer,))):
             place, _ = find_call(
-                name, self.layers, self.names, _first_line.__code__
+                name, self.layers, self.names, code_of(_first_line)
             )
             if place.in_model:
                 line: Hashable = place

@@ -163,14 +163,14 @@ def find_place(op: str) -> Place:
             break
         if torchs is None and frame.f_code.co_name == "forward":
             torchs = frame
-    return _place(own or torchs or sys._getframe(1), op)
+    return _place(own or torchs or sys._getframe(), op)
 
 
 def find_call(
     op: str,
     layers: Mapping[int, int],
     modules: Mapping[int, str],
-    outermost: CodeType,
+    outermost: CodeType | None,
 ) -> tuple[Place, Stack]:
     """Return the place with its layer, module and caller, and the stack.
 
@@ -205,7 +205,7 @@ def find_call(
         elif code.co_name == "forward":
             torchs = torchs or frame
     # a model of torch's own modules alone: the module's line
-    frame = own or torchs or sys._getframe(1)
+    frame = own or torchs or sys._getframe()
     more = {"layer": layer, "caller": caller, "module": module}
     return _place(frame, op, by_op=True, **more), tuple(stack)
 
