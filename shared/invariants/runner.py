@@ -248,7 +248,7 @@ class Run:
             self.subject = learn(self.subject, error)
         if isinstance(error, AssertionError | UnusableModel):
             proof = self._proof(name)
-            line = proof.way.culprit if proof and proof.way else None
+            line = proof.culprit if proof else None
             at = (line.path, line.line) if line else None
             same, keys = causes_of(error, at)
             causes = self._causes

@@ -42,10 +42,9 @@ def check_batch_independence(subject: Subject) -> str:
                 notes |= _try(variant, time, rows, generator)
             except AssertionError as error:
                 proof = prove_rows(subject)
-                if proof is None or proof.way is None:
+                if proof is None or proof.culprit is None:
                     raise
-                place = proof.way.culprit
-                text = f"{error}; let through at {place}"
+                text = f"{error}; let through at {proof.culprit}"
                 raise AssertionError(text) from error
     found = "alone, reordered, repeated, among others"
     proof = prove_rows(subject)

@@ -13,11 +13,9 @@ from ..places import Place
 from .control import Control, changed
 from .following import followed
 from .lattice import CODES, LONGEST, plain
-from .notes import Notes
-from .path import Trail, culprit, lines
+from .notes import Notes, Step
 from .shadows import Shadows
 
-MOST = 5  # lines of a way, up to the culprit, in a sentence
 Tokens = Int[Tensor, "batch time"]
 Codes = Int[Tensor, "batch time"]
 
@@ -93,6 +91,7 @@ def follow(
     targets: Tokens | None = None,
     order: Order = POSITIONS,
     routing: bool = False,
+    tape: Callable[[Step], None] | None = None,
 ) -> Found:
     """Run a model once, and return what its scores can depend on.
 
@@ -104,8 +103,9 @@ def follow(
         order: of the tokens.
         routing: whether integers that a token's own numbers choose are
             taken as known.
+        tape: called with each step.
     """
-    shadows = Shadows(parameters, routing)
+    shadows = Shadows(parameters, routing, tape)
     allowed = _mark(shadows, tokens, targets, order)
     run.reset()
     with followed(shadows):
@@ -162,82 +162,3 @@ def control(
         if wrong is not None:
             return wrong, check.parted
     return None, check.parted
-
-
-@dataclass
-class Way:
-    """How a token reaches a score.
-
-    Attributes:
-        token: its code; row, position: of the score; order: of codes.
-        lines: that it takes, in order.
-        culprit: the line that should have stopped it.
-    """
-
-    token: int
-    row: int
-    position: int
-    lines: list[Place]
-    culprit: Place | None
-    order: str = "positions"
-
-    def __str__(self) -> str:
-        by = in_words(self.lines, self.culprit)
-        if self.order == "rows":
-            return f"another row reaches the scores of row {self.row} by {by}"
-        return (
-            f"token {self.token} reaches the score of position "
-            f"{self.position} by {by}"
-        )
-
-
-def in_words(lines: list[Place], culprit: Place | None) -> str:
-    """Return the lines up to the culprit, and the last one."""
-    at = lines.index(culprit) if culprit in lines else len(lines) - 1
-    shown: list[Place | None] = [*lines[: at + 1]]
-    if len(shown) > MOST:
-        shown[1 : 2 - MOST] = [None]
-    if lines[at + 2 :]:
-        shown.append(None)
-    shown += lines[at + 1 :][-1:]
-    texts, path = [], ""
-    for place in shown:
-        if place is None:
-            texts.append("...")
-            continue
-        same = place.path == path
-        texts.append(f":{place.line} `{place.code}`" if same else str(place))
-        path = place.path
-    return ", ".join(texts)
-
-
-def way(
-    run: Run,
-    parameters: Iterable[Tensor],
-    tokens: Tokens,
-    targets: Tokens | None,
-    at: tuple[int, int],
-    order: Order = POSITIONS,
-    routing: bool = False,
-) -> Way:
-    """Return how a token reaches a score that it should not.
-
-    The arguments are those of `follow`; at is the row and the position.
-    """
-    trail = Trail(parameters, routing)
-    allowed = _mark(trail.shadows, tokens, targets, order)
-    run.reset()
-    with followed(trail.shadows):
-        scores = run(tokens, targets)
-    row, position = at
-    codes = trail.shadows.latest(scores)
-    column = int(codes[row, position].argmax())
-    element = (row * scores.size(1) + position) * scores.size(2) + column
-    least = int(allowed[row, position]) + 1
-    token, stops = trail.back(scores, element, least)
-    time = order.name == "positions"
-    codes = order.codes(*tokens.shape)
-    codes = codes[0] if time else codes[:, 0]
-    index = int((codes == token).int().argmax())
-    found = culprit(stops, (len(tokens), tokens.size(1)), time, index)
-    return Way(token, row, position, lines(stops), found, order.name)

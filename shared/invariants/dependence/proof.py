@@ -8,7 +8,6 @@ from typing import Any
 from ..cases import Case
 from ..places import Place
 from ..tokens import runs
-from .engine import Way
 from .lattice import FREE
 from .notes import Notes
 
@@ -64,7 +63,8 @@ class Proof:
             at some of the lengths.
         assumptions: what it rests on, a sentence each.
         open: what was not understood, or lets a token through.
-        way: of such a token, by lines.
+        culprit: the line that should have stopped such a token, if known.
+        way: how the token reaches a score, in words.
         at: the way of running and the length that are open.
         conditional: whether it holds for texts that take the same path.
         order: "positions" or "rows".
@@ -76,7 +76,8 @@ class Proof:
     modes: list[str] = field(default_factory=list)
     assumptions: list[str] = field(default_factory=list)
     open: list[Open] = field(default_factory=list)
-    way: Way | None = None
+    culprit: Place | None = None
+    way: str = ""
     at: tuple[Case, int] | None = None
     conditional: bool = False
     order: str = "positions"

@@ -15,7 +15,8 @@ from ..places import Place, place_of_code
 from ..rounding import minus
 from ..subject import Subject
 from ..variant import Copy, Variant, copy_for
-from .engine import POSITIONS, Found, Order, Tokens, control, follow, way
+from .culprit import Tape, in_words
+from .engine import POSITIONS, Found, Order, Tokens, control, follow
 from .lattice import LONGEST
 from .notes import Notes
 from .proof import Open, Proof
@@ -313,28 +314,42 @@ class Prover:
         for place, name in result.notes.unknown.items():
             self._add(f"{place}: no rule for {name}", place)
         how = f"at length {time} {run.variant.case.name}"
-        late = result.open(run.variant.case.shown(time))[0]
+        proof = self.proof
+        row, position = result.open(run.variant.case.shown(time))[0]
+        proof.way = (
+            f"another row reaches the scores of row {row}"
+            if order.name == "rows"
+            else f"token {int(result.reached[row, position])} reaches the "
+            f"score of position {position}"
+        )
         try:
-            self._follow_way(run, time, order)
+            lines = self._find_culprit(run, time, order)
         except Exception as error:  # it adds to what is known
             self._add(f"the way is not known ({sentence(error)})")
-        if self.proof.way is None:
-            self._add(f"{how} row {late[0]}, position {late[1]} is open")
+            lines = []
+        if proof.culprit is None:
+            self._add(f"{how} row {row}, position {position} is open")
             return
-        culprit = self.proof.way.culprit
-        text = f"{culprit} lets it through: {self.proof.way} ({how})"
-        self._add(text, culprit)
+        proof.way += f" by {in_words(lines)}" * bool(lines)
+        text = f"{proof.culprit} lets it through: {proof.way} ({how})"
+        self._add(text, proof.culprit)
 
-    def _follow_way(self, run: Followed, time: int, order: Order) -> None:
-        """Follow the way at a length that is no other size, if it shows."""
+    def _find_culprit(
+        self, run: Followed, time: int, order: Order
+    ) -> list[Place]:
+        """Find it at a length that is no other size, if it shows there.
+
+        Returns it between the lines before and after.
+        """
         clear = [t for t in CLEAR if t > time and t in self.lengths]
         for length in [*clear, time] if time <= FOLLOWED else ():
             tokens, targets = self.texts(run.variant.case, length)
-            found = self._follow(run, tokens, targets, order)
-            late = found.open(run.variant.case.shown(length))
-            if late:
-                weights = run.parameters
-                self.proof.way = way(
-                    run, weights, tokens, targets, late[0], order
-                )
-                return
+            tape = Tape(order.codes(*tokens.shape), order.name == "rows")
+            weights, routing = run.parameters, self.routing
+            found = follow(run, weights, tokens, targets, order, routing, tape)
+            if found.open(run.variant.case.shown(length)):
+                place, lines = tape.culprit()
+                unknown = next(iter(found.notes.unknown), None)
+                self.proof.culprit = unknown or place
+                return lines
+        return []

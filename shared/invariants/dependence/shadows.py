@@ -17,7 +17,7 @@ from . import (  # noqa: F401
 from .arguments import decomposed, is_composite, tensors_in, written_by
 from .call import RULES, Call, base_name
 from .formulas import FORMULAS
-from .lattice import FREE, HIDDEN, KNOWN, LONGEST, full, lined_up, plain
+from .lattice import FREE, HIDDEN, KNOWN, LONGEST, full, lined_up
 from .notes import OUTSIDE, Notes, Step
 from .rules_indexing import integers_of_routing
 from .rules_pointwise import pointwise
@@ -101,10 +101,6 @@ class Shadows(Operations):
             shadow = self.storages.find(tensor)
             assert shadow is not None
         return shadow
-
-    def latest(self, tensor: Tensor) -> Tensor:
-        """Return the codes of a result, as many as it has numbers."""
-        return plain(self.codes(tensor)).expand(tensor.shape)
 
     # --- Operations ---------------------------------------------------------
 

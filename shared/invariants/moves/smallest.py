@@ -66,8 +66,8 @@ def _explained(leak: Leak, proof: Proof) -> AssertionError:
             floor_of(getattr(torch, leak.dtype)) * leak.noise / leak.size,
         )
         text += f"; first seen at {line}" if line is not None else ""
-    if proof.way is not None:
-        text += f"; {proof.way}; let through at {proof.way.culprit}"
+    if proof.culprit is not None:
+        text += f"; {proof.way}; let through at {proof.culprit}"
     if time <= SHORT:
         text += f"; the input ids were {' '.join(map(str, base.tolist()))}"
     error = AssertionError(text)

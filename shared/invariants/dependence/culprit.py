@@ -1,0 +1,94 @@
+"""The line that lets a token through to a score that it must not reach.
+
+Numbers that belong to one position lie along an axis as long as the text. The
+first operation whose numbers there depend on a later token is the culprit.
+Scores of attention pair all positions, along two such axes, and none is hidden
+yet: there it is the softmax, whose weights of a position depend on the keys
+that are not hidden from it.
+"""
+
+from torch import Tensor
+
+from ..places import Place
+from .lattice import plain
+from .notes import OUTSIDE, Step
+
+SOFTMAX = ("_softmax", "_safe_softmax", "_log_softmax")
+# These copy numbers: a reader looks for the line before or after.
+COPIES = ("clone", "_to_copy", "_unsafe_view", "copy", "detach", "alias")
+
+
+class Tape:
+    """The steps of a run whose numbers depend on a token too late.
+
+    Args:
+        allowed: the code of each row and position's own token.
+        rows: whether codes tell rows apart, else positions.
+    """
+
+    def __init__(self, allowed: Tensor, rows: bool):
+        self.batch, self.time = allowed.shape
+        self.allowed = allowed[:, 0] if rows else allowed[0]
+        self.steps: list[Step] = []
+        self.late: int | None = None  # the first step with late numbers
+
+    def __call__(self, step: Step) -> None:
+        """Keep a step, without its numbers."""
+        found = list(zip(step.outs, step.codes, strict=True))
+        step.outs, step.codes, step.call = [], [], None
+        least = self.allowed.min()
+        codes = [plain(c).expand(o.shape).cpu() for o, c in found]
+        if step.name == OUTSIDE or not any((c > least).any() for c in codes):
+            return
+        self.steps.append(step)
+        numbers = [
+            c
+            for (o, _), c in zip(found, codes, strict=True)
+            if o.is_floating_point()
+        ]
+        softmax = step.name in SOFTMAX
+        if self.late is None and any(
+            self._is_late(c, softmax) for c in numbers
+        ):
+            self.late = len(self.steps) - 1
+
+    def _is_late(self, codes: Tensor, softmax: bool) -> bool:
+        """Whether a number depends on a token later than its position."""
+        both = self.batch * self.time
+        if both in codes.shape and 1 not in (self.batch, self.time):
+            axis = codes.shape.index(both)
+            codes = codes.unflatten(axis, (self.batch, self.time))
+        size = len(self.allowed)
+        axes = [axis for axis, n in enumerate(codes.shape) if n == size]
+        if softmax and axes[-1:] == [codes.dim() - 1]:
+            axes.pop()  # over the keys: their axis is no position's
+        if len(axes) != 1:
+            return False
+        along = codes.movedim(axes[0], 0).reshape(size, -1).amax(1)
+        return bool((along > self.allowed).any())
+
+    def culprit(self) -> tuple[Place | None, list[Place]]:
+        """Return the culprit, and it between the lines before and after."""
+        if self.late is None:
+            return None, []
+        place = self.steps[self.late].place
+
+        def others(steps: list[Step]) -> list[Place]:
+            kept = [s.place for s in steps if s.name not in COPIES]
+            return [p for p in kept if p != place]
+
+        before, after = (
+            others(self.steps[: self.late]),
+            others(self.steps[self.late :]),
+        )
+        return place, [*before[-1:], place, *after[:1]]
+
+
+def in_words(lines: list[Place]) -> str:
+    """Return lines as a reader would write them: a file is named once."""
+    texts, path = [], ""
+    for place in lines:
+        same = place.path == path
+        texts.append(f":{place.line} `{place.code}`" if same else str(place))
+        path = place.path
+    return ", ".join(texts)
