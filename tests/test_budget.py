@@ -63,7 +63,7 @@ def test_three_lengths_in_a_row_are_a_span():
 
 def test_texts_differ_from_the_split_on_and_some_stand_behind_padding():
     subject = meet(GPT)
-    for trial in trials(subject, Proof(proved=False)):
+    for trial in trials(subject, Proof(holds=False)):
         if trial.variant.case.how or trial.name:
             continue
         for split, a, b in zip(
@@ -82,7 +82,7 @@ def test_a_heavy_model_is_tried_and_stays_as_it_is(
     heavy, doubled, monkeypatch
 ):
     monkeypatch.setattr("shared.invariants.subject.HEAVY", heavy)
-    monkeypatch.setattr(NO_PROOF, lambda subject: Proof(proved=False))
+    monkeypatch.setattr(NO_PROOF, lambda subject: Proof(holds=False))
     seen = set()
 
     class Noting(GPT):

@@ -106,6 +106,13 @@ def check(
             help="Fail where causality is tested, and not proved.",
         ),
     ] = False,
+    allow_routing: Annotated[
+        bool,
+        Option(
+            "--allow-routing",
+            help="Let a proof for texts that take the same path be enough.",
+        ),
+    ] = False,
     show_list: Annotated[
         bool, Option("--list", help="List the checks, and run none.")
     ] = False,
@@ -174,6 +181,7 @@ def check(
         "threads": threads,
         "budget": seconds,
         "require_proof": require_proof,
+        "allow_routing": allow_routing,
         "debug": debug,
     }
     if json_file not in (None, STDOUT):

@@ -44,6 +44,7 @@ def check_model(
     threads: int | None = None,
     budget: float | None = None,
     require_proof: bool = False,
+    allow_routing: bool = False,
     debug: bool = False,
     on_progress: Callable[[Report], None] = lambda report: None,
     **settings: Unpack[Settings],
@@ -62,6 +63,9 @@ def check_model(
             says what was not tried. None: 130 for a model of over 2 million
             parameters, 225 for others. math.inf: all is tried.
         require_proof: let check_causality fail where it is not proved.
+        allow_routing: let a proof under a condition be enough for that:
+            texts that route tokens, or choose a path, as the one did that
+            was followed.
         debug: let an exception that no check expects end the run.
         on_progress: called with the report before the first check, as
             each one ends, and when one says how far it is.
@@ -88,6 +92,7 @@ def check_model(
             budget,
             threads,
             require_proof,
+            allow_routing,
             **settings,
         )
     subject = run.subject
@@ -145,6 +150,7 @@ class Run:
         seconds: float | None = None,
         threads: int | None = None,
         require_proof: bool = False,
+        allow_routing: bool = False,
         **settings: Unpack[Settings],
     ):
         with isolated(settings.get("seed", 0)):
@@ -152,6 +158,7 @@ class Run:
             if "check_shape" not in names:
                 self.subject.require_scores()
             self.threads, self.proofs = threads, require_proof
+            self.conditions = allow_routing
             self._causes: dict[object, str] = {}  # the check that failed first
             heavy, self.plan = self.subject.heavy, ""
             short = heavy or seconds is not None
@@ -215,11 +222,11 @@ class Run:
     def _proved(self, name: str) -> bool:
         """Whether a check has the proof that it must have."""
         proof = self._proof(name)
-        return (
-            not self.proofs
-            or name != MUST
-            or bool(proof and proof.proved and not proof.partial)
-        )
+        if not self.proofs or name != MUST:
+            return True
+        if proof is None or proof.partial:
+            return False
+        return proof.holds if self.conditions else proof.proved
 
     def _proof(self, name: str) -> Proof | None:
         return self.subject.proofs.get(PROOFS.get(name, ""))
@@ -236,7 +243,7 @@ class Run:
         with isolated(seed), few_threads(self.threads):
             message = CHECKS[name](self.subject)
         not_tried, proof = budget.not_tried, self._proof(name)
-        if budget.nothing_tried and not (proof and proof.proved):
+        if budget.nothing_tried and not (proof and proof.holds):
             raise SkipCheck(not_tried)
         return f"{message}; not tried: {not_tried}" if not_tried else message
 

@@ -1,5 +1,6 @@
 """One operation, as a rule sees it; and the rules by name."""
 
+import math
 from collections.abc import Callable
 from functools import cache, cached_property
 from typing import Any
@@ -13,6 +14,7 @@ from .lattice import (
     WEAK,
     full,
     is_hidden,
+    is_lowered,
     lowest,
     plain,
     where_known,
@@ -20,13 +22,29 @@ from .lattice import (
 
 Rule = Callable[["Call"], Tensor | list[Tensor] | None]
 RULES: dict[str, Rule] = {}
+# Their first argument gives a shape, or room for the result.
+OVERWRITTEN: set[str] = set()
+PLACED: set[str] = set()  # operations whose rules say what is lowered
 
 
-def rule(names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for operations; in-place ones have the same."""
+def rule(
+    names: str, placed: bool = False, overwrites: bool = False
+) -> Callable[[Rule], Rule]:
+    """Register a rule for operations; in-place ones have the same.
+
+    Args:
+        names: of the operations.
+        placed: whether the rule itself says which results a token may have
+            lowered; else all are that may.
+        overwrites: whether the numbers of `self` are of no account.
+    """
 
     def add(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names.split(), function))
+        if placed:
+            PLACED.update(names.split())
+        if overwrites:
+            OVERWRITTEN.update(names.split())
         return function
 
     return add
@@ -38,13 +56,14 @@ def base_name(name: str) -> str:
 
 
 @cache
-def parameters_of(func: Any) -> tuple[list[str], dict[str, Any]]:
-    """Return the names of an operation's parameters, and their defaults."""
+def parameters_of(func: Any) -> tuple[list[str], dict[str, Any], list[str]]:
+    """Return an operation's parameters, their defaults, and results' names."""
     given = func._schema.arguments
     defaults = {
         a.name: a.default_value for a in given if a.has_default_value()
     }
-    return [a.name for a in given], defaults
+    results = [a.name for a in given if a.is_out]
+    return [a.name for a in given], defaults, results
 
 
 class Call:
@@ -56,7 +75,8 @@ class Call:
         codes: the codes of each tensor among them, by id.
         values: what in-place operations have overwritten, by id.
         outs: the tensors it returned.
-        note: called with "assumption" or "weak", and a mask's number.
+        note: called with "assumption", "weak" or "padding", and a mask's
+            number.
     """
 
     def __init__(
@@ -69,12 +89,13 @@ class Call:
         outs: list[Tensor],
         note: Callable[[str, float], None],
     ):
-        names, defaults = parameters_of(func)
+        names, defaults, self._results = parameters_of(func)
         given = zip(names, args, strict=False)
         self.args: dict[str, Any] = {**defaults, **dict(given), **kwargs}
         self.name = base_name(func.overloadpacket.__name__)
         self.func, self.outs, self.note = func, outs, note
         self._codes, self.before = codes, values
+        self._consulted: set[int] = set()  # whose codes the rule asked for
         self.positional = args, kwargs
         self.hides = True  # whether any number may be hidden
         self.special = True  # whether any may be hidden, or known
@@ -97,17 +118,22 @@ class Call:
     @cached_property
     def tensors(self) -> list[str]:
         """The names of the arguments that are tensors."""
-        return [k for k, v in self.args.items() if isinstance(v, Tensor)]
+        return [
+            name
+            for name, value in self.args.items()
+            if isinstance(value, Tensor) and name not in self._results
+        ]
 
     def of(self, tensor: Tensor) -> Tensor:
         """Return the codes of a tensor among the arguments."""
+        self._consulted.add(id(tensor))
         return self._codes[id(tensor)]
 
     def codes(self, name: str) -> Tensor:
         """Return an argument's codes; a number is known."""
         value = self.args[name]
         if isinstance(value, Tensor):
-            return self._codes[id(value)]
+            return self.of(value)
         return full(KNOWN, 0, self.device)
 
     def plain(self, name: str) -> Tensor:
@@ -117,8 +143,29 @@ class Call:
 
     def everything(self) -> Tensor:
         """Return the largest code of all arguments."""
-        largest = [plain(c).max() for c in self._codes.values() if c.numel()]
-        return torch.stack(largest).max()
+        self._consulted |= self._codes.keys()
+        results = {id(self.args.get(name)) for name in self._results}
+        largest = [
+            plain(codes).max()
+            for key, codes in self._codes.items()
+            if codes.numel() and key not in results
+        ]
+        known = full(KNOWN, 0, self.device)
+        return torch.stack([known, *largest]).max()
+
+    def not_consulted(self) -> int:
+        """Return the largest code of arguments that the rule passed over.
+
+        What an operation overwrites as a whole is none of them.
+        """
+        over = {id(self.args.get(name)) for name in self._results}
+        if self.name in OVERWRITTEN:
+            over.add(id(self.args.get("self")))
+        left = self._codes.keys() - self._consulted - over
+        codes = [self._codes[key] for key in left]
+        return max(
+            (int(plain(c).max()) for c in codes if c.numel()), default=KNOWN
+        )
 
     def value(self, name: str) -> Tensor:
         """Return an argument as it was before the operation."""
@@ -147,7 +194,7 @@ class Call:
         value = self.args[name]
         if not isinstance(value, Tensor):
             return torch.tensor(value == number, device=self.device)
-        codes = self._codes[id(value)]
+        codes = self.of(value)
         if not (self.special and (codes == KNOWN).any()):
             return torch.zeros_like(codes, dtype=torch.bool)
         return where_known(codes, self.value(name) == number)
@@ -173,6 +220,31 @@ class Call:
             elif not bool(low.any()):
                 self._note_weak(codes, values)
         return hidden | low
+
+    def low(self, name: str) -> Tensor:
+        """Where an argument is, or may be, as good as minus infinity.
+
+        A factor as large makes a number so.
+        """
+        codes, values = self.codes(name), self.value(name)
+        low = is_hidden(codes) | is_lowered(codes)
+        if not (values.is_floating_point() and (codes == KNOWN).any()):
+            return low
+        return low | where_known(codes, values.abs() >= -STRONG)
+
+    def infinite(self, name: str) -> Tensor:
+        """Where an argument is minus infinity, whatever the tokens."""
+        codes, values = self.codes(name), self.value(name)
+        if not values.is_floating_point():
+            return torch.zeros_like(codes, dtype=torch.bool)
+        hidden = (is_hidden(codes) & ~is_lowered(codes)) | (codes == KNOWN)
+        return where_known(torch.where(hidden, KNOWN, 0), values == -math.inf)
+
+    def is_low(self) -> bool:
+        """Whether an argument is low, or may be, anywhere."""
+        return self.special and any(
+            bool(self.low(name).any()) for name in self.tensors
+        )
 
     def _note_weak(self, codes: Tensor, values: Tensor) -> None:
         weak = where_known(codes, values <= WEAK)

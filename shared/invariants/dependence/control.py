@@ -16,9 +16,8 @@ from ..places import Place
 from .following import followed
 from .lattice import plain
 from .notes import Step
-from .shadows import Shadows
+from .shadows import UNSET, Shadows
 
-UNSET = ("empty", "empty_like", "new_empty", "empty_strided")
 Tokens = Int[Tensor, "batch time"]
 Run = Callable[[Tokens], object]
 

@@ -41,15 +41,8 @@ class Tape:
         if step.name == OUTSIDE or not any((c > least).any() for c in codes):
             return
         self.steps.append(step)
-        numbers = [
-            c
-            for (o, _), c in zip(found, codes, strict=True)
-            if o.is_floating_point()
-        ]
         softmax = step.name in SOFTMAX
-        if self.late is None and any(
-            self._is_late(c, softmax) for c in numbers
-        ):
+        if self.late is None and any(self._is_late(c, softmax) for c in codes):
             self.late = len(self.steps) - 1
 
     def _is_late(self, codes: Tensor, softmax: bool) -> bool:
@@ -88,7 +81,9 @@ def in_words(lines: list[Place]) -> str:
     """Return lines as a reader would write them: a file is named once."""
     texts, path = [], ""
     for place in lines:
-        same = place.path == path
-        texts.append(f":{place.line} `{place.code}`" if same else str(place))
+        text = str(place)
+        if place.path == path:
+            text = text.removeprefix(place.file)
+        texts.append(text)
         path = place.path
     return ", ".join(texts)

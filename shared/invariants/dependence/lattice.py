@@ -4,15 +4,16 @@ A number is KNOWN (computed from buffers and literals alone, so that its value
 is at hand), FREE (from parameters or random numbers, so that it can have any
 value), or depends on tokens up to a position: the code is that position. The
 largest operand's code is the result's, as KNOWN < FREE < 0. A number that a
-mask has made as good as minus infinity keeps its code, raised by HIDDEN.
+mask has made as good as minus infinity keeps its code, raised by HIDDEN; one
+that a token may have made so (is it padding?) has it raised by LOWERED.
 """
 
 import torch
 from torch import Tensor
 
 KNOWN, FREE = -2, -1
-HIDDEN = 1 << 14
-LONGEST = HIDDEN - 4  # tokens of a proof
+LOWERED, HIDDEN = 1 << 13, 1 << 14
+LONGEST = LOWERED - 4  # tokens of a proof
 CODES = torch.int16
 
 STRONG = -1e8  # a finite mask up to here is an assumption
@@ -35,8 +36,21 @@ def is_hidden(codes: Tensor) -> Tensor:
 
 
 def plain(codes: Tensor) -> Tensor:
-    """Return what numbers depend on, hidden or not."""
-    return torch.where(is_hidden(codes), codes - HIDDEN, codes)
+    """Return what numbers depend on, hidden or lowered or not."""
+    codes = torch.where(is_hidden(codes), codes - HIDDEN, codes)
+    return torch.where(codes >= LOWERED + KNOWN, codes - LOWERED, codes)
+
+
+def is_lowered(codes: Tensor) -> Tensor:
+    """Where a token decides whether numbers are as good as minus infinity."""
+    codes = torch.where(is_hidden(codes), codes - HIDDEN, codes)
+    return codes >= LOWERED + KNOWN
+
+
+def as_lowered(codes: Tensor, where: Tensor) -> Tensor:
+    """Mark numbers as lowered, of those that depend on a token."""
+    where = where & (codes > FREE) & ~is_lowered(codes)
+    return torch.where(where, codes + LOWERED, codes)
 
 
 def as_hidden(codes: Tensor, where: Tensor) -> Tensor:

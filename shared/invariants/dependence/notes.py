@@ -36,13 +36,15 @@ class Notes:
 
     Each by its place: what Python code read of the tokens, which of these
     numbers left torch, which finite masks count as minus infinity, which do
-    not, and unknown operations.
+    not, where a token may hide all that such a mask leaves, and unknown
+    operations.
     """
 
     reads: dict[Place, int] = field(default_factory=dict)
     left: dict[Place, str] = field(default_factory=dict)
     masks: dict[Place, float] = field(default_factory=dict)
     weak: dict[Place, float] = field(default_factory=dict)
+    padding: dict[Place, float] = field(default_factory=dict)
     unknown: dict[Place, str] = field(default_factory=dict)
     routed: dict[Place, str] = field(default_factory=dict)
 

@@ -57,21 +57,22 @@ class Proof:
     """What was proved, and on what it rests.
 
     Attributes:
-        proved: whether no token reaches a score that it must not reach.
+        holds: whether no token reaches a score that it must not reach, on
+            condition that `conditions` hold.
         lengths: at which, in eval and train mode.
         modes: ways of running; those after eval and train mode were tried
             at some of the lengths.
         assumptions: what it rests on, a sentence each.
         open: what was not understood, or lets a token through.
         culprit: the line that should have stopped such a token, if known.
-        way: how the token reaches a score, in words.
+        way: it between the lines before and after, in words.
         at: the way of running and the length that are open.
-        conditional: whether it holds for texts that take the same path.
+        conditions: what a text may break, a sentence each.
         order: "positions" or "rows".
         left_out: ways of running for which there was no time.
     """
 
-    proved: bool = True
+    holds: bool = True
     lengths: list[int] = field(default_factory=list)
     modes: list[str] = field(default_factory=list)
     assumptions: list[str] = field(default_factory=list)
@@ -79,9 +80,19 @@ class Proof:
     culprit: Place | None = None
     way: str = ""
     at: tuple[Case, int] | None = None
-    conditional: bool = False
+    conditions: list[str] = field(default_factory=list)
     order: str = "positions"
     left_out: list[str] = field(default_factory=list)
+
+    @property
+    def proved(self) -> bool:
+        """Whether it holds for all weights and texts, without a condition."""
+        return self.holds and not self.conditions
+
+    @property
+    def conditional(self) -> bool:
+        """Whether it holds, but not for each text."""
+        return self.holds and bool(self.conditions)
 
     @property
     def partial(self) -> bool:
@@ -90,19 +101,24 @@ class Proof:
 
     @property
     def complete(self) -> bool:
-        """Whether it holds for all texts, not for some paths alone."""
-        return self.proved and not (self.conditional or self.partial)
+        """Whether it is proved, in every case that was to be tried."""
+        return self.proved and not self.partial
 
     def __str__(self) -> str:
-        if not self.proved:
+        if not self.holds:
             return f"not proved: {'; '.join(o.sentence for o in self.open)}"
         main = [m for m in MAIN if m in self.modes]
         others = " ".join(m for m in self.modes if m not in main)
         also = [text for word, text in ALSO.items() if word in others]
         words = " and ".join(m.split()[1] for m in main)
-        text = f"proved at {lengths_in_words(self.lengths)}, in {words} mode"
+        text = "proved under a condition " if self.conditions else "proved "
+        text += f"at {lengths_in_words(self.lengths)}, in {words} mode"
         text += " and three rows" * (self.order == "rows")
-        text += f": {CLAIMS[self.order]}, whatever the weights and tokens"
+        text += f": {CLAIMS[self.order]}, whatever the weights"
+        if self.conditions:
+            text += f", as long as {' and '.join(self.conditions)}"
+        else:
+            text += " and tokens"
         if also:
             text += f"; at some of them also {', '.join(also)}"
         if self.left_out:
@@ -120,6 +136,7 @@ class Proof:
         return {
             "proved": self.proved,
             "conditional": self.conditional,
+            "conditions": self.conditions,
             "left_out": self.left_out,
             "lengths": self.lengths,
             "modes": self.modes,
@@ -127,32 +144,28 @@ class Proof:
             "open": [o.to_dict() for o in self.open],
         }
 
-    def leave_torch(self, place: Place) -> None:
+    def leave_torch(self, place: Place, name: str = "") -> None:
         """Say where numbers leave torch, which keeps the proof open."""
-        self.proved = False
-        self.open.append(Open(f"numbers leave torch at {place}", place))
-
-    def uncontrolled(self) -> None:
-        """Say that there was no time to control the rules."""
-        self.conditional = True
-        text = "the rules hold, which there was no time to control"
-        if text not in self.assumptions:
-            self.assumptions.append(text)
+        self.holds = False
+        how = " as sparse ones" if "sparse" in name else ""
+        self.open.append(Open(f"numbers leave torch at {place}{how}", place))
 
     def rest_on(self, notes: Notes, is_module: bool) -> None:
         """Say what the proof rests on."""
         say = self.assumptions.append
         for place, number in notes.masks.items():
             say(f"scores stay below {-number * HALF:.2g} in size ({place})")
+        on = self.conditions.append
         if notes.routed:
-            self.conditional = True
-            say(f"tokens are routed as in this text ({_few(notes.routed)})")
+            on(f"tokens are routed as in this text ({_few(notes.routed)})")
+        if notes.padding:
+            where = _few(notes.padding)
+            on(f"no token hides all that a position sees there ({where})")
         reads = [p for p in notes.reads if p not in notes.routed]
         tokens = [p for p in reads if notes.reads[p] > FREE]
         others = [p for p in reads if p not in tokens]
         if tokens:
-            self.conditional = True
-            say(f"texts take the same path ({_few(tokens)})")
+            on(f"texts take the same path ({_few(tokens)})")
         if others:
             say(
                 f"weights and random numbers take the same path "

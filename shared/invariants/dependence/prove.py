@@ -18,8 +18,8 @@ def prove_positions(
     """Prove that no score depends on a later token, in each case."""
     proof = Prover(subject, lengths=lengths).prove(followed_cases(subject))
     cases = cases_of(CAUSALITY, subject)
-    if proof.proved and LOSSES in cases and TRAIN_TARGETS not in cases:
-        proof.proved = False
+    if proof.holds and LOSSES in cases and TRAIN_TARGETS not in cases:
+        proof.holds = False
         text = "with targets only a loss comes back, which is not followed"
         proof.open.append(Open(text))
         proof.at = LOSSES, subject.lengths.fit(8)

@@ -21,6 +21,7 @@ from .lattice import LONGEST
 from .notes import Notes
 from .proof import Open, Proof
 
+UNCONTROLLED = "the control of its rules"
 CONTROL = 5  # tokens of the text in which each is changed
 FEWER = 3  # of a heavy model
 CLEAR = (7, 5, 11)  # lengths that are seldom another size
@@ -118,7 +119,7 @@ class Prover:
                 self._add(f"{case.name}: the proof broke: {sentence(error)}")
                 proved = None
             if proved is None:
-                proof.proved = False
+                proof.holds = False
                 break
             if case in done:
                 done[case] += proved
@@ -132,8 +133,8 @@ class Prover:
                 proof.left_out.append(name)
         both = [{*lengths} for lengths in done.values() if lengths]
         proof.lengths = sorted(set.intersection(*both)) if both else []
-        if proof.proved and not (done[self.main[0]] and proof.lengths):
-            proof.proved = False
+        if proof.holds and not (done[self.main[0]] and proof.lengths):
+            proof.holds = False
             self._add(self.raised or "there was no time for any length")
         proof.left_out = [n for n in proof.left_out if n not in proof.modes]
 
@@ -179,7 +180,8 @@ class Prover:
                     return None
                 self.controlled |= self.names
         except OutOfTime:
-            self.proof.uncontrolled()
+            if UNCONTROLLED not in self.proof.left_out:
+                self.proof.left_out.append(UNCONTROLLED)
         return proved
 
     def run_of(self, case: Case) -> Followed:
@@ -301,8 +303,8 @@ class Prover:
     ) -> None:
         """Say what is open, and the way of a token that gets through."""
         order, result = found
-        for place in result.notes.left:
-            self.proof.leave_torch(place)
+        for place, name in result.notes.left.items():
+            self.proof.leave_torch(place, name)
         if result.notes.left:
             self.proof.at = None  # no length is likelier than another
             return
@@ -316,22 +318,21 @@ class Prover:
         how = f"at length {time} {run.variant.case.name}"
         proof = self.proof
         row, position = result.open(run.variant.case.shown(time))[0]
-        proof.way = (
+        reaches = (
             f"another row reaches the scores of row {row}"
             if order.name == "rows"
             else f"token {int(result.reached[row, position])} reaches the "
             f"score of position {position}"
         )
         try:
-            lines = self._find_culprit(run, time, order)
+            proof.way = in_words(self._find_culprit(run, time, order))
         except Exception as error:  # it adds to what is known
             self._add(f"the way is not known ({sentence(error)})")
-            lines = []
         if proof.culprit is None:
-            self._add(f"{how} row {row}, position {position} is open")
+            self._add(f"{how} {reaches}")
             return
-        proof.way += f" by {in_words(lines)}" * bool(lines)
-        text = f"{proof.culprit} lets it through: {proof.way} ({how})"
+        by = f" by {proof.way}" if proof.way else ""
+        text = f"{proof.culprit} lets it through: {reaches}{by} ({how})"
         self._add(text, proof.culprit)
 
     def _find_culprit(

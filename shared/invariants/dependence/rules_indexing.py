@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .call import Call, rule
 from .lattice import CODES, FREE, KNOWN, is_hidden, over, plain
-from .rules_mixing import _visible
+from .rules_mixing import visible
 
 ROUTING = ("sort", "topk", "argsort", "argmax", "max")
 
@@ -181,7 +181,7 @@ def ordered(call: Call) -> Tensor:
     hidden = call.hidden("self") if codes.numel() else is_hidden(codes)
     exact = not bool(is_hidden(codes).any())
     if exact and call["self"].is_floating_point():
-        codes = _visible(codes, hidden, axis)
+        codes = visible(call, codes, hidden, axis)
     codes = over(plain(codes), axis)
     if call.out.dim() < dims:
         codes = codes.squeeze(axis)

@@ -45,7 +45,8 @@ def triangular(call: Call) -> Tensor | list[Tensor]:
     a, b = ("self", "B") if "B" in call.args else ("A", "self")
     left = call.get("left", default=True)
     upper = bool(call["upper"]) ^ bool(call.get("transpose", default=False))
-    return _solved(call, a, b, upper, left, call["upper"])
+    found = _solved(call, a, b, upper, left, call["upper"])
+    return [found, call.plain(a)][: len(call.outs)]
 
 
 def _solved(
@@ -86,12 +87,14 @@ def solved(call: Call) -> Tensor | list[Tensor]:
             codes = codes.expand(*codes.shape[:-2], size, size)
             return [codes.masked_fill(empty, -2), *free]
         if call["B"].dim() < call[name].dim() or not call["left"]:
-            break
+            return [call.everything(), *free]
         rows = torch.maximum(rows, call.plain("B"))
         return [scan(rows, -2, size, upper), *free]
     if call["self" if "self" in call.args else "A"].dim() > 2:
         codes = over(matrix, [-1, -2])
-        if "B" in call.args and call["B"].dim() == matrix.dim():
-            codes = torch.maximum(codes, over(call.plain("B"), -2))
-        return [codes, *free]
+        if "B" not in call.args:
+            return [codes, *free]
+        if call["B"].dim() == matrix.dim():
+            axis = -2 if call["left"] else -1
+            return [torch.maximum(codes, over(call.plain("B"), axis)), *free]
     return [call.everything(), *free]

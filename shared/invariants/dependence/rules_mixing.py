@@ -16,6 +16,7 @@ from .lattice import (
     as_hidden,
     full,
     is_hidden,
+    is_lowered,
     lined_up,
     over,
     plain,
@@ -68,18 +69,28 @@ def extreme(call: Call) -> Tensor:
         codes = plain(codes)
     elif call["self"].is_floating_point():
         hidden = call.hidden("self")
-        codes = _visible(codes, hidden, axes)
-    return _kept(call, over(plain(codes), axes), axes)
+        codes = visible(call, codes, hidden, axes)
+    return _kept(call, over(codes, axes), axes)
 
 
-def _visible(codes: Tensor, hidden: Tensor, axes: list[int] | int) -> Tensor:
-    """Leave out what is hidden, unless all along the axes is."""
+def visible(
+    call: Call, codes: Tensor, hidden: Tensor, axes: list[int] | int
+) -> Tensor:
+    """Leave out what is hidden, unless all along the axes is.
+
+    Where a token may lower all that is not, a finite number hides nothing.
+    """
     axes = [axes] if isinstance(axes, int) else axes
     if not bool(hidden.any()):
-        return codes
-    none = hidden
+        return plain(codes)
+    none, lowered = hidden, hidden | is_lowered(codes)
+    finite = hidden & ~call.infinite("self")
     for axis in axes:
         none = none.all(axis, keepdim=True)
+        lowered = lowered.all(axis, keepdim=True)
+        finite = finite.any(axis, keepdim=True)
+    if bool((lowered & finite & ~none).any()):
+        call.note("padding", 0)
     return torch.where(hidden & ~none, KNOWN, plain(codes))
 
 
@@ -170,9 +181,10 @@ def added(call: Call) -> Tensor:
     codes = _product(call, *names[:2])
     if call.name == "addbmm":
         codes = codes.amax(0)
+    added_to = call.plain("self")
     if call["beta"] == 0:
         return codes
-    codes = torch.maximum(codes, call.plain("self"))
+    codes = torch.maximum(codes, added_to)
     if not call.special or call["beta"] != 1:
         return codes
     return as_hidden(codes, call.hidden("self"))
@@ -244,20 +256,20 @@ def _each(value: Any, count: int) -> list[int]:
 # --- Softmax and norms ------------------------------------------------------
 
 
-@rule("_softmax _safe_softmax _log_softmax softmax log_softmax")
+@rule("_softmax _safe_softmax _log_softmax softmax log_softmax", placed=True)
 def softmax(call: Call) -> Tensor:
     """What is hidden gets a known 0; the rest depends on the rest."""
     codes, axis = call.codes("self"), call["dim"]
     if call["self"].dim() == 0:
         return plain(codes)
     hidden = call.hidden("self")
-    row = over(_visible(codes, hidden, axis), axis)
+    row = over(visible(call, codes, hidden, axis), axis)
     if not bool(hidden.any()):
-        return plain(row)
-    row = plain(row)
+        return row
     none = hidden.all(axis, keepdim=True)
     if call.name in ("_log_softmax", "log_softmax"):
-        raised = torch.where(row > KNOWN, row + HIDDEN, row)
+        own = torch.maximum(row, plain(codes))
+        raised = torch.where(own > KNOWN, own + HIDDEN, own)
         return torch.where(hidden & ~none, raised, row)
     zero = hidden & ~none
     return torch.where(zero, KNOWN, row)
@@ -274,7 +286,7 @@ def loss(call: Call) -> list[Tensor]:
     return [rows if call["reduction"] == 0 else rows.amax(), rows.amax()]
 
 
-@rule("native_layer_norm _fused_rms_norm rms_norm layer_norm")
+@rule("native_layer_norm _fused_rms_norm rms_norm layer_norm", placed=True)
 def normed(call: Call) -> Tensor | list[Tensor]:
     """Depend on all features; weights are seldom known."""
     codes = call.plain("input")

@@ -11,20 +11,21 @@ from .lattice import FREE, KNOWN, full, lined_up, plain
 @rule(
     "clone _to_copy detach alias lift_fresh lift contiguous view_copy "
     "resolve_conj resolve_neg _conj_physical positive detach_copy "
-    "alias_copy"
+    "alias_copy",
+    placed=True,
 )
 def same(call: Call) -> Tensor:
     """Keep the codes, and what is hidden hidden."""
     return call.codes("self")
 
 
-@rule("copy _copy_from")
+@rule("copy _copy_from", placed=True, overwrites=True)
 def copied(call: Call) -> Tensor:
     """Take the codes of the source."""
     return call.codes("src")
 
 
-@rule("cat stack")
+@rule("cat stack", placed=True)
 def joined(call: Call) -> Tensor:
     """Join along an axis; along others, one code serves if in all it does."""
     tensors = [t for t in call["tensors"] if t.shape != (0,)]
@@ -52,7 +53,7 @@ def joined(call: Call) -> Tensor:
     )
 
 
-@rule("constant_pad_nd")
+@rule("constant_pad_nd", placed=True)
 def padded(call: Call) -> Tensor:
     """Pad with a known number."""
     return _acted(call, len(call["pad"]) // 2, call["pad"], KNOWN)
@@ -99,7 +100,7 @@ THROUGH_FLOAT = (
 )
 
 
-@rule(MOVES)
+@rule(MOVES, placed=True)
 def moved(call: Call) -> Tensor | list[Tensor] | None:
     """Do the same to the codes."""
     if call.name == "_unsafe_view":
@@ -132,6 +133,11 @@ def _is_source(call: Call, value: object) -> bool:
 
 def _expanded(call: Call, value: Tensor) -> Tensor:
     codes = call.of(value).expand(value.shape)
+    if call.name.startswith("as_strided"):  # it counts by the strides
+        laid = torch.empty_strided(
+            value.shape, value.stride(), dtype=codes.dtype, device=codes.device
+        )
+        return laid.copy_(codes)
     return codes.float() if call.name in THROUGH_FLOAT else codes
 
 
@@ -147,19 +153,19 @@ RANDOM = (
 )
 
 
-@rule(FACTORIES)
+@rule(FACTORIES, overwrites=True)
 def known(call: Call) -> Tensor:
     """Computed from nothing."""
     return full(KNOWN, call.out.dim(), call.device)
 
 
-@rule("fill")
+@rule("fill", overwrites=True)
 def filled_with(call: Call) -> Tensor:
     """Take the code of the number."""
     return lined_up(call.codes("value"), call.out.dim())
 
 
-@rule(RANDOM)
+@rule(RANDOM, overwrites=True)
 def random(call: Call) -> Tensor:
     """Can be any number."""
     return full(FREE, call.out.dim(), call.device)
@@ -168,7 +174,8 @@ def random(call: Call) -> Tensor:
 @rule("bernoulli multinomial")
 def drawn(call: Call) -> Tensor:
     """Drawn by the probabilities in a tensor, if that is what it holds."""
-    if call.func._schema.is_mutable:
+    if call.func._schema.is_mutable and "out" not in call.args:
+        call.codes("self")  # it is overwritten
         others = [call.plain(n) for n in call.tensors if n != "self"]
         codes = full(FREE, call.out.dim(), call.device)
         for other in others:

@@ -15,9 +15,17 @@ from . import (  # noqa: F401
     rules_movement,
 )
 from .arguments import decomposed, is_composite, tensors_in, written_by
-from .call import RULES, Call, base_name
+from .call import PLACED, RULES, Call, base_name
 from .formulas import FORMULAS
-from .lattice import FREE, HIDDEN, KNOWN, LONGEST, full, lined_up
+from .lattice import (
+    FREE,
+    KNOWN,
+    LONGEST,
+    LOWERED,
+    as_lowered,
+    full,
+    lined_up,
+)
 from .notes import OUTSIDE, Notes, Step
 from .rules_indexing import integers_of_routing
 from .rules_pointwise import pointwise
@@ -27,6 +35,20 @@ from .storages import Shadow, Storages
 READS = (
     *("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "_unique"),
     *("_unique2", "unique_dim", "unique_consecutive", "masked_select"),
+)
+# These read sizes, behind the first argument, which no tag says.
+BY_SIZES = (
+    "tensor_split",
+    "_pack_padded_sequence",
+    "_pad_packed_sequence",
+)
+# They hold whatever the memory held, until it is written.
+UNSET = (
+    "empty",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "new_empty_strided",
 )
 
 
@@ -38,6 +60,8 @@ def _read_by(func, name, args, tensors):
     if name in ("index", "_unsafe_index"):
         masks = (torch.bool, torch.uint8)
         return [t for t in tensors_in(args[1:]) if t.dtype in masks]
+    if name in BY_SIZES:
+        return tensors_in(args[1:])
     tags = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
     if name in READS or any(tag in func.tags for tag in tags):
         return tensors
@@ -111,6 +135,8 @@ class Shadows(Operations):
             return self._higher_order(func, args, kwargs)
         name = base_name(func.overloadpacket.__name__)
         if name not in RULES and is_composite(func):
+            if name in BY_SIZES:
+                self._read(name, tensors_in(args[1:]))
             with self:
                 return decomposed(func, args, kwargs)
         return self._carry(func, name, args, kwargs)
@@ -128,7 +154,14 @@ class Shadows(Operations):
                 if t.untyped_storage()._cdata in keys:
                     before[id(t)] = t.clone()
                     codes[id(t)] = self.codes(t).clone()
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except (NotImplementedError, TypeError):
+            raise  # whatever the numbers are
+        except Exception:
+            if top > FREE:  # the model may catch it
+                self._read(name, tensors)
+            raise
         if torch.Tag.inplace_view in func.tags:
             return result  # other strides, the same numbers
         if top > KNOWN:
@@ -139,7 +172,7 @@ class Shadows(Operations):
             outs = [o for o in outs if o.untyped_storage()._cdata not in keys]
         others = [t for t in written if all(t is not o for o in outs)]
         if tensors_in((*given, result), lost=True):
-            self._lose(name, outs + others)
+            self._lose(name, outs + others, top)
             return result
         if not (outs or others):
             return result
@@ -154,7 +187,7 @@ class Shadows(Operations):
         call = Call(
             func, args, kwargs, codes, before, outs or others, self._note
         )
-        call.hides = top >= HIDDEN + KNOWN
+        call.hides = top >= LOWERED + KNOWN
         known = any(s.low == KNOWN for s in shadows)
         call.special = call.hides or known or call.has_special_number()
         found = self._find(call, name, top)
@@ -165,9 +198,10 @@ class Shadows(Operations):
         self._record(name, outs + others, (call, codes))
         return result
 
-    def _lose(self, name, outs):
-        """Take any code for tensors that carry none: sparse ones, say."""
-        self.notes.unknown.setdefault(find_place(name), f"{name} (sparse)")
+    def _lose(self, name, outs, top):
+        """Note that numbers of tokens go where no code does: sparse, say."""
+        if top > FREE:
+            self.notes.left[find_place(name)] = f"{name} (sparse)"
         for out in outs:
             self.mark(out, LONGEST)
 
@@ -175,6 +209,8 @@ class Shadows(Operations):
         """Return the codes of the results."""
         func, outs = call.func, call.outs
         random = torch.Tag.nondeterministic_seeded in func.tags
+        if name in UNSET:
+            return [full(LONGEST, o.dim(), o.device) for o in outs]
         if top == KNOWN and not random:
             return [full(KNOWN, o.dim(), o.device) for o in outs]
         self.names.add(name)
@@ -196,6 +232,15 @@ class Shadows(Operations):
             if int(most) > FREE:
                 self.notes.unknown.setdefault(find_place(name), name)
             return [lined_up(most, o.dim()) for o in outs]
+        if name in RULES:
+            least = call.not_consulted()
+            if least > KNOWN:
+                fitting = [f.where(f >= least, least) for f in fitting]
+            if name not in PLACED and call.is_low():
+                fitting = [
+                    as_lowered(f, f > FREE) if o.is_floating_point() else f
+                    for f, o in zip(fitting, outs, strict=True)
+                ]
         if self.routing:
             self._take_routing(call, fitting)
         return fitting
@@ -278,7 +323,8 @@ class Shadows(Operations):
 
     def _note(self, kind: str, number: float) -> None:
         place = find_place("mask")
-        notes = self.notes.masks if kind == "assumption" else self.notes.weak
+        kinds = {"assumption": self.notes.masks, "weak": self.notes.weak}
+        notes = kinds.get(kind, self.notes.padding)
         notes[place] = max(number, notes.get(place, number))
 
     def _read(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .lattice import CODES, KNOWN, full
+from .lattice import CODES, KNOWN, full, plain
 
 PRUNE = 512  # shadows written between two looks for storages that are gone
 
@@ -115,7 +115,7 @@ class Shadow:
         self.flatten()
         more = itemsize // self.itemsize
         if more > 1 and self.codes.numel() % more == 0:
-            codes = self.codes.unflatten(0, (-1, more)).amax(1)
+            codes = plain(self.codes).unflatten(0, (-1, more)).amax(1)
         elif self.itemsize > itemsize:
             codes = self.codes.repeat_interleave(self.itemsize // itemsize)
         else:

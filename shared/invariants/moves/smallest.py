@@ -67,7 +67,8 @@ def _explained(leak: Leak, proof: Proof) -> AssertionError:
         )
         text += f"; first seen at {line}" if line is not None else ""
     if proof.culprit is not None:
-        text += f"; {proof.way}; let through at {proof.culprit}"
+        way = f" (way: {proof.way})" if proof.way else ""
+        text += f"; let through at {proof.culprit}{way}"
     if time <= SHORT:
         text += f"; the input ids were {' '.join(map(str, base.tolist()))}"
     error = AssertionError(text)
