@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_gpt import GPT, Attention
 from torch import nn
+from uncertified import SIZES, UNCERTIFIED
 
 from gpt_duet import GPTConfig, prove_causality
 from gpt_duet.invariants.dependence.call import RULES
@@ -769,3 +770,11 @@ def test_a_shape_that_tokens_choose_is_read(count):
     proof = prove_causality(Chosen, lengths=(2, 5))
     assert not proof.complete
     assert proof.conditional, str(proof)
+
+
+@pytest.mark.parametrize("name", UNCERTIFIED)
+def test_a_leak_past_a_rule_has_no_certificate(name):
+    leaky = UNCERTIFIED[name]
+    proof = prove_causality(leaky, **SIZES)
+    assert not proof.proved, str(proof)
+    assert proof.open or proof.conditions

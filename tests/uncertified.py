@@ -1,0 +1,306 @@
+"""Models that leak past a rule of the proof: none has a certificate.
+
+Each mixes vectors x of token ids, in a model that is causal but for that. An
+audit of the proof found such models; a proof may hold under a condition, with
+its sentence, and never without.
+"""
+
+import copy
+import io
+import pickle
+import threading
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+INF = float("inf")
+VOCAB, WIDTH, BLOCK, PAD = 97, 8, 12, 7
+SIZES = {"vocab_size": VOCAB, "block_size": BLOCK}
+LOWEST = torch.finfo(torch.float32).min
+UNCERTIFIED = {}
+
+
+class Around(nn.Module):
+    """A model of one layer, which mixes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens = nn.Embedding(VOCAB, WIDTH)
+        self.positions = nn.Embedding(BLOCK, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, ids):
+        x = self.tokens(ids) + self.positions(torch.arange(ids.size(1)))
+        return self.head(self.mix(x, ids))
+
+
+def leak(mix):
+    """Make a model of what mixes."""
+    UNCERTIFIED[mix.__name__] = type(mix.__name__, (Around,), {"mix": mix})
+    return mix
+
+
+def later(x):
+    """Where a key is later than a query."""
+    size = x.size(1)
+    return torch.ones(size, size, dtype=torch.bool).triu(1)
+
+
+def scores(x, mask):
+    """Return scores of attention, with a number where a key is later."""
+    return (x @ x.mT).masked_fill(later(x), mask)
+
+
+def pads(ids):
+    return (ids == PAD).unsqueeze(1)
+
+
+# --- A token hides all that a position sees, and a finite mask hides less ----
+
+
+@leak
+def padding_by_infinity_over_the_lowest(self, x, ids):
+    return scores(x, LOWEST).masked_fill(pads(ids), -INF).softmax(-1) @ x
+
+
+@leak
+def padding_and_mask_are_the_lowest(self, x, ids):
+    both = scores(x, LOWEST).masked_fill(pads(ids), LOWEST)
+    return both.softmax(-1) @ x
+
+
+@leak
+def padding_and_mask_are_added(self, x, ids):
+    below = torch.full((x.size(1), x.size(1)), -1e9).triu(1)
+    return (x @ x.mT + below + pads(ids) * -1e9).softmax(-1) @ x
+
+
+@leak
+def padding_by_a_table(self, x, ids):
+    table = torch.zeros(VOCAB).index_fill(0, torch.tensor([PAD]), -INF)
+    return (scores(x, LOWEST) + table[ids].unsqueeze(1)).softmax(-1) @ x
+
+
+@leak
+def padding_by_a_logarithm(self, x, ids):
+    weight = (~pads(ids)).float().log()
+    return (scores(x, LOWEST) + weight).softmax(-1) @ x
+
+
+@leak
+def padding_in_a_mask_of_attention(self, x, ids):
+    mask = torch.zeros(x.size(1), x.size(1)).masked_fill(later(x), LOWEST)
+    mask = mask.masked_fill(pads(ids), -INF)
+    return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+@leak
+def padding_before_the_largest(self, x, ids):
+    largest = scores(x, LOWEST).masked_fill(pads(ids), -INF).amax(-1, True)
+    return x + largest.clamp(min=-9.0)
+
+
+@leak
+def padding_of_a_safe_softmax(self, x, ids):
+    both = scores(x, LOWEST).masked_fill(pads(ids), -INF)
+    return torch._safe_softmax(both, -1) @ x
+
+
+@leak
+def hidden_scores_by_their_logarithm(self, x, ids):
+    below = torch.full((x.size(1), x.size(1)), -1e9).triu(1)
+    weights = (x @ x.mT + below).double().log_softmax(-1) + 1e9
+    return x + (weights * later(x)).sum(-1, True).float()
+
+
+# --- Ids and numbers that a token chooses ------------------------------------
+
+
+@leak
+def ids_through_a_table(self, x, ids):
+    return x[:, (torch.arange(VOCAB) % ids.size(1))[ids[0]]]
+
+
+@leak
+def a_codebook(self, x, ids):
+    code = (x @ self.tokens.weight.T).argmax(-1, True) % ids.size(1)
+    return x.gather(1, code.expand_as(x))
+
+
+@leak
+def capacity_from_the_end(self, x, ids):
+    chosen = F.one_hot(self.head(x)[..., :2].argmax(-1), 2)
+    place = chosen.flip(1).cumsum(1).flip(1)
+    return x * ((place * chosen).sum(-1, True) <= 3)
+
+
+# --- Reads without a mark ----------------------------------------------------
+
+
+@leak
+def values_of_a_sparse_tensor(self, x, ids):
+    return x * (ids == PAD).to_sparse()._nnz()
+
+
+@leak
+def a_packed_sequence(self, x, ids):
+    sizes = (ids != PAD).sum(1).clamp(min=1)
+    packed = nn.utils.rnn.pack_padded_sequence(
+        x, sizes, batch_first=True, enforce_sorted=False
+    )
+    return x * packed.data.size(0)
+
+
+@leak
+def a_split_by_a_tensor(self, x, ids):
+    at = (ids[0] == PAD).sum().reshape(1)
+    first, second = torch.tensor_split(x, at, 1)
+    return torch.cat([first * 2, second], 1)
+
+
+@leak
+def an_index_by_a_mask(self, x, ids):
+    return x * len(x[ids == PAD])
+
+
+@leak
+def counted_bins(self, x, ids):
+    return x * torch.bincount(ids.flatten()).numel()
+
+
+@leak
+def a_text_of_a_tensor(self, x, ids):
+    return x * len(str(ids.sum()))
+
+
+@leak
+def an_exception_of_a_matrix(self, x, ids):
+    try:
+        torch.linalg.cholesky(x[0].mT @ x[0] - 3 * torch.eye(WIDTH))
+    except torch.linalg.LinAlgError:
+        return x
+    return x * 2
+
+
+@leak
+def an_exception_of_an_index(self, x, ids):
+    try:
+        F.embedding(ids, self.tokens.weight[:PAD])
+    except IndexError:
+        return x
+    return x * 2
+
+
+# --- Tensors that come from elsewhere ----------------------------------------
+
+
+@leak
+def work_of_a_thread(self, x, ids):
+    found = []
+    work = threading.Thread(target=lambda: found.append(x.flip(1).clone()))
+    work.start()
+    work.join()
+    return x + found[0]
+
+
+@leak
+def memory_shared_with_numpy(self, x, ids):
+    memory = np.zeros(1, dtype=np.float32)
+    torch.from_numpy(memory).copy_(ids.sum())
+    return x * torch.from_numpy(memory)
+
+
+@leak
+def pickled(self, x, ids):
+    return x + pickle.loads(pickle.dumps(x.detach())).mean(1, True)
+
+
+@leak
+def saved_and_loaded(self, x, ids):
+    file = io.BytesIO()
+    torch.save(x.detach(), file)
+    file.seek(0)
+    return x + torch.load(file).mean(1, True)
+
+
+@leak
+def copied_deeply(self, x, ids):
+    return x + copy.deepcopy(x.detach()).mean(1, True)
+
+
+@leak
+def a_tensor_of_tensors(self, x, ids):
+    return x * torch.tensor([ids[0, 0], ids[0, -1]]).sum()
+
+
+@leak
+def by_dlpack(self, x, ids):
+    return x + torch.from_dlpack(torch.to_dlpack(x.detach())).mean(1, True)
+
+
+@leak
+def memory_that_another_kernel_writes(self, x, ids):
+    room = torch.empty(ids.size(0), 1, 1)
+    np.copyto(room.numpy(), ids.sum(1).numpy()[:, None, None])
+    return x * room
+
+
+# --- Arguments that a rule passed over ---------------------------------------
+
+
+@leak
+def the_mean_of_draws(self, x, ids):
+    mean = x.detach().mean(1, True).expand_as(x)
+    return x + torch.normal(mean, 0.0)
+
+
+@leak
+def the_deviation_of_draws(self, x, ids):
+    return x + torch.normal(0.0, x.detach().abs().mean(1, True).expand_as(x))
+
+
+@leak
+def the_ends_of_a_range(self, x, ids):
+    return x + torch.linspace(ids.sum().float(), torch.tensor(3.0), WIDTH)
+
+
+@leak
+def probabilities_of_draws_into_a_result(self, x, ids):
+    drawn = torch.empty(len(x), 1, dtype=torch.long)
+    chances = x.detach().mean(1).softmax(-1)
+    return x * torch.multinomial(chances, 1, out=drawn).unsqueeze(1)
+
+
+@leak
+def the_limit_of_draws(self, x, ids):
+    most = ids.max() + 1
+    return x * torch.ops.aten.randint_like.Tensor(x.detach(), most)
+
+
+@leak
+def solved_from_the_right(self, x, ids):
+    matrix = torch.ones(x.size(1), x.size(1)).tril() + torch.eye(x.size(1))
+    return torch.linalg.solve(matrix, x.mT.contiguous(), left=False).mT
+
+
+@leak
+def the_matrix_that_comes_back(self, x, ids):
+    matrix = x @ x.mT + 9 * torch.eye(x.size(1))
+    _, same = torch.triangular_solve(x, matrix, upper=False)
+    return x + same.sum(-1, True)
+
+
+@leak
+def a_part_of_a_complex_number(self, x, ids):
+    both = torch.complex(scores(x, -INF), x @ x.mT)
+    return x + torch.view_as_real(both)[..., 1].sum(-1, True)
+
+
+@leak
+def scattered_by_strides(self, x, ids):
+    turned, source = x.mT, x.mT.contiguous().flip(-1)
+    given = source.shape, source.stride()
+    return torch.as_strided_scatter(turned, source, *given).mT
