@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_gpt import GPT, Attention
 from torch import nn
-from uncertified import SIZES, UNCERTIFIED
+from uncertified import SIZES, UNCERTIFIED, Around, pads, scores
 
 from gpt_duet import GPTConfig, prove_causality
 from gpt_duet.invariants.dependence.call import RULES
@@ -770,6 +770,49 @@ def test_a_shape_that_tokens_choose_is_read(count):
     proof = prove_causality(Chosen, lengths=(2, 5))
     assert not proof.complete
     assert proof.conditional, str(proof)
+
+
+def own_matrix(x):
+    """Return a matrix of each token's own, which has an inverse."""
+    return x[..., None] * x[..., None, :] + 9 * torch.eye(x.size(-1))
+
+
+def zeroed(x, mask):
+    x = x.clone()
+    x[mask] = 0
+    return x
+
+
+OF_A_TOKEN = [
+    lambda x, ids: zeroed(x, ids == 7),
+    lambda x, ids: x * torch.isin(ids, IDS).unsqueeze(-1),
+    lambda x, ids: x * torch.bucketize(x.detach(), torch.arange(-1.0, 1.0)),
+    lambda x, ids: x * torch.searchsorted(torch.arange(-1.0, 1), x.detach()),
+    lambda x, ids: torch.take_along_dim(
+        x, torch.zeros_like(ids)[..., None], 1
+    ),
+    lambda x, ids: torch.cdist(x, torch.eye(8)),
+    lambda x, ids: F.avg_pool1d(F.pad(x.mT, (2, 0)), 3, 1).mT,
+    lambda x, ids: F.max_pool1d(F.pad(x.mT, (2, 0)), 3, 1).mT,
+    lambda x, ids: F.local_response_norm(x.transpose(1, 2), 3).mT,
+    lambda x, ids: F.adaptive_avg_pool1d(x, 8),
+    lambda x, ids: torch.linalg.matrix_exp(own_matrix(x) / 9).sum(-1),
+    lambda x, ids: torch.linalg.cholesky(own_matrix(x)).sum(-1),
+    lambda x, ids: torch.linalg.qr(own_matrix(x))[1].sum(-1),
+    lambda x, ids: torch.linalg.svd(own_matrix(x))[1],
+    lambda x, ids: x * torch.linalg.det(own_matrix(x))[..., None] / 9**8,
+    lambda x, ids: (scores(x, -INF) - 1e9 * pads(ids)).softmax(-1) @ x,
+]
+
+
+@pytest.mark.parametrize("number", range(len(OF_A_TOKEN)))
+def test_what_looks_at_a_token_alone_is_proved(number):
+    def mix(self, x, ids):
+        return OF_A_TOKEN[number](x, ids)
+
+    kind = type("Alone", (Around,), {"mix": mix})
+    proof = prove_causality(kind, **SIZES, lengths=(2, 5))
+    assert proof.proved, str(proof)
 
 
 @pytest.mark.parametrize("name", UNCERTIFIED)

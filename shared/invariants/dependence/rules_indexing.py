@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .call import Call, rule
-from .lattice import CODES, FREE, KNOWN, is_hidden, over, plain
+from .lattice import CODES, FREE, KNOWN, is_hidden, over, plain, united
 from .rules_mixing import visible
 
 ROUTING = ("sort", "topk", "argsort", "argmax", "max")
@@ -21,7 +21,7 @@ def embedding(call: Call) -> Tensor:
     return torch.maximum(plain(table).amax(0), ids)
 
 
-@rule("gather take_along_dim")
+@rule("gather")
 def gathered(call: Call) -> Tensor:
     """By known ids what they choose, else all along the axis."""
     x, axis, ids = call["self"], call["dim"], call["index"]
@@ -105,6 +105,11 @@ def put(call: Call) -> Tensor:
         flat = flat.scatter_reduce(0, at.flatten(), source, "amax")
         return flat.view(base.shape)
     given = [i for i in ids if i is not None]
+    alone = len(ids) == 1 and call["values"].numel() == 1
+    if alone and given[0].dtype == torch.bool:  # as masked_fill does
+        mask = plain(call.of(given[0]))
+        mask = mask[(..., *(None,) * (x.dim() - given[0].dim()))]
+        return united(base, source.amax(), mask)
     most = torch.stack(
         [plain(call.of(i)).max() for i in given if i.numel()] + [source.max()]
     ).max()
@@ -189,13 +194,23 @@ def ordered(call: Call) -> Tensor:
 
 
 @rule(
-    "searchsorted bucketize histc bincount unique_dim _unique2 "
+    "histc bincount unique_dim _unique2 "
     "unique_consecutive nonzero nonzero_static _unique equal is_nonzero "
-    "_local_scalar_dense histogram isin _assert_async "
+    "_local_scalar_dense histogram _assert_async "
     "_assert_tensor_metadata"
 )
 def all_of_it(call: Call) -> Tensor:
     """Everything counts."""
+    return call.everything()
+
+
+@rule("isin bucketize searchsorted")
+def looked_up(call: Call) -> Tensor:
+    """Depend on the number itself, where it is looked up in known ones."""
+    number = "elements" if call.name == "isin" else "self"
+    others = [name for name in call.tensors if name != number]
+    if number in call.tensors and all(map(call.known, others)):
+        return call.plain(number)
     return call.everything()
 
 

@@ -39,6 +39,18 @@ def cell(call: Call) -> Tensor:
     return most.clamp(min=-1)
 
 
+@rule(
+    "linalg_matrix_exp linalg_cholesky_ex linalg_qr _linalg_svd _linalg_det "
+    "_linalg_slogdet _linalg_eigh linalg_eig linalg_lu linalg_lu_factor_ex"
+)
+def of_a_matrix(call: Call) -> list[Tensor]:
+    """Depend on all of the matrix, each on its own."""
+    name = call.tensors[0]
+    codes = over(call.plain(name), [-1, -2])[..., 0, 0]
+    batch = call[name].dim() - 2
+    return [codes[(..., *(None,) * (o.dim() - batch))] for o in call.outs]
+
+
 @rule("linalg_solve_triangular triangular_solve")
 def triangular(call: Call) -> Tensor | list[Tensor]:
     """A row depends on the rows that are solved before it."""

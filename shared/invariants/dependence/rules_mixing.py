@@ -253,6 +253,26 @@ def _each(value: Any, count: int) -> list[int]:
     return values * count if len(values) == 1 else values
 
 
+@rule("avg_pool2d max_pool2d_with_indices")
+def pooled(call: Call) -> Tensor:
+    """Depend on the places under the window."""
+    x = call["self"]
+    codes = call.plain("self").expand(x.shape).float()
+    window, stride = call["kernel_size"], call.get("stride")
+    more = {n: call.get(n, default=1) for n in ("padding", "dilation")}
+    more["padding"] = call.get("padding", default=0)
+    return torch.nn.functional.max_pool2d(
+        codes, window, stride or None, ceil_mode=call["ceil_mode"], **more
+    )
+
+
+@rule("_cdist_forward")
+def distances(call: Call) -> Tensor:
+    """Depend on a row of each."""
+    first, second = (over(call.plain(name), -1) for name in ("x1", "x2"))
+    return torch.maximum(first, second.mT)
+
+
 # --- Softmax and norms ------------------------------------------------------
 
 
