@@ -815,6 +815,27 @@ def test_what_looks_at_a_token_alone_is_proved(number):
     assert proof.proved, str(proof)
 
 
+CHUNK = 27
+
+
+def in_the_code(self, tokens):
+    x = GPT.token_vectors(self, tokens)
+    return x + x.flip(1) if tokens.size(1) == 23 else x
+
+
+def in_a_name_of_the_file(self, tokens):
+    x = GPT.token_vectors(self, tokens)
+    return x + x.flip(1) if tokens.size(1) == CHUNK - 1 else x
+
+
+@pytest.mark.parametrize("method", [in_the_code, in_a_name_of_the_file])
+def test_a_leak_at_one_length_is_found_by_the_number_in_the_code(method):
+    kind = type("AtOneLength", (GPT,), {"token_vectors": method})
+    proof = prove_causality(kind)
+    assert not proof.holds
+    assert "flip(1)" in str(proof)
+
+
 @pytest.mark.parametrize("name", UNCERTIFIED)
 def test_a_leak_past_a_rule_has_no_certificate(name):
     leaky = UNCERTIFIED[name]

@@ -6,10 +6,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from .model.sizes import TILES, WINDOW, all_declared
+from .model.sizes import TILES, WINDOW, all_declared, numbers_in_code
 
 SHORT = 16  # up to this length every split is tried
 SPLITS = 24  # splits of a longer sequence, at least
+NUMBERS = 8  # from a model's code, of which lengths are tried
 
 TOKENS_AT_ONCE = 2048
 BYTES_AT_ONCE = 1 << 28
@@ -47,8 +48,9 @@ def others(
 def lengths_to_try(model: object, longest: int) -> list[int]:
     """Return lengths over SHORT: the longest, and near edges.
 
-    Edges are powers of two, where kernels have their tiles, and each window
-    or tile that the model declares.
+    Edges are powers of two, where kernels have their tiles, each window or
+    tile that the model declares, and each number in its code: a branch on the
+    length compares with one.
     """
     powers = [1 << k for k in range(5, longest.bit_length())]
     lengths = {longest, longest - 1}
@@ -56,6 +58,8 @@ def lengths_to_try(model: object, longest: int) -> list[int]:
     for window in all_declared(model, WINDOW + TILES):
         w = window.value
         lengths |= {w - 1, w, w + 1, 2 * w + 1}
+    near = [n for n in numbers_in_code(model) if SHORT < n <= longest]
+    lengths |= {n + d for n in near[:NUMBERS] for d in (-1, 0, 1)}
     return sorted(t for t in lengths if SHORT < t <= longest)
 
 

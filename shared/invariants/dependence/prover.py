@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from jaxtyping import Float
@@ -23,6 +24,7 @@ from .proof import Open, Proof
 
 UNCONTROLLED = "the control of its rules"
 CONTROL = 5  # tokens of the text in which each is changed
+LONG_CONTROL = 64  # at most, of a second one
 FEWER = 3  # of a heavy model
 CLEAR = (7, 5, 11)  # lengths that are seldom another size
 FOLLOWED = 130  # tokens of the longest text in which a way is followed
@@ -81,8 +83,8 @@ class Prover:
         self.routing = False
         self.notes = Notes()
         self.raised = ""
-        self.names: set[str] = set()  # of operations that carried codes
-        self.controlled: set[str] = set()
+        self.path = 0  # of the run followed last
+        self.controlled: set[int] = set()  # paths
         self.copies: dict[tuple[torch.dtype | None, bool], Copy] = {}
         self.scores: Tensor | None = None  # of the run followed last
         if lengths is None:
@@ -175,10 +177,10 @@ class Prover:
         try:
             if not self._is_same_program(run, proved[-1]):
                 return None
-            if not self.names <= self.controlled:
-                if not self._controlled(run):
+            if self.path not in self.controlled:
+                if not self._controlled(run, proved):
                     return None
-                self.controlled |= self.names
+                self.controlled.add(self.path)
         except OutOfTime:
             if UNCONTROLLED not in self.proof.left_out:
                 self.proof.left_out.append(UNCONTROLLED)
@@ -212,8 +214,7 @@ class Prover:
         """Return what is open at a length, in which order."""
         for order in self.orders:
             found = self._follow(run, tokens, targets, order)
-            self.names |= found.names
-            self.scores = found.scores
+            self.scores, self.path = found.scores, found.path
             self.notes.update(found.notes)
             if found.notes.left or found.open(
                 run.variant.case.shown(tokens.size(1))
@@ -265,14 +266,18 @@ class Prover:
         self.proof.at = case, time
         return False
 
-    def _controlled(self, run: Followed) -> bool:
-        """Change tokens one by one; a wrong rule makes the proof void."""
-        size = FEWER if self.subject.heavy else CONTROL
-        tokens, targets = self.texts(
-            run.variant.case, self.subject.lengths.fit(size)
-        )
+    def _controlled(self, run: Followed, proved: list[int]) -> bool:
+        """Change tokens one by one; a wrong rule makes the proof void.
+
+        Once more in a longer text, unless the model is heavy.
+        """
+        heavy, fit = self.subject.heavy, self.subject.lengths.fit
+        sizes = {fit(FEWER if heavy else CONTROL)}
+        long = [time for time in proved if time <= LONG_CONTROL]
+        sizes |= {*long[-1:]} if not heavy else set()
         vocab, seed = self.subject.vocab_size, self.subject.seed
-        for order in self.orders:
+        for size, order in product(sorted(sizes), self.orders):
+            tokens, targets = self.texts(run.variant.case, size)
             wrong, parted = control(
                 run,
                 run.parameters,

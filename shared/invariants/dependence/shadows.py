@@ -93,7 +93,7 @@ class Shadows(Operations):
         self.notes = Notes()
         self.routing, self.tape, self.blind = routing, tape, blind
         self.routed = False
-        self.names: set[str] = set()  # of operations that carried codes
+        self.path = 0  # a hash of the operations that carried codes
         self.inside = 0  # formulas that are being written out
         for parameter in parameters:
             self.mark(parameter, FREE)
@@ -213,7 +213,7 @@ class Shadows(Operations):
             return [full(LONGEST, o.dim(), o.device) for o in outs]
         if top == KNOWN and not random:
             return [full(KNOWN, o.dim(), o.device) for o in outs]
-        self.names.add(name)
+        self.path = hash((self.path, func))
         try:
             if name in FORMULAS:
                 found = self._by_formula(call, FORMULAS[name])

@@ -1,9 +1,11 @@
 """The sizes that a model declares itself: vocabulary, length, window."""
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
@@ -199,3 +201,55 @@ def has_position_table(model: object, count: int, vocab_size: int) -> bool:
         for shape in (tuple(table.shape) for table in tables)
         for i, n in enumerate(shape)
     )
+
+
+def numbers_in_code(model: object) -> list[int]:
+    """Return the integers that a model's own code holds, in their order.
+
+    They stand in its functions, in those of the same file that these call,
+    in the file's names, and in the attributes of its modules.
+    """
+    modules = model.modules() if isinstance(model, nn.Module) else [model]
+    found: dict[int, None] = {}
+    seen: set[int] = set()
+    for part in modules:
+        own = [k for k in type(part).__mro__ if not _is_torchs(k)]
+        if own:
+            held = getattr(part, "__dict__", {})
+            sizes = [v for n, v in held.items() if n not in VOCABULARY]
+            found |= dict.fromkeys(map(_whole, sizes))
+        functions = [f for kind in own for f in vars(kind).values()]
+        functions.append(part)
+        while functions:
+            function = functions.pop()
+            if callable(function):
+                function = inspect.unwrap(function)
+            if isinstance(function, FunctionType) and id(function) not in seen:
+                seen.add(id(function))
+                values = [*_constants(function.__code__)]
+                for name in function.__code__.co_names:
+                    value = function.__globals__.get(name)
+                    home = getattr(value, "__module__", None)
+                    if home in (None, function.__module__):
+                        values.append(value)
+                functions += values
+                found |= dict.fromkeys(map(_whole, values))
+    return [number for number in found if number > 0]
+
+
+def _is_torchs(kind: type) -> bool:
+    return kind.__module__.split(".")[0] in ("torch", "builtins")
+
+
+def _whole(value: object) -> int:
+    """Return an integer as it is, 0 for anything else."""
+    return value if type(value) is int else 0
+
+
+def _constants(code: CodeType) -> Iterator[object]:
+    """Yield the constants of code, and of the functions inside it."""
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from _constants(value)
+        else:
+            yield value
