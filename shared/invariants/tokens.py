@@ -10,7 +10,7 @@ from .model.sizes import TILES, WINDOW, all_declared, numbers_in_code
 
 SHORT = 16  # up to this length every split is tried
 SPLITS = 24  # splits of a longer sequence, at least
-NUMBERS = 8  # from a model's code, of which lengths are tried
+NUMBERS = 8  # integers in a model's code that become lengths, at most
 
 TOKENS_AT_ONCE = 2048
 BYTES_AT_ONCE = 1 << 28

@@ -124,6 +124,11 @@ class Call:
             if isinstance(value, Tensor) and name not in self._results
         ]
 
+    @cached_property
+    def _room(self) -> set[int]:
+        """The ids of tensors that are given for the results."""
+        return {id(self.args.get(name)) for name in self._results}
+
     def of(self, tensor: Tensor) -> Tensor:
         """Return the codes of a tensor among the arguments."""
         self._consulted.add(id(tensor))
@@ -144,11 +149,10 @@ class Call:
     def everything(self) -> Tensor:
         """Return the largest code of all arguments."""
         self._consulted |= self._codes.keys()
-        results = {id(self.args.get(name)) for name in self._results}
         largest = [
             plain(codes).max()
             for key, codes in self._codes.items()
-            if codes.numel() and key not in results
+            if codes.numel() and key not in self._room
         ]
         known = full(KNOWN, 0, self.device)
         return torch.stack([known, *largest]).max()
@@ -158,10 +162,9 @@ class Call:
 
         What an operation overwrites as a whole is none of them.
         """
-        over = {id(self.args.get(name)) for name in self._results}
+        left = self._codes.keys() - self._consulted - self._room
         if self.name in OVERWRITTEN:
-            over.add(id(self.args.get("self")))
-        left = self._codes.keys() - self._consulted - over
+            left.discard(id(self.args.get("self")))
         codes = [self._codes[key] for key in left]
         return max(
             (int(plain(c).max()) for c in codes if c.numel()), default=KNOWN

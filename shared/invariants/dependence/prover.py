@@ -269,7 +269,7 @@ class Prover:
     def _controlled(self, run: Followed, proved: list[int]) -> bool:
         """Change tokens one by one; a wrong rule makes the proof void.
 
-        Once more in a longer text, unless the model is heavy.
+        Unless the model is heavy, tokens of a longer text are changed, too.
         """
         heavy, fit = self.subject.heavy, self.subject.lengths.fit
         sizes = {fit(FEWER if heavy else CONTROL)}
