@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ...invariants.context import one_run
-from ...invariants.decoding_compared import Comparison
+from ...invariants.decoding.compared import Comparison
 from ...invariants.errors import ModelRaised, SkipCheck
 from ...invariants.lines import Line
 from ...invariants.randomness import isolated

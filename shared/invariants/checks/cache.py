@@ -1,9 +1,9 @@
 """Decoding with a cache is the same function."""
 
 from ..check import Subject, check
-from ..decoding_compared import Comparison
+from ..decoding.compared import Comparison
+from ..decoding.generating import compare_generate
 from ..errors import SkipCheck
-from ..generating import compare_generate
 
 
 @check(share=1, implied_by=("check_causality",))

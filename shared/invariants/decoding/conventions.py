@@ -13,7 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .cache_makers import (
+from ..errors import during
+from ..model.calling import MASK, REQUIRED, TARGETS, token_argument
+from ..model.reading import tensors_in
+from ..subject import Subject
+from .makers import (
     MAKES,
     RESET,
     SETUP,
@@ -22,10 +26,6 @@ from .cache_makers import (
     layers_of,
     methods_of,
 )
-from .errors import during
-from .model.calling import MASK, REQUIRED, TARGETS, token_argument
-from .model.reading import tensors_in
-from .subject import Subject
 
 # Arguments of a call that take the cache so far. The weak names also stand
 # for other things: only a value that the model itself returned is a cache.

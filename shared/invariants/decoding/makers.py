@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .model.sizes import CONFIGS, declared
-from .subject import Subject
+from ..model.sizes import CONFIGS, declared
+from ..subject import Subject
 
 # Methods that return an empty cache, make room inside, or empty it again.
 WORD = r"_(kv_?)?(cache|caches|state|states|hidden|memory|mems)"

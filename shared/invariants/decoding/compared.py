@@ -8,12 +8,12 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from ..errors import ModelRaised
+from ..lines import Line, first_in_last_piece
+from ..model.sizes import has_position_table
+from ..rounding import Gap, floor, gaps, real_gap
 from .conventions import Text
-from .decoding import Decoder
-from .errors import ModelRaised
-from .lines import Line, first_in_last_piece
-from .model.sizes import has_position_table
-from .rounding import Gap, floor, gaps, real_gap
+from .pieces import Decoder
 
 
 class Comparison(Decoder):

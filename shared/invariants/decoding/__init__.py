@@ -1,0 +1,1 @@
+"""Decoding with a cache: conventions, pieces against the whole, generate."""
