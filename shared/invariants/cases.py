@@ -270,6 +270,7 @@ def followed_cases(subject: Subject) -> Iterator[Case]:
 # --- Lengths -----------------------------------------------------------------
 
 BETWEEN = (5, SHORT - 1)  # of the other cases: no block of 8 divides them
+EVERY = 64  # a proof is for each length of a model with so many positions
 FIRST = 2  # lengths before these cases
 USUAL = (24, 100)  # lengths of texts as people have them
 HEAVY_LENGTHS = (33, 64)
@@ -310,6 +311,16 @@ def usual_lengths(subject: Subject, model: object, longest: int) -> list[int]:
         for time in sorted(wanted)
         if time <= longest and subject.lengths.accepts(time)
     ]
+
+
+def lengths_of_proof(
+    subject: Subject, model: object, longest: int
+) -> list[int]:
+    """Return the lengths that are proved: each one, if they are few."""
+    if subject.heavy or subject.block_size > EVERY:
+        return usual_lengths(subject, model, longest)
+    each = range(1, subject.block_size + 1)
+    return [time for time in each if subject.lengths.accepts(time)]
 
 
 def plan(

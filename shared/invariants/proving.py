@@ -24,7 +24,8 @@ def prove_causality(
 
     Args:
         model_or_factory: as `check_model` takes it.
-        lengths: of the texts; None: 1 to 16, others up to block_size.
+        lengths: of the texts; None: each to block_size where that is 64 or
+            less, else 1 to 16 and others up to it.
         **settings: vocab_size, block_size, outputs, layout, seed and
             device, as for `check_model`.
 

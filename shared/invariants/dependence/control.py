@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ..places import Place
+from ..places import Place, find_place
 from .following import followed
 from .lattice import plain
 from .notes import Step
@@ -39,6 +39,7 @@ class Control:
 
         def keep(step: Step) -> None:
             step.outs = [o.detach().clone() for o in step.outs]
+            step.codes = [plain(codes) for codes in step.codes]
             step.call = None
             self.steps.append(step)
 
@@ -63,18 +64,19 @@ class Control:
                 return
             before = next(steps, None)
             if before is None or not _alike(before, step):
-                self.parted = step.place
+                self.parted = find_place(step.name)
                 return
             for old, new, codes in zip(
                 before.outs, step.outs, before.codes, strict=True
             ):
                 if before.name in UNSET:
                     continue
-                moved = (old != new) & ~(old.isnan() & new.isnan())
+                moved = old != new
                 if before.routed and bool(moved.any()):
                     self.parted = before.place  # another routing
                     return
-                if bool((moved & (plain(codes) < code)).any()):
+                moved = moved & (codes < code)
+                if bool((moved & ~(old.isnan() & new.isnan())).any()):
                     wrong.append((before.name, before.place))
 
         with followed(self.shadows(tokens, tape=look, blind=True)):

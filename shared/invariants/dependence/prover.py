@@ -9,7 +9,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..budget import OutOfTime
-from ..cases import AUTOCAST, EVAL, TRAIN, Case, accepted, plan, usual_lengths
+from ..cases import (
+    AUTOCAST,
+    EVAL,
+    TRAIN,
+    Case,
+    accepted,
+    lengths_of_proof,
+    plan,
+)
 from ..errors import ModelRaised, sentence
 from ..model.building import KeptState
 from ..places import Place, place_of_code
@@ -89,7 +97,7 @@ class Prover:
         self.scores: Tensor | None = None  # of the run followed last
         if lengths is None:
             model = self.run_of(EVAL).variant.model
-            self.lengths = usual_lengths(subject, model, LONGEST)
+            self.lengths = lengths_of_proof(subject, model, LONGEST)
         else:
             self.lengths = accepted(subject, lengths)
 

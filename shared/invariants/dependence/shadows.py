@@ -1,13 +1,14 @@
 """The mode of torch that carries the codes through a model's operations."""
 
 from collections.abc import Callable, Iterable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves as any_leaves
 
 from ..operations import Operations
-from ..places import find_place
+from ..places import Place, find_place
 from . import (  # noqa: F401
     rules_indexing,
     rules_kernels,
@@ -62,10 +63,20 @@ def _read_by(func, name, args, tensors):
         return [t for t in tensors_in(args[1:]) if t.dtype in masks]
     if name in BY_SIZES:
         return tensors_in(args[1:])
+    return tensors if name in READS or _is_tagged(func) else []
+
+
+@cache
+def _is_tagged(func):
+    """Whether torch says that numbers choose a shape or a Python value."""
     tags = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
-    if name in READS or any(tag in func.tags for tag in tags):
-        return tensors
-    return []
+    return any(tag in func.tags for tag in tags)
+
+
+def _not_in(outs, tensors):
+    """Return the results that are no views of the arguments."""
+    keys = {t.untyped_storage()._cdata for t in tensors}
+    return [o for o in outs if o.untyped_storage()._cdata not in keys]
 
 
 class Shadows(Operations):
@@ -139,7 +150,30 @@ class Shadows(Operations):
                 self._read(name, tensors_in(args[1:]))
             with self:
                 return decomposed(func, args, kwargs)
+        if self.blind:
+            return self._watch(func, name, args, kwargs)
         return self._carry(func, name, args, kwargs)
+
+    def _watch(self, func, name, args, kwargs):
+        """Give the results to the tape, which reads their numbers alone."""
+        tensors = tensors_in((*args, *kwargs.values()))
+        for tensor in tensors:
+            if self.storages.is_new(tensor):
+                self._shadow(tensor)
+        result = func(*args, **kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            return result
+        outs, others = tensors_in((result,)), []
+        if func._schema.is_mutable:
+            written = written_by(func, args, kwargs)
+            others = [t for t in written if all(t is not o for o in outs)]
+        else:
+            outs = _not_in(outs, tensors)
+        if outs or others:
+            for out in outs:
+                self.storages.meet(out)  # it comes from no place outside
+            self._record(name, outs + others, None)
+        return result
 
     def _carry(self, func, name, args, kwargs):
         given = (*args, *kwargs.values())
@@ -168,18 +202,12 @@ class Shadows(Operations):
             self._read(name, _read_by(func, name, args, tensors))
         outs = tensors_in((result,))
         if not written:
-            keys = {t.untyped_storage()._cdata for t in tensors}
-            outs = [o for o in outs if o.untyped_storage()._cdata not in keys]
+            outs = _not_in(outs, tensors)
         others = [t for t in written if all(t is not o for o in outs)]
         if tensors_in((*given, result), lost=True):
             self._lose(name, outs + others, top)
             return result
         if not (outs or others):
-            return result
-        if self.blind:
-            for out in outs:
-                self.mark(out, KNOWN)  # it comes from no place outside
-            self._record(name, outs + others, None)
             return result
         if top > KNOWN:
             for t, shadow in zip(tensors, shadows, strict=True):
@@ -347,9 +375,10 @@ class Shadows(Operations):
     def _record(self, name, outs, call) -> None:
         if self.tape is None or self.inside:
             return
-        codes = []
-        if not self.blind:
-            codes = [self.storages.codes(o).clone() for o in outs]
+        if self.blind:  # the tape knows the line from the run before
+            self.tape(Step(name, Place("", 0, name), outs, [], None))
+            return
+        codes = [self.storages.codes(o).clone() for o in outs]
         step = Step(name, find_place(name), outs, codes, call, self.routed)
         self.routed = False
         self.tape(step)

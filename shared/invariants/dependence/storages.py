@@ -125,6 +125,9 @@ class Shadow:
         self.codes, self.size, self.itemsize = codes, (count,), itemsize
 
 
+SEEN = Shadow((), (), full(KNOWN, 0), 1, KNOWN, KNOWN)  # and nothing more
+
+
 def _dense(tensor: Tensor) -> bool:
     """Whether a tensor's numbers lie side by side, each once."""
     after = 1
@@ -155,11 +158,21 @@ class Storages:
             return None
         count = storage.nbytes() // tensor.itemsize
         shadow = found[1]
+        if shadow is SEEN:
+            return shadow
         if shadow.itemsize != tensor.itemsize or (
             math.prod(shadow.size) != count
         ):
             shadow.recount(tensor.itemsize, count)
         return shadow
+
+    def is_new(self, tensor: Tensor) -> bool:
+        """Whether no tensor in this storage was seen before."""
+        return tensor.untyped_storage()._cdata not in self._of
+
+    def meet(self, tensor: Tensor) -> None:
+        """Note that a storage was seen, where no codes are needed."""
+        self._put(tensor.untyped_storage(), SEEN)
 
     def codes(self, tensor: Tensor) -> Tensor:
         """Return the codes of a tensor that has a shadow."""
