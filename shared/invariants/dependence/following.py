@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .arguments import tensors_in
 from .shadows import Shadows
 
-READS = ("tolist", "__repr__", "__str__")
+TEXTS = ("tolist", "__repr__", "__str__")
 LEAVES = ("numpy", "__array__", "__dlpack__", "data_ptr")
 
 
@@ -23,7 +23,7 @@ class _Leaving(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
-        if name in READS or name in LEAVES:
+        if name in TEXTS or name in LEAVES:
             with _disable_current_modes():
                 left = name in LEAVES
                 self.shadows._read(name, tensors_in(args[:1]), left)
