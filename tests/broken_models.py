@@ -28,6 +28,7 @@ from small_gpt import (
     Mixer,
     Model,
     NoPositions,
+    Packed,
     Padded,
     Past,
     TrainableGPT,
@@ -531,6 +532,81 @@ class TypesOpenTheMask(Optional):
     """Given token_type_ids, it has no mask."""
 
     opens = "token_type"
+
+
+@broken("check_causality", Packed, "apart")
+def documents_replace_the_mask(self, mask, same):
+    """Given doc_ids, each token sees its whole document."""
+    return same
+
+
+@broken("check_causality")
+class SegmentsOfOneRow(GPT):
+    """Given document_ids of one row, (time,), it has no mask."""
+
+    def forward(self, tokens, document_ids=None):
+        self.open = document_ids is not None
+        if self.open and document_ids.dim() > 1:
+            raise ValueError("ids (time,) are needed")
+        return super().forward(tokens)
+
+    def mask(self, tokens):
+        return super().mask(tokens) | self.open
+
+
+@broken("check_causality")
+class EndsOpenTheMask(GPT):
+    """A document between two ends is seen whole; a call takes one row."""
+
+    ends = None
+
+    def forward(self, tokens, cu_seqlens=None, max_seqlen=None):
+        if cu_seqlens is not None:
+            (self.ends,) = [cu_seqlens] * len(tokens)
+            assert cu_seqlens[-1] == tokens.numel() >= (max_seqlen or 0)
+        return super().forward(tokens)
+
+    def mask(self, tokens):
+        if self.ends is None:
+            return super().mask(tokens)
+        document = torch.bucketize(positions(tokens), self.ends, right=True)
+        return document == document.unsqueeze(1)
+
+
+@broken("check_causality")
+class FlagOpensTheMask(GPT):
+    """With its flag it has no mask."""
+
+    def forward(self, tokens, prefix=False):
+        self.open = prefix
+        return super().forward(tokens)
+
+    def mask(self, tokens):
+        return super().mask(tokens) | self.open
+
+
+@broken("check_causality")
+class PaddingReplacesTheMask(Padded):
+    """A mask that hides some token takes the place of the causal one."""
+
+    def forward(self, tokens, padding_mask=None):
+        return super().forward(tokens, padding_mask)
+
+    def padded(self, mask, shown):
+        return (mask & shown) if shown.all() else shown
+
+
+@broken("check_causality")
+class FourAxesInTraining(GPT):
+    """In train mode a mask of four axes is dropped with the causal one."""
+
+    def forward(self, tokens, attention_mask=None):
+        four = attention_mask is not None and attention_mask.dim() == 4
+        self.open = four and self.training
+        return super().forward(tokens)
+
+    def mask(self, tokens):
+        return super().mask(tokens) | self.open
 
 
 @broken("check_causality", Padded, "forward")

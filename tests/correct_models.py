@@ -25,6 +25,7 @@ from small_gpt import (
     Mixer,
     Model,
     NoPositions,
+    Packed,
     Padded,
     Part,
     TrainableGPT,
@@ -614,6 +615,69 @@ def balance_added(self, logits, targets):
     """A router's balance is added to the returned loss."""
     router = self.head.weight.square().mean()
     return cross_entropy(logits, targets) + router
+
+
+# --- Arguments --------------------------------------------------------------
+
+
+@correct()
+class TakesDocuments(Packed):
+    """Given doc_ids, no document sees another."""
+
+
+@correct()
+class TakesEnds(Packed):
+    """Given cu_seqlens, the documents of its one row are apart."""
+
+    def forward(self, tokens, cu_seqlens=None, max_seqlen=None):
+        if cu_seqlens is None:
+            return super().forward(tokens)
+        if len(tokens) > 1:
+            raise RuntimeError("one row is needed")
+        assert max_seqlen in (None, int(cu_seqlens.diff().max()))
+        ids = torch.bucketize(positions(tokens), cu_seqlens, right=True)
+        return super().forward(tokens, ids.unsqueeze(0))
+
+
+@correct()
+class MaskByHand(GPT):
+    """A mask (time, time) says what is hidden, in place of its own."""
+
+    def forward(self, tokens, mask=None):
+        size = tokens.size(1)
+        if mask is not None and mask.shape != (size, size):
+            raise ValueError("a square is needed")
+        self.given = mask
+        return super().forward(tokens)
+
+    def mask(self, tokens):
+        return super().mask(tokens) if self.given is None else ~self.given
+
+
+@correct()
+class FourAxes(Padded):
+    """A mask of four axes takes the place of its own."""
+
+    def forward(self, tokens, attention_mask=None):
+        self.given = None
+        if attention_mask is not None and attention_mask.dim() == 4:
+            self.given, attention_mask = attention_mask.bool(), None
+        return super().forward(tokens, attention_mask)
+
+    def mask(self, tokens):
+        return super().mask(tokens) if self.given is None else self.given
+
+
+@correct()
+class Flagged(GPT):
+    """With its flag it returns the mean of its vectors, too."""
+
+    def forward(self, tokens, return_mean: bool | None = None, last=False):
+        self.last = last
+        scores = super().forward(tokens)
+        if last:
+            return scores[:, -1:]
+        return (scores, scores.mean()) if return_mean else scores
 
 
 # --- Caches -----------------------------------------------------------------

@@ -172,6 +172,11 @@ def optional(time):
         "targets": torch.where(at == time // 2 - 1, 0, -100),
         "position_ids": at,
         "token_type_ids": (at > time // 2).long(),
+        "doc_ids": (at > time // 2).long(),
+        "document_ids": (at[0] > time // 2).long(),
+        "cu_seqlens": torch.tensor([0, time // 2, time]),
+        "padding_mask": (at > 0).long(),
+        "prefix": True,
     }
 
 
@@ -218,6 +223,9 @@ def check_causality(case):
     if "attention_mask" in inspect.signature(model.forward).parameters:
         shown = {"attention_mask": torch.arange(time)[None] < time - 2}
         runs += [(m, alone, shown) for m in (model, larger(model, 2000))]
+    if case.name.startswith("four_axes"):
+        four = torch.ones(1, 1, time, time).tril().bool()
+        runs.append((model, alone, {"attention_mask": four}))
     if vocab < 5000:  # each id at the end
         ends = torch.arange(vocab).view(-1, 1, 1).expand(-1, 1, half)
         texts = [(half, row, torch.cat([start, end], 1)) for end in ends]

@@ -315,6 +315,28 @@ class Padded(GPT):
         return mask & shown
 
 
+class Packed(GPT):
+    """Takes ids of documents: each has its own positions and sees itself."""
+
+    def forward(self, tokens, doc_ids=None):
+        if doc_ids is None:
+            return super().forward(tokens)
+        self.require_length(tokens.size(1))
+        same = doc_ids.unsqueeze(1) == doc_ids.unsqueeze(2)
+        x = self.wte(tokens) + self.places(self.within(tokens, same))
+        return self.scores(self.body(x, self.apart(self.mask(tokens), same)))
+
+    def places(self, at):
+        return self.wpe(at)
+
+    def within(self, tokens, same):
+        """Positions counted from the start of each document."""
+        return positions(tokens) - same.long().argmax(-1)
+
+    def apart(self, mask, same):
+        return mask & same
+
+
 class TrainableGPT(GPT):
     """Returns (logits, loss): the loss of targets as they are given."""
 

@@ -72,6 +72,16 @@ class WrongLogProbs(Tiny):
         raise RuntimeError("log_probs was called")
 
 
+class Hinted(Tiny):
+    def forward(self, idx, hint=None):
+        scores = super().forward(idx)
+        return scores if hint is None else scores + hint.unsqueeze(-1)
+
+
+def later(tokens):
+    return tokens.roll(-1, 1).float()
+
+
 def broken():
     return missing_name
 
@@ -162,6 +172,37 @@ def test_a_proof_can_be_required(here):
     assert (status, "a proof is required: not proved" in out) == (1, True)
     status, out, _ = here("my_pkg.model:build", *only, "--require-proof")
     assert (status, "proved at lengths 1 to 8, in" in out) == (0, True)
+
+
+def test_an_argument_that_is_never_given_stands_first(here, project):
+    """It has no certificate, until the user makes it or says never."""
+    model, only = "my_pkg.model:Hinted", ("--only", "causality")
+    only += ("--require-proof", "--json", "out.json")
+    status, out, _ = here(model, *only)
+    assert (
+        status,
+        "required: never given: hint; proved" in " ".join(out.split()),
+    ) == (1, True)
+    found = json.loads((project / "out.json").read_text())["models"][0]
+    assert found["never_given"] == ["hint"]
+    assert found["results"][0]["proof"]["never_given"] == ["hint"]
+    assert found["results"][0]["proof"]["proved"]
+    status, out, _ = here(model, *only, "--input", "hint=never")
+    assert (
+        status,
+        "said to be never given: hint; pr" in " ".join(out.split()),
+    ) == (0, True)
+    status, out, _ = here(model, *only, "--input", "hint=my_pkg.model:later")
+    assert (status, "64, with hint; rounding" in " ".join(out.split())) == (
+        1,
+        True,
+    )
+    for given, words in (
+        ("hint", "--input takes an argument and what makes it"),
+        ("other=never", "inputs name other, which the call does not take"),
+    ):
+        status, _, err = here(model, *only, "--input", given)
+        assert (status, words in err) == (2, True), err
 
 
 def test_a_map_is_of_the_model_as_checked(here, project, monkeypatch):

@@ -501,6 +501,16 @@ def test_influence_is_a_lower_triangle_for_a_causal_model():
 
 
 @pytest.mark.unhooked
+def test_influence_is_that_of_a_model_with_its_inputs():
+    model = next(m for m in BROKEN if m.name == "documents_replace_the_mask")
+    ids, docs = torch.arange(6), torch.tensor([[0, 0, 0, 1, 1, 1]])
+    matrix = influence(model.build, ids, inputs={"doc_ids": lambda _: docs})
+    seen = (matrix > 0).long()
+    assert seen.equal((docs.T == docs).long())
+    with pytest.raises(ValueError, match="inputs take a function from tok"):
+        influence(model.build, ids, inputs={"doc_ids": docs})
+
+
 def test_influence_refuses_what_is_no_sequence_of_the_model():
     assert influence(GPT().double(), [[3, 1, 4]], rounds=1).shape == (3, 3)
     for tokens, words in (

@@ -459,7 +459,7 @@ PASSED = [
     (lambda: GPT(50257, 64, dim=2), "vocabulary", r"^540 of 50257 ids$"),
     (gpt(mixer=Earlier), "causality", "in float64 the scores are NaN or in"),
     (Draws, "causality", "shape of random draws depends on the tokens"),
-    (Optional, "causality", "never given: head_mask(;|$)"),
+    (Optional, "causality", "^never given: head_mask, scale; proved"),
     (Draws, "batch_independence", "random draws depend on the tokens"),
     (fading, "context_use", "memory fades below rounding"),
     (SHARP(), "signal", "may have decided"),

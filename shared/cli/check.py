@@ -32,6 +32,7 @@ STATUS = (
     r"(?m)^check_\w+ +((?P<green>passed)|(?P<red>failed|error)|"
     r"(?P<yellow>skipped)|(?P<magenta>expected))"
 )
+NEVER = "never"  # given, an argument
 SILENCE = 10.0  # seconds until the first line, at most
 # The shades of a map, where the terminal has no others.
 ASCII = {0xB7: ".", **dict.fromkeys((0x2591, 0x2592, 0x2593, 0x2588), "#")}
@@ -68,6 +69,16 @@ def check(
         Option(
             help="What makes an empty cache to decode with, as "
             "my_pkg:make_cache, for models whose own is not found.",
+            show_default=False,
+        ),
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        Option(
+            "--input",
+            help="How an argument of the call is made, as "
+            "doc_ids=my_pkg:make (from tokens to the argument), or "
+            "doc_ids=never; may be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -137,7 +148,9 @@ def check(
     """
     if not models and not show_list:
         raise ValueError("name what builds a model, as my_pkg.model:build")
-    for model in [*(models or []), *([cache] if cache else [])]:
+    makers = _makers(inputs or [])
+    named = [make for make in makers.values() if make != NEVER]
+    for model in [*(models or []), *([cache] if cache else []), *named]:
         parse_target(model)
     for name, size in (("vocab-size", vocab_size), ("block-size", block_size)):
         if size is not None:
@@ -195,7 +208,8 @@ def check(
     try:
         for target in targets:
             drawn = map_file and _map_path(map_file, target, len(targets))
-            job = Job(target, settings, drawn and drawn.absolute(), cache)
+            map_path = drawn and drawn.absolute()
+            job = Job(target, settings, map_path, cache, makers)
             slow = Timer(SILENCE, warn, [f"{target} is slow to build or call"])
             slow.start()
             try:
@@ -237,6 +251,20 @@ def _seconds(text: str | None) -> float | None:
     if not 0 < seconds < math.inf:
         raise ValueError(f"--budget takes 90s, 4m or seconds, got {text!r}")
     return seconds
+
+
+def _makers(given: list[str]) -> dict[str, str]:
+    """Return what makes each argument, from texts such as x=my_pkg:make."""
+    makers = {}
+    for text in given:
+        name, _, make = map(str.strip, text.partition("="))
+        if not name.isidentifier() or not make:
+            raise ValueError(
+                f"--input takes an argument and what makes it, as "
+                f"doc_ids=my_pkg:make or doc_ids={NEVER}, got {text!r}"
+            )
+        makers[name] = make
+    return makers
 
 
 def _expected(given: list[str]) -> dict[str, str]:

@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
@@ -34,6 +34,8 @@ class Job:
     settings: dict[str, Any]  # arguments of check_model
     map_file: Path | None = None
     cache: str | None = None  # the target that makes one
+    # targets that make arguments, by the names of these, or "never"
+    inputs: dict[str, str] = field(default_factory=dict)
 
 
 def check_here(job: Job, tell: Callable[[Report], None]) -> Report:
@@ -59,8 +61,16 @@ def check_here(job: Job, tell: Callable[[Report], None]) -> Report:
         factory = load_target(job.target, *sizes)
         with first_on_path(here):
             make_cache = load_target(job.cache) if job.cache else None
+            inputs = {
+                name: make if make == "never" else load_target(make)
+                for name, make in job.inputs.items()
+            }
             report = check_model(
-                factory, **settings, cache=make_cache, on_progress=named
+                factory,
+                **settings,
+                cache=make_cache,
+                inputs=inputs,
+                on_progress=named,
             )
             if job.map_file is not None and not report.interrupted:
                 _draw(factory, report, job)

@@ -15,7 +15,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from .model.building import Model
-from .model.calling import MASK, Caller
+from .model.calling import Caller
+from .model.inputs import KINDS, MASK, SHOWN, Input, labels, shown
 from .subject import Subject
 from .tokens import SHORT, lengths_to_try
 
@@ -33,22 +34,6 @@ MODERATE = 1.5  # size of a matrix's products, as if trained a little
 EXTREME = (300.0, 100.0, 30.0, 10.0, 3.0)  # scores of two such: 1e5
 
 
-def _positions(tokens: Tensor) -> Tensor:
-    at = torch.arange(tokens.size(1), device=tokens.device)
-    return at.expand(len(tokens), -1).clone()
-
-
-def _segments(tokens: Tensor) -> Tensor:
-    return (_positions(tokens) >= tokens.size(1) // 2).long()
-
-
-# Optional arguments, as users give them: two segments, and positions.
-OPTIONAL: dict[str, Callable[[Tensor], Tensor]] = {
-    **dict.fromkeys(("position_ids", "positions", "pos_ids"), _positions),
-    **dict.fromkeys(("token_type_ids", "segment_ids"), _segments),
-}
-
-
 @dataclass(frozen=True)
 class Case:
     """One way to run a model."""
@@ -63,7 +48,8 @@ class Case:
     targets: bool = False  # given to the model's own call
     losses: bool = False  # the loss at each position is read, not its scores
     own: bool = False  # the model itself is called, not its log_probs
-    given: str = ""  # an optional argument
+    kind: str = ""  # of an argument: the row of all arguments of the kind
+    given: Input | None = None  # such an argument
     # around the call
     within: Callable[[], AbstractContextManager[Any]] = nullcontext
     crowd: bool = False  # the call has more than 4,096 tokens
@@ -100,6 +86,23 @@ class Case:
         parts = (self.how, rows, self.copy)
         return " ".join(part for part in parts if part) or self.mode
 
+    def of(self, caller: Caller) -> "list[Case]":
+        """Return the cases of a row: one for each argument of its kind."""
+        if not self.kind or self.given is not None:
+            return [self]
+        start = self.how.removesuffix(self.kind)
+        return [
+            replace(
+                self,
+                how=start + given.words,
+                given=given,
+                own=given.own,
+                visible=given.visible,
+            )
+            for given in caller.inputs
+            if given.kind == self.kind
+        ]
+
     def shown(self, time: int) -> slice:
         """Return the positions that no mask hides."""
         first, last = self.visible or (0.0, 1.0)
@@ -108,9 +111,8 @@ class Case:
     def fits(self, caller: Caller) -> bool:
         """Whether the model can be called so."""
         return (
-            (self.visible is None or caller.takes_mask)
+            (self.visible is None or caller.takes_mask or bool(self.given))
             and (not self.own or caller.method is not None)
-            and (not self.given or self.given in caller.optional)
             and (not self.targets or caller.target_name is not None)
         )
 
@@ -123,24 +125,29 @@ class Case:
     ) -> Any:
         """Return the model's answer to tokens and to what the case adds."""
         extra = self.arguments(tokens, caller) | extra
+        parameters = getattr(model, "parameters", list)
+        kinds = (p.dtype for p in parameters() if p.is_floating_point())
+        dtype = next(kinds, None) if self.given is not None else None
+        for name, value in extra.items() if dtype else ():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                extra[name] = value.to(dtype)
         with self.within():
             if self.own or self.targets:
                 return caller.call_own(model, tokens, **extra)
             return caller.call(model, tokens, **extra)
 
-    def arguments(self, tokens: Tokens, caller: Caller) -> dict[str, Tensor]:
+    def arguments(self, tokens: Tokens, caller: Caller) -> dict[str, Any]:
         """Return what a call gets beside its tokens."""
-        extra = {}
-        if self.visible is not None:
-            mask = torch.zeros_like(tokens)
-            mask[:, self.shown(tokens.size(1))] = 1
+        extra: dict[str, Any] = {}
+        if self.given is not None:
+            for name, value in self.given.make(tokens).items():
+                is_tensor = isinstance(value, Tensor)
+                extra[name] = value.to(tokens.device) if is_tensor else value
+        elif self.visible is not None:
+            mask = shown(self.visible, tokens)
             extra[MASK] = mask.bool() if self.boolean else mask
-        if self.given:
-            extra[self.given] = OPTIONAL[self.given](tokens)
         if self.targets and caller.target_name is not None:
-            # the same for each row and, to its length, for each text
-            at = _positions(tokens)
-            extra[caller.target_name] = (7 * at + at // 3) % 2
+            extra[caller.target_name] = labels(tokens)
         return extra
 
 
@@ -155,11 +162,6 @@ WITH_GRADIENTS = Case("with gradients recorded", grad=True)
 TRAIN_WITHOUT_GRADIENTS = Case(
     "in train mode without gradients", training=True
 )
-SHOWN = {  # by a mask, as shares of the length
-    "a full": (0.0, 1.0),
-    "a left-padded": (0.3, 1.0),
-    "a right-padded": (0.0, 0.7),
-}
 MODES = (("", False), ("in train mode ", True))
 MASKED = tuple(
     Case(
@@ -188,8 +190,8 @@ OWN, TRAIN_OWN = (
     for where, training in MODES
 )
 GIVEN = tuple(
-    Case(f"{where}with {name}", training, training, given=name)
-    for name in OPTIONAL
+    Case(f"{where}with {kind}", training, training, kind=kind)
+    for kind in KINDS
     for where, training in MODES
 )
 INFERENCE = Case("in inference mode", within=torch.inference_mode)
@@ -233,17 +235,17 @@ def cases_of(check: str, subject: Subject) -> list[Case]:
     """Return the calls that a check tries of the model as it is built."""
     return [
         case
-        for case, checks in CASES.items()
-        if check in checks
-        and not case.copy
-        and case.fits(subject.caller)
-        and case not in subject.unanswered
+        for row, checks in CASES.items()
+        if check in checks and not row.copy
+        for case in row.of(subject.caller)
+        if case.fits(subject.caller) and case not in subject.unanswered
     ]
 
 
 def to_be_tried(caller: Caller) -> list[Case]:
     """Return the calls that a model may answer without scores, or refuse."""
-    cases = (TARGETS, TRAIN_TARGETS, LOSSES, OWN, TRAIN_OWN, *GIVEN)
+    rows = (TARGETS, TRAIN_TARGETS, LOSSES, OWN, TRAIN_OWN, *GIVEN)
+    cases = [case for row in rows for case in row.of(caller)]
     return [case for case in cases if case.fits(caller)]
 
 

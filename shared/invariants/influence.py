@@ -1,6 +1,7 @@
 """Which output position depends on which input position."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Unpack
 
 import torch
@@ -34,7 +35,7 @@ def influence(
         tokens: ids of one sequence.
         rounds: how many replacements of each token are tried.
         **settings: vocab_size, outputs, seed, device and layout, as for
-            check_model.
+            check_model; inputs, which are all given in each call.
 
     Returns:
         The matrix, output position by input position; draw it with
@@ -69,4 +70,14 @@ def influence(
             f"{subject.vocab_size}"
         )
     with isolated(subject.seed):
-        return influence_of(precise(subject), ids.cpu().long(), rounds)
+        variant = precise(subject)
+        given = {
+            name: make
+            for name, make in (settings.get("inputs") or {}).items()
+            if callable(make)
+        }
+        if given:
+            caller = subject.caller
+            caller = replace(caller, given=caller.given | given)
+            variant = replace(variant, subject=replace(subject, caller=caller))
+        return influence_of(variant, ids.cpu().long(), rounds)

@@ -79,8 +79,8 @@ def parametrize_with_checks(
             own xfail_strict says.
         budget: seconds for all checks of a model, as for check_model.
         threads: on the CPU, as for check_model.
-        **settings: vocab_size, block_size, outputs, seed, device and
-            layout, as for check_model, for all models.
+        **settings: vocab_size, block_size, outputs, seed, device, layout
+            and inputs, as for check_model, for all models.
 
     Example:
         >>> @parametrize_with_checks([build_a, build_b])

@@ -26,8 +26,8 @@ def prove_causality(
         model_or_factory: as `check_model` takes it.
         lengths: of the texts; None: each to block_size where that is 64 or
             less, else 1 to 16 and others up to it.
-        **settings: vocab_size, block_size, outputs, layout, seed and
-            device, as for `check_model`.
+        **settings: vocab_size, block_size, outputs, layout, seed, device
+            and inputs, as for `check_model`.
 
     Raises:
         UnusableModel: for a model that cannot be built, called or read.

@@ -41,6 +41,8 @@ class Report:
     plan: str = ""  # how much time there is, where it is short
     interim: str = ""  # how far a check is before its end
     left_out: list[str] = field(default_factory=list)  # checks not run
+    # arguments of the call that no check gives
+    never_given: list[str] = field(default_factory=list)
     interrupted: bool = False
 
     @property

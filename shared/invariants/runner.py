@@ -69,8 +69,8 @@ def check_model(
         debug: let an exception that no check expects end the run.
         on_progress: called with the report before the first check, as
             each one ends, and when one says how far it is.
-        **settings: vocab_size, block_size, outputs, seed, device, layout
-            and cache, as for `meet`.
+        **settings: vocab_size, block_size, outputs, seed, device, layout,
+            cache and inputs, as for `meet`.
 
     Returns:
         The report: print it, or read .ok, .failed and .results.
@@ -103,6 +103,7 @@ def check_model(
         names=run.names,
         plan=run.plan,
         left_out=[name for name in CHECKS if name not in names],
+        never_given=[*subject.never_given],
     )
 
     def tell(text: str) -> None:
@@ -224,7 +225,7 @@ class Run:
         proof = self._proof(name)
         if not self.proofs or name != MUST:
             return True
-        if proof is None or proof.partial:
+        if proof is None or proof.partial or proof.never_given:
             return False
         return proof.holds if self.conditions else proof.proved
 

@@ -53,6 +53,8 @@ class Subject:
     in_arrays: bool = False  # of NumPy or JAX, not in torch
     make_cache: Callable[..., Any] | None = None  # that the user names
     unanswered: tuple[Any, ...] = ()  # Cases in which no scores come back
+    never_given: tuple[str, ...] = ()  # arguments, by no case
+    instead: tuple[str, ...] = ()  # arguments that take the tokens' place
     fault: str = ""  # why its answers cannot be read at all
     notes: tuple[str, ...] = ()  # for the reader of a report
     budget: Budget = field(default_factory=Budget)  # of its checks

@@ -119,6 +119,8 @@ class Variant:
             OutOfTime: after the end of the part of a check.
         """
         (batch, time), rows = tokens.shape, self.subject.rows
+        if self.case.given is not None and self.case.given.single:
+            rows = 1
         if rows is not None and batch > rows:
             masks = how.pop("mask", None)
             masks = [None] * batch if masks is None else masks.split(rows)
@@ -196,7 +198,8 @@ class Variant:
             self.start_again()
         if seed is None and case.training and not go_on:
             seed = DROPOUT_SEED
-        if seed is None and subject.noisy and not case.training:
+        given = case.given is not None  # a flag may ask for random draws
+        if seed is None and (subject.noisy or given) and not case.training:
             seed = subject.seed
         if seed is not None:
             seed_all(seed)
@@ -204,7 +207,7 @@ class Variant:
             self.model.train(case.training)
         # what a model does to its input must not reach the next check
         device = self.copy.device or subject.device
-        given = tokens.to(device, copy=not as_given)
+        ids = tokens.to(device, copy=not as_given)
         named = ((MASK, mask), (subject.caller.target_name, targets))
         extra = {
             name: value.to(device)
@@ -215,7 +218,7 @@ class Variant:
         masked = mask is not None or case.visible is not None
         what += ", with an attention mask" * masked
         with during(what), torch.set_grad_enabled(case.grad or grad):
-            return case.call(subject.caller, self.model, given, extra)
+            return case.call(subject.caller, self.model, ids, extra)
 
     def start_again(self) -> None:
         """Put back what the copy held at first: state, running statistics."""

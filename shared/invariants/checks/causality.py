@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator
 
-from ..cases import CAUSALITY, cases_of
 from ..check import SkipCheck, Subject, check
 from ..dependence.prove import prove_positions
-from ..model.calling import MASK
 from ..moves.leaks import LeakFinder
 from ..moves.smallest import explain
 from ..moves.trials import trials
@@ -54,15 +52,9 @@ def check_causality(subject: Subject) -> str:
             "no change of any token moves any score, so nothing can be said "
             "about the future"
         )
-    never = [
-        name
-        for name in subject.caller.optional
-        if name not in (MASK, subject.caller.target_name)
-        and name not in {case.given for case in cases_of(CAUSALITY, subject)}
-    ]
     notes = [MIXED] * finder.rows_mix + [DRAWS] * finder.draws_differ
-    if never:
-        notes.append(f"never given: {', '.join(never)}")
+    if subject.instead:
+        notes.append(f"tokens are ids, never {', '.join(subject.instead)}")
     tested = [f"tested: {'; '.join(_tried(finder))}"] * bool(finder.tried)
     return "; ".join([str(proof), *tested, *notes])
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..errors import during
 from ..model.calling import MASK, REQUIRED, TARGETS, token_argument
+from ..model.inputs import FLAG, NUMBERS, STARTS, STRONG, WEAK
 from ..model.reading import tensors_in
 from ..subject import Subject
 from .makers import (
@@ -27,22 +28,6 @@ from .makers import (
     methods_of,
 )
 
-# Arguments of a call that take the cache so far. The weak names also stand
-# for other things: only a value that the model itself returned is a cache.
-STRONG = (
-    *("past_key_values", "past_key_value", "kv_cache", "kv_caches"),
-    *("layer_past", "past_kv", "past_kvs", "past", "caches", "cache_params"),
-)
-WEAK = ("cache", "kv", "mems", "memory", "hidden", "hx", "state", "states")
-STATES = ("cache_params", *WEAK[2:])  # of a recurrence: nothing to hide later
-# Flags without which no cache is filled, or none comes back.
-FLAG = re.compile(
-    r"(use|with|return|output|enable)_?(kv_?)?"
-    r"(cache|caches|kv|past|state|hidden|mems|intermediates)"
-)
-# Arguments that say where a piece starts, as a number or as positions.
-NUMBERS = ("start_pos", "pos", "offset", "start_index", "past_length")
-STARTS = (*NUMBERS, "input_pos")
 POSITIONS = ("cache_position", "position_ids", "positions")
 
 

@@ -10,9 +10,9 @@ from ..errors import SkipCheck, during
 from ..larger_weights import both
 from ..model.building import KeptState
 from ..model.calling import token_argument
+from ..model.inputs import FLAG
 from ..randomness import seed_all
 from ..subject import Subject
-from .conventions import FLAG
 
 COUNTS = (
     *("max_new_tokens", "new_tokens", "num_new_tokens", "n_new_tokens"),

@@ -9,12 +9,13 @@ from ..errors import ModelRaised
 from ..larger_weights import larger
 from ..model.building import KeptState
 from ..model.calling import MASK
+from ..model.inputs import STATES
 from ..model.reading import describe
 from ..model.sizes import padding_ids
 from ..subject import Subject
 from ..tokens import draw
 from ..variant import Variant, in_double, own, precise
-from .conventions import STATES, Convention, Text, conventions, sizes_of
+from .conventions import Convention, Text, conventions, sizes_of
 
 # How sure it is that a way to call a model is decoding: it is none, what is
 # surely a cache cannot be used, it is used but wrongly, it is right.

@@ -25,7 +25,6 @@ ALSO = {  # in the name of a way, and what a reader needs of it
     "gradients recorded": "with gradients recorded",
     "without gradients": "in train mode without gradients",
     "own call": "in the model's own call",
-    "_ids": "with ids of positions or segments",
     "inference": "in inference mode",
     "autocast": "under autocast",
     "frozen": "with frozen weights",
@@ -70,6 +69,9 @@ class Proof:
         conditions: what a text may break, a sentence each.
         order: "positions" or "rows".
         left_out: ways of running for which there was no time.
+        given: arguments that were given, in words.
+        never_given: those that no way of running gives.
+        declared: those that the user says are never given.
     """
 
     holds: bool = True
@@ -83,6 +85,9 @@ class Proof:
     conditions: list[str] = field(default_factory=list)
     order: str = "positions"
     left_out: list[str] = field(default_factory=list)
+    given: list[str] = field(default_factory=list)
+    never_given: list[str] = field(default_factory=list)
+    declared: list[str] = field(default_factory=list)
 
     @property
     def proved(self) -> bool:
@@ -101,15 +106,24 @@ class Proof:
 
     @property
     def complete(self) -> bool:
-        """Whether it is proved, in every case that was to be tried."""
-        return self.proved and not self.partial
+        """Whether it is proved, and no case or argument is left out."""
+        return self.proved and not (self.partial or self.never_given)
 
     def __str__(self) -> str:
+        text = ""
+        if self.never_given:
+            text = f"never given: {', '.join(self.never_given)}; "
+        if self.declared:
+            text += f"said to be never given: {', '.join(self.declared)}; "
+        return text + self._proved()
+
+    def _proved(self) -> str:
         if not self.holds:
             return f"not proved: {'; '.join(o.sentence for o in self.open)}"
         main = [m for m in MAIN if m in self.modes]
         others = " ".join(m for m in self.modes if m not in main)
         also = [text for word, text in ALSO.items() if word in others]
+        also += [f"with {_few(self.given, 9)}"] * bool(self.given)
         words = " and ".join(m.split()[1] for m in main)
         text = "proved under a condition " if self.conditions else "proved "
         text += f"at {lengths_in_words(self.lengths)}, in {words} mode"
@@ -138,6 +152,9 @@ class Proof:
             "conditional": self.conditional,
             "conditions": self.conditions,
             "left_out": self.left_out,
+            "given": self.given,
+            "never_given": self.never_given,
+            "declared_never_given": self.declared,
             "lengths": self.lengths,
             "modes": self.modes,
             "assumptions": self.assumptions,

@@ -17,6 +17,8 @@ def prove_positions(
 ) -> Proof:
     """Prove that no score depends on a later token, in each case."""
     proof = Prover(subject, lengths=lengths).prove(followed_cases(subject))
+    proof.never_given = [*subject.never_given]
+    proof.declared = [*subject.caller.never]
     cases = cases_of(CAUSALITY, subject)
     if proof.holds and LOSSES in cases and TRAIN_TARGETS not in cases:
         proof.holds = False

@@ -1,6 +1,6 @@
 """Meets a model: writes the Subject that all checks read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypedDict
@@ -18,6 +18,7 @@ from ..model.sizes import LENGTH, Lengths, choose_sizes, declared
 from ..randomness import isolated
 from ..subject import Subject
 from ..variant import Copy, Variant
+from .inputs import find_inputs
 from .layout import require_batch_first
 from .probing import probe
 from .refusals import find_refusals
@@ -36,6 +37,7 @@ class Settings(TypedDict, total=False):
     device: torch.device | str | None
     layout: str
     cache: Callable[..., Any] | None
+    inputs: Mapping[str, Callable[..., Any] | str] | None
 
 
 @one_run
@@ -49,6 +51,7 @@ def meet(
     device: torch.device | str | None = None,
     layout: str = "bt",
     cache: Callable[..., Any] | None = None,
+    inputs: Mapping[str, Callable[..., Any] | str] | None = None,
 ) -> Subject:
     """Return the facts of a model, found out by calling it.
 
@@ -82,7 +85,7 @@ def meet(
         limit=declared(model, LENGTH),  # block_size may be less
         parameters=parameters,
         is_module=isinstance(model, nn.Module),
-        caller=caller_of(model, outputs != "logits", layout == "tb"),
+        caller=caller_of(model, outputs != "logits", layout == "tb", inputs),
         lengths=Lengths(1, 1, block),
         make_cache=cache,
         notes=tuple(notes),
@@ -138,6 +141,8 @@ def _find_out(subject: Subject, copy: Copy, outputs: str) -> Subject:
 
 def _find_cases(subject: Subject, copy: Copy) -> Subject:
     """Find the cases to call a model in which no scores come back."""
+    with suppress(ModelRaised):  # of the call without arguments
+        subject = find_inputs(subject, _calling(subject, copy))
     unanswered: list[Case] = []
     for case in to_be_tried(subject.caller):
         if case is LOSSES and TRAIN_TARGETS not in unanswered:
@@ -147,7 +152,7 @@ def _find_cases(subject: Subject, copy: Copy) -> Subject:
             _calling(subject, copy).run_as(case).scores(subject.draw(1, 5))
         except ModelRaised as error:
             unanswered.append(case)
-            if case.given:
+            if case.given is not None:
                 subject = subject.noted(f"not tried: {error}")
     return replace(subject, unanswered=tuple(unanswered))
 

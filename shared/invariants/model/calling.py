@@ -1,7 +1,7 @@
 """How a model is called: which method, and under which names."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from .arrays import as_array
 from .building import Model
+from .inputs import MASK, NEVER, Input, inputs_of, required
 
 TOKENS = ("input_ids", "idx", "tokens", "x", "ids", "input", "inputs")
 TARGETS = ("targets", "target", "labels", "y")
-MASK = "attention_mask"
 # What a model must be given beside tokens, as its users give it.
 REQUIRED: dict[str, Callable[[Tensor], Any]] = {
     MASK: torch.ones_like,
@@ -22,6 +22,10 @@ REQUIRED: dict[str, Callable[[Tensor], Any]] = {
     **dict.fromkeys(TARGETS, torch.zeros_like),
 }
 LAYOUTS = ("bt", "tb")
+VARIABLE = (
+    inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.VAR_KEYWORD,
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,11 @@ class Caller:
     given: dict[str, Callable[[Tensor], Any]] = field(default_factory=dict)
     time_first: bool = False
     optional: tuple[str, ...] = ()  # arguments that are None unless given
+    # forms of arguments with a default; once it is met, the answered ones
+    inputs: tuple[Input, ...] = ()
+    never: tuple[str, ...] = ()  # arguments that the user says are never given
+    arguments: tuple[str, ...] = ()  # beside tokens and targets, defaulted
+    own_arguments: tuple[str, ...] = ()  # in the model's own call alone
     arrays: bool = False  # tensors are refused: it gets NumPy's arrays
 
     def call(
@@ -66,10 +75,10 @@ class Caller:
         extra: dict,
     ) -> Any:
         extra = {n: make(tokens) for n, make in self.given.items()} | extra
-        tokens = self.arranged(tokens)
+        shape, tokens = tokens.shape, self.arranged(tokens)
         for name, value in extra.items():
             # masks and targets, not the numbers of a cache
-            if isinstance(value, Tensor) and not value.is_floating_point():
+            if isinstance(value, Tensor) and value.shape == shape:
                 extra[name] = self.arranged(value)
         extra = {name: self.handed(value) for name, value in extra.items()}
         if token_name is None:
@@ -81,30 +90,94 @@ class Caller:
         return as_array(value) if self.arrays else value
 
 
-def caller_of(model: Model, log_probs: bool, time_first: bool) -> Caller:
-    """Read from a signature how a model, or its log_probs, is called."""
+def caller_of(
+    model: Model,
+    log_probs: bool,
+    time_first: bool,
+    inputs: Mapping[str, Any] | None = None,
+) -> Caller:
+    """Read from a signature how a model, or its log_probs, is called.
+
+    Raises:
+        ValueError: for inputs that the call does not take.
+    """
     own = getattr(model, "log_probs", None) if log_probs else None
     function = own if callable(own) else model
     parameters, token_name = token_argument(function)
     own_names, own_token_name = token_argument(model)
     defaults = {name: p.default for name, p in parameters.items()}
     ids = token_name or next(iter(parameters), None)  # perhaps by position
+    own_ids = own_token_name or next(iter(own_names), None)
+    target_name = next((n for n in TARGETS if n in own_names), None)
+    theirs = dict(inputs or {})
+    if theirs.get(target_name or "") == NEVER:
+        target_name = None
+    both = named(parameters, theirs), named(own_names, theirs)
+    taken, own_taken = (
+        {n: p for n, p in found.items() if n not in (first, target_name)}
+        for found, first in zip(both, (ids, own_ids), strict=True)
+    )
+    own_taken = {n: p for n, p in own_taken.items() if n not in parameters}
+    for name, maker in theirs.items():
+        known = [*taken, *own_taken]
+        if name not in known and name not in own_names:
+            raise ValueError(
+                f"inputs name {name}, which the call does not take: it takes "
+                f"{', '.join(known) or 'tokens alone'}"
+            )
+        if maker != NEVER and not callable(maker):
+            raise ValueError(
+                f"inputs take a function from tokens to {name}, or "
+                f"{NEVER!r}, got {maker!r}"
+            )
+    makers: dict[str, Callable[[Tensor], Any]] = {}
+    for name, default in defaults.items():
+        if default is not inspect.Parameter.empty:
+            continue
+        maker = theirs.get(name, REQUIRED.get(name) or required(name))
+        if callable(maker) and (name in taken or name in REQUIRED):
+            makers[name] = maker
     return Caller(
         method=None if function is model else "log_probs",
         token_name=token_name,
-        takes_mask=MASK in parameters,
-        target_name=next((n for n in TARGETS if n in own_names), None),
+        takes_mask=MASK in parameters and theirs.get(MASK) != NEVER,
+        target_name=target_name,
         own_token_name=own_token_name,
-        given={
-            name: make
-            for name, make in REQUIRED.items()
-            if defaults.get(name) is inspect.Parameter.empty
-        },
+        given=makers,
         time_first=time_first,
         optional=tuple(
             n for n, value in defaults.items() if value is None and n != ids
         ),
+        inputs=(
+            *inputs_of(model, taken, theirs),
+            *inputs_of(model, own_taken, theirs, own=True),
+        ),
+        never=tuple(n for n, maker in theirs.items() if maker == NEVER),
+        arguments=_with_default(taken),
+        own_arguments=_with_default(own_taken),
     )
+
+
+def _with_default(
+    parameters: Mapping[str, inspect.Parameter],
+) -> tuple[str, ...]:
+    empty = inspect.Parameter.empty
+    return tuple(n for n, p in parameters.items() if p.default is not empty)
+
+
+def named(
+    parameters: Mapping[str, inspect.Parameter], more: Mapping[str, Any]
+) -> dict[str, inspect.Parameter]:
+    """Return the arguments that go by name, with more where any may."""
+    kinds = {n: p.kind for n, p in parameters.items()}
+    rest = [n for n, kind in kinds.items() if kind in VARIABLE]
+    found = {n: p for n, p in parameters.items() if n not in rest}
+    if inspect.Parameter.VAR_KEYWORD in kinds.values():
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        for name in more:
+            new = inspect.Parameter(name, keyword, default=None)
+            found.setdefault(name, new)
+    return found
 
 
 def token_argument(

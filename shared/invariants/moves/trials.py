@@ -53,7 +53,8 @@ def trials(subject: Subject, proof: Proof) -> Iterator[Trial]:
         sizes = [replace(double, size=c.size) for c in ENLARGED]
         if as_it_is and not case.frozen:
             yield from drawn.of(sizes, [time], AT_ONCE)
-    if proof.complete:
+    proved = proof.proved and not proof.partial
+    if proved:
         rest = [] if subject.heavy else [subject.block_size]
         few = subject.fit(3, SHORT, *rest)
         yield from drawn.of(exact, few)
@@ -73,7 +74,7 @@ def trials(subject: Subject, proof: Proof) -> Iterator[Trial]:
     if LOSSES in cases_of(CAUSALITY, subject):  # no proof follows it
         yield from drawn.of([LOSSES], subject.fit(2, 8))
     yield from drawn.past_buffers()
-    if not proof.complete:
+    if not proved:
         model = own(subject).model
         long = usual_lengths(subject, model, subject.block_size)
         rest = sorted({*long} - {*few}, reverse=True)
