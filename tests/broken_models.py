@@ -11,7 +11,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from correct_models import OneFactorZero
+from correct_models import OneFactorZero, TakesEnds
 from small_gpt import (
     BLOCK,
     DIM,
@@ -607,6 +607,77 @@ class FourAxesInTraining(GPT):
 
     def mask(self, tokens):
         return super().mask(tokens) | self.open
+
+
+# --- Documents ---------------------------------------------------------------
+
+
+@broken("check_documents", Packed, "apart", only=True)
+def documents_see_each_other(self, mask, same):
+    """Given doc_ids, the mask stays as it is."""
+    return mask
+
+
+@broken("check_documents", Packed, "within", only=True)
+def positions_go_on(self, tokens, same):
+    """Positions are counted from the start of the row."""
+    return positions(tokens)
+
+
+@broken("check_documents", Packed, "apart")
+def last_token_before(self, mask, same):
+    """A document sees the last token of the one before it."""
+    return mask & (same | same.roll(-1, -1))
+
+
+@broken("check_documents", Packed, "apart")
+def apart_in_eval_mode(self, mask, same):
+    """In train mode documents see each other."""
+    return mask if self.training else mask & same
+
+
+@broken("check_documents", Packed, "apart")
+def far_documents_seen(self, mask, same):
+    """Only neighbouring documents are apart."""
+    start = same.long().argmax(-1)
+    before = start.unsqueeze(-1) - positions(same[0])
+    return mask & (same | (before > 9))
+
+
+@broken("check_documents", Packed, "token_vectors", only=True)
+def token_before_is_added(self, tokens):
+    """Half of the vector before is added, whatever the document."""
+    x = self.wte(tokens)
+    return x + F.pad(x, (0, 0, 1, 0))[:, :-1] / 2
+
+
+@broken("check_documents", Packed, "token_vectors")
+def pairs_are_hashed(self, tokens):
+    """The vector of a hash of two neighbours is added."""
+    pair = (31 * F.pad(tokens, (1, 0))[:, :-1] + tokens) % VOCAB
+    return self.wte(tokens) + self.wte(pair)
+
+
+@broken("check_documents", Packed, "token_vectors")
+def state_goes_on(self, tokens):
+    """The mean of the vectors so far is added: a state that goes on."""
+    return self.wte(tokens) + earlier_mean(self.wte(tokens))
+
+
+@broken("check_documents")
+class EndsOffByOne(TakesEnds):
+    """A document's first token is the last one of the document before."""
+
+    right = False
+
+
+@broken("check_documents")
+class MaskOfOnesJoins(Packed):
+    """With an attention mask beside doc_ids, these are dropped."""
+
+    def forward(self, tokens, attention_mask=None, doc_ids=None):
+        doc_ids = doc_ids if attention_mask is None else None
+        return super().forward(tokens, doc_ids)
 
 
 @broken("check_causality", Padded, "forward")

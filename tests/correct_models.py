@@ -629,13 +629,15 @@ class TakesDocuments(Packed):
 class TakesEnds(Packed):
     """Given cu_seqlens, the documents of its one row are apart."""
 
+    right = True
+
     def forward(self, tokens, cu_seqlens=None, max_seqlen=None):
         if cu_seqlens is None:
             return super().forward(tokens)
         if len(tokens) > 1:
             raise RuntimeError("one row is needed")
         assert max_seqlen in (None, int(cu_seqlens.diff().max()))
-        ids = torch.bucketize(positions(tokens), cu_seqlens, right=True)
+        ids = torch.bucketize(positions(tokens), cu_seqlens, right=self.right)
         return super().forward(tokens, ids.unsqueeze(0))
 
 

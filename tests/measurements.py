@@ -306,6 +306,32 @@ def check_batch_independence(case):
             assert same(whole[[row]], scores(model, ids[[row]], **one))
 
 
+def check_documents(case):
+    """Packed against alone, and each document replaced."""
+    model, names = wide(case), inspect.signature(build(case).forward)
+    sizes = [10, 1, 2, 7]
+    ids = torch.arange(4).repeat_interleave(torch.tensor(sizes))
+    ways = {
+        "doc_ids": ids[None],
+        "document_ids": ids[None],
+        "cu_seqlens": torch.tensor([0, 10, 11, 13, 20]),
+    }
+    given = {n: way for n, way in ways.items() if n in names.parameters}
+    if not given:
+        return
+    row, new = draw(case, 1, 20), draw(case, 1, 20, seed=1)
+    kinds = [given]
+    if "attention_mask" in names.parameters:
+        kinds.append(given | {"attention_mask": torch.ones_like(row)})
+    for (i, training), given in product(product(range(4), MODES), kinds):
+        at = ids == i
+        packed = scores(model, row, training, **given)
+        other = torch.where(at, row, new)
+        moved = scores(model, other, training, **given)
+        assert same(packed[:, at], moved[:, at])
+        assert same(packed[:, at], scores(model, row[:, at], training))
+
+
 def check_order_sensitivity(case):
     model, time = larger(wide(case), 1), longest(case)
     for far in (8, 16):

@@ -323,11 +323,9 @@ class Packed(GPT):
             return super().forward(tokens)
         self.require_length(tokens.size(1))
         same = doc_ids.unsqueeze(1) == doc_ids.unsqueeze(2)
-        x = self.wte(tokens) + self.places(self.within(tokens, same))
+        x = self.token_vectors(tokens)
+        x = x + self.wpe(self.within(tokens, same))
         return self.scores(self.body(x, self.apart(self.mask(tokens), same)))
-
-    def places(self, at):
-        return self.wpe(at)
 
     def within(self, tokens, same):
         """Positions counted from the start of each document."""

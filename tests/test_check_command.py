@@ -78,6 +78,10 @@ class Hinted(Tiny):
         return scores if hint is None else scores + hint.unsqueeze(-1)
 
 
+def packed(lengths):
+    return {}
+
+
 def later(tokens):
     return tokens.roll(-1, 1).float()
 
@@ -203,6 +207,20 @@ def test_an_argument_that_is_never_given_stands_first(here, project):
     ):
         status, _, err = here(model, *only, "--input", given)
         assert (status, words in err) == (2, True), err
+
+
+def test_documents_are_named_by_an_argument_an_id_or_a_function(here):
+    model, only = "my_pkg.model:Hinted", ("--only", "documents")
+    for given, status, words in (
+        ("hint", 1, "of document"),
+        ("0", 1, "with id 0 at the end of each"),
+        ("my_pkg.model:packed", 1, "with packed()"),
+        ("length", 2, "which the call does not take"),
+        ("11", 2, "outside the vocabulary of 11"),
+    ):
+        found, out, err = here(model, *only, "--documents", given)
+        text = " ".join((out + err).split())
+        assert (found, words in text) == (status, True), text
 
 
 def test_a_map_is_of_the_model_as_checked(here, project, monkeypatch):

@@ -82,6 +82,15 @@ def check(
             show_default=False,
         ),
     ] = None,
+    documents: Annotated[
+        str | None,
+        Option(
+            help="What says where documents of a packed row are: an "
+            "argument of the call (position_ids), an id that separates them "
+            "(50256), or my_pkg:make, from their lengths to arguments.",
+            show_default=False,
+        ),
+    ] = None,
     only: Annotated[
         list[str] | None, Option(help="Run this check only; may be repeated.")
     ] = None,
@@ -150,6 +159,8 @@ def check(
         raise ValueError("name what builds a model, as my_pkg.model:build")
     makers = _makers(inputs or [])
     named = [make for make in makers.values() if make != NEVER]
+    if documents and ":" in documents:
+        named.append(documents)
     for model in [*(models or []), *([cache] if cache else []), *named]:
         parse_target(model)
     for name, size in (("vocab-size", vocab_size), ("block-size", block_size)):
@@ -209,7 +220,7 @@ def check(
         for target in targets:
             drawn = map_file and _map_path(map_file, target, len(targets))
             map_path = drawn and drawn.absolute()
-            job = Job(target, settings, map_path, cache, makers)
+            job = Job(target, settings, map_path, cache, makers, documents)
             slow = Timer(SILENCE, warn, [f"{target} is slow to build or call"])
             slow.start()
             try:

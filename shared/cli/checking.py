@@ -36,6 +36,7 @@ class Job:
     cache: str | None = None  # the target that makes one
     # targets that make arguments, by the names of these, or "never"
     inputs: dict[str, str] = field(default_factory=dict)
+    documents: str | None = None  # a target, an id or an argument's name
 
 
 def check_here(job: Job, tell: Callable[[Report], None]) -> Report:
@@ -65,11 +66,17 @@ def check_here(job: Job, tell: Callable[[Report], None]) -> Report:
                 name: make if make == "never" else load_target(make)
                 for name, make in job.inputs.items()
             }
+            documents: Any = job.documents
+            if documents and ":" in documents:
+                documents = load_target(documents)
+            elif documents and documents.isdigit():
+                documents = int(documents)
             report = check_model(
                 factory,
                 **settings,
                 cache=make_cache,
                 inputs=inputs,
+                documents=documents,
                 on_progress=named,
             )
             if job.map_file is not None and not report.interrupted:

@@ -29,6 +29,7 @@ from .report import CheckResult, Report
 PROOFS = {  # the order of each check's proof
     "check_causality": "positions",
     "check_batch_independence": "rows",
+    "check_documents": "documents",
 }
 MUST = "check_causality"  # be proved, with require_proof
 FIRST = ("check_shape", MUST)  # where time is short
@@ -70,7 +71,7 @@ def check_model(
         on_progress: called with the report before the first check, as
             each one ends, and when one says how far it is.
         **settings: vocab_size, block_size, outputs, seed, device, layout,
-            cache and inputs, as for `meet`.
+            cache, inputs and documents, as for `meet`.
 
     Returns:
         The report: print it, or read .ok, .failed and .results.

@@ -52,6 +52,7 @@ class Subject:
     says_log_probs: bool = False  # that its scores are normalised
     in_arrays: bool = False  # of NumPy or JAX, not in torch
     make_cache: Callable[..., Any] | None = None  # that the user names
+    documents: Any = None  # where they are, as the user says
     unanswered: tuple[Any, ...] = ()  # Cases in which no scores come back
     never_given: tuple[str, ...] = ()  # arguments, by no case
     instead: tuple[str, ...] = ()  # arguments that take the tokens' place
@@ -110,6 +111,15 @@ class Subject:
     def fit_rows(self, count: int) -> int:
         """Return a number of rows, fewer where the model has no room."""
         return count if self.rows is None else min(count, self.rows)
+
+    def one_document(
+        self, tokens: Int[Tensor, "*shape"]
+    ) -> Int[Tensor, "*shape"]:
+        """Return tokens without the id that separates documents."""
+        mark = self.documents
+        if not isinstance(mark, int):
+            return tokens
+        return tokens.masked_fill(tokens == mark, 0 if mark else 1)
 
     def few_threads(
         self, count: int | None = None

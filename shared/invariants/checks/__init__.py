@@ -12,6 +12,7 @@ from .causal_gradients import check_causal_gradients
 from .causality import check_causality
 from .context_use import check_context_use
 from .determinism import check_determinism
+from .documents import check_documents
 from .dtype import check_dtype
 from .entropy_bound import check_entropy_bound
 from .finite import check_finite
@@ -39,6 +40,7 @@ CHECKS = {
         check_causal_gradients,
         check_prefix_consistency,
         check_batch_independence,
+        check_documents,
         check_order_sensitivity,
         check_context_use,
         check_purity,

@@ -96,13 +96,15 @@ def _used(
     used: dict[int, float] = {}
     for variant in variants:
         vocab = variant.subject.vocab_size
+        one_document = variant.subject.one_document
         for _ in range(8 if time <= SHORT else 3):
             left = [s for s in columns if not used.get(s)]
             if not left:
                 return used
-            base = draw(vocab, 1, time, generator).repeat(len(left), 1)
+            text = one_document(draw(vocab, 1, time, generator))
+            base = text.repeat(len(left), 1)
             changed = base.clone()
-            replaced = others(base[0], vocab, generator)
+            replaced = one_document(others(base[0], vocab, generator))
             changed[range(len(left)), left] = replaced[left]
             for moved in moves(variant, base, changed, slice(-1, None)):
                 sizes = zip(moved.rows, moved.by[:, 0].tolist(), strict=True)
@@ -110,7 +112,7 @@ def _used(
         if all(used.get(s) for s in columns):
             return used
         # an influence below rounding shows in gradients
-        tokens = draw(vocab, 1, time, generator)
+        tokens = one_document(draw(vocab, 1, time, generator))
         grads = gradients_at(variant, tokens, [time - 1], generator)
         if grads is not None:
             # 0 of 0 is NaN, and more than nothing is none of infinity

@@ -15,6 +15,7 @@ HALF = 0.5  # of a mask's number: as long as scores stay below
 CLAIMS = {
     "positions": "no operation lets a later token reach an earlier score",
     "rows": "no operation lets one row reach another",
+    "documents": "no operation lets one document reach another",
 }
 
 MAIN = ("in eval mode", "in train mode")
@@ -123,7 +124,8 @@ class Proof:
         main = [m for m in MAIN if m in self.modes]
         others = " ".join(m for m in self.modes if m not in main)
         also = [text for word, text in ALSO.items() if word in others]
-        also += [f"with {_few(self.given, 9)}"] * bool(self.given)
+        if self.given and self.order == "positions":
+            also.append(f"with {_few(self.given, 9)}")
         words = " and ".join(m.split()[1] for m in main)
         text = "proved under a condition " if self.conditions else "proved "
         text += f"at {lengths_in_words(self.lengths)}, in {words} mode"

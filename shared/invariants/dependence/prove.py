@@ -2,10 +2,21 @@
 
 from collections.abc import Iterable
 
+import torch
+
 from ..cases import CAUSALITY, LOSSES, TRAIN_TARGETS, cases_of, followed_cases
+from ..documents import Packing, split
 from ..subject import Subject
-from .engine import BACKWARDS, FALLING_ROWS, POSITIONS, RISING_ROWS, follow
-from .lattice import FREE
+from .engine import (
+    BACKWARDS,
+    FALLING_ROWS,
+    POSITIONS,
+    RISING_ROWS,
+    Codes,
+    Order,
+    follow,
+)
+from .lattice import CODES, FREE
 from .proof import Open, Proof
 from .prover import Prover
 
@@ -37,6 +48,24 @@ def prove_rows(subject: Subject) -> Proof | None:
     lengths = subject.fit(1, 7, *longest)
     orders = (RISING_ROWS, FALLING_ROWS)
     return Prover(subject, orders, lengths, rows).prove()
+
+
+def prove_documents(subject: Subject, way: Packing) -> Proof:
+    """Prove that no score depends on another document of its row."""
+
+    def codes(rows: int, time: int) -> Codes:
+        ids = torch.arange(len(split(time)), dtype=CODES)
+        ids = ids.repeat_interleave(torch.tensor(split(time)))
+        return ids.expand(rows, time)
+
+    orders = (
+        Order("documents", codes),
+        Order("documents", lambda b, t: codes(b, t).max() - codes(b, t)),
+    )
+    longest = [] if subject.heavy else [subject.block_size]
+    main = [way.case(split, training) for training in (False, True)]
+    lengths = subject.fit(3, 8, 20, *longest)
+    return Prover(subject, orders, lengths, main=main).prove()
 
 
 def unreached(subject: Subject, time: int) -> list[int]:

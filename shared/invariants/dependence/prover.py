@@ -75,6 +75,7 @@ class Prover:
         orders: of the tokens; each case is proved in every order.
         lengths: of the texts; None: the usual ones.
         rows: of each batch, at least.
+        main: what is proved at each length; None: eval and train mode.
     """
 
     def __init__(
@@ -83,9 +84,10 @@ class Prover:
         orders: tuple[Order, ...] = (POSITIONS,),
         lengths: Iterable[int] | None = None,
         rows: int = 1,
+        main: list[Case] | None = None,
     ):
         self.subject, self.orders = subject, orders
-        self.main = [Case(rows=rows), replace(TRAIN, rows=rows)]
+        self.main = main or [Case(rows=rows), replace(TRAIN, rows=rows)]
         self.proof = Proof(order=orders[0].name)
         self.cut = False  # whether a case had no time for some length
         self.routing = False
@@ -335,8 +337,9 @@ class Prover:
         proof = self.proof
         row, position = result.open(run.variant.case.shown(time))[0]
         reaches = (
-            f"another row reaches the scores of row {row}"
-            if order.name == "rows"
+            f"another {order.name[:-1]} reaches the scores of row {row}"
+            f"{f', position {position}' * (order.name != 'rows')}"
+            if order.name != "positions"
             else f"token {int(result.reached[row, position])} reaches the "
             f"score of position {position}"
         )

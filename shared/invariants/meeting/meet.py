@@ -38,6 +38,7 @@ class Settings(TypedDict, total=False):
     layout: str
     cache: Callable[..., Any] | None
     inputs: Mapping[str, Callable[..., Any] | str] | None
+    documents: str | int | Callable[..., Any] | None
 
 
 @one_run
@@ -52,6 +53,7 @@ def meet(
     layout: str = "bt",
     cache: Callable[..., Any] | None = None,
     inputs: Mapping[str, Callable[..., Any] | str] | None = None,
+    documents: str | int | Callable[..., Any] | None = None,
 ) -> Subject:
     """Return the facts of a model, found out by calling it.
 
@@ -88,8 +90,20 @@ def meet(
         caller=caller_of(model, outputs != "logits", layout == "tb", inputs),
         lengths=Lengths(1, 1, block),
         make_cache=cache,
+        documents=documents,
         notes=tuple(notes),
     )
+    taken = (*subject.caller.arguments, *subject.caller.own_arguments)
+    if isinstance(documents, str) and documents not in taken:
+        raise ValueError(
+            f"documents name {documents}, which the call does not take: it "
+            f"takes {', '.join(taken) or 'tokens alone'}"
+        )
+    if isinstance(documents, int) and not 0 <= documents < vocab:
+        raise ValueError(
+            f"id {documents} separates documents, and is outside the "
+            f"vocabulary of {vocab}"
+        )
     if subject.heavy:
         model = builder.keep(model)
     with isolated(seed), subject.few_threads(), modes_kept([model]):

@@ -211,12 +211,12 @@ def inputs_of(
         if name in theirs:
             maker = theirs[name]
             if callable(maker):
-                make = partial(_named, (name,), maker)
+                make = partial(named, (name,), maker)
                 yield Input(name, USERS, name, make, own=own)
             continue
         if (flags := _flags(name, parameter)) is not None:
             for flag in flags:
-                make = partial(_named, (name,), partial(_constant, flag))
+                make = partial(named, (name,), partial(_constant, flag))
                 words = f"{name}={flag}"
                 yield Input(name, FLAGS, words, make, own=own)
             continue
@@ -230,7 +230,7 @@ def inputs_of(
                 continue
             for form, each in enumerate(makes):
                 words = kind if kind == FOUR_AXES else name
-                make = partial(_named, (name,), each)
+                make = partial(named, (name,), each)
                 single = each is _one_row
                 yield Input(name, kind, words, make, form, own, None, single)
             if kind == PADDING and (own or name != MASK):
@@ -239,7 +239,7 @@ def inputs_of(
                 config = getattr(model, "config", None)
                 sizes = [getattr(config, name, None) for name in WIDTHS]
                 for width in [n for n in sizes if isinstance(n, int)][:1]:
-                    make = partial(_named, (name,), partial(_states, width))
+                    make = partial(named, (name,), partial(_states, width))
                     yield Input(name, kind, name, make, own=own)
 
 
@@ -256,7 +256,8 @@ def passed_over(name: str) -> bool:
     )
 
 
-def _named(names: tuple[str, ...], make: Make, tokens: Tensor) -> dict:
+def named(names: tuple[str, ...], make: Make, tokens: Tensor) -> dict:
+    """Return the arguments of some names, made alike."""
     return dict.fromkeys(names, make(tokens))
 
 
@@ -288,11 +289,11 @@ def _masks(name: str, own: bool) -> Iterator[Input]:
     """Yield masks of a name that does not say what they hide."""
     for form, hides in enumerate((False, True)):
         for how, visible in SHOWN.items():
-            make = partial(_named, (name,), partial(_padding, visible, hides))
+            make = partial(named, (name,), partial(_padding, visible, hides))
             words = f"{how} {name}"
             yield Input(name, PADDING, words, make, form, own, visible)
     for form, each in enumerate((_earlier, _later, _added, _four_axes), 2):
-        make = partial(_named, (name,), each)
+        make = partial(named, (name,), each)
         yield Input(name, PADDING, name, make, form, own)
 
 

@@ -1,0 +1,174 @@
+"""Documents that the user declares, and what is only reported."""
+
+import re
+from functools import partial
+
+import pytest
+import torch
+from small_gpt import GPT, Packed, cross_entropy
+
+from gpt_duet.invariants import check_model
+
+pytestmark = [
+    pytest.mark.usefixtures("one_layer"),
+    pytest.mark.unhooked,
+]
+MARK = 3
+
+
+class Marked(Packed):
+    """An id ends a document."""
+
+    ends = True
+
+    def forward(self, tokens):
+        marks = (tokens == MARK).long()
+        count = marks.cumsum(1)
+        return super().forward(tokens, count - marks if self.ends else count)
+
+
+class MarkedAtTheStart(Marked):
+    """It begins one."""
+
+    ends = False
+
+
+class MarkedInVain(Marked):
+    """It does not hide the documents before."""
+
+    def apart(self, mask, same):
+        return mask
+
+
+class Counted(Packed):
+    """Takes lengths of documents."""
+
+    def forward(self, tokens, sizes=None):
+        if sizes is None:
+            return super().forward(tokens)
+        ids = torch.arange(len(sizes)).repeat_interleave(sizes)
+        return super().forward(tokens, ids.expand(len(tokens), -1))
+
+
+class CountedInVain(Counted):
+    """Takes lengths, and hides nothing."""
+
+    apart = MarkedInVain.apart
+
+
+class StartsAgain(Packed):
+    """Positions that start again start a document, unless a mask is given."""
+
+    def forward(self, tokens, attention_mask=None, position_ids=None):
+        if position_ids is None or attention_mask is not None:
+            return super().forward(tokens)
+        return super().forward(tokens, (position_ids == 0).cumsum(1))
+
+
+class StartsAgainUncached(StartsAgain):
+    """They do so only where no cache is asked for."""
+
+    def forward(self, tokens, position_ids=None, use_cache=True):
+        at = None if use_cache else position_ids
+        return super().forward(tokens, None, at)
+
+
+class NoDocuments(GPT):
+    """Positions say nothing of documents."""
+
+    def forward(self, tokens, position_ids=None):
+        return super().forward(tokens)
+
+
+class FromOne(Packed):
+    """A document 0 is padding, which nothing sees but itself."""
+
+    def forward(self, tokens, doc_ids=None):
+        self.ids = doc_ids
+        return super().forward(tokens, doc_ids)
+
+    def apart(self, mask, same):
+        own = torch.eye(mask.size(-1), dtype=torch.bool)
+        return mask & same & ((self.ids > 0).unsqueeze(1) | own)
+
+
+class WithLoss(Packed):
+    """Its loss is shifted inside, over all of the row."""
+
+    def forward(self, tokens, doc_ids=None, labels=None):
+        logits = super().forward(tokens, doc_ids)
+        if labels is None:
+            return logits, None
+        return logits, cross_entropy(logits[:, :-1], labels[:, 1:])
+
+
+def sizes(lengths):
+    return {"sizes": torch.tensor(lengths)}
+
+
+ROWS = [
+    (Marked, MARK, "passed", "apart by id 3 at the end of each$"),
+    (MarkedAtTheStart, MARK, "passed", "apart by id 3 at the start of each$"),
+    (MarkedInVain, MARK, "failed", "document 0 of .* moves the scores of doc"),
+    (
+        Counted,
+        sizes,
+        "passed",
+        r"^proved at .* another, .* apart by sizes\(\)",
+    ),
+    (CountedInVain, sizes, "failed", r"let through at small_gpt\.py"),
+    (Packed, "doc_ids", "passed", "^proved at .*apart by doc_ids$"),
+    (FromOne, None, "passed", "apart by doc_ids counted from 1$"),
+    (WithLoss, None, "passed", "the loss counts the first token of a docum"),
+    (
+        StartsAgain,
+        None,
+        "passed",
+        "^no promise; documents are isolated by position_ids; not with an "
+        r"attention mask of ones beside it: 0\.",
+    ),
+    (StartsAgain, "position_ids", "failed", "position_ids and an attention"),
+    (
+        StartsAgainUncached,
+        None,
+        "passed",
+        "isolated by position_ids with use_cache=False; not without it: 0",
+    ),
+    (
+        StartsAgainUncached,
+        "position_ids",
+        "failed",
+        "; position_ids with use_cache=False they are apart",
+    ),
+    (NoDocuments, None, "passed", "are not isolated by position_ids: 0"),
+    (NoDocuments, "position_ids", "failed", "moves the scores of document"),
+    (GPT, None, "skipped", "name it with documents=..., in the shell --doc"),
+]
+
+
+@pytest.mark.parametrize(("model", "documents", "status", "words"), ROWS)
+def test_documents_of_a_row(model, documents, status, words):
+    report = check_model(model, checks=["documents"], documents=documents)
+    (result,) = report.results
+    assert result.status == status, result.message
+
+    assert re.search(words, result.message), result.message
+
+
+def test_a_text_of_one_document_is_used_whole():
+    """Else a mark between two tokens looks like a context too short."""
+    model = partial(Marked, vocab_size=5)
+    assert not check_model(model, checks=["context_use"]).ok
+    assert check_model(model, checks=["context_use"], documents=MARK).ok
+
+
+@pytest.mark.parametrize(
+    ("documents", "words"),
+    [
+        ("doc_id", "documents name doc_id, which the call does not take: it"),
+        (17, "id 17 separates documents, and is outside the vocabulary of 17"),
+    ],
+)
+def test_documents_that_cannot_be(documents, words):
+    with pytest.raises(ValueError, match=words):
+        check_model(Packed, checks=["documents"], documents=documents)
