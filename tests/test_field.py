@@ -14,7 +14,7 @@ ROWS = ROW.findall(SECTION.partition("\n## ")[0])
 
 
 def test_the_readme_names_faults():
-    assert len(ROWS) == 5
+    assert len(ROWS) == 7
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_what_the_readme_says_is_found(
         pytest.skip(f"needs {package} {version}, there is {found}")
     monkeypatch.setenv("COLUMNS", "300")
     status, out, _ = duet("check", *shlex.split(words))
-    assert status == 1, out
+    assert status == (not sentence.startswith("no promise")), out
     out = " ".join(out.split())
     for piece in sentence.split(" ... "):  # what follows a colon explains
         assert re.sub(r"(?<=\)|p): it.*", "", piece) in out

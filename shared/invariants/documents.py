@@ -69,14 +69,6 @@ class Packing:
         where = "in train mode " * training + how
         return Case(where, training, training, given=given, own=self.own)
 
-    def without_cache(self) -> "Packing":
-        """Return the same way where no cache is asked for."""
-        return replace(
-            self,
-            words=f"{self.words} with use_cache=False",
-            more={"use_cache": False},
-        )
-
     def text(
         self, lengths: list[int], tokens: Int[Tensor, "rows time"]
     ) -> Int[Tensor, "rows time"]:

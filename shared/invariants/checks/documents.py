@@ -1,6 +1,6 @@
 """Documents that are packed in one row do not see each other."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -22,6 +22,7 @@ from ..tokens import draw, others, spans
 from ..variant import Variant, build
 
 BESIDE = [*MASKS]
+Fault = tuple[float, str]  # how far scores move, and the sentence
 UNKNOWN = (
     "the call takes nothing that says where documents are: name it with "
     "documents=..., in the shell --documents"
@@ -58,14 +59,6 @@ def check_documents(subject: Subject) -> str:
         raise SkipCheck(f"not tried: {error}") from error
 
 
-@dataclass(frozen=True)
-class _Fault:
-    """How documents are not apart."""
-
-    size: float
-    sentence: str
-
-
 def _rows(subject: Subject) -> list[list[int]]:
     """Return lengths of the documents of each row that is tried."""
     model, room = build(subject), subject.block_size
@@ -80,7 +73,7 @@ def _promised(
     subject: Subject, ways: list[Packing], rows: list[list[int]]
 ) -> str:
     """Require that documents are apart in one of the ways to count them."""
-    faults: list[_Fault] = []
+    faults: list[Fault] = []
     for way in ways:
         beside = _beside(subject, way)
         fault = _first_fault(subject, way, rows, beside)
@@ -88,7 +81,7 @@ def _promised(
             break
         faults.append(fault)
     else:
-        text, way = faults[0].sentence, ways[0]
+        text, way = faults[0][1], ways[0]
         uncached = _without_cache(subject, way)
         if uncached and not _first_fault(subject, uncached, rows, [""]):
             text += f"; {uncached.words} they are apart"
@@ -113,16 +106,16 @@ def _seen(subject: Subject, ways: list[Packing], rows: list[list[int]]) -> str:
         fault = _first_fault(subject, way, few, [""])
         uncached, not_so = _without_cache(subject, way), []
         if fault is not None and uncached is not None:
-            not_so = [f"without it: {fault.size:.2g}"]
+            not_so = [f"without it: {fault[0]:.2g}"]
             fault = _first_fault(subject, uncached, few, [""])
             way = way if fault else uncached
         if fault is not None:
-            texts.append(f"not isolated by {way.words}: {fault.size:.2g}")
+            texts.append(f"not isolated by {way.words}: {fault[0]:.2g}")
             continue
         beside = _beside(subject, way)[1:2]
         fault = _first_fault(subject, way, few, beside)
         if fault is not None:
-            size = f"{fault.size:.2g}"
+            size = f"{fault[0]:.2g}"
             not_so.append(f"with an attention mask of ones beside it: {size}")
         texts.append("; not ".join([f"isolated by {way.words}", *not_so]))
     return f"no promise; documents are {'; '.join(texts)}"
@@ -131,7 +124,10 @@ def _seen(subject: Subject, ways: list[Packing], rows: list[list[int]]) -> str:
 def _without_cache(subject: Subject, way: Packing) -> Packing | None:
     """Return the way where no cache is asked for, if the call can say so."""
     flags = {*subject.caller.arguments, *subject.caller.own_arguments}
-    return way.without_cache() if "use_cache" in flags else None
+    words = f"{way.words} with use_cache=False"
+    if "use_cache" not in flags:
+        return None
+    return replace(way, words=words, more={"use_cache": False})
 
 
 def _beside(subject: Subject, way: Packing) -> list[str]:
@@ -144,7 +140,7 @@ def _first_fault(
     way: Packing,
     rows: list[list[int]],
     beside: list[str],
-) -> _Fault | None:
+) -> Fault | None:
     generator = subject.generator()
     for variant in both(subject):
         for row in rows:
@@ -162,7 +158,7 @@ def _fault(
     lengths: list[int],
     beside: str,
     generator: torch.Generator,
-) -> _Fault | None:
+) -> Fault | None:
     """Replace each document, then compare each with itself alone."""
     subject = variant.subject
     vocab, time = subject.vocab_size, sum(lengths)
@@ -184,7 +180,7 @@ def _fault(
         packed = partial(_scores, run, text, at)
         gap = real_gap(run.model, packed, partial(_scores, alone, text[:, at]))
         if gap is not None:
-            return _Fault(
+            return (
                 gap.size,
                 f"document {document} of {_named(lengths)} has other scores "
                 f"alone: by {gap.size:.2g} at its position {gap.at[0]}, "
@@ -202,7 +198,7 @@ def _moved(
     ids: Int[Tensor, "time"],
     hidden: bool,
     generator: torch.Generator,
-) -> _Fault | None:
+) -> Fault | None:
     """Return how one document moves another."""
     count = len(lengths)
     base = text.repeat(count, 1)
@@ -221,7 +217,7 @@ def _moved(
             gap = real_gap(run.model, *calls, shown=shown[row])
             if gap is not None:
                 at = gap.at[0]
-                return _Fault(
+                return (
                     gap.size,
                     f"document {row} of {_named(lengths)} moves the scores "
                     f"of document {int(ids[at])} by {gap.size:.2g}, at "

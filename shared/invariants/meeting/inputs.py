@@ -37,7 +37,8 @@ def find_inputs(subject: Subject, variant: Variant) -> Subject:
     groups: dict[tuple[str, bool], list[Input]] = {}
     for each in caller.inputs:
         if with_own or not each.own:
-            groups.setdefault(each.group, []).append(each)
+            key = each.name, each.kind == FOUR_AXES
+            groups.setdefault(key, []).append(each)
     found: list[Input] = []
     closed: set[str] = {*caller.given, *caller.never}
     never: list[str] = []

@@ -83,11 +83,6 @@ class Input:
     visible: tuple[float, float] | None = None
     single: bool = False
 
-    @property
-    def group(self) -> tuple[str, bool]:
-        """The forms of one argument."""
-        return self.name, self.kind == FOUR_AXES
-
 
 # --- How arguments are made --------------------------------------------------
 
@@ -105,10 +100,6 @@ def halves(tokens: Tensor) -> Tensor:
 
 def _one_row(tokens: Tensor) -> Tensor:
     return halves(tokens)[0]
-
-
-def _narrow(tokens: Tensor) -> Tensor:
-    return halves(tokens).int()
 
 
 def _ends(tokens: Tensor) -> Tensor:
@@ -168,7 +159,7 @@ KINDS: dict[str, tuple[str, tuple[Make, ...]]] = {
     "segments": (r"seg(ment)?s?(_?ids?)?", (halves, _one_row)),
     "documents": (
         rf"{DOCUMENT}|docs?|documents?",
-        (halves, _narrow, _one_row),
+        (halves, lambda tokens: halves(tokens).int(), _one_row),
     ),
     "cu_seqlens": (CU_SEQLENS.pattern, (_ends,)),
     "labels": (r"targets?|labels|y", (labels,)),
@@ -216,7 +207,7 @@ def inputs_of(
             continue
         if (flags := _flags(name, parameter)) is not None:
             for flag in flags:
-                make = partial(named, (name,), partial(_constant, flag))
+                make = partial(_flag, name, flag)
                 words = f"{name}={flag}"
                 yield Input(name, FLAGS, words, make, own=own)
             continue
@@ -245,14 +236,10 @@ def inputs_of(
 
 def passed_over(name: str) -> bool:
     """Whether an argument is no gap where it is not given: see above."""
-    return any(
-        (
-            name in CACHES,
-            FLAG.fullmatch(name),
-            ANSWER.fullmatch(name),
-            INSTEAD.fullmatch(name),
-            name == "encoder_attention_mask",  # it goes with the states
-        )
+    names = FLAG, ANSWER, INSTEAD
+    with_states = "encoder_attention_mask"
+    return name in (*CACHES, with_states) or any(
+        pattern.fullmatch(name) for pattern in names
     )
 
 
@@ -261,16 +248,16 @@ def named(names: tuple[str, ...], make: Make, tokens: Tensor) -> dict:
     return dict.fromkeys(names, make(tokens))
 
 
-def _constant(value: Any, tokens: Tensor) -> Any:
-    return value
-
-
 def _packed(ends: list[str], lengths: list[str], tokens: Tensor) -> dict:
     cu_seqlens = _ends(tokens)
     longest = int(cu_seqlens.diff().max())
     return {n: cu_seqlens.clone() for n in ends} | {
         n: longest for n in lengths
     }
+
+
+def _flag(name: str, flag: bool, tokens: Tensor) -> dict:
+    return {name: flag}
 
 
 def _flags(name: str, parameter: inspect.Parameter) -> list[bool] | None:
