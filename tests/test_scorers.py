@@ -15,7 +15,6 @@ from gpt_duet import check_scorer
 from gpt_duet.invariants import UnusableModel
 from shared.comparison.scores import diff_scores
 
-pytestmark = pytest.mark.unhooked
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9]
 
 
@@ -58,6 +57,7 @@ def test_a_scorer_that_raises_has_no_verdict():
     assert "no verdict: score of 8 tokens raised KeyError" in str(report)
 
 
+@pytest.mark.unhooked
 @pytest.mark.parametrize(
     ("make", "settings", "words"),
     [
