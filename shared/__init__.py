@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .generation import generate
     from .invariants import (
         check_model,
+        check_scorer,
         influence,
         parametrize_with_checks,
         prove_causality,
@@ -47,6 +48,7 @@ __all__ = [
     "GPTConfig",
     "assert_same_values",
     "check_model",
+    "check_scorer",
     "diff_by_value",
     "generate",
     "influence",
@@ -60,6 +62,7 @@ _ROOMS = {
     "GPTConfig": "config",
     "assert_same_values": "comparison.values",
     "check_model": "invariants",
+    "check_scorer": "invariants",
     "diff_by_value": "comparison.values",
     "generate": "generation",
     "influence": "invariants",

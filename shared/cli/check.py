@@ -29,17 +29,22 @@ if TYPE_CHECKING:  # imported where it is used: --help need not wait for it
 
 # The colour of each status: groups are named for it.
 STATUS = (
-    r"(?m)^check_\w+ +((?P<green>passed)|(?P<red>failed|error)|"
+    r"(?m)^(?:check|scorer)_\w+ +((?P<green>passed)|(?P<red>failed|error)|"
     r"(?P<yellow>skipped)|(?P<magenta>expected))"
 )
 NEVER = "never"  # given, an argument
 SILENCE = 10.0  # seconds until the first line, at most
 # The shades of a map, where the terminal has no others.
 ASCII = {0xB7: ".", **dict.fromkeys((0x2591, 0x2592, 0x2593, 0x2588), "#")}
+# The options that go with --scorer: some alone, some with models as well.
+OF_SCORERS = {"--bos", "--bits", "--state"}
+OF_BOTH = {"--vocab-size", "--block-size", "--budget", "--quick", "--seed"}
+OF_BOTH |= {"--documents", "--thorough", "--json", "--debug"}
 UNITS = {"s": 1, "m": 60, "h": 3600}  # seconds
 
 
 def check(
+    context: typer.Context,
     models: Annotated[
         list[str] | None,
         Argument(
@@ -136,6 +141,24 @@ def check(
     show_list: Annotated[
         bool, Option("--list", help="List the checks, and run none.")
     ] = False,
+    scorer: Annotated[
+        str | None,
+        Option(
+            help="In place of models: what makes a scorer of texts, as "
+            "my_pkg:make_score; score(tokens) gives log-probabilities.",
+            show_default=False,
+        ),
+    ] = None,
+    bos: Annotated[
+        int | None, Option(help="Of a scorer: the id that begins all texts.")
+    ] = None,
+    bits: Annotated[
+        bool, Option("--bits", help="Scores are in bits, not in nats.")
+    ] = False,
+    state: Annotated[
+        Literal["fresh", "kept"],
+        Option(help="Whether a scorer's state stays for the next text."),
+    ] = "fresh",
     seed: options.Seed = 0,
     device_name: options.Device = "cpu",
     threads: options.Threads = None,
@@ -155,13 +178,14 @@ def check(
     The exit status is 0 if everything holds, 1 if a check failed, 2 if the
     call was wrong, and 130 after Ctrl-C.
     """
-    if not models and not show_list:
+    if not (models or scorer or show_list):
         raise ValueError("name what builds a model, as my_pkg.model:build")
+    _require_fitting(options.given(context), scorer is not None)
     makers = _makers(inputs or [])
     named = [make for make in makers.values() if make != NEVER]
     if documents and ":" in documents:
         named.append(documents)
-    for model in [*(models or []), *([cache] if cache else []), *named]:
+    for model in filter(None, [*(models or []), cache, scorer, *named]):
         parse_target(model)
     for name, size in (("vocab-size", vocab_size), ("block-size", block_size)):
         if size is not None:
@@ -178,6 +202,7 @@ def check(
         raise ValueError(f"a map ends in .png or .html, got {map_file.name}")
     from ..invariants import CHECKS
     from ..invariants.checks import choose_checks
+    from ..invariants.scorer import LENGTH
     from .checking import Job, check_alone, check_here
 
     if show_list:
@@ -193,7 +218,7 @@ def check(
     if not names:
         raise ValueError("no check is left to run")
     reasons = _expected(expect or [])
-    settings = {
+    settings: dict[str, Any] = {
         "checks": names,
         "expected_failures": reasons,
         "vocab_size": vocab_size,
@@ -208,9 +233,26 @@ def check(
         "allow_routing": allow_routing,
         "debug": debug,
     }
+    if scorer is not None:
+        if documents is not None and not documents.isdecimal():
+            raise ValueError(
+                f"--documents of a scorer is the id between documents, got "
+                f"{documents!r}"
+            )
+        settings = {
+            "vocab_size": vocab_size,
+            "block_size": block_size or LENGTH,
+            "bos": bos,
+            "documents": documents and int(documents),
+            "bits": bits,
+            "state": state,
+            "seed": seed,
+            "budget": seconds,
+            "debug": debug,
+        }
     if json_file not in (None, STDOUT):
         json_file = json_file.absolute()  # a model may change the folder
-    targets = models or []
+    targets = models or [t for t in [scorer] if t]
     check_target = check_here if len(targets) < 2 else check_alone
     console = Console(stderr=json_file == STDOUT)
     results: list[dict[str, Any]] = []
@@ -219,8 +261,15 @@ def check(
     try:
         for target in targets:
             drawn = map_file and _map_path(map_file, target, len(targets))
-            map_path = drawn and drawn.absolute()
-            job = Job(target, settings, map_path, cache, makers, documents)
+            job = Job(
+                target,
+                settings,
+                drawn and drawn.absolute(),
+                cache,
+                makers,
+                documents,
+                scorer is not None,
+            )
             slow = Timer(SILENCE, warn, [f"{target} is slow to build or call"])
             slow.start()
             try:
@@ -248,6 +297,19 @@ def check(
         raise mistake
     if not ok:
         raise typer.Exit(130 if stopped else 2 if mistake else 1)
+
+
+def _require_fitting(given: dict[str, Any], scorer: bool) -> None:
+    """Refuse options of models with a scorer, and the other way round."""
+    if not scorer:
+        if wrong := OF_SCORERS & given.keys():
+            raise ValueError(f"{min(wrong)} goes with --scorer")
+        return
+    if "--vocab-size" not in given:
+        raise ValueError("--scorer needs --vocab-size, the number of ids")
+    for name in sorted(given.keys() - OF_SCORERS - OF_BOTH - {"--scorer"}):
+        words = name if name.startswith("-") else f"model, got {given[name]}"
+        raise ValueError(f"--scorer takes no {words}")
 
 
 def _seconds(text: str | None) -> float | None:
@@ -304,7 +366,7 @@ def _show(console: Console, slow: Timer, report: "Report") -> None:
     else:
         _print(console, report.heading(console.width))
     for name in report.names[len(report.results) :][:1]:
-        if CHECKS[name].slow:
+        if name in CHECKS and CHECKS[name].slow:
             warn(f"{name} trains the model, which takes a while")
 
 

@@ -18,6 +18,7 @@ from ..invariants import (
     Report,
     UnusableModel,
     check_model,
+    check_scorer,
     influence,
     save_map,
 )
@@ -31,12 +32,13 @@ class Job:
     """One target to check; plain data, so that another process can read it."""
 
     target: str
-    settings: dict[str, Any]  # arguments of check_model
+    settings: dict[str, Any]  # arguments of check_model or check_scorer
     map_file: Path | None = None
     cache: str | None = None  # the target that makes one
     # targets that make arguments, by the names of these, or "never"
     inputs: dict[str, str] = field(default_factory=dict)
     documents: str | None = None  # a target, an id or an argument's name
+    scorer: bool = False  # the target makes a scorer, not a model
 
 
 def check_here(job: Job, tell: Callable[[Report], None]) -> Report:
@@ -56,9 +58,13 @@ def check_here(job: Job, tell: Callable[[Report], None]) -> Report:
         report.model = job.target
         tell(report)
 
-    sizes = settings["vocab_size"], settings["block_size"]
     factory = None
     try:
+        if job.scorer:
+            factory = load_target(job.target)
+            with first_on_path(here):
+                return check_scorer(factory, **settings, on_progress=named)
+        sizes = settings["vocab_size"], settings["block_size"]
         factory = load_target(job.target, *sizes)
         with first_on_path(here):
             make_cache = load_target(job.cache) if job.cache else None

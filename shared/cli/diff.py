@@ -15,6 +15,7 @@ from .diffing import (
     choose_dtype,
     choose_tokens,
     decode,
+    diff_of_scores,
     diff_values,
     numbers_at,
     show_concepts,
@@ -44,6 +45,15 @@ def diff(
             "--cache",
             help="One model with itself: decoding with its cache against its "
             "full pass, position by position.",
+        ),
+    ] = False,
+    scores: Annotated[
+        bool,
+        Option(
+            "--scores",
+            help="Two scorers of a text, LEFT RIGHT TEXT: my_pkg:make_score, "
+            "or a file of log-probabilities; TEXT is a file, or ids as "
+            '"1,2,3".',
         ),
     ] = False,
     width: Annotated[
@@ -124,6 +134,9 @@ def diff(
     if width is not None:
         whole_number("--width", width, at_least=NARROWEST)
     names = names or []
+    if scores:
+        same = diff_of_scores(names, tokenizer_name, tolerance, json_file)
+        raise typer.Exit(not same)
     if len(names) > 2:
         raise ValueError(f"diff takes two models, got {len(names)}")
     on_stdout = json_file == STDOUT

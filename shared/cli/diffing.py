@@ -1,6 +1,7 @@
 """Finds the models, the recordings and the tokens that gpt-duet diff runs."""
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -207,6 +208,50 @@ def decode(
     show_decoding(console, found, text_of)
     if json_file is not None:
         write_json(json_file, {"model": name} | found.to_json())
+    return found.same
+
+
+def diff_of_scores(
+    names: Sequence[str],
+    tokenizer_name: str,
+    tolerance: float,
+    json_file: Path | None,
+) -> bool:
+    """Show where two scorers of a text part; say if they are one."""
+    from ..comparison.scores import diff_scores
+    from ..importing import first_on_path, show_theirs
+    from ..tokenization import load_tokenizer
+    from ..tokenization.texts import read_text
+
+    if len(names) not in (2, 3):
+        raise ValueError(f"--scores takes LEFT RIGHT TEXT, got {len(names)}")
+    ids = None
+    if len(names) == 3:
+        text, is_file = names[2], Path(names[2]).is_file()
+        text = read_text(text) if is_file else text
+        if re.fullmatch(r"[\d\s,]+", text):
+            ids = [int(number) for number in re.findall(r"\d+", text)]
+        elif is_file:
+            ids = load_tokenizer(tokenizer_name, text).encode(text)
+        else:
+            raise ValueError(f"{text!r} is no file, and no ids as 1,2,3")
+    left, right = (load_side(name, None) for name in names[:2])
+    try:
+        with first_on_path(Path.cwd()):
+            found = diff_scores(
+                left,
+                right,
+                ids,
+                names=(names[0], names[1]),
+                tolerance=tolerance,
+            )
+    except ValueError as error:
+        if error.__cause__ is not None:
+            show_theirs(error.__cause__)
+        raise ValueError(str(error)) from None
+    print(found.sentence)
+    if json_file is not None:
+        write_json(json_file, {"scorers": names} | found.to_json())
     return found.same
 
 

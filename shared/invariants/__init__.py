@@ -14,6 +14,7 @@ from .parametrize import parametrize_with_checks
 from .proving import prove_causality
 from .report import CheckResult, Report
 from .runner import check_model
+from .scorer import check_scorer
 from .subject import Subject
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Subject",
     "UnusableModel",
     "check_model",
+    "check_scorer",
     "influence",
     "meet",
     "parametrize_with_checks",

@@ -44,7 +44,7 @@ class Recording(Side):
 
     def __init__(self, path: Path, arrays: dict[str, Tensor] | None = None):
         self.path = path
-        arrays = _read(path) if arrays is None else arrays
+        arrays = read_arrays(path) if arrays is None else arrays
         if TOKENS not in arrays:
             raise ValueError(
                 f"{path} has no array {TOKENS!r}: the ids that it was "
@@ -205,8 +205,12 @@ def scores_of(
     return side
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    """Return the arrays of a file in their order."""
+def read_arrays(path: Path) -> dict[str, Tensor]:
+    """Return the arrays of a file in their order.
+
+    Raises:
+        ValueError: in one line, for a file that is none.
+    """
     try:
         if path.suffix == ".npz":
             with np.load(path) as file:
