@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..cases import TRAIN
 from ..check import Subject, check
+from ..dead_parts import FEWEST, Slices, add_alive, dead_in, in_words, judge
 from ..errors import SkipCheck, during
 from ..larger_weights import larger
 from ..losses import cross_entropy, scores_and_loss
@@ -14,6 +15,7 @@ from ..model.reading import tensors_in
 from ..tokens import rows_at_once
 from ..variant import Variant, changeable
 
+STEPS = 5  # of training, until no factor behind a zero is 0
 ROUNDING_SHARE = 1e-6  # of the largest gradient: in float32, rounding
 
 
@@ -22,12 +24,14 @@ def check_gradient_flow(subject: Subject) -> str:
     """Over several batches every trainable parameter gets a gradient.
 
     Why: a parameter that the optimiser never moves is dead weight: a layer
-    that is never called, a detached branch, two factors that are both 0.
+    that is never called, a detached branch, two factors that are both 0; or
+    a part of it: hidden units that are cut off, positions that share a row.
     How: train mode, cross-entropy of random targets, batch after batch, and
     with it the loss that the model returns; what has no gradient then is
-    tried with zeros redrawn, and, if it has one there, once more after three
-    steps. Mere rounding (a key's bias) and frozen parameters pass and are
-    mentioned.
+    tried with zeros redrawn, and, if it has one there, once more after some
+    steps. Rows and columns without one are tried in the longest texts, with
+    all ids, and with other weights. Mere rounding (a key's bias) and frozen
+    parameters pass and are mentioned.
     Reports: state-spaces/s4 26, parameters that are used and yet get no
     gradient.
     """
@@ -38,8 +42,11 @@ def check_gradient_flow(subject: Subject) -> str:
     frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
     if frozen and len(frozen) == len([*model.parameters()]):
         raise SkipCheck("every parameter is frozen")
-    sizes = _gradient_sizes(variant)
+    alive: Slices = {}
+    sizes = _gradient_sizes(variant, alive)
     without = [name for name, size in sizes.items() if size == 0]
+    dead = dead_in(alive)
+    zeros = _zeros_of(variant, dead)
     stuck = ""
     if without:
         copy = larger(subject)
@@ -54,6 +61,7 @@ def check_gradient_flow(subject: Subject) -> str:
             f"{len(without)} of {len(sizes)} trainable parameters never get "
             f"a gradient: {_first(without, 4)}{stuck}"
         )
+    unreached = _require_living_parts(variant, dead, zeros)
     if not sizes:
         raise AssertionError("the model has no trainable parameter")
     largest = max(sizes.values())
@@ -66,7 +74,45 @@ def check_gradient_flow(subject: Subject) -> str:
         notes += f"; only rounding reaches {len(faint)}: {_first(faint, 3)}"
     if frozen:
         notes += f"; frozen: {_first(frozen, 3)}"
+    if unreached:
+        notes += f"; not reached by these texts: {_first(unreached, 3)}"
     return notes
+
+
+def _zeros_of(variant: Variant, dead: Slices) -> Slices:
+    """Return the dead slices whose numbers are all 0."""
+    named = dict(variant.model.named_parameters())
+    empty = {
+        key: ~named[key[0]].transpose(0, key[1]).flatten(1).any(1)
+        for key in dead
+    }
+    return {key: slices & empty[key] for key, slices in dead.items()}
+
+
+def _require_living_parts(
+    variant: Variant, dead: Slices, zeros: Slices
+) -> list[str]:
+    """Require that no part is dead for good; return what is not reached."""
+    subject = variant.subject
+    faults: list[str] = []
+    hidden: Slices = {}
+    unreached: list[str] = []
+    with subject.budget.part("rows and columns", subject.block_size):
+        faults, hidden, unreached = judge(subject, dead)
+    if faults:
+        raise AssertionError(f"{_first(faults, 3)} never move a score")
+    hidden = {key: zeros[key] for key in hidden if zeros[key].sum() >= FEWEST}
+    if hidden:
+        alive: Slices = {}
+        _train(variant, alive)
+        still = [(key, hidden[key] & ~alive[key]) for key in hidden]
+        faults = [in_words(*part) for part in still if part[1].sum() >= FEWEST]
+    if faults:
+        raise AssertionError(
+            f"{_first(faults, 3)} never get a gradient: factors that are "
+            f"both 0"
+        )
+    return unreached
 
 
 def _first(names: list[str], count: int) -> str:
@@ -105,21 +151,37 @@ def _backward_of_all_scores(variant: Variant, tokens: Tensor) -> None:
 
 
 def _stuck_at_zero(variant: Variant) -> list[str]:
-    """Return what still has no gradient after some steps, if it is all 0."""
+    """Return what still has no gradient after some steps, if factors are 0.
+
+    Those that are 0 come first.
+    """
     parameters = dict(variant.model.named_parameters())
+    left = _train(variant, {})
+    zeros = [name for name in left if not parameters[name].any()]
+    others = [name for name in left if name not in zeros]
+    return zeros + others if len(zeros) > 1 or not others else []
+
+
+def _train(variant: Variant, alive: Slices) -> list[str]:
+    """Take some steps; return what has no gradient after them."""
     left: list[str] = []
-    for _ in range(3):
+    for _ in range(STEPS):
         with torch.no_grad():
-            for p in parameters.values():
+            for p in variant.model.parameters():
                 if p.grad is not None:
                     p.sub_(p.grad.to_dense().sign(), alpha=1e-2)
-        sizes = _gradient_sizes(variant)
+        sizes = _gradient_sizes(variant, alive)
         left = [name for name, size in sizes.items() if size == 0]
-    return left if not any(parameters[n].any() for n in left) else []
+    return left
 
 
-def _gradient_sizes(variant: Variant) -> dict[str, float]:
-    """Return the largest gradient entry that each parameter ever got."""
+def _gradient_sizes(
+    variant: Variant, alive: Slices | None = None
+) -> dict[str, float]:
+    """Return the largest gradient entry that each parameter ever got.
+
+    Alive gets the rows and columns that have one.
+    """
     subject, model = variant.subject, variant.model
     generator, short = subject.generator(), subject.lengths.fit(32)
     vocab = subject.vocab_size
@@ -159,6 +221,8 @@ def _gradient_sizes(variant: Variant) -> dict[str, float]:
                 # NaN is check_finite's matter
                 grad = parameter.grad.to_dense().nan_to_num(nan=1.0)
                 sizes[name] = max(sizes[name], float(grad.abs().max()))
+        if alive is not None:
+            add_alive(alive, trainable.items())
         if all(sizes.values()):
             break
     return sizes
