@@ -9,9 +9,13 @@ from ..embedding import Lookups
 from ..errors import NotFinite
 from ..larger_weights import larger
 from ..limits import on_cpu, refusal
+from ..rounding import floor, gaps
+from ..tokens import rows_at_once
 from ..variant import Variant, own
 
 SPARE = 128  # rows of a table beyond the vocabulary: padding to a multiple
+FEW = 16  # pairs of ids; and a heavy model's first and last ones
+ALIKE = 1e-6  # share of the largest step between ids: theirs may be rounding
 EXCLUDED = 100  # a score so far below the highest leaves no probability
 ALL_IDS = 1 << 36  # parameters times ids: up to here every id is tried
 
@@ -59,7 +63,9 @@ def check_vocabulary(subject: Subject) -> str:
                 )
     rest = f"; the token table has {spare} rows to spare" if spare else ""
     moving = larger(subject) or own(subject)
-    return f"{len(ids)} of {vocab} ids{rest}{_require_distinct(moving)}"
+    note = _require_distinct(moving)
+    _require_told_apart(moving, ids)
+    return f"{len(ids)} of {vocab} ids{rest}{note}"
 
 
 def _require_distinct(variant: Variant) -> str:
@@ -79,6 +85,35 @@ def _require_distinct(variant: Variant) -> str:
             f"tells these ids apart"
         )
     return "".join(f"; the score of id {i} never moves" for i in ids)
+
+
+def _require_told_apart(variant: Variant, ids: Int[Tensor, "ids"]) -> None:
+    """Raise where one id takes another's place and no score moves."""
+    subject, generator = variant.subject, variant.subject.generator()
+    vocab = subject.vocab_size
+    ids = torch.cat([ids[:FEW], ids[-FEW:]]) if subject.heavy else ids
+    texts = subject.draw(1, 2, generator).repeat(len(ids), 1)
+    texts[:, -1] = ids
+    shares = torch.randn(vocab, generator=generator, dtype=torch.float64)
+    sums = []
+    for part in texts.split(rows_at_once(vocab, texts.size(1))):
+        last = variant.scores(part)[:, -1].cpu()
+        sums.append(last.double().nan_to_num() @ shares)
+    values, order = torch.cat(sums).sort()
+    steps = values.diff()
+    if bool((steps <= ALIKE * steps.max()).all()):
+        return  # the newest token counts for nothing
+    for place in steps.argsort()[:FEW].tolist():
+        one, other = sorted(ids[order[place : place + 2]].tolist())
+        base = subject.draw(3, 8, generator)
+        at = torch.randint(base.size(1), (3, 1), generator=generator)
+        scores = variant.scores(base.scatter(1, at, one))
+        others = variant.scores(base.scatter(1, at, other))
+        if float(gaps(scores, others).max()) <= floor(scores):
+            raise AssertionError(
+                f"ids {one} and {other} are one to the model: no score moves "
+                f"where one takes the other's place"
+            )
 
 
 def _ids_to_try(
