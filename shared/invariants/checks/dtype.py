@@ -1,7 +1,7 @@
 """Dtypes and devices."""
 
 import re
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import torch
 from torch import Tensor
@@ -12,8 +12,9 @@ from ..model.building import CASTS, cast
 from ..operations import Operations
 from ..other_device import NAME as ELSEWHERE
 from ..other_device import elsewhere
-from ..rounding import dtype_name
-from ..variant import changeable
+from ..places import Place, find_place
+from ..rounding import dtype_name, gaps
+from ..variant import Variant, changeable, in_double
 
 # An operation that lacks a dtype altogether; mixed dtypes read otherwise.
 NO_KERNEL = re.compile(
@@ -32,7 +33,9 @@ def check_dtype(subject: Subject) -> str:
     position.
     How: a forward in each dtype, in bfloat16 of up to 300 tokens, where
     consecutive positions must stay different; and a forward on the given
-    device, or on an emulated one.
+    device, or on an emulated one. In float64, the first line that casts to 16
+    bits, and how far its scores are from those without such casts: a failure
+    of a model that is built in float64.
     Reports: masks and positions made with torch.arange(T), without the
     device ("Let's build GPT", cell 82); huggingface/transformers 29285,
     rotary positions in bfloat16.
@@ -53,7 +56,66 @@ def check_dtype(subject: Subject) -> str:
                 raise AssertionError(f"a model in {name}")
         notes.append(name)
     notes.append(_check_device(subject, tokens))
-    return ", ".join(notes)
+    return ", ".join(notes) + _require_width(subject, tokens)
+
+
+def _require_width(subject: Subject, tokens: Tensor) -> str:
+    """Return which line computes in 16 bits inside a wider model, or raise.
+
+    A model that is built in float64 is meant to be as precise.
+    """
+    variant = changeable(subject)
+    meant = variant.double
+    if any(_bits(p.dtype) < 32 for p in _floats(variant)):
+        return ""
+    if in_double(subject):
+        variant.model.double()
+    scores = []
+    for narrowed in (Narrowed(widen=False), Narrowed(widen=True)):
+        with suppress(ModelRaised), narrowed:
+            scores.append(variant.scores(tokens))
+        if narrowed.place is None:
+            return ""
+    words = (
+        f"{narrowed.place} computes in {narrowed.name} inside a "
+        f"{dtype_name(_floats(variant)[0].dtype)} call"
+    )
+    if len(scores) == 2:
+        words += f": scores move by {float(gaps(*scores).max()):.2g}"
+    if meant:
+        raise AssertionError(words)
+    return f"; {words}"
+
+
+def _floats(variant: Variant) -> list[Tensor]:
+    return [p for p in variant.parameters if p.is_floating_point()]
+
+
+class Narrowed(Operations):
+    """Finds the first line that casts wider floats to 16 bits.
+
+    Args:
+        widen: whether such casts leave numbers as they are.
+    """
+
+    def __init__(self, widen: bool):
+        super().__init__()
+        self.widen = widen
+        self.place: Place | None = None
+        self.name = ""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        dtype = kwargs.get("dtype")
+        name = getattr(func, "overloadpacket", func).__name__
+        if name == "_to_copy" and dtype in (torch.float16, torch.bfloat16):
+            given = args[0].dtype
+            if given.is_floating_point and _bits(given) > 16:
+                self.place = self.place or find_place(name)
+                self.name = self.name or dtype_name(dtype)
+                if self.widen:
+                    kwargs = kwargs | {"dtype": given}
+        return func(*args, **kwargs)
 
 
 def _answer_in(
