@@ -1,15 +1,19 @@
 """Numbers that are none."""
 
+import math
 from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..cases import TRAIN, TRAIN_WITHOUT_GRADIENTS, WITH_GRADIENTS
+from ..cases import EXTREME, TRAIN, TRAIN_WITHOUT_GRADIENTS, WITH_GRADIENTS
 from ..check import Subject, check
 from ..errors import NotFinite, during
+from ..larger_weights import scale_up
 from ..losses import cross_entropy
+from ..operations import Operations
+from ..places import Place, find_place
 from ..variant import Variant, own
 
 GRADIENTS = 256  # tokens: a backward pass of longer texts takes much memory
@@ -21,7 +25,8 @@ def check_finite(subject: Subject) -> str:
 
     Why: one NaN, after one step of an optimiser, is in every weight.
     How: random ids, id 0 first, all ids equal; one token and up to the
-    longest; eval mode and, with several dropout masks, train mode.
+    longest; eval mode and, with several dropout masks, train mode. Where
+    exponentials are divided by their sum, weights grow until these overflow.
     Reports: dropout on masked scores turns -inf into NaN in one of ten
     passes in train mode ("GPT from Scratch", listing 5).
     """
@@ -31,7 +36,60 @@ def check_finite(subject: Subject) -> str:
             tokens = _texts(subject, time, generator)[:rows]
             for seed in range(calls):
                 _try(variant, tokens, seed)
+    _require_softmax(subject)
     return f"lengths 1 to {subject.block_size}, eval and train mode"
+
+
+def _require_softmax(subject: Subject) -> None:
+    """Require that no softmax overflows for want of its maximum."""
+    if not (subject.is_module and subject.builder.can_copy):
+        return
+    variant = own(subject)
+    tokens = subject.draw(2, 8)
+    for size in (0.0, *EXTREME[::-1]):
+        if size:
+            scale_up(variant.model, size)
+        with _Softmaxes() as seen:
+            scores = variant.scores(tokens)
+        if seen.place is None:
+            return
+        if size and seen.largest == math.inf and not scores.isfinite().all():
+            raise NotFinite(
+                f"scores are NaN or infinite with weights scaled up to "
+                f"activations of {size:.0f}: {seen.place} is divided by its "
+                f"sum, and overflows: subtract the largest number first"
+            )
+
+
+class _Softmaxes(Operations):
+    """Finds exponentials that are divided by their sum over the last axis.
+
+    Those of numbers up to 0 are left out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[int, Place] = {}  # by the memory of exponentials
+        self.sums: dict[int, Tensor] = {}  # by the memory of sums
+        self.kept: list[Tensor] = []  # so that no memory is used again
+        self.place: Place | None = None
+        self.largest = 0.0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        answer = func(*args, **(kwargs or {}))
+        name = getattr(func, "overloadpacket", func).__name__
+        if name == "exp" and bool((args[0] > 0).any()):
+            self.places[answer.data_ptr()] = find_place(name)
+            self.kept.append(answer)
+        elif name == "sum" and args[0].data_ptr() in self.places:
+            self.sums[answer.data_ptr()] = args[0]
+            self.kept.append(answer)
+        elif name in ("div", "div_") and isinstance(args[1], Tensor):
+            whole = self.sums.get(args[1].data_ptr())
+            if whole is not None and whole.data_ptr() == args[0].data_ptr():
+                self.place = self.places[whole.data_ptr()]
+                self.largest = max(self.largest, float(whole.max()))
+        return answer
 
 
 def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int, int]]:
