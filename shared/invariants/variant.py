@@ -44,7 +44,7 @@ class Copy:
     may_fail: bool = False  # its exceptions and NaN are no fault of the model
     rough: bool = False  # a heavy one, still in its own precision
     losses: PositionLosses = field(default_factory=PositionLosses)
-    built: KeptState | None = None  # before the first call
+    built: KeptState | None = None  # before the first call, as cast
     trained: KeptState | None = None  # before the first call in train mode
 
 
@@ -55,12 +55,6 @@ class Variant:
     subject: Subject
     copy: Copy
     case: Case = EVAL
-
-    def __post_init__(self) -> None:
-        """Keep the state of a copy whose calls change it."""
-        copy = self.copy
-        if self.subject.keeps_state and isinstance(copy.model, nn.Module):
-            copy.built = copy.built or KeptState(copy.model)
 
     @property
     def model(self) -> Any:

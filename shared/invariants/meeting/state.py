@@ -1,11 +1,14 @@
 """State that a call leaves for the next one, and random numbers."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from ..errors import ModelRaised
-from ..randomness import RecordedDraws
+from ..model.building import KeptState
+from ..randomness import RecordedDraws, random_states
 from ..subject import Subject
 from ..variant import Variant
 
@@ -43,8 +46,20 @@ def find_state(
     with RecordedDraws() as draws:
         undone.scores(tokens)
     # draws come from a generator that the model keeps
-    return replace(stateful, noisy=bool(draws.shapes)).noted(
-        "a call shows in the scores of the next one, which is the matter of "
+    return replace(
+        stateful.noted(_words(variant, tokens)), noisy=bool(draws.shapes)
+    )
+
+
+def _words(variant: Variant, tokens: Tensor) -> str:
+    """Return what a call leaves for the next one, with the name of it."""
+    kept = KeptState(variant.model) if variant.subject.is_module else None
+    with suppress(ModelRaised):
+        variant.scores(tokens)
+    name = f" ({kept.changed()})" if kept and kept.changed() else ""
+    return (
+        f"a call shows in the scores of the next one{name}, which is the "
+        "matter of "
         "check_determinism: all other checks start each call from the state "
         "that the model was built in"
     )
@@ -62,7 +77,16 @@ def find_noise(subject: Subject, variant: Variant, batch: int) -> Subject:
             f"the scores of {len(ids)} ids are minus infinity, or as good as, "
             f"at every position ({ids[0]} is the first): they are left out"
         )
-    if first.equal(again) and not first.equal(other):
+    if not first.equal(again) or first.equal(other):
+        return subject
+    before = random_states()
+    with RecordedDraws() as draws:
+        variant.scores(tokens)
+    if not draws.shapes and random_states() == before:
+        subject = replace(subject, keeps_state=True).noted(
+            _words(variant, tokens)
+        )
+    else:
         subject = replace(subject, noisy=True).noted(
             "random numbers are drawn in eval mode, which is the matter of "
             "check_determinism: all other checks run the model from a fixed "

@@ -19,6 +19,7 @@ from ..randomness import isolated
 from .wrapped import require_module, unwrapped
 
 Model = Callable[..., Any]
+SMALL = 4096  # numbers of a frozen parameter that is kept with the state
 
 CASTS = {  # names of nn.Module's methods
     torch.float64: "double",
@@ -199,6 +200,12 @@ class KeptState:
 
     def __init__(self, model: nn.Module):
         self.model: Any = weakref.proxy(model)  # it may be kept with this
+        # a router's bias, which no gradient moves, may be a parameter
+        self.small = [
+            (p, p.detach().clone(), p._version)
+            for p in model.parameters()
+            if not (p.requires_grad or p.is_inference()) and p.numel() <= SMALL
+        ]
         self.versions = self._versions()
         self.states: list[dict] = []
         with suppress(Exception):
@@ -210,6 +217,10 @@ class KeptState:
         All, as a table that a forward fills comes with a number that says
         how far.
         """
+        for i, (parameter, value, version) in enumerate(self.small):
+            if parameter._version != version:
+                parameter.data.copy_(value)
+                self.small[i] = parameter, value, parameter._version
         if self.versions == self._versions() and not always:
             return
         for module, state in zip(
@@ -219,6 +230,16 @@ class KeptState:
                 del module.__dict__[name]
             module.__dict__.update(state)
         self.versions = self._versions()
+
+    def changed(self) -> str:
+        """Return the name of a buffer or attribute that is another now."""
+        parts = zip(self.model.named_modules(), self.states, strict=False)
+        for (path, module), state in parts:
+            old, new = map(_flat, (state, self._state(module)))
+            for name in new:
+                if name not in old or not _equal(old[name], new[name]):
+                    return f"{path}.{name}".lstrip(".")
+        return ""
 
     def _state(self, module: nn.Module) -> dict[str, Any]:
         return {k: v for k, v in module.__dict__.items() if k not in self.OWN}
@@ -233,6 +254,22 @@ class KeptState:
             (id(b), -1 if b.is_inference() else b._version)
             for b in self.model.buffers()
         ]
+
+
+def _flat(state: dict[str, Any]) -> dict[str, Any]:
+    """Return buffers and attributes of a module side by side."""
+    others = {k: v for k, v in state.items() if k != "_buffers"}
+    return others | state.get("_buffers", {})
+
+
+def _equal(old: Any, new: Any) -> bool:
+    """Whether two values are equal, as far as that can be told."""
+    if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
+        return old.shape == new.shape and bool((old == new).all())
+    try:
+        return bool(old == new)
+    except Exception:  # tensors inside of it
+        return True
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
