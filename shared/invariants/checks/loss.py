@@ -93,11 +93,12 @@ def _check_loss_of(variant: Variant) -> str:
                 f"{batch} x {time} of them {HOW[min(other.shifts)]}"
             )
         shifts = shifts & other.shifts
-    _require_same_in_training(variant, first, shifts, generator)
     case = replace(case, shifts=shifts)
     found = " or ".join(HOW[s] for s in sorted(shifts)) + case.note
     found += _try_marks(variant, first, case)
     _require_gradient(variant, first, case)
+    # last, as a call in train mode may change what eval mode reads
+    _require_same_in_training(variant, first, shifts, generator)
     return f"mean cross-entropy of {name} {found}"
 
 
@@ -215,14 +216,16 @@ def _require_gradient(variant: Variant, targets: Tensor, case: _Loss) -> None:
     if not weights:
         return
     trained, evaluated = map(variant.run_as, (TRAIN, WITH_GRADIENTS))
-    scores, loss = scores_and_loss(trained, case.tokens, targets)
-    if loss is None or (scores is not None and not scores.requires_grad):
+    scores, loss = scores_and_loss(evaluated, case.tokens, targets)
+    in_training, its_loss = scores_and_loss(trained, case.tokens, targets)
+    if its_loss is None or (
+        in_training is not None and not in_training.requires_grad
+    ):
         return
-    if not loss.requires_grad:
+    if not its_loss.requires_grad:
         raise AssertionError(
             "the loss has no graph: its backward pass trains nothing"
         )
-    scores, loss = scores_and_loss(evaluated, case.tokens, targets)
     if scores is None or loss is None or case.note:  # of more than these
         return
     if not (scores.requires_grad and loss.requires_grad):
