@@ -244,7 +244,9 @@ def cases_of(check: str, subject: Subject) -> list[Case]:
 
 def to_be_tried(caller: Caller) -> list[Case]:
     """Return the calls that a model may answer without scores, or refuse."""
-    rows = (TARGETS, TRAIN_TARGETS, LOSSES, OWN, TRAIN_OWN, *GIVEN)
+    full = [case for case in MASKED if case.visible == SHOWN["a full"]]
+    masks = [case for case in full if not case.training]
+    rows = (TARGETS, TRAIN_TARGETS, LOSSES, OWN, TRAIN_OWN, *GIVEN, *masks)
     cases = [case for row in rows for case in row.of(caller)]
     return [case for case in cases if case.fits(caller)]
 

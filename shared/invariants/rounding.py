@@ -11,7 +11,9 @@ The tolerance of check_causality and of all checks that compare scores:
   softmax in a float64 model would not feel the nudge;
 - so no constant has to fit all models: deep, sharp or partly
   single-precision ones bring their own noise, and a difference of 1e-9 in a
-  clean float64 model still counts.
+  clean float64 model still counts;
+- an angle of 4,000, whose cosine is taken, rounds 4,000 times as coarsely as
+  a number near 1, and no nudge of a weight feels it.
 """
 
 import math
@@ -39,6 +41,8 @@ ALIKE = 0.2  # share by which a real difference may change under the nudge
 # dtype, they do not round.
 OF_MASKS = {"ones", "zeros", "full", "ones_like", "zeros_like", "full_like"}
 OF_MASKS |= {"tril", "triu", "view", "expand", "slice", "unsqueeze", "t"}
+
+TURNS = ("sin", "cos")  # of an angle
 
 # The floor of functions, whose weights nobody can nudge: units of rounding.
 WITHOUT_WEIGHTS = {torch.float64: 2**20, torch.float32: 2**8}
@@ -123,6 +127,7 @@ def is_real(
     size = float(first.abs().max())
     if not math.isfinite(size):
         return True
+    noise *= inside.angle
     if size <= floor_of(first.dtype) * noise:
         return False
     weights = _weights(model)
@@ -182,6 +187,7 @@ class Inside(Operations):
         super().__init__()
         self.operations: set[str] = set()
         self.dtypes: set[torch.dtype] = set()
+        self.angle = 1.0  # the largest: its rounding is that of its cosine
 
     @property
     def coarsest(self) -> torch.dtype:
@@ -200,6 +206,8 @@ class Inside(Operations):
         for part in parts if name not in OF_MASKS else ():
             if isinstance(part, Tensor) and _rounds(part):
                 self.dtypes.add(part.dtype.to_real())
+        if name in TURNS and args[0].numel():
+            self.angle = max(self.angle, float(args[0].abs().max()))
         if any(isinstance(x, Tensor) and _rounds(x) for x in args):
             self.operations.add(name)
         return answer

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 import torch
 from torch import nn
 
-from ..cases import LOSSES, TRAIN_TARGETS, Case, to_be_tried
+from ..cases import LOSSES, MASKED, TRAIN_TARGETS, Case, to_be_tried
 from ..context import modes_kept, one_run
 from ..errors import FoundOut, ModelRaised, UnusableModel
 from ..model.building import Builder, KeptState, called_modules, name_of
@@ -162,11 +162,16 @@ def _find_cases(subject: Subject, copy: Copy) -> Subject:
         if case is LOSSES and TRAIN_TARGETS not in unanswered:
             unanswered.append(case)  # its scores say more
             continue
+        # one row would fit the axes of other masks, too
+        rows = 1 if case.visible is None else subject.fit_rows(2)
         try:
-            _calling(subject, copy).run_as(case).scores(subject.draw(1, 5))
+            _calling(subject, copy).run_as(case).scores(subject.draw(rows, 5))
         except ModelRaised as error:
             unanswered.append(case)
-            if case.given is not None:
+            if case.visible is not None:
+                kind = case.boolean
+                unanswered += [c for c in MASKED if c.boolean == kind]
+            if case.given is not None or case.visible is not None:
                 subject = subject.noted(f"not tried: {error}")
     return replace(subject, unanswered=tuple(unanswered))
 
