@@ -16,6 +16,8 @@ from .dependence.proof import Proof
 from .errors import (
     FoundOut,
     HookRaised,
+    ModelRaised,
+    NotFinite,
     SkipCheck,
     UnusableModel,
     causes_of,
@@ -264,7 +266,10 @@ class Run:
             known = (*CHECKS[name].implied_by, *same)
             first = next((causes[k] for k in known if k in causes), name)
             causes |= dict.fromkeys([name, *keys], first)
-            if first == name:
+            leak = name == MUST and not isinstance(
+                error, ModelRaised | NotFinite
+            )
+            if first == name or leak:
                 return "failed", str(error)
             return "skipped", f"see {first}: {error}"
         place = "" if isinstance(error, HookRaised) else place_of(error)

@@ -147,9 +147,15 @@ def _some_permutation(subject: Subject) -> str:
             ):
                 return f"the last scores move by {size:.2g}"
     require_finite(scores)
+    replaced = others(tokens, vocab, generator)
+    replaced[-1] = tokens[-1]
+    base, moved = _moved(variant, tokens, [replaced])
+    what, so = "no permutation of the earlier", "reads a bag of words"
+    if moved[0] <= base:
+        what, so = "no choice of the earlier", "reads no earlier token there"
     raise AssertionError(
-        f"no permutation of the earlier tokens moves the last scores by "
-        f"more than rounding ({largest:.1g}): the model reads a bag of words"
+        f"{what} tokens moves the last scores by more than rounding "
+        f"({largest:.1g}): the model {so}"
     )
 
 

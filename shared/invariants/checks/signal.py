@@ -144,14 +144,15 @@ class _Choices(TorchFunctionMode):
                 self._query, self._key = tensors[-2:]
                 self._products = answer.clone()
             elif name == "softmax" and self._products.shape == args[0].shape:
-                # the scores may have biases, too
-                pair = (
-                    x[answer > 0].double() for x in (self._products, args[0])
+                # the scores may have biases, too, or a mask that is added
+                shown = (answer > 0)[..., 1:] & (answer > 0)[..., :-1]
+                x, y = (
+                    values.double().diff()[shown]
+                    for values in (self._products, args[0])
                 )
-                x, y = (values - values.mean() for values in pair)
-                self._note(
-                    self._products, float(x @ y / (x @ x).clamp(1e-300))
-                )
+                if (x != 0).any():
+                    scale = float((y / x)[x != 0].median())
+                    self._note(self._products, scale)
         return answer
 
     def _fused(

@@ -24,11 +24,17 @@ class Tape:
     Args:
         allowed: the code of each row and position's own token.
         rows: whether codes tell rows apart, else positions.
+        reverse: of the same run with rows in the opposite order, if of rows:
+            a number of one row has two codes whose sum is the last row's.
     """
 
-    def __init__(self, allowed: Tensor, rows: bool):
+    def __init__(
+        self, allowed: Tensor, rows: bool, reverse: "Tape | None" = None
+    ):
         self.batch, self.time = allowed.shape
         self.allowed = allowed[:, 0] if rows else allowed[0]
+        self.rows, self.reverse = rows, reverse
+        self.codes: list[list[Tensor]] = []  # of all steps, if of rows
         self.steps: list[Step] = []
         self.late: int | None = None  # the first step with late numbers
 
@@ -38,12 +44,26 @@ class Tape:
         step.outs, step.codes, step.call = [], [], None
         least = self.allowed.min()
         codes = [plain(c).expand(o.shape).cpu() for o, c in found]
+        if self.rows:
+            self.codes.append([plain(c).cpu() for _, c in found])
         if step.name == OUTSIDE or not any((c > least).any() for c in codes):
             return
         self.steps.append(step)
         softmax = step.name in SOFTMAX
-        if self.late is None and any(self._is_late(c, softmax) for c in codes):
+        if self.late is None and (
+            self._mixes_rows()
+            if self.rows
+            else any(self._is_late(c, softmax) for c in codes)
+        ):
             self.late = len(self.steps) - 1
+
+    def _mixes_rows(self) -> bool:
+        """Whether a number of the last step depends on two rows."""
+        if self.reverse is None:
+            return False
+        last = len(self.codes) - 1
+        pairs = zip(self.codes[last], self.reverse.codes[last], strict=True)
+        return any(bool((x + y > self.batch - 1).any()) for x, y in pairs)
 
     def _is_late(self, codes: Tensor, softmax: bool) -> bool:
         """Whether a number depends on a token later than its position."""

@@ -364,8 +364,15 @@ class Prover:
         clear = [t for t in CLEAR if t > time and t in self.lengths]
         for length in [*clear, time] if time <= FOLLOWED else ():
             tokens, targets = self.texts(run.variant.case, length)
-            tape = Tape(order.codes(*tokens.shape), order.name == "rows")
             weights, routing = run.parameters, self.routing
+            rows, reverse = order.name == "rows", None
+            for other in self.orders if rows else ():
+                if other is not order:
+                    reverse = Tape(other.codes(*tokens.shape), rows)
+                    follow(
+                        run, weights, tokens, targets, other, routing, reverse
+                    )
+            tape = Tape(order.codes(*tokens.shape), rows, reverse)
             found = follow(run, weights, tokens, targets, order, routing, tape)
             if found.open(run.variant.case.shown(length)):
                 place, lines = tape.culprit()
