@@ -11,7 +11,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from correct_models import OneFactorZero, TakesEnds
+from correct_models import BiasByDistance, OneFactorZero, TakesEnds
 from small_gpt import (
     BLOCK,
     DIM,
@@ -137,6 +137,13 @@ def sample_deviation(self, tokens):
     n = 1 + positions(tokens).view(1, -1, 1)
     spread = (x - earlier_mean(x)).square().cumsum(1) / (n - 1)
     return x / (1 + spread)
+
+
+@broken("check_finite", Attention, "weights", only=True)
+def softmax_without_maximum(self, scores, mask):
+    """A softmax by hand overflows as soon as a score is above 88."""
+    shares = self.hide(scores, mask).exp()
+    return shares / shares.sum(-1, keepdim=True)
 
 
 # --- Causality: the mask ---------------------------------------------------
@@ -916,7 +923,7 @@ class BagOfWords(NoPositions):
         return x + earlier_mean(x)
 
 
-@broken("check_order_sensitivity", only=True)
+@broken("check_order_sensitivity")
 class PositionsRepeat(GPT):
     """Positions start again after 16, and one layer cannot tell two apart."""
 
@@ -1011,6 +1018,9 @@ class StretchedForGood(GPT):
 
     longest = 16
 
+    def add_parts(self, dim):
+        self.wpe = nn.Embedding(self.longest + 1, dim)
+
     def position_vectors(self, tokens):
         self.longest = max(self.longest, tokens.size(1))
         at = positions(tokens) * 16 / self.longest
@@ -1044,7 +1054,7 @@ def draws_and_forgets(self, x, mask):
     return x if skip and self.training else GPT.body(self, x, mask)
 
 
-@broken("check_purity", GPT, "token_vectors", only=True)
+@broken("check_purity", GPT, "token_vectors")
 def input_overwritten(self, tokens):
     """Unknown id 16 is replaced by 0 in the caller's own tensor."""
     return GPT.token_vectors(self, tokens.masked_fill_(tokens == 16, 0))
@@ -1220,6 +1230,58 @@ class DeadUnits(MLP):
         return self.down(self.up(x).relu())
 
 
+@broken("check_gradient_flow", GPT, "position_vectors")
+def half_the_table(self, tokens):
+    """Positions stop at 15: the table has 32 rows, and 16 are never read."""
+    return self.wpe(positions(tokens).clamp(max=15))
+
+
+@broken("check_gradient_flow", GPT, "position_vectors")
+def odd_and_even(self, tokens):
+    """Positions are taken modulo 2, from a table of 32 rows."""
+    return self.wpe(positions(tokens) % 2)
+
+
+@broken("check_gradient_flow", BiasByDistance, "distances")
+def distances_of_the_future(self, at):
+    """Distances have the wrong sign: each earlier token is 0 away."""
+    return at - at.unsqueeze(1)
+
+
+@broken("check_gradient_flow", BiasByDistance, "distances")
+def distances_saturated(self, at):
+    """All distances from 3 on share a row of the 32."""
+    return (at.unsqueeze(1) - at).clamp(max=3)
+
+
+@broken("check_gradient_flow", MLP, "forward", only=True)
+def units_cut_off(self, x):
+    """A third of the hidden units are multiplied by 0."""
+    y = F.gelu(self.up(x))
+    return self.down(y * (torch.arange(y.size(-1), device=y.device) > 9))
+
+
+@broken("check_gradient_flow", Attention, "merge", only=True)
+def one_head_of_two(self, x):
+    """What the second head puts out is multiplied by 0."""
+    heads = torch.arange(self.heads, device=x.device).view(-1, 1, 1)
+    return Attention.merge(self, x * (heads < 1))
+
+
+@broken("check_gradient_flow", MLP, "add_parts", only=True)
+def both_layers_zero(self, dim):
+    """Both matrices of the MLP start at 0, its first bias as well."""
+    for tensor in (self.up.weight, self.up.bias, self.down.weight):
+        nn.init.zeros_(tensor)
+
+
+@broken("check_gradient_flow", Attention, "add_parts", only=True)
+def queries_and_keys_zero(self, dim):
+    """Queries and keys start at 0, both, in one matrix with the values."""
+    nn.init.zeros_(self.qkv.weight[: 2 * dim])
+    nn.init.zeros_(self.qkv.bias[: 2 * dim])
+
+
 # --- Checkpoints ------------------------------------------------------------
 
 
@@ -1352,6 +1414,23 @@ def positions_in_the_models_dtype(self, tokens):
     return angles(at, DIM).sin().to(at)
 
 
+class Double(GPT):
+    """Built in float64."""
+
+    def __init__(self, **parts):
+        super().__init__(**parts)
+        self.double()
+
+
+@broken("check_dtype", only=True)
+class HalfInDouble(Double):
+    """Built in float64, and its last norm is computed in float16."""
+
+    def scores(self, x):
+        x = F.layer_norm(x.half(), (DIM,)).to(x.dtype)
+        return self.head(x * self.ln.weight + self.ln.bias)
+
+
 # --- Lengths and ids outside ------------------------------------------------
 
 
@@ -1400,6 +1479,13 @@ def negative_ids_index(self, tokens):
 def head_cut_short(self, x):
     """The last two scores are always 0: no training tells them apart."""
     return F.pad(GPT.scores(self, x)[..., :-2], (0, 2))
+
+
+@broken("check_vocabulary", GPT, "token_vectors", only=True)
+def one_row_for_two(self, tokens):
+    """The last id is read as the one before it: its own row is never read."""
+    last = tokens == VOCAB - 1
+    return GPT.token_vectors(self, tokens - last.long())
 
 
 # --- Caches -----------------------------------------------------------------

@@ -142,7 +142,7 @@ def positions_in_place(self, tokens):
     return x
 
 
-@correct()
+@correct(loosely="gradient_flow")
 class BehindPadding(Unlimited):
     """Positions start behind the padding id, as in RoBERTa: two are lost."""
 
@@ -164,9 +164,12 @@ class BiasByDistance(NoPositions, Unlimited):
         super().add_parts(dim)
         self.position_bias = nn.Embedding(self.furthest + 1, 2)
 
+    def distances(self, at):
+        return at.unsqueeze(1) - at
+
     def mask(self, tokens):
         at = positions(tokens)
-        far = (at.unsqueeze(1) - at).clamp(0, self.furthest)
+        far = self.distances(at).clamp(0, self.furthest)
         bias = self.position_bias(far).permute(2, 0, 1)
         return bias.masked_fill(at > at.unsqueeze(1), -math.inf).unsqueeze(0)
 
@@ -180,6 +183,38 @@ class ClippedDistances(BiasByDistance):
     """One layer, and one bias for all that is 8 positions back or more."""
 
     layers, furthest = 1, 8
+
+
+@correct(loosely="length_limit order_sensitivity gradient_flow")
+class DistancesOfBothSigns(BiasByDistance):
+    """Distances are clipped at 9, in a table that has rows for the future."""
+
+    furthest = 18
+
+    def distances(self, at):
+        return super().distances(at).clamp(-9, 9) + 9
+
+
+@correct(loosely="length_limit gradient_flow")
+class Buckets(BiasByDistance):
+    """Far distances share T5's buckets; texts here do not reach the last."""
+
+    def distances(self, at):
+        far = super().distances(at).clamp(min=1)
+        wide = 16 + (far / 16).log() / math.log(8) * 16
+        return torch.where(far < 16, super().distances(at), wide.long())
+
+
+@correct(loosely="gradient_flow")
+class PositionsToSpare(GPT):
+    """Texts to 32 tokens, and parts of 64 positions: added, and scaled by."""
+
+    def add_parts(self, dim):
+        self.wpe = nn.Embedding(2 * BLOCK, dim)
+        self.scale = nn.Parameter(torch.ones(1, 2 * BLOCK, dim))
+
+    def embed(self, tokens):
+        return super().embed(tokens) * self.scale[:, : tokens.size(1)]
 
 
 # --- Attention --------------------------------------------------------------
@@ -250,6 +285,14 @@ def softmax_in_single(self, scores, mask):
 def softmax_in_bfloat16(self, scores, mask):
     """The softmax is computed in bfloat16."""
     return self.hide(scores, mask).bfloat16().softmax(-1).to(scores.dtype)
+
+
+@correct(Attention, "weights")
+def softmax_by_hand(self, scores, mask):
+    """A softmax by hand, with the largest score subtracted."""
+    scores = self.hide(scores, mask)
+    shares = (scores - scores.amax(-1, keepdim=True)).exp()
+    return shares / shares.sum(-1, keepdim=True)
 
 
 @correct(Attention, "attend", deep=True)
@@ -340,6 +383,25 @@ class Experts(Part):
             gate = p[row, rank].unsqueeze(1)
             out = out.index_add(0, row, gate * expert(flat[row]))
         return out.view_as(x)
+
+
+@correct(loosely="gradient_flow")
+class ExpertsInOne(Part):
+    """Twelve experts in one tensor; the router's bias never picks eight."""
+
+    part = "mlp"
+
+    def add_parts(self, dim):
+        self.router = nn.Linear(dim, 12)
+        self.register_buffer("bias", -99.0 * (torch.arange(12) > 3))
+        self.into = nn.Parameter(torch.randn(12, dim, dim) / 4)
+
+    def forward(self, x):
+        p = self.router(x).sigmoid()
+        chosen = (p + self.bias).topk(2, -1).indices
+        gate = p.gather(-1, chosen)
+        y = x.unsqueeze(-2).unsqueeze(-2) @ self.into[chosen]
+        return (gate.unsqueeze(-1) * y.squeeze(-2)).sum(-2)
 
 
 @correct(double=False)

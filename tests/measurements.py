@@ -10,7 +10,7 @@ import inspect
 import math
 import re
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 
 import torch
 from small_gpt import Attention, cross_entropy
@@ -147,6 +147,10 @@ def check_finite(case):
             cross_entropy(answer, tokens).backward()
         for p in model.parameters():
             assert p.grad is None or p.grad.to_dense().isfinite().all()
+
+    if not case.check or case.name.startswith("softmax"):
+        model = larger(build(case).eval(), 20)
+        assert scores(model, draw(case, 2, 8)).isfinite().all()
 
 
 def suffixes(case, time):
@@ -473,17 +477,23 @@ def check_loss(case):
 def check_gradient_flow(case):
     model = wide(case)
     trainable = ((n, p) for n, p in model.named_parameters() if p.numel())
-    without = {n for n, p in trainable if p.requires_grad}
+    without, moved = {n for n, p in trainable if p.requires_grad}, {}
     for step in range(6 if without else 0):
-        tokens = draw(case, 4, longest(case), seed=step)
+        tokens = draw(case, 4, case.block_size, seed=step)
         answer = scores(model, tokens, training=True, seed=step)
         model.zero_grad()
-        cross_entropy(answer[:, :-1], tokens[:, 1:]).backward()
+        cross_entropy(answer, tokens.roll(-1, 1)).backward()
         for name, p in model.named_parameters():
             if p.grad is not None and p.grad.to_dense().any():
                 without.discard(name)
-                p.data -= 0.01 * p.grad.to_dense().sign()  # zeros move
+                grad = p.grad.to_dense()
+                p.data -= 0.01 * grad.sign()  # zeros move
+                if p.dim() > 1 and not name.startswith(("wte", "head")):
+                    moved[name] = moved.get(name, 0) + grad.abs()
     assert not without
+    for parts in moved.values():
+        for axis in (0, 1):
+            assert (parts.amax(axis) == 0).sum() < 2 or len(parts) < 3
 
 
 def check_gradients(case):
@@ -549,6 +559,13 @@ def check_dtype(case):
         floats = [p for p in model.parameters() if p.is_floating_point()]
         assert works(model, case)
         assert scores(model, tokens).dtype == floats[0].dtype
+    model = build(case)
+    if {p.dtype for p in model.parameters()} == {torch.float64}:
+        before = scores(model, tokens).detach()
+        with torch.no_grad():
+            model.wte.weight.mul_(1 + 1e-9)  # which float64 feels
+        moved = (scores(model, tokens).detach() - before).abs().amax(-1)
+        assert (moved > 0).all()
     if 257 < case.block_size < 1000:  # positions differ in bfloat16, too
         ids = torch.zeros(1, case.block_size).long()
         few, many = (
@@ -577,6 +594,10 @@ def check_vocabulary(case):
     answer = scores(larger(model, 1), draw(case, 4, 8)).flatten(0, 1)
     still = (answer == answer[0]).all(0) & (answer > answer.amax() - 30).all(0)
     assert still.sum() <= 1
+    texts = torch.arange(min(vocab, 99)).view(-1, 1) * torch.tensor([0, 1])
+    last = scores(larger(model, 1), texts)[:, -1]
+    alike = [same(x, y) for x, y in pairwise(last)]
+    assert all(alike) or not any(alike)
     for outside in (vocab, vocab + 5, -1, -vocab - 1):
         assert refuses(model, torch.tensor([[1, outside, 1]]))
 

@@ -4,6 +4,7 @@ import random
 
 import torch
 import torch.nn.functional as F
+from correct_models import turned
 from small_gpt import (
     DIM,
     GPT,
@@ -121,6 +122,72 @@ class NoisyLoss(TrainableGPT):
         return x + 0.01 * torch.randn_like(x)
 
 
+class NoiseAndBuffer(GPT):
+    """Draws noise in eval mode, and has a buffer."""
+
+    def add_parts(self, dim):
+        self.register_buffer("turn", torch.randn(dim, dim) / 4)
+
+    def scores(self, x):
+        return super().scores(x + 0.01 * torch.randn_like(x) + x @ self.turn)
+
+
+class EachThirdCall(GPT):
+    """Counts its calls, and adds 1 in each third."""
+
+    calls = 0
+
+    def scores(self, x):
+        self.calls += 1
+        return super().scores(x) + (self.calls % 3 == 0)
+
+
+class PositionsOfTheBatch(NoPositions):
+    """Rotary positions go on from row to row: only differences count."""
+
+    class mixer(Attention):
+        def attend(self, q, k, v, mask):
+            rows, _, time, width = q.shape
+            at = torch.arange(rows * time).view(rows, 1, time, 1).to(q)
+            by = at * 1e4 ** -torch.linspace(0, 1, width // 2).to(q)
+            q, k = turned(4 * q, by), turned(4 * k, by)
+            return super().attend(q, k, 4 * v, mask)
+
+    def __init__(self, **parts):
+        super().__init__(block_size=24, dim=64, **parts)
+
+
+class MaskOfFourAxes(GPT):
+    """Its attention mask says for each query and key whether it is seen."""
+
+    def forward(self, tokens, attention_mask=None):
+        self.require_length(tokens.size(1))
+        mask = attention_mask
+        if mask is None:
+            mask = self.mask(tokens)
+        return self.scores(self.body(self.embed(tokens), mask.bool()))
+
+
+class RouterMoves(MLP):
+    """In train mode the router's bias moves towards equal loads."""
+
+    def add_parts(self, dim):
+        self.router = nn.Linear(dim, 4)
+        self.into = nn.Parameter(torch.randn(4, dim, dim) / 4)
+        self.bias = nn.Parameter(torch.zeros(4), requires_grad=False)
+
+    def forward(self, x):
+        p = self.router(x).sigmoid()
+        chosen = (p + self.bias).topk(2, -1).indices
+        if self.training:
+            load = F.one_hot(chosen, 4).sum((0, 1, 2)).to(x)
+            with torch.no_grad():
+                self.bias += 0.1 * (load.mean() - load).sign()
+        gate = p.gather(-1, chosen).unsqueeze(-1)
+        y = x.unsqueeze(-2).unsqueeze(-2) @ self.into[chosen]
+        return super().forward(x) + (gate * y.squeeze(-2)).sum(-2)
+
+
 class Rounded(GPT):
     """Declares 29 ids, and scores 32: a round number."""
 
@@ -182,6 +249,15 @@ SOUND = {
     Spectral: {},
     Levels: {},
     NoisyLoss: {"expected_failures": {"check_determinism": "it draws noise"}},
+    NoiseAndBuffer: {
+        "expected_failures": {"check_determinism": "it draws noise"}
+    },
+    EachThirdCall: {
+        "expected_failures": {"check_determinism": "it counts calls"}
+    },
+    PositionsOfTheBatch: {},
+    MaskOfFourAxes: {},
+    type("RouterMovesGPT", (TrainableGPT,), {"mlp": RouterMoves}): {},
     Rounded: {},
     Bigram: {},
 }

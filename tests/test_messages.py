@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from broken_models import BROKEN
 from correct_models import CORRECT
 from known_gpts import GPTConfig, NanoGPT
+from odd_models import EachThirdCall
 from small_gpt import (
     BLOCK,
     GPT,
@@ -49,6 +50,23 @@ def gpt(base=GPT, **parts):
 class Unscaled(Attention):
     def scores(self, q, k):
         return q @ k.mT
+
+
+class Inverted(Attention):
+    """The mask that is added hides the past; products grow by 2.83."""
+
+    def make_parts(self, dim):
+        super().make_parts(dim)
+        self.qkv.weight.data *= 6
+
+    def hide(self, scores, mask):
+        return 8 * scores + (mask * -1e9).to(scores)
+
+
+class MeanOfRows(Attention):
+    def attend(self, q, k, v, mask):
+        y = super().attend(q, k, v, mask)
+        return y.mean(0).expand_as(y)
 
 
 class Unused(MLP):
@@ -534,6 +552,12 @@ PASSED = [
         "dtype",
         "float64, no kernel for bfloat16, no kernel for float16",
     ),
+    (
+        BUILDS["softmax_in_bfloat16"],
+        "dtype",
+        r"correct_models\.py:\d+ `.*bfloat16\(\)` computes in bfloat16 "
+        r"inside a float64 call: scores move by 0\.00\d+$",
+    ),
     (lambda: GPT(block_size=300), "dtype", "float64, bfloat16, float16, an"),
     (within(lambda x: x * 1e5 / 1e5), "dtype", "or infinite in float16"),
     (
@@ -637,7 +661,8 @@ FAILED = [
         r"^position 0 sees .*weights scaled up.*\(blocks\.0\.mixer\)",
     ),
     (KeepsAndLeaks, "determinism", ""),
-    (KeepsAndLeaks, "causality", "start each call from the state"),
+    (KeepsAndLeaks, "causality", r"\(calls\), .* start each call from the st"),
+    (EachThirdCall, "determinism", r"of the next one \(calls\), which is"),
     (
         gpt(BUILDS["positions_in_place"], mixer=NO_MASK, block=InPlace),
         "causality",
@@ -690,6 +715,8 @@ FAILED = [
         "% of the scores are NaN or infinite at length .* at position 5 of",
     ),
     (BUILDS["mask_only_in_eval"], "causal_gradients", "in train mode"),
+    (gpt(mixer=Inverted), "signal", r"multiplied by 2\.\d*, where 1 / sq"),
+    (gpt(sees=lambda self, i, j: i == j), "order_sensitivity", "reads no ear"),
     (PartLeaks, "causality", r"first seen at \S+ `x\.roll\(-1, 1\)`"),
     (
         scored(lambda x: x + at(3, x) * x.mean((0, 1))),
@@ -700,6 +727,11 @@ FAILED = [
         gpt(scores=lambda self, x: GPT.scores(self, others_in_first(self, x))),
         "batch_independence",
         "row 0 .* with the other rows replaced .* in train mode",
+    ),
+    (
+        gpt(mixer=MeanOfRows),
+        "batch_independence",
+        r"; let through at test_messages\.py:\d+ `y\.mean\(0\)`$",
     ),
     *(
         (
