@@ -17,7 +17,7 @@ from .tokens import rows_at_once
 from .variant import Variant, changeable
 
 Axis = tuple[str, int]  # a parameter's name; 0 for its rows, 1 for columns
-Slices = dict[Axis, Bool[Tensor, "slices"]]
+Slices = dict[Axis, Bool[Tensor, "_"]]  # each of its own number
 
 FEWEST = 2  # dead slices: one may be padding, or a measure of the others
 DRAWS = 4  # of all matrices: what is dead by chance is not dead again
