@@ -501,7 +501,6 @@ def test_influence_is_a_lower_triangle_for_a_causal_model():
     assert leak.triu(1).gt(0).sum() == 66
 
 
-@pytest.mark.unhooked
 def test_influence_is_that_of_a_model_with_its_inputs():
     model = next(m for m in BROKEN if m.name == "documents_replace_the_mask")
     ids, docs = torch.arange(6), torch.tensor([[0, 0, 0, 1, 1, 1]])
@@ -512,6 +511,7 @@ def test_influence_is_that_of_a_model_with_its_inputs():
         influence(model.build, ids, inputs={"doc_ids": docs})
 
 
+@pytest.mark.unhooked
 def test_influence_refuses_what_is_no_sequence_of_the_model():
     assert influence(GPT().double(), [[3, 1, 4]], rounds=1).shape == (3, 3)
     for tokens, words in (
