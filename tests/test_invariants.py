@@ -501,6 +501,7 @@ def test_influence_is_a_lower_triangle_for_a_causal_model():
     assert leak.triu(1).gt(0).sum() == 66
 
 
+@pytest.mark.unhooked
 def test_influence_is_that_of_a_model_with_its_inputs():
     model = next(m for m in BROKEN if m.name == "documents_replace_the_mask")
     ids, docs = torch.arange(6), torch.tensor([[0, 0, 0, 1, 1, 1]])
