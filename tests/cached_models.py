@@ -117,6 +117,41 @@ class SetupAndPositions(Piecewise):
         return scores
 
 
+class Room(nn.Module):
+    """Keys and values of one layer, as buffers of a module."""
+
+    def __init__(self, rows, length, dtype):
+        super().__init__()
+        room = torch.zeros(2, rows, 2, length, DIM // 2, dtype=dtype)
+        self.register_buffer("room", room)
+
+
+class RoomInEachLayer(SetupAndPositions):
+    """A layer's room is a module, made among its others. (gpt-fast)"""
+
+    def add_parts(self, dim):
+        super().add_parts(dim)
+        for block in self.blocks:
+            block.mixer.kept = None
+
+    def setup_caches(self, max_batch_size, max_seq_length):
+        for block in self.blocks:
+            size = max_batch_size, max_seq_length, self.wte.weight.dtype
+            block.mixer.kept = Room(*size)
+
+    def forward(self, tokens, input_pos=None):
+        if input_pos is None:
+            return GPT.forward(self, tokens)
+        rooms = [block.mixer.kept.room for block in self.blocks]
+        start = int(input_pos[0])
+        pairs = [tuple(room[..., :start, :]) for room in rooms]
+        scores, pairs = self.piece(tokens, pairs if start else None)
+        for room, pair in zip(rooms, pairs, strict=True):
+            stacked = torch.stack(pair)[..., : room.size(-2), :]
+            room[..., : stacked.size(-2), :] = stacked
+        return scores
+
+
 class SetAndClear(SetupAndPositions):
     """Room is made by one method and given back by another. (litgpt)"""
 
