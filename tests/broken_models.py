@@ -1154,6 +1154,31 @@ def loss_of_whole_tiles(self, logits, targets):
 
 
 @broken("check_loss", TrainableGPT, "loss", only=True)
+def loss_smoothed(self, logits, targets):
+    """Labels are smoothed in eval mode, too: no perplexity follows from it."""
+    return cross_entropy(logits, targets, label_smoothing=0.1)
+
+
+@broken("check_loss", TrainableGPT, "loss", only=True)
+def loss_by_rows(self, logits, targets):
+    """Each row's mean counts the same, however many targets it has."""
+    rows = zip(logits, targets, strict=True)
+    return torch.stack([F.cross_entropy(*row) for row in rows]).mean()
+
+
+@broken("check_loss", only=True)
+class LossBeforeTheCap(TrainableGPT):
+    """The loss is that of the scores before their soft cap."""
+
+    def scores(self, x):
+        self.raw = super().scores(x)
+        return 200 * (self.raw / 200).tanh()
+
+    def loss(self, logits, targets):
+        return super().loss(self.raw, targets)
+
+
+@broken("check_loss", TrainableGPT, "loss", only=True)
 def loss_without_graph(self, logits, targets):
     """The loss is made anew from its number: no gradient comes back."""
     return torch.tensor(TrainableGPT.loss(self, logits, targets).item())

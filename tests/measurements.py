@@ -448,7 +448,7 @@ def check_loss(case):
         targets[:, 1:3] = case.vocab_size - 1
         options = {}
         if ignored is not None:
-            options["ignore_index"] = targets[:, ::2] = ignored
+            options["ignore_index"] = targets[0, ::2] = ignored
         own = targets.clone()
         try:
             answer = model(tokens, **{name: targets})
