@@ -18,6 +18,7 @@ FAULTS = {
     "rows": "Rows of the cache are swapped.",
     "twice": "New keys are put in twice.",
     "window": "Five tokens are kept, and no window is declared.",
+    "given": "Positions of later pieces, where given, are one too high.",
     "reset": "A new text goes on where the last one ended.",
 }
 
@@ -55,14 +56,20 @@ class Piecewise(GPT):
         layers = len(self.blocks)
         self.config = SimpleNamespace(n_layer=layers, n_head=2, n_embd=DIM)
 
-    def piece(self, tokens, pairs=None):
-        """Scores of a piece, and each layer's keys and values behind it."""
+    def piece(self, tokens, pairs=None, given=None):
+        """Scores of a piece, and each layer's keys and values behind it.
+
+        Positions follow from the cache, or are given.
+        """
         pairs = pairs or [None] * len(self.blocks)
         start = 0 if pairs[0] is None else pairs[0][0].size(-2)
         self.require_length(start + tokens.size(1))
         at = positions(tokens) + start
         off = int(self.fault == "position" and start > 0)
-        x = self.wte(tokens) + self.wpe((at + off) % BLOCK)
+        if given is not None:
+            off = int(self.fault == "given" and start > 0)
+        where = (at if given is None else given) + off
+        x = self.wte(tokens) + self.wpe(where % BLOCK)
         if self.fault == "mask":
             at = positions(tokens)
         end = start + tokens.size(1)
@@ -78,7 +85,8 @@ class Piecewise(GPT):
 class FlagAndReset(Piecewise):
     """A flag, and a state that a method empties. (Raschka's books)"""
 
-    faults, found = tuple(FAULTS), "reset_kv_cache() and use_cache=True"
+    faults = *Piecewise.faults, "reset"
+    found = "reset_kv_cache() and use_cache=True"
     pairs = None
 
     def reset_kv_cache(self):
@@ -249,6 +257,20 @@ class Stacked(Piecewise):
         if not use_cache:
             return scores
         return scores, torch.stack([torch.stack(pair) for pair in after])
+
+
+class PositionsLeftOut(Piecewise):
+    """Positions may be given; left out, they follow from the cache."""
+
+    faults = tuple(FAULTS)[:6]
+    found = "past_key_values and use_cache=True, also with position_ids: "
+
+    def forward(
+        self, tokens, position_ids=None, past_key_values=None, use_cache=False
+    ):
+        past = past_key_values
+        scores, after = self.piece(tokens, past, position_ids)
+        return (scores, after) if use_cache else scores
 
 
 class LastPosition(Piecewise):

@@ -29,6 +29,9 @@ def check_cache(subject: Subject) -> str:
     subject.require_no_noise()
     decoder.require_reset(subject.lengths.fit(4), subject.generator())
     generator, longest = subject.generator(), subject.block_size
+    time, told = subject.lengths.fit(7), ""
+    with subject.budget.part("positions given", time):
+        told = decoder.compare_positions(time, generator)
 
     for batch in sorted({*map(subject.fit_rows, (1, 3, 5))}):
         for time in subject.fit(1, 7, 16):
@@ -48,8 +51,8 @@ def check_cache(subject: Subject) -> str:
         decoder.compare_two_texts(time, generator)
         decoder.compare_padded(time, generator)
     return (
-        f"decoding: {decoder.convention.says}: lengths to {longest}, one by "
-        f"one, whole and in pieces{decoder.note}"
+        f"decoding: {decoder.convention.says}{told}: lengths to {longest}, one "
+        f"by one, whole and in pieces{decoder.note}"
     )
 
 

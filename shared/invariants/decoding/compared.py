@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 
@@ -12,8 +13,8 @@ from ..errors import ModelRaised
 from ..lines import Line, first_in_last_piece
 from ..model.sizes import has_position_table
 from ..rounding import Gap, floor, gaps, real_gap
-from .conventions import Text
-from .pieces import Decoder
+from .conventions import POSITIONS, Text
+from .pieces import WRONG, Decoder
 
 
 class Comparison(Decoder):
@@ -57,6 +58,40 @@ class Comparison(Decoder):
                     raise
                 self.note = f"; goes on with one token at a time only: {error}"
 
+    def compare_positions(self, time: int, generator: torch.Generator) -> str:
+        """Require the same with positions given that the model may count.
+
+        Returns:
+            The words of a report for these arguments.
+        """
+        chosen = self.convention
+        assert chosen is not None
+        may = [
+            name
+            for name in POSITIONS
+            if name in chosen.arguments
+            and chosen.arguments[name].default is None
+        ]
+        tokens, half = self.draw(1, time, generator), time // 2
+        splits = [[1] * time, [half, time - half]] if half else []
+        said = ""
+        if chosen.position is not None or chosen.cache is None:
+            return ""
+        for name in may:
+            says = f"{chosen.says} and {name}"
+            way = replace(chosen, position=name, says=says)
+            if self._grade(way) < WRONG:
+                continue
+            self.convention = way
+            whole = partial(self.in_pieces, tokens, [time])
+            full = partial(self.full, tokens)
+            # else the argument means something else
+            if self.first_gap(full, whole, (full(), whole())) is None:
+                self.compare(tokens, splits)
+                said += f", also with {name}"
+        self.convention = chosen
+        return said
+
     def compare_two_texts(self, time: int, generator: torch.Generator) -> None:
         """Require that a text leaves another one alone."""
         assert self.convention is not None
@@ -88,6 +123,7 @@ class Comparison(Decoder):
         if (
             self.convention is None
             or not self.convention.takes_mask
+            or self.convention.position in POSITIONS  # the mask has others
             or time < 4
         ):
             return

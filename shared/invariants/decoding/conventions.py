@@ -64,6 +64,12 @@ class Convention:
         return MASK in self.arguments
 
     @property
+    def may_leave_out(self) -> bool:
+        """Whether a model that counts positions itself was given them."""
+        name = self.position or ""
+        return name in POSITIONS and self.arguments[name].default is None
+
+    @property
     def one_at_a_time(self) -> bool:
         """Whether a later piece is one token, by signature."""
         return self.whole and "cache_age" not in self.arguments
