@@ -14,6 +14,7 @@ from small_gpt import (
     TrainableGPT,
     Unlimited,
     angles,
+    cross_entropy,
     positions,
 )
 from torch import nn
@@ -171,7 +172,38 @@ class ConstantScore(GPT):
         return F.pad(super().scores(x)[..., :-1], (0, 1), value=1.0)
 
 
+class Autocasts(GPT):
+    """Its forward runs in bfloat16, a matrix of it twice. (speedruns)"""
+
+    def forward(self, tokens):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(tokens).float()
+
+
+class StepInABuffer(Unlimited):
+    """A number is a buffer without axes; no limit is declared."""
+
+    def __init__(self, **parts):
+        super().__init__(block_size=96, **parts)
+        del self.block_size
+        self.register_buffer("scale", torch.tensor(1.0))
+
+
+class LossAlone(GPT):
+    """Its forward takes targets and returns the loss. (parameter-golf)"""
+
+    def forward_logits(self, tokens):
+        return super().forward(tokens)
+
+    def forward(self, input_ids, target_ids):
+        logits = self.forward_logits(input_ids)
+        return cross_entropy(logits, target_ids)
+
+
 SOUND = {
+    Autocasts: {"expected_failures": {"check_dtype": "bfloat16 inside"}},
+    StepInABuffer: {},
+    LossAlone: {},
     Beartyped: {},
     type("MappedGPT", (GPT,), {"mlp": Mapped}): {},
     TwoScores: {},

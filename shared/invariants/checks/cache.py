@@ -51,8 +51,8 @@ def check_cache(subject: Subject) -> str:
         decoder.compare_two_texts(time, generator)
         decoder.compare_padded(time, generator)
     return (
-        f"decoding: {decoder.convention.says}{told}: lengths to {longest}, one "
-        f"by one, whole and in pieces{decoder.note}"
+        f"decoding: {decoder.convention.says}{told}: lengths to {longest}, "
+        f"one by one, whole and in pieces{decoder.note}"
     )
 
 

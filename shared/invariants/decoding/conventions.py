@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import during
-from ..model.calling import MASK, REQUIRED, TARGETS, token_argument
+from ..model.calling import MASK, TARGETS, maker_of, token_argument
 from ..model.inputs import FLAG, NUMBERS, STARTS, STRONG, WEAK
 from ..model.reading import tensors_in
 from ..subject import Subject
@@ -51,12 +51,11 @@ class Convention:
     def __post_init__(self) -> None:
         """Read the signature."""
         self.arguments, self.token_name = token_argument(self.function)
-        self.required = [
-            (name, make)
-            for name, make in REQUIRED.items()
-            if name in self.arguments
-            and self.arguments[name].default is inspect.Parameter.empty
-        ]
+        self.required = {
+            name: make
+            for name, p in self.arguments.items()
+            if p.default is p.empty and (make := maker_of(name))
+        }
 
     @property
     def takes_mask(self) -> bool:
@@ -90,7 +89,9 @@ class Text:
         way, start = self.convention, self.seen.size(1)
         self.seen = torch.cat([self.seen.to(piece.device), piece], 1)
         tokens = self.seen.clone() if way.whole else piece.clone()
-        given: dict[str, Any] = {n: make(tokens) for n, make in way.required}
+        given: dict[str, Any] = {
+            n: make(tokens) for n, make in way.required.items()
+        }
         given |= way.flags | mask
         if way.position in NUMBERS:
             given[way.position] = start
@@ -107,8 +108,9 @@ class Text:
             given["cache_age"] = piece.size(1)
         caller = way.subject.caller
         tokens = caller.handed(caller.arranged(tokens))
-        for name in {MASK, *TARGETS} & given.keys():
-            given[name] = caller.arranged(given[name])
+        for name in given:
+            if name == MASK or TARGETS.fullmatch(name):
+                given[name] = caller.arranged(given[name])
         given = {name: caller.handed(value) for name, value in given.items()}
         what = f"decoding, on tokens of shape {tuple(piece.shape)} after "
         with during(f"{what}{start}"), torch.no_grad():

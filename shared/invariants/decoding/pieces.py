@@ -155,7 +155,7 @@ class Decoder:
                 f"shape {wanted} should be"
             )
         scores = subject.without_hidden(found[:, -size:])
-        if subject.caller.method is not None:
+        if subject.caller.log_probs:
             scores = scores.log_softmax(-1)
         return scores
 
