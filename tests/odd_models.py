@@ -200,7 +200,56 @@ class LossAlone(GPT):
         return cross_entropy(logits, target_ids)
 
 
+class ShiftsInside(GPT):
+    """With labels it returns the loss alone, over the tokens behind them."""
+
+    def forward(self, tokens, labels=None):
+        logits = super().forward(tokens)
+        if labels is None:
+            return logits
+        ids = F.pad(labels[:, 1:], (0, 1), value=-100)
+        return self.compared(logits, ids)
+
+    def compared(self, logits, ids):
+        return cross_entropy(logits, ids)
+
+
+class LabelsInScores(ShiftsInside):
+    """Its scores see the label that they are compared with."""
+
+    def compared(self, logits, ids):
+        seen = F.one_hot(ids.clamp(min=0), VOCAB)
+        return super().compared(logits + 1e-3 * seen, ids)
+
+
+class MeanOfScoresAdded(ShiftsInside):
+    """A mean of all scores is in the loss."""
+
+    def compared(self, logits, ids):
+        return super().compared(logits, ids) + logits.mean().square()
+
+
+class SortedLabels(ShiftsInside):
+    """Labels are sorted before they are compared."""
+
+    def compared(self, logits, ids):
+        return super().compared(logits, ids.sort(1).values)
+
+
+class MaskedWithoutLabels(ShiftsInside):
+    """With labels each token sees all."""
+
+    def forward(self, tokens, labels=None):
+        self.open = labels is not None
+        return super().forward(tokens, labels)
+
+    def mask(self, tokens):
+        return super().mask(tokens) | self.open
+
+
 SOUND = {
+    ShiftsInside: {},
+    MeanOfScoresAdded: {},
     Autocasts: {"expected_failures": {"check_dtype": "bfloat16 inside"}},
     StepInABuffer: {},
     LossAlone: {},

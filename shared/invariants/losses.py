@@ -1,6 +1,7 @@
 """Losses: the mean cross-entropy, and all that a loss might be instead."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def mean_loss(
 
 
 def added_to(
-    scores: Tensor, targets: tuple[Tensor, Tensor], losses: tuple
+    scores: Tensor, targets: Sequence[Tensor], losses: Sequence[Any]
 ) -> tuple[set[int], float, float]:
     """Return what two losses are beside the mean of their targets.
 
