@@ -948,6 +948,16 @@ class WindowOneShort(GPT):
         return (j <= i) & (i - j < 5)
 
 
+@broken("check_context_use")
+class BlockBehindLost(GPT):
+    """Sees its block of 8 tokens; the block behind it is lost."""
+
+    layers, window = 1, 8
+
+    def sees(self, i, j):
+        return (j <= i) & (i // self.window == j // self.window)
+
+
 @broken("check_context_use", GPT, "token_vectors", only=True)
 def first_token_lost(self, tokens):
     """The first token is overwritten by a start marker."""

@@ -214,6 +214,16 @@ class SlidingWindow(GPT):
 
 
 @correct()
+class BlockBehind(GPT):
+    """Sees its block of 8 tokens and the one behind it, in one layer."""
+
+    layers, window = 1, 8
+
+    def sees(self, i, j):
+        return (j <= i) & (i // self.window - j // self.window < 2)
+
+
+@correct()
 class WindowInConfig(GPT):
     """Two layers of 6 tokens, declared as config.sliding_window."""
 
