@@ -160,6 +160,33 @@ class RoomInEachLayer(SetupAndPositions):
         return scores
 
 
+class SetUpBeforeReset(RoomInEachLayer):
+    """Once there is room, a call takes a mask; none is reset. (torchtune)"""
+
+    found = "reset_caches() and setup_caches() and input_pos"
+
+    def setup_caches(self, batch_size, dtype, *, decoder_max_seq_len=None):
+        if self.blocks[0].mixer.kept is None:
+            for block in self.blocks:
+                size = batch_size, decoder_max_seq_len, dtype
+                block.mixer.kept = Room(*size)
+
+    def reset_caches(self):
+        for block in self.blocks:
+            if block.mixer.kept is None:
+                raise RuntimeError("call setup_caches() first")
+            block.mixer.kept.room.zero_()
+
+    def forward(self, tokens, *, mask=None, input_pos=None):
+        room = self.blocks[0].mixer.kept
+        if room is not None:
+            if mask is None:
+                raise ValueError("a cache needs a mask")
+            seen = torch.arange(room.room.size(-2)) <= input_pos.unsqueeze(1)
+            assert seen.expand(len(tokens), -1, -1).equal(mask)
+        return super().forward(tokens, input_pos)
+
+
 class SetAndClear(SetupAndPositions):
     """Room is made by one method and given back by another. (litgpt)"""
 
@@ -273,6 +300,23 @@ class PositionsLeftOut(Piecewise):
         return (scores, after) if use_cache else scores
 
 
+class InferenceParams(Piecewise):
+    """The caller makes room and counts what it has fed. (flash-attn)"""
+
+    found = "inference_params=InferenceParams()"
+
+    def forward(self, tokens, position_ids=None, inference_params=None):
+        if inference_params is None:
+            return super().forward(tokens)
+        kept = inference_params.key_value_memory_dict
+        start = inference_params.seqlen_offset
+        pairs = kept["pairs"] if start else None
+        if pairs and self.fault not in ("twice", "window"):
+            assert pairs[0][0].size(-2) == start
+        scores, kept["pairs"] = self.piece(tokens, pairs, position_ids)
+        return scores
+
+
 class LastPosition(Piecewise):
     """A dict with the scores of the last position alone, as for sampling."""
 
@@ -314,6 +358,18 @@ class Recurrent(Piecewise):
         if self.fault == "twice":
             _, after = self.cell(x[:, -1:], after)
         return self.head(y), after
+
+
+class PrevHiddens(Recurrent):
+    """With a state it looks at the last token alone. (minGRU)"""
+
+    found = "prev_hiddens and return_prev_hiddens=True"
+
+    def forward(self, tokens, return_prev_hiddens=False, prev_hiddens=None):
+        if prev_hiddens is not None:
+            tokens = tokens[:, -1:]
+        scores, after = super().forward(tokens, prev_hiddens)
+        return (scores, after) if return_prev_hiddens else scores
 
 
 class OneState(Recurrent):

@@ -177,6 +177,11 @@ class Decoder:
                 seen = {}
             scores = self.scores(text, piece, **seen)
             missing = piece.size(1) - scores.size(1)
+            if missing and parts and bool(self.scored[:1].all()):
+                raise ModelRaised(
+                    f"of a piece of {piece.size(1)} tokens behind the first "
+                    f"{scores.size(1)} is answered"
+                )
             self.scored[end - scores.size(1) : end] = True
             parts.append(nn.functional.pad(scores, (0, 0, missing, 0)))
         return torch.cat(parts, dim=1)
