@@ -19,6 +19,8 @@ FAULTS = {
     "twice": "New keys are put in twice.",
     "window": "Five tokens are kept, and no window is declared.",
     "given": "Positions of later pieces, where given, are one too high.",
+    "stale": "A plain pass behind it takes what decoding left.",
+    "float32": "Room is made in float32, whatever the weights.",
     "reset": "A new text goes on where the last one ended.",
 }
 
@@ -85,7 +87,7 @@ class Piecewise(GPT):
 class FlagAndReset(Piecewise):
     """A flag, and a state that a method empties. (Raschka's books)"""
 
-    faults = *Piecewise.faults, "reset"
+    faults = *Piecewise.faults, "reset", "stale"
     found = "reset_kv_cache() and use_cache=True"
     pairs = None
 
@@ -94,7 +96,7 @@ class FlagAndReset(Piecewise):
             self.pairs = None
 
     def forward(self, tokens, use_cache=False):
-        if not use_cache:
+        if not use_cache and not (self.fault == "stale" and self.pairs):
             return super().forward(tokens)
         scores, self.pairs = self.piece(tokens, self.pairs)
         return scores
@@ -137,6 +139,8 @@ class Room(nn.Module):
 class RoomInEachLayer(SetupAndPositions):
     """A layer's room is a module, made among its others. (gpt-fast)"""
 
+    faults = *SetupAndPositions.faults, "float32"
+
     def add_parts(self, dim):
         super().add_parts(dim)
         for block in self.blocks:
@@ -144,8 +148,11 @@ class RoomInEachLayer(SetupAndPositions):
 
     def setup_caches(self, max_batch_size, max_seq_length):
         for block in self.blocks:
-            size = max_batch_size, max_seq_length, self.wte.weight.dtype
-            block.mixer.kept = Room(*size)
+            size = max_batch_size, max_seq_length
+            block.mixer.kept = Room(*size, self.kind(self.wte.weight.dtype))
+
+    def kind(self, dtype):
+        return torch.float32 if self.fault == "float32" else dtype
 
     def forward(self, tokens, input_pos=None):
         if input_pos is None:
@@ -156,7 +163,7 @@ class RoomInEachLayer(SetupAndPositions):
         scores, pairs = self.piece(tokens, pairs if start else None)
         for room, pair in zip(rooms, pairs, strict=True):
             stacked = torch.stack(pair)[..., : room.size(-2), :]
-            room[..., : stacked.size(-2), :] = stacked
+            room.index_copy_(3, torch.arange(stacked.size(3)), stacked)
         return scores
 
 
@@ -168,8 +175,8 @@ class SetUpBeforeReset(RoomInEachLayer):
     def setup_caches(self, batch_size, dtype, *, decoder_max_seq_len=None):
         if self.blocks[0].mixer.kept is None:
             for block in self.blocks:
-                size = batch_size, decoder_max_seq_len, dtype
-                block.mixer.kept = Room(*size)
+                size = batch_size, decoder_max_seq_len
+                block.mixer.kept = Room(*size, self.kind(dtype))
 
     def reset_caches(self):
         for block in self.blocks:

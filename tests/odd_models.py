@@ -5,6 +5,7 @@ import random
 import torch
 import torch.nn.functional as F
 from small_gpt import (
+    BLOCK,
     DIM,
     GPT,
     MLP,
@@ -247,6 +248,19 @@ class MaskedWithoutLabels(ShiftsInside):
         return super().mask(tokens) | self.open
 
 
+class KeptFromInference(Unlimited):
+    """A table that scales the vectors is made in its first call, and kept."""
+
+    table = None
+
+    def embed(self, tokens):
+        if self.table is None:
+            self.table = torch.linspace(
+                1, 2, BLOCK, dtype=self.wte.weight.dtype
+            )
+        return super().embed(tokens) * self.table[: tokens.size(1), None]
+
+
 SOUND = {
     ShiftsInside: {},
     MeanOfScoresAdded: {},
@@ -267,6 +281,7 @@ SOUND = {
     Bigram: {},
 }
 HIDDEN = [  # a model, the check that finds its fault, and words
+    (KeptFromInference, "gradients", "Inference tensors cannot be saved"),
     (DrawsForNothing, "purity", "the random state of Python's random"),
     (type("FlexLeaks", (GPT,), {"mixer": FlexAhead}), "causality", "sees tok"),
     (Coarse, "order_sensitivity", "two positions are the same"),

@@ -1,5 +1,6 @@
 """Compares decoding with the full forward: the first difference."""
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -9,11 +10,13 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ..errors import ModelRaised
+from ..cases import HALF
+from ..errors import ModelRaised, SkipCheck
 from ..lines import Line, first_in_last_piece
 from ..model.sizes import has_position_table
 from ..rounding import Gap, floor, gaps, real_gap
-from .conventions import POSITIONS, Text
+from ..variant import CopyFailed, copy_for
+from .conventions import POSITIONS, Text, conventions
 from .pieces import WRONG, Decoder
 
 
@@ -42,6 +45,49 @@ class Comparison(Decoder):
                 f"with a cache ({self.convention.says}), {time} tokens stay "
                 f"for the text after them: {said}"
             )
+
+    def require_plain(self, time: int, generator: torch.Generator) -> None:
+        """Require that a plain pass is the same after decoding as before."""
+        assert self.convention is not None
+        if self.subject.keeps_state:
+            return
+        tokens = self.draw(1, time, generator)
+        before = self.full(tokens)
+        self.in_pieces(tokens, [1] * time)
+        with suppress(ModelRaised):  # it may refuse one
+            size = float(gaps(self.variant.scores(tokens), before).max())
+            if size > floor(before):
+                raise AssertionError(
+                    f"after decoding ({self.convention.says}) a plain pass of "
+                    f"{time} tokens differs by {size:.2g} from the one "
+                    f"before: it takes what is left in the cache"
+                )
+
+    def require_half(self, time: int, generator: torch.Generator) -> None:
+        """Require that a model that runs in bfloat16 decodes in it."""
+        chosen = self.convention
+        assert chosen is not None
+        tokens = self.draw(1, time, generator)
+        try:
+            half = copy_for(self.subject, HALF[0])
+            half.scores(tokens)
+        except (CopyFailed, SkipCheck):
+            return
+        half.model.eval()
+        for way in conventions(self.subject, half.model, lambda: None):
+            if way.says != chosen.says:
+                continue
+            text = Text(way, 1)
+            try:
+                for piece in tokens.split(1, 1):
+                    text.feed(piece)
+            except ModelRaised as error:
+                if re.search(r"dtype|[Ff]loat|Half", str(error)):
+                    raise AssertionError(
+                        f"in bfloat16 the full forward answers, and decoding "
+                        f"({way.says}) does not: {error}"
+                    ) from error.__cause__
+            return
 
     def compare(self, tokens: Tensor, splits: list[list[int]]) -> None:
         """Require that tokens fed in pieces have the scores of the whole."""
