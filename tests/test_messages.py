@@ -20,6 +20,7 @@ from small_gpt import (
     CachedGPT,
     CacheWithMask,
     Mixer,
+    NoPositions,
     Padded,
     TrainableGPT,
     Unlimited,
