@@ -5,6 +5,7 @@ import random
 import torch
 import torch.nn.functional as F
 from small_gpt import (
+    BLOCK,
     DIM,
     GPT,
     MLP,
@@ -14,6 +15,7 @@ from small_gpt import (
     TrainableGPT,
     Unlimited,
     angles,
+    cross_entropy,
     positions,
 )
 from torch import nn
@@ -171,7 +173,100 @@ class ConstantScore(GPT):
         return F.pad(super().scores(x)[..., :-1], (0, 1), value=1.0)
 
 
+class Autocasts(GPT):
+    """Its forward runs in bfloat16, a matrix of it twice. (speedruns)"""
+
+    def forward(self, tokens):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(tokens).float()
+
+
+class StepInABuffer(Unlimited):
+    """A number is a buffer without axes; no limit is declared."""
+
+    def __init__(self, **parts):
+        super().__init__(block_size=96, **parts)
+        del self.block_size
+        self.register_buffer("scale", torch.tensor(1.0))
+
+
+class LossAlone(GPT):
+    """Its forward takes targets and returns the loss. (parameter-golf)"""
+
+    def forward_logits(self, tokens):
+        return super().forward(tokens)
+
+    def forward(self, input_ids, target_ids):
+        logits = self.forward_logits(input_ids)
+        return cross_entropy(logits, target_ids)
+
+
+class ShiftsInside(GPT):
+    """With labels it returns the loss alone, over the tokens behind them."""
+
+    def forward(self, tokens, labels=None):
+        logits = super().forward(tokens)
+        if labels is None:
+            return logits
+        ids = F.pad(labels[:, 1:], (0, 1), value=-100)
+        return self.compared(logits, ids)
+
+    def compared(self, logits, ids):
+        return cross_entropy(logits, ids)
+
+
+class LabelsInScores(ShiftsInside):
+    """Its scores see the label that they are compared with."""
+
+    def compared(self, logits, ids):
+        seen = F.one_hot(ids.clamp(min=0), VOCAB)
+        return super().compared(logits + 1e-3 * seen, ids)
+
+
+class MeanOfScoresAdded(ShiftsInside):
+    """A mean of all scores is in the loss."""
+
+    def compared(self, logits, ids):
+        return super().compared(logits, ids) + logits.mean().square()
+
+
+class SortedLabels(ShiftsInside):
+    """Labels are sorted before they are compared."""
+
+    def compared(self, logits, ids):
+        return super().compared(logits, ids.sort(1).values)
+
+
+class MaskedWithoutLabels(ShiftsInside):
+    """With labels each token sees all."""
+
+    def forward(self, tokens, labels=None):
+        self.open = labels is not None
+        return super().forward(tokens, labels)
+
+    def mask(self, tokens):
+        return super().mask(tokens) | self.open
+
+
+class KeptFromInference(Unlimited):
+    """A table that scales the vectors is made in its first call, and kept."""
+
+    table = None
+
+    def embed(self, tokens):
+        if self.table is None:
+            self.table = torch.linspace(
+                1, 2, BLOCK, dtype=self.wte.weight.dtype
+            )
+        return super().embed(tokens) * self.table[: tokens.size(1), None]
+
+
 SOUND = {
+    ShiftsInside: {},
+    MeanOfScoresAdded: {},
+    Autocasts: {"expected_failures": {"check_dtype": "bfloat16 inside"}},
+    StepInABuffer: {},
+    LossAlone: {},
     Beartyped: {},
     type("MappedGPT", (GPT,), {"mlp": Mapped}): {},
     TwoScores: {},
@@ -186,6 +281,7 @@ SOUND = {
     Bigram: {},
 }
 HIDDEN = [  # a model, the check that finds its fault, and words
+    (KeptFromInference, "gradients", "Inference tensors cannot be saved"),
     (DrawsForNothing, "purity", "the random state of Python's random"),
     (type("FlexLeaks", (GPT,), {"mixer": FlexAhead}), "causality", "sees tok"),
     (Coarse, "order_sensitivity", "two positions are the same"),

@@ -12,7 +12,7 @@ from ..cases import LOSSES, TRAIN_TARGETS, Case, to_be_tried
 from ..context import modes_kept, one_run
 from ..errors import FoundOut, ModelRaised, UnusableModel
 from ..model.building import Builder, KeptState, called_modules, name_of
-from ..model.calling import LAYOUTS, caller_of
+from ..model.calling import LAYOUTS, LOG_PROBS, caller_of
 from ..model.reading import BATCH_FIRST, SCORES
 from ..model.sizes import LENGTH, Lengths, choose_sizes, declared
 from ..randomness import isolated
@@ -87,7 +87,12 @@ def meet(
         limit=declared(model, LENGTH),  # block_size may be less
         parameters=parameters,
         is_module=isinstance(model, nn.Module),
-        caller=caller_of(model, outputs != "logits", layout == "tb", inputs),
+        caller=caller_of(
+            model,
+            None if outputs == "logits" else LOG_PROBS,
+            layout == "tb",
+            inputs,
+        ),
         lengths=Lengths(1, 1, block),
         make_cache=cache,
         documents=documents,
@@ -132,10 +137,15 @@ def _find_out(subject: Subject, copy: Copy, outputs: str) -> Subject:
     )
     if subject.fault:
         return subject
+    if subject.caller.method != own.method:
+        subject = subject.noted(
+            f"the model's own call returns no scores: {subject.caller.method} "
+            f"is called for them"
+        )
     reader = subject.reader
     says_so = (
         outputs == "log_probs"
-        or subject.caller.method is not None
+        or subject.caller.log_probs
         or (outputs == "auto" and "log_probs" in reader.path)
     )
     subject = replace(subject, says_log_probs=says_so)

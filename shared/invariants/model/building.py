@@ -192,7 +192,8 @@ def name_of(given: Model) -> str | None:
 class KeptState:
     """The state of a model's modules beside their parameters, to be put back.
 
-    Buffers and plain attributes; what cannot be copied stays as it is.
+    Which modules there are, their buffers and plain attributes; an attribute
+    that cannot be copied stays as it is.
     """
 
     OWN = nn.Module().__dict__.keys() - {"_buffers"}  # of every module
@@ -200,9 +201,12 @@ class KeptState:
     def __init__(self, model: nn.Module):
         self.model: Any = weakref.proxy(model)  # it may be kept with this
         self.versions = self._versions()
-        self.states: list[dict] = []
+        self.parts = {n: _children(m) for n, m in model.named_modules()}
+        self.states: dict[str, dict] = {}
         with suppress(Exception):
-            self.states = self._copy([self._state(m) for m in model.modules()])
+            self.states = self._copy(
+                {n: self._state(m) for n, m in model.named_modules()}
+            )
 
     def put_back(self, always: bool = False) -> None:
         """Put all of it back, always or if any buffer was changed.
@@ -212,18 +216,25 @@ class KeptState:
         """
         if self.versions == self._versions() and not always:
             return
-        for module, state in zip(
-            self.model.modules(), self._copy(self.states), strict=False
-        ):
-            for name in self._state(module).keys() - state.keys():
-                del module.__dict__[name]
-            module.__dict__.update(state)
+        modules = {"": self.model}
+        for name, parts in self.parts.items():  # a module before its parts
+            module = modules[name]
+            if parts != _children(module):  # a cache is one more module
+                module._modules.clear()
+                module._modules.update(parts)
+            start = f"{name}." if name else ""
+            modules |= {f"{start}{n}": part for n, part in parts.items()}
+        for name, state in self._copy(self.states).items():
+            own = modules[name].__dict__
+            for added in self._state(modules[name]).keys() - state.keys():
+                del own[added]
+            own.update(state)
         self.versions = self._versions()
 
     def _state(self, module: nn.Module) -> dict[str, Any]:
         return {k: v for k, v in module.__dict__.items() if k not in self.OWN}
 
-    def _copy(self, states: list[dict]) -> list[dict]:
+    def _copy(self, states: dict[str, dict]) -> dict[str, dict]:
         """Return a copy that holds the same modules and parameters."""
         same = [*self.model.modules(), *self.model.parameters()]
         return copy.deepcopy(states, {id(part): part for part in same})
@@ -233,6 +244,11 @@ class KeptState:
             (id(b), -1 if b.is_inference() else b._version)
             for b in self.model.buffers()
         ]
+
+
+def _children(module: nn.Module) -> dict[str, nn.Module | None]:
+    """Return the modules that a module holds itself, by name."""
+    return dict(module._modules.items())
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
