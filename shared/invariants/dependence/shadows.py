@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves as any_leaves
 
 from ..flex import lists_of
-from ..model.subclasses import is_plain, parts_of
+from ..model.subclasses import parts_of
 from ..operations import Operations
 from ..places import Place, find_place
 from . import (  # noqa: F401
@@ -109,11 +109,11 @@ class Shadows(Operations):
         self.path = 0  # a hash of the operations that carried codes
         self.inside = 0  # formulas that are being written out
         for parameter in parameters:
-            plain = is_plain(type(parameter))
             for part in parts_of(parameter):
-                self.mark(part, FREE) if plain else self.storages.fill(
-                    part, FREE
-                )
+                if part is parameter:
+                    self.mark(part, FREE)
+                else:  # of a quantised one whole numbers have any value, too
+                    self.storages.fill(part, FREE)
 
     def mark(self, tensor: Tensor, code: int | Tensor) -> None:
         """Say what the numbers of a tensor depend on."""
