@@ -173,7 +173,7 @@ def _find_gradients(
             copy.model.zero_grad()
     except ModelRaised as error:
         cause = error.__cause__
-        if not NO_BACKWARD.search(str(cause)):
+        if cause is None or not NO_BACKWARD.search(str(cause)):
             raise
         why = f"no gradients on this device ({sentence(cause)})"
         if "CPU" in str(cause):
