@@ -1,6 +1,7 @@
 """Sound models that look odd to a check, and faults that hide from one."""
 
 import random
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from small_gpt import (
     MLP,
     VOCAB,
     Attention,
+    EightBits,
     NoPositions,
     TrainableGPT,
     Unlimited,
@@ -19,8 +21,14 @@ from small_gpt import (
     positions,
 )
 from torch import nn
-from torch.nn.attention.flex_attention import flex_attention
+from torch.ao.quantization import quantize_dynamic
+from torch.nn.attention.flex_attention import (
+    BlockMask,
+    create_block_mask,
+    flex_attention,
+)
 from torch.nn.utils.parametrizations import spectral_norm
+from torch.optim.swa_utils import AveragedModel
 
 NAMES = {"random": random, "forward": GPT.forward}
 CODE = """def checked(self, tokens):
@@ -100,6 +108,149 @@ class FlexAhead(Flex):
     """flex_attention that sees one token ahead."""
 
     ahead = 1
+
+
+class Blocks(Attention):
+    """flex_attention whose lists of blocks are made by hand."""
+
+    size = 4
+    full, left_out = 1, 99  # diagonals from which on blocks are so
+
+    def attend(self, q, k, v, mask):
+        def causal(row, head, i, j):
+            return j <= i
+
+        count = -(-q.size(-2) // self.size)
+        at = torch.arange(count, device=q.device)
+        back = at.unsqueeze(1) - at
+        lists = []
+        for listed in (
+            (back == 0) & (self.full > 0),
+            (back >= self.full) & (back < self.left_out),
+        ):
+            order = listed.int().argsort(dim=-1, descending=True, stable=True)
+            lists += [listed.sum(-1).int()[None, None], order[None, None]]
+        lists[1::2] = [order.int() for order in lists[1::2]]
+        blocks = BlockMask.from_kv_blocks(
+            *lists,
+            BLOCK_SIZE=self.size,
+            mask_mod=causal,
+            seq_lengths=(q.size(-2), q.size(-2)),
+        )
+        return flex_attention(q, k, v, block_mask=blocks)
+
+
+class FullDiagonal(Blocks):
+    """Compiled, each block on the diagonal is visible as a whole."""
+
+    full = 0
+
+
+class LeftOut(Blocks):
+    """Compiled, a block sees the one before it; its mask_mod shows all."""
+
+    left_out = 2
+
+
+class Documents(GPT):
+    """A new document begins behind each 0; torch lists the blocks."""
+
+    class Mixer(Attention):
+        def forward(self, x, blocks):
+            parts = map(self.split, self.qkv(x).chunk(3, -1))
+            x = flex_attention(*parts, block_mask=blocks)
+            return self.out(self.merge(x))
+
+    mixer = Mixer
+
+    def mask(self, tokens):
+        document = (tokens == 0).cumsum(1)
+
+        def shown(row, head, i, j):
+            return (j <= i) & (document[row, i] == document[row, j])
+
+        size = tokens.size(1)
+        return create_block_mask(
+            shown, len(tokens), None, size, size, device=tokens.device
+        )
+
+
+class Quantised(MLP):
+    """Its weights are whole numbers and a scale, of a class of their own."""
+
+    def add_parts(self, dim):
+        EightBits.of(self.up)
+        EightBits.of(self.down)
+
+
+class PerToken(Quantised):
+    """So is what it gets, with a scale for each token."""
+
+    def forward(self, x):
+        scale = x.detach().abs().amax(-1, keepdim=True) / 127
+        return super().forward((x / scale).round() * scale)
+
+
+class Packed(GPT):
+    """torch.ao's quantised layers: one scale for all tokens of all rows."""
+
+    def add_parts(self, dim):
+        self.blocks = quantize_dynamic(self.blocks, {nn.Linear})
+
+
+class Magnitudes(MLP):
+    """Rows have a length of their own; no gradient passes their norm."""
+
+    def add_parts(self, dim):
+        self.size = nn.Parameter(torch.ones(2 * dim))
+
+    def forward(self, x):
+        norm = self.up.weight.norm(dim=1).detach()
+        wide = F.linear(x, (self.size / norm).unsqueeze(1) * self.up.weight)
+        return self.down(F.gelu(wide))
+
+
+def compiled(graph, model=GPT):
+    """A model whose graph is compiled to another function."""
+
+    def build():
+        def backend(module, inputs):
+            return lambda *given: graph(module(*given))
+
+        return torch.compile(model(block_size=8), backend=backend)
+
+    return build
+
+
+def third_moved(outputs):
+    """Scores of position 3 are larger."""
+    return [
+        x + (torch.arange(x.size(1)) == 3).unsqueeze(1)
+        if x.dim() == 3 and x.size(-1) == VOCAB
+        else x
+        for x in outputs
+    ]
+
+
+def no_compiler(outputs):
+    raise RuntimeError("no compiler here")
+
+
+class NoMask(GPT):
+    """Each position sees the next one."""
+
+    def sees(self, i, j):
+        return j <= i + 1
+
+
+def short(model=GPT, **parts):
+    """A model of up to 12 tokens, with other parts."""
+    return partial(model, block_size=12, **parts)
+
+
+def averaged(model):
+    """The average of one model's weights."""
+    return AveragedModel(model())
 
 
 class Spectral(GPT):
@@ -271,9 +422,12 @@ SOUND = {
     type("MappedGPT", (GPT,), {"mlp": Mapped}): {},
     TwoScores: {},
     Late: {},
-    type("FlexGPT", (GPT,), {"mixer": Flex}): {
-        "expected_failures": {"check_finite": "no backward on the CPU"}
-    },
+    short(mixer=Flex): {},
+    short(mixer=Blocks): {"checks": ["causality"]},
+    partial(Documents, block_size=6): {"checks": ["causality"]},
+    short(mlp=Quantised): {},
+    short(mlp=PerToken): {},
+    partial(averaged, GPT): {},
     Spectral: {},
     Levels: {},
     NoisyLoss: {"expected_failures": {"check_determinism": "it draws noise"}},
@@ -284,6 +438,15 @@ HIDDEN = [  # a model, the check that finds its fault, and words
     (KeptFromInference, "gradients", "Inference tensors cannot be saved"),
     (DrawsForNothing, "purity", "the random state of Python's random"),
     (type("FlexLeaks", (GPT,), {"mixer": FlexAhead}), "causality", "sees tok"),
+    (short(mixer=FullDiagonal), "causality", "block (0, 0) of 4 x 4 is list"),
+    (short(mixer=LeftOut), "causality", "block (2, 0) of 4 x 4 is left out"),
+    (short(NoMask, mlp=Quantised), "causality", "sees token"),
+    (Packed, "causality", "one scale of the activations is taken over all"),
+    (short(mlp=PerToken), "dtype", "another device"),
+    (short(mlp=Magnitudes), "gradients", "stops at odd_models.py"),
+    (compiled(third_moved), "causality", "another function: position 3 dif"),
+    (compiled(no_compiler), "causality", "the compiled program did not run"),
+    (compiled(list), "causality", "it gives the same scores at 1, 8, with"),
     (Coarse, "order_sensitivity", "two positions are the same"),
     (BeyondTheTable, "causality", "at length 49"),
     (ConstantScore, "vocabulary", "the score of id 16 never moves"),

@@ -11,6 +11,7 @@ from ..errors import SkipCheck, during
 from ..larger_weights import larger
 from ..losses import cross_entropy, scores_and_loss
 from ..model.reading import tensors_in
+from ..model.subclasses import quantised
 from ..tokens import rows_at_once
 from ..variant import Variant, changeable
 
@@ -50,10 +51,13 @@ def check_gradient_flow(subject: Subject) -> str:
             without = _stuck_at_zero(variant)
             stuck = ": factors that are both 0"
     if without:
-        raise AssertionError(
+        never = (
             f"{len(without)} of {len(sizes)} trainable parameters never get "
             f"a gradient: {_first(without, 4)}{stuck}"
         )
+        if why := quantised(model):
+            raise SkipCheck(f"{why}, and nothing is trained before: {never}")
+        raise AssertionError(never)
     if not sizes:
         raise AssertionError("the model has no trainable parameter")
     largest = max(sizes.values())
@@ -141,6 +145,8 @@ def _gradient_sizes(variant: Variant) -> dict[str, float]:
         if not scores.requires_grad:
             row = tokens[:1]
             scores = subject.read(variant.answer(row), *row.shape)
+            if why := quantised(model):
+                raise SkipCheck(f"{why}: no gradient passes")
             if scores.is_inference():
                 raise SkipCheck("the model answers in inference mode")
             raise AssertionError(

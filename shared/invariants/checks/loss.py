@@ -24,6 +24,7 @@ from ..losses import (
     wrong_loss,
 )
 from ..model.building import hooked
+from ..model.subclasses import quantised
 from ..rounding import floor, gaps
 from ..tokens import others
 from ..variant import Variant
@@ -272,7 +273,8 @@ def _require_gradient(variant: Variant, targets: Tensor, case: _Loss) -> None:
     if not isinstance(model, nn.Module):
         return
     weights = [p for p in model.parameters() if p.requires_grad and p.numel()]
-    if not weights:
+    caller = variant.subject.caller
+    if not weights or caller.no_gradients or quantised(model):
         return
     trained, evaluated = map(variant.run_as, (TRAIN, WITH_GRADIENTS))
     scores, loss = scores_and_loss(trained, case.tokens, targets)

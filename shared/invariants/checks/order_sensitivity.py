@@ -7,6 +7,7 @@ from torch import Tensor
 from ..check import SkipCheck, Subject, check
 from ..larger_weights import both
 from ..model.sizes import WINDOW, declared
+from ..model.subclasses import quantised
 from ..rounding import (
     floor,
     gaps,
@@ -149,6 +150,11 @@ def _some_permutation(subject: Subject) -> str:
             ):
                 return f"the last scores move by {size:.2g}"
     require_finite(scores)
+    if largest > floor(scores) and (why := quantised(variant.model)):
+        raise SkipCheck(
+            f"{why}: its own rounding is as large as what a permutation "
+            f"moves ({largest:.1g})"
+        )
     if share > COARSE:
         raise SkipCheck(
             f"permutations move the last scores by {largest:.1g}, as rounding "

@@ -44,7 +44,7 @@ class Builder:
         self.seed = seed
         self.notes: list[str] = []  # for the reader of a report
         self.in_double: dict[bool, bool] = {}  # see `variant.in_double`
-        self.given = self._as_written(given)
+        self.given, self.outer = self._as_written(given), given
         # where models are moved to; at first where the first one is
         self.device = None if device is None else torch.device(device)
         self.fresh = is_factory(given)  # with untrained weights
@@ -75,6 +75,17 @@ class Builder:
         elif isinstance(model, nn.Module):
             model = model.to(device or self.device)
         return model
+
+    def program(self) -> Model:
+        """Return the model as its user runs it, in its wrappers.
+
+        One that was passed in is no copy: what it holds is to be put back.
+        """
+        if not self.fresh:
+            return self.outer
+        with isolated(self.seed), callers_device():
+            model = self.given()
+        return model.to(self.device) if hasattr(model, "to") else model
 
     def keep(self, model: Model) -> Model:
         """Copy a model from now on, and return a copy: building takes long."""
@@ -111,7 +122,10 @@ class Builder:
             hasattr(part, "_orig_mod") or part._compiled_call_impl is not None
             for part in model.modules()
         ):
-            note = "the model is checked as it is written, not as compiled"
+            note = (
+                "the model is checked as it is written, not as compiled: "
+                "check_causality alone compares the two programs"
+            )
             if note not in self.notes:
                 self.notes.append(note)
         return inner
@@ -232,6 +246,8 @@ class KeptState:
         self.versions = self._versions()
 
     def _state(self, module: nn.Module) -> dict[str, Any]:
+        if "_orig_mod" in module._modules:  # of torch.compile
+            return {}
         return {k: v for k, v in module.__dict__.items() if k not in self.OWN}
 
     def _copy(self, states: dict[str, dict]) -> dict[str, dict]:

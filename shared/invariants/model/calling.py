@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +51,7 @@ class Caller:
     arguments: tuple[str, ...] = ()  # beside tokens and targets, defaulted
     own_arguments: tuple[str, ...] = ()  # in the model's own call alone
     arrays: bool = False  # tensors are refused: it gets NumPy's arrays
+    no_gradients: str = ""  # why none is recorded here
 
     @property
     def log_probs(self) -> bool:
@@ -89,9 +91,11 @@ class Caller:
             if isinstance(value, Tensor) and value.shape == shape:
                 extra[name] = self.arranged(value)
         extra = {name: self.handed(value) for name, value in extra.items()}
-        if token_name is None:
-            return function(self.handed(tokens), **extra)
-        return function(**{token_name: self.handed(tokens)}, **extra)
+        tokens = self.handed(tokens)
+        named = {} if token_name is None else {token_name: tokens}
+        given = () if named else (tokens,)
+        with torch.no_grad() if self.no_gradients else nullcontext():
+            return function(*given, **named, **extra)
 
     def handed(self, value: Any) -> Any:
         """Return an argument in the kind that the model takes."""
