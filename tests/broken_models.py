@@ -955,6 +955,16 @@ class WindowOneShort(GPT):
         return (j <= i) & (i - j < 5)
 
 
+@broken("check_context_use")
+class BlockBehindLost(GPT):
+    """Sees its block of 8 tokens; the block behind it is lost."""
+
+    layers, window = 1, 8
+
+    def sees(self, i, j):
+        return (j <= i) & (i // self.window == j // self.window)
+
+
 @broken("check_context_use", GPT, "token_vectors", only=True)
 def first_token_lost(self, tokens):
     """The first token is overwritten by a start marker."""
@@ -1161,6 +1171,31 @@ def loss_of_whole_tiles(self, logits, targets):
     return F.cross_entropy(
         logits.flatten(0, 1)[:size], targets.flatten()[:size]
     )
+
+
+@broken("check_loss", TrainableGPT, "loss", only=True)
+def loss_smoothed(self, logits, targets):
+    """Labels are smoothed in eval mode, too: no perplexity follows from it."""
+    return cross_entropy(logits, targets, label_smoothing=0.1)
+
+
+@broken("check_loss", TrainableGPT, "loss", only=True)
+def loss_by_rows(self, logits, targets):
+    """Each row's mean counts the same, however many targets it has."""
+    rows = zip(logits, targets, strict=True)
+    return torch.stack([F.cross_entropy(*row) for row in rows]).mean()
+
+
+@broken("check_loss", only=True)
+class LossBeforeTheCap(TrainableGPT):
+    """The loss is that of the scores before their soft cap."""
+
+    def scores(self, x):
+        self.raw = super().scores(x)
+        return 200 * (self.raw / 200).tanh()
+
+    def loss(self, logits, targets):
+        return super().loss(self.raw, targets)
 
 
 @broken("check_loss", TrainableGPT, "loss", only=True)

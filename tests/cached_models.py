@@ -18,6 +18,9 @@ FAULTS = {
     "rows": "Rows of the cache are swapped.",
     "twice": "New keys are put in twice.",
     "window": "Five tokens are kept, and no window is declared.",
+    "given": "Positions of later pieces, where given, are one too high.",
+    "stale": "A plain pass behind it takes what decoding left.",
+    "float32": "Room is made in float32, whatever the weights.",
     "reset": "A new text goes on where the last one ended.",
 }
 
@@ -55,14 +58,20 @@ class Piecewise(GPT):
         layers = len(self.blocks)
         self.config = SimpleNamespace(n_layer=layers, n_head=2, n_embd=DIM)
 
-    def piece(self, tokens, pairs=None):
-        """Scores of a piece, and each layer's keys and values behind it."""
+    def piece(self, tokens, pairs=None, given=None):
+        """Scores of a piece, and each layer's keys and values behind it.
+
+        Positions follow from the cache, or are given.
+        """
         pairs = pairs or [None] * len(self.blocks)
         start = 0 if pairs[0] is None else pairs[0][0].size(-2)
         self.require_length(start + tokens.size(1))
         at = positions(tokens) + start
         off = int(self.fault == "position" and start > 0)
-        x = self.wte(tokens) + self.wpe((at + off) % BLOCK)
+        if given is not None:
+            off = int(self.fault == "given" and start > 0)
+        where = (at if given is None else given) + off
+        x = self.wte(tokens) + self.wpe(where % BLOCK)
         if self.fault == "mask":
             at = positions(tokens)
         end = start + tokens.size(1)
@@ -78,7 +87,8 @@ class Piecewise(GPT):
 class FlagAndReset(Piecewise):
     """A flag, and a state that a method empties. (Raschka's books)"""
 
-    faults, found = tuple(FAULTS), "reset_kv_cache() and use_cache=True"
+    faults = *Piecewise.faults, "reset", "stale"
+    found = "reset_kv_cache() and use_cache=True"
     pairs = None
 
     def reset_kv_cache(self):
@@ -86,7 +96,7 @@ class FlagAndReset(Piecewise):
             self.pairs = None
 
     def forward(self, tokens, use_cache=False):
-        if not use_cache:
+        if not use_cache and not (self.fault == "stale" and self.pairs):
             return super().forward(tokens)
         scores, self.pairs = self.piece(tokens, self.pairs)
         return scores
@@ -115,6 +125,73 @@ class SetupAndPositions(Piecewise):
             stacked = torch.stack(pair)[..., : self.kept.size(-2), :]
             layer[..., : stacked.size(-2), :] = stacked
         return scores
+
+
+class Room(nn.Module):
+    """Keys and values of one layer, as buffers of a module."""
+
+    def __init__(self, rows, length, dtype):
+        super().__init__()
+        room = torch.zeros(2, rows, 2, length, DIM // 2, dtype=dtype)
+        self.register_buffer("room", room)
+
+
+class RoomInEachLayer(SetupAndPositions):
+    """A layer's room is a module, made among its others. (gpt-fast)"""
+
+    faults = *SetupAndPositions.faults, "float32"
+
+    def add_parts(self, dim):
+        super().add_parts(dim)
+        for block in self.blocks:
+            block.mixer.kept = None
+
+    def setup_caches(self, max_batch_size, max_seq_length):
+        for block in self.blocks:
+            size = max_batch_size, max_seq_length
+            block.mixer.kept = Room(*size, self.kind(self.wte.weight.dtype))
+
+    def kind(self, dtype):
+        return torch.float32 if self.fault == "float32" else dtype
+
+    def forward(self, tokens, input_pos=None):
+        if input_pos is None:
+            return GPT.forward(self, tokens)
+        rooms = [block.mixer.kept.room for block in self.blocks]
+        start = int(input_pos[0])
+        pairs = [tuple(room[..., :start, :]) for room in rooms]
+        scores, pairs = self.piece(tokens, pairs if start else None)
+        for room, pair in zip(rooms, pairs, strict=True):
+            stacked = torch.stack(pair)[..., : room.size(-2), :]
+            room.index_copy_(3, torch.arange(stacked.size(3)), stacked)
+        return scores
+
+
+class SetUpBeforeReset(RoomInEachLayer):
+    """Once there is room, a call takes a mask; none is reset. (torchtune)"""
+
+    found = "reset_caches() and setup_caches() and input_pos"
+
+    def setup_caches(self, batch_size, dtype, *, decoder_max_seq_len=None):
+        if self.blocks[0].mixer.kept is None:
+            for block in self.blocks:
+                size = batch_size, decoder_max_seq_len
+                block.mixer.kept = Room(*size, self.kind(dtype))
+
+    def reset_caches(self):
+        for block in self.blocks:
+            if block.mixer.kept is None:
+                raise RuntimeError("call setup_caches() first")
+            block.mixer.kept.room.zero_()
+
+    def forward(self, tokens, *, mask=None, input_pos=None):
+        room = self.blocks[0].mixer.kept
+        if room is not None:
+            if mask is None:
+                raise ValueError("a cache needs a mask")
+            seen = torch.arange(room.room.size(-2)) <= input_pos.unsqueeze(1)
+            assert seen.expand(len(tokens), -1, -1).equal(mask)
+        return super().forward(tokens, input_pos)
 
 
 class SetAndClear(SetupAndPositions):
@@ -216,6 +293,37 @@ class Stacked(Piecewise):
         return scores, torch.stack([torch.stack(pair) for pair in after])
 
 
+class PositionsLeftOut(Piecewise):
+    """Positions may be given; left out, they follow from the cache."""
+
+    faults = tuple(FAULTS)[:6]
+    found = "past_key_values and use_cache=True, also with position_ids: "
+
+    def forward(
+        self, tokens, position_ids=None, past_key_values=None, use_cache=False
+    ):
+        past = past_key_values
+        scores, after = self.piece(tokens, past, position_ids)
+        return (scores, after) if use_cache else scores
+
+
+class InferenceParams(Piecewise):
+    """The caller makes room and counts what it has fed. (flash-attn)"""
+
+    found = "inference_params=InferenceParams()"
+
+    def forward(self, tokens, position_ids=None, inference_params=None):
+        if inference_params is None:
+            return super().forward(tokens)
+        kept = inference_params.key_value_memory_dict
+        start = inference_params.seqlen_offset
+        pairs = kept["pairs"] if start else None
+        if pairs and self.fault not in ("twice", "window"):
+            assert pairs[0][0].size(-2) == start
+        scores, kept["pairs"] = self.piece(tokens, pairs, position_ids)
+        return scores
+
+
 class LastPosition(Piecewise):
     """A dict with the scores of the last position alone, as for sampling."""
 
@@ -257,6 +365,18 @@ class Recurrent(Piecewise):
         if self.fault == "twice":
             _, after = self.cell(x[:, -1:], after)
         return self.head(y), after
+
+
+class PrevHiddens(Recurrent):
+    """With a state it looks at the last token alone. (minGRU)"""
+
+    found = "prev_hiddens and return_prev_hiddens=True"
+
+    def forward(self, tokens, return_prev_hiddens=False, prev_hiddens=None):
+        if prev_hiddens is not None:
+            tokens = tokens[:, -1:]
+        scores, after = super().forward(tokens, prev_hiddens)
+        return (scores, after) if return_prev_hiddens else scores
 
 
 class OneState(Recurrent):

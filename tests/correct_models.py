@@ -249,6 +249,16 @@ class SlidingWindow(GPT):
 
 
 @correct()
+class BlockBehind(GPT):
+    """Sees its block of 8 tokens and the one behind it, in one layer."""
+
+    layers, window = 1, 8
+
+    def sees(self, i, j):
+        return (j <= i) & (i // self.window - j // self.window < 2)
+
+
+@correct()
 class WindowInConfig(GPT):
     """Two layers of 6 tokens, declared as config.sliding_window."""
 
@@ -677,6 +687,47 @@ def balance_added(self, logits, targets):
     """A router's balance is added to the returned loss."""
     router = self.head.weight.square().mean()
     return cross_entropy(logits, targets) + router
+
+
+def in_training(name, sentence):
+    """Name a loss that has a term more in train mode alone."""
+
+    def add(term):
+        def loss(self, logits, targets):
+            mean = cross_entropy(logits, targets)
+            return mean + term(self, logits, targets) * self.training
+
+        loss.__name__, loss.__doc__ = name, sentence
+        return correct(TrainableGPT, "loss", loosely="loss")(loss)
+
+    return add
+
+
+@in_training("z_loss", "Large normalisers cost, in train mode. (PaLM)")
+def z_loss(self, logits, targets):
+    return 1e-2 * logits.logsumexp(-1)[targets >= 0].square().mean()
+
+
+@in_training("smoothed", "Labels are smoothed by 0.1, in train mode.")
+def smoothed(self, logits, targets):
+    soft = cross_entropy(logits, targets, label_smoothing=0.1)
+    return soft - cross_entropy(logits, targets)
+
+
+@correct(loosely="loss")
+class TwoAhead(TrainableGPT):
+    """A second head's loss is added in train mode: the token after next."""
+
+    def add_parts(self, dim):
+        self.second = nn.Linear(dim, VOCAB)
+
+    def scores(self, x):
+        self.ahead = self.second(x)
+        return super().scores(x)
+
+    def loss(self, logits, targets):
+        later = cross_entropy(self.ahead[:, :-1], targets[:, 1:])
+        return super().loss(logits, targets) + 0.3 * later * self.training
 
 
 # --- Arguments --------------------------------------------------------------

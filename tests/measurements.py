@@ -355,12 +355,14 @@ def check_context_use(case):
     model = larger(wide(case), 1)
     config = getattr(model, "config", None)
     window = getattr(model, "window", getattr(config, "sliding_window", None))
-    tokens = draw(case, 24, window or longest(case))
-    last = scores(model, tokens)[:, -1]
-    for s in range(tokens.size(1)):
-        changed = tokens.clone()
-        changed[:, s] = (changed[:, s] + 1) % case.vocab_size
-        assert not last.equal(scores(model, changed)[:, -1])
+    seen = window or longest(case)
+    for time in {seen, min(seen + 1, longest(case))}:
+        tokens = draw(case, 24, time)
+        last = scores(model, tokens)[:, -1]
+        for s in range(time - seen, time):
+            changed = tokens.clone()
+            changed[:, s] = (changed[:, s] + 1) % case.vocab_size
+            assert not last.equal(scores(model, changed)[:, -1])
 
 
 @torch.no_grad()
@@ -452,7 +454,7 @@ def check_loss(case):
         targets[:, 1:3] = case.vocab_size - 1
         options = {}
         if ignored is not None:
-            options["ignore_index"] = targets[:, ::2] = ignored
+            options["ignore_index"] = targets[0, ::2] = ignored
         own = targets.clone()
         try:
             answer = model(tokens, **{name: targets})

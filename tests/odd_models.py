@@ -1,25 +1,35 @@
 """Sound models that look odd to a check, and faults that hide from one."""
 
 import random
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from correct_models import turned
 from small_gpt import (
+    BLOCK,
     DIM,
     GPT,
     MLP,
     VOCAB,
     Attention,
+    EightBits,
     NoPositions,
     TrainableGPT,
     Unlimited,
     angles,
+    cross_entropy,
     positions,
 )
 from torch import nn
-from torch.nn.attention.flex_attention import flex_attention
+from torch.ao.quantization import quantize_dynamic
+from torch.nn.attention.flex_attention import (
+    BlockMask,
+    create_block_mask,
+    flex_attention,
+)
 from torch.nn.utils.parametrizations import spectral_norm
+from torch.optim.swa_utils import AveragedModel
 
 NAMES = {"random": random, "forward": GPT.forward}
 CODE = """def checked(self, tokens):
@@ -99,6 +109,149 @@ class FlexAhead(Flex):
     """flex_attention that sees one token ahead."""
 
     ahead = 1
+
+
+class Blocks(Attention):
+    """flex_attention whose lists of blocks are made by hand."""
+
+    size = 4
+    full, left_out = 1, 99  # diagonals from which on blocks are so
+
+    def attend(self, q, k, v, mask):
+        def causal(row, head, i, j):
+            return j <= i
+
+        count = -(-q.size(-2) // self.size)
+        at = torch.arange(count, device=q.device)
+        back = at.unsqueeze(1) - at
+        lists = []
+        for listed in (
+            (back == 0) & (self.full > 0),
+            (back >= self.full) & (back < self.left_out),
+        ):
+            order = listed.int().argsort(dim=-1, descending=True, stable=True)
+            lists += [listed.sum(-1).int()[None, None], order[None, None]]
+        lists[1::2] = [order.int() for order in lists[1::2]]
+        blocks = BlockMask.from_kv_blocks(
+            *lists,
+            BLOCK_SIZE=self.size,
+            mask_mod=causal,
+            seq_lengths=(q.size(-2), q.size(-2)),
+        )
+        return flex_attention(q, k, v, block_mask=blocks)
+
+
+class FullDiagonal(Blocks):
+    """Compiled, each block on the diagonal is visible as a whole."""
+
+    full = 0
+
+
+class LeftOut(Blocks):
+    """Compiled, a block sees the one before it; its mask_mod shows all."""
+
+    left_out = 2
+
+
+class Documents(GPT):
+    """A new document begins behind each 0; torch lists the blocks."""
+
+    class Mixer(Attention):
+        def forward(self, x, blocks):
+            parts = map(self.split, self.qkv(x).chunk(3, -1))
+            x = flex_attention(*parts, block_mask=blocks)
+            return self.out(self.merge(x))
+
+    mixer = Mixer
+
+    def mask(self, tokens):
+        document = (tokens == 0).cumsum(1)
+
+        def shown(row, head, i, j):
+            return (j <= i) & (document[row, i] == document[row, j])
+
+        size = tokens.size(1)
+        return create_block_mask(
+            shown, len(tokens), None, size, size, device=tokens.device
+        )
+
+
+class Quantised(MLP):
+    """Its weights are whole numbers and a scale, of a class of their own."""
+
+    def add_parts(self, dim):
+        EightBits.of(self.up)
+        EightBits.of(self.down)
+
+
+class PerToken(Quantised):
+    """So is what it gets, with a scale for each token."""
+
+    def forward(self, x):
+        scale = x.detach().abs().amax(-1, keepdim=True) / 127
+        return super().forward((x / scale).round() * scale)
+
+
+class Packed(GPT):
+    """torch.ao's quantised layers: one scale for all tokens of all rows."""
+
+    def add_parts(self, dim):
+        self.blocks = quantize_dynamic(self.blocks, {nn.Linear})
+
+
+class Magnitudes(MLP):
+    """Rows have a length of their own; no gradient passes their norm."""
+
+    def add_parts(self, dim):
+        self.size = nn.Parameter(torch.ones(2 * dim))
+
+    def forward(self, x):
+        norm = self.up.weight.norm(dim=1).detach()
+        wide = F.linear(x, (self.size / norm).unsqueeze(1) * self.up.weight)
+        return self.down(F.gelu(wide))
+
+
+def compiled(graph, model=GPT):
+    """A model whose graph is compiled to another function."""
+
+    def build():
+        def backend(module, inputs):
+            return lambda *given: graph(module(*given))
+
+        return torch.compile(model(block_size=8), backend=backend)
+
+    return build
+
+
+def third_moved(outputs):
+    """Scores of position 3 are larger."""
+    return [
+        x + (torch.arange(x.size(1)) == 3).unsqueeze(1)
+        if x.dim() == 3 and x.size(-1) == VOCAB
+        else x
+        for x in outputs
+    ]
+
+
+def no_compiler(outputs):
+    raise RuntimeError("no compiler here")
+
+
+class NoMask(GPT):
+    """Each position sees the next one."""
+
+    def sees(self, i, j):
+        return j <= i + 1
+
+
+def short(model=GPT, **parts):
+    """A model of up to 12 tokens, with other parts."""
+    return partial(model, block_size=12, **parts)
+
+
+def averaged(model):
+    """The average of one model's weights."""
+    return AveragedModel(model())
 
 
 class Spectral(GPT):
@@ -238,14 +391,110 @@ class ConstantScore(GPT):
         return F.pad(super().scores(x)[..., :-1], (0, 1), value=1.0)
 
 
+class Autocasts(GPT):
+    """Its forward runs in bfloat16, a matrix of it twice. (speedruns)"""
+
+    def forward(self, tokens):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(tokens).float()
+
+
+class StepInABuffer(Unlimited):
+    """A number is a buffer without axes; no limit is declared."""
+
+    def __init__(self, **parts):
+        super().__init__(block_size=96, **parts)
+        del self.block_size
+        self.register_buffer("scale", torch.tensor(1.0))
+
+
+class LossAlone(GPT):
+    """Its forward takes targets and returns the loss. (parameter-golf)"""
+
+    def forward_logits(self, tokens):
+        return super().forward(tokens)
+
+    def forward(self, input_ids, target_ids):
+        logits = self.forward_logits(input_ids)
+        return cross_entropy(logits, target_ids)
+
+
+class ShiftsInside(GPT):
+    """With labels it returns the loss alone, over the tokens behind them."""
+
+    def forward(self, tokens, labels=None):
+        logits = super().forward(tokens)
+        if labels is None:
+            return logits
+        ids = F.pad(labels[:, 1:], (0, 1), value=-100)
+        return self.compared(logits, ids)
+
+    def compared(self, logits, ids):
+        return cross_entropy(logits, ids)
+
+
+class LabelsInScores(ShiftsInside):
+    """Its scores see the label that they are compared with."""
+
+    def compared(self, logits, ids):
+        seen = F.one_hot(ids.clamp(min=0), VOCAB)
+        return super().compared(logits + 1e-3 * seen, ids)
+
+
+class MeanOfScoresAdded(ShiftsInside):
+    """A mean of all scores is in the loss."""
+
+    def compared(self, logits, ids):
+        return super().compared(logits, ids) + logits.mean().square()
+
+
+class SortedLabels(ShiftsInside):
+    """Labels are sorted before they are compared."""
+
+    def compared(self, logits, ids):
+        return super().compared(logits, ids.sort(1).values)
+
+
+class MaskedWithoutLabels(ShiftsInside):
+    """With labels each token sees all."""
+
+    def forward(self, tokens, labels=None):
+        self.open = labels is not None
+        return super().forward(tokens, labels)
+
+    def mask(self, tokens):
+        return super().mask(tokens) | self.open
+
+
+class KeptFromInference(Unlimited):
+    """A table that scales the vectors is made in its first call, and kept."""
+
+    table = None
+
+    def embed(self, tokens):
+        if self.table is None:
+            self.table = torch.linspace(
+                1, 2, BLOCK, dtype=self.wte.weight.dtype
+            )
+        return super().embed(tokens) * self.table[: tokens.size(1), None]
+
+
 SOUND = {
+    ShiftsInside: {},
+    MeanOfScoresAdded: {},
+    Autocasts: {"expected_failures": {"check_dtype": "bfloat16 inside"}},
+    StepInABuffer: {},
+    LossAlone: {},
     Beartyped: {},
     type("MappedGPT", (GPT,), {"mlp": Mapped}): {},
     TwoScores: {},
     Late: {},
-    type("FlexGPT", (GPT,), {"mixer": Flex}): {
-        "expected_failures": {"check_finite": "no backward on the CPU"}
-    },
+    short(mixer=Flex): {},
+    short(mixer=Blocks): {"checks": ["causality"]},
+    partial(Documents, block_size=6): {"checks": ["causality"]},
+    short(mlp=Quantised): {},
+    short(mlp=PerToken): {},
+    partial(averaged, GPT): {},
     Spectral: {},
     Levels: {},
     NoisyLoss: {"expected_failures": {"check_determinism": "it draws noise"}},
@@ -262,8 +511,18 @@ SOUND = {
     Bigram: {},
 }
 HIDDEN = [  # a model, the check that finds its fault, and words
+    (KeptFromInference, "gradients", "Inference tensors cannot be saved"),
     (DrawsForNothing, "purity", "the random state of Python's random"),
     (type("FlexLeaks", (GPT,), {"mixer": FlexAhead}), "causality", "sees tok"),
+    (short(mixer=FullDiagonal), "causality", "block (0, 0) of 4 x 4 is list"),
+    (short(mixer=LeftOut), "causality", "block (2, 0) of 4 x 4 is left out"),
+    (short(NoMask, mlp=Quantised), "causality", "sees token"),
+    (Packed, "causality", "one scale of the activations is taken over all"),
+    (short(mlp=PerToken), "dtype", "another device"),
+    (short(mlp=Magnitudes), "gradients", "stops at odd_models.py"),
+    (compiled(third_moved), "causality", "another function: position 3 dif"),
+    (compiled(no_compiler), "causality", "the compiled program did not run"),
+    (compiled(list), "causality", "it gives the same scores at 1, 8, with"),
     (Coarse, "order_sensitivity", "two positions are the same"),
     (BeyondTheTable, "causality", "at length 49"),
     (ConstantScore, "vocabulary", "the score of id 16 never moves"),

@@ -346,6 +346,54 @@ class TrainableGPT(GPT):
         return logits, None if targets is None else self.loss(logits, targets)
 
 
+class EightBits(torch.Tensor):
+    """A frozen weight of whole numbers times a scale, as libraries keep it.
+
+    It can be copied, cast and multiplied with, and nothing else.
+    """
+
+    @staticmethod
+    def __new__(cls, whole, scale):
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, whole.shape, dtype=scale.dtype, device=scale.device
+        )
+        made.whole, made.scale = whole, scale
+        return made
+
+    @classmethod
+    def of(cls, linear):
+        weight = linear.weight.detach()
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        made = cls((weight / scale).round().to(torch.int8), scale)
+        linear.weight = nn.Parameter(made, requires_grad=False)
+
+    def __tensor_flatten__(self):
+        return ["whole", "scale"], None
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is F.linear:
+            x, weight, *bias = args
+            matrix = weight.whole.to(x) * weight.scale.to(x)
+            return F.linear(x, matrix, *bias)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name == "copy_":
+            args[0].scale.copy_(args[1].scale)
+            args[0].whole.copy_(args[1].whole)
+            return args[0]
+        if name not in ("detach", "clone", "alias", "_to_copy"):
+            raise NotImplementedError(f"EightBits has no {name}")
+        scale = func(args[0].scale, **(kwargs or {}))
+        where = {"device": scale.device} if name == "_to_copy" else {}
+        whole = func(args[0].whole, **where)
+        return cls(whole, scale)
+
+
 @dataclass(frozen=True)
 class Model:
     """The small GPT, or a variant of it.

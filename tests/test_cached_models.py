@@ -63,9 +63,10 @@ def test_the_line_that_parts_from_the_full_pass(kind, fault):
             diff_cache(model)
         return
     found = diff_cache(model)
-    assert found.says in kind.found
-    assert found.same == (not fault), found.sentence
-    if fault:
+    assert found.says.split(", ")[0] in kind.found
+    same = fault in ("", "given", "stale", "float32")  # in other calls
+    assert found.same == same, found.sentence
+    if not same:
         assert found.position == FIRST[fault], found.sentence
         place = found.line.place
         cells = ["lstm", "gru"]

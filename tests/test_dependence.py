@@ -11,6 +11,14 @@ import torch.nn.functional as F
 from broken_models import uncaused_if
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from odd_models import (
+    LabelsInScores,
+    LossAlone,
+    MaskedWithoutLabels,
+    MeanOfScoresAdded,
+    ShiftsInside,
+    SortedLabels,
+)
 from small_gpt import GPT, Attention
 from torch import nn
 from uncertified import SIZES, UNCERTIFIED, Around, pads, scores
@@ -834,6 +842,23 @@ def test_a_leak_at_one_length_is_found_by_the_number_in_the_code(method):
     proof = prove_causality(kind)
     assert not proof.holds
     assert "flip(1)" in str(proof)
+
+
+@pytest.mark.parametrize(
+    ("kind", "open_"),
+    [
+        (LossAlone, ""),
+        (ShiftsInside, ""),
+        (LabelsInScores, "scores of a target depend on it"),
+        (MaskedWithoutLabels, "scores of a target depend on it"),
+        (SortedLabels, "scores of a target depend on it"),
+        (MeanOfScoresAdded, "depends on tokens beside its cross-entropies"),
+    ],
+)
+def test_a_loss_that_comes_alone_is_followed(kind, open_):
+    proof = prove_causality(kind)
+    assert proof.proved == (not open_), str(proof)
+    assert (open_ or "in train mode by the loss alone") in str(proof)
 
 
 @pytest.mark.parametrize("name", UNCERTIFIED)

@@ -512,6 +512,7 @@ def test_influence_is_that_of_a_model_with_its_inputs():
         influence(model.build, ids, inputs={"doc_ids": docs})
 
 
+@pytest.mark.unhooked
 def test_influence_refuses_what_is_no_sequence_of_the_model():
     assert influence(GPT().double(), [[3, 1, 4]], rounds=1).shape == (3, 3)
     for tokens, words in (

@@ -21,6 +21,7 @@ from small_gpt import (
     CachedGPT,
     CacheWithMask,
     Mixer,
+    NoPositions,
     Padded,
     TrainableGPT,
     Unlimited,
@@ -180,6 +181,16 @@ class LossWithoutWayBack(SecondHead):
     def forward(self, tokens, targets=None):
         scores, loss = super().forward(tokens, targets)
         return scores, None if loss is None else Refused.apply(loss)
+
+
+class RoundedSums(NoPositions):
+    """A sum over the past is rounded at each token."""
+
+    def body(self, x, mask):
+        sums = [x[:, 0]]
+        for part in x.unbind(1)[1:]:
+            sums.append((sums[-1] + part).bfloat16().to(x))
+        return torch.stack(sums, 1)
 
 
 def late(loss):
@@ -623,6 +634,7 @@ SKIPPED = [
         "no kv_cache comes with the scores",
     ),
     (GPT, "cache", "no cache was found: give the model init_cache"),
+    (RoundedSums, "order_sensitivity", "as rounding inside the model may"),
     (trained(), "initial_loss", "the model may be trained"),
     (lambda: TrainableGPT(block_size=2), "loss", "needs three tokens"),
 ]
@@ -716,7 +728,7 @@ FAILED = [
     ),
     (BUILDS["mask_only_in_eval"], "causal_gradients", "in train mode"),
     (gpt(mixer=Inverted), "signal", r"multiplied by 2\.\d*, where 1 / sq"),
-    (gpt(sees=lambda self, i, j: i == j), "order_sensitivity", "reads no ear"),
+    (gpt(sees=lambda self, i, j: i == j), "order_sensitivity", "past is not"),
     (PartLeaks, "causality", r"first seen at \S+ `x\.roll\(-1, 1\)`"),
     (
         scored(lambda x: x + at(3, x) * x.mean((0, 1))),
@@ -775,7 +787,7 @@ FAILED = [
     ),
     (near(1e-12), "normalised", "in logarithms 1e-12 from 0"),
     (declared(2e-3), "normalised", "in logarithms 0.002 from 0"),
-    (within(folded), "gradients", "is not the function's"),
+    (within(folded), "gradients", r"stops at test_messages.py:\d+ `x.detach"),
     (scored(lambda x: x.detach()), "gradient_flow", "carry no gradient"),
     (AllInAList, "gradient_flow", "the model has no trainable parameter"),
     (gpt(mlp=Unused), "gradient_flow", r"^6 of .*unused.1.bias and 2 more$"),
@@ -802,13 +814,18 @@ FAILED = [
         "state_dict",
         "a copy does not load the state: ZeroDivisionError",
     ),
+    (
+        gpt(sees=lambda self, i, j: i == j),
+        "order_sensitivity",
+        "the past is not read at all",
+    ),
     (losing(lambda *given: mean(*given) * NAN), "loss", "the loss is nan"),
     (
         losing(lambda *given: shifted(*given) * 1.0001),
         "loss",
-        r" is (\S{4})\d*, but .* or \1\d* shifted by one; nearest is",
+        r" is (\S{4})\d*, but .* or \1\d* shifted by one; it is none",
     ),
-    (SecondHead, "loss", "nearest is .*not it: .* adds a term of its own"),
+    (SecondHead, "loss", "shifted by one; it is none summed, shifted twice"),
     (losing(late(lambda *x: None)), "loss", "no loss for 1 x 13 targets"),
     (gpt(TrainableGPT, loss=shifted_in_training), "loss", "ifted by one insi"),
     (

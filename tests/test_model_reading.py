@@ -16,6 +16,7 @@ import pytest
 import torch
 from broken_models import BROKEN
 from known_gpts import AutoregressiveModel, GPTConfig, MinGPT, NanoGPT
+from odd_models import LossAlone
 from small_gpt import (
     BLOCK,
     DIM,
@@ -336,6 +337,11 @@ MISTAKES = [
     (GPT(mlp=Compared), SIZES, "'Compared'.* needs a __hash__"),
     (nn.Embedding, SIZES, "Embedding is a class"),
     (narrow, SIZES | {"checks": ["purity"]}, r"6, 65\).*got shape \(2, 6, 30"),
+    (
+        type("LossOnly", (LossAlone,), {"forward_logits": None}),
+        {"checks": ["purity"]},
+        r"got shape \(\), a loss: give the model a method forward_logits",
+    ),
     (lambda: narrow().half, SIZES, "raised TypeError"),
     (narrow, {"block_size": 8}, "give vocab_size"),
     (narrow, {"vocab_size": 65}, "give block_size"),

@@ -138,6 +138,13 @@ def check(
             help="Let a proof for texts that take the same path be enough.",
         ),
     ] = False,
+    compiled: Annotated[
+        bool,
+        Option(
+            "--compile",
+            help="Compile the model, too, and hold that program against it.",
+        ),
+    ] = False,
     show_list: Annotated[
         bool, Option("--list", help="List the checks, and run none.")
     ] = False,
@@ -225,6 +232,7 @@ def check(
         "block_size": block_size,
         "outputs": outputs,
         "layout": layout,
+        "compile": compiled,
         "seed": seed,
         "device": choose_device(device_name),
         "threads": threads,

@@ -17,6 +17,7 @@ from torch import Tensor
 from .model.building import Model
 from .model.calling import Caller
 from .model.inputs import KINDS, MASK, SHOWN, Input, labels, shown
+from .stances import as_compiled
 from .subject import Subject
 from .tokens import SHORT, lengths_to_try
 
@@ -55,6 +56,7 @@ class Case:
     crowd: bool = False  # the call has more than 4,096 tokens
     rows: int = 1  # of a batch that is followed
     dtype: torch.dtype | None = None  # of the copy; None: the model's own
+    compiled: bool = False  # the program is the one that torch.compile made
     frozen: bool = False  # whether no weight of the copy is trained
     size: float = 0.0  # to which products are scaled up; 0: not at all
 
@@ -111,7 +113,8 @@ class Case:
     def fits(self, caller: Caller) -> bool:
         """Whether the model can be called so."""
         return (
-            (self.visible is None or caller.takes_mask or bool(self.given))
+            not self.compiled  # see `compiled.py`
+            and (self.visible is None or caller.takes_mask or bool(self.given))
             and (not self.own or caller.method is not None)
             and (not self.targets or caller.target_name is not None)
         )
@@ -199,6 +202,7 @@ AUTOCAST, TRAIN_AUTOCAST = (
     Case(f"{where}under autocast", training, training, within=_autocast)
     for where, training in MODES
 )
+COMPILED = Case("compiled", within=as_compiled, compiled=True)
 CROWD = Case("in a call of more than 4,096 tokens", crowd=True)
 FROZEN = Case(frozen=True)
 DOUBLE = Case(dtype=torch.float64)
@@ -222,6 +226,7 @@ CASES: dict[Case, tuple[str, ...]] = {
     TRAIN_OWN: (CAUSALITY,),
     **dict.fromkeys((*MASKED, *GIVEN), (CAUSALITY,)),
     **dict.fromkeys((INFERENCE, AUTOCAST, TRAIN_AUTOCAST), (CAUSALITY,)),
+    COMPILED: (CAUSALITY,),
     CROWD: (CAUSALITY, ROWS),
     **dict.fromkeys((FROZEN, DOUBLE, *HALF), (CAUSALITY,)),
     **dict.fromkeys(
@@ -239,6 +244,7 @@ def cases_of(check: str, subject: Subject) -> list[Case]:
         if check in checks and not row.copy
         for case in row.of(subject.caller)
         if case.fits(subject.caller) and case not in subject.unanswered
+        if case != WITH_GRADIENTS or not subject.caller.no_gradients
     ]
 
 

@@ -54,9 +54,14 @@ def _own_context() -> Iterator[None]:
         stack.callback(_devices.pop)
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
+        # autocast keeps the weights that it cast until the outermost one ends:
+        # a model's own shall end, so that changed weights are cast anew
+        torch.clear_autocast_cache()
         for kind in {"cpu", default.type, _accelerator()}:
             if torch.amp.is_autocast_available(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
+                before = torch.is_autocast_enabled(kind)
+                stack.callback(torch.set_autocast_enabled, kind, before)
+                torch.set_autocast_enabled(kind, False)
         if default.type != "cpu":
             stack.enter_context(torch.device("cpu"))
         yield

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from .cases import ENLARGED, LARGER, Case
+from .model.subclasses import is_plain
 from .randomness import isolated
 from .subject import Subject
 from .variant import Copy, CopyFailed, Variant, build, doubled, precise
@@ -94,7 +95,8 @@ def redraw_zeros(model: nn.Module, generator: torch.Generator) -> None:
     """
     for parameter in model.parameters():
         hooks = getattr(parameter, "_backward_hooks", None)
-        if not parameter.requires_grad or hooks:
+        plain = is_plain(type(parameter))
+        if not parameter.requires_grad or hooks or not plain:
             continue
         zeros = parameter == 0
         if not zeros.any():
@@ -122,7 +124,10 @@ def scale_up(model: nn.Module, size: float) -> None:
     matrices = [
         p
         for p in model.parameters()
-        if p.ndim > 1 and p.is_floating_point() and id(p) not in tables
+        if p.ndim > 1
+        and p.is_floating_point()
+        and id(p) not in tables
+        and is_plain(type(p))
     ]
     for p in [p for p in matrices if p.requires_grad] or matrices:
         rms = float(p.double().square().sum() / len(p)) ** 0.5

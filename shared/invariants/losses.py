@@ -1,10 +1,12 @@
 """Losses: the mean cross-entropy, and all that a loss might be instead."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from .errors import during
@@ -42,17 +44,47 @@ def mean_loss(
 
 
 def added_to(
-    scores: Tensor, targets: tuple[Tensor, Tensor], losses: tuple
-) -> Tensor:
-    """Return what is added to the mean whatever the targets, or 0."""
+    scores: Tensor, targets: Sequence[Tensor], losses: Sequence[Any]
+) -> tuple[set[int], float, float]:
+    """Return what two losses are beside the mean of their targets.
+
+    Returns:
+        The shift of the targets, if any fits; a term that targets do not
+        change; and the share by which the targets are smoothed.
+    """
     for shift in (0, 1):
-        one, two = (
-            loss.double() - mean_loss(scores, ids, shift)
+        rest = [
+            float(loss.detach().double() - mean_loss(scores, ids, shift))
             for ids, loss in zip(targets, losses, strict=True)
-        )
-        if (one - two).abs() <= 1e-6 * losses[0].abs():
-            return one
-    return torch.zeros(())
+        ]
+        if abs(rest[0] - rest[1]) <= 1e-6 * abs(float(losses[0].detach())):
+            return {shift}, rest[0], 0.0
+        # a share of the mean over all ids, in place of the target's
+        shares = [
+            value / float(_all_ids(scores, shift) - mean)
+            for value, mean in zip(
+                rest,
+                (mean_loss(scores, ids, shift) for ids in targets),
+                strict=True,
+            )
+        ]
+        if 0 < shares[0] < 1 and math.isclose(*shares, rel_tol=1e-4):
+            return {shift}, 0.0, shares[0]
+    return set(), 0.0, 0.0
+
+
+def _all_ids(scores: Tensor, shift: int) -> Tensor:
+    """Return the mean cross-entropy of targets that are every id alike."""
+    kept = scores.double()[:, : scores.size(1) - shift]
+    return -kept.log_softmax(-1).mean()
+
+
+def normaliser(
+    scores: Float[Tensor, "batch time vocab"],
+    counted: Bool[Tensor, "batch time"],
+) -> float:
+    """Return the mean square of the normalisers of counted positions."""
+    return float(scores.double().logsumexp(-1)[counted].square().mean())
 
 
 def close(a: Tensor, b: Tensor) -> bool:
@@ -62,7 +94,7 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 def tolerance_of(value: Tensor) -> float:
     """Return what losses of a dtype may differ by, relative to them."""
-    return 1e-5 if value.dtype in (torch.float32, torch.float64) else 1e-2
+    return {torch.float64: 1e-6, torch.float32: 1e-5}.get(value.dtype, 1e-2)
 
 
 def shifts_of(
@@ -91,17 +123,14 @@ def wrong_loss(
     wrong = _wrong_losses(scores, targets, mark)
     name = min(wrong, key=lambda name: float((wrong[name] - loss).abs()))
     where = "" if mark is None else f", some of them {mark}"
-    nearest = f"nearest is that {name}, {float(wrong[name]):.6g}"
+    cause = f"it is the loss {name}"
     if not close(wrong[name], loss):
-        nearest += (
-            ", and not it: where the model adds a term of its own, expect "
-            "this failure"
-        )
+        cause = "it is none summed, shifted twice or averaged over others"
     batch, time = targets.shape
     return AssertionError(
         f"the loss of {batch} x {time} targets{where} is {float(loss):.6g}, "
         f"but the mean cross-entropy of the model's own scores is "
-        f"{means[0]:.6g}, or {means[1]:.6g} shifted by one; {nearest}"
+        f"{means[0]:.6g}, or {means[1]:.6g} shifted by one; {cause}"
     )
 
 
@@ -112,16 +141,32 @@ def _wrong_losses(
 ) -> dict[str, Tensor]:
     """Return losses that models are known to return, by a description."""
     batch, time = targets.shape
+    none = -100 if mark is None else mark
     losses = {"shifted twice": mean_loss(scores, targets, 2, mark)}
     for shift, where in ((0, ""), (1, ", shifted by one")):
         total = mean_loss(scores, targets, shift, mark, total=True)
         steps = time - shift
+        rows = zip(scores.split(1), targets.split(1), strict=True)
+        without = targets.masked_fill(targets == 0, none)
         losses |= {
             f"summed{where}": total,
             f"summed over time, averaged over the batch{where}": total / batch,
             f"summed over the batch, averaged over time{where}": total / steps,
-            f"averaged over padding, too{where}": total / (batch * steps),
+            f"that leaves id 0 out{where}": mean_loss(
+                scores, without, shift, mark
+            ),
+            f"averaged over each row first{where}": torch.stack(
+                [mean_loss(*row, shift, mark) for row in rows]
+            ).mean(),
         }
+        if mark is not None:
+            filled = targets.masked_fill(targets == mark, 0)
+            losses |= {
+                f"averaged over padding, too{where}": total / (batch * steps),
+                f"that counts {mark} as id 0{where}": mean_loss(
+                    scores, filled, shift
+                ),
+            }
     return losses
 
 

@@ -2,9 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from .model.subclasses import is_plain
 
 
 class Operations(TorchDispatchMode):
@@ -16,9 +20,24 @@ class Operations(TorchDispatchMode):
     # flex_attention and its like: each runs as one operation
     supports_higher_order_operators = True
 
+    sees: tuple[type, ...] = ()  # classes of tensors that it computes itself
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let a class of tensors compute first: a mode sees how it does."""
+        super().__init_subclass__(**options)
+        carry_out = cls.__torch_dispatch__
+
+        @wraps(carry_out)
+        def dispatch(self, func, types, args=(), kwargs=None):
+            if any(not (k in cls.sees or is_plain(k)) for k in types):
+                return NotImplemented
+            return carry_out(self, func, types, args, kwargs)
+
+        cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -68,6 +68,8 @@ class Away(Tensor):
 class _Operations(Operations):
     """Computes each operation where its tensors are."""
 
+    sees = (Away,)
+
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         return _compute(function, args, kwargs or {})
 

@@ -109,6 +109,11 @@ class Place:
         return not self.path.startswith(KIT)
 
     @property
+    def is_library(self) -> bool:
+        """Whether the line is in an installed package."""
+        return "-packages" in self.path
+
+    @property
     def code(self) -> str:
         """The expression in the source, in one line."""
         if self.recorded:

@@ -25,7 +25,10 @@ class PositionLosses:
         answer: Callable[[Int[Tensor, "batch time"]], Any],
         targets: Int[Tensor, "batch time"],
     ) -> Float[Tensor, "batch time 1"]:
-        """Return the losses; answer calls the model with some targets.
+        """Return the loss of each target less that of another id there.
+
+        So a term that targets do not change drops out. Answer calls the model
+        with some targets.
 
         Raises:
             ModelRaised: for a model that leaves out no target, or returns no
@@ -33,10 +36,12 @@ class PositionLosses:
         """
         rows, time = targets.shape
 
-        def loss(mark: int, *places: tuple[int, int]) -> Tensor:
+        def loss(
+            mark: int, *places: tuple[int, int], ids: Tensor = targets
+        ) -> Tensor:
             given = torch.full_like(targets, mark)
             for place in places:
-                given[place] = targets[place]
+                given[place] = ids[place]
             found = find_loss(answer(given))
             if found is None:
                 raise ModelRaised("no loss comes back with targets")
@@ -54,6 +59,9 @@ class PositionLosses:
             self.mark = next(filter(leaves_out, MARKS), None)
         if self.mark is None:
             raise ModelRaised("no target can be left out of the loss")
+        mark, others = self.mark, targets ^ 1
         places = product(range(rows), range(time))
-        each = torch.stack([loss(self.mark, place) for place in places])
+        each = torch.stack(
+            [loss(mark, at) - loss(mark, at, ids=others) for at in places]
+        )
         return each.view(rows, time, 1).nan_to_num()  # 0: of no target

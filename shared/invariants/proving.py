@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 from typing import Any, Unpack
 
+from .block_masks import require_true_blocks
+from .compiled import require_same_program
 from .context import one_run
-from .dependence.proof import Proof
+from .dependence.proof import Open, Proof
 from .dependence.prove import prove_positions
 from .meeting.meet import Settings, meet
 from .randomness import isolated
@@ -37,4 +39,11 @@ def prove_causality(
         subject = meet(model_or_factory, **settings)
         subject.require_scores()
         with subject.few_threads():
-            return prove_positions(subject, lengths)
+            proof = prove_positions(subject, lengths)
+            try:
+                require_true_blocks(subject)
+                require_same_program(subject, proof)
+            except AssertionError as error:
+                proof.holds = False
+                proof.open.append(Open(str(error)))
+            return proof

@@ -1,14 +1,14 @@
 """Randomness that starts where we say, and leaves no trace."""
 
 import random
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 
 from .operations import Operations
+from .stances import as_written
 
 
 def seed_all(seed: int) -> None:
@@ -25,16 +25,11 @@ def seed_all(seed: int) -> None:
 def isolated(seed: int) -> Iterator[None]:
     """Seed everything inside, and put every state back afterwards."""
     states = random.getstate(), np.random.get_state()
-    # code that is compiled shows no hook its modules: it runs as written
-    stance = (
-        torch.compiler.set_stance("force_eager")
-        if "torch._dynamo" in sys.modules
-        else nullcontext()
-    )
     dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
     try:
         devices = range(torch.cuda.device_count())
-        with torch.random.fork_rng(devices), stance:
+        # code that is compiled shows no hook its modules
+        with torch.random.fork_rng(devices), as_written():
             seed_all(seed)
             yield
     finally:

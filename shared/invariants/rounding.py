@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from .errors import NotFinite
 from .model.building import Model
+from .model.subclasses import is_plain
 from .operations import Operations
 
 FLOOR = 64  # units of rounding of the largest score: ignored
@@ -248,7 +249,8 @@ def put_back_after(weights: Collection[Tensor]) -> Iterator[None]:
 def _weights(model: Model) -> list[nn.Parameter]:
     if not isinstance(model, nn.Module):
         return []
-    return [p for p in model.parameters() if _rounds(p)]
+    plain = (p for p in model.parameters() if is_plain(type(p)))
+    return [p for p in plain if _rounds(p)]
 
 
 def _rounds(tensor: Tensor) -> bool:

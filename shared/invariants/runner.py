@@ -73,7 +73,8 @@ def check_model(
         on_progress: called with the report before the first check, as
             each one ends, and when one says how far it is.
         **settings: vocab_size, block_size, outputs, seed, device, layout,
-            cache, inputs and documents, as for `meet`.
+            cache, inputs, documents and compile (whether the model is
+            compiled, too, and that program held against it), as for `meet`.
 
     Returns:
         The report: print it, or read .ok, .failed and .results.

@@ -58,6 +58,7 @@ class Subject:
     instead: tuple[str, ...] = ()  # arguments that take the tokens' place
     fault: str = ""  # why its answers cannot be read at all
     notes: tuple[str, ...] = ()  # for the reader of a report
+    compile: bool = False  # whether the user asks for its compiled program
     budget: Budget = field(default_factory=Budget)  # of its checks
     proofs: dict[str, Any] = field(default_factory=dict)  # Proofs, by order
     kept: dict[Any, Any] = field(default_factory=dict)  # read-only copies
@@ -100,9 +101,9 @@ class Subject:
             )
 
     def require_gradients(self) -> None:
-        """Skip a check that needs gradients of a function of arrays."""
-        if self.in_arrays:
-            raise SkipCheck(IN_ARRAYS)
+        """Skip a check that needs gradients where none can be recorded."""
+        if self.in_arrays or self.caller.no_gradients:
+            raise SkipCheck(self.caller.no_gradients or IN_ARRAYS)
 
     def fit(self, *lengths: int) -> list[int]:
         """Return these lengths, each as near as the model accepts it."""

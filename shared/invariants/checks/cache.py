@@ -13,7 +13,8 @@ def check_cache(subject: Subject) -> str:
     Why: a cache that is one position off answers fluently, and wrongly.
     How: a sequence token by token, whole and in pieces, in several rows; two
     in turns, and one after another with the same first row; rows that begin
-    with padding, where a mask is taken; and a token past the end. A cache
+    with padding, where a mask is taken; a token past the end; a plain pass
+    after decoding; in bfloat16, where the full forward runs in it. A cache
     may refuse pieces of several tokens behind the first. The convention is
     found by signature and state; where none is, the model's own generate is
     compared with and without its cache.
@@ -28,7 +29,11 @@ def check_cache(subject: Subject) -> str:
         return compare_generate(subject, decoder.reason)
     subject.require_no_noise()
     decoder.require_reset(subject.lengths.fit(4), subject.generator())
+    decoder.require_plain(subject.lengths.fit(4), subject.generator())
     generator, longest = subject.generator(), subject.block_size
+    time, told = subject.lengths.fit(7), ""
+    with subject.budget.part("positions given", time):
+        told = decoder.compare_positions(time, generator)
 
     for batch in sorted({*map(subject.fit_rows, (1, 3, 5))}):
         for time in subject.fit(1, 7, 16):
@@ -47,9 +52,10 @@ def check_cache(subject: Subject) -> str:
     with subject.budget.part("two texts", time):
         decoder.compare_two_texts(time, generator)
         decoder.compare_padded(time, generator)
+        decoder.require_half(time, generator)
     return (
-        f"decoding: {decoder.convention.says}: lengths to {longest}, one by "
-        f"one, whole and in pieces{decoder.note}"
+        f"decoding: {decoder.convention.says}{told}: lengths to {longest}, "
+        f"one by one, whole and in pieces{decoder.note}"
     )
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 
+from ..block_masks import require_true_blocks
 from ..check import SkipCheck, Subject, check
+from ..compiled import require_same_program
 from ..dependence.prove import prove_positions
 from ..moves.leaks import LeakFinder
 from ..moves.smallest import explain
@@ -36,6 +38,7 @@ def check_causality(subject: Subject) -> str:
         raise SkipCheck("one token has no future")
     subject.require_no_state()
     budget, finder = subject.budget, LeakFinder()
+    blocks = require_true_blocks(subject)
     proof = prove_positions(subject)
     for trial in trials(subject, proof):
         with budget.part(trial.label, trial.time, trial.share):
@@ -52,7 +55,9 @@ def check_causality(subject: Subject) -> str:
             "no change of any token moves any score, so nothing can be said "
             "about the future"
         )
-    notes = [MIXED] * finder.rows_mix + [DRAWS] * finder.draws_differ
+    said = (require_same_program(subject, proof), blocks)
+    notes = [sentence for sentence in said if sentence]
+    notes += [MIXED] * finder.rows_mix + [DRAWS] * finder.draws_differ
     if subject.instead:
         notes.append(f"tokens are ids, never {', '.join(subject.instead)}")
     tested = [f"tested: {'; '.join(_tried(finder))}"] * bool(finder.tried)

@@ -28,7 +28,8 @@ def check_context_use(subject: Subject) -> str:
     that come a step late cost quality and show nowhere else.
     How: each token of short sequences is replaced, several times, on the
     fresh model and with larger weights; of the longest sequence some tokens,
-    by value or by gradient. A declared window may forget what is outside it.
+    by value or by gradient. A declared window may forget what is outside it;
+    lengths near it and its double are tried, too.
     Reports: huggingface/transformers 39408, a sliding window off by one.
     """
     longest = subject.block_size
@@ -36,7 +37,10 @@ def check_context_use(subject: Subject) -> str:
     windows = all_declared(build(subject), WINDOW)
     window = min(windows, key=lambda w: w.value, default=None)
     generator, reported = subject.generator(), ""
-    for time in subject.fit(2, 3, 8, SHORT, longest):
+    beside = [w.value for w in windows if "chunk" not in w.name]
+    near = {n for w in beside for n in (w - 1, w, w + 1, 2 * w + 1)}
+    lengths = {n for n in near if 1 < n < longest}
+    for time in subject.fit(2, 3, 8, SHORT, longest, *lengths):
         with subject.budget.part("texts", time, 1 / 2):
             note = _require_use(subject, time, window, generator)
             reported = note or reported

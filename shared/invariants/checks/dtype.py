@@ -9,6 +9,7 @@ from torch import Tensor
 from ..check import Subject, check
 from ..errors import ModelRaised, NotFinite, sentence
 from ..model.building import CASTS, cast
+from ..model.subclasses import quantised
 from ..operations import Operations
 from ..other_device import NAME as ELSEWHERE
 from ..other_device import elsewhere
@@ -19,7 +20,7 @@ from ..variant import Variant, changeable, in_double
 # An operation that lacks a dtype altogether; mixed dtypes read otherwise.
 NO_KERNEL = re.compile(
     r"not implemented for '|to be Float32, BFloat16 or Float16|"
-    r"Unsupported dtype|MPS framework doesn't support float64"
+    r"Unsupported (?:input )?dtype|MPS framework doesn't support float64"
 )
 UNIQUE = 257  # whole numbers from 0 that differ in bfloat16
 
@@ -66,7 +67,9 @@ def _require_width(subject: Subject, tokens: Tensor) -> str:
     """
     variant = changeable(subject)
     meant = variant.double
-    if any(_bits(p.dtype) < 32 for p in _floats(variant)):
+    if quantised(variant.model) or any(
+        _bits(p.dtype) < 32 for p in _floats(variant)
+    ):
         return ""
     if in_double(subject):
         variant.model.double()
@@ -142,12 +145,16 @@ def _answer_in(
             return "no kernel for"
         if any(p.is_complex() for p in variant.model.parameters()):
             return "complex weights stay as they are in"
+        if quantised(variant.model):
+            return "quantised weights refuse"
         words = f"in {dtype_name(dtype)} {error}"
         raise AssertionError(words) from error.__cause__
     if not bool(torch.isfinite(scores).all()):
         if dtype == torch.float16:
             return "NaN or infinite in"
         raise NotFinite(f"in {dtype_name(dtype)} scores are NaN or infinite")
+    if scores.dtype != dtype and quantised(variant.model):
+        return f"quantised weights keep {dtype_name(scores.dtype)} in"
     if positions and positions.same:
         raise AssertionError(
             f"in bfloat16 the positions {positions.same} of {tokens.size(1)} "

@@ -12,6 +12,7 @@ from ..check import Subject, check
 from ..errors import NotFinite, during
 from ..larger_weights import scale_up
 from ..losses import cross_entropy
+from ..model.subclasses import quantised
 from ..operations import Operations
 from ..places import Place, find_place
 from ..variant import Variant, own
@@ -45,6 +46,8 @@ def _require_softmax(subject: Subject) -> None:
     if not (subject.is_module and subject.builder.can_copy):
         return
     variant = own(subject)
+    if quantised(variant.model):
+        return
     tokens = subject.draw(2, 8)
     for size in (0.0, *EXTREME[::-1]):
         if size:

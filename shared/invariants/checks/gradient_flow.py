@@ -12,6 +12,7 @@ from ..errors import SkipCheck, during
 from ..larger_weights import larger
 from ..losses import cross_entropy, scores_and_loss
 from ..model.reading import tensors_in
+from ..model.subclasses import quantised
 from ..tokens import rows_at_once
 from ..variant import Variant, changeable
 
@@ -57,10 +58,15 @@ def check_gradient_flow(subject: Subject) -> str:
             without = _stuck_at_zero(variant)
             stuck = ": factors that are both 0"
     if without:
-        raise AssertionError(
+        never = (
             f"{len(without)} of {len(sizes)} trainable parameters never get "
             f"a gradient: {_first(without, 4)}{stuck}"
         )
+        if why := quantised(model):
+            raise SkipCheck(f"{why}, and nothing is trained before: {never}")
+        raise AssertionError(never)
+    if quantised(model):
+        dead = {}  # whose numbers cannot be drawn anew
     unreached = _require_living_parts(variant, dead, zeros)
     if not sizes:
         raise AssertionError("the model has no trainable parameter")
@@ -203,6 +209,8 @@ def _gradient_sizes(
         if not scores.requires_grad:
             row = tokens[:1]
             scores = subject.read(variant.answer(row), *row.shape)
+            if why := quantised(model):
+                raise SkipCheck(f"{why}: no gradient passes")
             if scores.is_inference():
                 raise SkipCheck("the model answers in inference mode")
             raise AssertionError(

@@ -1,14 +1,19 @@
 """The gradient that a backward pass returns is the function's own."""
 
+from contextlib import suppress
+
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from ..cases import EVAL, TRAIN
+from ..cases import EVAL, INFERENCE, TRAIN
 from ..check import Subject, check
 from ..derivatives import Along, gradients_of
-from ..errors import SkipCheck, during
+from ..errors import ModelRaised, SkipCheck, during
 from ..larger_weights import redraw_zeros
+from ..model.subclasses import is_plain
+from ..places import Place, find_place
 from ..rounding import FLOOR, Inside, require_finite
 from ..variant import Variant, changeable, doubled
 
@@ -26,8 +31,10 @@ def check_gradients(subject: Subject) -> str:
     recomputed with another dropout mask, training goes somewhere else.
     How: the derivative of a random combination of scores along a random
     direction must be what central differences say, in eval and train mode;
-    if not, each parameter is tried alone. The report names straight-through
-    estimators; padding rows and parameters with gradient hooks are left out.
+    if not, each parameter is tried alone. A call in inference mode comes
+    first: a table that it leaves cannot be trained with. The report names
+    straight-through estimators; padding rows and parameters with gradient
+    hooks are left out.
     Reports: allenai/OLMo-core 828, openai/guided-diffusion 167: checkpointed
     blocks with another dropout mask in the backward pass.
     """
@@ -40,6 +47,8 @@ def check_gradients(subject: Subject) -> str:
     tokens = subject.draw(3, 8, generator)
     tokens[:, -1] = tokens[:, 0]  # an id that comes twice
     note = ""
+    with suppress(ModelRaised):  # as a user may who looks before training
+        variant.run_as(INFERENCE).scores(tokens)
     for case in (EVAL, TRAIN):
         note = _compare(variant.run_as(case), tokens, generator) or note
     return f"eval and train mode, along random directions{note}"
@@ -59,16 +68,20 @@ def _compare(
     if inside.unit > COARSE:
         raise SkipCheck("too coarse inside for differences")
     weights = torch.randn(scores.shape, generator=generator).to(scores)
-    with during("in the backward pass"):
-        gradients = gradients_of(
-            (scores * weights).sum(),
-            [p for p, _ in free.values()],
-            allow_unused=True,
-            materialize_grads=True,
-        )
+
+    def gradients(scores: Tensor) -> dict[str, Tensor]:
+        with during("in the backward pass"):
+            found = gradients_of(
+                (scores * weights).sum(),
+                [p for p, _ in free.values()],
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        return dict(zip(free, (g.to_dense() for g in found), strict=True))
+
     along = Along(
         free,
-        dict(zip(free, (g.to_dense() for g in gradients), strict=True)),
+        gradients(scores),
         lambda: float((variant.scores(tokens) * weights).sum()),
         inside.unit ** (1 / 3),
         FLOOR * inside.unit * float((scores.detach() * weights).norm()),
@@ -94,12 +107,36 @@ def _compare(
             return "; in train mode each call changes the next one's scores"
     require_finite(scores)
     name, pair = max(wrong.items(), key=lambda item: item[1].share)
+    where = ""
+    with suppress(AssertionError), Attached() as attached:
+        along.gradients = gradients(variant.scores(tokens, grad=True))
+        if along.smoothest([*wrong]).agree and attached.places:
+            where = f" at {next(iter(attached.places))}"
+    if where and all(p.is_library for p in attached.places):
+        return f"; a library stops the gradient of {name}{where}"
+    stops = f"stops{where}" if where else "is not the function's"
     raise AssertionError(
-        f"the gradient of {name} is not the function's: along a random "
+        f"the gradient of {name} {stops}: along a random "
         f"direction the backward pass says {pair.backward:.6g}, differences "
         f"of the scores say {pair.difference:.6g} (+- {pair.uncertain:.1g})"
         f"{variant.conditions}"
     )
+
+
+class Attached(TorchFunctionMode):
+    """Takes no tensor out of the graph, and records the lines that would."""
+
+    STOPS = (Tensor.detach, Tensor.data.__get__)  # type: ignore[attr-defined]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[Place, None] = {}
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in self.STOPS and args[0].grad_fn is not None:
+            self.places[find_place("detach")] = None
+            return args[0].view_as(args[0])
+        return func(*args, **(kwargs or {}))
 
 
 def _free_parameters(
@@ -116,6 +153,7 @@ def _free_parameters(
         table = tables.get(id(p))
         scaled = table is not None and table.scale_grad_by_freq
         hooks = getattr(p, "_backward_hooks", None)
-        if p.requires_grad and p.numel() and not (scaled or hooks):
+        own = scaled or hooks or not is_plain(type(p))
+        if p.requires_grad and p.numel() and not own:
             free[name] = p, None if table is None else table.padding_idx
     return free

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ..cases import TRAIN, WITH_GRADIENTS
@@ -17,12 +17,14 @@ from ..losses import (
     added_to,
     close,
     mean_loss,
+    normaliser,
     scores_and_loss,
     shifts_of,
     tolerance_of,
     wrong_loss,
 )
 from ..model.building import hooked
+from ..model.subclasses import quantised
 from ..rounding import floor, gaps
 from ..tokens import others
 from ..variant import Variant
@@ -63,7 +65,7 @@ class _Loss:
     # those that the softmax runs over
     scores: Float[Tensor, "batch time vocab"]
     shifts: set[int]  # of the targets, inside; both where both are right
-    added: Float[Tensor, ""]  # what targets do not change
+    added: float | None  # beside the mean; None: not the same at each text
     note: str
 
 
@@ -98,7 +100,9 @@ def _check_loss_of(variant: Variant) -> str:
     found += _try_marks(variant, first, case)
     _require_gradient(variant, first, case)
     # last, as a call in train mode may change what eval mode reads
-    _require_same_in_training(variant, first, shifts, generator)
+    more = _require_same_in_training(variant, first, shifts, generator)
+    if more is not None and bool(more) != bool(case.note):
+        found += f"; in train mode{more or ' nothing is added'}"
     return f"mean cross-entropy of {name} {found}"
 
 
@@ -107,8 +111,12 @@ def _require_same_in_training(
     targets: Tensor,
     shifts: set[int],
     generator: torch.Generator,
-) -> None:
-    """Require the same loss in train mode, where its scores are known."""
+) -> str | None:
+    """Require the same loss in train mode, where its scores are known.
+
+    Returns:
+        What is added to it there; None for a loss that cannot be judged.
+    """
     trained = variant.run_as(TRAIN)
     rows, time = targets.shape
     tokens = variant.subject.draw(rows, time, generator)
@@ -116,7 +124,7 @@ def _require_same_in_training(
     if scores is None and not torch.equal(
         trained.scores(tokens), variant.scores(tokens)
     ):
-        return  # whose dropout draws differ
+        return None  # whose dropout draws differ
     try:
         case = _loss_of(trained, targets, generator)
     except ModelRaised:
@@ -129,6 +137,7 @@ def _require_same_in_training(
             f"in train mode the loss is that of {name} "
             f"{HOW[min(case.shifts)]}, in eval mode {HOW[min(shifts)]}"
         )
+    return None if case is None else case.note
 
 
 def _loss_of(
@@ -165,7 +174,8 @@ def _loss_of(
             )
     if loss is None:
         return None
-    note, added = "", torch.zeros(())
+    note = ""
+    added: float | None = 0.0
     shifts = shifts_of(scores, first, loss)
     if not shifts:
         wide = _before_the_cut(variant, tokens, scores)
@@ -173,11 +183,23 @@ def _loss_of(
             scores = wide
             note = f" over the {wide.size(-1)} scores of a padded head"
         elif second_loss is not None:
-            added = added_to(scores, (first, second), (loss, second_loss))
-            note = f" plus {float(added):.3g}, which targets do not change"
-            shifts = shifts_of(scores, first, loss - added)
+            shifts, added, share = added_to(
+                scores.detach(), (first, second), (loss, second_loss)
+            )
+            if added:
+                note = f" plus {added:.3g}, which targets do not change"
+            if share and not variant.case.training:
+                raise AssertionError(
+                    f"in eval mode the loss is of {name} smoothed by "
+                    f"{share:.2g}: no perplexity follows from it"
+                )
+            if share:
+                note, added = f" smoothed by {share:.2g}", None
+    if not shifts and (shifts := _besides(variant, tokens, first)):
+        size = float((loss - mean_loss(scores, first, min(shifts))).detach())
+        note, added = f" plus {size:.3g}, not of these scores", None
     if not shifts:
-        raise wrong_loss(scores, first, loss - added)
+        raise wrong_loss(scores, first, loss - (added or 0.0))
     return _Loss(tokens, scores, shifts, added, note)
 
 
@@ -194,17 +216,56 @@ def _try_marks(variant: Variant, targets: Tensor, case: _Loss) -> str:
             continue
         if loss is None:
             continue
-        loss = loss - case.added
+        terms = _terms(case, marked != mark)
         if mark != -100:
             # to some models -1 is an id like any other, as in indexing
             ids = marked.remainder(case.scores.size(-1))
-            shift = min(case.shifts)
-            if close(mean_loss(case.scores, ids, shift), loss):
+            mean = mean_loss(case.scores, ids, min(case.shifts))
+            if any(close(mean, loss - term) for term in terms):
                 continue
-        if not shifts_of(case.scores, marked, loss, mark):
-            raise wrong_loss(case.scores, marked, loss, mark)
+        if not any(
+            shifts_of(case.scores, marked, loss - term, mark) for term in terms
+        ) and not _besides(variant, case.tokens, marked, mark):
+            raise wrong_loss(case.scores, marked, loss - terms[0], mark)
         found += f", {mark} left out"
     return found
+
+
+def _terms(case: _Loss, counted: Bool[Tensor, "batch time"]) -> list[float]:
+    """Return what may be added where only some positions are counted."""
+    if not case.added:
+        return [0.0]
+    whole = normaliser(case.scores, torch.ones_like(counted))
+    share = normaliser(case.scores, counted) / whole
+    return [case.added, case.added * share]  # a z-loss of these positions
+
+
+def _besides(
+    variant: Variant, tokens: Tensor, targets: Tensor, mark: int | None = None
+) -> set[int]:
+    """Return the shifts at which a loss depends on the scores as it should.
+
+    Its gradient to the scores is that of the mean cross-entropy, so that a
+    term beside it is not of these scores: that of another head, say.
+    """
+    if variant.subject.in_arrays:
+        return set()
+    case = TRAIN if variant.case.training else WITH_GRADIENTS
+    scores, loss = scores_and_loss(variant.run_as(case), tokens, targets)
+    if scores is None or loss is None or not scores.requires_grad:
+        return set()
+    base = scores if scores._base is None else scores._base
+    (found,) = gradients_of(loss, [base], retain_graph=True, allow_unused=True)
+    if found is None:
+        return set()
+
+    def fits(shift: int) -> bool:
+        mean = mean_loss(scores, targets, shift, mark)
+        (wanted,) = gradients_of(mean, [base], retain_graph=True)
+        size = float((found - wanted).norm())
+        return size <= 10 * tolerance_of(scores) * float(wanted.norm())
+
+    return {*filter(fits, (0, 1))}
 
 
 def _require_gradient(variant: Variant, targets: Tensor, case: _Loss) -> None:
@@ -213,7 +274,8 @@ def _require_gradient(variant: Variant, targets: Tensor, case: _Loss) -> None:
     if not isinstance(model, nn.Module):
         return
     weights = [p for p in model.parameters() if p.requires_grad and p.numel()]
-    if not weights:
+    caller = variant.subject.caller
+    if not weights or caller.no_gradients or quantised(model):
         return
     trained, evaluated = map(variant.run_as, (TRAIN, WITH_GRADIENTS))
     scores, loss = scores_and_loss(evaluated, case.tokens, targets)

@@ -13,6 +13,7 @@ from ..cases import EVAL, TRAIN, WITH_GRADIENTS
 from ..check import Subject, check
 from ..errors import during
 from ..model.building import Model
+from ..model.subclasses import parts_of
 from ..randomness import random_states, seed_all
 from ..rounding import floor, gaps
 from ..variant import Variant, own
@@ -135,7 +136,9 @@ def _snapshot(model: Model) -> dict[str, object]:
         return seen
     for name, parameter in model.named_parameters():
         grad = parameter.grad
-        seen[f"parameter {name}"] = parameter.detach().clone()
+        seen[f"parameter {name}"] = [
+            part.detach().clone() for part in parts_of(parameter)
+        ]
         seen[f"the gradient of {name}"] = (
             None if grad is None else grad.clone()
         )
@@ -151,6 +154,8 @@ def _snapshot(model: Model) -> dict[str, object]:
 
 def _same(old: object, new: object) -> bool:
     """Whether nothing has changed."""
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(map(_same, old, new))
     if not isinstance(old, Tensor) or not isinstance(new, Tensor):
         return type(old) is type(new) and old == new
     if old.shape != new.shape or old.dtype != new.dtype:

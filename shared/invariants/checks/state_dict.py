@@ -8,6 +8,7 @@ from torch import nn
 from ..check import Subject, check
 from ..errors import sentence
 from ..larger_weights import redraw_zeros
+from ..model.subclasses import is_plain
 from ..rounding import floor, gaps
 from ..variant import Copy, Variant, build, changeable
 
@@ -41,7 +42,7 @@ def check_state_dict(subject: Subject) -> str:
         redraw_zeros(model, generator)
         with torch.no_grad():  # in place, as an optimiser does
             for parameter in model.parameters():
-                if parameter.requires_grad:
+                if parameter.requires_grad and is_plain(type(parameter)):
                     parameter.mul_(1.1)
         expected = variant.scores(tokens)
         variant.start_again()  # the call may have changed a buffer
@@ -69,7 +70,8 @@ def _scramble(model: nn.Module, generator: torch.Generator) -> None:
     """Replace all that a state dict should bring back."""
     saved = model.state_dict().keys()
     buffers = [b for name, b in model.named_buffers() if name in saved]
-    for tensor in (*model.parameters(), *buffers):
+    tensors = [*model.parameters(), *buffers]
+    for tensor in [t for t in tensors if is_plain(type(t))]:
         if tensor.is_floating_point():
             noise = torch.randn(tensor.shape, generator=generator)
             tensor.copy_(noise.to(tensor))

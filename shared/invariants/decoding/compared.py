@@ -1,19 +1,23 @@
 """Compares decoding with the full forward: the first difference."""
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from ..errors import ModelRaised
+from ..cases import HALF
+from ..errors import ModelRaised, SkipCheck
 from ..lines import Line, first_in_last_piece
 from ..model.sizes import has_position_table
 from ..rounding import Gap, floor, gaps, real_gap
-from .conventions import Text
-from .pieces import Decoder
+from ..variant import CopyFailed, copy_for
+from .conventions import POSITIONS, Text, conventions
+from .pieces import WRONG, Decoder
 
 
 class Comparison(Decoder):
@@ -42,6 +46,49 @@ class Comparison(Decoder):
                 f"for the text after them: {said}"
             )
 
+    def require_plain(self, time: int, generator: torch.Generator) -> None:
+        """Require that a plain pass is the same after decoding as before."""
+        assert self.convention is not None
+        if self.subject.keeps_state:
+            return
+        tokens = self.draw(1, time, generator)
+        before = self.full(tokens)
+        self.in_pieces(tokens, [1] * time)
+        with suppress(ModelRaised):  # it may refuse one
+            size = float(gaps(self.variant.scores(tokens), before).max())
+            if size > floor(before):
+                raise AssertionError(
+                    f"after decoding ({self.convention.says}) a plain pass of "
+                    f"{time} tokens differs by {size:.2g} from the one "
+                    f"before: it takes what is left in the cache"
+                )
+
+    def require_half(self, time: int, generator: torch.Generator) -> None:
+        """Require that a model that runs in bfloat16 decodes in it."""
+        chosen = self.convention
+        assert chosen is not None
+        tokens = self.draw(1, time, generator)
+        try:
+            half = copy_for(self.subject, HALF[0])
+            half.scores(tokens)
+        except (CopyFailed, SkipCheck):
+            return
+        half.model.eval()
+        for way in conventions(self.subject, half.model, lambda: None):
+            if way.says != chosen.says:
+                continue
+            text = Text(way, 1)
+            try:
+                for piece in tokens.split(1, 1):
+                    text.feed(piece)
+            except ModelRaised as error:
+                if re.search(r"dtype|[Ff]loat|Half", str(error)):
+                    raise AssertionError(
+                        f"in bfloat16 the full forward answers, and decoding "
+                        f"({way.says}) does not: {error}"
+                    ) from error.__cause__
+            return
+
     def compare(self, tokens: Tensor, splits: list[list[int]]) -> None:
         """Require that tokens fed in pieces have the scores of the whole."""
         assert self.convention is not None
@@ -56,6 +103,40 @@ class Comparison(Decoder):
                 if not several:
                     raise
                 self.note = f"; goes on with one token at a time only: {error}"
+
+    def compare_positions(self, time: int, generator: torch.Generator) -> str:
+        """Require the same with positions given that the model may count.
+
+        Returns:
+            The words of a report for these arguments.
+        """
+        chosen = self.convention
+        assert chosen is not None
+        may = [
+            name
+            for name in POSITIONS
+            if name in chosen.arguments
+            and chosen.arguments[name].default is None
+        ]
+        tokens, half = self.draw(1, time, generator), time // 2
+        splits = [[1] * time, [half, time - half]] if half else []
+        said = ""
+        if chosen.position is not None or chosen.cache is None:
+            return ""
+        for name in may:
+            says = f"{chosen.says} and {name}"
+            way = replace(chosen, position=name, says=says)
+            if self._grade(way) < WRONG:
+                continue
+            self.convention = way
+            whole = partial(self.in_pieces, tokens, [time])
+            full = partial(self.full, tokens)
+            # else the argument means something else
+            if self.first_gap(full, whole, (full(), whole())) is None:
+                self.compare(tokens, splits)
+                said += f", also with {name}"
+        self.convention = chosen
+        return said
 
     def compare_two_texts(self, time: int, generator: torch.Generator) -> None:
         """Require that a text leaves another one alone."""
@@ -88,6 +169,7 @@ class Comparison(Decoder):
         if (
             self.convention is None
             or not self.convention.takes_mask
+            or self.convention.position in POSITIONS  # the mask has others
             or time < 4
         ):
             return

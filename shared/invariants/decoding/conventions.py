@@ -5,8 +5,8 @@ on the piece before; whether the scores are right is the check's own matter.
 """
 
 import inspect
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from ..errors import during
-from ..model.calling import MASK, REQUIRED, TARGETS, token_argument
-from ..model.inputs import FLAG, NUMBERS, STARTS, STRONG, WEAK
+from ..model.calling import MASK, TARGETS, maker_of, token_argument
+from ..model.inputs import CACHED, FLAG, NUMBERS, STARTS, STRONG, WEAK
 from ..model.reading import tensors_in
 from ..subject import Subject
 from .makers import (
     MAKES,
     RESET,
     SETUP,
+    InferenceParams,
     classes_of,
     fill,
     layers_of,
@@ -51,17 +52,27 @@ class Convention:
     def __post_init__(self) -> None:
         """Read the signature."""
         self.arguments, self.token_name = token_argument(self.function)
-        self.required = [
-            (name, make)
-            for name, make in REQUIRED.items()
-            if name in self.arguments
-            and self.arguments[name].default is inspect.Parameter.empty
-        ]
+        self.required = {
+            name: make
+            for name, p in self.arguments.items()
+            if p.default is p.empty and (make := maker_of(name))
+        }
 
     @property
     def takes_mask(self) -> bool:
         """Whether rows may begin with padding."""
         return MASK in self.arguments
+
+    @property
+    def may_leave_out(self) -> bool:
+        """Whether a model that counts positions itself was given them."""
+        name = self.position or ""
+        return name in POSITIONS and self.arguments[name].default is None
+
+    @property
+    def room_is_masked(self) -> bool:
+        """Whether a call takes a mask over all the room that was made."""
+        return "mask" in self.arguments and "setup_caches()" in self.says
 
     @property
     def one_at_a_time(self) -> bool:
@@ -84,7 +95,9 @@ class Text:
         way, start = self.convention, self.seen.size(1)
         self.seen = torch.cat([self.seen.to(piece.device), piece], 1)
         tokens = self.seen.clone() if way.whole else piece.clone()
-        given: dict[str, Any] = {n: make(tokens) for n, make in way.required}
+        given: dict[str, Any] = {
+            n: make(tokens) for n, make in way.required.items()
+        }
         given |= way.flags | mask
         if way.position in NUMBERS:
             given[way.position] = start
@@ -95,14 +108,21 @@ class Text:
                 if way.position == "position_ids"
                 else at
             )
+        if way.room_is_masked:
+            room = torch.arange(way.subject.block_size, device=tokens.device)
+            end = self.seen.size(1)
+            given["mask"] = (room <= room[start:end].unsqueeze(1)).expand(
+                len(tokens), -1, -1
+            )
         if way.cache is not None:
             given[way.cache] = self.cache
         if way.whole and start and not way.one_at_a_time:
             given["cache_age"] = piece.size(1)
         caller = way.subject.caller
         tokens = caller.handed(caller.arranged(tokens))
-        for name in {MASK, *TARGETS} & given.keys():
-            given[name] = caller.arranged(given[name])
+        for name in given:
+            if name == MASK or TARGETS.fullmatch(name):
+                given[name] = caller.arranged(given[name])
         given = {name: caller.handed(value) for name, value in given.items()}
         what = f"decoding, on tokens of shape {tuple(piece.shape)} after "
         with during(f"{what}{start}"), torch.no_grad():
@@ -111,6 +131,8 @@ class Text:
             else:
                 answer = way.function(**{way.token_name: tokens}, **given)
         self._keep(answer)
+        if isinstance(self.cache, InferenceParams):
+            self.cache.seqlen_offset += piece.size(1)
         return answer
 
     def _keep(self, answer: Any) -> None:
@@ -185,10 +207,17 @@ def conventions(
                 yield from _in_the_call(each, methods, resets)
     setups = {n: m for n, m in methods.items() if SETUP.fullmatch(n)}
 
+    made_for = 0  # rows
+
     def begin(rows: int) -> None:
-        if subject.keeps_state or not (setups or resets or starts):
+        nonlocal made_for
+        anew, made_for = bool(setups) and rows != made_for, rows
+        if subject.keeps_state or anew or not (setups or resets or starts):
             start_again()
-        for method in (*resets.values(), *setups.values()):
+        for method in resets.values():
+            with suppress(Exception) if setups else nullcontext():
+                fill(method, subject, model, rows)  # there may be no room yet
+        for method in setups.values():
             fill(method, subject, model, rows)
 
     for position in (*starts, None):
@@ -218,7 +247,7 @@ def _named(
     maker = subject.make_cache
     title = getattr(maker, "__name__", type(maker).__name__)
     known = {*STRONG, *WEAK} & {*arguments}
-    for name in known or {n for n in arguments if re.search(r"cache|past", n)}:
+    for name in known or {n for n in arguments if CACHED.search(n)}:
         for position in [None, *(n for n in STARTS if n in arguments)]:
             yield replace(
                 own,
@@ -267,6 +296,8 @@ def _in_the_call(
         yield way("", _nothing, True, whole=whole)
     made = {n: m for n, m in methods.items() if MAKES.fullmatch(n)}
     made |= classes_of(model)
+    if name == "inference_params":
+        made[InferenceParams.__name__] = InferenceParams
     layers = layers_of(model)
     for title, maker in made.items():
 

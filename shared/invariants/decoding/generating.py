@@ -10,7 +10,7 @@ from ..errors import SkipCheck, during
 from ..larger_weights import both
 from ..model.building import KeptState
 from ..model.calling import token_argument
-from ..model.inputs import FLAG
+from ..model.inputs import CACHED, FLAG
 from ..randomness import seed_all
 from ..subject import Subject
 
@@ -37,6 +37,9 @@ def compare_generate(subject: Subject, reason: str) -> str:
     flag = next((n for n in arguments if FLAG.fullmatch(n)), None)
     count = next((n for n in COUNTS if n in arguments), None)
     if flag is None or count is None:
+        may = [n for n in subject.caller.optional if CACHED.search(n)]
+        if may and not reason:
+            reason = f"{' and '.join(may)} may take one"
         because = f" ({reason})" if reason else ""
         raise SkipCheck(f"no cache was found{because}: {NEEDED}")
     subject.require_no_noise()

@@ -4,10 +4,11 @@ import inspect
 import re
 import sys
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..model.sizes import CONFIGS, declared
 from ..subject import Subject
@@ -25,8 +26,23 @@ SIZES = (
     ("n_embd", "d_model", "dim", "emb_dim", "hidden_size", "embed_dim"),
 )
 ROWS = ("batch", "batch_size", "max_batch_size", "bsz", "rows")
-LENGTHS = ("length", "seq_len", "max_seq_len", "max_seq_length", "max_length")
+LENGTHS = (
+    *("length", "seq_len", "max_seq_len", "max_seq_length", "max_length"),
+    *("max_seqlen", "decoder_max_seq_len"),
+)
 WIDTHS = ("size", "head_dim", "head_size", "d_head", "d_k", "dim_head")
+
+
+@dataclass
+class InferenceParams:
+    """A cache that the caller makes, and counts the tokens of."""
+
+    max_seqlen: int
+    max_batch_size: int
+    seqlen_offset: int = 0
+    batch_size_offset: int = 0
+    key_value_memory_dict: dict[Any, Any] = field(default_factory=dict)
+    lengths_per_sample: Tensor | None = None
 
 
 def methods_of(model: Any) -> dict[str, Any]:

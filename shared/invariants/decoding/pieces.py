@@ -1,6 +1,7 @@
 """Feeds a model piece by piece, with its cache, in the way that it has."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -58,8 +59,17 @@ class Decoder:
         if isinstance(self.model, nn.Module):
             self.model.eval()
             self._state = KeptState(self.model)
+        wrong = dict[str, Convention]()
         for way in conventions(self.subject, self.model, self.start_again):
             grade = self._grade(way)
+            if grade == WRONG:
+                wrong[way.says] = way
+            left_out = wrong.get(way.says.removesuffix(f" and {way.position}"))
+            if grade == RIGHT and way.may_leave_out and left_out is not None:
+                said = f", {way.position} left out; right where given"
+                way = replace(left_out, says=left_out.says + said)
+                self.convention, best = way, WRONG
+                break
             if grade > best:
                 self.convention, best = way, grade
             if grade == RIGHT:
@@ -145,7 +155,7 @@ class Decoder:
                 f"shape {wanted} should be"
             )
         scores = subject.without_hidden(found[:, -size:])
-        if subject.caller.method is not None:
+        if subject.caller.log_probs:
             scores = scores.log_softmax(-1)
         return scores
 
@@ -167,6 +177,11 @@ class Decoder:
                 seen = {}
             scores = self.scores(text, piece, **seen)
             missing = piece.size(1) - scores.size(1)
+            if missing and parts and bool(self.scored[:1].all()):
+                raise ModelRaised(
+                    f"of a piece of {piece.size(1)} tokens behind the first "
+                    f"{scores.size(1)} is answered"
+                )
             self.scored[end - scores.size(1) : end] = True
             parts.append(nn.functional.pad(scores, (0, 0, missing, 0)))
         return torch.cat(parts, dim=1)

@@ -12,7 +12,8 @@ from torch import Tensor
 from ..places import Place
 from .control import Control, changed
 from .following import followed
-from .lattice import CODES, LONGEST, plain
+from .lattice import CODES, FREE, LONGEST, plain
+from .losses import Compared
 from .notes import Notes, Step
 from .shadows import Shadows
 
@@ -41,10 +42,14 @@ class Order:
     Attributes:
         name: of what is put in order.
         codes: of each token, from a batch's rows and length.
+        target: what is added to a token's code for the target beside it.
+        losses: whether a loss is followed, not scores.
     """
 
     name: str
     codes: Callable[[int, int], Codes]
+    target: int = 0
+    losses: bool = False
 
 
 def _positions(rows: int, time: int) -> Codes:
@@ -55,7 +60,12 @@ def _rows(rows: int, time: int) -> Codes:
     return torch.arange(rows, dtype=CODES).unsqueeze(1).expand(rows, time)
 
 
-POSITIONS = Order("positions", _positions)
+POSITIONS = Order("positions", _positions, 1)
+# of a loss: between two tokens is the target that is the second of them
+AS_GIVEN, SHIFTED = (
+    Order("positions", lambda b, t: 2 * _positions(b, t), target, True)
+    for target in (1, -1)
+)
 BACKWARDS = Order("positions", lambda b, t: _positions(b, t).flip(1))
 RISING_ROWS = Order("rows", _rows)
 FALLING_ROWS = Order("rows", lambda b, t: _rows(b, t).flip(0))
@@ -109,6 +119,9 @@ def follow(
     shadows = Shadows(parameters, routing, tape)
     allowed = _mark(shadows, tokens, targets, order)
     run.reset()
+    if order.losses and targets is not None:
+        shadows.tape = Compared(shadows, tokens, targets, order.target)
+        allowed = torch.full_like(allowed, FREE)
     with followed(shadows):
         scores = run(tokens, targets)
     codes = shadows.codes(scores)
@@ -119,14 +132,15 @@ def follow(
 def _mark(
     shadows: Shadows, tokens: Tokens, targets: Tokens | None, order: Order
 ) -> Codes:
-    if tokens.size(1) > LONGEST:
+    longest = LONGEST // (1 + order.losses)
+    if tokens.size(1) > longest:
         raise ValueError(
-            f"a proof is for at most {LONGEST} tokens, got {tokens.size(1)}"
+            f"a proof is for at most {longest} tokens, got {tokens.size(1)}"
         )
     codes = order.codes(*tokens.shape)
     shadows.mark(tokens, codes)
     if targets is not None:
-        shadows.mark(targets, codes + 1 if order is POSITIONS else codes)
+        shadows.mark(targets, codes + order.target)
     return codes
 
 

@@ -1,12 +1,12 @@
 """All operations of a run, followed."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..flex import flex_as_written
 from .arguments import tensors_in
 from .shadows import Shadows
 
@@ -32,18 +32,6 @@ class _Leaving(TorchFunctionMode):
 
 @contextmanager
 def followed(shadows: Shadows) -> Iterator[None]:
-    """Follow all operations inside.
-
-    An uncompiled flex_attention would have dynamo trace the mode itself.
-    """
-    flex = sys.modules.get("torch.nn.attention.flex_attention")
-    name = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
-    before = getattr(flex, name, None)
-    try:
-        if before is not None:
-            setattr(flex, name, True)
-        with _Leaving(shadows), shadows:
-            yield
-    finally:
-        if before is not None:
-            setattr(flex, name, before)
+    """Follow all operations inside."""
+    with flex_as_written(), _Leaving(shadows), shadows:
+        yield

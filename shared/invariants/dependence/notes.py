@@ -36,8 +36,8 @@ class Notes:
 
     Each by its place: what Python code read of the tokens, which of these
     numbers left torch, which finite masks count as minus infinity, which do
-    not, where a token may hide all that such a mask leaves, and unknown
-    operations.
+    not, where a token may hide all that such a mask leaves, unknown
+    operations, and losses of scores that depend on their targets.
     """
 
     reads: dict[Place, int] = field(default_factory=dict)
@@ -47,6 +47,7 @@ class Notes:
     padding: dict[Place, float] = field(default_factory=dict)
     unknown: dict[Place, str] = field(default_factory=dict)
     routed: dict[Place, str] = field(default_factory=dict)
+    compared: dict[Place, str] = field(default_factory=dict)
 
     def update(self, other: "Notes") -> None:
         """Add what another run rests on."""

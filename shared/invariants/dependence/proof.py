@@ -22,7 +22,8 @@ MAIN = ("in eval mode", "in train mode")
 ALSO = {  # in the name of a way, and what a reader needs of it
     "rows": "with two rows",
     "attention mask": "with attention masks",
-    "targets": "with targets",
+    "with targets": "with targets",
+    "by the loss": "in train mode by the loss alone that targets give",
     "gradients recorded": "with gradients recorded",
     "without gradients": "in train mode without gradients",
     "own call": "in the model's own call",

@@ -1,17 +1,22 @@
 """What is proved: that no later token, and no other row, reaches a score."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 import torch
 
 from ..cases import CAUSALITY, LOSSES, TRAIN_TARGETS, cases_of, followed_cases
 from ..documents import Packing, split
+from ..losses import added_to, scores_and_loss, shifts_of
 from ..subject import Subject
+from ..variant import precise
 from .engine import (
+    AS_GIVEN,
     BACKWARDS,
     FALLING_ROWS,
     POSITIONS,
     RISING_ROWS,
+    SHIFTED,
     Codes,
     Order,
     follow,
@@ -27,16 +32,41 @@ def prove_positions(
     subject: Subject, lengths: Iterable[int] | None = None
 ) -> Proof:
     """Prove that no score depends on a later token, in each case."""
-    proof = Prover(subject, lengths=lengths).prove(followed_cases(subject))
+    prover = Prover(subject, lengths=lengths)
+    cases = [*followed_cases(subject)]
+    if TRAIN_TARGETS in subject.unanswered:  # a loss may come back alone
+        cases.append(LOSSES)
+        prover.loss_order = _order_of_targets(subject)
+    proof, by_targets = prover.prove(cases), cases_of(CAUSALITY, subject)
     proof.never_given = [*subject.never_given]
     proof.declared = [*subject.caller.never]
-    cases = cases_of(CAUSALITY, subject)
-    if proof.holds and LOSSES in cases and TRAIN_TARGETS not in cases:
+    followed = (*proof.modes, *proof.left_out)
+    if proof.holds and LOSSES in by_targets and LOSSES.name not in followed:
         proof.holds = False
         text = "with targets only a loss comes back, which is not followed"
         proof.open.append(Open(text))
         proof.at = LOSSES, subject.lengths.fit(8)
+    if proof.at is not None and proof.at[0] not in by_targets:
+        proof.at = None if proof.at[0].losses else proof.at
     return proof
+
+
+def _order_of_targets(subject: Subject) -> Order:
+    """Return whether targets are the next tokens, or are shifted inside.
+
+    Where that is not clear, the order that allows less.
+    """
+    variant = precise(subject)
+    tokens, *targets = subject.draw(6, 7).split(2)
+    with suppress(AssertionError):
+        scores = variant.scores(tokens)
+        found = [scores_and_loss(variant, tokens, t)[1] for t in targets]
+        losses = [loss for loss in found if loss is not None]
+        if len(losses) == len(targets):
+            shifts = shifts_of(scores, targets[0], losses[0])
+            shifts |= added_to(scores, targets, losses)[0]
+            return AS_GIVEN if shifts == {0} else SHIFTED
+    return SHIFTED
 
 
 def prove_rows(subject: Subject) -> Proof | None:

@@ -20,12 +20,13 @@ from ..cases import (
 )
 from ..errors import ModelRaised, sentence
 from ..model.building import KeptState
+from ..model.reading import find_loss
 from ..places import Place, place_of_code
 from ..rounding import minus
 from ..subject import Subject
 from ..variant import Copy, Variant, copy_for
 from .culprit import Tape, in_words
-from .engine import POSITIONS, Found, Order, Tokens, control, follow
+from .engine import POSITIONS, SHIFTED, Found, Order, Tokens, control, follow
 from .lattice import LONGEST
 from .notes import Notes
 from .proof import Open, Proof
@@ -62,8 +63,14 @@ class Followed:
     def __call__(
         self, tokens: Tokens, targets: Tokens | None
     ) -> Float[Tensor, "batch time vocab"]:
-        """Return the scores."""
+        """Return the scores; where the loss is followed, it in their place."""
         seed = self.variant.subject.seed
+        if self.variant.case.losses:
+            answer = self.variant.answer(tokens, seed=seed, targets=targets)
+            loss = find_loss(answer)
+            if loss is None:
+                raise ModelRaised("no loss comes back with targets")
+            return loss.view(1, 1, 1)
         return self.variant.scores(tokens, seed=seed, targets=targets)
 
 
@@ -87,6 +94,7 @@ class Prover:
         main: list[Case] | None = None,
     ):
         self.subject, self.orders = subject, orders
+        self.loss_order = SHIFTED  # the one that allows less
         self.main = main or [Case(rows=rows), replace(TRAIN, rows=rows)]
         self.proof = Proof(order=orders[0].name)
         self.cut = False  # whether a case had no time for some length
@@ -225,7 +233,7 @@ class Prover:
         self, run: Followed, tokens: Tokens, targets: Tokens | None
     ) -> tuple[Order, Found] | None:
         """Return what is open at a length, in which order."""
-        for order in self.orders:
+        for order in self._orders(run):
             found = self._follow(run, tokens, targets, order)
             self.scores, self.path = found.scores, found.path
             self.notes.update(found.notes)
@@ -234,6 +242,9 @@ class Prover:
             ):
                 return order, found
         return None
+
+    def _orders(self, run: Followed) -> tuple[Order, ...]:
+        return (self.loss_order,) if run.variant.case.losses else self.orders
 
     def _follow(
         self,
@@ -289,7 +300,7 @@ class Prover:
         long = [time for time in proved if time <= LONG_CONTROL]
         sizes |= {*long[-1:]} if not heavy else set()
         vocab, seed = self.subject.vocab_size, self.subject.seed
-        for size, order in product(sorted(sizes), self.orders):
+        for size, order in product(sorted(sizes), self._orders(run)):
             tokens, targets = self.texts(run.variant.case, size)
             wrong, parted = control(
                 run,
@@ -334,6 +345,14 @@ class Prover:
         for place, name in result.notes.unknown.items():
             self._add(f"{place}: no rule for {name}", place)
         how = f"at length {time} {run.variant.case.name}"
+        if order.losses:
+            for place in result.notes.compared:
+                text = "the scores of a target depend on it, or on a later one"
+                self._add(f"{place}: {text} ({how})", place)
+            if not result.notes.compared:
+                text = "the loss depends on tokens beside its cross-entropies"
+                self._add(f"{text} ({how})")
+            return
         proof = self.proof
         row, position = result.open(run.variant.case.shown(time))[0]
         reaches = (

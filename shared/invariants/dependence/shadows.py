@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves as any_leaves
 
+from ..flex import lists_of
+from ..model.subclasses import parts_of
 from ..operations import Operations
 from ..places import Place, find_place
 from . import (  # noqa: F401
@@ -107,7 +109,11 @@ class Shadows(Operations):
         self.path = 0  # a hash of the operations that carried codes
         self.inside = 0  # formulas that are being written out
         for parameter in parameters:
-            self.mark(parameter, FREE)
+            for part in parts_of(parameter):
+                if part is parameter:
+                    self.mark(part, FREE)
+                else:  # of a quantised one whole numbers have any value, too
+                    self.storages.fill(part, FREE)
 
     def mark(self, tensor: Tensor, code: int | Tensor) -> None:
         """Say what the numbers of a tensor depend on."""
@@ -337,6 +343,9 @@ class Shadows(Operations):
         name = getattr(func, "__name__", str(func))
         formula = FORMULAS.get(name)
         if formula is not None:
+            if name == "flex_attention":
+                # no codes follow what the compiled kernel reads of them
+                self._read("flex_attention", lists_of(args[4]))
             with self:
                 return formula(args, kwargs)
         result = func(*args, **kwargs)

@@ -1,5 +1,6 @@
 """Meets a model: writes the Subject that all checks read."""
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -10,11 +11,12 @@ from torch import nn
 
 from ..cases import LOSSES, MASKED, TRAIN_TARGETS, Case, to_be_tried
 from ..context import modes_kept, one_run
-from ..errors import FoundOut, ModelRaised, UnusableModel
+from ..errors import FoundOut, ModelRaised, UnusableModel, during, sentence
 from ..model.building import Builder, KeptState, called_modules, name_of
-from ..model.calling import LAYOUTS, caller_of
+from ..model.calling import LAYOUTS, LOG_PROBS, caller_of
 from ..model.reading import BATCH_FIRST, SCORES
 from ..model.sizes import LENGTH, Lengths, choose_sizes, declared
+from ..model.subclasses import quantised
 from ..randomness import isolated
 from ..subject import Subject
 from ..variant import Copy, Variant
@@ -24,6 +26,8 @@ from .probing import probe
 from .refusals import find_refusals
 from .state import find_noise, find_state
 
+# No fault of a model: its device or a quantised kernel lacks it.
+NO_BACKWARD = re.compile("not support backward|derivative .*not implemented")
 OUTPUTS = ("auto", "logits", "log_probs")
 
 
@@ -39,6 +43,7 @@ class Settings(TypedDict, total=False):
     cache: Callable[..., Any] | None
     inputs: Mapping[str, Callable[..., Any] | str] | None
     documents: str | int | Callable[..., Any] | None
+    compile: bool
 
 
 @one_run
@@ -54,6 +59,7 @@ def meet(
     cache: Callable[..., Any] | None = None,
     inputs: Mapping[str, Callable[..., Any] | str] | None = None,
     documents: str | int | Callable[..., Any] | None = None,
+    compile: bool = False,
 ) -> Subject:
     """Return the facts of a model, found out by calling it.
 
@@ -87,10 +93,16 @@ def meet(
         limit=declared(model, LENGTH),  # block_size may be less
         parameters=parameters,
         is_module=isinstance(model, nn.Module),
-        caller=caller_of(model, outputs != "logits", layout == "tb", inputs),
+        caller=caller_of(
+            model,
+            None if outputs == "logits" else LOG_PROBS,
+            layout == "tb",
+            inputs,
+        ),
         lengths=Lengths(1, 1, block),
         make_cache=cache,
         documents=documents,
+        compile=compile,
         notes=tuple(notes),
     )
     taken = (*subject.caller.arguments, *subject.caller.own_arguments)
@@ -132,10 +144,15 @@ def _find_out(subject: Subject, copy: Copy, outputs: str) -> Subject:
     )
     if subject.fault:
         return subject
+    if subject.caller.method != own.method:
+        subject = subject.noted(
+            f"the model's own call returns no scores: {subject.caller.method} "
+            f"is called for them"
+        )
     reader = subject.reader
     says_so = (
         outputs == "log_probs"
-        or subject.caller.method is not None
+        or subject.caller.log_probs
         or (outputs == "auto" and "log_probs" in reader.path)
     )
     subject = replace(subject, says_log_probs=says_so)
@@ -147,10 +164,38 @@ def _find_out(subject: Subject, copy: Copy, outputs: str) -> Subject:
             f"first is checked",
         )
     with suppress(ModelRaised):  # a check will meet the exception, too
+        subject = _find_gradients(subject, copy, size)
         for find in (find_state, require_batch_first, find_refusals):
             subject = find(subject, _calling(subject, copy), *size)
         subject = find_noise(subject, _calling(subject, copy), size[0])
     return _find_cases(subject, copy)
+
+
+def _find_gradients(
+    subject: Subject, copy: Copy, size: tuple[int, int]
+) -> Subject:
+    """Find out whether this device records gradients of the model at all."""
+    try:
+        scores = _calling(subject, copy).scores(subject.draw(*size), grad=True)
+        if quantised(copy.model) and scores.requires_grad:
+            with during("in the backward pass"):
+                scores.sum().backward()
+            copy.model.zero_grad()
+    except ModelRaised as error:
+        cause = error.__cause__
+        if cause is None or not NO_BACKWARD.search(str(cause)):
+            raise
+        why = f"no gradients on this device ({sentence(cause)})"
+        if "CPU" in str(cause):
+            why += "; --device cuda runs them"
+        caller = replace(subject.caller, no_gradients=why)
+        _calling(replace(subject, caller=caller), copy).scores(
+            subject.draw(*size)
+        )
+        return replace(subject, caller=caller).noted(
+            f"{why}: all calls are made without"
+        )
+    return subject
 
 
 def _find_cases(subject: Subject, copy: Copy) -> Subject:

@@ -1,14 +1,16 @@
 """Find the scores in a model's answers, by calls at two sizes."""
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from ..errors import ModelRaised
 from ..model.arrays import IN_ARRAYS, is_array
-from ..model.calling import Caller
+from ..model.calling import SCORERS, Caller, caller_of
 from ..model.reading import Reader, describe, find_scores, reach, tensors_in
 from ..model.sizes import VOCABULARY, declared
 from ..subject import Subject
@@ -35,7 +37,7 @@ def probe(subject: Subject, copy: Copy) -> tuple[Subject, Size]:
     unread: list[tuple[Caller, Size, Any]] = []
     raised: list[tuple[ModelRaised, Caller]] = []
     for sizes in _sizes(vocab, subject.block_size):
-        for caller in _callers(subject.caller, subject.is_module):
+        for caller in _callers(subject.caller, copy.model):
             try:
                 answers = [
                     _call(replace(subject, caller=caller), copy, size, vocab)
@@ -62,6 +64,11 @@ def probe(subject: Subject, copy: Copy) -> tuple[Subject, Size]:
             f"the scores for tokens of shape {size} should have shape "
             f"{(*size, vocab)} (batch, time, vocab), got {describe(answer)}"
         )
+        if isinstance(answer, Tensor) and answer.numel() == 1:
+            fault += (
+                f", a loss: give the model a method {SCORERS[0]}(tokens) that "
+                f"returns the scores"
+            )
         return replace(subject, caller=caller, fault=fault), size
     if not subject.is_module:  # the other kind of ids says more
         raised.sort(key=lambda r: isinstance(r[0].__cause__, OTHER_KIND))
@@ -93,13 +100,14 @@ def _call(subject: Subject, copy: Copy, size: Size, top: int) -> Any:
         return variant.answer(tokens, seed=subject.seed)
 
 
-def _callers(caller: Caller, is_module: bool) -> Iterator[Caller]:
+def _callers(caller: Caller, model: Any) -> Iterator[Caller]:
     """Yield ways to call a model: as given, then with targets of zeros.
 
-    A function that refuses tensors may be written in arrays.
+    A function that refuses tensors may be written in arrays, and a module
+    whose own call returns a loss alone may have a method for its scores.
     """
     kinds = [caller]
-    if not is_module:
+    if not isinstance(model, nn.Module):
         kinds.append(replace(caller, arrays=True))
     yield from kinds
     if caller.method is not None:
@@ -110,6 +118,10 @@ def _callers(caller: Caller, is_module: bool) -> Iterator[Caller]:
             given = caller.given | {name: torch.zeros_like}
             for kind in kinds:
                 yield replace(kind, given=given, target_name=name)
+    if isinstance(model, nn.Module) and caller.target_name is not None:
+        for name in SCORERS:
+            if inspect.ismethod(getattr(model, name, None)):
+                yield caller_of(model, name, caller.time_first)
 
 
 def _sizes(vocab: int, block: int) -> Iterator[list[Size]]:

@@ -45,7 +45,7 @@ class Builder:
         self.seed = seed
         self.notes: list[str] = []  # for the reader of a report
         self.in_double: dict[bool, bool] = {}  # see `variant.in_double`
-        self.given = self._as_written(given)
+        self.given, self.outer = self._as_written(given), given
         # where models are moved to; at first where the first one is
         self.device = None if device is None else torch.device(device)
         self.fresh = is_factory(given)  # with untrained weights
@@ -76,6 +76,17 @@ class Builder:
         elif isinstance(model, nn.Module):
             model = model.to(device or self.device)
         return model
+
+    def program(self) -> Model:
+        """Return the model as its user runs it, in its wrappers.
+
+        One that was passed in is no copy: what it holds is to be put back.
+        """
+        if not self.fresh:
+            return self.outer
+        with isolated(self.seed), callers_device():
+            model = self.given()
+        return model.to(self.device) if hasattr(model, "to") else model
 
     def keep(self, model: Model) -> Model:
         """Copy a model from now on, and return a copy: building takes long."""
@@ -112,7 +123,10 @@ class Builder:
             hasattr(part, "_orig_mod") or part._compiled_call_impl is not None
             for part in model.modules()
         ):
-            note = "the model is checked as it is written, not as compiled"
+            note = (
+                "the model is checked as it is written, not as compiled: "
+                "check_causality alone compares the two programs"
+            )
             if note not in self.notes:
                 self.notes.append(note)
         return inner
@@ -193,7 +207,8 @@ def name_of(given: Model) -> str | None:
 class KeptState:
     """The state of a model's modules beside their parameters, to be put back.
 
-    Buffers and plain attributes; what cannot be copied stays as it is.
+    Which modules there are, their buffers and plain attributes; an attribute
+    that cannot be copied stays as it is.
     """
 
     OWN = nn.Module().__dict__.keys() - {"_buffers"}  # of every module
@@ -207,9 +222,12 @@ class KeptState:
             if not (p.requires_grad or p.is_inference()) and p.numel() <= SMALL
         ]
         self.versions = self._versions()
-        self.states: list[dict] = []
+        self.parts = {n: _children(m) for n, m in model.named_modules()}
+        self.states: dict[str, dict] = {}
         with suppress(Exception):
-            self.states = self._copy([self._state(m) for m in model.modules()])
+            self.states = self._copy(
+                {n: self._state(m) for n, m in model.named_modules()}
+            )
 
     def put_back(self, always: bool = False) -> None:
         """Put all of it back, always or if any buffer was changed.
@@ -223,18 +241,25 @@ class KeptState:
                 self.small[i] = parameter, value, parameter._version
         if self.versions == self._versions() and not always:
             return
-        for module, state in zip(
-            self.model.modules(), self._copy(self.states), strict=False
-        ):
-            for name in self._state(module).keys() - state.keys():
-                del module.__dict__[name]
-            module.__dict__.update(state)
+        modules = {"": self.model}
+        for name, parts in self.parts.items():  # a module before its parts
+            module = modules[name]
+            if parts != _children(module):  # a cache is one more module
+                module._modules.clear()
+                module._modules.update(parts)
+            start = f"{name}." if name else ""
+            modules |= {f"{start}{n}": part for n, part in parts.items()}
+        for name, state in self._copy(self.states).items():
+            own = modules[name].__dict__
+            for added in self._state(modules[name]).keys() - state.keys():
+                del own[added]
+            own.update(state)
         self.versions = self._versions()
 
     def changed(self) -> str:
         """Return the name of a buffer or attribute that is another now."""
-        parts = zip(self.model.named_modules(), self.states, strict=False)
-        for (path, module), state in parts:
+        for path, module in self.model.named_modules():
+            state = self.states.get(path, {})
             old, new = map(_flat, (state, self._state(module)))
             for name in new:
                 if name not in old or not _equal(old[name], new[name]):
@@ -242,9 +267,11 @@ class KeptState:
         return ""
 
     def _state(self, module: nn.Module) -> dict[str, Any]:
+        if "_orig_mod" in module._modules:  # of torch.compile
+            return {}
         return {k: v for k, v in module.__dict__.items() if k not in self.OWN}
 
-    def _copy(self, states: list[dict]) -> list[dict]:
+    def _copy(self, states: dict[str, dict]) -> dict[str, dict]:
         """Return a copy that holds the same modules and parameters."""
         same = [*self.model.modules(), *self.model.parameters()]
         return copy.deepcopy(states, {id(part): part for part in same})
@@ -270,6 +297,11 @@ def _equal(old: Any, new: Any) -> bool:
         return bool(old == new)
     except Exception:  # tensors inside of it
         return True
+
+
+def _children(module: nn.Module) -> dict[str, nn.Module | None]:
+    """Return the modules that a module holds itself, by name."""
+    return dict(module._modules.items())
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -1,7 +1,9 @@
 """How a model is called: which method, and under which names."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +16,14 @@ from .building import Model
 from .inputs import MASK, NEVER, Input, inputs_of, required
 
 TOKENS = ("input_ids", "idx", "tokens", "x", "ids", "input", "inputs")
-TARGETS = ("targets", "target", "labels", "y")
+TARGETS = re.compile(r"y|((lm|next|shifted)_)?(targets?|labels?)(_ids?)?")
+# Methods that return scores where the model's own call returns a loss alone.
+SCORERS = ("forward_logits", "get_logits", "compute_logits", "logits")
+LOG_PROBS = "log_probs"
 # What a model must be given beside tokens, as its users give it.
 REQUIRED: dict[str, Callable[[Tensor], Any]] = {
     MASK: torch.ones_like,
     "start_pos": lambda tokens: 0,
-    **dict.fromkeys(TARGETS, torch.zeros_like),
 }
 LAYOUTS = ("bt", "tb")
 VARIABLE = (
@@ -32,7 +36,7 @@ VARIABLE = (
 class Caller:
     """Calls a model as its signature asks."""
 
-    method: str | None  # "log_probs" where that is called, not the model
+    method: str | None  # that is called, not the model: log_probs, or scores
     token_name: str | None  # the ids' keyword; None: they go by position
     takes_mask: bool
     target_name: str | None  # the targets' keyword in the model's own call
@@ -47,6 +51,12 @@ class Caller:
     arguments: tuple[str, ...] = ()  # beside tokens and targets, defaulted
     own_arguments: tuple[str, ...] = ()  # in the model's own call alone
     arrays: bool = False  # tensors are refused: it gets NumPy's arrays
+    no_gradients: str = ""  # why none is recorded here
+
+    @property
+    def log_probs(self) -> bool:
+        """Whether what is called promises log-probabilities."""
+        return self.method == LOG_PROBS
 
     def call(
         self, model: Model, tokens: Int[Tensor, "batch time"], **extra: Any
@@ -81,9 +91,11 @@ class Caller:
             if isinstance(value, Tensor) and value.shape == shape:
                 extra[name] = self.arranged(value)
         extra = {name: self.handed(value) for name, value in extra.items()}
-        if token_name is None:
-            return function(self.handed(tokens), **extra)
-        return function(**{token_name: self.handed(tokens)}, **extra)
+        tokens = self.handed(tokens)
+        named = {} if token_name is None else {token_name: tokens}
+        given = () if named else (tokens,)
+        with torch.no_grad() if self.no_gradients else nullcontext():
+            return function(*given, **named, **extra)
 
     def handed(self, value: Any) -> Any:
         """Return an argument in the kind that the model takes."""
@@ -92,23 +104,23 @@ class Caller:
 
 def caller_of(
     model: Model,
-    log_probs: bool,
+    method: str | None,
     time_first: bool,
     inputs: Mapping[str, Any] | None = None,
 ) -> Caller:
-    """Read from a signature how a model, or its log_probs, is called.
+    """Read from a signature how a model, or its method, is called.
 
     Raises:
         ValueError: for inputs that the call does not take.
     """
-    own = getattr(model, "log_probs", None) if log_probs else None
+    own = getattr(model, method, None) if method else None
     function = own if callable(own) else model
     parameters, token_name = token_argument(function)
     own_names, own_token_name = token_argument(model)
     defaults = {name: p.default for name, p in parameters.items()}
     ids = token_name or next(iter(parameters), None)  # perhaps by position
     own_ids = own_token_name or next(iter(own_names), None)
-    target_name = next((n for n in TARGETS if n in own_names), None)
+    target_name = next(filter(TARGETS.fullmatch, own_names), None)
     theirs = dict(inputs or {})
     if theirs.get(target_name or "") == NEVER:
         target_name = None
@@ -134,11 +146,11 @@ def caller_of(
     for name, default in defaults.items():
         if default is not inspect.Parameter.empty:
             continue
-        maker = theirs.get(name, REQUIRED.get(name) or required(name))
-        if callable(maker) and (name in taken or name in REQUIRED):
+        maker = theirs.get(name, maker_of(name) or required(name))
+        if callable(maker) and (name in taken or maker_of(name)):
             makers[name] = maker
     return Caller(
-        method=None if function is model else "log_probs",
+        method=None if function is model else method,
         token_name=token_name,
         takes_mask=MASK in parameters and theirs.get(MASK) != NEVER,
         target_name=target_name,
@@ -156,6 +168,13 @@ def caller_of(
         arguments=_with_default(taken),
         own_arguments=_with_default(own_taken),
     )
+
+
+def maker_of(name: str) -> Callable[[Tensor], Any] | None:
+    """Return what makes an argument that is needed, if its name is known."""
+    if TARGETS.fullmatch(name):
+        return torch.zeros_like
+    return REQUIRED.get(name)
 
 
 def _with_default(

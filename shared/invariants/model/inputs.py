@@ -28,13 +28,19 @@ Make = Callable[[Tensor], Any]  # from tokens (batch, time) to an argument
 STRONG = (
     *("past_key_values", "past_key_value", "kv_cache", "kv_caches"),
     *("layer_past", "past_kv", "past_kvs", "past", "caches", "cache_params"),
+    "inference_params",
 )
-WEAK = ("cache", "kv", "mems", "memory", "hidden", "hx", "state", "states")
+WEAK = (
+    *("cache", "kv", "mems", "memory", "hidden", "hx", "state", "states"),
+    "prev_hiddens",
+)
 STATES = ("cache_params", *WEAK[2:])  # of a recurrence: nothing to hide later
+# Names of arguments that may take a cache, which the user then names.
+CACHED = re.compile(r"cache|past|prev|hidden|state|mem|kv")
 # Flags without which no cache is filled, or none comes back.
 FLAG = re.compile(
     r"(use|with|return|output|enable)_?(kv_?)?"
-    r"(cache|caches|kv|past|state|hidden|mems|intermediates)"
+    r"(cache|caches|kv|past|state|hidden|mems|intermediates|prev_hiddens)"
 )
 # Arguments that say where a piece starts, as a number or as positions.
 NUMBERS = ("start_pos", "pos", "offset", "start_index", "past_length")

@@ -10,15 +10,19 @@ from torch.nn.parameter import is_lazy
 from ..context import modes_kept
 from ..errors import UnusableModel, sentence
 
-PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+WRAPPERS = (  # each has its model in .module
+    nn.DataParallel,
+    nn.parallel.DistributedDataParallel,
+    torch.optim.swa_utils.AveragedModel,
+)
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the module inside torch.compile and data parallelism."""
+    """Return the module inside torch.compile, data parallelism, averages."""
     while True:
         if hasattr(model, "_orig_mod"):
             model = model._orig_mod
-        elif isinstance(model, PARALLEL):
+        elif isinstance(model, WRAPPERS):
             model = model.module
         else:
             return model

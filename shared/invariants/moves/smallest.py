@@ -6,6 +6,7 @@ moves an earlier score.
 
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from ..dependence.proof import Proof
 from ..lines import first_in_two_texts
+from ..places import Place
 from ..rounding import floor_of
 from ..tokens import SHORT, draw, others
 from ..variant import Variant
@@ -69,12 +71,23 @@ def _explained(leak: Leak, proof: Proof) -> AssertionError:
     if proof.culprit is not None:
         way = f" (way: {proof.way})" if proof.way else ""
         text += f"; let through at {proof.culprit}{way}"
+        if _shares_a_scale(proof.culprit):
+            text += (
+                ": one scale of the activations is taken over all tokens of "
+                "all rows; a scale for each token lets none through"
+            )
     if time <= SHORT:
         text += f"; the input ids were {' '.join(map(str, base.tolist()))}"
     error = AssertionError(text)
     if time <= 2 * SHORT:
         error.add_note(text_map(_map(variant, base)))
     return error
+
+
+def _shares_a_scale(place: Place) -> bool:
+    """Whether a line quantises activations, as far as its name says."""
+    dynamic = place.op.startswith("linear_") and "dynamic" in place.op
+    return dynamic or "torchao" in Path(place.path).parts
 
 
 def smallest(leak: Leak) -> Leak:

@@ -71,8 +71,8 @@ def trials(subject: Subject, proof: Proof) -> Iterator[Trial]:
         yield from drawn.of([c for c in cases if c.rows == 1], few)
         crowd = [c for c in cases if c.crowd]
         yield from drawn.of(crowd, [CROWD_TIME])
-    if LOSSES in cases_of(CAUSALITY, subject):  # no proof follows it
-        yield from drawn.of([LOSSES], subject.fit(2, 8))
+    if LOSSES in cases_of(CAUSALITY, subject):
+        yield from drawn.of([LOSSES], subject.fit(3, 8))  # one may be shifted
     yield from drawn.past_buffers()
     if not proved:
         model = own(subject).model
