@@ -1,7 +1,10 @@
 """Sound models that look odd are not accused; hidden faults are found."""
 
+from functools import partial
+
 import pytest
-from odd_models import HIDDEN, SOUND
+import torch
+from odd_models import HIDDEN, SOUND, short
 
 from gpt_duet.invariants import check_model
 
@@ -21,3 +24,13 @@ def test_an_odd_sound_model_is_not_accused(model):
 def test_a_hidden_fault_is_found(model, check, words):
     result = check_model(model, checks=[check], block_size=32).results[0]
     assert words in result.message
+
+
+def test_a_model_is_compiled_where_that_is_asked_for(monkeypatch):
+    quick = partial(torch.compile, backend="eager")
+    monkeypatch.setattr(torch, "compile", quick)
+    report = check_model(short(), checks=["causality"], compile=True)
+    assert (
+        "compiled, in float32 on cpu, it gives the"
+        in report.results[0].message
+    )
