@@ -189,6 +189,19 @@ class Recording(Side):
             visitor(number, self.tensors[number])
 
 
+def name_of(place: Place) -> str:
+    """Return layer, line, and module or operation, or an array's name.
+
+    Without its number, which all names may start with.
+    """
+    if place.recorded:
+        return re.sub(r"^\d+ ", "", place.function)
+    layer = "" if place.layer is None else f"layer {place.layer} "
+    last = place.module.rpartition(".")[2]
+    last = place.op if last.isdigit() or not last else last
+    return f"{layer}{Path(place.path).name}:{place.line} {last}"
+
+
 def scores_of(
     subject: Subject, tokens: Int[Tensor, "batch time"]
 ) -> Recording:
