@@ -272,6 +272,20 @@ def test_weights_are_matched_and_gradients_equal(port):
     assert f", {sum(KINDS[port].values())} gradients equal" in found.sentence
 
 
+def test_fresh_norms_are_told_apart_by_name_order_or_value():
+    """All are ones: by value alone each would be the first one."""
+    config = LlamaConfig(
+        vocab_size=29, hidden_size=32, intermediate_size=64,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        rms_norm_eps=1e-5,
+    )  # fmt: skip
+    llama = LlamaForCausalLM(config)
+    for right in (llama, port_of(ported_llama, "Fused", llama)):
+        found = diff_by_value(llama, right, TOKENS, gradients=True)
+        assert found.same, found.sentence
+        assert " gradients equal" in found.sentence
+
+
 def test_each_way_a_weight_may_come():
     left, right = nn.Module(), nn.Module()
     a, b, v = torch.randn(6, 4), torch.randn(6, 4), torch.randn(6)
