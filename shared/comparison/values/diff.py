@@ -199,7 +199,7 @@ def _beside(
         side: Side = scores_of(subject, tokens)
     else:
         side = Side(subject, tokens, dtype)
-    recording.lay_out(side.values, subject.vocab_size)
+    recording.lay_out(side, subject.vocab_size)
     return side, recording
 
 

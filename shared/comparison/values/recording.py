@@ -27,6 +27,7 @@ from .value import Value, digest, real
 
 TOKENS = "tokens"
 GRADIENT = "gradient "  # names of gradients start so, the weight's follows
+ALL_BUT = 0.02  # a sum of probabilities in 16 bits is so near to 1
 SUFFIXES = (".npz", ".safetensors")
 
 
@@ -81,16 +82,17 @@ class Recording(Side):
         kinds = {array.dtype for array in self.arrays.values()}
         return max(kinds, key=lambda kind: torch.finfo(kind).eps)
 
-    def lay_out(self, others: Sequence[Value], vocab_size: int) -> None:
+    def lay_out(self, other: Side | None, vocab_size: int) -> None:
         """Make values of the arrays: by layers where one holds them all.
 
         Args:
-            others: what the model on the other side computes.
+            other: the model on the other side, which has run.
             vocab_size: its number of tokens.
 
         Raises:
             ValueError: where no array holds the scores.
         """
+        others = () if other is None else other.values
         sizes = {int(np.prod(value.shape)) for value in others}
         layers = len({value.place.layer for value in others} - {None})
         rows = self.tokens.numel()
@@ -110,35 +112,60 @@ class Recording(Side):
                 pieces += [(name, None, array) for name, array in members]
         self.tensors: list[Tensor] = []
         self.values: list[Value] = []
-        wide = [
-            i
+        wide = {
+            i: array[..., :vocab_size].reshape(*self.tokens.shape, vocab_size)
             for i, (_, _, array) in enumerate(pieces)
-            if array.size(-1) >= vocab_size
+            if array.size(-1) >= vocab_size  # C pads its vocabulary
             and array.numel() == rows * array.size(-1)
-        ]
+        }
+
+        def far(i: int) -> float:
+            """How far an array is from the other side's scores."""
+            if other is None:
+                return 0.0
+            like = other.values[other.normalised].digest
+            return like.distance(digest(_log_probs(wide[i])[0]))
+
+        scores = min([*wide][::-1], key=far, default=-1)
         for i, (name, layer, array) in enumerate(pieces):
-            if i in wide[-1:]:
-                array = array[..., :vocab_size]  # C pads its vocabulary
-                array = array.reshape(*self.tokens.shape, vocab_size)
-            self._add(name, layer, array)
+            array = wide[i] if i == scores else array
+            self._add(name, layer, self._written_part(array, others))
         if not wide:
             raise ValueError(
                 f"{self.path} has no scores: an array of "
                 f"{' x '.join(map(str, (*self.tokens.shape, vocab_size)))}"
             )
-        self.last = self.normalised = scores = wide[-1]
-        found = self.tensors[scores].double()
-        if not bool((found.logsumexp(-1).abs() < 1e-4).all()):
+        self.last = self.normalised = scores
+        log_probs, step = _log_probs(self.tensors[scores])
+        if step:
             name = self.values[scores].place.function
-            self._add(f"{name} (log_softmax)", None, found.log_softmax(-1))
+            self._add(f"{name} ({step})", None, log_probs)
             self.normalised = len(self.values) - 1
         self.dtypes = {self.dtype: (self.values[0].place, False)}
+
+    def _written_part(self, array: Tensor, others: Sequence[Value]) -> Tensor:
+        """Return scores of attention without what is above the diagonal.
+
+        llm.c never writes there. As they are, where a value is nearer then.
+        """
+        time = self.tokens.size(1)
+        if array.dim() < 3 or array.shape[-2:] != (time, time) or time == 1:
+            return array
+        above = torch.ones(time, time, dtype=torch.bool).triu(1)
+        below = array.masked_fill(above, -torch.inf)
+        far = [
+            min((o.digest.distance(digest(a)) for o in others), default=0.0)
+            for a in (array, below)
+        ]
+        return below if far[1] < far[0] else array
 
     def _holds(self, array: Tensor, layers: int, sizes: set[int]) -> bool:
         """Whether an array holds a value of each layer."""
         rows_too = layers == len(self.tokens) and array.numel() in sizes
+        scores = array.numel() == self.tokens.numel() * array.size(-1)
         return (
             array.dim() > 1
+            and not scores
             and layers > 1
             and array.size(0) == layers
             and array.numel() // layers in sizes
@@ -189,6 +216,17 @@ class Recording(Side):
             visitor(number, self.tensors[number])
 
 
+def _log_probs(scores: Tensor) -> tuple[Tensor, str]:
+    """Return log-probabilities, and what made them of the scores, or ""."""
+    found = scores.double()
+    near_1 = (found.sum(-1) - 1).abs() < ALL_BUT
+    if bool((near_1 & (found >= 0).all(-1)).all()):
+        return found.log(), "log"
+    if bool((found.logsumexp(-1).abs() < 1e-4).all()):
+        return found, ""
+    return found.log_softmax(-1), "log_softmax"
+
+
 def name_of(place: Place) -> str:
     """Return layer, line, and module or operation, or an array's name.
 
@@ -214,7 +252,7 @@ def scores_of(
         raise ValueError(f"{name}: {error}") from error.__cause__
     arrays = {TOKENS: tokens, f"scores of {name}": scores}
     side = Recording(Path(name), arrays)
-    side.lay_out((), subject.vocab_size)
+    side.lay_out(None, subject.vocab_size)
     return side
 
 
