@@ -255,6 +255,23 @@ def test_a_fault_in_a_port_is_named(fault, kind, tmp_path):
     assert CAUSES.get(fault.name, "") in found.sentence
 
 
+class Cast(ported_llama.Meta):
+    """Rotates the wrong way, behind a cast of permuted queries."""
+
+    def rotate(self, x):
+        single = x.float()
+        pairs = torch.view_as_complex(single.unflatten(-1, (-1, 2)))
+        turned = pairs * self.turns[: x.size(1)].conj()[:, None]
+        return torch.view_as_real(turned).flatten(-2).to(x.dtype)
+
+
+def test_a_cast_of_a_permuted_value_is_not_blamed():
+    left = original("Meta", "eager")
+    found = diff_by_value(left, Cast(left.state_dict(), SIZES), TOKENS)
+    assert "in another order" not in found.sentence
+    assert found.parted.right.code.startswith("pairs * self.turns")
+
+
 KINDS = {
     "Meta": {"equal": 17, "halves interleaved": 4},
     "Fused": {"equal": 11, "joined": 4},

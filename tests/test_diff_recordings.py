@@ -113,6 +113,22 @@ def test_padded_scores_of_as_many_rows_as_layers(model, tmp_path):
     assert_same_values(model, tmp_path / "dump.npz")
 
 
+def test_numpy_has_float64_only_if_its_weights_have(model):
+    """As picoGPT: a constant makes float64 of float32 weights."""
+    state = {
+        name.removeprefix("transformer."): tensor.numpy()
+        for name, tensor in model.state_dict().items()
+    }
+
+    def scores(ids):
+        return numpy_gpt2.forward(state, ids, 4)[-1][1].astype(np.float64)
+
+    found = diff_by_value(model, scores, IDS, vocab_size=29)
+    assert found.same, found.sentence
+    state["ln_f.bias"] = state["ln_f.bias"] + np.float32(1e-3)
+    assert not diff_by_value(model, scores, IDS, vocab_size=29).same
+
+
 def test_names_of_arrays_bring_no_escape_codes(model, tmp_path):
     path = tmp_path / "dump.npz"
     arrays = {f"\x1b[31m{name}": array for name, array in dump(model, "q")}

@@ -1,8 +1,4 @@
-"""Values that speak against one function where the scores are equal.
-
-In a coarse dtype rounding hides much behind small weights: the scores alone
-are no evidence that all in front of them is the same.
-"""
+"""Values that rounding does not explain, where it explains the scores."""
 
 from .flow import ALIKE
 from .layouts import largest, nearest_layout
@@ -30,11 +26,9 @@ def countable(side: Side) -> list[Value]:
 def find_doubts(sides: tuple[Side, Side], matches: Matches) -> Doubts:
     """Return the numbers of values that differ by more than rounding.
 
-    Of two models with equal scores: where both sides have a value that the
-    other has only almost, no multiple of it; where one line computes
-    another value on each side; and, of a recording, all without a
-    counterpart where these are most of it. None where rounding is so fine
-    that the scores decide.
+    Each side has them almost, no multiple of them; or one line computes
+    them on both. Of a recording all without a counterpart, where these are
+    most. None where rounding is so fine that the scores decide.
     """
     left, right = sides
     doubts: Doubts = set(), set()
@@ -74,21 +68,17 @@ def _same_lines(
     found = []
     ours, theirs = map(_by_line, sides)
     numbers = [{v.number for v in values} for values in alone]
-    for line, values in ours.items():
-        others = theirs.get(line, [])
-        if len(values) == len(others):
-            found += [
-                (a.number, b.number)
-                for a, b in zip(values, others, strict=True)
-                if a.number in numbers[0]
-                and b.number in numbers[1]
-                and a.shape == b.shape
-            ]
+    for line in ours.keys() & theirs.keys():
+        if len(ours[line]) == len(theirs[line]):
+            for a, b in zip(ours[line], theirs[line], strict=True):
+                alike = a.shape == b.shape and a.number in numbers[0]
+                if alike and b.number in numbers[1]:
+                    found.append((a.number, b.number))
     return found
 
 
 def _by_line(side: Side) -> dict[str, list[Value]]:
-    """Return what each line of each layer computes, as record names it."""
+    """Return what each line computes, as record names it."""
     found: dict[str, list[Value]] = {}
     for value in side.values:
         if not value.place.inside:

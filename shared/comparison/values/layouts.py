@@ -91,10 +91,7 @@ def largest(value: Tensor) -> float:
 
 
 def spread(value: Tensor, exact: Tensor) -> float:
-    """Return how far rounding may bring a value from its exact one.
-
-    At its largest numbers, too, where a single difference says little.
-    """
+    """Return how far rounding brings a value, at its largest numbers, too."""
     gap = minus(value, exact.view_as(value)).nan_to_num(0.0, 0.0, 0.0)
     finite = value.nan_to_num(0.0, 0.0, 0.0)
     size = float(torch.linalg.vector_norm(finite))

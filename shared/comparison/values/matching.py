@@ -41,6 +41,8 @@ class Matches:
     # numbers of each side whose value is on the other, those computed twice
     # included
     seen: tuple[set[int], set[int]]
+    # the same of those whose numbers are there in another order
+    permuted: tuple[set[int], set[int]]
     # numbers on the left and on the right of values that are almost equal,
     # by more than rounding, and have no other counterpart
     near: Sequence[tuple[int, int]]
@@ -58,8 +60,7 @@ class Matches:
     @property
     def explaining(self) -> tuple[set[int], set[int]]:
         """The numbers of each side that the other has in any order."""
-        moved = {n for n, _, _ in self.moved}, {r for _, r, _ in self.moved}
-        return self.seen[0] | moved[0], self.seen[1] | moved[1]
+        return self.seen[0] | self.permuted[0], self.seen[1] | self.permuted[1]
 
 
 def match(left: Side, right: Side, tolerance: float = 0.0) -> Matches:
@@ -84,7 +85,7 @@ def match(left: Side, right: Side, tolerance: float = 0.0) -> Matches:
         if theirs not in candidates.setdefault(ours, []):
             candidates[ours].append(theirs)
     measured = Measured({}, {}, {}, {})
-    bounds = Bounds(tolerance, near, in_float64(left))
+    bounds = tolerance, near, in_float64(left)
     for numbers in _batches(left.values, sorted(candidates)):
         chosen = {number: candidates[number] for number in numbers}
         _measure(left, right, chosen, measured, bounds)
@@ -94,8 +95,8 @@ def match(left: Side, right: Side, tolerance: float = 0.0) -> Matches:
     taken[0].update(seen[0])
     taken[1].update(seen[1])
     moved = _one_to_one(measured.moved, taken)
-    known = taken[0] | {n for n, _ in measured.moved}
-    others = taken[1] | {r for _, r in measured.moved}
+    permuted = {n for n, _ in measured.moved}, {r for _, r in measured.moved}
+    known, others = taken[0] | permuted[0], taken[1] | permuted[1]
     near_ones = [
         (n, r) for n, r in measured.far if not (n in known or r in others)
     ]
@@ -105,6 +106,7 @@ def match(left: Side, right: Side, tolerance: float = 0.0) -> Matches:
         pairs,
         moved,
         seen,
+        permuted,
         near_ones,
         measured.tolerance,
         found[scores],
@@ -189,15 +191,6 @@ def _batches(
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """Bounds of what passes as rounding."""
-
-    least: float  # in shares of a value
-    most: float
-    exact: Exact | None  # the left in float64, where it runs in less
-
-
-@dataclass(frozen=True)
 class Measured:
     """Differences of candidates, and what passes as rounding."""
 
@@ -212,7 +205,7 @@ def _measure(
     right: Side,
     candidates: Mapping[int, Sequence[int]],
     measured: Measured,
-    bounds: Bounds,
+    bounds: tuple[float, float, Exact | None],
 ) -> None:
     """Add the differences of candidates."""
     kept = left.keep(candidates)
@@ -252,16 +245,18 @@ def _tolerances(
     right: Side,
     kept: Mapping[int, Tensor],
     coarse: set[int],
-    bounds: Bounds,
+    bounds: tuple[float, float, Exact | None],
 ) -> dict[int, float]:
     """Return for each value what passes as rounding.
 
-    `coarse` are the numbers of what a coarser dtype than the run's rounds.
+    `coarse` are the numbers of what a coarser dtype than the run's rounds;
+    the bounds are the least and the most, in shares of a value, and the
+    left in float64, where it runs in less.
     """
     whole = left.nudgeable or left.only_scores
     units = ROUNDING if whole else ROUNDING_ALONE
     times = TIMES_NOISE
-    exact = bounds.exact
+    least, most, exact = bounds
     eps = max(torch.finfo(left.dtype).eps, torch.finfo(right.dtype).eps)
     if exact:
         units, times = ROUNDING_MEASURED, TIMES_MEASURED
@@ -288,6 +283,6 @@ def _tolerances(
     elif left.nudgeable:
         left.visit(kept, add_noise, unit / 2)
     return {
-        n: min(max(tolerance[n], bounds.least * size), bounds.most * size)
+        n: min(max(tolerance[n], least * size), most * size)
         for n, size in sizes.items()
     }

@@ -9,12 +9,7 @@ from .side import Side
 
 
 class Exact:
-    """The float64 run of a side that runs in a coarser dtype.
-
-    Args:
-        side: in the coarser dtype.
-        run: of the same model in float64.
-    """
+    """The float64 run of a side that runs in a coarser dtype."""
 
     def __init__(self, side: Side, run: Side):
         self.run = run
@@ -29,9 +24,7 @@ class Exact:
         self.numbers[side.normalised] = run.normalised
 
     def visit(
-        self,
-        numbers: Iterable[int],
-        visitor: Callable[[int, Tensor], None],
+        self, numbers: Iterable[int], visitor: Callable[[int, Tensor], None]
     ) -> None:
         """Hand out the float64 values with the numbers of the side."""
         known = {self.numbers[n]: n for n in numbers if n in self.numbers}

@@ -5,11 +5,13 @@ in an .npz the order of its members; in a .safetensors the numbers that all
 names start with, else the order of the data.
 """
 
+import gc
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
+from types import FunctionType, ModuleType
 
 import numpy as np
 import torch
@@ -28,6 +30,8 @@ from .value import Value, digest, real
 TOKENS = "tokens"
 GRADIENT = "gradient "  # names of gradients start so, the weight's follows
 ALL_BUT = 0.02  # a sum of probabilities in 16 bits is so near to 1
+NEAR = 0.05  # of a size: so near are scores that match
+WALKED = 2**16  # objects that are looked at for a function's weights
 SUFFIXES = (".npz", ".safetensors")
 
 
@@ -119,14 +123,12 @@ class Recording(Side):
             and array.numel() == rows * array.size(-1)
         }
 
-        def far(i: int) -> float:
-            """How far an array is from the other side's scores."""
-            if other is None:
-                return 0.0
+        scores = max(wide, default=-1)
+        if other is not None:  # one that matches, though others follow
             like = other.values[other.normalised].digest
-            return like.distance(digest(_log_probs(wide[i])[0]))
-
-        scores = min([*wide][::-1], key=far, default=-1)
+            for i, array in wide.items():
+                apart = like.distance(digest(_log_probs(array)[0]))
+                scores = i if apart < NEAR * like.size else scores
         for i, (name, layer, array) in enumerate(pieces):
             array = wide[i] if i == scores else array
             self._add(name, layer, self._written_part(array, others))
@@ -144,10 +146,7 @@ class Recording(Side):
         self.dtypes = {self.dtype: (self.values[0].place, False)}
 
     def _written_part(self, array: Tensor, others: Sequence[Value]) -> Tensor:
-        """Return scores of attention without what is above the diagonal.
-
-        llm.c never writes there. As they are, where a value is nearer then.
-        """
+        """Return scores without what llm.c leaves above the diagonal."""
         time = self.tokens.size(1)
         if array.dim() < 3 or array.shape[-2:] != (time, time) or time == 1:
             return array
@@ -228,10 +227,7 @@ def _log_probs(scores: Tensor) -> tuple[Tensor, str]:
 
 
 def name_of(place: Place) -> str:
-    """Return layer, line, and module or operation, or an array's name.
-
-    Without its number, which all names may start with.
-    """
+    """Return the name of a value in a recording, without its number."""
     if place.recorded:
         return re.sub(r"^\d+ ", "", place.function)
     layer = "" if place.layer is None else f"layer {place.layer} "
@@ -250,10 +246,31 @@ def scores_of(
             scores = own(subject).scores(tokens)
     except ModelRaised as error:
         raise ValueError(f"{name}: {error}") from error.__cause__
+    if _kinds_of(own(subject).model) == {"float32"}:
+        scores = scores.float()  # NumPy's float64 of float32 weights
     arrays = {TOKENS: tokens, f"scores of {name}": scores}
     side = Recording(Path(name), arrays)
     side.lay_out(None, subject.vocab_size)
     return side
+
+
+def _kinds_of(function: object) -> set[str]:
+    """Return the floating dtypes of the arrays that a function refers to."""
+    kinds, seen, todo = set[str](), set[int](), [function]
+    while todo and len(seen) < WALKED:
+        item = todo.pop()
+        if id(item) in seen or isinstance(item, type | ModuleType):
+            continue
+        seen.add(id(item))
+        if isinstance(item, np.ndarray):
+            kinds |= {str(item.dtype)} if item.dtype.kind == "f" else set()
+        elif isinstance(item, FunctionType):
+            known = item.__globals__
+            todo += [known.get(name) for name in item.__code__.co_names]
+            todo += [item.__closure__, item.__defaults__]
+        else:
+            todo += gc.get_referents(item)
+    return kinds
 
 
 def read_arrays(path: Path) -> dict[str, Tensor]:

@@ -35,8 +35,7 @@ class ValueDiff:
         parted: where the two part, None where they are one function.
         nearest: in two models that share nothing, the nearest values.
         notes: what could not be recorded, and the precision of the run.
-        counts: of each side how many values have no counterpart, and of how
-            many; steps inside operations are not counted.
+        counts: of each side values without a counterpart, and all values.
         apart: how far the log-probabilities are apart.
         rounding: how far apart rounding may bring them.
         coarse: why the two are one function only up to a coarser dtype than
@@ -210,12 +209,7 @@ class ValueDiff:
             "sentence": self.sentence,
             "apart": self.apart,
             "rounding": self.rounding,
-            "values": {
-                side: {"alone": alone, "all": count}
-                for side, (alone, count) in zip(
-                    ("left", "right"), self.counts, strict=True
-                )
-            },
+            "counts": dict(zip(("left", "right"), self.counts, strict=True)),
             "weights": [asdict(match) for match in self.weights],
             "gradient": self.gradient and str(self.gradient),
             "parted": parted

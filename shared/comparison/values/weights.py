@@ -77,24 +77,19 @@ def match_weights(left: nn.Module, right: nn.Module) -> list[WeightMatch]:
 def _tell_twins_apart(
     matches: Sequence[WeightMatch], ours: Mapping[str, Tensor]
 ) -> list[WeightMatch]:
-    """Pair weights of the same numbers by name, else in their order.
-
-    All norms of a fresh model are ones.
-    """
+    """Pair weights of the same numbers by name, else in their order."""
     groups: dict[tuple[int, ...], list[str]] = {}
     for name, table in ours.items():
         groups.setdefault((*table.shape, *_hashes(table)), []).append(name)
     twins = {name: group for group in groups.values() for name in group}
-    names = {match.name for match in matches}
-    free = {name: [n for n in twins[name] if n not in names] for name in ours}
-    taken: set[str] = set()
+    free = {*ours} - {match.name for match in matches}
     found = []
     for match in matches:
-        group = twins.get(match.sources[0]) if match.how == "equal" else None
-        if group and len(group) > 1:
-            others = [n for n in free[group[0]] if n not in taken] or group
+        group = twins[match.sources[0]] if match.how == "equal" else []
+        if len(group) > 1:
+            others = [name for name in group if name in free] or group
             source = match.name if match.name in group else others[0]
-            taken.add(source)
+            free -= {source}
             match = replace(match, sources=(source,), twins=tuple(group))
         found.append(match)
     return found
