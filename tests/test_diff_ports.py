@@ -255,6 +255,23 @@ def test_a_fault_in_a_port_is_named(fault, kind, tmp_path):
     assert CAUSES.get(fault.name, "") in found.sentence
 
 
+class Cast(ported_llama.Meta):
+    """Rotates the wrong way, behind a cast of permuted queries."""
+
+    def rotate(self, x):
+        single = x.float()
+        pairs = torch.view_as_complex(single.unflatten(-1, (-1, 2)))
+        turned = pairs * self.turns[: x.size(1)].conj()[:, None]
+        return torch.view_as_real(turned).flatten(-2).to(x.dtype)
+
+
+def test_a_cast_of_a_permuted_value_is_not_blamed():
+    left = original("Meta", "eager")
+    found = diff_by_value(left, Cast(left.state_dict(), SIZES), TOKENS)
+    assert "in another order" not in found.sentence
+    assert found.parted.right.code.startswith("pairs * self.turns")
+
+
 KINDS = {
     "Meta": {"equal": 17, "halves interleaved": 4},
     "Fused": {"equal": 11, "joined": 4},
@@ -270,6 +287,20 @@ def test_weights_are_matched_and_gradients_equal(port):
     assert Counter(match.how for match in found.weights) == KINDS[port]
     assert found.same, found.sentence
     assert f", {sum(KINDS[port].values())} gradients equal" in found.sentence
+
+
+def test_fresh_norms_are_told_apart_by_name_order_or_value():
+    """All are ones: by value alone each would be the first one."""
+    config = LlamaConfig(
+        vocab_size=29, hidden_size=32, intermediate_size=64,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        rms_norm_eps=1e-5,
+    )  # fmt: skip
+    llama = LlamaForCausalLM(config)
+    for right in (llama, port_of(ported_llama, "Fused", llama)):
+        found = diff_by_value(llama, right, TOKENS, gradients=True)
+        assert found.same, found.sentence
+        assert " gradients equal" in found.sentence
 
 
 def test_each_way_a_weight_may_come():

@@ -66,6 +66,69 @@ def test_the_array_is_named(fault, kind, layered, model, tmp_path):
         assert found.parted.left.layer == found.parted.layer
 
 
+def as_in_c(arrays, heads=4):
+    """More arrays, as llm.c keeps them: unwritten above the diagonal."""
+    q = array = arrays[0][1]
+    for name, array in arrays:
+        yield name, array
+        parts = (q, array) if "_k_" in name else ()
+        q = array
+        if parts:
+            queries, keys = (
+                a.reshape(*a.shape[:2], heads, -1).swapaxes(1, 2)
+                for a in parts
+            )
+            scores = queries @ keys.swapaxes(2, 3)
+            scores /= np.float32(queries.shape[-1] ** 0.5)
+            scores[..., *np.triu_indices(scores.shape[-1], 1)] = 0.125
+            yield name.replace("_k_", "_preatt_"), scores
+    e = np.exp(array - array.max(-1, keepdims=True))
+    yield "999_probs", e / e.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("without", ["nothing", "logits"])
+@pytest.mark.parametrize("fault", ["", "q", "att", "act"])
+def test_probabilities_and_what_is_not_written(
+    fault, without, model, tmp_path
+):
+    path, arrays = tmp_path / "dump.npz", as_in_c(dump(model, fault))
+    kept = {n: a for n, a in arrays if without not in n}
+    np.savez(path, tokens=IDS, **kept)
+    found = diff_by_value(model, path)
+    assert found.same == (not fault), found.sentence
+    assert not fault or f"_{fault}_1" in found.parted.right.function
+
+
+def test_padded_scores_of_as_many_rows_as_layers(model, tmp_path):
+    ids = IDS.reshape(2, 6)
+    state = {
+        name.removeprefix("transformer."): tensor.numpy()
+        for name, tensor in model.state_dict().items()
+    }
+    arrays = by_layers(numpy_gpt2.forward(state, ids, 4))
+    name, logits = arrays[-1]
+    # as wide as the values of a layer with twice the rows
+    arrays[-1] = name, np.pad(logits, [(0, 0), (0, 0), (0, 64 - 29)])
+    np.savez(tmp_path / "dump.npz", tokens=ids, **dict(arrays))
+    assert_same_values(model, tmp_path / "dump.npz")
+
+
+def test_numpy_has_float64_only_if_its_weights_have(model):
+    """As picoGPT: a constant makes float64 of float32 weights."""
+    state = {
+        name.removeprefix("transformer."): tensor.numpy()
+        for name, tensor in model.state_dict().items()
+    }
+
+    def scores(ids):
+        return numpy_gpt2.forward(state, ids, 4)[-1][1].astype(np.float64)
+
+    found = diff_by_value(model, scores, IDS, vocab_size=29)
+    assert found.same, found.sentence
+    state["ln_f.bias"] = state["ln_f.bias"] + np.float32(1e-3)
+    assert not diff_by_value(model, scores, IDS, vocab_size=29).same
+
+
 def test_names_of_arrays_bring_no_escape_codes(model, tmp_path):
     path = tmp_path / "dump.npz"
     arrays = {f"\x1b[31m{name}": array for name, array in dump(model, "q")}

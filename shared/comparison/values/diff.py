@@ -56,7 +56,9 @@ def diff_by_value(
         tokens: ids; None: 16 drawn from a seed.
         vocab_size: number of tokens, where a model does not declare it.
         names: what to call the two; None: as their classes.
-        dtype: to run both in; None: float64, or that of a recording.
+        dtype: to run both in; None: float64, or that of a recording. Two
+            models that rounding hides from each other in less than float64
+            are told apart in float64.
         tolerance: share of a value's largest number that passes as rounding
             in any case.
         gradients: whether to compare the gradients of the weights, too, of
@@ -128,6 +130,25 @@ def diff_sides(
         sides = _beside(subjects[0], scores_of(subjects[1], given), dtype)
         found = _diff_recording(names, sides, tolerance)
         return _with_weights(found, sides, gradients), sides
+    found, sides = _diff_models(subjects, given, names, dtype, tolerance)
+    if found.same and sides[0].dtype != torch.float64 and dtype is not None:
+        finer, exact = _diff_models(subjects, given, names, None, tolerance)
+        if not finer.same and exact[0].dtype == torch.float64:
+            kind = str(dtype).removeprefix("torch.")
+            hidden = f"run in float64: in {kind} rounding hides this"
+            found = replace(finer, notes=[*finer.notes, hidden])
+            sides = exact
+    return _with_weights(found, sides, gradients), sides
+
+
+def _diff_models(
+    subjects: Sequence[Subject],
+    given: Int[Tensor, "batch time"],
+    names: tuple[str, str],
+    dtype: torch.dtype | None,
+    tolerance: float,
+) -> tuple[ValueDiff, tuple[Side, Side]]:
+    """Compare two models of torch in one dtype, None for float64."""
     sides = (
         Side(subjects[0], given, dtype),
         Side(subjects[1], given, dtype),
@@ -142,8 +163,7 @@ def diff_sides(
             if side.doubled:
                 side.doubled = False
                 side.record()
-    found = findings(names, sides, match(*sides, tolerance), single)
-    return _with_weights(found, sides, gradients), sides
+    return findings(names, sides, match(*sides, tolerance), single), sides
 
 
 def _with_weights(
@@ -179,7 +199,7 @@ def _beside(
         side: Side = scores_of(subject, tokens)
     else:
         side = Side(subject, tokens, dtype)
-    recording.lay_out(side.values, subject.vocab_size)
+    recording.lay_out(side, subject.vocab_size)
     return side, recording
 
 

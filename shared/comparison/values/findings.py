@@ -7,6 +7,7 @@ from operator import itemgetter
 import torch
 
 from .divergence import find_divergence
+from .doubts import countable, find_doubts, unmatched
 from .flow import Flow
 from .matching import ROUNDING_ALONE, Matches
 from .rows import MOVED, Row
@@ -32,7 +33,9 @@ def findings(
     """
     left, right = sides
     layers = {v.place.layer for side in sides for v in side.values}
-    same = matches.apart <= matches.rounding
+    equal = matches.apart <= matches.rounding
+    doubts = find_doubts(sides, matches) if equal else matches.close
+    same = equal and not any(doubts)
     moved = {n for n, _, _ in matches.moved}
     pairs = [
         Row(
@@ -48,13 +51,12 @@ def findings(
         # the inside of an operation, on both sides: no line of either
         if not a.place.inside or not b.place.inside
     ]
-    close = (set[int](), set[int]()) if same else matches.close
     apart = (
         {n: difference for n, _, difference in matches.pairs},
         {r: difference for _, r, difference in matches.pairs},
     )
     others = right.values, left.values
-    ours, theirs = map(Flow, sides, matches.explaining, close, apart, others)
+    ours, theirs = map(Flow, sides, matches.explaining, doubts, apart, others)
     alone = {
         "left": [
             Row(value.place, None, value.shape, None, why, (value.number, -1))
@@ -76,6 +78,10 @@ def findings(
         else find_divergence(sides, (ours, theirs), matches),
         nearest=[] if pairs else _nearest(left, right),
         notes=_notes(names, sides, single),
+        counts=[
+            (len(unmatched(side, known)), len(countable(side)))
+            for side, known in zip(sides, matches.explaining, strict=True)
+        ],
         apart=matches.apart,
         rounding=matches.rounding,
         coarse=_coarse(sides, matches.apart) if same else "",

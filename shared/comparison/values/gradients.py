@@ -78,6 +78,9 @@ def first_difference(
             continue
         count += 1
         apart, size = sorted_apart(left, right), largest(left)
+        for twin in match.twins:  # the value tells which of them it is
+            other = ours.get(twin, left).flatten().double()
+            apart = min(apart, sorted_apart(other, right))
         if apart > UNITS * unit * max(size, largest(right)):
             found = GradientDiff(
                 match.name, match.sources, apart, size, count, tuple(detached)

@@ -90,6 +90,15 @@ def largest(value: Tensor) -> float:
     return float(finite.abs().max()) if finite.numel() else 0.0
 
 
+def spread(value: Tensor, exact: Tensor) -> float:
+    """Return how far rounding brings a value, at its largest numbers, too."""
+    gap = minus(value, exact.view_as(value)).nan_to_num(0.0, 0.0, 0.0)
+    finite = value.nan_to_num(0.0, 0.0, 0.0)
+    size = float(torch.linalg.vector_norm(finite))
+    share = float(torch.linalg.vector_norm(gap)) / size if size else 0.0
+    return max(largest(gap), share * largest(value))
+
+
 def sorted_apart(a: Tensor, b: Tensor) -> float:
     """Return the largest difference of two values' sorted numbers."""
     x, y = (np.sort(value.flatten().numpy()) for value in (a, b))

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .layouts import difference, largest, sorted_apart
+from .layouts import difference, largest, sorted_apart, spread
+from .precision import Exact, in_float64
 from .side import Side, unit_of
 from .value import Value, plain
 
@@ -21,7 +22,10 @@ OWN_ROUNDING = 4  # units of a coarser dtype that a value itself rounds by
 ROUNDING = 64  # units of rounding of the largest number, always allowed
 TIMES_NOISE_OF_16_BITS = 4
 ROUNDING_OF_16_BITS = 2  # of which 64 units are half the number
+ROUNDING_OF_MEASURED_16_BITS = 1
 ROUNDING_ALONE = 2**12  # the same where no weights can be nudged
+# the two where the noise is the left's own, measured against its float64 run
+TIMES_MEASURED, ROUNDING_MEASURED = 8, 4
 AT_ONCE = 2**27  # numbers that are kept of one side at a time: 1 GiB
 
 
@@ -37,18 +41,26 @@ class Matches:
     # numbers of each side whose value is on the other, those computed twice
     # included
     seen: tuple[set[int], set[int]]
-    # numbers of each side whose value is almost on the other, by more than
-    # rounding
-    close: tuple[set[int], set[int]]
+    # the same of those whose numbers are there in another order
+    permuted: tuple[set[int], set[int]]
+    # numbers on the left and on the right of values that are almost equal,
+    # by more than rounding, and have no other counterpart
+    near: Sequence[tuple[int, int]]
+    # what passes as rounding, of values of the left
+    tolerance: Mapping[int, float]
     # how far the log-probabilities are apart, and what rounding explains
     apart: float
     rounding: float
 
     @property
+    def close(self) -> tuple[set[int], set[int]]:
+        """The numbers of each side whose value the other almost has."""
+        return {n for n, _ in self.near}, {r for _, r in self.near}
+
+    @property
     def explaining(self) -> tuple[set[int], set[int]]:
         """The numbers of each side that the other has in any order."""
-        moved = {n for n, _, _ in self.moved}, {r for _, r, _ in self.moved}
-        return self.seen[0] | moved[0], self.seen[1] | moved[1]
+        return self.seen[0] | self.permuted[0], self.seen[1] | self.permuted[1]
 
 
 def match(left: Side, right: Side, tolerance: float = 0.0) -> Matches:
@@ -73,18 +85,19 @@ def match(left: Side, right: Side, tolerance: float = 0.0) -> Matches:
         if theirs not in candidates.setdefault(ours, []):
             candidates[ours].append(theirs)
     measured = Measured({}, {}, {}, {})
+    bounds = tolerance, near, in_float64(left)
     for numbers in _batches(left.values, sorted(candidates)):
         chosen = {number: candidates[number] for number in numbers}
-        _measure(left, right, chosen, measured, (tolerance, near))
+        _measure(left, right, chosen, measured, bounds)
     seen = {n for n, _ in measured.equal}, {r for _, r in measured.equal}
     taken = set[int](), set[int]()
     pairs = _one_to_one(measured.equal, taken)
     taken[0].update(seen[0])
     taken[1].update(seen[1])
     moved = _one_to_one(measured.moved, taken)
-    known = taken[0] | {n for n, _ in measured.moved}
-    others = taken[1] | {r for _, r in measured.moved}
-    close = [
+    permuted = {n for n, _ in measured.moved}, {r for _, r in measured.moved}
+    known, others = taken[0] | permuted[0], taken[1] | permuted[1]
+    near_ones = [
         (n, r) for n, r in measured.far if not (n in known or r in others)
     ]
     scores = left.normalised, right.normalised
@@ -93,7 +106,9 @@ def match(left: Side, right: Side, tolerance: float = 0.0) -> Matches:
         pairs,
         moved,
         seen,
-        ({n for n, _ in close}, {r for _, r in close}),
+        permuted,
+        near_ones,
+        measured.tolerance,
         found[scores],
         measured.tolerance[left.normalised],
     )
@@ -131,11 +146,10 @@ def _propose(
         if not others:
             continue
         marks = np.stack([other.digest.marks for other in others])
-        apart = np.abs(marks - ours.marks).max(1)
+        scale = np.maximum(np.abs(ours.marks), ours.size)
+        apart = (np.abs(marks - ours.marks) / scale).max(1)
         order = apart.argsort(kind="stable")[:MOST]
-        near = [
-            others[i].number for i in order if apart[i] <= within * ours.size
-        ]
+        near = [others[i].number for i in order if apart[i] <= within]
         if near:
             proposed[value.number] = near
     return proposed
@@ -191,7 +205,7 @@ def _measure(
     right: Side,
     candidates: Mapping[int, Sequence[int]],
     measured: Measured,
-    bounds: tuple[float, float],
+    bounds: tuple[float, float, Exact | None],
 ) -> None:
     """Add the differences of candidates."""
     kept = left.keep(candidates)
@@ -231,19 +245,24 @@ def _tolerances(
     right: Side,
     kept: Mapping[int, Tensor],
     coarse: set[int],
-    bounds: tuple[float, float],
+    bounds: tuple[float, float, Exact | None],
 ) -> dict[int, float]:
     """Return for each value what passes as rounding.
 
     `coarse` are the numbers of what a coarser dtype than the run's rounds;
-    the bounds are the least and the most, in shares of a value.
+    the bounds are the least and the most, in shares of a value, and the
+    left in float64, where it runs in less.
     """
     whole = left.nudgeable or left.only_scores
     units = ROUNDING if whole else ROUNDING_ALONE
     times = TIMES_NOISE
+    least, most, exact = bounds
     eps = max(torch.finfo(left.dtype).eps, torch.finfo(right.dtype).eps)
+    if exact:
+        units, times = ROUNDING_MEASURED, TIMES_MEASURED
     if eps > torch.finfo(torch.float32).eps:
         units, times = ROUNDING_OF_16_BITS, TIMES_NOISE_OF_16_BITS
+        units = ROUNDING_OF_MEASURED_16_BITS if exact else units
     unit = unit_of(left, right)
     sizes = {number: largest(value) for number, value in kept.items()}
     tolerance = {
@@ -256,9 +275,13 @@ def _tolerances(
     def add_noise(number: int, value: Tensor) -> None:
         tolerance[number] += times * difference(kept[number], value)
 
-    if left.nudgeable:
+    def add_own(number: int, value: Tensor) -> None:
+        tolerance[number] += times * spread(kept[number], plain(value))
+
+    if exact:
+        exact.visit(kept, add_own)
+    elif left.nudgeable:
         left.visit(kept, add_noise, unit / 2)
-    least, most = bounds
     return {
         n: min(max(tolerance[n], least * size), most * size)
         for n, size in sizes.items()

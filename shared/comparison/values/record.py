@@ -20,7 +20,7 @@ from .given import (
     require_fit,
     subject_of,
 )
-from .recording import GRADIENT, TOKENS
+from .recording import GRADIENT, TOKENS, name_of
 from .side import Side
 from .value import real
 
@@ -96,11 +96,7 @@ def _arrays(side: Side) -> tuple[dict[str, Tensor], dict[str, str]]:
     arrays, metadata = {}, {}
     for value in lines:
         place = value.place
-        layer = "" if place.layer is None else f"layer {place.layer} "
-        last = place.module.rpartition(".")[2]
-        last = place.op if last.isdigit() or not last else last
-        file = Path(place.path).name
-        name = f"{value.number:04} {layer}{file}:{place.line} {last}"
+        name = f"{value.number:04} {name_of(place)}"
         arrays[name] = kept[value.number]
         metadata[name] = json.dumps(
             place.to_dict() | {"shape": list(value.shape)}

@@ -5,11 +5,13 @@ in an .npz the order of its members; in a .safetensors the numbers that all
 names start with, else the order of the data.
 """
 
+import gc
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
+from types import FunctionType, ModuleType
 
 import numpy as np
 import torch
@@ -27,6 +29,9 @@ from .value import Value, digest, real
 
 TOKENS = "tokens"
 GRADIENT = "gradient "  # names of gradients start so, the weight's follows
+ALL_BUT = 0.02  # a sum of probabilities in 16 bits is so near to 1
+NEAR = 0.05  # of a size: so near are scores that match
+WALKED = 2**16  # objects that are looked at for a function's weights
 SUFFIXES = (".npz", ".safetensors")
 
 
@@ -81,16 +86,17 @@ class Recording(Side):
         kinds = {array.dtype for array in self.arrays.values()}
         return max(kinds, key=lambda kind: torch.finfo(kind).eps)
 
-    def lay_out(self, others: Sequence[Value], vocab_size: int) -> None:
+    def lay_out(self, other: Side | None, vocab_size: int) -> None:
         """Make values of the arrays: by layers where one holds them all.
 
         Args:
-            others: what the model on the other side computes.
+            other: the model on the other side, which has run.
             vocab_size: its number of tokens.
 
         Raises:
             ValueError: where no array holds the scores.
         """
+        others = () if other is None else other.values
         sizes = {int(np.prod(value.shape)) for value in others}
         layers = len({value.place.layer for value in others} - {None})
         rows = self.tokens.numel()
@@ -110,35 +116,55 @@ class Recording(Side):
                 pieces += [(name, None, array) for name, array in members]
         self.tensors: list[Tensor] = []
         self.values: list[Value] = []
-        wide = [
-            i
+        wide = {
+            i: array[..., :vocab_size].reshape(*self.tokens.shape, vocab_size)
             for i, (_, _, array) in enumerate(pieces)
-            if array.size(-1) >= vocab_size
+            if array.size(-1) >= vocab_size  # C pads its vocabulary
             and array.numel() == rows * array.size(-1)
-        ]
+        }
+
+        scores = max(wide, default=-1)
+        if other is not None:  # one that matches, though others follow
+            like = other.values[other.normalised].digest
+            for i, array in wide.items():
+                apart = like.distance(digest(_log_probs(array)[0]))
+                scores = i if apart < NEAR * like.size else scores
         for i, (name, layer, array) in enumerate(pieces):
-            if i in wide[-1:]:
-                array = array[..., :vocab_size]  # C pads its vocabulary
-                array = array.reshape(*self.tokens.shape, vocab_size)
-            self._add(name, layer, array)
+            array = wide[i] if i == scores else array
+            self._add(name, layer, self._written_part(array, others))
         if not wide:
             raise ValueError(
                 f"{self.path} has no scores: an array of "
                 f"{' x '.join(map(str, (*self.tokens.shape, vocab_size)))}"
             )
-        self.last = self.normalised = scores = wide[-1]
-        found = self.tensors[scores].double()
-        if not bool((found.logsumexp(-1).abs() < 1e-4).all()):
+        self.last = self.normalised = scores
+        log_probs, step = _log_probs(self.tensors[scores])
+        if step:
             name = self.values[scores].place.function
-            self._add(f"{name} (log_softmax)", None, found.log_softmax(-1))
+            self._add(f"{name} ({step})", None, log_probs)
             self.normalised = len(self.values) - 1
         self.dtypes = {self.dtype: (self.values[0].place, False)}
+
+    def _written_part(self, array: Tensor, others: Sequence[Value]) -> Tensor:
+        """Return scores without what llm.c leaves above the diagonal."""
+        time = self.tokens.size(1)
+        if array.dim() < 3 or array.shape[-2:] != (time, time) or time == 1:
+            return array
+        above = torch.ones(time, time, dtype=torch.bool).triu(1)
+        below = array.masked_fill(above, -torch.inf)
+        far = [
+            min((o.digest.distance(digest(a)) for o in others), default=0.0)
+            for a in (array, below)
+        ]
+        return below if far[1] < far[0] else array
 
     def _holds(self, array: Tensor, layers: int, sizes: set[int]) -> bool:
         """Whether an array holds a value of each layer."""
         rows_too = layers == len(self.tokens) and array.numel() in sizes
+        scores = array.numel() == self.tokens.numel() * array.size(-1)
         return (
             array.dim() > 1
+            and not scores
             and layers > 1
             and array.size(0) == layers
             and array.numel() // layers in sizes
@@ -189,6 +215,27 @@ class Recording(Side):
             visitor(number, self.tensors[number])
 
 
+def _log_probs(scores: Tensor) -> tuple[Tensor, str]:
+    """Return log-probabilities, and what made them of the scores, or ""."""
+    found = scores.double()
+    near_1 = (found.sum(-1) - 1).abs() < ALL_BUT
+    if bool((near_1 & (found >= 0).all(-1)).all()):
+        return found.log(), "log"
+    if bool((found.logsumexp(-1).abs() < 1e-4).all()):
+        return found, ""
+    return found.log_softmax(-1), "log_softmax"
+
+
+def name_of(place: Place) -> str:
+    """Return the name of a value in a recording, without its number."""
+    if place.recorded:
+        return re.sub(r"^\d+ ", "", place.function)
+    layer = "" if place.layer is None else f"layer {place.layer} "
+    last = place.module.rpartition(".")[2]
+    last = place.op if last.isdigit() or not last else last
+    return f"{layer}{Path(place.path).name}:{place.line} {last}"
+
+
 def scores_of(
     subject: Subject, tokens: Int[Tensor, "batch time"]
 ) -> Recording:
@@ -199,10 +246,31 @@ def scores_of(
             scores = own(subject).scores(tokens)
     except ModelRaised as error:
         raise ValueError(f"{name}: {error}") from error.__cause__
+    if _kinds_of(own(subject).model) == {"float32"}:
+        scores = scores.float()  # NumPy's float64 of float32 weights
     arrays = {TOKENS: tokens, f"scores of {name}": scores}
     side = Recording(Path(name), arrays)
-    side.lay_out((), subject.vocab_size)
+    side.lay_out(None, subject.vocab_size)
     return side
+
+
+def _kinds_of(function: object) -> set[str]:
+    """Return the floating dtypes of the arrays that a function refers to."""
+    kinds, seen, todo = set[str](), set[int](), [function]
+    while todo and len(seen) < WALKED:
+        item = todo.pop()
+        if id(item) in seen or isinstance(item, type | ModuleType):
+            continue
+        seen.add(id(item))
+        if isinstance(item, np.ndarray):
+            kinds |= {str(item.dtype)} if item.dtype.kind == "f" else set()
+        elif isinstance(item, FunctionType):
+            known = item.__globals__
+            todo += [known.get(name) for name in item.__code__.co_names]
+            todo += [item.__closure__, item.__defaults__]
+        else:
+            todo += gc.get_referents(item)
+    return kinds
 
 
 def read_arrays(path: Path) -> dict[str, Tensor]:

@@ -35,6 +35,7 @@ class ValueDiff:
         parted: where the two part, None where they are one function.
         nearest: in two models that share nothing, the nearest values.
         notes: what could not be recorded, and the precision of the run.
+        counts: of each side values without a counterpart, and all values.
         apart: how far the log-probabilities are apart.
         rounding: how far apart rounding may bring them.
         coarse: why the two are one function only up to a coarser dtype than
@@ -53,6 +54,7 @@ class ValueDiff:
     parted: Divergence | None
     nearest: Sequence[Row]
     notes: Sequence[str]
+    counts: Sequence[tuple[int, int]]
     apart: float
     rounding: float
     coarse: str
@@ -96,7 +98,7 @@ class ValueDiff:
         if self.pairs:
             rounded = any("rounded" in match.how for match in self.weights)
             more = f"; {self.weights_sentence}" if rounded else ""
-            return f"{self.parted}{more}"
+            return f"{self._hidden}{self.parted}{more}"
         if self.only_scores:
             return (
                 f"two functions: scores {self.apart:.2g} apart, rounding "
@@ -127,6 +129,17 @@ class ValueDiff:
     def weights_sentence(self) -> str:
         """Which weights have a counterpart, "" where none were compared."""
         return describe([*self.weights]) if self.weights else ""
+
+    @property
+    def _hidden(self) -> str:
+        """The words for two functions whose scores are equal, else ""."""
+        if self.apart > self.rounding:
+            return ""
+        alone, count = self.counts[1]
+        return (
+            f"two functions: {alone} of {count} values of {self.names[1]} "
+            f"have no counterpart, though rounding explains the scores; "
+        )
 
     @property
     def _recorded(self) -> bool:
@@ -196,6 +209,7 @@ class ValueDiff:
             "sentence": self.sentence,
             "apart": self.apart,
             "rounding": self.rounding,
+            "counts": dict(zip(("left", "right"), self.counts, strict=True)),
             "weights": [asdict(match) for match in self.weights],
             "gradient": self.gradient and str(self.gradient),
             "parted": parted

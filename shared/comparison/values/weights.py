@@ -1,8 +1,8 @@
 """Which weights of the right have a counterpart on the left, by value."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -30,12 +30,14 @@ class WeightMatch:
             "rounded to bfloat16" behind it.
         sources: names of the left; of an absent one the nearest.
         apart: how far an absent one is from the nearest, in sorted order.
+        twins: all names of the left whose numbers are those of an equal one.
     """
 
     name: str
     how: str
     sources: tuple[str, ...] = ()
     apart: float | None = None
+    twins: tuple[str, ...] = ()
 
 
 def match_weights(left: nn.Module, right: nn.Module) -> list[WeightMatch]:
@@ -63,10 +65,34 @@ def match_weights(left: nn.Module, right: nn.Module) -> list[WeightMatch]:
             if match is not None:
                 how = f"{match.how}, rounded to {coarse}"
                 found[name] = WeightMatch(name, how, match.sources)
-    return [
-        match or _nearest(name, theirs[name], ours)
-        for name, match in found.items()
-    ]
+    return _tell_twins_apart(
+        [
+            match or _nearest(name, theirs[name], ours)
+            for name, match in found.items()
+        ],
+        ours,
+    )
+
+
+def _tell_twins_apart(
+    matches: Sequence[WeightMatch], ours: Mapping[str, Tensor]
+) -> list[WeightMatch]:
+    """Pair weights of the same numbers by name, else in their order."""
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for name, table in ours.items():
+        groups.setdefault((*table.shape, *_hashes(table)), []).append(name)
+    twins = {name: group for group in groups.values() for name in group}
+    free = {*ours} - {match.name for match in matches}
+    found = []
+    for match in matches:
+        group = twins[match.sources[0]] if match.how == "equal" else []
+        if len(group) > 1:
+            others = [name for name in group if name in free] or group
+            source = match.name if match.name in group else others[0]
+            free -= {source}
+            match = replace(match, sources=(source,), twins=tuple(group))
+        found.append(match)
+    return found
 
 
 def describe(matches: list[WeightMatch]) -> str:

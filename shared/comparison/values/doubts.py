@@ -1,0 +1,87 @@
+"""Values that rounding does not explain, where it explains the scores."""
+
+from .flow import ALIKE
+from .layouts import largest, nearest_layout
+from .matching import Matches
+from .recording import name_of
+from .side import Side, unit_of
+from .value import Value
+
+FINE = 2.0**-40  # units of rounding below hide nothing
+MOST = 0.5  # of a recording's arrays may have no counterpart
+DOUBTED = 1.5  # times what passes as rounding
+Doubts = tuple[set[int], set[int]]
+
+
+def unmatched(side: Side, known: set[int]) -> list[Value]:
+    """Return the values of a side, or its arrays, without a counterpart."""
+    return [v for v in countable(side) if v.number not in known]
+
+
+def countable(side: Side) -> list[Value]:
+    """Return the values that a counterpart can be told of."""
+    return [v for v in side.values if not (v.digest.trivial or v.place.inside)]
+
+
+def find_doubts(sides: tuple[Side, Side], matches: Matches) -> Doubts:
+    """Return the numbers of values that differ by more than rounding.
+
+    Each side has them almost, no multiple of them; or one line computes
+    them on both. Of a recording all without a counterpart, where these are
+    most. None where rounding is so fine that the scores decide.
+    """
+    left, right = sides
+    doubts: Doubts = set(), set()
+    if right.only_scores or unit_of(left, right) < FINE:
+        return doubts
+    known = matches.explaining
+    alone = unmatched(left, known[0]), unmatched(right, known[1])
+    arrays = countable(right)
+    if arrays[0].place.recorded and len(alone[1]) > MOST * len(arrays):
+        doubts[1].update(v.number for v in alone[1])
+    lines = _same_lines(sides, alone)
+    pairs = sorted({*matches.near, *lines})
+    ours, theirs = (
+        side.keep(numbers) if numbers else {}
+        for side, numbers in zip(
+            sides, ({n for n, _ in pairs}, {r for _, r in pairs}), strict=True
+        )
+    )
+    for n, r in pairs:
+        value, gap = nearest_layout(theirs[r], ours[n], 0.0)
+        inside = left.values[n].place.inside or right.values[r].place.inside
+        like = gap <= ALIKE * left.values[n].digest.size and not inside
+        if not like and (n, r) not in lines:
+            continue
+        factor = float((value * ours[n]).sum() / ours[n].square().sum())
+        rest = largest(value - factor * ours[n])
+        if not rest <= DOUBTED * matches.tolerance.get(n, 0.0):
+            doubts[0].add(n)
+            doubts[1].add(r)
+    return doubts
+
+
+def _same_lines(
+    sides: tuple[Side, Side], alone: tuple[list[Value], list[Value]]
+) -> list[tuple[int, int]]:
+    """Return pairs without counterparts that one line computes."""
+    found = []
+    ours, theirs = map(_by_line, sides)
+    numbers = [{v.number for v in values} for values in alone]
+    for line in ours.keys() & theirs.keys():
+        if len(ours[line]) == len(theirs[line]):
+            for a, b in zip(ours[line], theirs[line], strict=True):
+                alike = a.shape == b.shape and a.number in numbers[0]
+                if alike and b.number in numbers[1]:
+                    found.append((a.number, b.number))
+    return found
+
+
+def _by_line(side: Side) -> dict[str, list[Value]]:
+    """Return what each line computes, as record names it."""
+    found: dict[str, list[Value]] = {}
+    for value in side.values:
+        if not value.place.inside:
+            name = name_of(value.place)
+            found.setdefault(name, []).append(value)
+    return found
