@@ -70,7 +70,7 @@ class Followed:
             loss = find_loss(answer)
             if loss is None:
                 raise ModelRaised("no loss comes back with targets")
-            return loss.view(1, 1, 1)
+            return loss.expand(*tokens.shape, 1)
         return self.variant.scores(tokens, seed=seed, targets=targets)
 
 
