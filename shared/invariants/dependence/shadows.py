@@ -37,7 +37,6 @@ from .rules_indexing import integers_of_routing
 from .rules_pointwise import pointwise
 from .storages import Shadow, Storages
 
-FAKE = torch._C._TorchDispatchModeKey.FAKE
 # Python code goes another way by what these say.
 READS = (
     *("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "_unique"),
@@ -157,8 +156,6 @@ class Shadows(Operations):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Call an operation, and give its results their codes."""
         kwargs = kwargs or {}
-        if torch._C._get_dispatch_mode(FAKE) is not None:
-            return func(*args, **kwargs)  # DTensor asks for a shape
         if is_collective(func):
             return carry(self, func, args, kwargs)
         if not isinstance(func, torch._ops.OpOverload):
