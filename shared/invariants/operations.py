@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .model.subclasses import is_plain
 
-
 FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 

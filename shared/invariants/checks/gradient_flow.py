@@ -13,7 +13,7 @@ from ..larger_weights import larger
 from ..losses import cross_entropy, scores_and_loss
 from ..model.reading import tensors_in
 from ..model.subclasses import quantised
-from ..ranks import largest_of, local, local_gradient
+from ..ranks import current, largest_of, local, local_gradient
 from ..tokens import rows_at_once
 from ..variant import Variant, changeable
 
@@ -232,7 +232,7 @@ def _gradient_sizes(
                 grad = local_gradient(parameter.grad, parameter)
                 size = float(grad.nan_to_num(nan=1.0).abs().max())
                 sizes[name] = max(sizes[name], size)
-        if alive is not None:
+        if alive is not None and current() is None:
             add_alive(alive, trainable.items())
         sizes = largest_of(sizes)
         if all(sizes.values()):
