@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shared import *  # noqa: F403
 
+if __name__ == "__main__":  # python -m gpt_duet, in a checkout
+    from gpt_duet.cli import main
+
+    sys.exit(main())
+
 _ROOT = Path(__file__).resolve().parent
 _spec = spec_from_file_location(
     __name__,

@@ -12,6 +12,8 @@ mistyped option are answered at once.
 import io
 import os
 import sys
+from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -25,6 +27,7 @@ COMMANDS = (
     "check", "compare", "diff", "record", "train", "ladder", "generate",
     "convert", "bench", "tokenizers",
 )  # fmt: skip
+TOGETHER = ("check",)  # under torchrun; train joins its processes itself
 # the benchmarks have a manual of their own
 PASSED_ON = {"ignore_unknown_options": True, "help_option_names": []}
 
@@ -50,6 +53,21 @@ def _gpt_duet(
     """One GPT decoder written twice, and checks for any language model."""
 
 
+def _in_all_processes(function: Callable[..., None]) -> Callable[..., None]:
+    """Run a command in each process, where torchrun started several."""
+
+    @wraps(function)
+    def run(**options: Any) -> None:
+        if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+            return function(**options)
+        from .several import all_processes
+
+        with all_processes(options.get("device_name", "cpu")):
+            return function(**options)
+
+    return run
+
+
 def build_app() -> typer.Typer:
     """Return the command with all its subcommands."""
     app = typer.Typer(
@@ -62,6 +80,8 @@ def build_app() -> typer.Typer:
     app.callback()(_gpt_duet)
     for name in COMMANDS:
         function = getattr(import_module(f".{name}", __package__), name)
+        if name in TOGETHER:
+            function = _in_all_processes(function)
         function = stopped_by_ctrl_c()(function)
         if name == "bench":
             app.command(name, add_help_option=False,

@@ -209,6 +209,7 @@ def check(
         raise ValueError(f"a map ends in .png or .html, got {map_file.name}")
     from ..invariants import CHECKS
     from ..invariants.checks import choose_checks
+    from ..invariants.ranks import current, first
     from ..invariants.scorer import LENGTH
     from .checking import Job, check_alone, check_here
 
@@ -261,7 +262,8 @@ def check(
     if json_file not in (None, STDOUT):
         json_file = json_file.absolute()  # a model may change the folder
     targets = models or [t for t in [scorer] if t]
-    check_target = check_here if len(targets) < 2 else check_alone
+    alone = len(targets) > 1 and current() is None
+    check_target = check_alone if alone else check_here
     console = Console(stderr=json_file == STDOUT)
     results: list[dict[str, Any]] = []
     mistake: ValueError | None = None
@@ -299,7 +301,7 @@ def check(
     except KeyboardInterrupt:  # while a model was built, or a map drawn
         stopped = True
     ok = not stopped and all(result["ok"] for result in results)
-    if json_file is not None:
+    if json_file is not None and first():
         write_json(json_file, {"ok": ok, "models": results})
     if mistake is not None and len(targets) == 1:
         raise mistake

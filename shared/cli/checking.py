@@ -22,6 +22,7 @@ from ..invariants import (
     influence,
     save_map,
 )
+from ..invariants.ranks import first, together
 from ..targets import load_target, needed_arguments
 
 MAP_LENGTH = 32
@@ -65,7 +66,8 @@ def check_here(job: Job, tell: Callable[[Report], None]) -> Report:
             with first_on_path(here):
                 return check_scorer(factory, **settings, on_progress=named)
         sizes = settings["vocab_size"], settings["block_size"]
-        factory = load_target(job.target, *sizes)
+        with together(f"loading {job.target}"):
+            factory = load_target(job.target, *sizes)
         with first_on_path(here):
             make_cache = load_target(job.cache) if job.cache else None
             inputs = {
@@ -182,6 +184,8 @@ def _draw(factory: Callable[..., Any], report: Report, job: Job) -> None:
     generator = torch.Generator().manual_seed(how["seed"])
     tokens = torch.randint(report.vocab_size, (length,), generator=generator)
     matrix = influence(factory, tokens, vocab_size=report.vocab_size, **how)
+    if not first():
+        return
     try:
         save_map(matrix, job.map_file, f"influence in {report.model}")
     except OSError as error:

@@ -68,7 +68,7 @@ def train(
     curve and a sample. Ctrl-C and SIGTERM save first (status 130 and 143);
     --resume then goes on as if the run had not been stopped, and with
     --steps to another step, on the schedule of so many. With several
-    processes: torchrun --nproc-per-node 2 -m gpt_duet.cli train ...
+    processes: torchrun --nproc-per-node 2 -m gpt_duet train ...
     """
     if (out is None) == (resume is None):
         raise ValueError(

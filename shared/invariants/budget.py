@@ -4,11 +4,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import perf_counter
 
 from torch import Tensor
 
 from .errors import SkipCheck
+from .ranks import now
 from .tokens import spans
 
 DEFAULT = 225.0  # seconds: finding out how a model is called takes some, too
@@ -37,14 +37,14 @@ class Budget:
         self.seconds = seconds
         self.tell: Callable[[str], None] = lambda text: None
         self.calls = self.backwards = 0
-        self._began = perf_counter()
+        self._began = now()
         self.start("", 1.0)
 
     # --- For the check under way ---------------------------------------------
 
     def start(self, name: str, share: float) -> None:
         """Begin a check, which may take a share of the seconds left."""
-        self.name, self._started = name, perf_counter()
+        self.name, self._started = name, now()
         self._told = self._started
         self.something_tried = False  # whether any part came to its end
         self._cut = defaultdict[str, set[int]](set)  # lengths by part
@@ -62,12 +62,12 @@ class Budget:
     @property
     def elapsed(self) -> float:
         """Seconds since the check began."""
-        return perf_counter() - self._started
+        return now() - self._started
 
     @property
     def left(self) -> float:
         """Seconds that the part under way may still take."""
-        return self._end - perf_counter()
+        return self._end - now()
 
     def call(self) -> None:
         """Count a call of the model that begins now.
@@ -96,7 +96,7 @@ class Budget:
         """
         before = self._end
         if self.limited:
-            self._end = perf_counter() + share * self.left
+            self._end = now() + share * self.left
         try:
             yield
             self.something_tried |= bool(name)
@@ -138,6 +138,6 @@ class Budget:
 
     def say(self, text: Callable[[], str]) -> None:
         """Say how far the check is, after some seconds without a line."""
-        if self.limited and perf_counter() - self._told > SILENCE:
-            self._told = perf_counter()
+        if self.limited and now() - self._told > SILENCE:
+            self._told = now()
             self.tell(f"{self.name}: so far {text()}")

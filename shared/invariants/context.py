@@ -9,6 +9,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import nn
 
+from .ranks import joined
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -21,7 +23,8 @@ def one_run(function: Callable[P, R]) -> Callable[P, R]:
 
     It runs as if called in a new program: gradients are recorded, without
     autocast or inference mode, on the CPU by default. One thread runs at a
-    time, since seeds, hooks and the standard output belong to the process.
+    time, since seeds, hooks and the standard output belong to the process;
+    where torch.distributed has several processes, all run it together.
     Afterwards each part of a given model is in the mode it was in.
     """
 
@@ -29,7 +32,7 @@ def one_run(function: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         __tracebackhide__ = True  # of pytest
         given = (*args, *kwargs.values())
-        with _lock, _own_context(), modes_kept(given):
+        with _lock, joined(), _own_context(), modes_kept(given):
             return function(*args, **kwargs)
 
     return run

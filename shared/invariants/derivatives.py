@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .ranks import current, local
 from .rounding import put_back_after
 
 STEPS = (1, 1, 0.1, 0.1, 0.01)  # directions that are tried: a kink is crossed
@@ -20,9 +21,10 @@ def gradients_of(
     """Return the gradients as torch.autograd.grad does.
 
     A checkpoint with use_reentrant=True refuses that call, and leaves
-    gradients in .grad alone.
+    gradients in .grad alone, as fully_shard does.
     """
-    if not _has_reentrant(value):
+    sharded = any(local(tensor) is not tensor for tensor in tensors)
+    if not (sharded or _has_reentrant(value)):
         return [*torch.autograd.grad(value, tensors, **how)]
     for tensor in tensors:
         tensor.grad = None
@@ -97,9 +99,11 @@ class Along:
         return min(pairs, key=lambda pair: pair.uncertain / pair.size)
 
     def _measure(self, names: list[str], step: float) -> Pair:
-        directions, parts = {}, []
+        directions, parts, whole = {}, [], 0.0
+        ranks = current()
         for name in names:
             p, padding = self.free[name]
+            p = local(p)
             size = float(p.detach().abs().double().square().mean()) ** 0.5
             size = size or 1.0
             kind = torch.complex64 if p.is_complex() else torch.float32
@@ -108,10 +112,15 @@ class Along:
             if padding is not None:
                 directions[name][padding] = 0
             gradient = self.gradients[name].conj()
-            parts.append(float((gradient * directions[name]).sum().real))
+            part = float((gradient * directions[name]).sum().real)
+            if ranks:
+                part, whole = ranks.inner(name, p, part)
+            parts.append(part)
         wide, near = (
             self._difference(directions, by) for by in (step, step / 2)
         )
+        if ranks and len(parts) == 1:
+            parts = [min(part, whole, key=lambda one: abs(one - near))]
         size = sum(part**2 for part in parts) ** 0.5 + abs(near)
         return Pair(
             backward=sum(parts),
@@ -128,6 +137,6 @@ class Along:
                 for p, direction in zip(
                     moved, directions.values(), strict=True
                 ):
-                    p.add_(direction, alpha=sign * step)
+                    local(p).add_(direction, alpha=sign * step)
                 values.append(self.value())
         return (values[0] - values[1]) / (2 * step)

@@ -7,6 +7,7 @@ from torch.overrides import TorchFunctionMode
 
 from .derivatives import gradients_of
 from .errors import during
+from .ranks import largest, on_any
 from .variant import Variant
 
 
@@ -72,7 +73,7 @@ def gradients_at(
     with Lookups(subject.caller.arranged(batch)) as seen:
         scores = variant.scores(batch, grad=True)
     # a model may clone its tokens, so values are compared
-    if not seen.leaves or not scores.requires_grad:
+    if on_any(not seen.leaves or not scores.requires_grad):
         return None
     picked = scores[range(len(positions)), positions]
     weights = torch.randn(scores.size(2), generator=generator)
@@ -83,7 +84,7 @@ def gradients_at(
     found = [g.flatten(2).abs().amax(-1) for g in grads if g is not None]
     if subject.caller.time_first:
         found = [size.mT for size in found]
-    if not found:
+    if on_any(not found):
         return None
     # NaN is kept: amax returns it
-    return torch.stack(found).amax(0)
+    return largest(torch.stack(found).amax(0))

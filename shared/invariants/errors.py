@@ -12,6 +12,7 @@ import jaxtyping
 import torch
 
 from .context import callers_device
+from .ranks import together
 
 # Frames that are not the user's: of the checks, of PyTorch, of Python.
 KIT = Path(__file__).resolve().parents[1]
@@ -85,12 +86,13 @@ def place_of(error: BaseException) -> str:
 
 def _their_frame(error: BaseException) -> traceback.FrameSummary | None:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if _is_theirs(frame.filename):
+        if is_theirs(frame.filename):
             return frame
     return None
 
 
-def _is_theirs(file: str) -> bool:
+def is_theirs(file: str) -> bool:
+    """Whether a source file is the user's: not ours, torch's or Python's."""
     python = file.startswith(PYTHON) and "-packages" not in file
     return not python and not file.startswith(OURS)
 
@@ -101,7 +103,7 @@ def with_their_frames(error: BaseException | None) -> BaseException | None:
         return None
     kept: TracebackType | None = None
     for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
-        if _is_theirs(frame.f_code.co_filename):
+        if is_theirs(frame.f_code.co_filename):
             kept = TracebackType(kept, frame, frame.f_lasti, line)
     return error.with_traceback(kept) if kept else None
 
@@ -140,11 +142,13 @@ class HookRaised(Exception):
 def during(what: str) -> Iterator[None]:
     """Turn an exception inside into a failure that says when it came.
 
+    All that runs a model is inside: several ranks begin and end it together.
+
     Raises:
         ModelRaised: with the model's own exception as its cause.
     """
     try:
-        with callers_device():
+        with together(what), callers_device():
             yield
     except HookRaised:
         raise

@@ -14,6 +14,7 @@ from torch import nn
 from .cases import ENLARGED, LARGER, Case
 from .model.subclasses import is_plain
 from .randomness import isolated
+from .ranks import current, local
 from .subject import Subject
 from .variant import Copy, CopyFailed, Variant, build, doubled, precise
 
@@ -93,11 +94,14 @@ def redraw_zeros(model: nn.Module, generator: torch.Generator) -> None:
     Parameters with hooks on their gradients keep their zeros: those may be
     how the model keeps a structure.
     """
-    for parameter in model.parameters():
+    for index, parameter in enumerate(model.parameters()):
         hooks = getattr(parameter, "_backward_hooks", None)
-        plain = is_plain(type(parameter))
+        plain = is_plain(type(local(parameter)))
         if not parameter.requires_grad or hooks or not plain:
             continue
+        parameter = local(parameter)
+        if current() is not None:  # what other ranks draw depends on zeros
+            generator = torch.Generator().manual_seed(index)
         zeros = parameter == 0
         if not zeros.any():
             continue
@@ -127,9 +131,9 @@ def scale_up(model: nn.Module, size: float) -> None:
         if p.ndim > 1
         and p.is_floating_point()
         and id(p) not in tables
-        and is_plain(type(p))
+        and is_plain(type(local(p)))
     ]
-    for p in [p for p in matrices if p.requires_grad] or matrices:
+    for p in map(local, [p for p in matrices if p.requires_grad] or matrices):
         rms = float(p.double().square().sum() / len(p)) ** 0.5
         if rms > 0:
             p.mul_(min(max(size / rms, 1.0), LARGEST_FACTOR))

@@ -30,6 +30,7 @@ from .errors import NotFinite
 from .model.building import Model
 from .model.subclasses import is_plain
 from .operations import Operations
+from .ranks import local
 
 FLOOR = 64  # units of rounding of the largest score: ignored
 FLOOR_OF_16_BITS = 2  # 64 of their units are half the largest score
@@ -226,7 +227,7 @@ def nudged(model: Model, size: float, seed: int) -> Iterator[None]:
 @torch.no_grad()
 def nudge(tensors: Iterable[Tensor], size: float, seed: int) -> None:
     """Change each number in place by a random share of it, at most a size."""
-    for tensor in tensors:
+    for tensor in map(local, tensors):
         generator = torch.Generator().manual_seed(seed)
         for part in tensor.split(ROWS_AT_ONCE) if tensor.ndim else (tensor,):
             noise = torch.rand(part.shape, generator=generator)
@@ -237,19 +238,19 @@ def nudge(tensors: Iterable[Tensor], size: float, seed: int) -> None:
 @contextmanager
 def put_back_after(weights: Collection[Tensor]) -> Iterator[None]:
     """Give weights that are changed inside their values back."""
-    saved = [weight.detach().clone() for weight in weights]
+    saved = [local(weight).detach().clone() for weight in weights]
     try:
         yield
     finally:
         with torch.no_grad():
             for weight, value in zip(weights, saved, strict=True):
-                weight.copy_(value)
+                local(weight).copy_(value)
 
 
 def _weights(model: Model) -> list[nn.Parameter]:
     if not isinstance(model, nn.Module):
         return []
-    plain = (p for p in model.parameters() if is_plain(type(p)))
+    plain = (p for p in model.parameters() if is_plain(type(local(p))))
     return [p for p in plain if _rounds(p)]
 
 

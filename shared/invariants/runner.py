@@ -26,6 +26,7 @@ from .errors import (
 )
 from .meeting.meet import Settings, learn, meet
 from .randomness import isolated
+from .ranks import Parted, current, together
 from .report import CheckResult, Report
 
 PROOFS = {  # the order of each check's proof
@@ -89,7 +90,7 @@ def check_model(
         for name, reason in (expected_failures or {}).items()
     }
     printed = io.StringIO()
-    with redirect_stdout(printed):
+    with redirect_stdout(printed), together("meeting the model"):
         run = Run(
             model_or_factory,
             names,
@@ -148,6 +149,8 @@ class Run:
     and errors are those of `check_model`, names of checks are in full.
     """
 
+    SAME = "check_determinism"  # first says that ranks return other scores
+
     def __init__(
         self,
         model_or_factory: Any,
@@ -198,13 +201,22 @@ class Run:
         if name in self._left:
             self._left.remove(name)
         error: Exception | None = None
+        ranks = current()
+        if ranks is not None:
+            ranks.begin(name)
         try:
             status, message = "passed", self._run(name)
         except Exception as raised:
             error = raised
             status, message = self._judge(name, raised)
+        except Parted as parted:
+            status, message = "parted", str(parted)
         if status == "passed" and not self._proved(name):
             status, message = "failed", f"a proof is required: {message}"
+        if ranks is not None:
+            status, message = ranks.worst(
+                name, status, message, self._evidence(name)
+            )
         if status == "passed" and expected is not None:
             message = f"{message}; expected to fail: {expected}"
         if status == "failed" and expected is not None:
@@ -220,7 +232,7 @@ class Run:
             budget.calls - calls,
             budget.backwards - backwards,
             budget.not_tried if status == "passed" else "",
-            None if (p := self._proof(name)) is None else p.to_dict(),
+            self._proof_as_data(name),
         )
         return result, error
 
@@ -232,6 +244,18 @@ class Run:
         if proof is None or proof.partial or proof.never_given:
             return False
         return proof.holds if self.conditions else proof.proved
+
+    def _evidence(self, name: str) -> int:
+        """Return how much a check's proof says, to be compared."""
+        proof = self._proof(name)
+        return 0 if proof is None else proof.holds + proof.proved
+
+    def _proof_as_data(self, name: str) -> dict[str, Any] | None:
+        """Return a check's proof, unless another rank has a weaker one."""
+        proof, ranks = self._proof(name), current()
+        if proof is None or (ranks is not None and ranks.weaker):
+            return None
+        return proof.to_dict()
 
     def _proof(self, name: str) -> Proof | None:
         return self.subject.proofs.get(PROOFS.get(name, ""))
@@ -247,6 +271,8 @@ class Run:
         seed, few_threads = self.subject.seed, self.subject.few_threads
         with isolated(seed), few_threads(self.threads):
             message = CHECKS[name](self.subject)
+        if self.SAME not in self._left and (ranks := current()) is not None:
+            ranks.require_same()
         not_tried, proof = budget.not_tried, self._proof(name)
         if budget.nothing_tried and not (proof and proof.holds):
             raise SkipCheck(not_tried)

@@ -24,6 +24,8 @@ from .model.calling import MASK
 from .model.reading import describe
 from .position_losses import PositionLosses
 from .randomness import RecordedDraws, seed_all
+from .ranks import same
+from .rounding import floor, gaps
 from .subject import Subject
 from .tokens import SHORT, rows_at_once
 
@@ -136,6 +138,7 @@ class Variant:
             raise
         if scores.is_inference():
             scores = scores.clone()
+        scores = same(scores, _apart)
         if scores.requires_grad:
             scores.register_hook(budget.count_backward)
         if self.copy.may_fail and not bool(torch.isfinite(scores).all()):
@@ -234,6 +237,13 @@ class Variant:
         with RecordedDraws() as seen:
             self.scores(tokens)
         return seen.shapes
+
+
+def _apart(scores: Tensor, others: Tensor) -> tuple[float, float, int]:
+    """Return how far scores are apart, in floors and as it is, and where."""
+    moved = gaps(scores, others)
+    size, least = float(moved.max()), max(floor(others), 1e-300)
+    return size / least, size, int(moved.amax(0).argmax())
 
 
 # --- How copies are made -----------------------------------------------------

@@ -14,6 +14,7 @@ from ..operations import Operations
 from ..other_device import NAME as ELSEWHERE
 from ..other_device import elsewhere
 from ..places import Place, find_place
+from ..ranks import current
 from ..rounding import dtype_name, gaps
 from ..variant import Variant, changeable, in_double
 
@@ -205,6 +206,8 @@ def _check_device(subject: Subject, tokens: Tensor) -> str:
                 f"on {subject.device} the answer is on {scores.device}"
             )
         return str(scores.device)
+    if current() is not None:
+        return "no other device: the ranks are on this one"
     try:
         with elsewhere(), torch.no_grad():
             moved, ids = (

@@ -13,6 +13,7 @@ from ..larger_weights import larger
 from ..losses import cross_entropy, scores_and_loss
 from ..model.reading import tensors_in
 from ..model.subclasses import quantised
+from ..ranks import current, largest_of, local, local_gradient
 from ..tokens import rows_at_once
 from ..variant import Variant, changeable
 
@@ -175,7 +176,8 @@ def _train(variant: Variant, alive: Slices) -> list[str]:
         with torch.no_grad():
             for p in variant.model.parameters():
                 if p.grad is not None:
-                    p.sub_(p.grad.to_dense().sign(), alpha=1e-2)
+                    step = local_gradient(p.grad, p).sign()
+                    local(p).sub_(step, alpha=1e-2)
         sizes = _gradient_sizes(variant, alive)
         left = [name for name, size in sizes.items() if size == 0]
     return left
@@ -227,10 +229,12 @@ def _gradient_sizes(
         for name, parameter in trainable.items():
             if parameter.grad is not None:
                 # NaN is check_finite's matter
-                grad = parameter.grad.to_dense().nan_to_num(nan=1.0)
-                sizes[name] = max(sizes[name], float(grad.abs().max()))
-        if alive is not None:
+                grad = local_gradient(parameter.grad, parameter)
+                size = float(grad.nan_to_num(nan=1.0).abs().max())
+                sizes[name] = max(sizes[name], size)
+        if alive is not None and current() is None:
             add_alive(alive, trainable.items())
+        sizes = largest_of(sizes)
         if all(sizes.values()):
             break
     return sizes

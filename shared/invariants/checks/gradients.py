@@ -14,6 +14,7 @@ from ..errors import ModelRaised, SkipCheck, during
 from ..larger_weights import redraw_zeros
 from ..model.subclasses import is_plain
 from ..places import Place, find_place
+from ..ranks import current, local, local_gradient
 from ..rounding import FLOOR, Inside, require_finite
 from ..variant import Variant, changeable, doubled
 
@@ -46,11 +47,15 @@ def check_gradients(subject: Subject) -> str:
     redraw_zeros(model, generator)
     tokens = subject.draw(3, 8, generator)
     tokens[:, -1] = tokens[:, 0]  # an id that comes twice
-    note = ""
-    with suppress(ModelRaised):  # as a user may who looks before training
-        variant.run_as(INFERENCE).scores(tokens)
+    note, ranks = "", current()
+    if ranks is None:  # fully_shard keeps what it gathers in that mode
+        with suppress(ModelRaised):  # as who looks before training may do
+            variant.run_as(INFERENCE).scores(tokens)
     for case in (EVAL, TRAIN):
         note = _compare(variant.run_as(case), tokens, generator) or note
+    if ranks and ranks.partial:
+        note += f"; a part of a sum on each rank: {min(ranks.partial)}"
+        note += f" and {len(ranks.partial) - 1} more"
     return f"eval and train mode, along random directions{note}"
 
 
@@ -77,7 +82,10 @@ def _compare(
                 allow_unused=True,
                 materialize_grads=True,
             )
-        return dict(zip(free, (g.to_dense() for g in found), strict=True))
+        return {
+            name: local_gradient(g, p)
+            for (name, (p, _)), g in zip(free.items(), found, strict=True)
+        }
 
     along = Along(
         free,
@@ -153,7 +161,7 @@ def _free_parameters(
         table = tables.get(id(p))
         scaled = table is not None and table.scale_grad_by_freq
         hooks = getattr(p, "_backward_hooks", None)
-        own = scaled or hooks or not is_plain(type(p))
+        own = scaled or hooks or not is_plain(type(local(p)))
         if p.requires_grad and p.numel() and not own:
             free[name] = p, None if table is None else table.padding_idx
     return free

@@ -15,6 +15,7 @@ from ..errors import during
 from ..model.building import Model
 from ..model.subclasses import parts_of
 from ..randomness import random_states, seed_all
+from ..ranks import local
 from ..rounding import floor, gaps
 from ..variant import Variant, own
 
@@ -137,16 +138,16 @@ def _snapshot(model: Model) -> dict[str, object]:
     for name, parameter in model.named_parameters():
         grad = parameter.grad
         seen[f"parameter {name}"] = [
-            part.detach().clone() for part in parts_of(parameter)
+            part.detach().clone() for part in parts_of(local(parameter))
         ]
         seen[f"the gradient of {name}"] = (
-            None if grad is None else grad.clone()
+            None if grad is None else local(grad).clone()
         )
         seen[f"requires_grad of {name}"] = parameter.requires_grad
     saved = model.state_dict().keys()
     for name, buffer in model.named_buffers():
         kind = "buffer" if name in saved else NOT_SAVED
-        seen[f"{kind} {name}"] = buffer.clone()
+        seen[f"{kind} {name}"] = local(buffer).clone()
     for name, module in model.named_modules():
         seen[f"the mode of {name or 'the model'}"] = module.training
     return seen

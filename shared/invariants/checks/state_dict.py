@@ -9,6 +9,7 @@ from ..check import Subject, check
 from ..errors import sentence
 from ..larger_weights import redraw_zeros
 from ..model.subclasses import is_plain
+from ..ranks import local
 from ..rounding import floor, gaps
 from ..variant import Copy, Variant, build, changeable
 
@@ -42,8 +43,9 @@ def check_state_dict(subject: Subject) -> str:
         redraw_zeros(model, generator)
         with torch.no_grad():  # in place, as an optimiser does
             for parameter in model.parameters():
-                if parameter.requires_grad and is_plain(type(parameter)):
-                    parameter.mul_(1.1)
+                own = local(parameter)
+                if parameter.requires_grad and is_plain(type(own)):
+                    own.mul_(1.1)
         expected = variant.scores(tokens)
         variant.start_again()  # the call may have changed a buffer
         state = copy.deepcopy(model.state_dict())
@@ -70,7 +72,7 @@ def _scramble(model: nn.Module, generator: torch.Generator) -> None:
     """Replace all that a state dict should bring back."""
     saved = model.state_dict().keys()
     buffers = [b for name, b in model.named_buffers() if name in saved]
-    tensors = [*model.parameters(), *buffers]
+    tensors = [*map(local, (*model.parameters(), *buffers))]
     for tensor in [t for t in tensors if is_plain(type(t))]:
         if tensor.is_floating_point():
             noise = torch.randn(tensor.shape, generator=generator)

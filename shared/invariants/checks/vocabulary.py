@@ -9,6 +9,7 @@ from ..embedding import Lookups
 from ..errors import NotFinite
 from ..larger_weights import larger
 from ..limits import on_cpu, refusal
+from ..ranks import current
 from ..rounding import floor, gaps
 from ..tokens import rows_at_once
 from ..variant import Variant, own
@@ -52,7 +53,15 @@ def check_vocabulary(subject: Subject) -> str:
         variant.scores(tokens)
     end = min(seen.rows, default=0)
     spare = end - vocab if vocab < end < vocab + SPARE else 0
-    for outside in (vocab + spare, vocab + spare + 100, -1):
+    rest = f"; the token table has {spare} rows to spare" if spare else ""
+    refused: tuple[int, ...] = (vocab + spare, vocab + spare + 100, -1)
+    if current() is not None:
+        refused = ()
+        rest += (
+            "; no id outside: where one rank alone refuses it, the others "
+            "would wait"
+        )
+    for outside in refused:
         for position in sorted({0, short - 1}):
             tokens = subject.draw(2, short, generator)
             tokens[1, position] = outside
@@ -61,7 +70,6 @@ def check_vocabulary(subject: Subject) -> str:
                     f"id {outside} at position {position} is answered "
                     f"without an error; the vocabulary has {vocab} ids"
                 )
-    rest = f"; the token table has {spare} rows to spare" if spare else ""
     moving = larger(subject) or own(subject)
     note = _require_distinct(moving)
     _require_told_apart(moving, ids)

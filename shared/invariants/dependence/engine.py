@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..places import Place
+from ..ranks import current, largest, on_any
 from .control import Control, changed
 from .following import followed
 from .lattice import CODES, FREE, LONGEST, plain
@@ -125,7 +126,7 @@ def follow(
     with followed(shadows):
         scores = run(tokens, targets)
     codes = shadows.codes(scores)
-    reached = plain(codes).amax(2).expand(tokens.shape).cpu()
+    reached = largest(plain(codes).amax(2).expand(tokens.shape).cpu())
     return Found(reached, allowed, shadows.notes, shadows.path, scores)
 
 
@@ -168,6 +169,9 @@ def control(
         return made
 
     check = Control(shadows)
+    if current() is not None:  # DTensor plans at the first call of a size
+        check.record(partial(run, targets=targets), tokens)
+        check.steps.clear()
     run.reset()
     check.record(partial(run, targets=targets), tokens)
     generator = torch.Generator().manual_seed(seed)
@@ -178,6 +182,7 @@ def control(
         other = changed(tokens, where, vocab, generator)
         run.reset()
         wrong = check.compare(partial(run, targets=targets), other, code)
-        if wrong is not None:
-            return wrong, check.parted
+        if on_any(wrong is not None):
+            last = "an operation on another rank", check.steps[-1].place
+            return wrong or last, check.parted
     return None, check.parted

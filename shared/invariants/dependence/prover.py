@@ -22,6 +22,7 @@ from ..errors import ModelRaised, sentence
 from ..model.building import KeptState
 from ..model.reading import find_loss
 from ..places import Place, place_of_code
+from ..ranks import on_any
 from ..rounding import minus
 from ..subject import Subject
 from ..variant import Copy, Variant, copy_for
@@ -198,7 +199,7 @@ class Prover:
         try:
             if not self._is_same_program(run, proved[-1]):
                 return None
-            if self.path not in self.controlled:
+            if on_any(self.path not in self.controlled):
                 if not self._controlled(run, proved):
                     return None
                 self.controlled.add(self.path)
@@ -237,7 +238,7 @@ class Prover:
             found = self._follow(run, tokens, targets, order)
             self.scores, self.path = found.scores, found.path
             self.notes.update(found.notes)
-            if found.notes.left or found.open(
+            if on_any(bool(found.notes.left)) or found.open(
                 run.variant.case.shown(tokens.size(1))
             ):
                 return order, found
@@ -317,8 +318,10 @@ class Prover:
                 text = f"numbers change that cannot by the rule of {name}"
                 self._add(f"{place}: {text}", place)
                 return False
-            if parted and not (self.notes.reads or self.notes.routed):
-                self._add(f"{parted}: other tokens take another path", parted)
+            reads = self.notes.reads or self.notes.routed
+            if on_any(bool(parted and not reads)):
+                at = parted or "on another rank"
+                self._add(f"{at}: other tokens take another path", parted)
                 return False
         return True
 

@@ -115,9 +115,12 @@ def moved(call: Call) -> Tensor | list[Tensor] | None:
     if isinstance(repeats, Tensor) and not call.known("repeats"):
         return None
     args, kwargs = call.positional
-
+    func = call.func
+    if "out" in kwargs:  # fully_shard has operations of its own
+        func = getattr(torch.ops.aten, call.name).default
+        kwargs = {n: value for n, value in kwargs.items() if n != "out"}
     first, *rest = args
-    result = call.func(
+    result = func(
         _expanded(call, first),
         *(_expanded(call, r) if _is_source(call, r) else r for r in rest),
         **kwargs,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from ..flex import lists_of
 from ..model.subclasses import parts_of
 from ..operations import Operations
 from ..places import Place, find_place
+from ..ranks import in_fully_shard, local
 from . import (  # noqa: F401
     rules_indexing,
     rules_kernels,
@@ -19,6 +21,7 @@ from . import (  # noqa: F401
 )
 from .arguments import decomposed, is_composite, tensors_in, written_by
 from .call import PLACED, RULES, Call, base_name
+from .collectives import carry, is_collective, settle
 from .formulas import FORMULAS
 from .lattice import (
     FREE,
@@ -108,7 +111,9 @@ class Shadows(Operations):
         self.routed = False
         self.path = 0  # a hash of the operations that carried codes
         self.inside = 0  # formulas that are being written out
-        for parameter in parameters:
+        self.coming: dict[int, Any] = {}  # codes from other ranks
+        self.sent: list[Any] = []  # codes on their way to them
+        for parameter in map(local, parameters):
             for part in parts_of(parameter):
                 if part is parameter:
                     self.mark(part, FREE)
@@ -133,9 +138,12 @@ class Shadows(Operations):
 
     def _shadow(self, tensor: Tensor) -> Shadow:
         """Return a storage's codes; one never seen before is known."""
+        if self.coming:
+            settle(self, tensor)
         shadow = self.storages.find(tensor)
         if shadow is None:
             free = isinstance(tensor, nn.Parameter) or tensor.requires_grad
+            free = free or in_fully_shard()  # it gathers weights in there
             self.mark(tensor, FREE if free else KNOWN)
             if not free:
                 self._record(OUTSIDE, [tensor], None)
@@ -148,6 +156,8 @@ class Shadows(Operations):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Call an operation, and give its results their codes."""
         kwargs = kwargs or {}
+        if is_collective(func):
+            return carry(self, func, args, kwargs)
         if not isinstance(func, torch._ops.OpOverload):
             return self._higher_order(func, args, kwargs)
         name = base_name(func.overloadpacket.__name__)
@@ -156,6 +166,9 @@ class Shadows(Operations):
                 self._read(name, tensors_in(args[1:]))
             with self:
                 return decomposed(func, args, kwargs)
+        for out in tensors_in([kwargs["out"]]) if "out" in kwargs else ():
+            if self.storages.is_new(out):
+                self.mark(out, LONGEST)  # it holds whatever it held
         if self.blind:
             return self._watch(func, name, args, kwargs)
         return self._carry(func, name, args, kwargs)

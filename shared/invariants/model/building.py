@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from ..context import callers_device
 from ..errors import HookRaised, UnusableModel, sentence
 from ..randomness import isolated
+from ..ranks import together
 from .wrapped import require_module, unwrapped
 
 Model = Callable[..., Any]
@@ -75,6 +76,8 @@ class Builder:
             self.device = tensors[0].device
         elif isinstance(model, nn.Module):
             model = model.to(device or self.device)
+        if hasattr(model, "set_reshard_after_forward"):
+            model.set_reshard_after_forward(True)  # so weights can change
         return model
 
     def program(self) -> Model:
@@ -100,7 +103,8 @@ class Builder:
     def _make(self) -> Model:
         name = name_of(self.given) or "the factory"
         try:
-            model = self.given()
+            with together("building the model"):
+                model = self.given()
         except Exception as error:
             raise UnusableModel(f"{name} raised {sentence(error)}") from error
         if not callable(model):

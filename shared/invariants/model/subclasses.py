@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..ranks import local
+
 HOOKS = ("__torch_dispatch__", "__torch_function__")  # of a class's own
 
 
@@ -47,6 +49,6 @@ def quantised(model: Any) -> str:
         if ".quantized." in f"{type(module).__module__}.":
             return f"{type(module).__name__} is quantised"
     for name, weight in model.named_parameters():
-        if not is_plain(type(weight)):
+        if not is_plain(type(local(weight))):
             return f"{name} is a {type(weight).__name__}"
     return ""

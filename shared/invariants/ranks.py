@@ -1,0 +1,380 @@
+"""The ranks of a torchrun: each makes the same calls, and all agree.
+
+A check runs on every rank at once, and its model calls collectives. So all
+that decides about the next call is the same on all ranks: random numbers come
+from the kit's own generators, the clock is rank 0's, the scores are rank 0's
+where ranks return others, and an exception on one rank is raised on all. In a
+single process nothing here does anything.
+"""
+
+import atexit
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from time import perf_counter
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+PATIENCE = 300  # seconds until a rank that does not arrive counts as lost
+FRAMES = 16  # from an operation to the code of torch that calls it
+SIZE = 2048  # bytes of a message to the other ranks
+ALIKE = 1e-6  # share by which one gradient may differ between ranks
+Measure = Callable[[Tensor, Tensor], tuple[float, float, int]]
+# of statuses: the verdict of all ranks is the first of these
+WORST = ("failed", "error", "parted", "skipped", "passed")
+
+
+class RankLost(BaseException):
+    """A rank ended, or does not arrive: no check can go on."""
+
+
+class RankRaised(ValueError):
+    """An exception on another rank."""
+
+
+class Parted(BaseException):
+    """Another rank makes another call, or has ended the check."""
+
+
+class Ranks:
+    """This process among those that check one model together.
+
+    Attributes:
+        rank, count: of this process, and of all.
+        clock: rank 0's, when all last met.
+        stage: the check that runs, and since: when all last met, by the
+            clock of this process.
+        apart: how many times the rounding that is ignored the scores of a
+            rank are from rank 0's, at most, and which rank.
+        partial: names of parameters that are equal on all ranks and whose
+            gradients are not.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.count = dist.get_rank(), dist.get_world_size()
+        self.world = dist.group.WORLD
+        self.clock = 0.0
+        self.stage, self.since, self.longest = "the start", perf_counter(), 0.0
+        self.apart: tuple[float, str] = (0.0, "")
+        self.partial: set[str] = set()
+        self.serial = 0  # of what has run on all ranks together
+        self.weaker = False  # whether another rank has less evidence
+        try:
+            self.group = dist.new_group(
+                backend="gloo", timeout=timedelta(seconds=PATIENCE)
+            )
+        except RuntimeError as error:
+            raise self._lost(error) from None
+
+    # --- Messages ------------------------------------------------------------
+
+    def exchange(self, text: str) -> list[str]:
+        """Return the texts of all ranks."""
+        own = torch.zeros(SIZE, dtype=torch.uint8, device="cpu")
+        data = bytearray(text.encode()[:SIZE])
+        own[: len(data)] = torch.frombuffer(data, dtype=torch.uint8)
+        every = [torch.empty_like(own) for _ in range(self.count)]
+        try:
+            dist.all_gather(every, own, group=self.group)
+        except RuntimeError as error:
+            raise self._lost(error) from None
+        now = perf_counter()
+        self.longest = max(self.longest, now - self.since)
+        self.since = now
+        texts = [bytes(t.numpy()).rstrip(b"\0") for t in every]
+        return [t.decode(errors="ignore") for t in texts]
+
+    def _lost(self, error: Exception) -> RankLost:
+        first = str(error).split("\n")[0][:200]
+        return RankLost(
+            f"rank {self.rank}: another rank ended, or did not arrive within "
+            f"{PATIENCE} s, in {self.stage} ({first})"
+        )
+
+    def step(self, what: str, text: str = "") -> list[str]:
+        """Go on once all ranks are here; return the texts that they bring.
+
+        Raises:
+            Parted: where another rank is elsewhere.
+        """
+        with _outside():
+            lines = self.exchange(f"{what}\n{perf_counter()}\n{text}")
+        heads, clocks, texts = zip(
+            *(line.split("\n", 2) for line in lines), strict=True
+        )
+        self.clock = float(clocks[0])
+        for rank, head in enumerate(heads):
+            if head != what:
+                raise Parted(
+                    f"the ranks take different ways: rank {self.rank} is at "
+                    f"{what}, rank {rank} at {head}"
+                )
+        return list(texts)
+
+    def finish(self, what: str, text: str) -> list[str]:
+        """Wait until all ranks are at the end of something."""
+        while True:
+            try:
+                return self.step(f"the end of {what}", text)
+            except Parted:
+                continue  # the others learn by it that this rank is there
+
+    # --- What all ranks must have in common ----------------------------------
+
+    @contextmanager
+    def together(self, what: str) -> Iterator[None]:
+        """Run what is inside on all ranks; an exception is everyone's."""
+        self.serial += 1
+        what = f"{what} ({self.serial})"
+        self.step(what)
+        raised: BaseException | None = None
+        try:
+            yield
+        except (Exception, Parted) as error:
+            raised = error
+        own = isinstance(raised, Exception)
+        words = f"{type(raised).__name__}: {raised}" if own else ""
+        texts = self.finish(what, "\n".join([str(self.serial), words]))
+        serials, others = zip(*(t.split("\n", 1) for t in texts), strict=True)
+        self.serial = max(map(int, serials))
+        if own:
+            assert raised is not None
+            raise raised
+        for rank, text in enumerate(others):
+            if text:
+                raise RankRaised(f"rank {rank}: {text}")
+        if raised is not None:
+            raise raised
+
+    def same(self, scores: Tensor, measure: Measure) -> Tensor:
+        """Return rank 0's scores on every rank, with this rank's graph.
+
+        Measure says of its own and rank 0's how many times the rounding that
+        is ignored they are apart, by how much, and at which position.
+        """
+        with _outside(), torch.no_grad():
+            own = scores.detach().cpu().contiguous()
+            bits = _bits(own)
+        shape = f"{tuple(own.shape)} {own.dtype}"
+        texts = self.step("the scores", f"{shape} {bits}")
+        if len({*texts}) == 1:
+            return scores
+        for rank, text in enumerate(texts):
+            if text.rpartition(" ")[0] != texts[0].rpartition(" ")[0]:
+                raise RankRaised(
+                    f"rank 0 returns scores of another shape or dtype than "
+                    f"rank {rank}: {texts[0].rpartition(' ')[0]} and "
+                    f"{text.rpartition(' ')[0]}"
+                )
+        with _outside(), torch.no_grad():
+            first = own.clone()
+            dist.broadcast(first, 0, group=self.group)
+            words = "{} {:.2g} {}".format(*measure(own, first))
+        found = [t.split() for t in self.step("the difference", words)]
+        worst = max(range(self.count), key=lambda rank: float(found[rank][0]))
+        share, size, at = found[worst]
+        if float(share) > self.apart[0]:
+            words = (
+                f"rank {worst} returns other scores than rank 0: position "
+                f"{at} moves by {size} at length {first.size(1)}"
+            )
+            self.apart = float(share), words
+        # computed from this rank's, so that a proof and a graph go through
+        common = scores + (first.to(scores.device) - scores).detach()
+        with _outside():
+            common.data.copy_(first)
+        return common
+
+    def require_same(self) -> None:
+        """Raise AssertionError if a rank has returned other scores."""
+        if self.apart[0] > 1:
+            raise AssertionError(self.apart[1])
+
+    def largest(self, values: Tensor) -> Tensor:
+        """Return the largest number of all ranks, each at its place."""
+        self.step("numbers", f"{tuple(values.shape)}")
+        with _outside(), torch.no_grad():
+            kind = values.dtype if values.dtype.is_floating_point else None
+            most = values.detach().cpu().to(kind or torch.int64, copy=True)
+            dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group)
+        return most.to(values)
+
+    def inner(
+        self, name: str, parameter: Tensor, product: float
+    ) -> tuple[float, float]:
+        """Return a directional derivative of which each rank has a part.
+
+        A parameter that is equal on all ranks has its whole gradient on each,
+        or a part of a sum; of one that is not, each rank has its own. Where
+        gradients are equal, too, it may be either: shards that are built
+        from one seed are alike. Then both derivatives are returned.
+        """
+        with _outside(), torch.no_grad():
+            bits = _bits(local(parameter).detach().cpu().contiguous())
+        texts = self.step("a derivative", f"{product!r} {bits}")
+        parts = [float(text.split()[0]) for text in texts]
+        size = max(map(abs, parts))
+        if all(abs(part - parts[0]) <= ALIKE * size for part in parts):
+            return parts[0], sum(parts)
+        if len({text.split()[1] for text in texts}) == 1:
+            self.partial.add(name)
+        return sum(parts), sum(parts)
+
+    def begin(self, name: str) -> None:
+        """Begin a check on all ranks."""
+        self.stage = name
+        self.partial.clear()
+        self.step(name)
+
+    def worst(
+        self, name: str, status: str, message: str, evidence: int
+    ) -> tuple[str, str]:
+        """Return the worst verdict of all ranks, with the rank named.
+
+        Of verdicts with one status it is the one with the least evidence; a
+        rank that another one's end has stopped has no verdict.
+        """
+        texts = self.finish(name, f"{status}\n{evidence}\n{message}")
+        found = [text.split("\n", 2) for text in texts]
+        order = [(WORST.index(kind), int(proof)) for kind, proof, _ in found]
+        rank = order.index(min(order))
+        self.weaker = evidence > order[rank][1]
+        status, _, message = found[rank]
+        where = f"rank {rank}: " if len({*order}) > 1 else ""
+        return "error" if status == "parted" else status, where + message
+
+
+def _bits(tensor: Tensor) -> int:
+    """Return a number that is the same for the same bits."""
+    return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+_ranks: Ranks | None = None  # while a model is checked on several
+_known: Ranks | None = None  # its group is made once
+
+
+@contextmanager
+def _outside() -> Iterator[None]:
+    """Run operations that no mode sees."""
+    with (
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+        torch.inference_mode(False),
+    ):
+        yield
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """Check with all ranks inside, where torch.distributed has several."""
+    global _ranks, _known
+    several = (
+        _ranks is None
+        and dist.is_available()
+        and dist.is_initialized()
+        and dist.get_world_size() > 1
+        and dist.get_backend() != "fake"
+    )
+    if not several:
+        yield
+        return
+    if _known is None or _known.world is not dist.group.WORLD:
+        _known = Ranks()
+        atexit.register(_forget)  # its threads would end the process
+    _ranks = _known
+    try:
+        yield
+    except RankLost as error:
+        raise ValueError(str(error)) from None
+    finally:
+        _ranks = None
+
+
+def _forget() -> None:
+    global _known
+    _known = None
+
+
+def current() -> Ranks | None:
+    """Return the ranks that check a model together, None for one process."""
+    return _ranks
+
+
+def first() -> bool:
+    """Return whether this process writes what all have found."""
+    return _ranks is None or _ranks.rank == 0
+
+
+def now() -> float:
+    """Return the seconds of the clock, which is rank 0's."""
+    return perf_counter() if _ranks is None else _ranks.clock
+
+
+@contextmanager
+def together(what: str) -> Iterator[None]:
+    """Run what is inside on all ranks at once."""
+    if _ranks is None:
+        yield
+        return
+    with _ranks.together(what):
+        yield
+
+
+def same(scores: Tensor, measure: Measure) -> Tensor:
+    """Return scores as rank 0 has them."""
+    return scores if _ranks is None else _ranks.same(scores, measure)
+
+
+def largest(values: Tensor) -> Tensor:
+    """Return the largest number of all ranks, each at its place."""
+    return values if _ranks is None else _ranks.largest(values)
+
+
+def largest_of(sizes: Mapping[str, float]) -> dict[str, float]:
+    """Return the largest number of all ranks by name."""
+    if _ranks is None or not sizes:
+        return dict(sizes)
+    values = torch.tensor([*sizes.values()], dtype=torch.float64)
+    return dict(zip(sizes, _ranks.largest(values).tolist(), strict=True))
+
+
+def on_any(value: bool) -> bool:
+    """Return whether it is true on any rank."""
+    return bool(largest(torch.tensor([int(value)]))) if _ranks else value
+
+
+def local(tensor: Tensor) -> Any:
+    """Return the part of a tensor that lies on this rank."""
+    distributed = sys.modules.get("torch.distributed.tensor")
+    if distributed and isinstance(tensor, distributed.DTensor):
+        return tensor._local_tensor
+    return tensor
+
+
+def in_fully_shard() -> bool:
+    """Whether code of torch.distributed.fsdp runs."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return False
+    frame: FrameType | None = sys._getframe()
+    for _ in range(FRAMES):
+        name = frame.f_globals.get("__name__", "") if frame else ""
+        if name.startswith("torch.distributed.fsdp."):
+            return True
+        frame = frame.f_back if frame else None
+    return False
+
+
+def local_gradient(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """Return the part of a gradient that belongs to this rank's weights."""
+    if local(gradient) is not gradient:
+        where: Any = parameter
+        whole: Any = gradient
+        gradient = whole.redistribute(placements=where.placements)
+    return local(gradient).to_dense()

@@ -1,0 +1,549 @@
+"""A small GPT on one process, and the same sharded over several.
+
+Some are right and some wrong. Run under torchrun this module checks them, and
+prints a line of JSON for each.
+"""
+
+import json
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+VOCAB, BLOCK, DIM, HEADS, LAYERS = 20, 16, 16, 4, 2
+
+
+def rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def count():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def piece(x, dim):
+    """This rank's part of a tensor."""
+    return x.chunk(count(), dim)[rank()].contiguous()
+
+
+def gathered(x):
+    parts = [torch.empty_like(x) for _ in range(count())]
+    dist.all_gather(parts, x.contiguous())
+    return parts
+
+
+class Copied(torch.autograd.Function):
+    """The same on all ranks; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        dist.all_reduce(grad)
+        return grad
+
+
+class Reduced(torch.autograd.Function):
+    """The sum over the ranks."""
+
+    @staticmethod
+    def forward(ctx, x):
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class Gathered(torch.autograd.Function):
+    """The parts of all ranks side by side; summed: their gradients."""
+
+    @staticmethod
+    def forward(ctx, x, dim, summed):
+        ctx.dim, ctx.summed = dim, summed
+        return torch.cat(gathered(x), dim)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        if ctx.summed:
+            dist.all_reduce(grad)
+        return piece(grad, ctx.dim), None, None
+
+
+def passed(x, steps):
+    """What the rank so many steps before this one has."""
+    x, ranks = x.contiguous(), count()
+    came = torch.empty_like(x)
+    ops = [
+        dist.P2POp(dist.irecv, came, (rank() - steps) % ranks),
+        dist.P2POp(dist.isend, x, (rank() + steps) % ranks),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    return came
+
+
+class PassedOn(torch.autograd.Function):
+    """Sent to the next rank; its gradient comes back."""
+
+    @staticmethod
+    def forward(ctx, x, steps):
+        ctx.steps = steps
+        return passed(x, steps)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return passed(grad, -ctx.steps), None
+
+
+def filled(module, seed):
+    """Weights that depend on names alone; biases that are not 0."""
+    for index, (name, p) in enumerate(sorted(module.named_parameters())):
+        own = any(f".{part}." in f".{name}" for part in module.sharded)
+        g = torch.Generator().manual_seed(seed + index + 99 * own * rank())
+        scale = 0.3 if p.dim() > 1 else 0.1
+        p.data.copy_(torch.randn(p.shape, generator=g) * scale)
+        p.data.add_(float(p.dim() == 1))
+    return module
+
+
+class Attention(nn.Module):
+    def __init__(self, heads=HEADS):
+        super().__init__()
+        self.heads, width = heads, DIM // HEADS * heads
+        self.q, self.k, self.v = (nn.Linear(DIM, width) for _ in "qkv")
+        self.out = nn.Linear(width, DIM)
+
+    def split(self, x):
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def mixed(self, x, mask):
+        q, k, v = (self.split(f(x)) for f in (self.q, self.k, self.v))
+        scores = q @ k.mT / q.size(-1) ** 0.5
+        scores = scores.masked_fill(~mask, -torch.inf)
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+    def forward(self, x, mask):
+        return self.out(self.mixed(x, mask))
+
+
+class MLP(nn.Module):
+    def __init__(self, width=4 * DIM):
+        super().__init__()
+        self.up, self.down = nn.Linear(DIM, width), nn.Linear(width, DIM)
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    attention, mlp = Attention, MLP
+
+    def __init__(self):
+        super().__init__()
+        self.norm_1, self.attn = nn.LayerNorm(DIM), self.attention()
+        self.norm_2, self.ff = nn.LayerNorm(DIM), self.mlp()
+
+    def forward(self, x, mask):
+        x = x + self.attn(self.norm_1(x), mask)
+        return x + self.ff(self.norm_2(x))
+
+
+class GPT(nn.Module):
+    """On one process."""
+
+    vocab_size, block_size = VOCAB, BLOCK
+    block, sharded = Block, ()
+
+    def __init__(self):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(VOCAB, DIM), nn.Embedding(BLOCK, DIM)
+        self.blocks = nn.ModuleList(self.block() for _ in range(LAYERS))
+        self.norm, self.head = nn.LayerNorm(DIM), nn.Linear(DIM, VOCAB)
+
+    def embed(self, ids, positions):
+        return self.wte(ids) + self.wpe(positions)
+
+    def logits(self, x):
+        return self.head(self.norm(x))
+
+    def forward(self, ids):
+        time = ids.size(1)
+        if time > BLOCK:
+            raise ValueError(f"{time} tokens, at most {BLOCK}")
+        x = self.embed(ids, torch.arange(time))
+        mask = torch.ones(time, time, dtype=torch.bool).tril()
+        for block in self.blocks:
+            x = block(x, mask)
+        return self.logits(x)
+
+
+# --- Tensor parallel, by hand ------------------------------------------------
+
+
+class ParallelAttention(Attention):
+    """A part of the heads on each rank."""
+
+    copied, reduced = Copied.apply, Reduced.apply
+
+    def __init__(self):
+        super().__init__(HEADS // count())
+        self.bias = nn.Parameter(torch.zeros(DIM))
+        self.out.bias = None
+
+    def forward(self, x, mask):
+        mixed = self.mixed(type(self).copied(x), mask)
+        return type(self).reduced(self.out(mixed)) + self.bias
+
+
+class ParallelMLP(MLP):
+    """A part of the width on each rank."""
+
+    def __init__(self):
+        super().__init__(4 * DIM // count())
+        self.bias = nn.Parameter(torch.zeros(DIM))
+        self.down.bias = None
+
+    def reduced(self, x):
+        return Reduced.apply(x)
+
+    def forward(self, x):
+        x = F.gelu(self.up(Copied.apply(x)))
+        return self.reduced(self.down(x)) + self.bias
+
+
+class TensorParallel(GPT):
+    """Heads, width and vocabulary are split."""
+
+    class block(Block):
+        attention, mlp = ParallelAttention, ParallelMLP
+
+    sharded = "wte", "head", "q", "k", "v", "out", "up", "down"
+    offset = 0  # of a vocabulary's shard
+    summed = False
+
+    def __init__(self):
+        super().__init__()
+        self.wte = nn.Embedding(VOCAB // count(), DIM)
+        self.head = nn.Linear(DIM, VOCAB // count())
+
+    def embed(self, ids, positions):
+        size = VOCAB // count()
+        own = ids - rank() * size - self.offset * (rank() > 0)
+        other = (own < 0) | (own >= size)
+        x = self.wte(own.masked_fill(other, 0))
+        x = x.masked_fill(other.unsqueeze(-1), 0.0)
+        return Reduced.apply(x) + self.wpe(positions)
+
+    def logits(self, x):
+        logits = self.head(Copied.apply(self.norm(x)))
+        return Gathered.apply(logits, 2, self.summed)
+
+
+class NoReduction(TensorParallel):
+    """The last block's MLP is not summed."""
+
+    def __init__(self):
+        super().__init__()
+
+        class Alone(ParallelMLP):
+            def reduced(self, x):
+                return x
+
+        self.blocks[-1].ff = Alone()
+
+
+class OtherWeights(TensorParallel):
+    """The ranks start from other norms."""
+
+    def fill(self):
+        filled(self, 0)
+        with torch.no_grad():
+            self.norm.weight.add_(0.1 * rank())
+
+
+class NoCopyBackward(TensorParallel):
+    """Nothing sums the gradient of a column-parallel input."""
+
+    class block(Block):
+        class attention(ParallelAttention):
+            @staticmethod
+            def copied(x):
+                return x
+
+        mlp = ParallelMLP
+
+
+class SumsTwice(TensorParallel):
+    """The backward of the last gather sums what is whole."""
+
+    summed = True
+
+
+# --- Context parallel --------------------------------------------------------
+
+
+class ContextAttention(Attention):
+    """Queries of this rank, keys of all."""
+
+    def mixed(self, x, at):
+        q, k, v = (self.split(f(x)) for f in (self.q, self.k, self.v))
+        k, v = (Gathered.apply(t, 2, True) for t in (k, v))
+        scores = q @ k.mT / q.size(-1) ** 0.5
+        scores = scores.masked_fill(~self.visible(at), -torch.inf)
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+    def visible(self, at):
+        keys = torch.cat(gathered(at))
+        return keys <= at.unsqueeze(1)
+
+
+class ContextParallel(GPT):
+    """Each rank has a piece of the text; the scores are gathered."""
+
+    class block(Block):
+        attention = ContextAttention
+
+    zigzag = False
+
+    def order(self, time):
+        """The positions in the order of the ranks."""
+        if not self.zigzag:
+            return torch.arange(time)
+        parts = torch.arange(time).chunk(2 * count())
+        held = [torch.cat([parts[i], parts[~i]]) for i in range(count())]
+        return torch.cat(held)
+
+    def positions(self, at):
+        return at
+
+    def put_back(self, x, order):
+        return x[:, order.argsort()]
+
+    def forward(self, ids):
+        time = ids.size(1)
+        if time > BLOCK:
+            raise ValueError(f"{time} tokens, at most {BLOCK}")
+        ids = F.pad(ids, (0, -time % (2 * count())))
+        order = self.order(ids.size(1))
+        at = piece(order, 0)
+        x = self.embed(ids[:, at], self.positions(at))
+        for block in self.blocks:
+            x = block(x, at)
+        x = Gathered.apply(self.logits(x), 1, False)
+        return self.put_back(x, order)[:, :time]
+
+
+class Zigzag(ContextParallel):
+    """Each rank has a piece of the beginning and one of the end."""
+
+    zigzag = True
+
+
+class OwnPositions(ContextParallel):
+    """Each rank counts positions from 0."""
+
+    def positions(self, at):
+        return at - at[0]
+
+
+class NotPutBack(Zigzag):
+    """The scores come in the order in which the ranks hold them."""
+
+    def put_back(self, x, order):
+        return x
+
+
+class OwnPieceWhole(ContextParallel):
+    """Of its own piece a rank sees all."""
+
+    class block(Block):
+        class attention(ContextAttention):
+            def visible(self, at):
+                keys = torch.cat(gathered(at))
+                own = (keys >= at[0]) & (keys <= at[-1])
+                return (keys <= at.unsqueeze(1)) | own
+
+
+class HeldOrder(Zigzag):
+    """A mask by position on keys in the order in which they are held."""
+
+    class block(Block):
+        class attention(ContextAttention):
+            def visible(self, at):
+                keys = torch.arange(len(at) * count())
+                return keys <= at.unsqueeze(1)
+
+
+class OwnMask(ContextParallel):
+    """The mask has each rank's own positions."""
+
+    class block(Block):
+        class attention(ContextAttention):
+            def visible(self, at):
+                keys = torch.arange(len(at) * count())
+                return keys <= (at - at[0]).unsqueeze(1)
+
+
+class RingAttention(Attention):
+    """Keys go round from rank to rank, under a running softmax."""
+
+    def mixed(self, x, at):
+        q, k, v = (self.split(f(x)) for f in (self.q, self.k, self.v))
+        top = q.new_full((*q.shape[:3], 1), torch.finfo(q.dtype).min)
+        total, mixed = torch.zeros_like(top), torch.zeros_like(q)
+        keys = at
+        for step in range(count()):
+            scores = q @ k.mT / q.size(-1) ** 0.5
+            scores = scores.masked_fill(keys > at.unsqueeze(1), -torch.inf)
+            new = torch.maximum(top, scores.amax(-1, keepdim=True))
+            weights, old = (scores - new).exp(), (top - new).exp()
+            total = total * old + weights.sum(-1, keepdim=True)
+            mixed, top = mixed * old + weights @ v, new
+            if step < count() - 1:
+                k, v, keys = (self.passed_on(t) for t in (k, v, keys))
+        return (mixed / total).transpose(1, 2).flatten(2)
+
+    def passed_on(self, x):
+        return PassedOn.apply(x, 1) if x.requires_grad else passed(x, 1)
+
+
+class Ring(ContextParallel):
+    """Context parallel with a ring."""
+
+    class block(Block):
+        attention = RingAttention
+
+
+# --- By torch's own ----------------------------------------------------------
+
+
+def by_parallelize_module():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    model = filled(GPT(), 0)
+    mesh = init_device_mesh("cpu", (count(),))
+    for block in model.blocks:
+        block.attn.heads = HEADS // count()
+        plan = {f"attn.{n}": ColwiseParallel() for n in "qkv"}
+        plan |= {"attn.out": RowwiseParallel(), "ff.up": ColwiseParallel()}
+        plan |= {"ff.down": RowwiseParallel()}
+        parallelize_module(block, mesh, plan)
+    head = ColwiseParallel(output_layouts=Replicate())
+    return parallelize_module(model, mesh, {"head": head})
+
+
+def by_fully_shard():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = filled(GPT(), 0)
+    mesh = init_device_mesh("cpu", (count(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def single():
+    return filled(GPT(), 0)
+
+
+def built(model):
+    """Return a factory of a sharded class."""
+
+    def build():
+        made = model()
+        made.fill() if hasattr(made, "fill") else filled(made, 0)
+        return made
+
+    return build
+
+
+SOUND = {
+    "tensor parallel": built(TensorParallel),
+    "context parallel": built(ContextParallel),
+    "zigzag": built(Zigzag),
+    "ring": built(Ring),
+    "parallelize_module": by_parallelize_module,
+    "fully_shard": by_fully_shard,
+}
+BROKEN = {  # and a check that fails
+    "no reduction": (built(NoReduction), "gradients"),
+    "other weights": (built(OtherWeights), "gradients"),
+    "no reduction in the backward": (built(NoCopyBackward), "gradients"),
+    "gather sums twice": (built(SumsTwice), "gradients"),
+    "own positions": (built(OwnPositions), "prefix_consistency"),
+    "own mask": (built(OwnMask), "prefix_consistency"),
+    "zigzag not put back": (built(NotPutBack), "causality"),
+    "own piece whole": (built(OwnPieceWhole), "causality"),
+    "held order": (built(HeldOrder), "causality"),
+}
+
+
+PROVED = ("tensor parallel", "context parallel", "zigzag", "ring")
+
+
+def on_rank_1():
+    """A model that adds something on rank 1 alone."""
+
+    class Other(GPT):
+        def forward(self, ids):
+            return super().forward(ids) + rank()
+
+    return filled(Other(), 0)
+
+
+calls = []
+
+
+def killed():
+    """A model whose rank 1 is killed in the middle of a check."""
+
+    class Killed(GPT):
+        def forward(self, ids):
+            calls.append(ids)
+            if len(calls) > 60 and rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            x = super().forward(ids)
+            dist.all_reduce(x)
+            return x
+
+    return filled(Killed(), 0)
+
+
+def main(names):
+    from gpt_duet import check_model
+
+    dist.init_process_group("gloo")
+    checks = dict.fromkeys(SOUND, SOME)
+    checks |= {name: [check] for name, (_, check) in BROKEN.items()}
+    makers = SOUND | {name: make for name, (make, _) in BROKEN.items()}
+    for name in names or makers:
+        report = check_model(makers[name], checks=checks[name], budget=30)
+        found = {r.name[6:]: [r.status, r.message] for r in report.results}
+        if rank() == 0:
+            print(json.dumps({"model": name} | found), flush=True)
+    dist.destroy_process_group()
+
+
+SOME = ["shape", "finite", "determinism", "causality", "prefix_consistency"]
+SOME += ["purity", "gradient_flow", "gradients", "state_dict", "dtype"]
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

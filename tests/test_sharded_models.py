@@ -1,0 +1,171 @@
+"""Models on several processes: checked together, and stopped together."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shared.invariants.dependence.engine import follow
+from shared.invariants.ranks import local, on_any, together
+from tests import sharded_models
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
+def start(*args, processes=2):
+    return subprocess.Popen(
+        [sys.executable, *TORCHRUN, str(processes), *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    """A process group of one, in which collectives run."""
+    file = tmp_path_factory.mktemp("group") / "store"
+    dist.init_process_group(
+        "gloo", init_method=f"file://{file}", rank=0, world_size=1
+    )
+    yield
+    dist.destroy_process_group()
+
+
+def through(collective, leak=False):
+    """Codes of 4 tokens, sent through a collective."""
+
+    def run(tokens, targets):
+        x = tokens.double().unsqueeze(2)
+        return collective(x.flip(1) if leak else x)
+
+    run.reset = lambda: None
+    return follow(run, [], torch.tensor([[3, 1, 2, 0]]))
+
+
+def gather_list(x):
+    parts = [torch.empty_like(x)]
+    dist.all_gather(parts, x.contiguous())
+    return parts[0]
+
+
+def gather_tensor(x):
+    whole = torch.empty_like(x)
+    dist.all_gather_into_tensor(whole, x.contiguous())
+    return whole
+
+
+def reduce_in_place(x):
+    x = x.clone()
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    return x
+
+
+def reduce_scatter(x):
+    part = torch.empty_like(x)
+    dist.reduce_scatter_tensor(part, x.contiguous())
+    return part
+
+
+def all_to_all(x):
+    came = torch.empty_like(x)
+    dist.all_to_all_single(came, x.contiguous())
+    return came
+
+
+def broadcast(x):
+    x = x.clone()
+    dist.broadcast(x, 0)
+    return x
+
+
+def functional(x):
+    from torch.distributed import _functional_collectives as functions
+
+    return functions.all_reduce(x.contiguous(), "sum", dist.group.WORLD) * 1
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [
+        gather_list,
+        gather_tensor,
+        reduce_in_place,
+        reduce_scatter,
+        all_to_all,
+        broadcast,
+        functional,
+    ],
+)
+def test_codes_go_through_collectives(one_process, collective):
+    sound, leak = through(collective), through(collective, leak=True)
+    assert not sound.open()
+    assert sound.reached.tolist() == [[0, 1, 2, 3]]
+    assert leak.reached.tolist() == [[3, 2, 1, 0]]
+    assert not sound.notes.unknown
+
+
+def test_one_process_is_on_its_own():
+    weight = torch.nn.Parameter(torch.ones(2))
+    assert local(weight) is weight
+    assert on_any(True)
+    assert not on_any(False)
+    with together("nothing"):
+        pass
+
+
+@pytest.mark.slow
+def test_sharded_models_are_checked_as_they_are():
+    process = start("-m", "tests.sharded_models")
+    out, errors = process.communicate(timeout=600)
+    lines = [line for line in out.splitlines() if line.startswith("{")]
+    found = {found.pop("model"): found for found in map(json.loads, lines)}
+    assert process.returncode == 0, errors[-2000:]
+    names = {*sharded_models.SOUND, *sharded_models.BROKEN}
+    assert {*found} == names
+    for name in sharded_models.SOUND:
+        bad = {c: r for c, r in found[name].items() if r[0] in BAD}
+        assert not bad, (name, bad)
+    for name in sharded_models.PROVED:
+        assert found[name]["causality"][1].startswith("proved"), name
+    for name, (_, check) in sharded_models.BROKEN.items():
+        assert found[name][check][0] == "failed", (name, found[name])
+
+
+BAD = ("failed", "error")
+
+
+@pytest.mark.slow
+def test_the_command_prints_once_and_names_a_rank():
+    process = start(
+        "-m", "gpt_duet", "check", "tests.sharded_models:on_rank_1",
+        "--only", "shape", "--only", "determinism",
+    )  # fmt: skip
+    out, _ = process.communicate(timeout=120)
+    assert out.count("check_shape") == 1
+    line = " ".join(out.split("check_determinism")[1].split())
+    assert line.startswith("failed")
+    assert "rank 1 returns other scores than rank 0: position 0" in line
+    assert process.returncode == 1
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_the_others_in_a_sentence():
+    process = start(
+        "-m", "gpt_duet", "check", "tests.sharded_models:killed",
+        "--only", "determinism", "--budget", "40s",
+    )  # fmt: skip
+    began = time.monotonic()
+    _, errors = process.communicate(timeout=120)
+    assert time.monotonic() - began < 60
+    assert "gpt-duet: rank 0" in errors
+    assert "another rank ended" in errors
+    assert "check_determinism" in errors
+    assert process.returncode != 0
