@@ -99,7 +99,8 @@ def _require_told_apart(variant: Variant, ids: Int[Tensor, "ids"]) -> None:
     """Raise where one id takes another's place and no score moves."""
     subject, generator = variant.subject, variant.subject.generator()
     vocab = subject.vocab_size
-    ids = torch.cat([ids[:FEW], ids[-FEW:]]) if subject.heavy else ids
+    if subject.heavy:
+        ids = torch.cat([ids[:FEW], ids[-FEW:]]).unique()
     texts = subject.draw(1, 2, generator).repeat(len(ids), 1)
     texts[:, -1] = ids
     shares = torch.randn(vocab, generator=generator, dtype=torch.float64)
