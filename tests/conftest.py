@@ -63,6 +63,7 @@ def _seed(monkeypatch):
     import torch
 
     torch.default_generator.manual_seed(0)
+    torch.set_warn_always(True)  # torch would say most of them once
     monkeypatch.setattr("shared.timing.SHORTEST", 0.0)
 
 
