@@ -92,8 +92,17 @@ def bench(
             help="Your own model, too; may be given again. The factory takes "
             "a GPTConfig or nothing; the model turns (batch, time) ids into "
             "(batch, time, vocabulary) scores. With generate it decodes "
-            "with a cache where it keeps the kit's contract or is of "
-            "transformers, else it reads the whole text for each token.",
+            "with a cache where it keeps the kit's contract, is of "
+            "transformers, or --cache is given, else it reads the whole text "
+            "for each token.",
+        ),
+    ] = None,
+    cache: Annotated[
+        Text,
+        Option(
+            metavar="MAKER",
+            help="With generate: what makes an empty cache for the models "
+            "of --peer, as my_pkg:make_cache.",
         ),
     ] = None,
     only_peers: Annotated[
@@ -206,6 +215,8 @@ def bench(
         raise ValueError(
             f"--prompt and --new-tokens are for generate, not {kind}"
         )
+    if cache and not (decoding and peer):
+        raise ValueError("--cache goes with generate and --peer")
     if only_peers and (own or not peer):
         raise ValueError("--only-peers takes --peer, and no --own")
     if threads is not None:
@@ -254,6 +265,7 @@ def bench(
         styles=[] if only_peers else _names("styles", styles),
         peers=[p for p in chosen if p != "none"] + (peer or []),
         installed=peers == "all",
+        cache=cache,
         own=own,
         log_probs=log_probs,
         compile=compile_,

@@ -232,7 +232,11 @@ def _decodings(
         def run(candidate: Candidate = candidate) -> Tensor:
             return decode(candidate, tokens.ids, plan.new)
 
-        cached = candidate.cached or _generates(candidate.model)
+        cached = (
+            candidate.cached
+            or candidate.decoder is not None
+            or _generates(candidate.model)
+        )
         # the prompt is read with the first new token
         how = "" if cached else "out"
         _, moved = row_work(candidate, tokens.ids[:1, :1], batch)
@@ -268,6 +272,8 @@ def decode(candidate: Candidate, ids: Tensor, new: int) -> Tensor:
 
     Anyone's model that keeps no contract is read whole for each of them.
     """
+    if candidate.decoder is not None:
+        return candidate.decode(ids, new)
     if _generates(candidate.model):
         return candidate.model.generate(
             ids,

@@ -13,8 +13,12 @@ from torch import Tensor
 from gpt_duet.comparison.models import largest_difference
 from gpt_duet.comparison.styles import enlarged_random_weights, rounding_bound
 from gpt_duet.invariants import meet
+from gpt_duet.invariants.decoding.conventions import Text
+from gpt_duet.invariants.decoding.pieces import Decoder
 from gpt_duet.invariants.errors import UnknownSize
+from gpt_duet.invariants.subject import Subject
 from gpt_duet.protocol import CachedLanguageModel, load_style
+from gpt_duet.targets import load_target
 
 from .peers import PEERS, build_peer
 from .plan import Plan, dtype_name
@@ -34,6 +38,8 @@ class Candidate:
     configured: bool = True  # built of the plan's config
     vocab_size: int | None = None  # of one that chose its sizes itself
     longest: int | None = None  # tokens that it reads in a row at most
+    # decodes piece by piece with a cache that the user's function makes
+    decoder: Decoder | None = None
 
     def scores(self, tokens: Tensor) -> Tensor:
         """Return scores (batch, time, vocab) of ids (batch, time).
@@ -52,6 +58,19 @@ class Candidate:
     def cached(self) -> bool:
         """Whether it decodes with a key-value cache of the kit's contract."""
         return isinstance(self.model, CachedLanguageModel)
+
+    def decode(self, ids: Tensor, new: int) -> Tensor:
+        """Append new ids, the likeliest ones, with the decoder's cache."""
+        assert self.decoder is not None
+        assert self.decoder.convention is not None
+        if not self.decoder.convention.apart:
+            self.decoder.start_again()
+        text, piece = Text(self.decoder.convention, len(ids)), ids
+        for _ in range(new):
+            scores = self.decoder.scores(text, piece)
+            piece = scores[:, -1:].argmax(dim=-1)
+            ids = torch.cat([ids, piece], dim=1)
+        return ids
 
     @property
     def parameters(self) -> int | None:
@@ -193,7 +212,11 @@ def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
     """
     name, vocab, longest = peer.name, plan.config.vocab_size, plan.longest
     met = partial(
-        meet, lambda: peer.model, block_size=longest, outputs="logits"
+        meet,
+        lambda: peer.model,
+        block_size=longest,
+        outputs="logits",
+        cache=load_target(plan.cache) if plan.cache else None,
     )
     try:
         try:
@@ -228,7 +251,24 @@ def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
         note=note,
         vocab_size=subject.vocab_size,
         longest=subject.block_size,
+        decoder=_decoder_of(peer, subject) if plan.cache else None,
     )
+
+
+def _decoder_of(peer: Candidate, subject: Subject) -> Decoder:
+    """Return what decodes with the cache that the user's function makes.
+
+    The convention is found on a copy in float64, and timed on the model.
+
+    Raises:
+        ValueError: where the model is not decoded with this cache.
+    """
+    decoder = Decoder(subject, enlarged=False)
+    if decoder.convention is None:
+        reason = f": {decoder.reason}" if decoder.reason else ""
+        raise ValueError(f"{peer.name}: no cache was found{reason}")
+    decoder.bind(peer.model)
+    return decoder
 
 
 def fit_to_peers(plan: Plan, peers: Sequence[Candidate]) -> Plan:

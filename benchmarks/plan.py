@@ -51,6 +51,7 @@ class Plan:
     styles: Sequence[str] = STYLES  # packages; the last is the reference
     peers: Sequence[str] = tuple(PEERS)  # or MODULE:FACTORY
     installed: bool = True  # leave out those of PEERS that are not installed
+    cache: str | None = None  # the target that makes the peers' caches
     own: bool = False  # add each style with its own original parts
     log_probs: bool = False  # let all end in log-softmax
     compile: bool = False  # run everything through torch.compile, too

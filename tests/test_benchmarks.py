@@ -4,6 +4,7 @@ import json
 import math
 import re
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -327,6 +328,44 @@ def test_a_models_own_sizes_are_shown(bench, tmp_path, monkeypatch):
     both = ["--peer", "own.py:build", "--peer", "own.py:many", *alone]
     err = bench("forward", *both, status=2)
     assert "own.py:build has 7, own.py:many has 9" in err
+
+
+CACHED = """
+import torch
+from torch import nn
+
+class Sums(nn.Module):
+    vocab_size, block_size, read = 7, 8, []
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(7, 8)
+        self.head = nn.Linear(8, 7)
+    def forward(self, idx, kv_cache=None):
+        self.read.append(new := idx.size(1))
+        if kv_cache is not None:
+            idx = torch.cat([*kv_cache[-1:], idx], 1)
+            kv_cache.append(idx)
+        return self.head(self.table(idx).cumsum(1))[:, -new:]
+
+def make(batch):
+    return [torch.empty(batch, 0, dtype=torch.long)]
+"""
+
+
+def test_a_cache_that_the_user_names(tmp_path, monkeypatch):
+    """Each token is read once, and the ids are those of the full forward."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(CACHED)
+    plan = make_plan(
+        "gpt-nano", (2,), (3,), 4, {"vocab_size": 7}, kind="generate",
+        styles=(), peers=["own.py:Sums"], cache="own.py:make",
+    )  # fmt: skip
+    (peer,), _ = build_peers(plan)
+    ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    peer.model.read.clear()
+    found = measure.decode(peer, ids, 4)
+    assert peer.model.read == [3, 1, 1, 1]
+    assert found.equal(measure.decode(replace(peer, decoder=None), ids, 4))
 
 
 THEIRS = """

@@ -220,13 +220,56 @@ def test_decoding_with_a_cache(diff, tmp_path):
     assert found["tokens"] == [1, 2, 7, 4]
     for given, message in (
         (["annotated"], "no cache was found"),
-        (["mingpt_style", "annotated"], "--cache takes one model, got 2"),
+        (["mingpt_style", "annotated"], "makes a cache, as my_pkg:make_cach"),
+        (["m:cache", "annotated", "annotated"], "takes one model, got 2"),
         (["mingpt_style", "--html=x.html"], "--html goes with two models"),
         (["kept.py:build", "--tokens=1"], "at least 2 tokens, got 1"),
     ):
         status, _, err = diff("--cache", *given)
         assert status == 2
         assert message in err.splitlines()[-1]
+
+
+KV = """
+import torch
+
+class KVCache:
+    def __init__(self, batch, rows=None):
+        self.seen = torch.empty(batch, 0, dtype=torch.long)
+"""
+SUMS = """
+import torch
+from torch import nn
+from kv import KVCache
+
+class Sums(nn.Module):
+    vocab_size, block_size = 11, 8
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(11, 8)
+        self.head = nn.Linear(8, 11)
+    def forward(self, idx, kv_cache=None):
+        new = idx.size(1)
+        if kv_cache is not None:
+            idx = kv_cache.seen = torch.cat([kv_cache.seen, idx], 1)
+        return self.head(self.table(idx).cumsum(1))[:, -new:]
+
+def make(batch):
+    return KVCache(batch)
+"""
+
+
+def test_a_cache_is_named_in_one_way_in_each_command(diff, duet, tmp_path):
+    """Also a class that the model's file imports is found."""
+    (tmp_path / "kv.py").write_text(KV)
+    (tmp_path / "sums.py").write_text(SUMS)
+    _, out, _ = duet("check", "sums.py:Sums", "--only", "cache")
+    assert "decoding: kv_cache=KVCache()" in " ".join(out.split())
+    maker = ("--cache", "sums.py:make")
+    _, out, _ = duet("check", "sums.py:Sums", "--only=cache", *maker)
+    assert "decoding: kv_cache=make()" in " ".join(out.split())
+    status, out, _ = diff("sums.py:Sums", *maker)
+    assert (status, "kv_cache=make()" in out) == (0, True), out
 
 
 def test_a_dtype_and_a_tolerance(diff):

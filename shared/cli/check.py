@@ -69,14 +69,7 @@ def check(
         Literal["bt", "tb"],
         Option(help="Order of the tokens' axes: bt (batch, time), or tb."),
     ] = "bt",
-    cache: Annotated[
-        str | None,
-        Option(
-            help="What makes an empty cache to decode with, as "
-            "my_pkg:make_cache, for models whose own is not found.",
-            show_default=False,
-        ),
-    ] = None,
+    cache: options.Cache = None,
     inputs: Annotated[
         list[str] | None,
         Option(

@@ -40,13 +40,16 @@ def diff(
         ),
     ] = None,
     cache: Annotated[
-        bool,
+        str | None,
         Option(
-            "--cache",
+            metavar="MODEL | MAKER",
             help="One model with itself: decoding with its cache against its "
-            "full pass, position by position.",
+            "full pass, position by position. The cache is found, or the "
+            "model comes first and this makes an empty one: my_pkg.model:"
+            "build --cache my_pkg:make_cache.",
+            show_default=False,
         ),
-    ] = False,
+    ] = None,
     scores: Annotated[
         bool,
         Option(
@@ -141,8 +144,16 @@ def diff(
         raise ValueError(f"diff takes two models, got {len(names)}")
     on_stdout = json_file == STDOUT
     console = Console(highlight=False, width=width, stderr=on_stdout)
-    if cache and len(names) != 1:
+    if cache and len(names) > 1:
         raise ValueError(f"--cache takes one model, got {len(names)}")
+    maker = cache if names else None
+    if maker and ":" not in maker:
+        raise ValueError(
+            f"--cache takes what makes a cache, as my_pkg:make_cache, got "
+            f"{maker!r}"
+        )
+    if cache and not names:
+        names = [cache]
     if len(names) < 2:
         of_two: list[tuple[str, object]] = [
             ("layer", layer),
@@ -174,7 +185,9 @@ def diff(
         raise ValueError(f"--tolerance must be from 0 to 1, got {tolerance}")
     ids, text_of = choose_tokens(names, text, tokens, tokenizer_name)
     if cache:
-        same = decode(console, names[0], ids, text_of, vocab_size, json_file)
+        same = decode(
+            console, names[0], maker, ids, text_of, vocab_size, json_file
+        )
         raise typer.Exit(not same)
     found, sides = diff_values(
         names,

@@ -187,12 +187,17 @@ def numbers_at(
 def decode(
     console: Console,
     name: str,
+    maker: str | None,
     ids: list[int] | None,
     text_of: Callable[[int], str],
     vocab_size: int | None,
     json_file: Path | None,
 ) -> bool:
-    """Show decoding with a cache beside the full pass; say if it is one."""
+    """Show decoding with a cache beside the full pass; say if it is one.
+
+    The maker is a target that makes an empty cache, None for one that is
+    found.
+    """
     from ..comparison.values.decoding import diff_cache
     from ..comparison.values.terminal import show_decoding
     from ..importing import first_on_path, show_theirs
@@ -200,7 +205,8 @@ def decode(
     (model,) = load_sides([name], vocab_size)
     try:
         with first_on_path(Path.cwd()):
-            found = diff_cache(model, ids, vocab_size=vocab_size)
+            make = load_side(maker, None) if maker else None
+            found = diff_cache(model, ids, vocab_size=vocab_size, cache=make)
     except ValueError as error:
         if error.__cause__ is not None:
             show_theirs(error.__cause__)

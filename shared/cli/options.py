@@ -82,6 +82,15 @@ Json = Annotated[
         "output, and all else then goes to the standard error.",
     ),
 ]
+Cache = Annotated[
+    str | None,
+    Option(
+        metavar="MAKER",
+        help="What makes an empty cache to decode with, as "
+        "my_pkg:make_cache, for a model whose own is not found.",
+        show_default=False,
+    ),
+]
 Threads = Annotated[
     int | None,
     Option(

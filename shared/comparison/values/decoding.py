@@ -1,6 +1,6 @@
 """Decoding with a cache against the full pass of the same model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -93,6 +93,7 @@ def diff_cache(
     tokens: Int[Tensor, "batch time"] | Sequence[int] | None = None,
     *,
     vocab_size: int | None = None,
+    cache: Callable[..., Any] | None = None,
 ) -> CacheDiff:
     """Compare decoding with a cache with the full pass of the same model.
 
@@ -103,6 +104,7 @@ def diff_cache(
         model: as for diff_by_value.
         tokens: ids; None: two rows of 16 drawn from a seed.
         vocab_size: number of tokens, where the model does not declare it.
+        cache: makes an empty one, as for check_model; None: it is found.
 
     Raises:
         ValueError: for a model whose cache is not found, or keeps the text
@@ -111,7 +113,7 @@ def diff_cache(
     """
     given = None if tokens is None else as_tokens(tokens)
     length = DRAWN if given is None else given.size(1)
-    subject = subject_of(model, length, vocab_size)
+    subject = subject_of(model, length, vocab_size, cache)
     vocab, longest = subject.vocab_size, subject.block_size
     if given is None:
         rows = subject.fit_rows(ROWS)

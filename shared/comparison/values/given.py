@@ -67,12 +67,19 @@ def subjects_of(
     return [found[0], found[1]]
 
 
-def subject_of(model: Model, length: int, vocab_size: int | None) -> Subject:
+def subject_of(
+    model: Model,
+    length: int,
+    vocab_size: int | None,
+    cache: Callable[..., Any] | None = None,
+) -> Subject:
     """Return a model as a subject whose scores can be read."""
     try:
         if is_factory(model):  # once: a loader may take longer than a run
             model = Builder(model, SEED, None).build()
-        subject = meet(model, vocab_size=vocab_size, block_size=length)
+        subject = meet(
+            model, vocab_size=vocab_size, block_size=length, cache=cache
+        )
         subject.require_scores()
         return subject
     except UnknownSize:

@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,11 +55,20 @@ def methods_of(model: Any) -> dict[str, Any]:
 
 
 def classes_of(model: Any) -> dict[str, type]:
-    """Return the classes of caches in the model's own file."""
-    module = sys.modules.get(type(model).__module__)
+    """Return the classes of caches that the model's own files have.
+
+    They may be defined or imported there. The names are those that its
+    forward sees: the module itself may be put away (see `Alone`).
+    """
+    files = [
+        getattr(vars(kind).get("forward"), "__globals__", {})
+        for kind in reversed(type(model).__mro__)
+        if not kind.__module__.startswith("torch.")
+    ]
     return {
         name: kind
-        for name, kind in vars(module or inspect).items()
+        for names in files
+        for name, kind in names.items()
         if isinstance(kind, type) and "cache" in name.lower()
     }
 

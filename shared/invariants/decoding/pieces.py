@@ -1,7 +1,8 @@
 """Feeds a model piece by piece, with its cache, in the way that it has."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,13 +55,9 @@ class Decoder:
 
     def _choose(self, variant: Variant, best: int) -> int:
         """Choose the way that is right, or the likeliest of those wrong."""
-        self.variant, self.model = variant, variant.model
-        self._state = None
-        if isinstance(self.model, nn.Module):
-            self.model.eval()
-            self._state = KeptState(self.model)
+        self.variant = variant
         wrong = dict[str, Convention]()
-        for way in conventions(self.subject, self.model, self.start_again):
+        for way in self._ways(variant.model):
             grade = self._grade(way)
             if grade == WRONG:
                 wrong[way.says] = way
@@ -75,6 +72,22 @@ class Decoder:
             if grade == RIGHT:
                 break
         return best
+
+    def _ways(self, model: Any) -> Iterator[Convention]:
+        """Decode with a model from now on; yield the ways that it offers."""
+        self.model, self._state = model, None
+        if isinstance(model, nn.Module):
+            model.eval()
+            self._state = KeptState(model)
+        return conventions(self.subject, model, self.start_again)
+
+    def bind(self, model: Any) -> None:
+        """Decode with another copy of the model, in the way chosen."""
+        assert self.convention is not None
+        says = self.convention.says
+        self.convention = next(
+            way for way in self._ways(model) if way.says == says
+        )
 
     def start_again(self) -> None:
         """Put back what the model held before its first piece."""
