@@ -41,6 +41,8 @@ if TYPE_CHECKING:
         influence,
         parametrize_with_checks,
         prove_causality,
+        save_map,
+        text_map,
     )
     from .tokenization import load_tokenizer
 
@@ -56,6 +58,8 @@ __all__ = [
     "parametrize_with_checks",
     "prove_causality",
     "record_values",
+    "save_map",
+    "text_map",
 ]
 
 _ROOMS = {
@@ -70,6 +74,8 @@ _ROOMS = {
     "parametrize_with_checks": "invariants",
     "prove_causality": "invariants",
     "record_values": "comparison.values",
+    "save_map": "invariants",
+    "text_map": "invariants",
 }
 
 

@@ -19,6 +19,7 @@ from .names import STYLES
 from .validation import did_you_mean
 
 LONGEST = 20  # lines of a user's traceback
+CALLS = ("_wrapped_call_impl", "_call_impl")  # of every torch module
 OURS = Path(__file__).resolve().parent
 OUR_PACKAGES = ("annotated", "benchmarks", "mingpt_style", "shared", "tests")
 
@@ -185,7 +186,10 @@ def show_theirs(error: BaseException) -> None:
         frame
         for frame in frames
         if console.debug
-        or not frame.filename.startswith(("<frozen", str(OURS)))
+        or not (
+            frame.filename.startswith(("<frozen", str(OURS)))
+            or frame.name in CALLS
+        )
     ]
     lines = ["Traceback (most recent call last):\n"]
     lines += traceback.format_list(traceback.StackSummary.from_list(theirs))

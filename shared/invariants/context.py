@@ -33,7 +33,16 @@ def one_run(function: Callable[P, R]) -> Callable[P, R]:
         __tracebackhide__ = True  # of pytest
         given = (*args, *kwargs.values())
         with _lock, joined(), _own_context(), modes_kept(given):
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except ValueError as error:
+                if len(_devices) > 1 or kwargs.get("debug"):
+                    raise
+                from .errors import with_their_frames
+
+                # a user's mistake: none of the frames between are theirs
+                cause = with_their_frames(error.__cause__)
+                raise error.with_traceback(None) from cause
 
     return run
 

@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import FrameSummary
 from types import TracebackType
 from typing import Any
 
@@ -12,6 +13,7 @@ import jaxtyping
 import torch
 
 from .context import callers_device
+from .notebooks import cell_of
 from .ranks import together
 
 # Frames that are not the user's: of the checks, of PyTorch, of Python.
@@ -57,6 +59,23 @@ class UnusableModel(ValueError):
     The cause, where there is one, is the user's own exception.
     """
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows: the user's own frames, and a line."""
+        cause = self.__cause__
+        lines = [f"{type(self).__name__}: {self}"]
+        if cause is None:
+            return lines
+        frames = []
+        for frame in traceback.extract_tb(cause.__traceback__):
+            cell = cell_of(frame.filename)
+            file = f"Cell {cell}" if cell else frame.filename
+            at = (file, frame.lineno, frame.name)
+            if is_theirs(frame.filename):
+                frames.append(FrameSummary(*at, line=frame.line))
+        shown = traceback.format_list(frames)
+        shown += traceback.format_exception_only(cause)
+        return [text.rstrip("\n") for text in shown] + lines
+
 
 class UnknownSize(UnusableModel):
     """A size that a model does not say, and nobody gave."""
@@ -78,6 +97,8 @@ def place_of(error: BaseException) -> str:
     frame = _their_frame(error)
     if frame is None:
         return ""
+    if cell := cell_of(frame.filename):
+        return f"Cell {cell}, line {frame.lineno}"
     path = Path(frame.filename)
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
@@ -101,6 +122,8 @@ def with_their_frames(error: BaseException | None) -> BaseException | None:
     """Return an exception with the user's own frames alone, None for none."""
     if error is None:
         return None
+    if isinstance(error.__context__, ModelRaised):  # of an earlier try
+        error.__context__ = None
     kept: TracebackType | None = None
     for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
         if is_theirs(frame.f_code.co_filename):

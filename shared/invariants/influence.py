@@ -12,14 +12,27 @@ from .context import one_run
 from .meeting.meet import Settings, meet
 from .model.building import Model
 from .moves.moved import influence_of
+from .moves.pictures import svg
 from .randomness import isolated
 from .variant import precise
+
+DRAWN = 16  # tokens, where none are given
+
+
+class InfluenceMap(Tensor):
+    """The matrix of `influence`; a notebook shows it as a picture."""
+
+    # what is computed of it is a plain tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def _repr_html_(self) -> str:
+        return svg(self)
 
 
 @one_run
 def influence(
     model: Model,
-    tokens: Int[Tensor, "*batch time"] | Sequence[int],
+    tokens: Int[Tensor, "*batch time"] | Sequence[int] | None = None,
     *,
     rounds: int = 2,
     **settings: Unpack[Settings],
@@ -32,7 +45,7 @@ def influence(
 
     Args:
         model: a model, a function or a factory, as for check_model.
-        tokens: ids of one sequence.
+        tokens: ids of one sequence; None: 16 drawn from the seed.
         rounds: how many replacements of each token are tried.
         **settings: vocab_size, outputs, seed, device and layout, as for
             check_model; inputs, which are all given in each call.
@@ -45,6 +58,15 @@ def influence(
         ValueError: for more than one sequence, or a model that cannot be
             called.
     """
+    if tokens is None:
+        settings.setdefault("block_size", DRAWN)
+        subject = meet(model, **settings)
+        subject.require_scores()
+        tokens = subject.draw(1, subject.block_size)
+    if isinstance(tokens, str):
+        raise ValueError(
+            f"influence takes ids, as [1, 2, 3], and no text: got {tokens!r}"
+        )
     ids = torch.as_tensor(tokens)
     if ids.ndim == 2 and ids.size(0) == 1:
         ids = ids[0]
@@ -80,4 +102,5 @@ def influence(
             caller = subject.caller
             caller = replace(caller, given=caller.given | given)
             variant = replace(variant, subject=replace(subject, caller=caller))
-        return influence_of(variant, ids.cpu().long(), rounds)
+        found = influence_of(variant, ids.cpu().long(), rounds)
+        return found.as_subclass(InfluenceMap)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from .model.arrays import code_of
+from .notebooks import cell_of
 
 WIDTH = 48  # of an expression in a sentence
 
@@ -137,6 +138,8 @@ class Place:
             code = f"{code[: WIDTH // 2]}...{code[-WIDTH // 2 :]}"
         step = f" ({self.inside})" if self.inside else ""
         return f"{self.file}:{self.line} `{code}`{step}"
+
+    __repr__ = __str__
 
     @property
     def site(self) -> str:
@@ -260,9 +263,16 @@ def _skipped(file: str) -> bool:
     )
 
 
-@cache
 def short_path(path: str) -> str:
-    """Return a path from the current folder, or from its package's."""
+    """Return a path from the current folder, or from its package's.
+
+    Of a notebook's cell the name: "In[2]".
+    """
+    return cell_of(path) or _short_path(path)
+
+
+@cache
+def _short_path(path: str) -> str:
     roots = [os.getcwd(), str(STYLES), *sys.path]
     below = [
         os.path.relpath(path, root)

@@ -1,5 +1,6 @@
 """The results of the checks, as a table and as JSON."""
 
+import html
 import json
 import re
 import textwrap
@@ -7,7 +8,17 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from .notebooks import as_html
+
 STATUSES = ("passed", "failed", "skipped", "expected", "error")
+
+COLOURS = {  # of a notebook's table
+    **dict.fromkeys(STATUSES, "gray"),
+    "passed": "green",
+    "failed": "crimson",
+    "error": "crimson",
+}
+WIDTH = 110  # columns of the printed table
 
 CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f]")  # but for \t and \n
 
@@ -102,7 +113,7 @@ class Report:
             text += f"; {len(names)} others not run (check --list shows them)"
         return text
 
-    def table(self, width: int = 110) -> str:
+    def table(self, width: int = WIDTH) -> str:
         """Return the table as text."""
         rows = [self.row(result, width) for result in self.results]
         return "\n".join([self.heading(width), *rows, self.ending(width)])
@@ -112,6 +123,17 @@ class Report:
         return CONTROL.sub(lambda found: ascii(found[0])[1:-1], self.table())
 
     __repr__ = __str__  # pytest prints it below `assert report.ok, report`
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f'<tr style="text-align: left; vertical-align: top"><td>{r.name}'
+            f'</td><td style="color: {COLOURS[r.status]}">{r.status}</td><td>'
+            f"{r.seconds:.2f} s</td><td>{html.escape(r.message)}</td></tr>"
+            for r in self.results
+        )
+        heading = self.heading(WIDTH).rpartition("\n")[0]
+        table = f'<table style="text-align: left">{cells}</table>'
+        return as_html(heading) + table + as_html(self.ending(WIDTH))
 
     def heading(self, width: int) -> str:
         """Return what is known before the first check."""

@@ -32,6 +32,16 @@ class Row:
     order: tuple[int, int] = (-1, -1)
     times: int = 1
 
+    def __str__(self) -> str:
+        left, right = (str(side or "-") for side in (self.left, self.right))
+        apart = self.why or "alone"
+        if self.difference is not None:
+            apart = f"{self.difference:.2g} apart"
+        return f"{left} | {right} | {self.shape} | {apart}"
+
+    def __repr__(self) -> str:
+        return str(self)
+
     @property
     def place(self) -> Place:
         """The line; of a pair the left's."""
@@ -52,7 +62,7 @@ class Row:
         return *sides, self.shape, self.times
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Divergence(Row):
     """Where two models part.
 

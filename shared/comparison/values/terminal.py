@@ -108,7 +108,7 @@ def _cells(section: Section, row: Row) -> Cells:
 
 def _line(place: Place, name_operation: bool) -> Text:
     """Return file, line and expression, or the step inside of it."""
-    name = printable(place.path.replace("\\", "/").rpartition("/")[2])
+    name = printable(place.file.replace("\\", "/").rpartition("/")[2])
     if place.recorded:
         return Text.assemble((f"{name} ", "dim"), printable(place.function))
     where = (f"{name}:{place.line} ", "dim")

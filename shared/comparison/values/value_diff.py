@@ -20,6 +20,7 @@ from .value import HEAD
 from .weights import WeightMatch, describe
 
 SCORES = 10.0  # a size of log-probabilities
+WIDE = "white-space: pre; overflow-x: auto; line-height: 1.35"  # in HTML
 
 
 @dataclass(frozen=True)
@@ -228,9 +229,18 @@ class ValueDiff:
         }
 
     def __str__(self) -> str:
-        text = StringIO()
-        self.show(Console(file=text, width=TWO_COLUMNS, highlight=False))
-        return text.getvalue().rstrip()
+        console = _page(record=False)
+        self.show(console)
+        assert isinstance(console.file, StringIO)
+        return console.file.getvalue().rstrip()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        console = _page(record=True)
+        self.show(console, whole=False)
+        pre = f'<pre style="{WIDE}">{{code}}</pre>'
+        return console.export_html(inline_styles=True, code_format=pre)
 
     def show(
         self,
@@ -270,6 +280,17 @@ class ValueDiff:
         colour = "bold green" if self.same else "bold red"
         sentence = Text(printable(self.sentence), style=colour)
         console.print(sentence, soft_wrap=True)
+
+
+def _page(record: bool) -> Console:
+    """Return a console that prints into a text, in a notebook as well."""
+    return Console(
+        file=StringIO(),
+        width=TWO_COLUMNS,
+        highlight=False,
+        record=record,
+        force_jupyter=False,
+    )
 
 
 def _join_heads(rows: Iterable[Row]) -> list[Row]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..cases import Case
+from ..notebooks import as_html
 from ..places import Place
 from ..tokens import runs
 from .lattice import FREE
@@ -143,6 +144,11 @@ class Proof:
         if self.assumptions:
             text += f"; as long as {' and '.join(self.assumptions)}"
         return text
+
+    __repr__ = __str__  # in a notebook, and below `assert proof, proof`
+
+    def _repr_html_(self) -> str:
+        return as_html(str(self))
 
     def to_json(self) -> str:
         """Return it as JSON."""

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ..context import callers_device
-from ..errors import HookRaised, UnusableModel, sentence
+from ..errors import HookRaised, UnusableModel, place_of, sentence
 from ..randomness import isolated
 from ..ranks import together
 from .wrapped import require_module, unwrapped
@@ -106,7 +106,10 @@ class Builder:
             with together("building the model"):
                 model = self.given()
         except Exception as error:
-            raise UnusableModel(f"{name} raised {sentence(error)}") from error
+            place = f" ({where})" if (where := place_of(error)) else ""
+            raise UnusableModel(
+                f"{name} raised {sentence(error)}{place}"
+            ) from error
         if not callable(model):
             raise UnusableModel(
                 f"{name} returned no model but {type(model).__name__}"

@@ -118,11 +118,16 @@ def page(matrix: Float[Tensor, "time time"], title: str) -> str:
         if leaks
         else "Nothing above the diagonal: no position sees the future."
     )
-    file = io.StringIO()
-    draw_map(matrix).savefig(file, format="svg")
     return (
         '<!doctype html>\n<html lang="en"><meta charset="utf-8">'
         f"<title>{html.escape(title)}</title>\n"
         f"<h1>{html.escape(title)}</h1>\n<p>{verdict}</p>\n"
-        f"<svg{file.getvalue().partition('<svg')[2]}\n</html>\n"
+        f"{svg(matrix)}\n</html>\n"
     )
+
+
+def svg(matrix: Float[Tensor, "time time"]) -> str:
+    """Return the map as an element of an HTML page."""
+    file = io.StringIO()
+    draw_map(matrix).savefig(file, format="svg")
+    return f"<svg{file.getvalue().partition('<svg')[2]}"
