@@ -1,5 +1,6 @@
 """The kit around the two styles.
 
+    __main__.py    python -m gpt_duet
     config.py      GPTConfig: the sizes, and what weights do not show
     names.py       the packages and their short names in a checkout
     masks.py       boolean masks: causal, padding, combined
@@ -24,6 +25,7 @@ the users import `gpt_duet` in both.
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,6 +83,8 @@ _ROOMS = {
 
 def __getattr__(name: str) -> object:
     """Import a name's module at the first access: checks need few modules."""
+    if name == "__version__":
+        return version("gpt-duet")
     if name not in _ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)

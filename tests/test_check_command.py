@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import gpt_duet
+from gpt_duet import check_model
 from gpt_duet.invariants.checks import CHECKS
+from gpt_duet.targets import load_target
 from shared.cli import checking
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -365,6 +368,47 @@ def test_what_is_asked_for_is_done(here, words, status, printed, said):
     assert said in err
     if said:
         json.loads(out)
+
+
+def test_json_has_the_leak_as_fields_and_that_of_the_report(here, project):
+    only = ("--only=shape", "--only=causality")
+    good, bad = "my_pkg.model:build", "my_pkg.model:missing"
+    leaks = "my_pkg.model:Leaky"
+    status, _, err = here(leaks, bad, good, *only, "--json=out.json")
+    assert status == 2
+    assert "has no 'missing'" in err
+    content = json.loads((project / "out.json").read_text())
+    assert content["schema"] == 1
+    assert content["version"] == gpt_duet.__version__
+    first, second, third = content["models"]
+    assert [m["ok"] for m in content["models"]] == [False, False, True]
+    assert "has no 'missing'" in second["error"]
+    assert third["results"][1]["leak"] is None
+    leak = first["results"][1]["leak"]
+    where = {"file": "my_pkg/model.py", "position": 0, "token": 1, "length": 2}
+    assert where.items() <= leak.items()
+    assert leak["size"] > 0.01
+    line = MODEL.splitlines()[leak["line"] - 1]
+    assert "flip" in line or "mix" in line
+    report = check_model(
+        lambda: load_target(leaks)(), checks=["shape", "causality"]
+    )
+    own = json.loads(report.to_json())
+    assert own.keys() == first.keys()
+    assert own["results"][1]["leak"].keys() == leak.keys()
+
+
+@pytest.mark.parametrize(
+    "words", [["my_pkg.model:missing"], ["--budget=soon"], ["no.py:build"]]
+)
+def test_json_of_a_mistake(here, project, words):
+    words = words if ":" in words[0] else ["my_pkg.model:build", *words]
+    status, _, err = here(*words, "--json=out.json")
+    assert status == 2
+    content = json.loads((project / "out.json").read_text())
+    assert (content["ok"], content["schema"]) == (False, 1)
+    assert err == f"gpt-duet: {content['error']}\n"
+    assert content["models"][0]["model"] == words[0]
 
 
 def test_json_on_stdout_is_alone_there(project):

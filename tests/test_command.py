@@ -4,16 +4,19 @@ import inspect
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import gpt_duet
 from benchmarks.app import bench
 from benchmarks.peers import PEERS
 from shared.cli import COMMANDS
 from shared.cli.train import train
 from shared.training.recipe import Recipe
 
+ROOT = Path(__file__).resolve().parents[1]
 RUN = """
 import sys
 from gpt_duet.cli import main
@@ -26,6 +29,18 @@ for words in sys.argv[1:]:
         print("status", ended.code or 0, "of", words, file=sys.stderr)
     assert "torch" not in sys.modules, words
 """
+
+
+def test_the_package_runs_as_a_command(tmp_path):
+    """In an install, and in the checkout's own folder."""
+    for folder in (tmp_path, ROOT):
+        run = [sys.executable, "-m", "gpt_duet", "--version"]
+        done = subprocess.run(
+            run, cwd=folder, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == f"gpt-duet {gpt_duet.__version__}\n"
+
+
 CALLS = {
     "--help": 0,
     "--version": 0,

@@ -3,7 +3,9 @@
 import inspect
 import locale
 import math
-from functools import partial
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial, wraps
 from pathlib import Path
 from threading import Timer
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -43,6 +45,30 @@ OF_BOTH |= {"--documents", "--thorough", "--json", "--debug"}
 UNITS = {"s": 1, "m": 60, "h": 3600}  # seconds
 
 
+def _mistakes_as_json(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorate the command: its JSON is written after a mistake, too."""
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        file = given["json_file"]
+        if file not in (None, STDOUT):
+            file = file.absolute()  # a model may change the folder
+        try:
+            command(**given)
+        except ValueError as error:
+            if file is not None and first():
+                from ..invariants.report import ORIGIN
+
+                wrong = {"ok": False, "error": str(error)}
+                models = [{"model": m} | wrong for m in given["models"] or []]
+                with suppress(ValueError):  # no such folder
+                    write_json(file, ORIGIN | wrong | {"models": models})
+            raise
+
+    return run
+
+
+@_mistakes_as_json
 def check(
     context: typer.Context,
     models: Annotated[
@@ -185,7 +211,8 @@ def check(
     named = [make for make in makers.values() if make != NEVER]
     if documents and ":" in documents:
         named.append(documents)
-    for model in filter(None, [*(models or []), cache, scorer, *named]):
+    alone = models if models and len(models) == 1 else []
+    for model in filter(None, [*alone, cache, scorer, *named]):
         parse_target(model)
     for name, size in (("vocab-size", vocab_size), ("block-size", block_size)):
         if size is not None:
@@ -278,9 +305,10 @@ def check(
             try:
                 report = check_target(job, partial(_show, console, slow))
             except ValueError as error:
+                if len(targets) == 1:
+                    raise
                 mistake = error
-                if len(targets) > 1:
-                    warn(str(error))
+                warn(str(error))
                 wrong = {"model": target, "ok": False, "error": str(error)}
                 results.append(wrong)
                 continue
@@ -295,9 +323,9 @@ def check(
         stopped = True
     ok = not stopped and all(result["ok"] for result in results)
     if json_file is not None and first():
-        write_json(json_file, {"ok": ok, "models": results})
-    if mistake is not None and len(targets) == 1:
-        raise mistake
+        from ..invariants.report import ORIGIN
+
+        write_json(json_file, ORIGIN | {"ok": ok, "models": results})
     if not ok:
         raise typer.Exit(130 if stopped else 2 if mistake else 1)
 

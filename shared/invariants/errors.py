@@ -41,6 +41,18 @@ class NotFinite(AssertionError):
     """The scores are NaN or infinite."""
 
 
+class Leaked(AssertionError):
+    """A position sees a later token; the facts are for a reader of JSON.
+
+    Attributes:
+        facts: position, token, length, size, and file and line, if known.
+    """
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.facts = facts
+
+
 class FoundOut(AssertionError):
     """A failure that shows what other checks must know.
 

@@ -5,11 +5,18 @@ import json
 import re
 import textwrap
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from .notebooks import as_html
 
+# Of the JSON: fields are added under one number; a field that goes or changes
+# its meaning makes the next one.
+ORIGIN: dict[str, Any] = {"schema": 1, "version": "unknown"}
+with suppress(PackageNotFoundError):  # a checkout that is not installed
+    ORIGIN["version"] = version("gpt-duet")
 STATUSES = ("passed", "failed", "skipped", "expected", "error")
 
 COLOURS = {  # of a notebook's table
@@ -35,6 +42,8 @@ class CheckResult:
     backwards: int = 0  # passes back from these scores
     not_tried: str = ""  # what a check that passed has not tried, and why
     proof: dict[str, Any] | None = None  # as Proof.to_dict writes it
+    # position, token, length, size, file, line; null where not known
+    leak: dict[str, Any] | None = None
 
 
 @dataclass(repr=False)
@@ -75,7 +84,7 @@ class Report:
         """Return everything as plain data."""
         content = asdict(self) | {"ok": self.ok, "failed": self.failed}
         del content["interim"]  # of use meanwhile
-        return content
+        return ORIGIN | content
 
     def to_json(self) -> str:
         """Return everything as JSON."""

@@ -16,6 +16,7 @@ from .dependence.proof import Proof
 from .errors import (
     FoundOut,
     HookRaised,
+    Leaked,
     ModelRaised,
     NotFinite,
     SkipCheck,
@@ -233,6 +234,7 @@ class Run:
             budget.backwards - backwards,
             budget.not_tried if status == "passed" else "",
             self._proof_as_data(name),
+            error.facts if isinstance(error, Leaked) else None,
         )
         return result, error
 

@@ -4,6 +4,7 @@ The smallest case is the shortest sequence in which changing one token still
 moves an earlier score.
 """
 
+import math
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..dependence.proof import Proof
+from ..errors import Leaked
 from ..lines import first_in_two_texts
 from ..places import Place
 from ..rounding import floor_of
@@ -56,6 +58,7 @@ def _explained(leak: Leak, proof: Proof) -> AssertionError:
         f"{leak.position} by {leak.size:.2g} ({leak.dtype}"
         f"{variant.conditions}; rounding there is {leak.noise:.1g})"
     )
+    line = None
     with suppress(Exception):  # a model may need what a mode takes away
         line = first_in_two_texts(
             variant.model,
@@ -78,7 +81,16 @@ def _explained(leak: Leak, proof: Proof) -> AssertionError:
             )
     if time <= SHORT:
         text += f"; the input ids were {' '.join(map(str, base.tolist()))}"
-    error = AssertionError(text)
+    at = proof.culprit or (line and line.place)
+    error = Leaked(
+        text,
+        position=leak.position,
+        token=token,
+        length=time,
+        size=leak.size if math.isfinite(leak.size) else None,
+        file=at.file if at else None,
+        line=at.line if at else None,
+    )
     if time <= 2 * SHORT:
         error.add_note(text_map(_map(variant, base)))
     return error
