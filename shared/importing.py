@@ -91,6 +91,12 @@ def import_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if f"{name}.".startswith(f"{missing}.") and missing:
+            if (Path("src") / missing.partition(".")[0]).is_dir():
+                raise ValueError(
+                    f"no module {name!r}: {missing!r} is under src/: install "
+                    f"your package (pip install -e .), or name its file, as "
+                    f"src/{name.replace('.', '/')}.py:build"
+                ) from None
             here = [path.stem for path in Path.cwd().iterdir()]
             near = did_you_mean(missing, (*STYLES, *here))
             raise ValueError(

@@ -71,8 +71,8 @@ def load_target(
     found = _attribute(module, what, path)
     if not callable(found):
         raise ValueError(
-            f"{path} gives {type(found).__name__}, which is no model and no "
-            f"factory"
+            f"{path} gives {type(found).__name__} for {what}, which is no "
+            f"model and no factory"
         )
     if isinstance(found, type):
         return _alone(what, _from_class(found, module, target), place)
@@ -93,6 +93,7 @@ def parse_target(target: str) -> tuple[str, str]:
     drive = target[1:3] in (":\\", ":/") and target[:1].isalpha()
     path, separator, what = target[2 * drive :].partition(":")
     path, what = target[: 2 * drive] + path, what.strip()
+    _refuse_other_notations(target, path, what)
     if not separator and target.endswith(".py"):
         raise ValueError(
             f"{target} is a file: name its factory, as {target}:build"
@@ -107,11 +108,55 @@ def parse_target(target: str) -> tuple[str, str]:
     return path, what
 
 
+def _refuse_other_notations(target: str, path: str, what: str) -> None:
+    """Raise ValueError for a name as other tools write it, with ours."""
+    if "://" in target:
+        raise ValueError(
+            f"{target} is an address: download the file, and name "
+            f"path/to/file.py:factory"
+        )
+    if path.endswith(".ipynb"):
+        raise ValueError(
+            f"{path} is a notebook: call check_model in a cell, or move the "
+            f"model into a file"
+        )
+    if what.startswith(":"):
+        raise ValueError(
+            f"{target}: one colon goes before the name, as "
+            f"{path}:{what.lstrip(':')}"
+        )
+    folder = Path(target)
+    if target not in STYLES and folder.is_dir():
+        files = sorted(file.name for file in folder.glob("*.py"))
+        if not files:
+            raise ValueError(f"the folder {target} has no file of Python")
+        if "__init__.py" not in files:
+            raise ValueError(
+                f"{target} is a folder: name a file and its factory, as "
+                f"{(folder / files[0]).as_posix()}:build"
+            )
+    module, dot, name = target.rpartition(".")
+    file = Path(f"{module.replace('.', '/')}.py")
+    if dot and ":" not in target and file.is_file() and name != "py":
+        raise ValueError(
+            f"{target}: a colon goes before the name, as {module}:{name}"
+        )
+
+
 def _style(
     name: str, vocab_size: int | None, block_size: int | None
 ) -> Callable[..., Any]:
-    with first_on_path(Path.cwd()):
-        module = import_module(package_of(name))
+    try:
+        with first_on_path(Path.cwd()):
+            module = import_module(package_of(name))
+    except ValueError as error:
+        if str(error).endswith("installed packages"):
+            raise ValueError(
+                f"{error}; a model of transformers is named "
+                f"\"transformers:AutoModelForCausalLM.from_pretrained('{name}')"
+                f'"'
+            ) from None
+        raise
     build = getattr(module, "build_model", None)
     if not callable(build):
         built = _builders(module)
@@ -247,8 +292,9 @@ def _attribute(module: ModuleType, name: str, path: str) -> Any:
     for part in name.split("."):
         if not hasattr(found, part):
             public = [n for n in vars(module) if not n.startswith("_")]
-            raise ValueError(
-                f"{path} has no {name!r}{did_you_mean(part, public)}"
-            )
+            there = _builders(module) or public
+            words = f"; it has {', '.join(there[:5])}" if there else ""
+            near = did_you_mean(part, public) or words or ": it is empty"
+            raise ValueError(f"{path} has no {name!r}{near}")
         found = getattr(found, part)
     return found

@@ -3,6 +3,7 @@
 import difflib
 import math
 import operator
+import re
 import tempfile
 from collections.abc import Iterable
 from numbers import Real
@@ -81,7 +82,13 @@ def choose_device(name: str) -> "torch.device":
         if torch.accelerator.is_available():
             kind = torch.accelerator.current_accelerator()
             there.append(str(kind))
-        reason = str(error).split("\n")[0].split(". ")[0]
+        # torch lists all kinds that there are on any machine
+        reason = re.sub(
+            r"Expected one of .* device type",
+            "no such kind",
+            str(error).split("\n")[0].split(". ")[0],
+        )
+        reason = reason.partition(" at start")[0]
         raise ValueError(
             f"no device {name!r} here ({reason}); there is "
             f"{' and '.join(there)}"

@@ -45,6 +45,7 @@ def late():
 
 
 ready = GPT(GPTConfig(vocab_size=11))
+SIZE = 3
 
 
 def scores(idx):
@@ -92,12 +93,40 @@ def test_what_a_target_builds(model, what, vocab_size):
         ("Open", r"write an expression, as '.*:Open\(depth=..., config=...\)"),
         ("GPT(", "is no name and no expression"),
         ("lates", "has no 'lates': did you mean late"),
+        ("xyz", "has no 'xyz'; it has GPT, Open, late"),
+        ("SIZE", "gives int for SIZE, which is no model"),
+        (":GPT", r"one colon goes before the name, as .*model.py:GPT"),
         ("", "is no model"),
     ],
 )
 def test_a_mistake_is_one_sentence(model, what, message):
     with pytest.raises(ValueError, match=message):
         load_target(f"{model}:{what}")
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("nb.ipynb", "nb.ipynb is a notebook: call check_model"),
+        ("https://some.org/m.py:build", "is an address: download the file"),
+        ("gpt2", r"transformers:AutoModelForCausalLM.from_pretrained\('gpt2"),
+        ("one.GPT", "a colon goes before the name, as one:GPT"),
+        ("nothing", "the folder nothing has no file of Python"),
+        ("mine", "mine is a folder: .* as mine/helper.py:build"),
+        (".", "is a folder: name a file and its factory, as one.py:build"),
+        ("own.model:build", r"under src/: .* src/own/model.py:build"),
+        ("one.py:build", "one.py has no 'build': it is empty"),
+    ],
+)
+def test_a_name_as_others_write_it_is_answered_with_ours(
+    model, target, message
+):
+    here = model.parents[1]
+    (here / "nothing").mkdir()
+    (here / "src" / "own").mkdir(parents=True)
+    write(here, one="")
+    with pytest.raises(ValueError, match=message):
+        load_target(target)
 
 
 def test_a_config_that_needs_values_is_spelled_out(model):
