@@ -14,6 +14,8 @@
     training/      a model learns a text
     invariants/    the checks, for anyone's model
     comparison/    two models side by side
+    pytest_plugin.py  pytest --gpt-duet TARGET
+    project.py     [tool.gpt-duet] in pyproject.toml
     targets.py     a model named on the command line, loaded
     importing.py   imports of a user's files, each alone
     console.py     messages to the user, and how a command ends
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from .config import GPTConfig
     from .generation import generate
     from .invariants import (
+        Target,
         check_model,
         check_scorer,
         influence,
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GPTConfig",
+    "Target",
     "assert_same_values",
     "check_model",
     "check_scorer",
@@ -66,6 +70,7 @@ __all__ = [
 
 _ROOMS = {
     "GPTConfig": "config",
+    "Target": "invariants",
     "assert_same_values": "comparison.values",
     "check_model": "invariants",
     "check_scorer": "invariants",

@@ -17,6 +17,14 @@ from typer import Argument, Option
 
 from ..console import printable, warn
 from ..files import STDOUT, write_json
+from ..project import (
+    ALSO,
+    KNOWN,
+    as_arguments,
+    checks_without,
+    read_project,
+    seconds_of,
+)
 from ..targets import parse_target
 from ..validation import (
     choose_device,
@@ -42,7 +50,6 @@ ASCII = {0xB7: ".", **dict.fromkeys((0x2591, 0x2592, 0x2593, 0x2588), "#")}
 OF_SCORERS = {"--bos", "--bits", "--state"}
 OF_BOTH = {"--vocab-size", "--block-size", "--budget", "--quick", "--seed"}
 OF_BOTH |= {"--documents", "--thorough", "--json", "--debug"}
-UNITS = {"s": 1, "m": 60, "h": 3600}  # seconds
 
 
 def _mistakes_as_json(command: Callable[..., None]) -> Callable[..., None]:
@@ -56,6 +63,8 @@ def _mistakes_as_json(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(**given)
         except ValueError as error:
+            from ..invariants.ranks import first
+
             if file is not None and first():
                 from ..invariants.report import ORIGIN
 
@@ -76,7 +85,8 @@ def check(
         Argument(
             help="What builds each model: package.module:factory, "
             "path/to/file.py:factory, an expression in place of the factory, "
-            "or a package with build_model(config), such as annotated.",
+            "or a package with build_model(config), such as annotated. "
+            "Default: the targets of [tool.gpt-duet] in pyproject.toml.",
             show_default=False,
         ),
     ] = None,
@@ -204,14 +214,19 @@ def check(
     The exit status is 0 if everything holds, 1 if a check failed, 2 if the
     call was wrong, and 130 after Ctrl-C.
     """
-    if not (models or scorer or show_list):
-        raise ValueError("name what builds a model, as my_pkg.model:build")
+    project = {} if scorer else read_project(Path.cwd())
+    targets = models or [scorer] if scorer else models or list(project)
+    if not targets and not show_list:
+        raise ValueError(
+            "name what builds a model, as my_pkg.model:build, or list targets "
+            "under [tool.gpt-duet.targets] in pyproject.toml"
+        )
     _require_fitting(options.given(context), scorer is not None)
     makers = _makers(inputs or [])
     named = [make for make in makers.values() if make != NEVER]
     if documents and ":" in documents:
         named.append(documents)
-    alone = models if models and len(models) == 1 else []
+    alone = targets if len(targets) == 1 else []
     for model in filter(None, [*alone, cache, scorer, *named]):
         parse_target(model)
     for name, size in (("vocab-size", vocab_size), ("block-size", block_size)):
@@ -221,14 +236,13 @@ def check(
         raise ValueError("--thorough, --quick and --budget: choose one")
     if quick:
         budget = "30s"
-    seconds = math.inf if thorough else _seconds(budget)
+    seconds = math.inf if thorough else seconds_of(budget)
     require_seed(seed)
     require_parent(json_file)
     require_parent(map_file)
     if map_file is not None and map_file.suffix not in (".png", ".html"):
         raise ValueError(f"a map ends in .png or .html, got {map_file.name}")
     from ..invariants import CHECKS
-    from ..invariants.checks import choose_checks
     from ..invariants.ranks import current, first
     from ..invariants.scorer import LENGTH
     from .checking import Job, check_alone, check_here
@@ -241,10 +255,7 @@ def check(
                 line += f" Slow: --only {name.removeprefix('check_')}."
             print(f"{name:<{width}}  {line}")
         return
-    left_out = choose_checks(skip or [])
-    names = [name for name in choose_checks(only) if name not in left_out]
-    if not names:
-        raise ValueError("no check is left to run")
+    names = checks_without(only, skip)
     reasons = _expected(expect or [])
     settings: dict[str, Any] = {
         "checks": names,
@@ -281,9 +292,13 @@ def check(
         }
     if json_file not in (None, STDOUT):
         json_file = json_file.absolute()  # a model may change the folder
-    targets = models or [t for t in [scorer] if t]
-    alone = len(targets) > 1 and current() is None
-    check_target = check_alone if alone else check_here
+    given = {
+        ALSO.get(name) or KNOWN[name[2:]][1]
+        for name in options.given(context)
+        if name in ALSO or name[2:] in KNOWN
+    }
+    in_turn = len(targets) > 1 and current() is None
+    check_target = check_alone if in_turn else check_here
     console = Console(stderr=json_file == STDOUT)
     results: list[dict[str, Any]] = []
     mistake: ValueError | None = None
@@ -291,18 +306,22 @@ def check(
     try:
         for target in targets:
             drawn = map_file and _map_path(map_file, target, len(targets))
-            job = Job(
-                target,
-                settings,
-                drawn and drawn.absolute(),
-                cache,
-                makers,
-                documents,
-                scorer is not None,
-            )
             slow = Timer(SILENCE, warn, [f"{target} is slow to build or call"])
             slow.start()
             try:
+                own = as_arguments(project.get(target, {}))
+                own = {k: v for k, v in own.items() if k not in given}
+                maker = own.pop("cache", cache)
+                at = drawn and drawn.absolute()
+                job = Job(
+                    target,
+                    settings | own,
+                    at,
+                    maker,
+                    makers,
+                    documents,
+                    scorer is not None,
+                )
                 report = check_target(job, partial(_show, console, slow))
             except ValueError as error:
                 if len(targets) == 1:
@@ -341,20 +360,6 @@ def _require_fitting(given: dict[str, Any], scorer: bool) -> None:
     for name in sorted(given.keys() - OF_SCORERS - OF_BOTH - {"--scorer"}):
         words = name if name.startswith("-") else f"model, got {given[name]}"
         raise ValueError(f"--scorer takes no {words}")
-
-
-def _seconds(text: str | None) -> float | None:
-    """Return a time as it is typed (90s, 4m, 90) in seconds."""
-    if text is None:
-        return None
-    unit = UNITS.get(text[-1:])
-    try:
-        seconds = float(text[:-1] if unit else text) * (unit or 1)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"--budget takes 90s, 4m or seconds, got {text!r}")
-    return seconds
 
 
 def _makers(given: list[str]) -> dict[str, str]:

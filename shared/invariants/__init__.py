@@ -10,7 +10,7 @@ from .errors import SkipCheck, UnusableModel
 from .influence import influence
 from .meeting.meet import meet
 from .moves.pictures import save_map, text_map
-from .parametrize import parametrize_with_checks
+from .parametrize import Target, parametrize_with_checks
 from .proving import prove_causality
 from .report import CheckResult, Report
 from .runner import check_model
@@ -24,6 +24,7 @@ __all__ = [
     "Report",
     "SkipCheck",
     "Subject",
+    "Target",
     "UnusableModel",
     "check_model",
     "check_scorer",

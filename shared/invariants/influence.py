@@ -23,7 +23,9 @@ class InfluenceMap(Tensor):
     """The matrix of `influence`; a notebook shows it as a picture."""
 
     # what is computed of it is a plain tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = (  # type: ignore[assignment]
+        torch._C._disabled_torch_function_impl
+    )
 
     def _repr_html_(self) -> str:
         return svg(self)

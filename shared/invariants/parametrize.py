@@ -3,17 +3,53 @@
 import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, Unpack
 
 from .checks import choose_checks
 from .context import one_run
 from .errors import UnusableModel, with_their_frames
-from .meeting.meet import meet
+from .meeting.meet import Settings, meet
 from .model.building import Model, name_of
 from .runner import Run
 
 LONGEST = 60  # characters of an expression in a test's name
+
+
+class Target:
+    """A model with settings of its own, for `parametrize_with_checks`.
+
+    Args:
+        model: a model or, better, a factory, as for check_model.
+        checks: names; None: those of all models.
+        expected: reasons by name of a check that is expected to fail.
+        budget: seconds for all checks of the model.
+        threads: on the CPU.
+        **settings: vocab_size, block_size, outputs, seed, device, layout
+            and cache, as for check_model.
+
+    Raises:
+        TypeError: for an unknown setting.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        checks: Collection[str] | None = None,
+        expected: Mapping[str, str] | None = None,
+        budget: float | None = None,
+        threads: int | None = None,
+        **settings: Unpack[Settings],
+    ):
+        inspect.signature(meet).bind(None, **settings)
+        self.model = model
+        self.checks = checks
+        self.expected = expected
+        self.budget = budget
+        self.threads = threads
+        self.settings = settings
+
 
 Expected = Mapping[str, str] | Callable[[Model], Mapping[str, str]]
 
@@ -59,7 +95,7 @@ class BoundCheck:
 
 
 def parametrize_with_checks(
-    models: Iterable[Model],
+    models: Iterable[Model | Target],
     *,
     checks: Collection[str] | None = None,
     expected_failures: Expected | None = None,
@@ -71,7 +107,8 @@ def parametrize_with_checks(
     """Decorate a test with arguments model and check, once for each pair.
 
     Args:
-        models: models or, better, factories, as for check_model.
+        models: models or, better, factories, as for check_model; a Target
+            has settings of its own, which go before those for all models.
         checks: names; None: all but the slow one.
         expected_failures: reasons by name of a check, or a function that
             returns them for one of the models; such tests are marked xfail.
@@ -95,19 +132,31 @@ def parametrize_with_checks(
     """
     import pytest
 
-    names = choose_checks(checks)
     inspect.signature(meet).bind(None, **settings)
+    targets = [m if isinstance(m, Target) else Target(m) for m in models]
+    names_of = [
+        choose_checks(checks if target.checks is None else target.checks)
+        for target in targets
+    ]
 
     @lru_cache(maxsize=1)  # the checks of a model share it
-    def run_of(model: Model) -> Run:
-        return Run(model, names, budget, threads, **settings)
+    def run_of(index: int, model: Model) -> Run:
+        own = targets[index]
+        return Run(
+            model,
+            names_of[index],
+            budget if own.budget is None else own.budget,
+            threads if own.threads is None else own.threads,
+            **(settings | {**own.settings}),
+        )
 
     how: Any = {} if strict is None else {"strict": strict}
     parameters, labels = [], Counter[str]()
-    for index, model in enumerate(models):
-        expected = expected_failures or {}
-        if callable(expected):
-            expected = expected(model)
+    for index, target in enumerate(targets):
+        model, expected = target.model, target.expected
+        if expected is None:
+            given = expected_failures or {}
+            expected = given(model) if callable(given) else given
         reasons = {
             full: reason
             for name, reason in expected.items()
@@ -118,11 +167,11 @@ def parametrize_with_checks(
         labels[label] += 1
         if labels[label] > 1:
             label += f"#{labels[label]}"
-        for name in names:
+        for name in names_of[index]:
             marks = []
             if name in reasons:
                 marks = [pytest.mark.xfail(reason=reasons[name], **how)]
-            check = BoundCheck(name, run_of)
+            check = BoundCheck(name, partial(run_of, index))
             parameters.append(
                 pytest.param(model, check, id=f"{label}-{name}", marks=marks)
             )

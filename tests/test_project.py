@@ -1,0 +1,156 @@
+"""[tool.gpt-duet] in pyproject.toml, and pytest --gpt-duet."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gpt_duet import Target, parametrize_with_checks
+from gpt_duet.invariants.checks import choose_checks
+from gpt_duet.project import read_project
+
+MODEL = """
+import torch
+from torch import nn
+
+class Tiny(nn.Module):
+    vocab_size, block_size = 11, 9
+    def __init__(self, flip=False):
+        super().__init__()
+        self.flip = flip
+        self.table, self.head = nn.Embedding(11, 8), nn.Linear(8, 11)
+    def forward(self, idx):
+        x = self.table(idx)
+        return self.head(x.flip(1) if self.flip else x.cumsum(1))
+
+def leaky():
+    return Tiny(flip=True)
+"""
+SETTINGS = """
+[tool.gpt-duet]
+only = ["shape", "causality"]
+block-size = 6
+[tool.gpt-duet.targets."tiny.py:Tiny"]
+[tool.gpt-duet.targets."tiny:leaky"]
+expect = {causality = "an encoder"}
+"""
+pytestmark = pytest.mark.unhooked  # other processes, which have no hook
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    (tmp_path / "tiny.py").write_text(MODEL)
+    (tmp_path / "pyproject.toml").write_text(SETTINGS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return tmp_path
+
+
+def pytest_in(folder, *words):
+    plugins = ("-p", "gpt_duet.pytest_plugin", "-p", "no:cacheprovider")
+    run = [sys.executable, "-m", "pytest", *plugins, *words]
+    alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        run, cwd=folder, env=alone, capture_output=True, text=True
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_command_runs_all_targets_with_their_settings(project, duet):
+    status, out, err = duet("check")
+    assert status == 0, err
+    assert "tiny.py:Tiny: 11 tokens, sequences to 6\n" in out
+    assert "1 passed, 1 expected" in out
+    # what the shell says goes before what the file says
+    status, out, _ = duet(
+        "check", "tiny:leaky", "--only=causality", "--expect=shape=none"
+    )
+    assert status == 1
+    assert "tiny:leaky: 11 tokens, sequences to 6\n" in out
+    assert "1 failed" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("blok-size = 3", "no setting 'blok-size': did you mean block-size?"),
+        ("block-size = true", "block-size is int, got True"),
+        ("targets = ['a:b']", "targets is a table of tables"),
+        ("only = 'shape'", "only is list, got 'shape'"),
+        ("[tool", "pyproject.toml is no TOML"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(project, text, message):
+    head = "[tool.gpt-duet]\ntargets.'tiny:Tiny'.seed = 1\n"
+    head = "[tool.gpt-duet]\n" if "targets" in text else head
+    (project / "pyproject.toml").write_text(f"{head}{text}\n")
+    with pytest.raises(ValueError, match=message):
+        read_project(project)
+
+
+def test_pytest_has_an_item_for_each_check(project):
+    status, out = pytest_in(project, "--gpt-duet", "-rA", "-q")
+    assert status == 0, out
+    assert "3 passed, 1 xfailed" in out
+    assert "PASSED tiny.py:Tiny::check_causality" in out
+    assert "XFAIL tiny:leaky::check_causality - an encoder" in out
+    words = ("--gpt-duet", "tiny.py:leaky", "-k", "causality", "-q")
+    status, out = pytest_in(project, *words)
+    assert status == 1
+    assert "1 failed, 20 deselected" in out or "1 failed, 1 desel" in out
+    assert "position 0 sees token 1" in out
+    assert "pytest_plugin.py" not in out
+    status, out = pytest_in(project, "--gpt-duet", "tiny.py")
+    assert (status, "name its factory" in out) == (4, True)
+
+
+def test_the_plugin_imports_nothing_until_it_is_used(project):
+    (project / "test_none.py").write_text(
+        "import sys\ndef test():\n    assert 'torch' not in sys.modules\n"
+    )
+    assert pytest_in(project, "-q")[0] == 0
+
+
+def build(flip=False):
+    raise AssertionError("nothing is built while tests are collected")
+
+
+def test_many_models_with_settings_of_their_own_are_collected_at_once():
+    def test(model, check):
+        pass
+
+    one = Target(build, block_size=4, checks=["shape"])
+    other = Target(build, expected={"cache": "none yet"}, budget=3.0)
+    before = time.perf_counter()
+    models = [one, other, build, build, build]
+    mark = parametrize_with_checks(models, vocab_size=5)(test).pytestmark[0]
+    assert time.perf_counter() - before < 1
+    rows = mark.args[1]
+    names = choose_checks(None)
+    assert [row.id for row in rows[:2]] == [
+        "build-check_shape",
+        f"build#2-{names[0]}",
+    ]
+    assert len(rows) == 1 + 4 * len(names)
+    marked = [row.id for row in rows if row.marks]
+    assert marked == ["build#2-check_cache"]
+    with pytest.raises(TypeError, match="blok_size"):
+        Target(build, blok_size=4)
+
+
+def test_a_target_is_checked_with_its_settings(project):
+    from gpt_duet.targets import load_target
+
+    def test(model, check):
+        pass
+
+    tiny = load_target("tiny.py:Tiny")
+    models = [Target(tiny, block_size=4), Target(tiny, block_size=7)]
+    mark = parametrize_with_checks(models, checks=["shape"])(test)
+    found = [
+        row.values[1](row.values[0]) for row in mark.pytestmark[0].args[1]
+    ]
+    assert "the longest of 4" in found[0]
+    assert "the longest of 7" in found[1]
