@@ -99,7 +99,7 @@ def test_pytest_has_an_item_for_each_check(project):
     words = ("--gpt-duet", "tiny.py:leaky", "-k", "causality", "-q")
     status, out = pytest_in(project, *words)
     assert status == 1
-    assert "1 failed, 20 deselected" in out or "1 failed, 1 desel" in out
+    assert f"1 failed, {len(choose_checks(None)) - 1} deselected" in out
     assert "position 0 sees token 1" in out
     assert "pytest_plugin.py" not in out
     status, out = pytest_in(project, "--gpt-duet", "tiny.py")
