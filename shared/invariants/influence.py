@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +16,7 @@ from .moves.pictures import svg
 from .randomness import isolated
 from .variant import precise
 
+PLAIN: Any = torch._C._disabled_torch_function_impl
 DRAWN = 16  # tokens, where none are given
 
 
@@ -23,9 +24,7 @@ class InfluenceMap(Tensor):
     """The matrix of `influence`; a notebook shows it as a picture."""
 
     # what is computed of it is a plain tensor
-    __torch_function__ = (  # type: ignore[assignment]
-        torch._C._disabled_torch_function_impl
-    )
+    __torch_function__ = PLAIN
 
     def _repr_html_(self) -> str:
         return svg(self)
