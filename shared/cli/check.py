@@ -63,15 +63,15 @@ def _mistakes_as_json(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(**given)
         except ValueError as error:
-            from ..invariants.ranks import first
-
-            if file is not None and first():
+            if file is not None:
+                from ..invariants.ranks import first
                 from ..invariants.report import ORIGIN
 
                 wrong = {"ok": False, "error": str(error)}
                 models = [{"model": m} | wrong for m in given["models"] or []]
                 with suppress(ValueError):  # no such folder
-                    write_json(file, ORIGIN | wrong | {"models": models})
+                    if first():
+                        write_json(file, ORIGIN | wrong | {"models": models})
             raise
 
     return run
