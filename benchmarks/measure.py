@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gpt_duet.comparison.benchmark_results import Row, Run
 from gpt_duet.generation import generate, optimize_for_decoding
-from gpt_duet.invariants.threads import few_threads
+from gpt_duet.invariants.context import few_threads
 from gpt_duet.protocol import LanguageModel
 from gpt_duet.timing import interleave, stopwatch, time_first
 from gpt_duet.training.recipe import Recipe, build_optimizer

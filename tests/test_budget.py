@@ -26,12 +26,11 @@ from gpt_duet.invariants import (
 )
 from gpt_duet.invariants.budget import Budget
 from gpt_duet.invariants.dependence import Proof
-from gpt_duet.invariants.larger_weights import larger
 from gpt_duet.invariants.moves.trials import trials
 from gpt_duet.invariants.other_device import elsewhere
 from gpt_duet.invariants.rounding import gaps, is_real
 from gpt_duet.invariants.tokens import splits_to_try
-from gpt_duet.invariants.variant import own, precise
+from gpt_duet.invariants.variant import larger, own, precise
 from mingpt_style import build_model
 
 # check_causality tests a model less once it is proved

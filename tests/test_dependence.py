@@ -25,10 +25,9 @@ from uncertified import SIZES, UNCERTIFIED, Around, pads, scores
 
 from gpt_duet import GPTConfig, prove_causality
 from gpt_duet.invariants.dependence.call import RULES
-from gpt_duet.invariants.dependence.following import followed
-from gpt_duet.invariants.dependence.lattice import CODES, KNOWN, plain
+from gpt_duet.invariants.dependence.codes import CODES, KNOWN, plain
 from gpt_duet.invariants.dependence.proof import lengths_in_words
-from gpt_duet.invariants.dependence.shadows import Shadows
+from gpt_duet.invariants.dependence.shadows import Shadows, followed
 
 INF = math.inf
 TIGHT = 0.8  # of a result's numbers depend on as much as the rule says

@@ -20,7 +20,7 @@ from shared.generation import (
     stream_tokens,
 )
 from shared.generation.cpu_decoding import TokenLinear
-from shared.invariants.threads import few_threads
+from shared.invariants.context import few_threads
 
 CONFIG = GPTConfig(
     vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=16, dropout=0.5

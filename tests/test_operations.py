@@ -13,14 +13,13 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from gpt_duet.invariants.dependence.call import RULES
-from gpt_duet.invariants.dependence.following import followed
-from gpt_duet.invariants.dependence.lattice import (
+from gpt_duet.invariants.dependence.codes import (
     CODES,
     HIDDEN,
     KNOWN,
     plain,
 )
-from gpt_duet.invariants.dependence.shadows import Shadows
+from gpt_duet.invariants.dependence.shadows import Shadows, followed
 
 TOKENS = 4  # codes of the numbers that change, beside known ones
 SAMPLES = 3  # of an operation

@@ -111,7 +111,7 @@ def _climb(
 
     from ..comparison.page.ladder import Climbed, render_ladder
     from ..comparison.text import visible
-    from ..invariants.threads import few_threads
+    from ..invariants.context import few_threads
     from ..training.loss_curve import draw_losses
     from ..training.trainer import Trainer, TrainingFailed, draw_sample
 

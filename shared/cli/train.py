@@ -77,7 +77,7 @@ def train(
     import torch
 
     from ..checkpoint import SMALL_MODEL
-    from ..invariants.threads import few_threads
+    from ..invariants.context import few_threads
     from ..protocol import load_style
     from ..tokenization.texts import split_ids, text_stamp
     from ..tokenization.tokenizers import load_tokenizer

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from ..invariants.context import one_run
+from ..invariants.context import isolated, one_run
 from ..invariants.errors import UnusableModel
-from ..invariants.randomness import isolated
 from ..invariants.scores import Score, Scorer, Scores, read_scores, rounding_of
 from ..invariants.tokens import spans
 from .values.recording import TOKENS, read_arrays

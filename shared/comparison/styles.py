@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..config import GPTConfig
-from ..invariants.threads import few_threads
+from ..invariants.context import few_threads
 from ..names import short_name
 from ..protocol import Style
 from ..timing import Quartiles

@@ -19,8 +19,7 @@ from .cases import COMPILED, EVAL, TRAIN, WITH_GRADIENTS, Case
 from .context import modes_kept
 from .dependence.proof import Open, Proof
 from .errors import ModelRaised
-from .model.building import KeptState, Model
-from .model.wrapped import unwrapped
+from .model.building import KeptState, Model, unwrapped
 from .moves.leaks import LeakFinder, Trial
 from .rounding import dtype_name, floor, gaps
 from .stances import DYNAMO, as_written, compiled_frames, runs_compiled

@@ -8,12 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .context import one_run
+from .context import isolated, one_run
 from .meeting.meet import Settings, meet
 from .model.building import Model
 from .moves.moved import influence_of
 from .moves.pictures import svg
-from .randomness import isolated
 from .variant import precise
 
 PLAIN: Any = torch._C._disabled_torch_function_impl

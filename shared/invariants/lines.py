@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dependence.arguments import tensors_in
-from .model.arrays import code_of
+from .dependence.call import tensors_in
+from .model.calling import code_of
 from .operations import Operations, below_autograd
 from .places import Place, find_call, layers_of, names_of
 

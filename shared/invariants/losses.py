@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from .context import seed_all
 from .errors import during
 from .model.reading import find_loss
-from .randomness import seed_all
 from .variant import DROPOUT_SEED, Variant
 
 

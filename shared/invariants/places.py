@@ -16,7 +16,7 @@ import jaxtyping
 import torch
 from torch import nn
 
-from .model.arrays import code_of
+from .model.calling import code_of
 from .notebooks import cell_of
 
 WIDTH = 48  # of an expression in a sentence

@@ -5,11 +5,10 @@ from typing import Any, Unpack
 
 from .block_masks import require_true_blocks
 from .compiled import require_same_program
-from .context import one_run
+from .context import isolated, one_run
 from .dependence.proof import Open, Proof
-from .dependence.prove import prove_positions
+from .dependence.prover import prove_positions
 from .meeting.meet import Settings, meet
-from .randomness import isolated
 
 
 @one_run

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from .budget import DEFAULT, HEAVY, Budget
 from .checks import CHECKS, choose_checks
-from .context import one_run
+from .context import isolated, one_run
 from .dependence.proof import Proof
 from .errors import (
     FoundOut,
@@ -26,7 +26,6 @@ from .errors import (
     sentence,
 )
 from .meeting.meet import Settings, learn, meet
-from .randomness import isolated
 from .ranks import Parted, current, together
 from .report import CheckResult, Report
 

@@ -17,13 +17,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from .budget import DEFAULT, Budget
-from .context import one_run
+from .context import few_threads, isolated, one_run
 from .errors import SkipCheck, UnusableModel
-from .randomness import isolated
 from .report import CheckResult, Report
 from .rounding import dtype_name
 from .scores import Score, Scorer, ScorerRaised, Scores, rounding_of
-from .threads import few_threads
 from .tokens import SPLITS, draw, others, spans, splits_to_try
 
 LENGTH = 64  # of the longest text, by default

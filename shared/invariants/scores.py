@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .budget import Budget
+from .context import seed_all
 from .errors import UnusableModel, place_of, sentence
-from .model.arrays import as_tensor, is_array
-from .randomness import seed_all
+from .model.calling import as_tensor, is_array
 from .rounding import Inside, floor_of
 
 Score = Callable[[Int[Tensor, "time"]], Any]

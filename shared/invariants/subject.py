@@ -10,13 +10,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .budget import Budget
+from .context import few_threads
 from .errors import ModelRaised, SkipCheck, UnusableModel
-from .model.arrays import IN_ARRAYS
 from .model.building import Builder
-from .model.calling import Caller
+from .model.calling import IN_ARRAYS, Caller
 from .model.reading import Reader, find_scores, follow
 from .model.sizes import Declared, Lengths
-from .threads import few_threads
 from .tokens import draw
 
 HEAVY = 2_000_000  # parameters: float64 and whole batches cost too much

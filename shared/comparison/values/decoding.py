@@ -8,11 +8,10 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
-from ...invariants.context import one_run
+from ...invariants.context import isolated, one_run
 from ...invariants.decoding.compared import Comparison
 from ...invariants.errors import ModelRaised, SkipCheck
 from ...invariants.lines import Line
-from ...invariants.randomness import isolated
 from ...invariants.rounding import floor, gaps
 from .given import DRAWN, Model, as_tokens, drawn, require_fit, subject_of
 

@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ...invariants.context import one_run
-from ...invariants.model.arrays import IN_ARRAYS
+from ...invariants.model.calling import IN_ARRAYS
 from ...invariants.subject import Subject
 from .findings import findings
 from .given import (

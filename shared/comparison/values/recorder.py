@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ...invariants.dependence.arguments import tensors_in
+from ...invariants.dependence.call import tensors_in
 from ...invariants.lines import is_value
 from ...invariants.operations import Operations
 from ...invariants.places import (

@@ -19,9 +19,9 @@ from jaxtyping import Int
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ...invariants.context import isolated
 from ...invariants.errors import ModelRaised
 from ...invariants.places import Place
-from ...invariants.randomness import isolated
 from ...invariants.subject import Subject
 from ...invariants.variant import own
 from .side import Side

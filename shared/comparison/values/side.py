@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from ...invariants.context import one_run
+from ...invariants.context import isolated, one_run
 from ...invariants.errors import ModelRaised
 from ...invariants.operations import below_autograd
-from ...invariants.randomness import isolated
 from ...invariants.rounding import nudge
 from ...invariants.subject import Subject
 from ...invariants.variant import Variant, own, precise

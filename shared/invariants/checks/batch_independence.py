@@ -8,11 +8,10 @@ from torch import Tensor
 
 from ..cases import EVAL, ROWS, TRAIN_WITHOUT_GRADIENTS, cases_of
 from ..check import Subject, check
-from ..dependence.prove import prove_rows
-from ..larger_weights import both
+from ..dependence.prover import prove_rows
 from ..rounding import dtype_name, real_gap
 from ..tokens import SHORT, draw, others
-from ..variant import Variant, precise
+from ..variant import Variant, both, precise
 
 FEW = 5  # rows that are each tried
 MANY = (16, 33)

@@ -9,10 +9,9 @@ from torch import Tensor
 from ..cases import TRAIN
 from ..check import SkipCheck, Subject, check
 from ..embedding import gradients_at
-from ..larger_weights import both
 from ..rounding import FLOOR, is_real
 from ..tokens import SHORT, SPLITS, draw, rows_at_once, splits_to_try
-from ..variant import Variant, precise
+from ..variant import Variant, both, precise
 
 
 @check(share=1, implied_by=("check_causality",))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ..block_masks import require_true_blocks
 from ..check import SkipCheck, Subject, check
 from ..compiled import require_same_program
-from ..dependence.prove import prove_positions
+from ..dependence.prover import prove_positions
 from ..moves.leaks import LeakFinder
 from ..moves.smallest import explain
 from ..moves.trials import trials

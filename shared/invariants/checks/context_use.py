@@ -6,14 +6,13 @@ from contextlib import suppress
 import torch
 
 from ..check import Subject, check
-from ..dependence.prove import unreached
+from ..dependence.prover import unreached
 from ..embedding import gradients_at
 from ..errors import ModelRaised
-from ..larger_weights import both
 from ..model.sizes import WINDOW, Declared, all_declared
 from ..moves.moved import moves
 from ..tokens import SHORT, SPLITS, draw, others, spans, splits_to_try
-from ..variant import Variant, build
+from ..variant import Variant, both, build
 
 PROVED = "; no operation leads from there to these scores"
 LITTLE = 3  # tokens of a text in which no operation need lead anywhere

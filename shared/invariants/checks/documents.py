@@ -9,17 +9,16 @@ from torch import Tensor
 
 from ..cases import EVAL, OWN
 from ..check import SkipCheck, Subject, check
-from ..dependence.prove import prove_documents
+from ..dependence.prover import prove_documents
 from ..documents import MASKS, Packing, packings
 from ..errors import ModelRaised
-from ..larger_weights import both
 from ..losses import shifts_of
 from ..model.reading import find_loss
 from ..model.sizes import TILES, WINDOW, all_declared
 from ..moves.moved import moves
 from ..rounding import dtype_name, real_gap
 from ..tokens import draw, others, spans
-from ..variant import Variant, build
+from ..variant import Variant, both, build
 
 BESIDE = [*MASKS]
 Fault = tuple[float, str]  # how far scores move, and the sentence

@@ -10,13 +10,12 @@ from torch import Tensor
 from ..cases import EXTREME, TRAIN, TRAIN_WITHOUT_GRADIENTS, WITH_GRADIENTS
 from ..check import Subject, check
 from ..errors import NotFinite, during
-from ..larger_weights import scale_up
 from ..losses import cross_entropy
 from ..model.subclasses import quantised
 from ..operations import Operations
 from ..places import Place, find_place
 from ..ranks import local
-from ..variant import Variant, own
+from ..variant import Variant, own, scale_up
 
 GRADIENTS = 256  # tokens: a backward pass of longer texts takes much memory
 

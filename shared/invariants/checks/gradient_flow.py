@@ -9,13 +9,12 @@ from ..cases import TRAIN
 from ..check import Subject, check
 from ..dead_parts import FEWEST, Slices, add_alive, dead_in, in_words, judge
 from ..errors import SkipCheck, during
-from ..larger_weights import larger
 from ..losses import cross_entropy, scores_and_loss
 from ..model.reading import tensors_in
 from ..model.subclasses import quantised
 from ..ranks import current, largest_of, local, local_gradient
 from ..tokens import rows_at_once
-from ..variant import Variant, changeable
+from ..variant import Variant, changeable, larger
 
 STEPS = 5  # of training, until no factor behind a zero is 0
 ROUNDING_SHARE = 1e-6  # of the largest gradient: in float32, rounding

@@ -11,12 +11,11 @@ from ..cases import EVAL, INFERENCE, TRAIN
 from ..check import Subject, check
 from ..derivatives import Along, gradients_of
 from ..errors import ModelRaised, SkipCheck, during
-from ..larger_weights import redraw_zeros
 from ..model.subclasses import is_plain
 from ..places import Place, find_place
 from ..ranks import current, local, local_gradient
 from ..rounding import FLOOR, Inside, require_finite
-from ..variant import Variant, changeable, doubled
+from ..variant import Variant, changeable, doubled, redraw_zeros
 
 COARSE = 1e-4  # unit of rounding from which on nothing can be compared
 # Operations that stand still or jump: a gradient through them is estimated.

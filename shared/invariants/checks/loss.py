@@ -12,7 +12,6 @@ from ..cases import TRAIN, WITH_GRADIENTS
 from ..check import Subject, check
 from ..derivatives import gradients_of
 from ..errors import ModelRaised, SkipCheck, during
-from ..larger_weights import both
 from ..losses import (
     added_to,
     close,
@@ -27,7 +26,7 @@ from ..model.building import hooked
 from ..model.subclasses import quantised
 from ..rounding import floor, gaps
 from ..tokens import others
-from ..variant import Variant
+from ..variant import Variant, both
 
 HOW = ("as given", "shifted by one inside")
 EITHER = " or ".join(HOW)

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from ..check import SkipCheck, Subject, check
-from ..larger_weights import both
 from ..rounding import FLOOR, dtype_name, floor_of, is_real, rounding
-from ..variant import Variant
+from ..variant import Variant, both
 
 NORMALISED = 1e-3  # sums as close to 1 as that are meant to be 1
 

@@ -5,7 +5,6 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..check import SkipCheck, Subject, check
-from ..larger_weights import both
 from ..model.sizes import WINDOW, declared
 from ..model.subclasses import quantised
 from ..rounding import (
@@ -17,7 +16,7 @@ from ..rounding import (
     rounding,
 )
 from ..tokens import draw, others, rows_at_once
-from ..variant import Variant, build
+from ..variant import Variant, both, build
 
 CLEAR = 0.5  # share of the deviation of scores: no rounding is as large
 COARSE = 1e-3  # a share that float32's rounding does not reach

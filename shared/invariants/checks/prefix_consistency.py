@@ -8,10 +8,9 @@ from torch import Tensor
 
 from ..cases import PREFIX, cases_of
 from ..check import SkipCheck, Subject, check
-from ..larger_weights import both
 from ..rounding import dtype_name, floor, gaps, real_gap
 from ..tokens import SHORT, draw, rows_at_once, splits_to_try
-from ..variant import Variant, precise
+from ..variant import Variant, both, precise
 
 
 @check(share=1, implied_by=("check_determinism", "check_causality"))

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ..cases import EVAL, TRAIN, WITH_GRADIENTS
 from ..check import Subject, check
+from ..context import random_states, seed_all
 from ..errors import during
 from ..model.building import Model
 from ..model.subclasses import parts_of
-from ..randomness import random_states, seed_all
 from ..ranks import local
 from ..rounding import floor, gaps
 from ..variant import Variant, own

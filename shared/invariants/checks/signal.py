@@ -7,11 +7,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..check import SkipCheck, Subject, check
-from ..larger_weights import larger
 from ..model.building import hooked
 from ..model.reading import tensors_in
 from ..rounding import minus
-from ..variant import Variant, precise
+from ..variant import Variant, larger, precise
 
 TIME = 31  # a prime: the width of no head is taken for it
 CHOICE = 8  # positions that a row has to choose from, at least

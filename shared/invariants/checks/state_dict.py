@@ -7,11 +7,10 @@ from torch import nn
 
 from ..check import Subject, check
 from ..errors import sentence
-from ..larger_weights import redraw_zeros
 from ..model.subclasses import is_plain
 from ..ranks import local
 from ..rounding import floor, gaps
-from ..variant import Copy, Variant, build, changeable
+from ..variant import Copy, Variant, build, changeable, redraw_zeros
 
 
 @check()

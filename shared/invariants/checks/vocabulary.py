@@ -7,12 +7,11 @@ from torch import Tensor
 from ..check import Subject, check
 from ..embedding import Lookups
 from ..errors import NotFinite
-from ..larger_weights import larger
 from ..limits import on_cpu, refusal
 from ..ranks import current
 from ..rounding import floor, gaps
 from ..tokens import rows_at_once
-from ..variant import Variant, own
+from ..variant import Variant, larger, own
 
 SPARE = 128  # rows of a table beyond the vocabulary: padding to a multiple
 FEW = 16  # pairs of ids; and a heavy model's first and last ones

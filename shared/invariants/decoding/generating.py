@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..context import seed_all
 from ..errors import SkipCheck, during
-from ..larger_weights import both
 from ..model.building import KeptState
 from ..model.calling import token_argument
 from ..model.inputs import CACHED, FLAG
-from ..randomness import seed_all
 from ..subject import Subject
+from ..variant import both
 
 COUNTS = (
     *("max_new_tokens", "new_tokens", "num_new_tokens", "n_new_tokens"),

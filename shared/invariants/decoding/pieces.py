@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelRaised
-from ..larger_weights import larger
 from ..model.building import KeptState
 from ..model.calling import MASK
 from ..model.inputs import STATES
@@ -16,7 +15,7 @@ from ..model.reading import describe
 from ..model.sizes import padding_ids
 from ..subject import Subject
 from ..tokens import draw
-from ..variant import Variant, in_double, own, precise
+from ..variant import Variant, in_double, larger, own, precise
 from .conventions import Convention, Text, conventions, sizes_of
 
 # How sure it is that a way to call a model is decoding: it is none, what is

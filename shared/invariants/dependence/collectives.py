@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from .arguments import tensors_in
-from .lattice import (
+from .call import tensors_in
+from .codes import (
     CODES,
     FREE,
     STRONG,

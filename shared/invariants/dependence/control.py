@@ -13,10 +13,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ..places import Place, find_place
-from .following import followed
-from .lattice import plain
-from .notes import Step
-from .shadows import UNSET, Shadows
+from .codes import plain
+from .shadows import UNSET, Shadows, Step, followed
 
 Tokens = Int[Tensor, "batch time"]
 Run = Callable[[Tokens], object]

@@ -10,8 +10,8 @@ that are not hidden from it.
 from torch import Tensor
 
 from ..places import Place
-from .lattice import plain
-from .notes import OUTSIDE, Step
+from .codes import plain
+from .shadows import OUTSIDE, Step
 
 SOFTMAX = ("_softmax", "_safe_softmax", "_log_softmax")
 # These copy numbers: a reader looks for the line before or after.

@@ -11,12 +11,10 @@ from torch import Tensor
 
 from ..places import Place
 from ..ranks import current, largest, on_any
+from .codes import CODES, FREE, LONGEST, plain
 from .control import Control, changed
-from .following import followed
-from .lattice import CODES, FREE, LONGEST, plain
 from .losses import Compared
-from .notes import Notes, Step
-from .shadows import Shadows
+from .shadows import Notes, Shadows, Step, followed
 
 FEW = 7  # codes that are changed one by one
 Tokens = Int[Tensor, "batch time"]

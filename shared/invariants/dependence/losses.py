@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from .lattice import FREE, KNOWN, over
-from .notes import Step
-from .shadows import Shadows
+from .codes import FREE, KNOWN, over
+from .shadows import Shadows, Step
 
 Tokens = Int[Tensor, "batch time"]
 CROSS_ENTROPY = ("nll_loss_forward", "nll_loss2d_forward")

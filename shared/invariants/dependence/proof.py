@@ -9,8 +9,8 @@ from ..cases import Case
 from ..notebooks import as_html
 from ..places import Place
 from ..tokens import runs
-from .lattice import FREE
-from .notes import Notes
+from .codes import FREE
+from .shadows import Notes
 
 HALF = 0.5  # of a mask's number: as long as scores stay below
 CLAIMS = {

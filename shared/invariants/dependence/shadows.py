@@ -1,41 +1,100 @@
-"""The mode of torch that carries the codes through a model's operations."""
+"""The mode of torch that carries the codes through a model's operations.
 
-from collections.abc import Callable, Iterable
+A run leaves its Steps, and Notes of what its answer rests on.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves as any_leaves
 
-from ..flex import lists_of
+from ..flex import flex_as_written, lists_of
 from ..model.subclasses import parts_of
 from ..operations import Operations
 from ..places import Place, find_place
 from ..ranks import in_fully_shard, local
-from . import (  # noqa: F401
-    rules_indexing,
-    rules_kernels,
-    rules_mixing,
-    rules_movement,
+from .call import (
+    PLACED,
+    RULES,
+    Call,
+    base_name,
+    decomposed,
+    is_composite,
+    tensors_in,
+    written_by,
 )
-from .arguments import decomposed, is_composite, tensors_in, written_by
-from .call import PLACED, RULES, Call, base_name
-from .collectives import carry, is_collective, settle
-from .formulas import FORMULAS
-from .lattice import (
+from .codes import (
     FREE,
     KNOWN,
     LONGEST,
     LOWERED,
+    Shadow,
+    Storages,
     as_lowered,
     full,
     lined_up,
 )
-from .notes import OUTSIDE, Notes, Step
-from .rules_indexing import integers_of_routing
-from .rules_pointwise import pointwise
-from .storages import Shadow, Storages
+from .collectives import carry, is_collective, settle
+from .rules import FORMULAS, integers_of_routing, pointwise
+
+# --- Notes of a run ----------------------------------------------------------
+
+OUTSIDE = "outside"  # a tensor that no operation made
+
+
+@dataclass
+class Step:
+    """An operation that was carried out, for the control and the way.
+
+    Attributes:
+        name: of the operation.
+        place: where the model calls it.
+        outs: its results; codes: theirs.
+        call: what it was, and the codes of its arguments.
+        routed: whether results that route tokens were taken as known.
+    """
+
+    name: str
+    place: Place
+    outs: list[Tensor]
+    codes: list[Tensor]
+    call: tuple[Call, dict[int, Tensor]] | None
+    routed: bool = False
+
+
+@dataclass
+class Notes:
+    """What a run rests on, and what it did not understand.
+
+    Each by its place: what Python code read of the tokens, which of these
+    numbers left torch, which finite masks count as minus infinity, which do
+    not, where a token may hide all that such a mask leaves, unknown
+    operations, and losses of scores that depend on their targets.
+    """
+
+    reads: dict[Place, int] = field(default_factory=dict)
+    left: dict[Place, str] = field(default_factory=dict)
+    masks: dict[Place, float] = field(default_factory=dict)
+    weak: dict[Place, float] = field(default_factory=dict)
+    padding: dict[Place, float] = field(default_factory=dict)
+    unknown: dict[Place, str] = field(default_factory=dict)
+    routed: dict[Place, str] = field(default_factory=dict)
+    compared: dict[Place, str] = field(default_factory=dict)
+
+    def update(self, other: "Notes") -> None:
+        """Add what another run rests on."""
+        for name, found in vars(other).items():
+            getattr(self, name).update(found)
+
+
+# --- The mode ----------------------------------------------------------------
 
 # Python code goes another way by what these say.
 READS = (
@@ -404,3 +463,32 @@ class Shadows(Operations):
         step = Step(name, find_place(name), outs, codes, call, self.routed)
         self.routed = False
         self.tape(step)
+
+
+# --- Following ---------------------------------------------------------------
+
+TEXTS = ("tolist", "__repr__", "__str__")
+LEAVES = ("numpy", "__array__", "__dlpack__", "data_ptr")
+
+
+class _Leaving(TorchFunctionMode):
+    """Sees tensors that are turned into numbers of Python's or NumPy's."""
+
+    def __init__(self, shadows: Shadows):
+        super().__init__()
+        self.shadows = shadows
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        if name in TEXTS or name in LEAVES:
+            with _disable_current_modes():
+                left = name in LEAVES
+                self.shadows._read(name, tensors_in(args[:1]), left)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def followed(shadows: Shadows) -> Iterator[None]:
+    """Follow all operations inside."""
+    with flex_as_written(), _Leaving(shadows), shadows:
+        yield

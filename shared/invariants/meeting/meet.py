@@ -10,21 +10,23 @@ import torch
 from torch import nn
 
 from ..cases import LOSSES, MASKED, TRAIN_TARGETS, Case, to_be_tried
-from ..context import modes_kept, one_run
+from ..context import isolated, modes_kept, one_run
 from ..errors import FoundOut, ModelRaised, UnusableModel, during, sentence
 from ..model.building import Builder, KeptState, called_modules, name_of
 from ..model.calling import LAYOUTS, LOG_PROBS, caller_of
 from ..model.reading import BATCH_FIRST, SCORES
 from ..model.sizes import LENGTH, Lengths, choose_sizes, declared
 from ..model.subclasses import quantised
-from ..randomness import isolated
 from ..subject import Subject
 from ..variant import Copy, Variant
 from .inputs import find_inputs
-from .layout import require_batch_first
-from .probing import probe
-from .refusals import find_refusals
-from .state import find_noise, find_state
+from .probing import (
+    find_noise,
+    find_refusals,
+    find_state,
+    probe,
+    require_batch_first,
+)
 
 # No fault of a model: its device or a quantised kernel lacks it.
 NO_BACKWARD = re.compile("not support backward|derivative .*not implemented")

@@ -1,20 +1,34 @@
-"""Find the scores in a model's answers, by calls at two sizes."""
+"""What calls tell of a model: its scores, layout, lengths, rows and state."""
 
 import inspect
-from collections.abc import Iterator
+from bisect import bisect
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import ModelRaised
-from ..model.arrays import IN_ARRAYS, is_array
-from ..model.calling import SCORERS, Caller, caller_of
+from ..context import RecordedDraws, random_states
+from ..errors import ModelRaised, UnusableModel
+from ..model.building import KeptState
+from ..model.calling import IN_ARRAYS, SCORERS, Caller, caller_of, is_array
 from ..model.reading import Reader, describe, find_scores, reach, tensors_in
-from ..model.sizes import VOCABULARY, declared
+from ..model.sizes import (
+    ROWS,
+    VOCABULARY,
+    Lengths,
+    before_first_position,
+    declared,
+)
 from ..subject import Subject
+from ..tokens import SHORT, draw
 from ..variant import Copy, Variant
+
+# --- Scores ------------------------------------------------------------------
 
 Size = tuple[int, int]  # of batch and time
 OTHER_KIND = TypeError, AttributeError  # of a function written in arrays
@@ -174,3 +188,199 @@ def _find_reader(
             alike = sum(other == form for _, other in both)
             return Reader(path, form, width, vocab, alike)
     return None
+
+
+# --- Which axis is time ------------------------------------------------------
+
+
+def require_batch_first(
+    subject: Subject, variant: Variant, batch: int, time: int
+) -> Subject:
+    """Refuse a model that takes (time, batch) where nothing says so.
+
+    It shows when a token moves what comes after it in the first axis and
+    not in the second, along which equal tokens have equal scores.
+    """
+    if subject.caller.time_first or time < 2:
+        return subject
+    vocab = subject.vocab_size
+    tokens = subject.draw(batch, time)
+    change = torch.zeros_like(tokens)
+    change[0, 0] = 1
+    base, moved, equal = (
+        variant.scores(ids, seed=subject.seed)
+        for ids in (tokens, (tokens + change) % vocab, change * 0)
+    )
+    differs = (base != moved).any(-1)
+    if (
+        differs[1:, 0].any()
+        and not differs[0, 1:].any()
+        and torch.allclose(equal, equal[:, :1].expand_as(equal))
+    ):
+        raise UnusableModel(
+            f"{subject.name} mixes the first axis of its tokens and not the "
+            f'second: does it take (time, batch)? Then give layout="tb" '
+            f"(in the shell --layout tb)"
+        )
+    return subject
+
+
+# --- Lengths and rows --------------------------------------------------------
+
+# a model that accepts these lengths and the longest takes all
+FEW = (1, 2, 3, 7)
+MANY_ROWS = 64  # as many as the checks give at once, but for a few
+
+
+def find_lengths(
+    accepts: Callable[[int], bool], longest: int, known: int
+) -> Lengths:
+    """Return the lengths that a model accepts, as far as some of them show.
+
+    One is known; none over the longest is tried.
+    """
+    accepts = cache(accepts)
+    if all(accepts(t) for t in (*FEW, longest) if t <= longest):
+        return Lengths(1, 1, longest)
+    powers = [1 << k for k in range(5, longest.bit_length())]
+    for some in (range(1, min(SHORT, longest) + 1), powers, [known]):
+        taken = [t for t in some if accepts(t)]
+        if taken:
+            break
+    step = min((b - a for a, b in pairwise(taken)), default=taken[0])
+    least = low = taken[-1] - taken[-1] % step
+    while least > step and accepts(least - step):
+        least -= step
+    end = longest - longest % step
+    if accepts(end):
+        return Lengths(least, step, end)
+    longer = range(low + step, end, step)
+    count = bisect(longer, False, key=lambda t: not accepts(t))
+    return Lengths(least, step, low + count * step)
+
+
+def find_refusals(
+    subject: Subject, variant: Variant, batch: int, time: int
+) -> Subject:
+    """Find lengths and numbers of rows that are refused."""
+    refused: dict[tuple[int, int], ModelRaised] = {}
+
+    def answers(rows: int, length: int) -> bool:
+        ids = draw(subject.vocab_size, rows, length, subject.generator())
+        try:
+            variant.scores(ids)
+        except ModelRaised as error:
+            refused[rows, length] = error
+        return (rows, length) not in refused
+
+    rows, longest = 1 if answers(1, time) else batch, subject.block_size
+    refused.clear()
+    lengths = find_lengths(lambda length: answers(rows, length), longest, time)
+    refusals = []
+    fewer = longest - before_first_position(variant.model, longest)
+    if refused and lengths != Lengths(1, 1, fewer):
+        refusals.append((refused[min(refused)], f"{lengths} are answered"))
+    subject = replace(
+        subject,
+        lengths=lengths,
+        block_size=lengths.longest,
+        refusals=tuple(refusals),
+    )
+    refused.clear()
+    length = lengths.fit(7)
+    if answers(MANY_ROWS, length):
+        return subject
+    more = range(batch + 1, MANY_ROWS)
+    count = bisect(more, False, key=lambda rows: not answers(rows, length))
+    count += batch
+    said = declared(variant.model, ROWS)
+    if said is not None and said.value == count:
+        note = f"at most {count} rows at once: {said}"
+        return replace(subject, rows=count).noted(note)
+    refusals.append((refused[min(refused)], f"{count} rows are answered"))
+    return replace(subject, rows=count, refusals=tuple(refusals))
+
+
+# --- Repeated calls ----------------------------------------------------------
+
+NEVER = -9e3  # a score below this everywhere leaves no probability
+
+
+def find_state(
+    subject: Subject, variant: Variant, batch: int, time: int
+) -> Subject:
+    """Find out whether a call changes the next one, and can be undone."""
+    tokens, between = subject.draw(2 * batch, time).split(batch)
+
+    def differs(variant: Variant) -> bool:
+        try:
+            variant.scores(between)
+            scores = variant.scores(tokens, seed=subject.seed)
+        except ModelRaised:
+            return True
+        return not torch.allclose(scores, first, 0, noise, True)
+
+    stateful = replace(subject, keeps_state=True)
+    undone = replace(variant, subject=stateful)
+    undone.start_again()
+    first = variant.scores(tokens, seed=subject.seed)
+    largest = float(first.abs().nan_to_num_(posinf=0.0).max())
+    noise = 64 * torch.finfo(first.dtype).eps * largest
+    if not differs(variant):
+        return subject
+    if differs(undone):
+        return replace(
+            stateful,
+            lost_state="what a call leaves for the next one cannot be undone: "
+            "see check_determinism",
+        )
+    with RecordedDraws() as draws:
+        undone.scores(tokens)
+    # draws come from a generator that the model keeps
+    return replace(
+        stateful.noted(_words(variant, tokens)), noisy=bool(draws.shapes)
+    )
+
+
+def _words(variant: Variant, tokens: Tensor) -> str:
+    """Return what a call leaves for the next one, with the name of it."""
+    kept = KeptState(variant.model) if variant.subject.is_module else None
+    with suppress(ModelRaised):
+        variant.scores(tokens)
+    name = f" ({kept.changed()})" if kept and kept.changed() else ""
+    return (
+        f"a call shows in the scores of the next one{name}, which is the "
+        "matter of "
+        "check_determinism: all other checks start each call from the state "
+        "that the model was built in"
+    )
+
+
+def find_noise(subject: Subject, variant: Variant, batch: int) -> Subject:
+    """Find ids without a score, and whether random numbers are drawn."""
+    tokens = subject.draw(batch, 7)
+    first, again = (variant.scores(tokens, seed=1) for _ in "ab")
+    other = variant.scores(tokens, seed=2)
+    hidden = (first < NEVER).flatten(0, 1).all(0)
+    if hidden.any() and not hidden.all():
+        ids = tuple(hidden.nonzero().flatten().tolist())
+        subject = replace(subject, hidden=ids).noted(
+            f"the scores of {len(ids)} ids are minus infinity, or as good as, "
+            f"at every position ({ids[0]} is the first): they are left out"
+        )
+    if not first.equal(again) or first.equal(other):
+        return subject
+    before = random_states()
+    with RecordedDraws() as draws:
+        variant.scores(tokens)
+    if not draws.shapes and random_states() == before:
+        subject = replace(subject, keeps_state=True).noted(
+            _words(variant, tokens)
+        )
+    else:
+        subject = replace(subject, noisy=True).noted(
+            "random numbers are drawn in eval mode, which is the matter of "
+            "check_determinism: all other checks run the model from a fixed "
+            "random state"
+        )
+    return subject

@@ -9,7 +9,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from ..errors import ModelRaised
-from .arrays import as_tensor, is_array
+from .calling import as_tensor, is_array
 
 SPARE = 128  # scores beyond the vocabulary, to pad it to a multiple
 SCORES = ("logits", "log_probs")

@@ -22,11 +22,10 @@ from ..cases import (
 )
 from ..dependence.proof import Proof
 from ..errors import SkipCheck
-from ..larger_weights import larger
 from ..model.sizes import all_declared, padding_ids
 from ..subject import Subject
 from ..tokens import SHORT, SPLITS, draw, others, splits_to_try
-from ..variant import Variant, copy_for, own
+from ..variant import Variant, copy_for, larger, own
 from .leaks import Trial
 
 EACH_ID = 1 << 22  # scores of a position times ids that are tried
