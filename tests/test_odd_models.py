@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch._dynamo  # where it is loaded, each model may be a compiled one
 from odd_models import HIDDEN, SOUND, short
 
 from gpt_duet.invariants import check_model

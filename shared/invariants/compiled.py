@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from .cases import COMPILED, EVAL, TRAIN, WITH_GRADIENTS, Case
+from .cases import COMPILED, EVAL, OWN, TRAIN, WITH_GRADIENTS, Case
 from .context import modes_kept
 from .dependence.proof import Open, Proof
 from .errors import ModelRaised
@@ -106,7 +106,8 @@ def _lengths(subject: Subject) -> list[int]:
 
 
 def _variant(subject: Subject, program: Model) -> Variant:
-    own = subject.caller.method is not None  # a module's call is compiled
+    # a module's call is compiled, if it answers with scores
+    own = subject.caller.log_probs and OWN not in subject.unanswered
     return Variant(subject, Copy(program), replace(EVAL, own=own))
 
 

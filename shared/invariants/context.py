@@ -1,4 +1,4 @@
-"""The settings of a run: random numbers, threads, and what a caller has set."""
+"""The settings of a run: random numbers, threads, what a caller has set."""
 
 import random
 import threading
