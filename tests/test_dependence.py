@@ -219,6 +219,22 @@ EXACT = {
             x[None, None], ONES[None, None, :2, :1], None, (1, 2), (1, 0)
         ),
         lambda x: F.max_pool1d(x[None], 2)[0],
+        lambda x: F.conv_transpose1d(
+            x[None],
+            torch.tensor([[[1.0, 0, 2]]] * 4).double(),
+            padding=2,
+            dilation=2,
+        ),
+        lambda x: F.conv_transpose1d(
+            x[None],
+            torch.ones(4, 1, 2).double(),
+            stride=3,
+            output_padding=1,
+            groups=2,
+        ),
+        lambda x: F.conv_transpose2d(
+            x[None, None], ONES[None, None, :1, :2], None, (2, 1), (0, 1)
+        ),
     ],
     "softmax and masks": [
         lambda x: seen(x).softmax(1),
@@ -356,7 +372,6 @@ LOOSE = [
     lambda x: x.argsort(1).double(),
     lambda x: torch.linalg.det(x),
     lambda x: torch.cdist(x, x.T.contiguous()),
-    lambda x: F.conv_transpose1d(x[None], torch.ones(4, 1, 3).double()),
     lambda x: F.embedding((x > 0).long(), x),
     lambda x: x.masked_scatter(x > 0, x.T.contiguous()),
     lambda x: x[x[:, 0] > -9],

@@ -794,13 +794,25 @@ def linear(call: Call) -> Tensor:
     return torch.maximum(codes, call.plain("bias"))
 
 
+def _with_gaps(codes: Tensor, steps: list[int]) -> Tensor:
+    """Put known zeros between the places of each axis in space."""
+    sizes = [
+        (n - 1) * step + 1
+        for n, step in zip(codes.shape[2:], steps, strict=True)
+    ]
+    wide = codes.new_full((*codes.shape[:2], *sizes), KNOWN)
+    places = tuple(slice(None, None, step) for step in steps)
+    wide[(slice(None), slice(None), *places)] = codes
+    return wide
+
+
 @rule("convolution _convolution mkldnn_convolution cudnn_convolution")
 def convolution(call: Call) -> Tensor | None:
     """Depend on the places under the kernel, where it is no known 0."""
     x, w = call["input" if "input" in call.args else "self"], call["weight"]
     codes = plain(call.of(x))
     space = x.dim() - 2
-    if call.get("transposed") or space < 1 or x.dim() != w.dim():
+    if space < 1 or x.dim() != w.dim():
         return None
     codes = codes.expand(*codes.shape[:2], *x.shape[2:])
     groups = call["groups"]
@@ -808,13 +820,22 @@ def convolution(call: Call) -> Tensor | None:
         codes = codes.unflatten(1, (groups, -1)).amax(2)
     else:
         codes = codes.amax(1, keepdim=True)
-    pad = [n for n in reversed(_each(call["padding"], space)) for _ in (0, 1)]
-    codes = torch.nn.functional.pad(codes, pad, value=KNOWN)
+    stride = _each(call["stride"], space)
+    dilation = _each(call["dilation"], space)
+    sides = [(n, n) for n in _each(call["padding"], space)]
     of_weight = call.plain("weight").amax()
     zero = call.zeros("weight")
     zero = lined_up(zero, w.dim())
-    stride = _each(call["stride"], space)
-    dilation = _each(call["dilation"], space)
+    if call.get("transposed"):  # a convolution of x with zeros in between
+        codes = _with_gaps(codes, stride)
+        more = _each(call["output_padding"], space)
+        for axis, (pad, _) in enumerate(sides):
+            reach = dilation[axis] * (w.size(axis + 2) - 1) - pad
+            sides[axis] = reach, reach + more[axis]
+        stride = [1] * space
+        zero = zero.flip([*range(2, w.dim())])
+    pads = [n for pair in reversed(sides) for n in pair]
+    codes = torch.nn.functional.pad(codes, pads, value=KNOWN)
     found: Tensor | None = None
     for tap in itertools.product(*(range(n) for n in w.shape[2:])):
         part, empty = codes, zero
