@@ -1,7 +1,7 @@
 """gpt-duet bench: gpt_duet.benchmarks, run by its name."""
 
-import runpy
 import sys
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -18,4 +18,4 @@ def bench(
     """Measure speed: both styles, their peers, and the machine's limit."""
     sys.argv[1:] = words or []
     # by name: nothing of this package depends on the benchmarks
-    runpy.run_module(f"{KIT}.benchmarks", run_name="__main__")
+    import_module(f"{KIT}.benchmarks.app").main()
