@@ -716,13 +716,10 @@ def smoothed(self, logits, targets):
 
 @correct(loosely="loss")
 class TwoAhead(TrainableGPT):
-    """A second head's loss is added in train mode: the token after next."""
-
-    def add_parts(self, dim):
-        self.second = nn.Linear(dim, VOCAB)
+    """Another loss is added in train mode: of the token after next."""
 
     def scores(self, x):
-        self.ahead = self.second(x)
+        self.ahead = self.head(x.flip(-1))
         return super().scores(x)
 
     def loss(self, logits, targets):

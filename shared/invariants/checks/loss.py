@@ -277,8 +277,9 @@ def _require_gradient(variant: Variant, targets: Tensor, case: _Loss) -> None:
     if not weights or caller.no_gradients or quantised(model):
         return
     trained, evaluated = map(variant.run_as, (TRAIN, WITH_GRADIENTS))
-    scores, loss = scores_and_loss(evaluated, case.tokens, targets)
+    # a call in train mode may change weights that eval mode's graph holds
     in_training, its_loss = scores_and_loss(trained, case.tokens, targets)
+    scores, loss = scores_and_loss(evaluated, case.tokens, targets)
     if its_loss is None or (
         in_training is not None and not in_training.requires_grad
     ):
