@@ -61,9 +61,10 @@ def _require_pure(variant: Variant, tokens: Tensor) -> None:
         given = given.mT
     what = f"on tokens of shape {tuple(tokens.shape)}, {case.mode}"
     with during(what), torch.set_grad_enabled(case.grad):
-        before = _snapshot(model)
+        # random states right beside the call: a checker of types draws, too
+        before = _snapshot(model) | _random()
         subject.caller.call(model, given)
-        after = _snapshot(model)
+        after = _random() | _snapshot(model)
     if not torch.equal(given, tokens):
         at = (given != tokens).nonzero()[0].tolist()
         raise AssertionError(f"{where} changes its input, at {at}")
@@ -120,6 +121,11 @@ def _is_type_checkers(call: Callable[[], object]) -> bool:
     return bool(drawing) and len(checkers) == len(drawing)
 
 
+def _random() -> dict[str, object]:
+    """Return the states of generators, by what a failure calls them."""
+    return {RANDOM + name: state for name, state in random_states().items()}
+
+
 def _snapshot(model: Model) -> dict[str, object]:
     """Return what a forward must not change, by what a failure calls it."""
     seen: dict[str, object] = {
@@ -132,7 +138,6 @@ def _snapshot(model: Model) -> dict[str, object]:
             torch.are_deterministic_algorithms_enabled()
         ),
     }
-    seen |= {RANDOM + name: state for name, state in random_states().items()}
     if not isinstance(model, nn.Module):
         return seen
     for name, parameter in model.named_parameters():
