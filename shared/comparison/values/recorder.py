@@ -11,6 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...invariants.dependence.call import tensors_in
 from ...invariants.lines import is_value
+from ...invariants.model.calling import code_of
 from ...invariants.operations import Operations
 from ...invariants.places import (
     Place,
@@ -57,7 +58,7 @@ class Recorder(Operations):
         super().__init__()
         self.layers = layers_of(model)
         self.modules = names_of(model)
-        self.run = run.__code__
+        self.run = code_of(run)
         self.by_heads = by_heads
         self.visitor = visitor
         self.tokens = tokens
