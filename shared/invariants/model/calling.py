@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 
 from .building import Model
@@ -122,9 +122,9 @@ class Caller:
         return self._call(model, self.own_token_name, tokens, extra)
 
     def arranged(
-        self, tokens: Int[Tensor, "batch time"]
-    ) -> Int[Tensor, "first second"]:
-        """Return ids as the model takes them."""
+        self, tokens: Shaped[Tensor, "batch time"]
+    ) -> Shaped[Tensor, "first second"]:
+        """Return ids, or numbers beside them, as the model takes them."""
         return tokens.mT.contiguous() if self.time_first else tokens
 
     def _call(
