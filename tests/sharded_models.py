@@ -535,7 +535,7 @@ def main(names):
     checks |= {name: [check] for name, (_, check) in BROKEN.items()}
     makers = SOUND | {name: make for name, (make, _) in BROKEN.items()}
     for name in names or makers:
-        report = check_model(makers[name], checks=checks[name], budget=90)
+        report = check_model(makers[name], checks=checks[name], budget=45)
         found = {r.name[6:]: [r.status, r.message] for r in report.results}
         if rank() == 0:
             print(json.dumps({"model": name} | found), flush=True)
