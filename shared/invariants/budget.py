@@ -13,7 +13,15 @@ from .tokens import spans
 
 DEFAULT = 225.0  # seconds: finding out how a model is called takes some, too
 HEAVY = 130.0  # of a heavy model, most of whose seconds are for proofs
+NAMED = 4  # cases that a report names at the same lengths
 SILENCE = 15.0  # seconds without a line until a check says how far it is
+
+
+def in_short(names: list[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = len(names) - NAMED
+    rest = [f"{more} more cases (see the README)"] * (more > 0)
+    return ", ".join([*names[:NAMED], *rest])
 
 
 class OutOfTime(SkipCheck):
@@ -25,7 +33,8 @@ class Budget:
 
     A check does first what finds most. Each of its parts has a share of the
     seconds left; a call that would begin later ends the part, whose name is
-    kept: time cuts off the end.
+    kept: time cuts off the end. Outside of parts nothing is cut off once a
+    part came to its end: a check that found something out says it.
 
     Attributes:
         seconds: for all checks; infinite: everything is tried.
@@ -47,6 +56,8 @@ class Budget:
         self.name, self._started = name, now()
         self._told = self._started
         self.something_tried = False  # whether any part came to its end
+        self.reached = 0  # the longest text of a part that came to its end
+        self._parts = 0  # around what runs now
         self._cut = defaultdict[str, set[int]](set)  # lengths by part
         self._impossible: dict[str, str] = {}
         self._end = math.inf
@@ -75,9 +86,13 @@ class Budget:
         Raises:
             OutOfTime: after the end of the part.
         """
-        if self.left <= 0:
-            raise OutOfTime(f"no time: {self.seconds:.0f} s for all checks")
+        self.require()
         self.calls += 1
+
+    def require(self) -> None:
+        """Require time for what begins now: a call, or a copy."""
+        if self.left <= 0 and (self._parts or not self.something_tried):
+            raise OutOfTime(f"no time: {self.seconds:.0f} s for all checks")
 
     def count_backward(self, gradient: Tensor) -> None:
         """Count a backward pass: a hook of the scores."""
@@ -97,13 +112,16 @@ class Budget:
         before = self._end
         if self.limited:
             self._end = now() + share * self.left
+        self._parts += 1
         try:
             yield
             self.something_tried |= bool(name)
+            self.reached = max(self.reached, time)
         except OutOfTime:
             if name:
-                self._cut[name].add(time)
+                self.cut(name, time)
         finally:
+            self._parts -= 1
             self._end = before
 
     @contextmanager
@@ -115,6 +133,10 @@ class Budget:
         finally:
             self._end = before
 
+    def cut(self, name: str, *times: int) -> None:
+        """Note that there was no time for texts of some lengths."""
+        self._cut[name] |= {*times}
+
     def give_up(self, what: str, why: str) -> None:
         """Note what cannot be tried with this model, whatever the time."""
         self._impossible[what] = why
@@ -123,12 +145,13 @@ class Budget:
     def not_tried(self) -> str:
         """The parts that were not tried to their end, and why; or ""."""
         parts = [f"{what} ({why})" for what, why in self._impossible.items()]
-        cut = [
-            f"{name} at {spans(times)}".strip() if max(times) else name
-            for name, times in self._cut.items()
-        ]
-        if cut:
-            parts.append(f"no time for all of {', '.join(cut)}")
+        cut: dict[str, list[str]] = {}
+        for name, times in self._cut.items():
+            where = f" at {spans(times)}" if max(times) else ""
+            cut.setdefault(where, []).append(name)
+        texts = [f"{in_short(names)}{where}" for where, names in cut.items()]
+        if texts:
+            parts.append(f"no time for all of {', '.join(texts)}")
         return "; ".join(parts)
 
     @property

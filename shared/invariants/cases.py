@@ -345,7 +345,7 @@ def plan(
     lengths, then the rest: where time is short, each case has its turn.
     """
     longest = max(lengths)
-    few = {*BETWEEN} if subject.heavy else {*BETWEEN, longest}
+    few = {*BETWEEN[1:]} if subject.heavy else {*BETWEEN, longest}
     some = [time for time in lengths if time in few] or lengths[:1]
     if subject.budget.limited:
         lengths = sorted(

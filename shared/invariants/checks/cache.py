@@ -54,8 +54,9 @@ def check_cache(subject: Subject) -> str:
         decoder.compare_padded(time, generator)
         decoder.require_half(time, generator)
     return (
-        f"decoding: {decoder.convention.says}{told}: lengths to {longest}, "
-        f"one by one, whole and in pieces{decoder.note}"
+        f"decoding: {decoder.convention.says}{told}: lengths to "
+        f"{subject.budget.reached}, one by one, whole and in pieces"
+        f"{decoder.note}"
     )
 
 

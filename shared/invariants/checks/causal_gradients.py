@@ -34,7 +34,7 @@ def check_causal_gradients(subject: Subject) -> str:
     for variant, time in _sizes(subject):
         with subject.budget.part(variant.case.name, time, 1 / 3):
             _require_none_ahead(variant, time, generator)
-    return f"lengths 2 to {longest}, eval and train mode"
+    return f"lengths 2 to {subject.budget.reached}, eval and train mode"
 
 
 def _sizes(subject: Subject) -> Iterator[tuple[Variant, int]]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from ..block_masks import require_true_blocks
+from ..budget import in_short
 from ..check import SkipCheck, Subject, check
 from ..compiled import require_same_program
 from ..dependence.prover import prove_positions
@@ -14,10 +15,9 @@ from ..variant import CopyFailed
 
 DRAWS = "in train mode the shape of random draws depends on the tokens"
 MIXED = "rows depend on each other: see check_batch_independence"
-NAMED = 4  # cases that a report names at the same lengths
 
 
-@check(share=6)
+@check(share=8)
 def check_causality(subject: Subject) -> str:
     """Tokens from a split on never change an output before it.
 
@@ -77,6 +77,4 @@ def _tried(finder: LeakFinder) -> Iterator[str]:
         ]
         names.setdefault(", ".join(parts), []).append(label)
     for text, labels in names.items():
-        more = len(labels) - NAMED
-        rest = [f"{more} more cases (see the README)"] * (more > 0)
-        yield f"{', '.join([*labels[:NAMED], *rest])}: {text}"
+        yield f"{in_short(labels)}: {text}"

@@ -43,7 +43,9 @@ def check_context_use(subject: Subject) -> str:
         with subject.budget.part("texts", time, 1 / 2):
             note = _require_use(subject, time, window, generator)
             reported = note or reported
-    return f"every token tried, at lengths to {longest}{reported}"
+    return (
+        f"every token tried, at lengths to {subject.budget.reached}{reported}"
+    )
 
 
 def _require_use(

@@ -65,6 +65,8 @@ def _rows(subject: Subject) -> list[list[int]]:
     fitting = [n + 2 for n in said if n + 12 <= room]
     long = max([9, *fitting])
     rows = [[long, 2, 7, 1], [7, 1, 2, long], [1, 1, 7], [2, 3], [1, 1]]
+    if subject.heavy:
+        rows.sort(key=lambda row: (sum(row) < 5, sum(row)))
     return [row for row in rows if sum(row) <= room]
 
 

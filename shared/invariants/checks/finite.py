@@ -38,7 +38,7 @@ def check_finite(subject: Subject) -> str:
             for seed in range(calls):
                 _try(variant, tokens, seed)
     _require_softmax(subject)
-    return f"lengths 1 to {subject.block_size}, eval and train mode"
+    return f"lengths 1 to {subject.budget.reached}, eval and train mode"
 
 
 def _require_softmax(subject: Subject) -> None:

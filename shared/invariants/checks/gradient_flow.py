@@ -45,6 +45,7 @@ def check_gradient_flow(subject: Subject) -> str:
         raise SkipCheck("every parameter is frozen")
     alive: Slices = {}
     sizes = _gradient_sizes(variant, alive)
+    subject.budget.something_tried = True
     without = [name for name, size in sizes.items() if size == 0]
     dead = dead_in(alive)
     zeros = _zeros_of(variant, dead)

@@ -33,7 +33,7 @@ def check_prefix_consistency(subject: Subject) -> str:
     for variant, time, count in _sizes(subject):
         with subject.budget.part(variant.case.name, time, 1 / 2):
             _compare(variant, time, count, generator)
-    return f"prefixes of lengths 2 to {longest}"
+    return f"prefixes of lengths 2 to {subject.budget.reached}"
 
 
 def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int]]:

@@ -149,6 +149,7 @@ class Prover:
             return proof
         with subject.budget.part(share=SHARES[subject.heavy]):
             self._prove(plan(subject, self.main, others, self.lengths))
+        subject.budget.something_tried |= proof.holds
         proof.rest_on(self.notes, subject.is_module)
         return proof
 

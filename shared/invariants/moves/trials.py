@@ -102,11 +102,16 @@ class _Texts:
         Of the extreme sizes of weights the largest whose scores are finite.
         """
         lengths = [t for t in lengths if self.subject.lengths.accepts(t)]
-        enough = False
+        enough, budget = False, self.subject.budget
         for case in cases if lengths else ():
             if case.size and enough:
                 continue
-            variant = self._copy(case, max(lengths))
+            variant = None
+            with budget.part():  # without a name: a copy is no trial
+                budget.require()
+                variant = self._copy(case, max(lengths))
+            if variant is None and budget.left <= 0:
+                budget.cut(case.name, *lengths)
             if variant is None:
                 continue
             enough = case.size > ENLARGED[0].size
