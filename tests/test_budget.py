@@ -273,7 +273,7 @@ def test_time_cuts_off_the_end_of_a_part_and_names_it(clock):
     assert calls == ["first"] * 3 + ["second", "third"]
     at = f"at {BLOCK}"
     assert budget.not_tried == (
-        f"no time for all of first {at}, second {at}, third {at}"
+        f"no time for all of first, second, third {at}"
     )
     with budget.overtime():
         variant.scores(ids)
