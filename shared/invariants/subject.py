@@ -18,6 +18,7 @@ from .model.reading import Reader, find_scores, follow
 from .model.sizes import Declared, Lengths
 from .tokens import draw
 
+SECONDS = 1e11  # multiplications of a forward pass: parameters times tokens
 HEAVY = 2_000_000  # parameters: float64 and whole batches cost too much
 
 
@@ -66,6 +67,10 @@ class Subject:
     def heavy(self) -> bool:
         """Whether the model has many parameters."""
         return self.parameters > HEAVY
+
+    def takes_seconds(self, tokens: int) -> bool:
+        """Whether a call of so many tokens takes two cores some seconds."""
+        return self.parameters * tokens > SECONDS
 
     @property
     def scored(self) -> list[int]:

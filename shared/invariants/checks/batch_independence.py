@@ -38,11 +38,10 @@ def check_batch_independence(subject: Subject) -> str:
     generator, notes, tested = subject.generator(), set[str](), False
     proof = prove_rows(subject)
     for variant, time, rows in _sizes(subject):
-        # calls of a heavy model's crowd take half a minute
-        whole = variant.case.crowd and subject.heavy
-        with subject.budget.part(
-            variant.case.name, time, 0 if whole else 1 / 2
-        ):
+        crowd = variant.case.crowd
+        # where it takes seconds, a crowd is called only if there is no limit
+        share = 0 if crowd and subject.takes_seconds(rows * time) else 1 / 2
+        with subject.budget.part(variant.case.name, time, share):
             try:
                 notes |= _try(variant, time, rows, generator)
                 tested = True

@@ -21,7 +21,7 @@ from ..variant import Variant, both, build
 CLEAR = 0.5  # share of the deviation of scores: no rounding is as large
 COARSE = 1e-3  # a share that float32's rounding does not reach
 ALIKE = 1e-5  # share of the effect of another id: less is no effect
-HEAVY_LENGTH = 64  # tokens of texts in which a heavy model's are swapped
+HEAVY_LENGTH = 64  # tokens of the texts that are swapped first
 
 
 @check(share=1)
@@ -85,8 +85,8 @@ def _swapped_in_vain(
     A pair is left out if another id in its second place changes nothing
     either. None is for no time.
     """
-    # a dozen of a heavy model's longest texts: only where all is tried
-    share = 0 if subject.heavy and time > HEAVY_LENGTH else 1 / 2
+    # where it takes seconds, only if there is no limit
+    share = 0 if subject.takes_seconds((1 + len(pairs)) * time) else 1 / 2
     with subject.budget.part("swaps", time, share):
         return _unmoved(subject, pairs, time)
     return None
