@@ -582,6 +582,17 @@ def test_a_way_is_named_by_its_lines():
     assert "`q @ k.mT / " in proof.way.split(proof.culprit.code)[0]
 
 
+def test_a_fourier_transform_is_named_not_the_line_that_cuts_it():
+    def forward(self, x, mask):
+        both = [torch.fft.rfft(y, n=2 * x.size(1), dim=1) for y in (x, x)]
+        long = torch.fft.irfft(both[0] * both[1], n=2 * x.size(1), dim=1)
+        return x + long[:, : x.size(1)]
+
+    kind = type("Fourier", (GPT,), {"mixer": mixed("forward", forward)})
+    culprit = prove_causality(kind, lengths=(2, 7)).culprit
+    assert culprit.code.startswith("torch.fft.irfft(")
+
+
 def test_flex_attention_is_followed():
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
 

@@ -48,6 +48,17 @@ def gpt(base=GPT, **parts):
     return type("Odd", (base,), parts)
 
 
+def counted(self, tokens, attention_mask=None, position_ids=None):
+    self.given = position_ids
+    return Padded.forward(self, tokens, attention_mask)
+
+
+def positions_of_the_mask(self, tokens):
+    x = self.token_vectors(tokens)
+    at = torch.arange(tokens.size(1)) if self.given is None else self.given
+    return x + self.wpe(at)
+
+
 class Unscaled(Attention):
     def scores(self, q, k):
         return q @ k.mT
@@ -561,7 +572,7 @@ PASSED = [
     (
         within(lambda x: x + torch.det(torch.eye(2, dtype=x.dtype))),
         "dtype",
-        "float64, no kernel for bfloat16, no kernel for float16",
+        r"^float64, another device; not tried: in bfloat16 \(PyTorch has no",
     ),
     (
         BUILDS["softmax_in_bfloat16"],
@@ -575,6 +586,16 @@ PASSED = [
         gpt(CacheWithMask, hide=lambda self, mask, shown: 1 / 0),
         "cache",
         "; not with a mask: .*ZeroDivisionError",
+    ),
+    (
+        Padded,
+        "batch_independence",
+        r"behind masked padding .*: by \d.\d+: do positions count the padding",
+    ),
+    (
+        gpt(Padded, embed=positions_of_the_mask, forward=counted),
+        "batch_independence",
+        r": by \d.\d+, not with position_ids from the mask$",
     ),
     (GoesOn, "cache", ""),
     (BUILDS["cache_behind_the_loss"], "cache", "kv_cache: lengths to"),

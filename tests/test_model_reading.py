@@ -651,6 +651,22 @@ def test_a_shape_is_told_by_its_check_alone(model, sizes, words, others):
     assert {*rest.values()} == {others}, str(report)
 
 
+class OneCache(GPT):
+    """Keys of one call are there in the next."""
+
+    def forward(self, tokens, cache={}):  # noqa: B006
+        x = self.embed(tokens) if hasattr(self, "embed") else tokens
+        if "x" in cache:
+            x = torch.cat([cache["x"], x], 1)
+        cache["x"] = x
+        return super().forward(tokens[:, -x.size(1) :])
+
+
+def test_a_default_that_calls_share_is_named():
+    with pytest.raises(UnusableModel, match="share state: the default of cac"):
+        meet(OneCache)
+
+
 def test_ids_refused_are_told_where_the_shapes_check_is_not_asked():
     with pytest.raises(UnusableModel, match="17"):
         check_model(Overflows, checks=["purity"])

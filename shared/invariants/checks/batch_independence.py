@@ -1,18 +1,34 @@
 """Rows of a batch do not depend on each other."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..cases import EVAL, ROWS, TRAIN_WITHOUT_GRADIENTS, cases_of
+from ..cases import (
+    CAUSALITY,
+    EVAL,
+    MASKED,
+    ROWS,
+    TRAIN_WITHOUT_GRADIENTS,
+    Case,
+    cases_of,
+)
 from ..check import Subject, check
 from ..dependence.prover import prove_rows
-from ..rounding import dtype_name, real_gap
+from ..errors import ModelRaised
+from ..model.inputs import MASK, PADDING, SHOWN, Input
+from ..model.inputs import shown as padding
+from ..rounding import Gap, dtype_name, real_gap
 from ..tokens import SHORT, draw, others
 from ..variant import Variant, both, precise
 
+LEFT = next(case for case in MASKED if case.visible == SHOWN["a left-padded"])
+COUNTED = "position_ids"
 FEW = 5  # rows that are each tried
 FEWER = 3  # of a heavy model
 MANY = (16, 33)
@@ -54,7 +70,9 @@ def check_batch_independence(subject: Subject) -> str:
     if tested:
         how = "tested: " * (proof is not None)
         found.append(f"{how}alone, reordered, repeated, among others")
-    return "; ".join([*found, *notes])
+    with subject.budget.part(), suppress(ModelRaised):
+        notes |= {*_padded(subject)}
+    return "; ".join([*found, *sorted(notes)])
 
 
 def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int]]:
@@ -75,6 +93,42 @@ def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int]]:
             yield variant.run_as(case), time, rows
     for rows in MANY:
         yield fresh, seven, rows
+
+
+def _padded(subject: Subject) -> Iterator[str]:
+    """Say whether a text that a mask pads on the left is the text alone."""
+    time = subject.lengths.fit(8)
+    if LEFT not in cases_of(CAUSALITY, subject) or time < 4:
+        return
+    variant, tokens = precise(subject), subject.draw(1, time)
+    shown = LEFT.shown(time)
+    alone = partial(variant.scores, tokens[:, shown])
+
+    def gap(case: Case) -> Gap | None:
+        padded = variant.run_as(case)
+        return real_gap(
+            variant.model, lambda: padded.scores(tokens)[:, shown], alone
+        )
+
+    found = gap(LEFT)
+    if found is None:
+        return
+    words = (
+        f"a text behind masked padding has other scores than alone: by "
+        f"{found.size:.2g}"
+    )
+    if COUNTED not in subject.caller.arguments:
+        yield f"{words}: do positions count the padding?"
+        return
+    case = replace(LEFT, given=Input(COUNTED, PADDING, COUNTED, _counted))
+    mended = gap(case) is None
+    yield f"{words}{', not with position_ids from the mask' * mended}"
+
+
+def _counted(tokens: Int[Tensor, "batch time"]) -> dict[str, Tensor]:
+    """Return a mask that hides padding, and positions that do not count it."""
+    mask = padding(LEFT.visible or (0.0, 1.0), tokens)
+    return {MASK: mask, COUNTED: (mask.cumsum(1) - 1).clamp(min=0)}
 
 
 def _variants(

@@ -23,6 +23,7 @@ NO_KERNEL = re.compile(
     r"not implemented for '|to be Float32, BFloat16 or Float16|"
     r"Unsupported (?:input )?dtype|MPS framework doesn't support float64"
 )
+NONE = "no kernel for"  # a dtype: the limit of PyTorch
 UNIQUE = 257  # whole numbers from 0 that differ in bfloat16
 
 
@@ -48,6 +49,9 @@ def check_dtype(subject: Subject) -> str:
     notes = []
     for dtype, answer in answers.items():
         name = dtype_name(dtype)
+        if answer == NONE:
+            subject.budget.give_up(f"in {name}", "PyTorch has no kernel")
+            continue
         if isinstance(answer, str):
             name = f"{answer} {name}"
         elif answer != dtype:
@@ -143,7 +147,7 @@ def _answer_in(
             scores = variant.scores(tokens)
     except (ModelRaised, TypeError) as error:
         if NO_KERNEL.search(str(error)):
-            return "no kernel for"
+            return NONE
         if any(p.is_complex() for p in variant.model.parameters()):
             return "complex weights stay as they are in"
         if quantised(variant.model):

@@ -4,7 +4,8 @@ Numbers that belong to one position lie along an axis as long as the text. The
 first operation whose numbers there depend on a later token is the culprit.
 Scores of attention pair all positions, along two such axes, and none is hidden
 yet: there it is the softmax, whose weights of a position depend on the keys
-that are not hidden from it.
+that are not hidden from it. A Fourier transform along the text mixes all of
+it, whatever is cut off behind: the line that cuts is not to blame.
 """
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from ..places import Place
 from .codes import plain
 from .shadows import OUTSIDE, Step
 
+FOURIER = ("_fft_r2c", "_fft_c2c", "_fft_c2r")
 SOFTMAX = ("_softmax", "_safe_softmax", "_log_softmax")
 # These copy numbers: a reader looks for the line before or after.
 COPIES = ("clone", "_to_copy", "_unsafe_view", "copy", "detach", "alias")
@@ -37,6 +39,7 @@ class Tape:
         self.codes: list[list[Tensor]] = []  # of all steps, if of rows
         self.steps: list[Step] = []
         self.late: int | None = None  # the first step with late numbers
+        self.mixed: int | None = None  # the last transform of the whole text
 
     def __call__(self, step: Step) -> None:
         """Keep a step, without its numbers."""
@@ -49,6 +52,9 @@ class Tape:
         if step.name == OUTSIDE or not any((c > least).any() for c in codes):
             return
         self.steps.append(step)
+        whole = all(bool((c > least).all()) for c in codes)
+        if step.name in FOURIER and whole and self.late is None:
+            self.mixed = len(self.steps) - 1
         softmax = step.name in SOFTMAX
         if self.late is None and (
             self._mixes_rows()
@@ -84,15 +90,16 @@ class Tape:
         """Return the culprit, and it between the lines before and after."""
         if self.late is None:
             return None, []
-        place = self.steps[self.late].place
+        at = self.late if self.mixed is None else self.mixed
+        place = self.steps[at].place
 
         def others(steps: list[Step]) -> list[Place]:
             kept = [s.place for s in steps if s.name not in COPIES]
             return [p for p in kept if p != place]
 
         before, after = (
-            others(self.steps[: self.late]),
-            others(self.steps[self.late :]),
+            others(self.steps[:at]),
+            others(self.steps[at:]),
         )
         return place, [*before[-1:], place, *after[:1]]
 

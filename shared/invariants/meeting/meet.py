@@ -13,7 +13,12 @@ from ..cases import LOSSES, MASKED, TRAIN_TARGETS, Case, to_be_tried
 from ..context import isolated, modes_kept, one_run
 from ..errors import FoundOut, ModelRaised, UnusableModel, during, sentence
 from ..model.building import Builder, KeptState, called_modules, name_of
-from ..model.calling import LAYOUTS, LOG_PROBS, caller_of
+from ..model.calling import (
+    LAYOUTS,
+    LOG_PROBS,
+    caller_of,
+    shared_default,
+)
 from ..model.reading import BATCH_FIRST, SCORES
 from ..model.sizes import LENGTH, Lengths, choose_sizes, declared
 from ..model.subclasses import quantised
@@ -133,7 +138,9 @@ def _find_out(subject: Subject, copy: Copy, outputs: str) -> Subject:
         try:
             subject, size = probe(subject, copy)
         except ModelRaised as error:
-            raise UnusableModel(f"{subject.name}: {error}") from (
+            shared = shared_default(model)
+            words = f"{shared}; {error}" if shared else str(error)
+            raise UnusableModel(f"{subject.name}: {words}") from (
                 error.__cause__
             )
     subject.builder.require_own_modules(model, called)

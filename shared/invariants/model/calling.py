@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -61,6 +62,29 @@ def code_of(function: Any) -> CodeType | None:
     if not hasattr(function, "__code__"):
         function = type(function).__call__
     return getattr(inspect.unwrap(function), "__code__", None)
+
+
+def shared_default(model: Model) -> str:
+    """Say which default of a forward all calls share, if one is not empty.
+
+    A list or dict in the signature is made once: what a call leaves in it is
+    there in the next one.
+    """
+    parts = model.modules() if isinstance(model, nn.Module) else [model]
+    for part in parts:
+        function = getattr(type(part), "forward", part)
+        code = code_of(function)
+        if code is None or not callable(function):
+            continue
+        for name, taken in inspect.signature(function).parameters.items():
+            if isinstance(taken.default, dict | list | set) and taken.default:
+                kind = type(taken.default).__name__
+                at = f"{Path(code.co_filename).name}, line"
+                return (
+                    f"calls share state: the default of {name} is one {kind} "
+                    f"for all calls ({at} {code.co_firstlineno})"
+                )
+    return ""
 
 
 # --- Calls -------------------------------------------------------------------
