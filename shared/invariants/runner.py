@@ -35,7 +35,7 @@ PROOFS = {  # the order of each check's proof
     "check_documents": "documents",
 }
 MUST = "check_causality"  # be proved, with require_proof
-FIRST = ("check_shape", MUST, "check_cache")  # where time is short
+FIRST = ("check_shape", MUST)  # where time is short
 BRIEF = 0.8  # weight of a check that may take all of the time left
 
 
@@ -176,7 +176,8 @@ class Run:
                     seconds = math.inf
             self.subject = replace(self.subject, budget=Budget(seconds))
             if short and seconds < math.inf:  # the main checks go first
-                names = sorted(names, key=lambda name: name not in FIRST)
+                first = (*FIRST, "check_cache") if heavy else FIRST
+                names = sorted(names, key=lambda name: name not in first)
                 self.plan = (
                     f"at most {seconds:.0f} s for {self.subject.parameters:,} "
                     f"parameters; --thorough tries all"
