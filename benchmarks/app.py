@@ -1,6 +1,7 @@
 """The command gpt-duet bench."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,14 +9,17 @@ import typer
 from typer import Argument, Option
 
 from gpt_duet.console import stopped_by_ctrl_c
-from gpt_duet.validation import choose_device, choose_dtype, whole_number
+from gpt_duet.validation import choose_device, whole_number
 
 from . import STYLES, Kind
 
 if TYPE_CHECKING:  # imported where it is used: --help need not wait for it
-    import torch
+    from collections.abc import Callable
 
-DTYPES = ("float32", "bfloat16", "float16")
+    from gpt_duet.comparison.benchmark_results import Run
+
+    from .measure import Tell
+    from .output import Output
 
 app = typer.Typer(
     add_completion=False,
@@ -35,164 +39,90 @@ File = Path | None
 @app.command()
 @stopped_by_ctrl_c()
 def bench(
-    kind: Annotated[
-        Kind | None,
-        Argument(help="What is timed. Default: forward, for about a minute."),
-    ] = None,
-    preset: Annotated[
-        Text,
-        Option(
-            help="S1 (6 layers, 384 wide, 65 characters, batch 8, time 256), "
-            "S2 (GPT-2 124M, batch 1, time 256), S3 (6 layers, 512 wide, "
-            "vocabulary 50257, batch 1, time 1024), or one of GPTConfig's: "
-            "gpt2, gpt-mini, ... Default: S1; with generate gpt2."
-        ),
-    ] = None,
+    kind: Annotated[Kind | None, Argument(
+        help="What is timed. Default: forward, for about a minute.")] = None,
+    everything: Annotated[bool, Option("--all",
+        help="Forward passes of S1, S2 and S3 in each dtype, decoding, the "
+        "checks, the tests marked gpu, and compiled passes: what fits into "
+        "eight minutes. Takes --device, --json and --csv.")] = False,
+    preset: Annotated[Text, Option(
+        help="S1 (6 layers, 384 wide, 65 characters, batch 8, time 256), "
+        "S2 (GPT-2 124M, batch 1, time 256), S3 (6 layers, 512 wide, "
+        "vocabulary 50257, batch 1, time 1024), or one of GPTConfig's: "
+        "gpt2, gpt-mini, ... Default: S1; with generate gpt2.")] = None,
     n_layer: Annotated[Size, Option(help="Number of blocks.")] = None,
     n_head: Annotated[Size, Option(help="Attention heads in a block.")] = None,
     n_embd: Annotated[Size, Option(help="Width of the features.")] = None,
     vocab_size: Annotated[Size, Option(help="Number of tokens.")] = None,
     block_size: Annotated[Size, Option(help="Longest sequence.")] = None,
-    batch: Annotated[
-        Text, Option(help="Rows at once; several as 1,8,32.")
-    ] = None,
-    time: Annotated[
-        Text, Option(help="Tokens in a row; several as 64,256,1024.")
-    ] = None,
-    prompt: Annotated[
-        Text, Option(help="With generate: tokens in the prompt. Default: 16.")
-    ] = None,
-    new: Annotated[
-        Size,
-        Option(
-            "--new-tokens",
-            "--new",
-            help="With generate: tokens that follow. Default: 32.",
-        ),
-    ] = None,
-    styles: Annotated[
-        str, Option(help="Packages; ratios are to the last one's time.")
-    ] = ",".join(STYLES),
-    own: Annotated[
-        bool, Option("--own", help="Also annotated with its own LayerNorm.")
-    ] = False,
-    peers: Annotated[
-        str,
-        Option(
-            help="Other people's decoders of the same shape: transformers, "
-            "transformers-eager, transformers-one-gelu, torch-encoder, "
-            "x-transformers; none; or all that are installed. With generate: "
-            "transformers only."
-        ),
-    ] = "all",
-    peer: Annotated[
-        list[str] | None,
-        Option(
-            metavar="MODULE:FACTORY",
-            help="Your own model, too; may be given again. The factory takes "
-            "a GPTConfig or nothing; the model turns (batch, time) ids into "
-            "(batch, time, vocabulary) scores. With generate it decodes "
-            "with a cache where it keeps the kit's contract, is of "
-            "transformers, or --cache is given, else it reads the whole text "
-            "for each token.",
-        ),
-    ] = None,
-    cache: Annotated[
-        Text,
-        Option(
-            metavar="MAKER",
-            help="With generate: what makes an empty cache for the models "
-            "of --peer, as my_pkg:make_cache.",
-        ),
-    ] = None,
-    only_peers: Annotated[
-        bool,
-        Option(
-            "--only-peers",
-            help="Time those of --peer alone; ratios are to the last one's "
-            "time.",
-        ),
-    ] = False,
-    log_probs: Annotated[
-        bool, Option("--log-probs", help="End every model in log-softmax.")
-    ] = False,
-    compile_: Annotated[
-        bool, Option("--compile", help="Also time every model compiled.")
-    ] = False,
-    profile: Annotated[
-        bool, Option("--profile", help="Show where the time goes.")
-    ] = False,
-    dtype_name: Annotated[
-        str,
-        Option(
-            "--dtype",
-            help="float32, bfloat16 or float16. With generate also several, "
-            "as float32,bfloat16: styles then run in each.",
-        ),
-    ] = "float32",
-    device_name: Annotated[
-        str, Option("--device", help='"cpu", "cuda", "xpu", "mps", ...')
-    ] = "cpu",
-    threads: Annotated[
-        Size,
-        Option(
-            help="Of the CPU. Default, at each size: one for a small model, "
-            "else all cores."
-        ),
-    ] = None,
-    rounds: Annotated[
-        Size,
-        Option(
-            help="How often everything runs, in turn. Default: 10; with "
-            "generate 3, with train-step 5."
-        ),
-    ] = None,
-    budget: Annotated[
-        float | None,
-        Option(help="Seconds at each size after which no new round starts."),
-    ] = None,
-    limits: Annotated[
-        bool,
-        Option(
-            "--limits/--no-limits",
-            help="Measure how fast this machine can be, before the rounds.",
-        ),
-    ] = True,
-    json_file: Annotated[
-        File,
-        Option(
-            "--json",
-            help="Write everything to this file, too; - is the standard "
-            "output, and the tables then go to stderr.",
-        ),
-    ] = None,
-    plot: Annotated[
-        File, Option(help="Draw it: FILE.svg or FILE.png.")
-    ] = None,
-    compare: Annotated[
-        File,
-        Option(
-            help="A file that --json wrote on this machine: show how each "
-            "time has changed, and whether the rounds suffice to say so. "
-            "Status 1 if a model is slower, surely and by more than the "
-            "tolerance."
-        ),
-    ] = None,
-    tolerance: Annotated[
-        float, Option(help="Of --compare: 0.1 is a tenth.")
-    ] = 0.1,
-) -> None:
+    batch: Annotated[Text, Option(help="Rows, as 8 or 1,8,32.")] = None,
+    time: Annotated[Text, Option(help="Tokens in a row, as 64,256.")] = None,
+    prompt: Annotated[Text, Option(
+        help="With generate: tokens in the prompt. Default: 16.")] = None,
+    new: Annotated[Size, Option("--new-tokens", "--new",
+        help="With generate: tokens that follow. Default: 32.")] = None,
+    styles: Annotated[str, Option(help="Packages; ratios are to the last "
+        "one's time.")] = ",".join(STYLES),
+    own: Annotated[bool, Option("--own",
+        help="Also annotated with its own LayerNorm.")] = False,
+    peers: Annotated[str, Option(help="Other people's decoders of the same "
+        "shape: transformers, transformers-eager, transformers-one-gelu, "
+        "torch-encoder, x-transformers; none; or all that are installed. "
+        "With generate: transformers only.")] = "all",
+    peer: Annotated[list[str] | None, Option(metavar="MODULE:FACTORY",
+        help="Your own model, too; may be given again. The factory takes a "
+        "GPTConfig or nothing; the model turns (batch, time) ids into (batch, "
+        "time, vocabulary) scores. With generate it decodes with a cache "
+        "where it keeps the kit's contract, is of transformers, or --cache is "
+        "given, else it reads the whole text for each token.")] = None,
+    cache: Annotated[Text, Option(metavar="MAKER", help="With generate: what "
+        "makes an empty cache for --peer, as my_pkg:make_cache.")] = None,
+    only_peers: Annotated[bool, Option("--only-peers", help="Time those of "
+        "--peer alone; ratios are to the last one's time.")] = False,
+    log_probs: Annotated[bool, Option("--log-probs",
+        help="End every model in log-softmax.")] = False,
+    compile_: Annotated[bool, Option("--compile",
+        help="Also time every model compiled.")] = False,
+    profile: Annotated[bool, Option("--profile",
+        help="Show where the time goes.")] = False,
+    dtype_name: Annotated[str, Option("--dtype", help="float32, bfloat16 or "
+        "float16. With generate also several: float32,bfloat16 runs styles "
+        "in each.")] = "float32",
+    device_name: Annotated[str, Option("--device",
+        help='"cpu", "cuda", "xpu", "mps", ...')] = "cpu",
+    threads: Annotated[Size, Option(help="Of the CPU. Default, at each size: "
+        "one for a small model, else all cores.")] = None,
+    rounds: Annotated[Size, Option(help="How often everything runs, in turn. "
+        "Default: 10; with generate 3, with train-step 5.")] = None,
+    budget: Annotated[float | None, Option(
+        help="Seconds at each size after which no new round starts.")] = None,
+    limits: Annotated[bool, Option("--limits/--no-limits",
+        help="Measure how fast this machine can be, too.")] = True,
+    json_file: Annotated[File, Option("--json", help="Write everything to "
+        "this file, too; - is the standard output, and the tables then go to "
+        "stderr.")] = None,
+    csv: Annotated[File, Option(help="Write a line for each row.")] = None,
+    plot: Annotated[File, Option(help="Draw it: FILE.svg or FILE.png; three "
+        "and more lengths, or numbers of rows, as lines.")] = None,
+    roofline: Annotated[File, Option(help="Draw each model's rate over its "
+        "operations a byte, below the machine's: FILE.svg or FILE.png."
+    )] = None,
+    compare: Annotated[File, Option(help="A file that --json wrote on this "
+        "machine: show how each time has changed, and whether the rounds "
+        "suffice to say so. Status 1 if a model is slower, surely and by more "
+        "than the tolerance.")] = None,
+    tolerance: Annotated[float, Option(
+        help="Of --compare: 0.1 is a tenth.")] = 0.1,
+) -> None:  # fmt: skip
     """How fast a GPT is here: both styles, their peers, the machine's limit.
 
-    Everything runs in turn, round by round, in a shuffled order, on fresh
-    random tokens; ratios are taken within a round. Before anything is
-    timed, both styles must agree to rounding on the same weights, and every
-    model must answer the right shape without seeing the future. How fast
-    this machine can be is measured before, by a large product of
-    matrices, copies and sums. Other programs disturb: end them first.
+    Everything runs in turn, in shuffled rounds, on fresh random tokens;
+    ratios are taken within a round. Before, both styles must agree to
+    rounding, and every model must answer the right shape without seeing the
+    future. Other programs disturb: end them first.
 
-    Ends with status 0; 1 if --compare found something slower; 2 if the call
-    was wrong.
+    Ends with status 0; 1 if --compare found something slower, or a check or
+    test of --all failed; 2 if the call was wrong.
 
     gpt-duet bench forward --preset gpt2 --time 64,256,1024 --plot time.svg
 
@@ -200,38 +130,49 @@ def bench(
 
     gpt-duet bench train-step --device cuda --dtype bfloat16 --compile
     """
+    if everything and any(
+        (kind, preset, n_layer, n_head, n_embd, vocab_size, block_size, batch,
+         time, prompt, new, own, peer, only_peers, log_probs, compile_,
+         profile, threads, rounds, budget, plot, roofline, compare)
+    ):  # fmt: skip
+        raise ValueError("--all takes --device, --json and --csv alone")
     if budget is None:
         budget = math.inf if kind else 50
     if not budget >= 0:
         raise ValueError(f"budget must be a number from 0, got {budget}")
     kind = kind or "forward"
     decoding = kind == "generate"
+    others = "--time, --own, --log-probs, --compile or --profile"
     if decoding and any((time, own, log_probs, compile_, profile)):
-        raise ValueError(
-            "generate takes no --time, --own, --log-probs, --compile or "
-            "--profile"
-        )
+        raise ValueError(f"generate takes no {others}")
     if not decoding and (prompt or new):
-        raise ValueError(
-            f"--prompt and --new-tokens are for generate, not {kind}"
-        )
+        others = "--prompt and --new-tokens"
+        raise ValueError(f"{others} are for generate, not {kind}")
     if cache and not (decoding and peer):
         raise ValueError("--cache goes with generate and --peer")
     if only_peers and (own or not peer):
         raise ValueError("--only-peers takes --peer, and no --own")
+    if roofline and not (limits and kind != "train-step"):
+        raise ValueError("--roofline takes no --no-limits and no train-step")
     if threads is not None:
         whole_number("threads", threads, 1)
-    from .machine import keep_freed_memory
-    from .measure import Stopped, measure
-    from .output import Output, telling
+    from .machine import dtype_on, keep_freed_memory
+    from .measure import measure
+    from .output import Output
     from .peers import PEERS
     from .plan import make_plan
 
     keep_freed_memory()
     device = choose_device(device_name)
-    output = Output(device, json_file, plot, compare, tolerance)
+    files = {"json": json_file, "csv": csv, "plot": plot, "roofline": roofline}
+    output = Output(device, files, compare, tolerance)
+    if everything:
+        from .everything import measure_all
+
+        output.prepare("", [])
+        return _put(output, partial(measure_all, device))
     rounds = ROUNDS[kind] if rounds is None else rounds
-    dtypes = [_dtype(name, device) for name in _names("dtype", dtype_name)]
+    dtypes = [dtype_on(device, n) for n in _names("dtype", dtype_name)]
     if len(dtypes) > 1 and not decoding:
         raise ValueError(f"{kind} takes one dtype, got {dtype_name!r}")
     known = ["transformers"] if decoding else list(PEERS)
@@ -239,10 +180,8 @@ def bench(
     if only_peers:
         chosen = ["none"]
     if decoding and chosen not in (known, ["none"]):
-        raise ValueError(
-            f"generate has the peer transformers, not {peers!r}; your own "
-            "go by --peer"
-        )
+        words = f"generate has the peer transformers, not {peers!r}"
+        raise ValueError(f"{words}; your own go by --peer")
     asked = prompt if decoding else time
     size = preset or "S1"
     if decoding:
@@ -250,7 +189,7 @@ def bench(
         time, new = prompt or "16", 32 if new is None else new
     sizes = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd}
     given = {"vocab_size": vocab_size, "time": asked}
-    open_ = frozenset(name for name, size in given.items() if size is None)
+    open_ = {name for name, size in given.items() if size is None}
     plan = make_plan(
         size,
         _counts("batch", batch),
@@ -272,40 +211,34 @@ def bench(
         profile=profile,
         threads=threads,
         limits=limits,
-        open=open_ if only_peers and preset is None else frozenset(),
+        open=frozenset(open_ if only_peers and preset is None else ()),
         shaped=None if only_peers else True,
     )
     output.prepare(kind, [plan.setting(*size) for size in plan.sizes])
+    _put(output, partial(measure, plan))
+
+
+def _put(output: "Output", run: "Callable[[Tell], list[Run]]") -> None:
+    """Measure, and put the runs where they go; end as they say."""
+    from .measure import Stopped
+    from .output import telling
+
     stopped = False
     with telling() as tell:
         try:
-            runs = measure(plan, tell)
+            runs = run(tell)
         except Stopped as error:
             runs, stopped = error.runs, True
-    slower = output.put(runs)
+    wrong = output.put(runs)
     if stopped:
         raise KeyboardInterrupt
-    if slower:
+    if wrong:
         raise typer.Exit(1)
 
 
 def main() -> None:
     """Run the command under the name that all texts give it."""
     app(prog_name="gpt-duet bench")
-
-
-def _dtype(name: str, device: "torch.device") -> "torch.dtype":
-    """Return the dtype of that name, if the device multiplies in it."""
-    import torch
-
-    dtype = choose_dtype(name, DTYPES)
-    try:
-        x = torch.ones(4, 4, dtype=dtype, device=device)
-        torch.mm(x, x).sum().item()
-    except (RuntimeError, TypeError, NotImplementedError) as error:
-        reason = str(error).split("\n")[0]
-        raise ValueError(f"{device} has no {name} ({reason})") from None
-    return dtype
 
 
 def _names(option: str, text: str) -> list[str]:

@@ -1,7 +1,8 @@
-"""Results as a picture: bars for each setting, lines for a sweep of times."""
+"""Results as pictures: bars, lines for a sweep, dots under a roofline."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from .tables import seconds
 # one colour for each style, one for all peers
 COLORS = {"annotated": "#b45f06", "mingpt_style": "#2166ac"}
 PEER = "#9a9a9a"
-SWEEP = 3  # times that make a line; fewer are bars
+SWEEP = 3  # sizes that make a line; fewer are bars
+AXES = {"time": "tokens in a row", "prompt": "tokens read", "batch": "rows"}
 TITLE = ("shape", "layers", "width", "batch", "time", "prompt", "new")
 
 
@@ -26,47 +28,87 @@ def require_picture(path: Path | None) -> None:
 
 
 def draw(results: Results, path: Path) -> None:
-    """Draw every run as bars, and sweeps of time as lines."""
+    """Draw every run as bars, and sweeps of length or rows as lines."""
+    panels = _panels(results.runs)
+    sizes = [4 if axis else 1.1 + 0.3 * len(r[0].models) for axis, r in panels]
+    with _figure(results, path, sizes) as axes:
+        for (axis, runs), ax in zip(panels, axes, strict=True):
+            if axis:
+                _draw_lines(runs, ax, axis)
+            else:
+                _draw_bars(runs[0], ax)
+
+
+@contextmanager
+def _figure(
+    results: Results, path: Path, heights: Sequence[float]
+) -> Iterator[Any]:
+    """Give axes of these heights; write them, with the machine's facts."""
     # slow to import, and only a picture needs it
     import matplotlib
     from matplotlib.figure import Figure
 
-    panels = _panels(results.runs)
-    heights = [
-        1.1 + 0.3 * len(runs[0].models) if len(runs) < SWEEP else 4
-        for runs in panels
-    ]
     with matplotlib.rc_context({"font.size": 9, "svg.fonttype": "path"}):
         figure = Figure(figsize=(8, sum(heights)), layout="constrained")
-        axes = figure.subplots(
-            len(panels), squeeze=False, height_ratios=heights
-        )[:, 0]
-        for runs, ax in zip(panels, axes, strict=True):
+        ratios: Any = {"squeeze": False, "height_ratios": heights}
+        axes = figure.subplots(len(heights), **ratios)[:, 0]
+        for ax in axes:
             ax.spines[["top", "right"]].set_visible(False)
-            drawing = _draw_bars if len(runs) < SWEEP else _draw_lines
-            drawing(runs, ax)
+        yield axes
         facts = ", ".join(f"{k} {v}" for k, v in results.machine.items())
-        facts = textwrap.fill(facts, 130)
-        figure.supxlabel(facts, fontsize=7, color="#555555")
+        words = textwrap.fill(facts, 130)
+        figure.supxlabel(words, fontsize=7, color="#555555")
         kind = path.suffix.removeprefix(".")
         with replace_file(path) as beside:
             figure.savefig(beside, format=kind, dpi=120)
 
 
-def _panels(runs: Sequence[Run]) -> list[list[Run]]:
-    """Enough runs that differ in time alone are one panel, others each one."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(_title(run, without="time"), []).append(run)
+def _panels(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
+    """Enough runs that differ in one size alone are lines, others bars."""
+    panels: list[tuple[str, list[Run]]] = []
+    alone = list(runs)
+    for axis in AXES:
+        groups: dict[str, list[Run]] = {}
+        for run in runs:
+            if axis in run.setting:
+                groups.setdefault(_title(run, axis), []).append(run)
+        swept = [group for group in groups.values() if len(group) >= SWEEP]
+        panels += [(axis, group) for group in swept]
+        alone = [r for r in alone if not any(r in group for group in swept)]
+    return panels + [("", [run]) for run in alone]
+
+
+def draw_roofline(results: Results, path: Path) -> None:
+    """Draw each model's rate over its operations a byte, under the limits.
+
+    ValueError where no run has limits and a model with both counts.
+    """
     panels = []
-    for group in groups.values():
-        panels += [group] if len(group) >= SWEEP else [[run] for run in group]
-    return panels
+    for run in results.runs:
+        rows = [row for row in run.models if row.flops and row.least_bytes]
+        rates = run.rates(max((row.least_bytes for row in rows), default=0))
+        if rows and all(rates):
+            panels.append((run, rows, rates))
+    if not panels:
+        raise ValueError("no roofline: no limits, or nothing was counted")
+    with _figure(results, path, [4] * len(panels)) as axes:
+        for (run, rows, (product, move)), ax in zip(panels, axes, strict=True):
+            at = [row.flops / row.least_bytes for row in rows]
+            ends = [*at, product / move]
+            roof = np.geomspace(min(ends) / 4, max(ends) * 4)
+            ax.plot(roof, np.minimum(product, roof * move) / 1e9, color=PEER)
+            for number, (row, x) in enumerate(zip(rows, at, strict=True)):
+                rate = row.flops / row.median / 1e9
+                ax.plot(x, rate, **_style(row.name, number), linestyle="")
+            ax.set(xscale="log", yscale="log")
+            ax.set(xlabel="operations a byte", ylabel="GFLOP a second")
+            ax.set_title(_title(run), loc="left")
+            ax.legend(loc="lower right")
 
 
-def _draw_bars(runs: Sequence[Run], ax: Any) -> None:
+def _draw_bars(run: Run, ax: Any) -> None:
     """Medians as bars, quartiles as whiskers, the quickest on top."""
-    rows = sorted(runs[0].models, key=lambda row: -row.median)
+    rows = sorted(run.models, key=lambda row: -row.median)
     first, median, third = 1e3 * np.array([row.quartiles for row in rows]).T
     bars = ax.barh(
         [row.name for row in rows],
@@ -76,37 +118,41 @@ def _draw_bars(runs: Sequence[Run], ax: Any) -> None:
         error_kw={"elinewidth": 1, "capsize": 2},
     )
     ax.bar_label(bars, [seconds(row.median) for row in rows], padding=5)
-    ax.set_title(_title(runs[0]), loc="left")
+    ax.set_title(_title(run), loc="left")
     ax.set_xlabel("milliseconds, median and quartiles")
     ax.margins(x=0.18)
     ax.set_xlim(left=0)
 
 
-def _draw_lines(runs: Sequence[Run], ax: Any) -> None:
-    """Medians against the length of the text, a line for each model."""
+def _draw_lines(runs: Sequence[Run], ax: Any, axis: str) -> None:
+    """Medians against the length of the text, or the number of rows."""
     from matplotlib.ticker import LogFormatter
 
-    runs = sorted(runs, key=lambda run: run.setting["time"])
-    times = [run.setting["time"] for run in runs]
+    runs = sorted(runs, key=lambda run: run.setting[axis])
+    times = [run.setting[axis] for run in runs]
     medians = [{row.name: row.median for row in run.models} for run in runs]
     for number, name in enumerate(medians[0]):
         ax.plot(
             times,
             [1e3 * found[name] for found in medians],
             "--" if name.endswith(" compiled") else "-",
-            marker="osv^DP*X"[number % 8],
-            color=_color(name, f"C{2 + number}"),
-            label=name,
+            **_style(name, number),
         )
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(times, [str(time) for time in times])
-    ax.set(xlabel="tokens in a row", ylabel="milliseconds, median")
-    ax.set_title(_title(runs[0], without="time"), loc="left")
+    ax.set(xlabel=AXES[axis], ylabel="milliseconds, median")
+    ax.set_title(_title(runs[0], axis), loc="left")
     ax.grid(alpha=0.3)
     ax.yaxis.set_major_formatter(LogFormatter())
     ax.yaxis.set_minor_formatter(LogFormatter())
     ax.legend(loc="upper left")
+
+
+def _style(name: str, number: int) -> dict[str, str]:
+    """Mark and colour of a model in a panel of several."""
+    mark, colour = "osv^DP*X"[number % 8], _color(name, f"C{2 + number}")
+    return {"marker": mark, "color": colour, "label": name}
 
 
 def _color(name: str, peer: str = PEER) -> str:

@@ -1,10 +1,9 @@
 """New results against old ones of the same machine and setting."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from gpt_duet.comparison.benchmark_results import Results, Row, Run, Value
+from gpt_duet.comparison import benchmark_results
+from gpt_duet.comparison.benchmark_results import Change, Results, Row, Run
 
 from .machine import LIBRARIES
 
@@ -14,42 +13,7 @@ IDENTITY = ("processor", "cores", "accelerator", "system")
 # settings that may be known only once the models are built
 OPEN = {"threads", "vocabulary", "time", "prompt"}
 OPEN |= {"shape", "layers", "heads", "width"}
-MOST_ROUNDS = 1000
-Facts = dict[str, Value]
-
-
-@dataclass(frozen=True)
-class Change:
-    """How one row's time changed from an old file to now."""
-
-    run: str  # the measurement, in words
-    row: Row  # what ran
-    ratio: float  # new median over old median: above 1 is slower
-    error: float  # by how much the ratio may be wrong, in 19 of 20 cases
-
-    def slower(self, tolerance: float) -> bool:
-        """Whether it surely takes longer than the tolerance allows."""
-        return self.ratio - self.error > 1 + tolerance
-
-    def verdict(self, tolerance: float) -> str:
-        """Say "slower", "faster" or "level", or how many rounds it needs."""
-        least, most = 1 / (1 + tolerance), 1 + tolerance
-        low, high = self.ratio - self.error, self.ratio + self.error
-        if low > most:
-            return "slower"
-        if high < least:
-            return "faster"
-        if low >= least and high <= most:
-            return "level"
-        rounds = len(self.row.seconds)
-        margin = min(abs(self.ratio - least), abs(self.ratio - most))
-        if math.isinf(self.error):
-            return "too noisy to say: needs at least 5 rounds"
-        # the error shrinks with the root of the rounds
-        needed = (rounds - 1) * (self.error / max(margin, 1e-9)) ** 2 + 1
-        if needed > MOST_ROUNDS:
-            return "too noisy to say, and no number of rounds will help"
-        return f"too noisy to say: needs about {math.ceil(needed)} rounds"
+Facts = dict[str, benchmark_results.Value]
 
 
 def compare_results(
@@ -71,7 +35,7 @@ def compare_results(
         rows, were = ({r.name: r for r in x.rows} for x in (run, then))
         for row in rows.values():
             if row.name in were:
-                changes.append(_change(name, row, were[row.name]))
+                changes.append(row.change(name, were[row.name]))
         for where, alone in (
             ("not in the old file", rows.keys() - were.keys()),
             ("only in the old file", were.keys() - rows.keys()),
@@ -92,15 +56,13 @@ def require_comparable(
     for fact in IDENTITY:
         was, now = old.machine.get(fact), machine.get(fact)
         if was != now:
-            raise ValueError(
-                f"the old file is of another machine: {fact} was {was!r}, "
-                f"here it is {now!r}"
-            )
-    now = [Run(what, setting, [Row("", [1.0])]) for setting in settings]
-    if not any(_fits(a, b) for a in old.runs for b in now):
+            words = f"{fact} was {was!r}, here it is {now!r}"
+            raise ValueError(f"the old file is of another machine: {words}")
+    planned = [Run(what, setting, [Row("", [1.0])]) for setting in settings]
+    if not any(_fits(a, b) for a in old.runs for b in planned):
         was, here = (
             "; ".join(f"{run.what}, {run.described()}" for run in runs)
-            for runs in (old.runs, now)
+            for runs in (old.runs, planned)
         )
         raise ValueError(
             "nothing to compare: no equal setting is in the old file, which "
@@ -120,22 +82,3 @@ def _fits(old: Run, planned: Run) -> bool:
 def _key(what: str, setting: Facts) -> tuple:
     """Return the settings that two runs must share to be compared."""
     return what, *sorted((k, v) for k, v in setting.items() if k != "rounds")
-
-
-def _change(run: str, row: Row, old: Row) -> Change:
-    ratio = row.median / old.median
-    error = ratio * math.hypot(_uncertainty(row), _uncertainty(old))
-    return Change(run, row, ratio, error)
-
-
-def _uncertainty(row: Row) -> float:
-    """Return by what part of itself a median may be wrong, 19 times in 20.
-
-    Of normal errors the median's is 1.25 times the mean's, and quartiles are
-    1.35 deviations apart.
-    """
-    first, median, third = row.quartiles
-    rounds = len(row.seconds)
-    if rounds < 2:
-        return math.inf
-    return 2 * 1.25 / 1.35 * (third - first) / median / (rounds - 1) ** 0.5

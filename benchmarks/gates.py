@@ -13,10 +13,9 @@ from .models import Candidate
 def answer(
     candidate: Candidate, tokens: Tensor, *, grad: bool = False
 ) -> tuple[Any, float]:
-    """Run a candidate once on ids, with gradients as in training or without.
+    """Run a candidate once; return the scores and the seconds it took.
 
-    Returns the scores and the seconds it took. ValueError in one line for
-    one that cannot be run or compiled.
+    ValueError in one line for one that cannot be run or compiled.
     """
     clock = clock_for(tokens.device)
     start = clock()
@@ -24,10 +23,8 @@ def answer(
         with torch.inference_mode(not grad):
             return candidate.scores(tokens), clock() - start
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(
-            f"{candidate.name} cannot be run: {reason[:300]}"
-        ) from None
+        words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ValueError(f"{candidate.name} cannot be run: {words}") from None
 
 
 def require_sound(
@@ -35,7 +32,6 @@ def require_sound(
 ) -> float:
     """Refuse what answers another shape, or looks into the future.
 
-    A model without a causal mask is another model, and often a faster one.
     Half of the text is changed, where one token among many would be lost in
     the rounding of a short format, and the last token alone, for a model
     that looks ahead only within its last part. Returns the seconds of the
@@ -75,9 +71,8 @@ def _rounding(once: Tensor, again: Tensor) -> float:
     """Return how far rounding may move the scores of the same tokens.
 
     Sums of the same numbers in the same shapes are rounded alike in any
-    format, so that what float32 would allow is enough in all of them; where
-    an accelerator's order of sums varies, what it varies is added, up to
-    what the format explains.
+    format: float32's bound is enough. Where an accelerator's order of sums
+    varies, that is added, up to what the format explains.
     """
     spread = once.float().std().item()
     least, most = (
@@ -90,10 +85,7 @@ def _rounding(once: Tensor, again: Tensor) -> float:
 def require_as_eager(
     compiled: Candidate, eager: Candidate, tokens: Tensor, grad: bool = False
 ) -> float:
-    """Refuse a compiled candidate that computes something else than before.
-
-    Returns the seconds of its first run, in which it is compiled.
-    """
+    """Refuse what computes something else compiled; return its first time."""
     found, seconds = answer(compiled, tokens, grad=grad)
     expected, _ = answer(eager, tokens, grad=grad)
     difference = _farthest(found.detach(), expected.detach())
@@ -101,8 +93,7 @@ def require_as_eager(
     # the order of sums changes: some roundings, none of them systematic
     tolerance = 4 * torch.finfo(expected.dtype).eps ** 0.5 * spread
     if not difference <= tolerance:
-        raise ValueError(
-            f"{compiled.name} differs from its eager self by {difference:.2g} "
-            f"(bound {tolerance:.2g}); it is not timed"
-        )
+        words = f"{compiled.name} differs from its eager self by "
+        far = f"{difference:.2g} (bound {tolerance:.2g})"
+        raise ValueError(f"{words}{far}; it is not timed")
     return seconds

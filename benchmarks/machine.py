@@ -3,7 +3,9 @@
 import ctypes
 import os
 import platform
+import re
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -12,7 +14,9 @@ from torch import Tensor
 
 from gpt_duet.comparison.benchmark_results import Row, Value
 from gpt_duet.timing import interleave, stopwatch
+from gpt_duet.validation import choose_dtype
 
+DTYPES = ("float32", "bfloat16", "float16")
 LIBRARIES = ("torch", "transformers", "x-transformers")
 SQUARE = 1536  # large enough for any processor's best rate, and quick
 BIG_SQUARE = 8192  # an accelerator would be through 1536 as soon as it started
@@ -45,6 +49,18 @@ def machine_facts(device: torch.device) -> dict[str, Value]:
     return facts
 
 
+def dtype_on(device: torch.device, name: str) -> torch.dtype:
+    """Return the dtype of that name; ValueError if the device lacks it."""
+    dtype = choose_dtype(name, DTYPES)
+    try:
+        x = torch.ones(4, 4, dtype=dtype, device=device)
+        torch.mm(x, x).sum().item()
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        reason = str(error).split("\n")[0]
+        raise ValueError(f"{device} has no {name} ({reason})") from None
+    return dtype
+
+
 def load() -> float:
     """Return the mean number of busy processes in the last minute."""
     return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else 0.0
@@ -52,20 +68,17 @@ def load() -> float:
 
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    text = cpuinfo.read_text(errors="replace") if cpuinfo.is_file() else ""
+    found = re.search(r"^model name\s*:\s*(.+)", text, re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def keep_freed_memory() -> bool:
     """Let the process keep the memory that it frees; return whether it does.
 
-    PyTorch does so on an accelerator. By default glibc gives large blocks
-    back to the system, and whoever asks next pays for fresh pages: from
-    nothing to a third of a forward pass, depending on who ran before. Now
-    only the first few passes do. Other C libraries are left as they are.
+    glibc gives large blocks back to the system, and whoever asks next pays
+    for fresh pages, up to a third of a forward pass. Other C libraries are
+    left as they are.
 
     Source: the GNU C Library's manual, "Malloc Tunable Parameters".
     """
@@ -80,10 +93,7 @@ _measured: dict[tuple, list[Row]] = {}  # once in a process
 
 
 def limits(dtype: torch.dtype, device: torch.device) -> list[Row]:
-    """Return how fast a device can be in a dtype, on the present threads.
-
-    It is measured at the first call, in a few rounds, and then kept.
-    """
+    """Return how fast a device is in a dtype; measured once in a process."""
     key = dtype, device, torch.get_num_threads(), SQUARE, MOVED
     if key not in _measured:
         tasks = limit_tasks(dtype, device)
@@ -101,9 +111,8 @@ def limit_tasks(
 ) -> dict[str, tuple[Callable[[], Tensor], dict[str, int]]]:
     """Return what shows how fast a device can be, with its work.
 
-    A product of two square matrices, 2 size^3 operations; a copy, which
-    reads as many bytes as it writes; sums, which read alone, as decoding
-    nearly does, one of them from the processor's caches.
+    A product of two square matrices; a copy, which reads as many bytes as it
+    writes; sums, which read alone, one of them from the processor's caches.
     """
     size = SQUARE if device.type == "cpu" else BIG_SQUARE
     a, b = torch.randn(2, size, size, device=device).to(dtype).unbind(0)
@@ -111,18 +120,14 @@ def limit_tasks(
     source = torch.ones(MOVED // 4, device=device)
     target = torch.zeros_like(source)
     memory = f"{MOVED >> 20} MiB"
+    little, moved = source[: MOVED // 32], "least_bytes"
+    multiply = partial(torch.mm, a, b, out=product)
     return {
-        f"matmul {size} x {size}": (
-            lambda: torch.mm(a, b, out=product),
-            {"flops": 2 * size**3},
-        ),
+        f"matmul {size} x {size}": (multiply, {"flops": 2 * size**3}),
         f"copy of {memory}": (
             lambda: target.copy_(source),
-            {"least_bytes": 2 * MOVED},
+            {moved: 2 * MOVED},
         ),
-        f"read of {memory}": (source.sum, {"least_bytes": MOVED}),
-        f"read of {MOVED >> 23} MiB": (
-            source[: MOVED // 32].sum,
-            {"least_bytes": MOVED // 8},
-        ),
+        f"read of {memory}": (source.sum, {moved: MOVED}),
+        f"read of {MOVED >> 23} MiB": (little.sum, {moved: MOVED // 8}),
     }

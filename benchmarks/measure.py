@@ -6,28 +6,24 @@ The clock and the order of a round are shared/timing.py's.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import chain, pairwise, repeat
+from statistics import median
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt_duet.comparison.benchmark_results import Row, Run
-from gpt_duet.generation import generate, optimize_for_decoding
+from gpt_duet.comparison.benchmark_results import PERCENTS, Row, Run
+from gpt_duet.generation import optimize_for_decoding, stream_tokens
 from gpt_duet.invariants.context import few_threads
 from gpt_duet.protocol import LanguageModel
-from gpt_duet.timing import interleave, stopwatch, time_first
+from gpt_duet.timing import clock_for, interleave, percentile, stopwatch
 from gpt_duet.training.recipe import Recipe, build_optimizer
 
 from .gates import require_as_eager, require_sound
 from .machine import limits
-from .models import (
-    Candidate,
-    build_peers,
-    build_styles,
-    fit_to_peers,
-    parameter_note,
-)
+from .models import Candidate, build_peers, build_styles, fit_to_peers
 from .plan import Plan, Tokens
 from .profiling import peak_bytes, time_by_operation
 from .work import cache_bytes, count_work
@@ -50,9 +46,7 @@ def measure(plan: Plan, tell: Tell = lambda text: None) -> list[Run]:
 
     Everyone is tested at every size before anything is timed. On the CPU a
     style with a cache is optimized for decoding, as `gpt-duet generate` does.
-
-    Raises:
-        Stopped: for Ctrl-C after a whole round.
+    Ctrl-C after a whole round raises Stopped.
     """
     tell("building")
     peers, left_out = build_peers(plan)
@@ -69,12 +63,11 @@ def measure(plan: Plan, tell: Tell = lambda text: None) -> list[Run]:
         work = len(tokens.ids) * (tokens.ids.size(1) + plan.new)
         return few_threads(largest, work, plan.threads)
 
-    ready = []
+    ready, vocab_size = [], plan.config.vocab_size
     for tokens in [Tokens(plan, *size) for size in plan.sizes]:
         first = {}
         for one in everyone:
             tell(f"testing {one.name}")
-            vocab_size = plan.config.vocab_size
             with threads(tokens):
                 first[one.name] = require_sound(one, tokens.ids, vocab_size)
         ready.append((tokens, first))
@@ -99,13 +92,9 @@ def measure(plan: Plan, tell: Tell = lambda text: None) -> list[Run]:
 
 
 def _time(
-    plan: Plan,
-    tokens: Tokens,
-    competitors: Iterable[Competitor],
-    notes: list[str],
-    tell: Tell,
-    runs: list[Run],
-) -> None:
+    plan: Plan, tokens: Tokens, competitors: Iterable[Competitor],
+    notes: list[str], tell: Tell, runs: list[Run],
+) -> None:  # fmt: skip
     """Time all in shuffled rounds, on tokens that are drawn anew.
 
     Appends the whole rounds to the runs, even where Ctrl-C ends them.
@@ -113,12 +102,15 @@ def _time(
     device = plan.device
     rows: dict[str, dict[str, Any]] = {}
     watches: dict[str, Callable[[], float]] = {}
+    decodings: dict[str, Decoding] = {}
     for name, run, facts in competitors:
         tell(f"running {name}")
         rows[name] = {"peak_bytes": peak_bytes(run, device), **facts}
         if plan.profile:
             rows[name]["operations"] = time_by_operation(run, device)
         watches[name] = stopwatch(run, device)
+        if isinstance(run, Decoding):
+            decodings[name], watches[name] = run, run.timed
     machine = limits(plan.dtypes[0], device) if plan.limits else []
 
     def before(number: int) -> None:
@@ -132,53 +124,45 @@ def _time(
         interleave(watches, plan.rounds, before, plan.budget, seconds)
     finally:
         if seconds:
-            timed = [Row(n, seconds[n], **facts) for n, facts in rows.items()]
-            timed += machine
-            runs.append(Run(plan.kind, setting, timed, plan.reference, notes))
+            for name, decoding in decodings.items():
+                rows[name] |= decoding.facts(len(seconds[name]))
+            found = [Row(n, seconds[n], **facts) for n, facts in rows.items()]
+            found += machine
+            runs.append(Run(plan.kind, setting, found, plan.reference, notes))
 
 
 def _passes(
-    plan: Plan,
-    tokens: Tokens,
-    everyone: Sequence[Candidate],
-    first: Mapping[str, float],
-    tell: Tell,
-) -> Iterator[Competitor]:
+    plan: Plan, tokens: Tokens, everyone: Sequence[Candidate],
+    first: Mapping[str, float], tell: Tell,
+) -> Iterator[Competitor]:  # fmt: skip
     """Give forward passes, or training steps, eager and compiled."""
     ids, training = tokens.ids, plan.kind == "train-step"
     ours = next(c for c in everyone if c.name == plan.reference)
-
-    def competitor(
-        c: Candidate, seconds: float, work: tuple, note: str = ""
-    ) -> Competitor:
-        flops, moved = work
-        step = training_step(c, tokens) if training else None
-        facts = {
-            "first_seconds": seconds,
-            # backwards are two products for each of the forwards
-            "flops": 3 * flops if training else flops,
-            "least_bytes": None if training else moved,
-            "tokens": ids.numel(),
-            "output": c.output,
-            "parameters": c.parameters,
-            "note": note,
-        }
-        return c.name, step or (lambda: c.scores(tokens.ids)), facts
-
     if plan.compile:
         torch.compiler.reset()  # one graph for each size, none kept
     for eager in everyone:
         # rows are alike, and one is counted sooner
         flops, moved = row_work(eager, ids[:1], len(ids))
-        work = len(ids) * flops, moved
-        why = parameter_note(eager, ours.parameters or 0)
-        note = "; ".join(filter(None, (eager.note, why)))
-        yield competitor(eager, first[eager.name], work, note)
+        note = "; ".join(filter(None, (eager.note, eager.compared(ours))))
+        timed = [(eager, first[eager.name], note)]
         if plan.compile:
             tell(f"compiling {eager.name}")
             quick = eager.compiled()
             seconds = require_as_eager(quick, eager, ids, grad=training)
-            yield competitor(quick, seconds, work)
+            timed.append((quick, seconds, ""))
+        for each, seconds, note in timed:
+            facts = {
+                "first_seconds": seconds,
+                # backwards are two products for each of the forwards
+                "flops": len(ids) * flops * (3 if training else 1),
+                "least_bytes": None if training else moved,
+                "tokens": ids.numel(),
+                "output": each.output,
+                "parameters": each.parameters,
+                "note": note,
+            }
+            make = training_step if training else forward_pass
+            yield each.name, make(each, tokens), facts
 
 
 def row_work(
@@ -186,14 +170,18 @@ def row_work(
 ) -> tuple[int, int | None]:
     """Return one row's operations, and the bytes that so many rows move.
 
-    That is at least: each weight is read once, and the scores of all rows
-    are written once.
+    Each weight is read once, and the scores of all rows are written once.
     """
     flops, read = count_work(partial(candidate.scores, row), candidate.model)
     if read is None:
         return flops, None
     with torch.no_grad():
         return flops, read + rows * candidate.scores(row).nbytes
+
+
+def forward_pass(candidate: Candidate, tokens: Tokens) -> Callable[[], Tensor]:
+    """Return a pass over the tokens that were drawn last."""
+    return lambda: candidate.scores(tokens.ids)
 
 
 def training_step(candidate: Candidate, tokens: Tokens) -> Callable[[], float]:
@@ -218,75 +206,102 @@ def training_step(candidate: Candidate, tokens: Tokens) -> Callable[[], float]:
     return step
 
 
+class Decoding:
+    """Greedy decoding from a prompt; notes how long each token takes."""
+
+    def __init__(self, candidate: Candidate, tokens: Tokens, new: int):
+        self._what, self._tokens, self._new = candidate, tokens, new
+        self.waits: list[list[float]] = []  # for each token, of each round
+
+    def __call__(self) -> list[float]:
+        """Decode; return the seconds until each token."""
+        ids = self._tokens.ids
+        clock = clock_for(ids.device)
+        marks = [clock()]
+        decode(self._what, ids, self._new, lambda: marks.append(clock()))
+        return [after - before for before, after in pairwise(marks)]
+
+    def timed(self) -> float:
+        """Decode twice, and return the seconds of the second time."""
+        self()
+        self.waits.append(self())
+        return sum(self.waits[-1])
+
+    def facts(self, rounds: int) -> dict[str, Any]:
+        """Return the time to the first token, and between two others."""
+        waits = self.waits[:rounds]
+        later = [wait for each in waits for wait in each[1:]]
+        percents = PERCENTS if later else ()
+        return {
+            "first_token": median(each[0] for each in waits),
+            "between_tokens": [percentile(later, p) for p in percents],
+        }
+
+
 def _decodings(
     plan: Plan, tokens: Tokens, everyone: Sequence[Candidate]
 ) -> Iterator[Competitor]:
-    """Give greedy decoding from a prompt.
-
-    A model with a cache reads each token once, one without reads the whole
-    text for each new token.
-    """
+    """Give greedy decoding from a prompt, with a cache where there is one."""
     batch, prompt = tokens.ids.shape
-    for candidate in everyone:
-
-        def run(candidate: Candidate = candidate) -> Tensor:
-            return decode(candidate, tokens.ids, plan.new)
-
-        cached = (
-            candidate.cached
-            or candidate.decoder is not None
-            or _generates(candidate.model)
-        )
+    for one in everyone:
+        run = Decoding(one, tokens, plan.new)
         # the prompt is read with the first new token
-        how = "" if cached else "out"
-        _, moved = row_work(candidate, tokens.ids[:1, :1], batch)
-        if not cached:
-            moved = None
-        elif moved is not None:
-            moved *= plan.new
-            if candidate.configured:
-                size = next(candidate.model.parameters()).itemsize
-                moved += sum(
-                    cache_bytes(plan.config, batch, past, size)
-                    for past in range(prompt, prompt + plan.new)
-                )
+        _, moved = row_work(one, tokens.ids[:1, :1], batch)
+        cache, cached = None, one.decodes_with_cache
+        moved = moved * plan.new if moved and cached else None
+        if moved and one.configured:
+            size = next(one.model.parameters()).itemsize
+            past = range(prompt, prompt + plan.new)
+            held = [cache_bytes(plan.config, batch, n, size) for n in past]
+            moved, cache = moved + sum(held), held[-1]
+        how = f"with{'' if cached else 'out'} a cache"
         facts = {
-            "first_seconds": time_first(run, plan.device),
+            "first_seconds": sum(run()),
             "tokens": batch * plan.new,
-            "parameters": candidate.parameters,
+            "parameters": one.parameters,
+            "flops": count_work(run, None)[0],
             "least_bytes": moved,
-            "note": "; ".join(
-                filter(None, (candidate.note, f"with{how} a cache"))
-            ),
+            "cache_bytes": cache,
+            "note": f"{one.note}; {how}" if one.note else how,
         }
-        yield candidate.name, run, facts
+        yield one.name, run, facts
 
 
-def _generates(model: object) -> bool:
-    """Whether a model decodes itself, as those of transformers do."""
-    return hasattr(model, "generation_config")
+class _Streamer:
+    """Calls a function at each token of transformers' generate."""
+
+    def __init__(self, each: Callable):
+        # the prompt comes first
+        self._calls: Iterator[Callable] = chain([int], repeat(each))
+
+    def put(self, value: Tensor) -> None:
+        """Take the prompt, then each token."""
+        next(self._calls)()
+
+    def end(self) -> None:
+        """Take the end of the text."""
 
 
-def decode(candidate: Candidate, ids: Tensor, new: int) -> Tensor:
-    """Append new ids; transformers does so itself, without an end.
+def decode(
+    candidate: Candidate, ids: Tensor, new: int, each: Callable = int
+) -> Tensor:
+    """Append new ids, and call `each` when one is there.
 
-    Anyone's model that keeps no contract is read whole for each of them.
+    Models of transformers do so themselves, without an end.
     """
-    if candidate.decoder is not None:
-        return candidate.decode(ids, new)
-    if _generates(candidate.model):
+    if candidate.decoder is None and candidate.generates:
         return candidate.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=new,
-            min_new_tokens=new,
-            do_sample=False,
-            use_cache=True,
-            pad_token_id=0,
-        )
-    if isinstance(candidate.model, LanguageModel):
-        return generate(candidate.model, ids, new)
-    for _ in range(new):
-        likeliest = candidate.scores(ids)[:, -1:].argmax(dim=-1)
-        ids = torch.cat([ids, likeliest], dim=1)
+            ids, attention_mask=torch.ones_like(ids),
+            max_new_tokens=new, min_new_tokens=new, do_sample=False,
+            use_cache=True, pad_token_id=0, streamer=_Streamer(each),
+        )  # fmt: skip
+    kept = isinstance(candidate.model, LanguageModel)
+    columns = (
+        stream_tokens(candidate.model, ids.tolist(), new)
+        if candidate.decoder is None and kept
+        else candidate.decode(ids, new)
+    )
+    for column in columns:
+        ids = torch.cat([ids, column[:, None]], dim=1)
+        each()
     return ids

@@ -1,6 +1,6 @@
 """The models to time: both styles from one set of weights, and peers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,8 +44,7 @@ class Candidate:
     def scores(self, tokens: Tensor) -> Tensor:
         """Return scores (batch, time, vocab) of ids (batch, time).
 
-        They are the call's answer itself, its `logits` (transformers), or
-        its first part (minGPT's logits and loss).
+        They are the answer, its `logits`, or its first part.
         """
         found = self.call(tokens)
         if hasattr(found, "logits"):
@@ -59,18 +58,36 @@ class Candidate:
         """Whether it decodes with a key-value cache of the kit's contract."""
         return isinstance(self.model, CachedLanguageModel)
 
-    def decode(self, ids: Tensor, new: int) -> Tensor:
-        """Append new ids, the likeliest ones, with the decoder's cache."""
-        assert self.decoder is not None
-        assert self.decoder.convention is not None
-        if not self.decoder.convention.apart:
-            self.decoder.start_again()
-        text, piece = Text(self.decoder.convention, len(ids)), ids
+    @property
+    def generates(self) -> bool:
+        """Whether it decodes itself, as the models of transformers do."""
+        return hasattr(self.model, "generation_config")
+
+    @property
+    def decodes_with_cache(self) -> bool:
+        """Whether it reads each token once."""
+        return self.cached or self.decoder is not None or self.generates
+
+    def decode(self, ids: Tensor, new: int) -> Iterator[Tensor]:
+        """Yield new ids (batch,), the likeliest ones.
+
+        The decoder's cache serves where there is one, else the whole text is
+        read for each of them.
+        """
+        if self.decoder is not None:
+            assert self.decoder.convention is not None
+            if not self.decoder.convention.apart:
+                self.decoder.start_again()
+            text = Text(self.decoder.convention, len(ids))
+        piece = ids
         for _ in range(new):
-            scores = self.decoder.scores(text, piece)
+            if self.decoder is not None:
+                scores = self.decoder.scores(text, piece)
+            else:
+                scores = self.scores(ids)
             piece = scores[:, -1:].argmax(dim=-1)
             ids = torch.cat([ids, piece], dim=1)
-        return ids
+            yield piece[:, 0]
 
     @property
     def parameters(self) -> int | None:
@@ -79,6 +96,14 @@ class Candidate:
             return None
         return sum(p.numel() for p in self.model.parameters())
 
+    def compared(self, ours: "Candidate") -> str:
+        """Say by how much its parameters are not ours to 1 %."""
+        count, theirs = self.parameters, ours.parameters or 0
+        if count is None:
+            return "parameters unknown"
+        extra = (count - theirs) / theirs if theirs else 0
+        return f"{extra:+.1%} parameters" if abs(extra) > 0.01 else ""
+
     def with_log_probs(self) -> "Candidate":
         """Return the same, ending in log-softmax."""
         if self.output == "log-probs":
@@ -86,10 +111,7 @@ class Candidate:
         return replace(self, log_softmax=True, output="log-probs")
 
     def compiled(self) -> "Candidate":
-        """Return the same through torch.compile; a style in one graph.
-
-        A break in a style's graph is an error; a peer may have some.
-        """
+        """Return the same through torch.compile; a style in one graph."""
         call = torch.compile(self.scores, fullgraph=self.style, dynamic=False)
         name = f"{self.name} compiled"
         return replace(self, name=name, call=call, log_softmax=False, note="")
@@ -100,10 +122,9 @@ def build_styles(
 ) -> tuple[list[Candidate], list[str]]:
     """Build a plan's styles from one set of weights, in each of its dtypes.
 
-    They must agree, and are compared in float32 on the first row of the
-    tokens: there a difference is a mistake, and not the rounding of a short
-    format. The last style draws the weights. Returns a sentence on how far
-    they agree, too.
+    They must agree in float32 on the first row of the tokens, where a
+    difference is a mistake, and not the rounding of a short format. The last
+    style draws the weights. Returns a sentence on how far they agree, too.
     """
     if not plan.styles:
         return [], []
@@ -126,8 +147,8 @@ def build_styles(
             built.append((f"{name}-own", model, f"with its own {words}"))
     main, *more = plan.dtypes
     further = [
-        (f"{name} {dtype_name(dtype)}", deepcopy(model).to(dtype), note)
-        for dtype in more
+        (f"{name} {dtype_name(d)}", deepcopy(model).to(d), note)
+        for d in more
         for name, model, note in built
     ]
     built = [(name, model.to(main), note) for name, model, note in built]
@@ -143,20 +164,17 @@ def _difference(built: Sequence[tuple[str, Any, str]], row: Tensor) -> float:
         for name, other, _ in built[:-1]:
             found = largest_difference(other.log_probs(row), expected)
             if not found <= bound:
+                far = f"{found:.2g} (bound {bound:.2g}) in float32"
                 raise ValueError(
-                    f"the styles differ by {found:.2g} (bound {bound:.2g}) "
-                    f"in float32: {name} and {last}; what computes something "
-                    "else is not timed"
+                    f"the styles differ by {far}: {name} and {last}; what "
+                    "computes something else is not timed"
                 )
             worst = max(worst, found)
     return worst
 
 
 def _as_called(name: str, model: Any, note: str, tokens: Tensor) -> Candidate:
-    """Let a style answer as it does when called, if that scores all ids.
-
-    A style's own call gives logits, or stops at hidden states.
-    """
+    """Let a style answer as it does when called, if that scores all ids."""
     style = Candidate(name, model, model.log_probs, "log-probs", note=note)
     called = replace(style, call=model, output="logits")
     with torch.inference_mode():
@@ -174,6 +192,7 @@ def build_peers(plan: Plan) -> tuple[list[Candidate], list[str]]:
     """
     peers, left_out = [], []
     for name in plan.peers:
+        known = name in PEERS
         try:
             with torch.random.fork_rng(devices=[]), plan.device:
                 torch.manual_seed(0)
@@ -184,53 +203,44 @@ def build_peers(plan: Plan) -> tuple[list[Candidate], list[str]]:
             # transformers says so, too, of what is there and broken: nameless
             absent = isinstance(error, ModuleNotFoundError) and error.name
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            if absent and plan.installed and name in PEERS:
-                left_out.append(f"{name} was not run: {reason}")
-                continue
-            raise ValueError(
-                f"{name} cannot be built: {reason[:200]}"
-            ) from None
+            if not (absent and plan.installed and known):
+                why = f"{name} cannot be built: {reason[:200]}"
+                raise ValueError(why) from None
+            left_out.append(f"{name} was not run: {reason}")
+            continue
         if isinstance(model, torch.nn.Module):
             model = model.to(plan.device, plan.dtypes[0]).eval()
         if not callable(model):
-            raise ValueError(
-                f"{name} builds {type(model).__name__}, which cannot be called"
-            )
+            kind = type(model).__name__
+            raise ValueError(f"{name} builds {kind}, which cannot be called")
         peer = Candidate(
             name, model, model, style=False, configured=configured
         )
-        peers.append(peer if name in PEERS else _as_checked(peer, plan))
+        peers.append(peer if known else _as_checked(peer, plan))
     return peers, left_out
 
 
 def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
     """Call and read someone's own model as gpt-duet check does.
 
-    Raises:
-        ValueError: for one without scores of the plan's vocabulary, or that
-            says it cannot read the plan's longest text.
+    ValueError for one without scores of the plan's vocabulary, or that says
+    it cannot read the plan's longest text.
     """
     name, vocab, longest = peer.name, plan.config.vocab_size, plan.longest
-    met = partial(
-        meet,
-        lambda: peer.model,
-        block_size=longest,
-        outputs="logits",
-        cache=load_target(plan.cache) if plan.cache else None,
-    )
+    cache = load_target(plan.cache) if plan.cache else None
+    met = partial(meet, lambda: peer.model, block_size=longest, cache=cache)
+    met = partial(met, outputs="logits")
+    own = "vocab_size" in plan.open and not peer.configured
     try:
         try:
-            own = "vocab_size" in plan.open and not peer.configured
             subject = met(vocab_size=None if own else vocab)
         except UnknownSize:
-            own = False
             subject = met(vocab_size=vocab)
     except ValueError as error:
         ours = f"the benchmark's vocabulary is {vocab} (--vocab-size sets it)"
         words = str(error).replace(f"vocab_size={vocab} was given", ours)
-        if ours not in words:
-            words += f"; {ours}"
-        raise ValueError(f"{name}: {words}") from None
+        more = "" if ours in words else f"; {ours}"
+        raise ValueError(f"{name}: {words}{more}") from None
     subject.require_scores()
     if subject.block_size < longest and "time" not in plan.open:
         raise ValueError(
@@ -244,11 +254,10 @@ def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
         answer = subject.caller.call(peer.model, tokens)
         return subject.read(answer, *tokens.shape)
 
-    note = f"called with {', '.join(given)}" if given else ""
     return replace(
         peer,
         call=call,
-        note=note,
+        note=f"called with {', '.join(given)}" if given else "",
         vocab_size=subject.vocab_size,
         longest=subject.block_size,
         decoder=_decoder_of(peer, subject) if plan.cache else None,
@@ -258,10 +267,8 @@ def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
 def _decoder_of(peer: Candidate, subject: Subject) -> Decoder:
     """Return what decodes with the cache that the user's function makes.
 
-    The convention is found on a copy in float64, and timed on the model.
-
-    Raises:
-        ValueError: where the model is not decoded with this cache.
+    The convention is found on a copy in float64, and timed on the model;
+    ValueError where there is none.
     """
     decoder = Decoder(subject, enlarged=False)
     if decoder.convention is None:
@@ -274,32 +281,22 @@ def _decoder_of(peer: Candidate, subject: Subject) -> Decoder:
 def fit_to_peers(plan: Plan, peers: Sequence[Candidate]) -> Plan:
     """Return the plan with the peers' own sizes where it leaves them open.
 
-    Raises:
-        ValueError: where the peers have several vocabularies.
+    ValueError where the peers have several vocabularies.
     """
     shaped = bool(plan.styles) or any(peer.configured for peer in peers)
     plan = replace(plan, shaped=shaped)
     found = {p.vocab_size: p.name for p in peers if p.vocab_size}
     if "vocab_size" in plan.open and found:
-        if len(found) > 1:
+        size, *more = found
+        if more:
             each = ", ".join(f"{n} has {v}" for v, n in found.items())
             raise ValueError(
                 f"all rows read the same ids, and the vocabularies differ: "
                 f"{each}; measure each model alone"
             )
-        config = plan.config.replace(vocab_size=next(iter(found)))
-        plan = replace(plan, config=config)
+        plan = replace(plan, config=plan.config.replace(vocab_size=size))
     lengths = [peer.longest for peer in peers if peer.longest]
     if "time" in plan.open and lengths:
         time = max(1, min(*plan.times, *lengths, min(lengths) - plan.new))
         plan = replace(plan, times=(time,))
     return plan
-
-
-def parameter_note(candidate: Candidate, ours: int) -> str:
-    """Say by how much a candidate's parameters are not ours to 1 %."""
-    count = candidate.parameters
-    if count is None:
-        return "parameters unknown"
-    extra = (count - ours) / ours if ours else 0
-    return f"{extra:+.1%} parameters" if abs(extra) > 0.01 else ""

@@ -1,8 +1,8 @@
 """Where results go: the terminal, a file, a picture, a comparison."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from gpt_duet.console import warn
 from gpt_duet.files import STDOUT, reserve_stdout
 from gpt_duet.validation import require_different, require_parent
 
-from .chart import draw, require_picture
+from .chart import draw, draw_roofline, require_picture
 from .compare import Facts, compare_results, require_comparable
 from .machine import load, machine_facts
 from .measure import Tell
@@ -28,25 +28,21 @@ class Output:
     """Where results go; what cannot work is refused before any work."""
 
     device: torch.device
-    json: Path | None = None
-    plot: Path | None = None
+    files: Mapping[str, Path | None] = field(default_factory=dict)
     compare: Path | None = None
     tolerance: float = 0.1
 
     def __post_init__(self) -> None:
         """Refuse early."""
-        if self.json == STDOUT:
+        if self.files.get("json") == STDOUT:
             reserve_stdout()
-        for path in (self.json, self.plot):
+        for path in self.files.values():
             require_parent(path if path != STDOUT else None)
-        require_different(
-            {"json": self.json, "plot": self.plot}, compare=self.compare
-        )
-        require_picture(self.plot)
-        if not 0 <= self.tolerance < float("inf"):
-            raise ValueError(
-                f"tolerance must be a number from 0, got {self.tolerance}"
-            )
+        require_different(dict(self.files), compare=self.compare)
+        for name in ("plot", "roofline"):
+            require_picture(self.files.get(name))
+        if not 0 <= (given := self.tolerance) < float("inf"):
+            raise ValueError(f"tolerance must be a number from 0, got {given}")
         self._old = read_results(self.compare) if self.compare else None
         self._machine = machine_facts(self.device)
 
@@ -58,24 +54,31 @@ class Output:
         _warn_if_busy(self._machine, "load before")
 
     def put(self, runs: list[Run]) -> bool:
-        """Write, print, draw and compare; return whether a model is slower.
+        """Write, print, draw and compare; return whether something is wrong.
+
+        That is a model that has become slower, or a check or test that failed.
 
         What was measured is written before anything else can fail, and
         printed where it could not be written.
         """
         self._machine["load after"] = load()
         results = Results(self._machine, runs)
-        console = plain_console(stderr=self.json == STDOUT)
+        files = {name: path for name, path in self.files.items() if path}
+        console = plain_console(stderr=files.get("json") == STDOUT)
         try:
-            if self.json is not None:
-                results.save(self.json)
+            if "json" in files:
+                results.save(files["json"])
+            if "csv" in files:
+                results.save_csv(files["csv"])
         finally:
             print_whole(console, show_results(results))
         _warn_if_busy(self._machine, "load after")
-        if self.plot is not None:
-            draw(results, self.plot)
+        for name, picture in {"plot": draw, "roofline": draw_roofline}.items():
+            if name in files:
+                picture(results, files[name])
         if self._old is None:
-            return False
+            notes = [row.note for run in runs for row in run.rows]
+            return any(n.startswith(("failed", "error")) for n in notes)
         changes, notes = compare_results(self._old, results)
         print_whole(console, show_changes(changes, self.tolerance, notes))
         return any(
@@ -90,10 +93,8 @@ def _warn_if_busy(machine: Facts, moment: str) -> None:
     busy, cores = float(machine.get(moment, 0)), machine["cores"]
     if busy > int(cores):
         warn(
-            f"the machine is busy ({moment}: {busy} on {cores} cores): "
-            "other programs run, so times are unreliable; with several "
-            "threads each operation waits for the slowest thread "
-            "(--threads 1 is disturbed least)"
+            f"the machine is busy ({moment}: {busy} on {cores} cores), and "
+            "times are unreliable (--threads 1 is disturbed least)"
         )
 
 

@@ -14,14 +14,16 @@ from gpt_duet.checkpoint.config_json import transformers_config
 from gpt_duet.config import ACTIVATIONS, GPTConfig
 from gpt_duet.targets import load_target
 
+ONE_GELU = "gelu_pytorch_tanh"
+
 
 def transformers_gpt2(
     config: GPTConfig, attention: str = "sdpa", gelu_tanh: str = "gelu_new"
 ) -> nn.Module:
     """Build transformers' GPT2LMHeadModel of a config's shape.
 
-    Its own GELU by tanh is "gelu_new", written out; "gelu_pytorch_tanh" is
-    one kernel, as the styles', and several times as fast.
+    Its own GELU by tanh is "gelu_new", written out; ONE_GELU is one kernel,
+    as the styles', and several times as fast.
     """
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -44,20 +46,14 @@ class TorchDecoder(nn.Module):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.block_size, config.n_embd)
         layer = nn.TransformerEncoderLayer(
-            config.n_embd,
-            config.n_head,
-            config.inner_size,
-            config.dropout,
+            config.n_embd, config.n_head, config.inner_size, config.dropout,
             partial(F.gelu, approximate="tanh"),
-            batch_first=True,
-            norm_first=True,
-        )
+            batch_first=True, norm_first=True,
+        )  # fmt: skip
         self.encoder = nn.TransformerEncoder(
-            layer,
-            config.n_layer,
-            nn.LayerNorm(config.n_embd),
+            layer, config.n_layer, nn.LayerNorm(config.n_embd),
             enable_nested_tensor=False,  # rows are equally long
-        )
+        )  # fmt: skip
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_weights:
             self.head.weight = self.wte.weight
@@ -78,28 +74,21 @@ def x_transformers(config: GPTConfig) -> nn.Module:
     from x_transformers import Decoder, TransformerWrapper
 
     layers = Decoder(
-        dim=config.n_embd,
-        depth=config.n_layer,
-        heads=config.n_head,
-        attn_dim_head=config.n_embd // config.n_head,
-        attn_flash=True,
+        dim=config.n_embd, depth=config.n_layer, heads=config.n_head,
+        attn_dim_head=config.n_embd // config.n_head, attn_flash=True,
         ff_mult=config.inner_size / config.n_embd,
         ff_custom_activation=ACTIVATIONS[config.activation](),
-    )
+    )  # fmt: skip
     return TransformerWrapper(
-        num_tokens=config.vocab_size,
-        max_seq_len=config.block_size,
-        attn_layers=layers,
-        tie_embedding=config.tie_weights,
-    )
+        num_tokens=config.vocab_size, max_seq_len=config.block_size,
+        attn_layers=layers, tie_embedding=config.tie_weights,
+    )  # fmt: skip
 
 
 PEERS: dict[str, Callable[[GPTConfig], Any]] = {
     "transformers": transformers_gpt2,
     "transformers-eager": partial(transformers_gpt2, attention="eager"),
-    "transformers-one-gelu": partial(
-        transformers_gpt2, gelu_tanh="gelu_pytorch_tanh"
-    ),
+    "transformers-one-gelu": partial(transformers_gpt2, gelu_tanh=ONE_GELU),
     "torch-encoder": TorchDecoder,
     "x-transformers": x_transformers,
 }

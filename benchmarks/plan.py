@@ -17,20 +17,12 @@ from .peers import PEERS
 CPU = torch.device("cpu")
 # A GPTConfig's fields, a batch and a time: a small model on characters,
 # GPT-2 small, and a long text with a large vocabulary.
+CHARACTERS = {"vocab_size": 65, "block_size": 256}
+LONG = {"vocab_size": 50257, "block_size": 1024}
 PRESETS: dict[str, tuple[dict[str, Any], int, int]] = {
-    "S1": (
-        {"vocab_size": 65, "block_size": 256}
-        | {"n_layer": 6, "n_head": 6, "n_embd": 384},
-        8,
-        256,
-    ),
+    "S1": (CHARACTERS | {"n_layer": 6, "n_head": 6, "n_embd": 384}, 8, 256),
     "S2": (preset_fields("gpt2"), 1, 256),
-    "S3": (
-        {"vocab_size": 50257, "block_size": 1024}
-        | {"n_layer": 6, "n_head": 8, "n_embd": 512},
-        1,
-        1024,
-    ),
+    "S3": (LONG | {"n_layer": 6, "n_head": 8, "n_embd": 512}, 1, 1024),
 }
 
 
@@ -84,18 +76,14 @@ class Plan:
     ) -> dict[str, Value]:
         """Return what a run is kept with, and found again by.
 
-        It is without threads where neither the plan nor the caller has a
-        number, without the sizes that the peers have yet to say, and without
-        a config's sizes where no row is built of the config.
+        Sizes are left out that the peers have yet to say, and those of a
+        config of which no row is built; so are threads that nobody named.
         """
-        count, config = threads or self.threads, self.config
-        decoding = self.kind == "generate"
+        c, decoding = self.config, self.kind == "generate"
         facts: dict[str, Value] = {
             "shape": self.preset,
-            "vocabulary": config.vocab_size,
-            "layers": config.n_layer,
-            "heads": config.n_head,
-            "width": config.n_embd,
+            "vocabulary": c.vocab_size,
+            **{"layers": c.n_layer, "heads": c.n_head, "width": c.n_embd},
             "batch": batch,
             "prompt" if decoding else "time": time,
             "new": self.new,
@@ -103,17 +91,16 @@ class Plan:
             "log_probs": self.log_probs,
             "dtype": dtype_name(self.dtypes[0]),
             "device": str(self.device),
-            "threads": count or 0,
+            "threads": threads or self.threads or 0,
             "rounds": self.rounds,
         }
         left_out = {name for name, value in facts.items() if value in ("", 0)}
         left_out -= {"compile", "log_probs"}  # False is a setting
         if not self.shaped:
             left_out |= {"shape", "layers", "heads", "width"}
-        if self.shaped is None and "time" in self.open:
-            left_out |= {"time", "prompt"}
-        if self.shaped is None and "vocab_size" in self.open:
-            left_out.add("vocabulary")
+        if self.shaped is None:
+            named = {"time": {"time", "prompt"}, "vocab_size": {"vocabulary"}}
+            left_out = left_out.union(*(named[name] for name in self.open))
         return {k: v for k, v in facts.items() if k not in left_out}
 
 
@@ -123,10 +110,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class Tokens:
-    """Random ids (batch, time) that are drawn anew before each round.
-
-    The targets are the ids one place later.
-    """
+    """Random ids (batch, time), and as targets those one place later."""
 
     def __init__(self, plan: Plan, batch: int, time: int):
         self._size = (plan.config.vocab_size, (batch, time + 1))
@@ -168,11 +152,9 @@ def make_plan(
     times = times or (min(time, fields.get("block_size", time)),)
     longest = max(times) + new
     config = GPTConfig(**{"block_size": longest, **fields, "dropout": 0.0})
-    if longest > config.block_size:
-        raise ValueError(
-            f"{longest} tokens in a row are more than the "
-            f"{config.block_size} positions (block_size) of {preset}"
-        )
+    if longest > (block := config.block_size):
+        words = f"{longest} tokens in a row are more than the {block}"
+        raise ValueError(f"{words} positions (block_size) of {preset}")
     if any(fixed.get(name, size) != size for name, size in given.items()):
         preset = ""
     return Plan(preset, config, batches or (batch,), times, new=new, **others)

@@ -19,9 +19,8 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
     """Return the most bytes that a run holds beyond what was there before.
 
-    The result is part of it, the weights are not. On the CPU torch's
-    allocator is followed by the profiler; an accelerator keeps count itself,
-    or it is None.
+    The result is part of it, the weights are not; None where an accelerator
+    keeps no count.
     """
     if device.type == "cpu":
         return _peak_on_cpu(run)
@@ -79,9 +78,8 @@ def time_by_operation(
 def own_times(events: Iterable[Any], accelerator: bool) -> dict[str, float]:
     """Return the time of each operation itself, without those it calls.
 
-    Of an accelerator only kernels and copies count: the operation on the
-    host that launched a kernel has the kernel's time once more, and so has a
-    range that someone annotated around it.
+    Of an accelerator only kernels and copies count: the operation that
+    launched a kernel, and a range around it, have its time once more.
     """
     if not accelerator:
         return {e.key: float(e.self_cpu_time_total) for e in events}

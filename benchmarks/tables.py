@@ -11,9 +11,13 @@ from rich.table import Table
 from rich.text import Text
 from torch.utils.benchmark import select_unit
 
-from gpt_duet.comparison.benchmark_results import Results, Row, Run
-
-from .compare import Change
+from gpt_duet.comparison.benchmark_results import (
+    PERCENTS,
+    Change,
+    Results,
+    Row,
+    Run,
+)
 
 LEGEND = (
     "x NAME: how many times NAME's time in the same round, the median over "
@@ -37,8 +41,9 @@ def show_results(results: Results) -> Group:
     parts: list[RenderableType] = [Text(facts)]
     for run in results.runs:
         title = Text.assemble((run.what, "bold"), f"  {run.described()}")
-        tables = (_speeds(run), _work(run), _particulars(run))
-        parts += ["", title, *(part for t in tables for part in (t, ""))][:-1]
+        tables = zip(*(_cells(run, row) for row in run.rows), strict=True)
+        shown = [_table(cells, run.rows) for cells in tables]
+        parts += ["", title, *(part for t in shown for part in (t, ""))][:-1]
         parts += _lines(f"{r.name}: {r.note}" for r in run.models if r.note)
         parts += _lines(_operations(r) for r in run.models if r.operations)
         rounds = len(run.rows[0].seconds)
@@ -54,79 +59,54 @@ def _lines(texts: Iterable[str]) -> list[RenderableType]:
     return [Text(f"- {text}") for text in texts]
 
 
-def _speeds(run: Run) -> Table:
-    """Times with their spread, and ratios."""
-    rows, ours = run.rows, run.row(run.reference)
-    return _table(
-        {
-            "": [row.name for row in rows],
-            "median": [seconds(row.median) for row in rows],
-            "quartiles": [_spread(row) for row in rows],
-            "least": [seconds(min(row.seconds)) for row in rows],
-            "95th": [seconds(row.percentile_95) for row in rows],
-            f"x {run.reference}": [
-                f"{row.ratio(ours):.2f}" if ours and not row.limit else ""
-                for row in rows
-            ],
-        },
-        rows,
-    )
+def _cells(run: Run, row: Row) -> list[dict[str, str]]:
+    """Return a row's cells in each table: its times, work, particulars."""
+    ours, rate = run.row(run.reference), row.tokens_per_second or 0
+    batch, ratio = int(run.setting.get("batch", 1)), ""
+    if ours and not row.limit:
+        ratio = f"{row.ratio(ours):.2f}"
+    times = {
+        "median": seconds(row.median),
+        "quartiles": _spread(row),
+        "least": seconds(min(row.seconds)),
+        "95th": seconds(row.percentile_95),
+        f"x {run.reference}": ratio,
+    }
+    work = {
+        "operations": _amount(row.flops, "FLOP"),
+        "bytes": _amount(row.least_bytes, "B"),
+        "of peak": _share(run, row),
+        "tokens/s": f"{rate:,.0f}" if rate else "",
+    }
+    if rate and row.first_token and batch > 1:
+        work["of one text"] = f"{rate / batch:,.1f}"
+    peak, count = row.peak_bytes, row.parameters
+    particulars = {
+        "output": row.output,
+        "parameters": f"{count:,}" if count else "",
+        "peak memory": f"{_short(peak / 1e6)} MB" if peak else "",
+        "cache": _amount(row.cache_bytes, "B"),
+        "first run": seconds(row.first_seconds),
+        "first token": seconds(row.first_token),
+    }
+    for percent, wait in zip(PERCENTS, row.between_tokens, strict=False):
+        particulars[f"then p{percent}"] = seconds(wait)
+    found = [times, work, {} if row.limit else particulars]
+    return [{"": row.name} | cells if cells else {} for cells in found]
 
 
-def _work(run: Run) -> Table:
-    """Operations, bytes, and how near the row is to the limit."""
-    rows = run.rows
-    return _table(
-        {
-            "": [row.name for row in rows],
-            "operations": [_amount(row.flops, "FLOP") for row in rows],
-            "bytes": [_amount(row.least_bytes, "B") for row in rows],
-            "of peak": [_share(run, row) for row in rows],
-            "tokens/s": [
-                f"{row.tokens_per_second:,.0f}" if row.tokens else ""
-                for row in rows
-            ],
-        },
-        rows,
-    )
-
-
-def _particulars(run: Run) -> Table:
-    """Each row's answer, memory, and time of the first call."""
-    rows = run.models
-    return _table(
-        {
-            "": [row.name for row in rows],
-            "output": [row.output for row in rows],
-            "parameters": [
-                f"{row.parameters:,}" if row.parameters else "" for row in rows
-            ],
-            "peak memory": [
-                f"{_short(row.peak_bytes / 1e6)} MB" if row.peak_bytes else ""
-                for row in rows
-            ],
-            "first run": [
-                seconds(row.first_seconds) if row.first_seconds else ""
-                for row in rows
-            ],
-        }
-    )
-
-
-def _table(
-    columns: dict[str, list[str]], measured: Sequence[Row] = ()
-) -> Table:
+def _table(cells: Iterable[dict[str, str]], rows: Sequence[Row]) -> Table:
     """Return a table of the columns that are not empty, limits dimmed."""
-    kept = {name: cells for name, cells in columns.items() if any(cells)}
+    found = [(r, c) for r, c in zip(rows, cells, strict=True) if c]
+    names = dict.fromkeys(n for _, c in found for n, cell in c.items() if cell)
     table = Table(box=None, header_style="bold cyan", padding=(0, 2, 0, 0))
-    for number, name in enumerate(kept):
+    for name in names:
         table.add_column(
-            Text(name), justify="right" if number else "left", no_wrap=True
+            Text(name), justify="right" if name else "left", no_wrap=True
         )
-    for cells in zip(*kept.values(), strict=True):
-        table.add_row(*map(Text, cells))
-    for row, shown in zip(measured, table.rows, strict=False):
-        shown.style = "dim" if row.limit else None
+    for row, cell in found:
+        shown = [Text(cell.get(name, "")) for name in names]
+        table.add_row(*shown, style="dim" if row.limit else None)
     return table
 
 
@@ -139,69 +119,38 @@ def _operations(row: Row) -> str:
 
 
 def disagreements(run: Run) -> list[str]:
-    """Name both ratios to the reference where they differ by 5 %.
-
-    The ratio within rounds and the ratio of the medians differ where the
-    machine's speed changed from round to round.
-    """
-    ours, found = run.row(run.reference), []
-    for row in run.models:
-        if ours is None:
-            break
-        within, overall = row.ratio(ours), row.median / ours.median
-        if abs(within / overall - 1) > 0.05:
-            found.append(f"{row.name} {within:.2f} and {overall:.2f}")
-    if not found:
-        return []
+    """Name both ratios to the reference where they differ by 5 %."""
+    ours = run.row(run.reference)
+    ratios = [
+        (row.name, row.ratio(ours), row.median / ours.median)
+        for row in run.models
+        if ours is not None
+    ]
+    found = [
+        f"{name} {within:.2f} and {overall:.2f}"
+        for name, within, overall in ratios
+        if abs(within / overall - 1) > 0.05
+    ]
     return [
         f"x {run.reference} within rounds, and by the medians: "
         f"{', '.join(found)}; the machine's speed changed between rounds: "
         "measure again, with more --rounds"
-    ]
-
-
-def part_of_peak(run: Run, row: Row) -> float | None:
-    """Return what part of the machine's best speed a row reaches.
-
-    The least time is the longer of two: for the row's operations at the best
-    speed of the large product, and for its bytes at that of the copies and
-    sums. Only a copy or sum of no more bytes than the row's counts, as fewer
-    bytes may come from a cache nearer to the processor, and of those the
-    largest. None where nothing was counted.
-
-    Source: Williams et al. 2009 (Roofline).
-    """
-    machine = [limit for limit in run.rows if limit.limit]
-    moved = row.least_bytes or 0
-    fit = [r for r in machine if 0 < (r.least_bytes or 0) <= moved]
-    most = max((r.least_bytes or 0 for r in fit), default=0)
-    products = [(r.flops or 0) / min(r.seconds) for r in machine if r.flops]
-    moves = [
-        (r.least_bytes or 0) / min(r.seconds)
-        for r in fit
-        if 4 * (r.least_bytes or 0) >= most  # a copy moves each byte twice
-    ]
-    least = [
-        amount / max(speeds)
-        for amount, speeds in ((row.flops, products), (moved, moves))
-        if amount and speeds
-    ]
-    return max(least) / row.median if least else None
+    ][: len(found)]
 
 
 def _share(run: Run, row: Row) -> str:
     """The part of the peak; blank where it is none, as it is above 1."""
-    part = None if row.limit else part_of_peak(run, row)
+    part = None if row.limit else run.part_of_peak(row)
     return f"{part:.0%}" if part and part <= 1 else ""
 
 
 def _beyond_peak(run: Run) -> list[str]:
     """Name the rows that were quicker than the limits allow."""
-    found = [r.name for r in run.models if (part_of_peak(run, r) or 0) > 1]
     return [
-        f"{name} was quicker than the limits that were measured allow: no "
-        "share of the peak is given"
-        for name in found
+        f"{row.name} was quicker than the limits that were measured allow: "
+        "no share of the peak is given"
+        for row in run.models
+        if (run.part_of_peak(row) or 0) > 1
     ]
 
 
@@ -212,18 +161,17 @@ def show_changes(
     parts: list[RenderableType] = []
     for run in dict.fromkeys(change.run for change in changes):
         rows = [change for change in changes if change.run == run]
-        table = _table(
+        cells = [
             {
-                "": [c.row.name for c in rows],
-                "new / old": [f"{c.ratio:.3f}" for c in rows],
-                "give or take": [f"{c.error:.3f}" for c in rows],
-                "verdict": [
-                    ("the machine itself: " if c.row.limit else "")
-                    + c.verdict(tolerance)
-                    for c in rows
-                ],
+                "": change.row.name,
+                "new / old": f"{change.ratio:.3f}",
+                "give or take": f"{change.error:.3f}",
+                "verdict": ("the machine itself: " if change.row.limit else "")
+                + change.verdict(tolerance),
             }
-        )
+            for change in rows
+        ]
+        table = _table(cells, [change.row for change in rows])
         parts += ["", Text(run), table]
     words = [c.verdict(tolerance) for c in changes if not c.row.limit]
     slower, level = words.count("slower"), words.count("level")
@@ -236,8 +184,10 @@ def show_changes(
     return Group(*parts, *_lines(notes), verdict)
 
 
-def seconds(value: float) -> str:
-    """Return seconds as people say them."""
+def seconds(value: float | None) -> str:
+    """Return seconds as people say them; of None nothing."""
+    if value is None:
+        return ""
     unit, size = select_unit(value)
     return f"{_short(value / size)} {unit}"
 

@@ -25,12 +25,10 @@ def count_work(
 ) -> tuple[int, int | None]:
     """Count the operations of what runs, and the bytes of weights it reads.
 
-    Operations are floating-point ones, product by product. For both styles
-    they are 2 B T (12 L D^2 + V D) + 4 L B T^2 D: products of matrices, a
-    multiplication and an addition as two operations, and attention with its
-    masked scores. The fused kernels of attention and of torch's encoder
-    layer are not counted on every device, so that both are taken apart for
-    this run. The bytes are None for what is no module.
+    Operations are floating-point ones, product by product: for both styles
+    2 B T (12 L D^2 + V D) + 4 L B T^2 D. The fused kernels of attention and
+    of torch's encoder layer are not counted on every device, so that both
+    are taken apart for this run. The bytes are None for what is no module.
     """
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -48,13 +46,10 @@ def count_work(
 
 
 class WeightReads(TorchDispatchMode):
-    """Counts the bytes of a model's weights that operations read.
+    """Counts the bytes of a module's weights that operations read.
 
     Weights are parameters and buffers. One that is read again counts once;
     of a table that is looked up only the rows that are taken count.
-
-    Args:
-        model: a module; of anything else nothing can be counted.
     """
 
     def __init__(self, model: object):
@@ -88,12 +83,8 @@ class WeightReads(TorchDispatchMode):
 
 
 def cache_bytes(config: GPTConfig, batch: int, past: int, size: int) -> int:
-    """Return the bytes of the keys and values of `past` tokens in each row.
+    """Return the bytes of keys and values of `past` tokens in each row.
 
-    Args:
-        config: the sizes.
-        batch: number of rows.
-        past: tokens in a row.
-        size: bytes of one number.
+    A number takes `size` bytes.
     """
     return size * 2 * config.n_layer * batch * past * config.n_embd

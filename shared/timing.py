@@ -24,6 +24,14 @@ def quartiles(values: Sequence[float]) -> Quartiles:
     return first, median, third
 
 
+def percentile(values: Sequence[float], percent: int) -> float:
+    """Return what so many in 100 of the values do not exceed."""
+    if len(values) == 1:
+        return values[0]
+    hundredths = statistics.quantiles(values, n=100, method="inclusive")
+    return hundredths[percent - 1]
+
+
 def interleave(
     runs: Mapping[str, Callable[[], float]],
     rounds: int,

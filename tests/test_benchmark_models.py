@@ -22,7 +22,6 @@ from benchmarks.models import (
     Candidate,
     build_peers,
     build_styles,
-    parameter_note,
 )
 from benchmarks.peers import PEERS, TorchDecoder, build_peer
 from benchmarks.plan import CPU, PRESETS, Tokens, make_plan
@@ -196,9 +195,8 @@ def test_a_peer_has_our_parameters_and_does_not_look_ahead(name):
         with torch.device("meta"):
             model, _ = build_peer(name, config.replace(tie_weights=tie))
             ours = build_model(config.replace(tie_weights=tie))
-        count = sum(p.numel() for p in ours.parameters())
         peer = Candidate(name, model, model)
-        assert parameter_note(peer, count) == ""
+        assert peer.compared(Candidate("ours", ours, ours)) == ""
     for preset in PRESETS:
         sizes = {"n_layer": 2, "vocab_size": 65, "block_size": 32}
         plan = make_plan(preset, times=(32,), sizes=sizes)
@@ -210,7 +208,8 @@ def test_a_row_says_by_how_much_its_parameters_differ():
         (nn.Linear(900, 1, bias=False), "-3.4% parameters"),
         (nn.Linear(930, 1), ""),
     ):
-        assert parameter_note(Candidate("x", model, abs), 932) == expected
+        ours = Candidate("ours", nn.Linear(932, 1, bias=False), abs)
+        assert Candidate("x", model, abs).compared(ours) == expected
 
 
 # Work

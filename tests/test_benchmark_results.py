@@ -1,5 +1,6 @@
 """Times, and what is kept, shown and concluded of them; none is real."""
 
+import csv
 import io
 import itertools
 import json
@@ -11,14 +12,13 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks import output
-from benchmarks.chart import draw
+from benchmarks.chart import draw, draw_roofline
 from benchmarks.compare import compare_results
 from benchmarks.machine import machine_facts
 from benchmarks.output import Output
 from benchmarks.plan import CPU
 from benchmarks.tables import (
     disagreements,
-    part_of_peak,
     show_changes,
     show_results,
 )
@@ -263,17 +263,17 @@ def test_parts_of_the_peak_by_hand():
     worked = Row("a", [4.0], flops=200, least_bytes=10)
     moved = Row("b", [8.0], flops=200, least_bytes=80)
     rows = [matmul, copy, read, worked, moved]
-    assert part_of_peak(forward(*rows), worked) == 0.5  # 2 s of work in 4
-    assert part_of_peak(forward(*rows), moved) == 0.5  # 4 s of moving in 8
-    assert part_of_peak(forward(copy, moved), moved) == 1
-    assert part_of_peak(forward(worked), worked) is None
-    assert part_of_peak(forward(*rows), Row("c", [1.0])) is None
+    assert forward(*rows).part_of_peak(worked) == 0.5  # 2 s of work in 4
+    assert forward(*rows).part_of_peak(moved) == 0.5  # 4 s of moving in 8
+    assert forward(copy, moved).part_of_peak(moved) == 1
+    assert forward(worked).part_of_peak(worked) is None
+    assert forward(*rows).part_of_peak(Row("c", [1.0])) is None
     # few bytes may come from a quick cache, and many do not
     cache = Row("cache", [0.1], limit=True, least_bytes=8)  # 80 a second
     small = Row("d", [1.0], least_bytes=8)
-    assert part_of_peak(forward(copy, read, small), small) is None
-    assert part_of_peak(forward(copy, read, cache, small), small) == 0.1
-    assert part_of_peak(forward(copy, read, cache, moved), moved) == 0.5
+    assert forward(copy, read, small).part_of_peak(small) is None
+    assert forward(copy, read, cache, small).part_of_peak(small) == 0.1
+    assert forward(copy, read, cache, moved).part_of_peak(moved) == 0.5
 
 
 def test_a_share_above_the_limit_is_not_printed():
@@ -335,11 +335,11 @@ def test_what_was_measured_is_written_first_or_else_printed(
     with monkeypatch.context() as patch:
         patch.setattr(output, "show_results", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            Output(CPU, json=path).put(results().runs)
+            Output(CPU, {"json": path}).put(results().runs)
     assert read_results(path).runs[0].row("mingpt_style")
     monkeypatch.setattr(Results, "save", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        Output(CPU, json=path).put(results().runs)
+        Output(CPU, {"json": path}).put(results().runs)
     assert "mingpt_style" in capsys.readouterr().out
 
 
@@ -377,6 +377,67 @@ def test_a_picture_has_bars_and_three_times_make_lines(tmp_path, monkeypatch):
     assert line.get_xydata().tolist() == [[1, 1e3], [2, 2e3], [4, 4e3]]
     for bars in drawn[1:]:
         assert [bar.get_width() for bar in bars.patches] == [5e3, 3e3]
+
+
+def test_lines_over_prompt_and_rows_and_dots_below_the_roof(
+    tmp_path, monkeypatch
+):
+    drawn = []
+
+    def savefig(figure, path, **how):
+        drawn.append(figure.axes)
+        path.touch()
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    grid = [(b, p) for b in (1, 2, 4) for p in (8, 16, 32)]
+    runs = [
+        Run("generate", {"batch": b, "prompt": p}, [Row("a", [float(b * p)])])
+        for b, p in grid
+    ]
+    draw(Results(FACTS, runs), tmp_path / "a.svg")
+    labels = [ax.get_xlabel() for ax in drawn[0]]
+    assert labels == ["tokens read"] * 3 + ["rows"] * 3
+    (line,) = drawn[0][3].lines
+    assert line.get_xydata().tolist() == [[1, 8e3], [2, 16e3], [4, 32e3]]
+    # 1e9 operations a second at best, and 1e8 bytes
+    limits = [
+        Row("matmul", [1.0, 2.0], limit=True, flops=10**9),
+        Row("read", [1.0], limit=True, least_bytes=10**8),
+    ]
+    models = [
+        Row("a", [0.5], flops=10**8, least_bytes=10**8),
+        Row("b", [2.0], flops=4 * 10**8, least_bytes=10**6),
+        Row("c", [2.0], flops=7),
+    ]
+    found = Results(FACTS, [forward(*models, *limits), forward(*models)])
+    draw_roofline(found, tmp_path / "b.svg")
+    ((ax,),) = drawn[1:]
+    roof, *dots = (line.get_xydata().tolist() for line in ax.lines)
+    assert dots == [[[1, 0.2]], [[400, 0.2]]]
+    assert all(y == pytest.approx(min(1, x / 10)) for x, y in roof)
+    with pytest.raises(ValueError, match="no roofline"):
+        draw_roofline(results(), tmp_path / "c.svg")
+
+
+def test_each_row_is_a_line_of_csv(tmp_path):
+    waits = {"first_token": 0.5, "between_tokens": [0.1, 0.2, 0.3]}
+    read = Row("read", [2.0], limit=True, least_bytes=40)
+    ours = Row("mingpt_style", [4.0, 5.0, 6.0], least_bytes=50, **waits)
+    quick = Row("a, b", [1.0] * 3, least_bytes=50)  # no share above 1
+    found = [forward(ours, quick, read), forward(quick, batch=2, new=3)]
+    Results(FACTS, found).save_csv(tmp_path / "a.csv")
+    with open(tmp_path / "a.csv", newline="") as file:
+        lines = [*csv.DictReader(file)]
+    assert [one["name"] for one in lines] == ["mingpt_style", "a, b", "read",
+                                              "a, b"]  # fmt: skip
+    expected = {
+        "what": "forward", "batch": "1", "rounds": "3", "median": "5.0",
+        "least": "4.0", "quartile_1": "4.5", "quartile_3": "5.5",
+        "first_token": "0.5", "between_90": "0.2", "of_peak": "0.5",
+    }  # fmt: skip
+    assert expected.items() <= lines[0].items()
+    assert [one["of_peak"] for one in lines[1:]] == ["", "", ""]
+    assert (lines[0]["new"], lines[3]["new"]) == ("", "3")
 
 
 def test_what_was_measured_for_the_readme_can_be_read():

@@ -7,20 +7,22 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
 
 from benchmarks import app as commands
-from benchmarks import machine, measure, output
-from benchmarks.models import build_peers
+from benchmarks import everything, machine, measure, output
+from benchmarks.models import Candidate, build_peers
 from benchmarks.peers import PEERS
-from benchmarks.plan import Tokens, make_plan
+from benchmarks.plan import CPU, PRESETS, Tokens, make_plan
 from benchmarks.work import cache_bytes
 from mingpt_style import GPT
-from shared.comparison.benchmark_results import read_results
+from shared.comparison.benchmark_results import Row, Run, read_results
 from shared.console import run
+from shared.invariants import check_model
 
 TOY = ["--preset", "gpt-nano", "--vocab-size", 11]
 SMALL = [*TOY, "--batch", 1, "--time", 4]
@@ -71,8 +73,12 @@ def test_forward_with_everything(bench, tmp_path):
     file, plot = tmp_path / "found.json", tmp_path / "found.svg"
     out = bench(
         "forward", *FAST, "--own", "--profile", "--threads", 1,
-        "--json", file, "--plot", plot,
+        "--json", file, "--plot", plot, "--csv", tmp_path / "a.csv",
+        "--roofline", tmp_path / "roof.png",
     )  # fmt: skip
+    lines = (tmp_path / "a.csv").read_text().splitlines()
+    assert len(lines) == 1 + 8 + 4
+    assert (tmp_path / "roof.png").read_bytes().startswith(b"\x89PNG")
     for word in ("threads 1", "tokens/s", "of peak",
                  "in float32 the styles agree to",
                  "annotated-own: with its own LayerNorm"):  # fmt: skip
@@ -147,9 +153,38 @@ def test_generate_at_toy_size(bench, tmp_path, monkeypatch):
     assert ours.tokens == 2
     # two tokens' scores, and what is between
     assert all(row.peak_bytes > 2 * 2 * 11 for row in first.models)
+    # keys and values of the prompt and of the first new token
+    assert ours.cache_bytes == cache_bytes(config, 1, 4, 4)
+    assert annotated.cache_bytes is None
+    for row in first.models:
+        assert 0 < row.first_token < row.seconds[0]
+        assert len(row.between_tokens) == 3
+    assert "first token" in out
     assert (first.setting["prompt"], first.setting["new"]) == (3, 2)
     assert second.setting["prompt"] == 5
     assert "time" not in first.setting
+
+
+def test_each_token_is_timed(monkeypatch):
+    """By hand: the clock stands still but where a token is chosen."""
+    now, costs = [0.0], iter([9, 9, 9, 5, 1, 2, 9, 9, 9, 7, 1, 4])
+
+    def scores(tokens):
+        now[0] += next(costs)
+        return torch.eye(11)[tokens]
+
+    monkeypatch.setattr(measure, "clock_for", lambda device: lambda: now[0])
+    plan = make_plan("gpt-nano", (1,), (3,), 3, {"vocab_size": 11})
+    run = measure.Decoding(
+        Candidate("a", scores, scores), Tokens(plan, 1, 3), 3
+    )
+    # what comes first in each round does not count
+    assert [run.timed(), run.timed()] == [8, 12]
+    assert run.facts(1) == {
+        "first_token": 5, "between_tokens": [1.5, 1.9, pytest.approx(1.99)],
+    }  # fmt: skip
+    assert run.facts(2)["first_token"] == 6
+    assert run.facts(2)["between_tokens"][0] == 1.5
 
 
 def test_train_step_at_toy_size(bench, tmp_path):
@@ -202,6 +237,88 @@ def test_what_a_command_measures(bench, monkeypatch, words, expected):
 def test_gpt_duet_bench_hands_its_words_on(duet, refused):
     assert "rounds must be at" in refused("bench", "forward", "--rounds=0")
     assert "Usage: gpt-duet bench" in duet("bench", "-h")[1]
+
+
+# All in one go
+
+
+@pytest.fixture
+def _toy_presets(monkeypatch):
+    toy = {"vocab_size": 11, "n_layer": 1, "n_head": 1, "n_embd": 4}
+    monkeypatch.setitem(PRESETS, "S1", (toy | {"block_size": 4}, 1, 4))
+    for name in ("S2", "S3"):
+        monkeypatch.delitem(PRESETS, name)
+    monkeypatch.setattr(
+        everything, "make_plan",
+        lambda preset, *sizes, **how: make_plan(
+            "S1", *(((1,), (2,), 2) if sizes else ()), peers=(),
+            **{k: v for k, v in how.items() if k != "peers"},
+        ),
+    )  # fmt: skip
+    monkeypatch.setattr(everything, "CHECKED", make_plan("S1").config)
+
+
+@pytest.mark.usefixtures("_toy_presets")
+def test_all_goes_into_one_file(bench, tmp_path, monkeypatch):
+    file, asked = tmp_path / "found.json", []
+    monkeypatch.setattr(everything, "DTYPES", ("float32", "float8"))
+    monkeypatch.setattr(
+        torch, "compile", lambda call, **how: asked.append(how) or call
+    )
+    monkeypatch.setattr(
+        everything, "check_model", partial(check_model, checks=["shape"])
+    )
+    monkeypatch.setattr(
+        everything.subprocess, "run",
+        lambda words, **how: SimpleNamespace(
+            returncode=asked.append(words), stdout="x\n5 passed in 2s\n"
+        ),
+    )  # fmt: skip
+    bench("--all", "--json", file)
+    runs = read_results(file).runs
+    kinds = [run.what for run in runs]
+    assert kinds == ["forward", "generate", "checks", "checks", "tests",
+                     "forward"]  # fmt: skip
+    assert [run.setting.get("compile") for run in runs[::5]] == [False, True]
+    assert runs[-1].notes[0].startswith("in float32 the styles agree")
+    names = {row.name: row.note for row in runs[2].rows}
+    assert names["check_shape"].startswith("passed: ")
+    assert runs[4].rows[0].note == "passed: 5 passed in 2s"
+    assert "gpu" in asked[0]
+    # a test that fails is status 1; the parts behind are measured
+    monkeypatch.setattr(everything.subprocess, "run", Mock(
+        return_value=SimpleNamespace(returncode=1, stdout="", stderr="bad")
+    ))  # fmt: skip
+    monkeypatch.setattr(everything, "check_model", Mock(side_effect=OSError))
+    out = bench("--all", "--json", file, status=1)
+    runs = read_results(file).runs
+    assert [run.what for run in runs] == kinds[:2] + kinds[4:]
+    assert "checks of annotated ended with OSError" in out
+    assert runs[2].rows[0].note == "failed: bad"
+
+
+@pytest.mark.usefixtures("_toy_presets")
+def test_all_ends_in_time(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(everything.time, "monotonic", lambda: now[0])
+
+    def part(name, seconds):
+        def run(left, tell):
+            now[0] += seconds
+            return [Run(name, {}, [Row("a", [1.0])])]
+
+        return name, run
+
+    made = [
+        part("a 1", 200), part("b", 90), part("a 2", 9),
+        part("compiled 1", 140), part("compiled 2", 9),
+    ]  # fmt: skip
+    monkeypatch.setattr(everything, "parts", lambda device: made)
+    runs = everything.measure_all(CPU, str)
+    assert [run.what for run in runs] == ["a 1", "b", "compiled 1"]
+    assert runs[-1].notes == [
+        f"{name} was left out: no time" for name in ("a 2", "compiled 2")
+    ]
 
 
 # Someone's own model
@@ -547,6 +664,12 @@ def test_ctrl_c_keeps_whole_rounds(bench, tmp_path, monkeypatch):
         ("forward --json no/where.json", ["no folder"]),
         ("forward --json a.svg --plot a.svg", ["one file"]),
         ("forward --tolerance -1", ["tolerance", "-1"]),
+        ("forward --roofline a.txt", [".svg or .png", "a.txt"]),
+        ("forward --roofline a.svg --no-limits", ["--no-limits"]),
+        ("train-step --roofline a.svg", ["--roofline", "train-step"]),
+        ("forward --csv a --json a", ["--json", "--csv", "one file"]),
+        ("forward --all", ["--all takes --device"]),
+        ("--all --rounds 3", ["--all takes --device"]),
         ("forward --new 3", ["--new-tokens", "generate", "forward"]),
         ("forward --only-peers", ["--only-peers takes --peer"]),
         ("generate --compile", ["generate takes no", "--compile"]),

@@ -3,7 +3,11 @@
 msgspec reads the file and refuses what does not fit the annotations.
 """
 
+import csv
+import io
+import math
 import statistics
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,13 +15,50 @@ import msgspec
 from msgspec import Meta
 
 from ..files import STDOUT, release_stdout, write_atomically
-from ..timing import Quartiles, quartiles
+from ..timing import Quartiles, percentile, quartiles
 
 VERSION = 3
+PERCENTS = (50, 90, 99)  # of the times between two tokens
+
+MOST_ROUNDS = 1000  # that anyone is asked for
 
 Value = str | int | float | bool
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+@dataclass(frozen=True)
+class Change:
+    """How one row's time changed from an old file to now."""
+
+    run: str  # the measurement, in words
+    row: "Row"  # what ran
+    ratio: float  # new median over old median: above 1 is slower
+    error: float  # by how much the ratio may be wrong, in 19 of 20 cases
+
+    def slower(self, tolerance: float) -> bool:
+        """Whether it surely takes longer than the tolerance allows."""
+        return self.ratio - self.error > 1 + tolerance
+
+    def verdict(self, tolerance: float) -> str:
+        """Say "slower", "faster" or "level", or how many rounds it needs."""
+        least, most = 1 / (1 + tolerance), 1 + tolerance
+        low, high = self.ratio - self.error, self.ratio + self.error
+        if low > most:
+            return "slower"
+        if high < least:
+            return "faster"
+        if low >= least and high <= most:
+            return "level"
+        rounds = len(self.row.seconds)
+        margin = min(abs(self.ratio - least), abs(self.ratio - most))
+        if math.isinf(self.error):
+            return "too noisy to say: needs at least 5 rounds"
+        # the error shrinks with the root of the rounds
+        needed = (rounds - 1) * (self.error / max(margin, 1e-9)) ** 2 + 1
+        if needed > MOST_ROUNDS:
+            return "too noisy to say, and no number of rounds will help"
+        return f"too noisy to say: needs about {math.ceil(needed)} rounds"
 
 
 class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -37,6 +78,11 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     # time of the first run: warming up, compiling
     first_seconds: Seconds | None = None
     peak_bytes: Count | None = None  # most memory of one run, without weights
+    # of decoding: the time to the first token, and PERCENTS of the times
+    # between two tokens
+    first_token: Seconds | None = None
+    between_tokens: list[Seconds] = []
+    cache_bytes: Count | None = None  # keys and values at the end of the text
     note: str = ""  # what a reader has to know
     # parts of the time by operation, where it was profiled
     operations: dict[str, float] = {}
@@ -54,9 +100,7 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     @property
     def percentile_95(self) -> float:
         """The seconds that one round in twenty exceeds."""
-        if len(self.seconds) == 1:
-            return self.seconds[0]
-        return statistics.quantiles(self.seconds, n=20, method="inclusive")[-1]
+        return percentile(self.seconds, 95)
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -71,6 +115,25 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
         """
         pairs = zip(self.seconds, other.seconds, strict=True)
         return statistics.median(ours / theirs for ours, theirs in pairs)
+
+    def change(self, run: str, old: "Row") -> Change:
+        """Return how the median changed, of a run that is so called."""
+        ratio = self.median / old.median
+        error = ratio * math.hypot(self._uncertainty, old._uncertainty)
+        return Change(run, self, ratio, error)
+
+    @property
+    def _uncertainty(self) -> float:
+        """By what part of itself the median may be wrong, 19 times in 20.
+
+        Of normal errors the median's is 1.25 times the mean's, and quartiles
+        are 1.35 deviations apart.
+        """
+        first, median, third = self.quartiles
+        rounds = len(self.seconds)
+        if rounds < 2:
+            return math.inf
+        return 2 * 1.25 / 1.35 * (third - first) / median / (rounds - 1) ** 0.5
 
 
 class Run(msgspec.Struct, forbid_unknown_fields=True):
@@ -99,6 +162,38 @@ class Run(msgspec.Struct, forbid_unknown_fields=True):
         """Return the row of that name, if there is one."""
         return next((row for row in self.rows if row.name == name), None)
 
+    def rates(self, moved: int) -> tuple[float, float]:
+        """Return the operations and bytes a second that were measured at best.
+
+        The bytes are those of a copy or sum of no more than the bytes moved,
+        as fewer may come from a cache nearer to the processor, and of those
+        the largest. Each is 0 where no limit was measured.
+        """
+        machine = [row for row in self.rows if row.limit]
+        fit = [r for r in machine if 0 < (r.least_bytes or 0) <= moved]
+        most = max((r.least_bytes or 0 for r in fit), default=0)
+        products = [(r.flops or 0) / min(r.seconds) for r in machine]
+        moves = [
+            (r.least_bytes or 0) / min(r.seconds)
+            for r in fit
+            if 4 * (r.least_bytes or 0) >= most  # a copy moves bytes twice
+        ]
+        return max(products, default=0), max(moves, default=0)
+
+    def part_of_peak(self, row: Row) -> float | None:
+        """Return what part of the machine's best speed a row reaches.
+
+        The least time is the longer of two: for the row's operations at the
+        best speed of the large product, and for its bytes at that of the
+        copies and sums. None where nothing was counted.
+
+        Source: Williams et al. 2009 (Roofline).
+        """
+        work = row.flops or 0, row.least_bytes or 0
+        rates = self.rates(work[1])
+        least = [n / rate for n, rate in zip(work, rates, strict=True) if rate]
+        return max(least, default=0) / row.median or None
+
     def described(self) -> str:
         """Return the setting in words: "shape S1, batch 8, ..., compile"."""
         return ", ".join(
@@ -123,6 +218,33 @@ class Results(msgspec.Struct, forbid_unknown_fields=True):
             print(text.decode())
         else:
             write_atomically(path, text.decode() + "\n")
+
+    def save_csv(self, path: Path) -> None:
+        """Write a line for each row: its run's setting, and its numbers."""
+        lines: list[dict[str, object]] = []
+        for run in self.runs:
+            for row in run.rows:
+                facts = msgspec.structs.asdict(row)
+                facts["rounds"] = len(facts.pop("seconds"))
+                del facts["operations"]
+                between = facts.pop("between_tokens")
+                facts |= {
+                    f"between_{percent}": wait
+                    for percent, wait in zip(PERCENTS, between, strict=False)
+                }
+                first, facts["median"], third = row.quartiles
+                facts |= {"quartile_1": first, "quartile_3": third}
+                facts["least"] = min(row.seconds)
+                part = run.part_of_peak(row)
+                possible = not row.limit and part and part <= 1
+                facts["of_peak"] = part if possible else None
+                lines.append({"what": run.what} | run.setting | facts)
+        names = list(dict.fromkeys(name for line in lines for name in line))
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+        write_atomically(path, text.getvalue())
 
 
 def read_results(path: Path) -> Results:

@@ -85,10 +85,12 @@ class _Numbers(TorchFunctionMode):
             str(kwargs.get("device")) == NAME
         ):
             return function(*args, **kwargs | {"device": "cpu"}).to(NAME)
-        if function is Tensor.__getitem__ and isinstance(args[0], Away):
-            x, index = args
+        if function in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(
+            args[0], Away
+        ):
+            x, index, *value = args
             parts = index if isinstance(index, tuple) else (index,)
-            return function(x, tuple(map(_listed, parts)))
+            return function(x, tuple(map(_listed, parts)), *value)
         return function(*args, **kwargs)
 
 
