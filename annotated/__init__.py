@@ -6,6 +6,7 @@ from .embedding import Embeddings, PositionalEncoding
 from .feed_forward import PositionwiseFeedForward
 from .glossary import CHOICES, NAMES, STEPS, WEIGHT_TRANSFER
 from .layers import LayerNorm, clones
+from .memory import Reader, RememberingAttention
 from .model import Decoder, DecoderModel, Generator, build_model, make_model
 from .weights import from_gpt2, to_gpt2
 
@@ -23,6 +24,8 @@ __all__ = [
     "MultiHeadedAttention",
     "PositionalEncoding",
     "PositionwiseFeedForward",
+    "Reader",
+    "RememberingAttention",
     "SublayerConnection",
     "attention",
     "build_model",

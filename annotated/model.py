@@ -16,6 +16,7 @@ from .block import DecoderLayer
 from .embedding import Embeddings, PositionalEncoding
 from .feed_forward import PositionwiseFeedForward
 from .layers import LayerNorm, Norm, clones
+from .memory import Reader
 
 
 class Decoder(nn.Module):
@@ -134,6 +135,10 @@ class DecoderModel(nn.Module):
     ) -> Float[Tensor, "batch vocab"]:
         """Return log-probabilities at the last position only."""
         return self.generator(self.decode(tokens)[:, -1])
+
+    def with_cache(self) -> Reader:
+        """Return what reads a text in pieces, each token once."""
+        return Reader(self)
 
 
 def make_model(

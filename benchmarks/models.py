@@ -17,7 +17,7 @@ from gpt_duet.invariants.decoding.conventions import Text
 from gpt_duet.invariants.decoding.pieces import Decoder
 from gpt_duet.invariants.errors import UnknownSize
 from gpt_duet.invariants.subject import Subject
-from gpt_duet.protocol import CachedLanguageModel, load_style
+from gpt_duet.protocol import cache_reader, load_style
 from gpt_duet.targets import load_target
 
 from .peers import PEERS, build_peer
@@ -56,7 +56,7 @@ class Candidate:
     @property
     def cached(self) -> bool:
         """Whether it decodes with a key-value cache of the kit's contract."""
-        return isinstance(self.model, CachedLanguageModel)
+        return cache_reader(self.model) is not None
 
     @property
     def generates(self) -> bool:

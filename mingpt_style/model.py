@@ -122,10 +122,13 @@ class GPT(nn.Module):
         return F.log_softmax(self.lm_head(self.hidden(tokens)), dim=-1)
 
     def next_log_probs(
-        self, tokens: Int[Tensor, "batch time"]
+        self, tokens: Int[Tensor, "batch time"], cache: Cache | None = None
     ) -> Float[Tensor, "batch vocab"]:
-        """Return log-probabilities at the last position only."""
-        x = self.hidden(tokens)[:, -1]
+        """Return log-probabilities at the last position only.
+
+        With a cache, as in `decode`, it runs under torch.no_grad().
+        """
+        x = self.hidden(tokens, cache)[:, -1]
         return F.log_softmax(self.lm_head(x), dim=-1)
 
     def init_cache(self, batch: int) -> Cache:

@@ -44,8 +44,11 @@ class LanguageModel(Protocol):
 
 
 @runtime_checkable
-class CachedLanguageModel(LanguageModel, Protocol):
-    """A decoder with a key-value cache, which reads each token once."""
+class CacheReader(Protocol):
+    """Reads a text in pieces with a key-value cache, each token once.
+
+    It may have `next_log_probs(tokens, cache)`, decode's last position alone.
+    """
 
     def init_cache(self, batch: int) -> Any:
         """Return an empty cache for so many rows."""
@@ -60,6 +63,22 @@ class CachedLanguageModel(LanguageModel, Protocol):
         Raises:
             ValueError: for more than block_size tokens in all.
         """
+
+
+@runtime_checkable
+class CachedLanguageModel(LanguageModel, CacheReader, Protocol):
+    """A decoder that is its own CacheReader.
+
+    Another decoder may return one: `with_cache()`.
+    """
+
+
+def cache_reader(model: object) -> CacheReader | None:
+    """Return what decodes with a model's cache; None for one without."""
+    if isinstance(model, CachedLanguageModel):
+        return model
+    make = getattr(model, "with_cache", None)
+    return make() if isinstance(model, LanguageModel) and make else None
 
 
 @runtime_checkable

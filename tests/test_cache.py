@@ -1,5 +1,6 @@
 """Decoding with a cache: the same function, each token read once."""
 
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -13,7 +14,12 @@ import annotated
 import mingpt_style
 from shared import GPTConfig, generate
 from shared.generation import stream_tokens
-from shared.protocol import CachedLanguageModel
+from shared.invariants import check_model
+from shared.protocol import (
+    CachedLanguageModel,
+    CacheReader,
+    cache_reader,
+)
 
 CONFIG = GPTConfig(
     vocab_size=13, block_size=12, n_layer=2, n_head=2, n_embd=16, dropout=0.3
@@ -21,21 +27,31 @@ CONFIG = GPTConfig(
 
 
 @pytest.fixture
-def model():
-    return random_model(mingpt_style, CONFIG)
+def model(style):
+    return random_model(style, CONFIG)
 
 
 @given(st.data())
 @settings(max_examples=40)
 def test_any_pieces_equal_the_full_forward(data):
     config = data.draw(configs())
-    model = random_model(mingpt_style, config, data.draw(seeds))
+    style = data.draw(st.sampled_from([annotated, mingpt_style]))
+    model = random_model(style, config, data.draw(seeds))
     batch = data.draw(st.integers(1, 4))
     tokens = random_tokens(config, batch, config.block_size, data.draw(seeds))
     cuts = data.draw(st.sets(st.integers(1, config.block_size)))
     bounds = sorted({0, *cuts, config.block_size})
-    cache = model.init_cache(batch)
-    pieces = [model.decode(tokens[:, a:b], cache) for a, b in pairwise(bounds)]
+    reader = cache_reader(model)
+    cache = reader.init_cache(batch)
+    *most, last = pairwise(bounds)
+    pieces = [reader.decode(tokens[:, a:b], cache) for a, b in most]
+    if data.draw(st.booleans()):
+        with torch.no_grad():
+            tail = reader.next_log_probs(tokens[:, slice(*last)], cache)
+            want = model.next_log_probs(tokens)
+        assert (tail - want).abs().max() < 1e-11
+        return
+    pieces.append(reader.decode(tokens[:, slice(*last)], cache))
     got = torch.cat(pieces, dim=1)
     want = model.log_probs(tokens)
     assert got.shape == want.shape
@@ -59,18 +75,24 @@ def test_cached_uncached_and_the_other_style_write_the_same(data):
     assert cached.equal(generate(other, tokens, count))
 
 
-def test_each_token_is_read_once_until_the_window_slides(model, monkeypatch):
-    read = []
-    hidden = model.hidden
-
-    def counted(idx, cache=None):
-        read.append(idx.size(1))
-        return hidden(idx, cache)
-
-    monkeypatch.setattr(model, "hidden", counted)
+def test_each_token_is_read_once_until_the_window_slides(model, style):
+    read, scored = [], []
+    path = style.STAGES["block.{i}.feed_forward"].format(i=1)
+    model.get_submodule(path).register_forward_hook(
+        lambda module, args, out: read.append(out.size(1))
+    )
+    (head,) = [
+        module
+        for module in model.modules()
+        if getattr(module, "out_features", 0) == CONFIG.vocab_size
+    ]
+    head.register_forward_hook(
+        lambda module, args, out: scored.append(out.numel() // out.size(-1))
+    )
     generate(model, random_tokens(CONFIG, 1, 4), 11)
     # the prompt, one token at a time to the block's end, then whole windows
     assert read == [4, *[1] * 8, 12, 12]
+    assert scored == [1] * 11  # the last position alone
 
 
 def test_streams_of_one_model_do_not_share_a_cache(model):
@@ -82,7 +104,8 @@ def test_streams_of_one_model_do_not_share_a_cache(model):
     assert in_turns == [*zip(*alone, strict=True)]
 
 
-def test_a_cache_has_room_for_the_block_from_the_start(model):
+def test_a_cache_has_room_for_the_block_from_the_start():
+    model = random_model(mingpt_style, CONFIG)
     cache = model.init_cache(3)
     assert len(cache) == CONFIG.n_layer
     places = [past.k.data_ptr() for past in cache]
@@ -97,25 +120,54 @@ def test_a_cache_has_room_for_the_block_from_the_start(model):
 
 
 def test_a_full_cache_refuses_more(model):
-    cache = model.init_cache(1)
+    reader = cache_reader(model)
+    cache = reader.init_cache(1)
     tokens = random_tokens(CONFIG, 1, 9)
-    model.decode(tokens, cache)
+    assert not reader.decode(tokens, cache).requires_grad
     with pytest.raises(ValueError, match=r"13 tokens .* 12 positions"):
-        model.decode(tokens[:, :4], cache)
+        reader.decode(tokens[:, :4], cache)
     # the refusal left the cache as it was
     tail = random_tokens(CONFIG, 1, 3, seed=1)
     want = model.log_probs(torch.cat([tokens, tail], dim=1))[:, -3:]
-    torch.testing.assert_close(model.decode(tail, cache), want)
+    torch.testing.assert_close(reader.decode(tail, cache), want)
 
 
 @pytest.mark.parametrize(("rows", "given"), [(3, 1), (1, 3)])
 def test_a_cache_for_other_rows_is_refused(model, rows, given):
+    reader = cache_reader(model)
     with pytest.raises(ValueError, match=f"for {rows} rows, got {given}"):
-        model.decode(random_tokens(CONFIG, given, 2), model.init_cache(rows))
+        reader.decode(random_tokens(CONFIG, given, 2), reader.init_cache(rows))
 
 
-def test_who_has_a_cache(model):
-    assert isinstance(model, CachedLanguageModel)
+def test_who_has_a_cache():
+    ours = mingpt_style.build_model(CONFIG)
+    assert cache_reader(ours) is ours
     # `decode` is this style's word for all below the generator
     other = annotated.build_model(CONFIG)
     assert not isinstance(other, CachedLanguageModel)
+    assert isinstance(cache_reader(other), CacheReader)
+    bare = SimpleNamespace(with_cache=print)  # another thing of that name
+    assert cache_reader(bare) is None
+
+
+def test_check_cache_holds_for_both_styles(style):
+    report = check_model(
+        partial(style.build_model, CONFIG), checks=["cache"], budget=30
+    )
+    (found,) = report.results
+    assert found.status == "passed"
+    assert "init_cache and decode: lengths to 12" in found.message
+
+
+def test_a_memory_that_forgets_is_found(monkeypatch):
+    whole = annotated.RememberingAttention.__call__
+
+    def short(self, x, mask):
+        self.key, self.value = (a[:, :, -3:] for a in (self.key, self.value))
+        return whole(self, x, mask[..., -self.key.size(2) - x.size(1) :])
+
+    monkeypatch.setattr(annotated.RememberingAttention, "__call__", short)
+    report = check_model(
+        partial(annotated.build_model, CONFIG), checks=["cache"], budget=30
+    )
+    assert report.failed == ["check_cache"]

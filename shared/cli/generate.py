@@ -109,7 +109,7 @@ def generate(
 
     from .. import generation
     from ..comparison.text import visible
-    from ..protocol import CachedLanguageModel, LanguageModel, load_style
+    from ..protocol import LanguageModel, cache_reader, load_style
     from ..training.run_folder import load_trained
     from . import choices
 
@@ -169,7 +169,7 @@ def generate(
     model = model.to(device, dtype)
     if not isinstance(model, LanguageModel):
         raise ValueError(f"style {style!r} builds no language model")
-    if device.type == "cpu" and isinstance(model, CachedLanguageModel):
+    if device.type == "cpu" and cache_reader(model) is not None:
         generation.optimize_for_decoding(model)
     config = model.config
     rows = [tokenizer.encode(prompt) for prompt in prompts]

@@ -32,7 +32,7 @@ class TokenLinear(nn.Linear):
         columns = self.weight.t().unflatten(0, (parts, -1))
         y = torch.bmm(input.reshape(parts, 1, -1), columns).sum(0)
         if self.bias is not None:
-            y = y + self.bias
+            y += self.bias
         return y.view(*input.shape[:-1], self.out_features)
 
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
-from ..protocol import CachedLanguageModel, LanguageModel
+from ..protocol import LanguageModel, cache_reader
 from ..validation import whole_number
 from .sampling import Sampler
 
@@ -114,7 +115,16 @@ def stream_tokens(
 @contextmanager
 def eval_mode(model: object) -> Iterator[None]:
     """Put a model in eval mode, then every part back in its own mode."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    with _in_eval(_modules(model)):
+        yield
+
+
+def _modules(model: object) -> list[nn.Module]:
+    return list(model.modules()) if isinstance(model, nn.Module) else []
+
+
+@contextmanager
+def _in_eval(modules: list[nn.Module]) -> Iterator[None]:
     training = [module for module in modules if module.training]
     for module in training:
         module.training = False
@@ -135,24 +145,31 @@ def _append(
 ) -> Iterator[Tensor]:
     """Fill rows in place, and yield each column of new tokens.
 
-    A model with `init_cache` and `decode` reads each token once, as long as
-    all rows are equally long and fit into its block. Once the window is
-    full it slides, and every token in it has a new position: from then on
-    the window is computed anew for each token, as for models without a
-    cache and for rows of different lengths.
+    A model with a cache reads each token once, as long as all rows are
+    equally long and fit into its block. Once the window is full it slides,
+    and every token in it has a new position: from then on the window is
+    computed anew for each token, as for models without a cache and for rows
+    of different lengths.
     """
-    decoder = model if isinstance(model, CachedLanguageModel) else None
+    reader, modules = cache_reader(model), _modules(model)
+    read_next = getattr(reader, "next_log_probs", None)
+    if read_next and "cache" not in signature(read_next).parameters:
+        read_next = None
     cache: Any = None
     seen = 0
     for _ in range(count):
         longest = max(lengths)
         fits = min(lengths) == longest <= model.block_size
-        with eval_mode(model), torch.no_grad():
-            if decoder is not None and fits:
+        with _in_eval(modules), torch.no_grad():
+            if reader is not None and fits:
                 if cache is None:
-                    cache = decoder.init_cache(len(lengths))
-                log_probs = decoder.decode(rows[:, seen:longest], cache)[:, -1]
-                seen = longest
+                    cache = reader.init_cache(len(lengths))
+                piece, seen = rows[:, seen:longest], longest
+                log_probs = (
+                    read_next(piece, cache)  # the head at one position
+                    if read_next
+                    else reader.decode(piece, cache)[:, -1]
+                )
             else:
                 cache = None  # what it holds has left the window
                 log_probs = _last_log_probs(model, rows, lengths)

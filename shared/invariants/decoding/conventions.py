@@ -170,19 +170,23 @@ def conventions(
     subject: Subject, model: Any, start_again: Callable[[], None]
 ) -> Iterator[Convention]:
     """Yield the ways to decode that a model's signature offers."""
-    if callable(getattr(model, "init_cache", None)) and callable(
-        getattr(model, "decode", None)
+    with_cache, reader, words = getattr(model, "with_cache", None), model, ""
+    if callable(with_cache):
+        with suppress(Exception):  # it may be another thing of the model's
+            reader, words = with_cache(), "with_cache: "
+    if callable(getattr(reader, "init_cache", None)) and callable(
+        getattr(reader, "decode", None)
     ):
-        arguments, token_name = token_argument(model.decode)
+        arguments, token_name = token_argument(reader.decode)
         names = [name for name in arguments if name not in (MASK, token_name)]
         if len(names) > (token_name is None):
             yield Convention(
                 subject,
                 model,
                 start_again,
-                "init_cache and decode",
-                model.init_cache,
-                model.decode,
+                f"{words}init_cache and decode",
+                reader.init_cache,
+                reader.decode,
                 names[token_name is None],
             )
     arguments, _ = token_argument(model)
