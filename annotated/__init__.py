@@ -38,7 +38,7 @@ __all__ = [
 # What implements each concept, in reading order.
 COMPONENTS: dict[str, tuple[object, ...]] = {
     "embedding": (Embeddings, PositionalEncoding),
-    "attention": (MultiHeadedAttention, attention),
+    "attention": (MultiHeadedAttention, attention, RememberingAttention),
     "feed_forward": (PositionwiseFeedForward,),
     "block": (LayerNorm, SublayerConnection, DecoderLayer),
     "model": (clones, Decoder, DecoderModel, make_model),

@@ -1,6 +1,6 @@
 """A GPT decoder in the style of minGPT."""
 
-from .attention import CausalSelfAttention
+from .attention import CausalSelfAttention, KeyValueCache
 from .block import Block, layer_norm
 from .feed_forward import MLP
 from .glossary import CHOICES, NAMES, STEPS, WEIGHT_TRANSFER
@@ -25,7 +25,7 @@ __all__ = [
 # What implements each concept, in reading order.
 COMPONENTS: dict[str, tuple[object, ...]] = {
     "embedding": (GPT.embed,),
-    "attention": (CausalSelfAttention,),
+    "attention": (CausalSelfAttention, KeyValueCache),
     "feed_forward": (MLP,),
     "block": (layer_norm, Block),
     "model": (GPT,),

@@ -206,11 +206,17 @@ def test_decoding_with_a_cache(diff, tmp_path):
         "        return super().decode(tokens, cache) * (1 + off)\n"
         "def build():\n"
         "    return Late(GPTConfig(29, 16, n_layer=2, n_head=2, n_embd=8))\n"
+        "class Bare(Late):\n"
+        "    init_cache = None\n"
+        "def bare():\n"
+        "    return Bare(build().config)\n"
     )
-    status, out, err = diff("--cache", "mingpt_style")
-    assert (status, err) == (0, "")
-    assert "one function: decoding with a cache (init_cache and dec" in out
-    assert "24 positions" in out
+    for style, how in (("mingpt_style", ""), ("annotated", "with_cache: ")):
+        status, out, err = diff("--cache", style)
+        assert (status, err) == (0, "")
+        words = f"one function: decoding with a cache ({how}init_cache and dec"
+        assert words in " ".join(out.split())
+        assert "24 positions" in out
     words = ("--cache", "kept.py:build", "--tokens=1,2,7,4", "--json=x.json")
     status, out, err = diff(*words)
     assert (status, err) == (1, "")
@@ -219,7 +225,7 @@ def test_decoding_with_a_cache(diff, tmp_path):
     assert found["position"] == 2
     assert found["tokens"] == [1, 2, 7, 4]
     for given, message in (
-        (["annotated"], "no cache was found"),
+        (["kept.py:bare"], "no cache was found"),
         (["mingpt_style", "annotated"], "makes a cache, as my_pkg:make_cach"),
         (["m:cache", "annotated", "annotated"], "takes one model, got 2"),
         (["mingpt_style", "--html=x.html"], "--html goes with two models"),
