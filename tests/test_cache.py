@@ -156,7 +156,8 @@ def test_check_cache_holds_for_both_styles(style):
     )
     (found,) = report.results
     assert found.status == "passed"
-    assert "init_cache and decode: lengths to 12" in found.message
+    assert "init_cache and decode" in found.message
+    assert "lengths to 12, one by one, whole and in pieces" in found.message
 
 
 def test_a_memory_that_forgets_is_found(monkeypatch):

@@ -211,10 +211,10 @@ def test_decoding_with_a_cache(diff, tmp_path):
         "def bare():\n"
         "    return Bare(build().config)\n"
     )
-    for style, how in (("mingpt_style", ""), ("annotated", "with_cache: ")):
+    for style, how in (("mingpt_style", ")"), ("annotated", " of with_")):
         status, out, err = diff("--cache", style)
         assert (status, err) == (0, "")
-        words = f"one function: decoding with a cache ({how}init_cache and dec"
+        words = f"decoding with a cache (init_cache and decode{how}"
         assert words in " ".join(out.split())
         assert "24 positions" in out
     words = ("--cache", "kept.py:build", "--tokens=1,2,7,4", "--json=x.json")

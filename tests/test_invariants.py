@@ -58,8 +58,8 @@ def leaky():
     [annotated, mingpt_style], checks=sorted(CHECKS.keys() - {SLOW, PURITY})
 )
 def test_both_styles(model, check):
-    # none takes documents; one has neither a loss of its own nor a cache
-    lacks = {annotated: ("check_loss", "check_cache")}.get(model, ())
+    # none takes documents; one has no loss of its own
+    lacks = {annotated: ("check_loss",)}.get(model, ())
     lacks = ("check_documents", *lacks)
     try:
         found = check(model)

@@ -170,13 +170,13 @@ def conventions(
     subject: Subject, model: Any, start_again: Callable[[], None]
 ) -> Iterator[Convention]:
     """Yield the ways to decode that a model's signature offers."""
-    with_cache, reader, words = getattr(model, "with_cache", None), model, ""
-    if callable(with_cache):
-        with suppress(Exception):  # it may be another thing of the model's
-            reader, words = with_cache(), "with_cache: "
-    if callable(getattr(reader, "init_cache", None)) and callable(
-        getattr(reader, "decode", None)
-    ):
+    readers = [("", model)]
+    with suppress(Exception):  # it may be another thing of the model's
+        readers.append((" of with_cache()", model.with_cache()))
+    for words, reader in readers:
+        both = (getattr(reader, name, 0) for name in ("init_cache", "decode"))
+        if not all(map(callable, both)):
+            continue
         arguments, token_name = token_argument(reader.decode)
         names = [name for name in arguments if name not in (MASK, token_name)]
         if len(names) > (token_name is None):
@@ -184,7 +184,7 @@ def conventions(
                 subject,
                 model,
                 start_again,
-                f"{words}init_cache and decode",
+                f"init_cache and decode{words}",
                 reader.init_cache,
                 reader.decode,
                 names[token_name is None],
