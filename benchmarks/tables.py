@@ -98,7 +98,8 @@ def _cells(run: Run, row: Row) -> list[dict[str, str]]:
 def _table(cells: Iterable[dict[str, str]], rows: Sequence[Row]) -> Table:
     """Return a table of the columns that are not empty, limits dimmed."""
     found = [(r, c) for r, c in zip(rows, cells, strict=True) if c]
-    names = dict.fromkeys(n for _, c in found for n, cell in c.items() if cell)
+    every = dict.fromkeys(name for _, cell in found for name in cell)
+    names = [n for n in every if any(cell.get(n) for _, cell in found)]
     table = Table(box=None, header_style="bold cyan", padding=(0, 2, 0, 0))
     for name in names:
         table.add_column(

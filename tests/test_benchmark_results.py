@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -302,6 +303,8 @@ def test_two_ratios_that_differ_are_both_named():
     assert line[:60] in " ".join(shown.split())
     for word in ("least", "95th", "3.8 s", "2.5 MFLOP", "999 B"):
         assert word in shown
+    # columns keep their order where the first row has no such number
+    assert re.search("operations +bytes +tokens/s", shown)
 
 
 ODD = "[/usr/bin/c++] [enforce fail at x.cpp:3] :smile:"
