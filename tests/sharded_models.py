@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -395,6 +396,15 @@ class OwnMask(ContextParallel):
                 return keys <= (at - at[0]).unsqueeze(1)
 
 
+class Late(GPT):
+    """A gather that one rank waits for, and a leak behind it."""
+
+    def logits(self, x):
+        time.sleep(0.02 * rank())
+        x = sum(gathered(x)) / count()
+        return super().logits(x + x.flip(1))
+
+
 class RingAttention(Attention):
     """Keys go round from rank to rank, under a running softmax."""
 
@@ -493,7 +503,9 @@ BROKEN = {  # and a check that fails
     "zigzag not put back": (built(NotPutBack), "causality"),
     "own piece whole": (built(OwnPieceWhole), "causality"),
     "held order": (built(HeldOrder), "causality"),
+    "behind a late gather": (built(Late), "causality"),
 }
+FIRST_SEEN = {"behind a late gather": "x.flip(1)"}
 
 
 PROVED = ("tensor parallel", "context parallel", "zigzag", "ring")

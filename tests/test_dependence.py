@@ -593,6 +593,17 @@ def test_a_fourier_transform_is_named_not_the_line_that_cuts_it():
     assert culprit.code.startswith("torch.fft.irfft(")
 
 
+def test_memory_that_nothing_wrote_is_no_token():
+    def vectors(self, tokens):
+        x = GPT.token_vectors(self, tokens)
+        return x + torch.empty_like(x).nan_to_num(0.0, 0.0, 0.0).clamp(0, 0)
+
+    unset = type("Unset", (GPT,), {"token_vectors": vectors})
+    (left,) = prove_causality(unset, lengths=(2,)).open
+    text = "memory that no operation was seen to write reaches the score of"
+    assert f"{text} position 0" in left.sentence
+
+
 def test_flex_attention_is_followed():
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
 

@@ -2,15 +2,18 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from shared.invariants.dependence.engine import follow
+from shared.invariants.lines import first_in_two_texts
 from shared.invariants.ranks import local, on_any, together
 from tests import sharded_models
 
@@ -112,6 +115,19 @@ def test_codes_go_through_collectives(one_process, collective):
     assert not sound.notes.unknown
 
 
+@pytest.mark.parametrize("collective", [gather_list, gather_tensor])
+def test_the_first_line_is_none_of_a_collective(one_process, collective):
+    def scores(x):
+        y = collective(x)
+        return y + y.flip(1)
+
+    text = torch.rand(2, 2**17, 1)
+    other = torch.cat([text[:, :3], torch.rand(2, 2**17 - 3, 1)], 1)
+    runs = partial(scores, text), partial(scores, other)
+    line = first_in_two_texts(scores, runs, text.shape[:2], 3, 0.0)
+    assert line.place.code == "y.flip(1)"
+
+
 def test_one_process_is_on_its_own():
     weight = torch.nn.Parameter(torch.ones(2))
     assert local(weight) is weight
@@ -137,6 +153,9 @@ def test_sharded_models_are_checked_as_they_are():
         assert found[name]["causality"][1].startswith("proved"), name
     for name, (_, check) in sharded_models.BROKEN.items():
         assert found[name][check][0] == "failed", (name, found[name])
+    for name, code in sharded_models.FIRST_SEEN.items():
+        line = rf"first seen at \S+ `{re.escape(code)}`"
+        assert re.search(line, found[name]["causality"][1]), found[name]
 
 
 BAD = ("failed", "error")

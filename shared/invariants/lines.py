@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from .dependence.call import tensors_in
+from .dependence.collectives import finish, is_collective
+from .dependence.shadows import UNSET
 from .model.calling import code_of
 from .operations import Operations, below_autograd
 from .places import Place, find_call, layers_of, names_of
@@ -155,6 +157,10 @@ class _Lines(Operations):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         answer = func(*args, **(kwargs or {}))
         name = getattr(func, "overloadpacket", func).__name__
+        if is_collective(func):
+            finish(func, answer)
+        if name in UNSET:
+            return answer  # whatever the memory held
         for value in filter(is_value, tensors_in((answer,))):
             place, _ = find_call(
                 name, self.layers, self.names, code_of(_first_line)

@@ -55,6 +55,18 @@ def is_collective(func: Any) -> bool:
     return named or str(func).startswith(COPY_IN)
 
 
+def finish(func: Any, result: Any) -> bool:
+    """Wait for what a collective writes in place; return whether it does.
+
+    What is received may not be sent yet, and is not waited for.
+    """
+    space, _, name = func._schema.name.partition("::")
+    waits = space == NAMESPACES[0]
+    if waits := waits and name not in (*NOTHING_WRITTEN, *RECEIVED):
+        _work_of(result).wait()
+    return waits
+
+
 def carry(shadows: "Shadows", func: Any, args: tuple, kwargs: dict) -> Any:
     """Call a collective, and give its results the codes of all ranks."""
     if func.namespace not in NAMESPACES:
@@ -78,11 +90,9 @@ def carry(shadows: "Shadows", func: Any, args: tuple, kwargs: dict) -> Any:
     written: list[Tensor] = []
     if name not in NOTHING_WRITTEN:
         written = tensors_in(_flat(result if functional else args[0]))
-        if not (functional or name in RECEIVED):
-            _work_of(result).wait()
-            if isinstance(result, tuple):
-                # each wait of gloo's copies anew what has no codes
-                result = (*result[:-1], _done(written))
+        if finish(func, result) and isinstance(result, tuple):
+            # each wait of gloo's copies anew what has no codes
+            result = (*result[:-1], _done(written))
     if shadows.blind:
         for out in written:
             shadows.storages.meet(out)

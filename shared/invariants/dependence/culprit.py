@@ -12,12 +12,14 @@ from torch import Tensor
 
 from ..places import Place
 from .codes import plain
-from .shadows import OUTSIDE, Step
+from .shadows import OUTSIDE, UNSET, Step
 
 FOURIER = ("_fft_r2c", "_fft_c2c", "_fft_c2r")
 SOFTMAX = ("_softmax", "_safe_softmax", "_log_softmax")
 # These copy numbers: a reader looks for the line before or after.
 COPIES = ("clone", "_to_copy", "_unsafe_view", "copy", "detach", "alias")
+# Numbers from elsewhere, and memory that the next operation reads or writes.
+NO_LINE = (OUTSIDE, *UNSET)
 
 
 class Tape:
@@ -49,7 +51,7 @@ class Tape:
         codes = [plain(c).expand(o.shape).cpu() for o, c in found]
         if self.rows:
             self.codes.append([plain(c).cpu() for _, c in found])
-        if step.name == OUTSIDE or not any((c > least).any() for c in codes):
+        if step.name in NO_LINE or not any((c > least).any() for c in codes):
             return
         self.steps.append(step)
         whole = all(bool((c > least).all()) for c in codes)

@@ -382,13 +382,18 @@ class Prover:
             return
         proof = self.proof
         row, position = result.open(run.variant.case.shown(time))[0]
-        reaches = (
-            f"another {order.name[:-1]} reaches the scores of row {row}"
-            f"{f', position {position}' * (order.name != 'rows')}"
-            if order.name != "positions"
-            else f"token {int(result.reached[row, position])} reaches the "
-            f"score of position {position}"
-        )
+        token = int(result.reached[row, position])
+        reaches = f"token {token} reaches the score of position {position}"
+        if order.name != "positions":
+            reaches = (
+                f"another {order.name[:-1]} reaches the scores of row {row}"
+                f"{f', position {position}' * (order.name != 'rows')}"
+            )
+        elif token >= LONGEST:
+            reaches = (
+                f"memory that no operation was seen to write reaches the "
+                f"score of position {position}"
+            )
         try:
             proof.way = in_words(self._find_culprit(run, time, order))
         except Exception as error:  # it adds to what is known
