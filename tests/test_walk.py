@@ -359,7 +359,7 @@ def test_a_click_goes_to_a_line_in_the_list_or_in_the_source(browser, page):
 
 def test_text_map_and_buttons_are_in_one_view(browser, page):
     tops = []
-    for number in range(1, len(KINDS) + 1):
+    for number in range(1, len(KINDS)):  # the last one has bars
         browser.open(page, at=f"step-{number}")
         browser.wait_for_focus("#walk-title")
         bottom = browser.js(
@@ -393,13 +393,49 @@ def test_a_link_leads_to_its_step(browser, page):
     last = len(KINDS)
     browser.driver.get(f"{page.as_uri()}#step-{last}")
     assert at(browser) == f"step {last} of {last}"
-    what = browser.one("#walk-result").get_attribute("textContent")
-    assert 'after token 5, where the text so far ends in “sert"”: ' in what
-    assert what.count("%") == 3  # the same ones on both sides
+    what = browser.one("#walk .bars").text
+    assert what.startswith("After token 5, where the text so far ends")
+    # the likeliest, the actual one where it is not of them, and the others
+    assert what.count("%") in (21, 22)
+    assert what.count("\u2190 in the text") == 1
+    assert not browser.one("#walk-left canvas").is_displayed()
     top = browser.js(
         "return document.getElementById('walk').getBoundingClientRect().top"
     )
     assert abs(top) < 400
+
+
+def test_temperature_and_top_k_reweigh_the_stored_scores(browser, page):
+    browser.open(page)
+    token = 7
+    browser.all("#next .tiles button")[token].click()
+    model = load_checkpoint(SMALL_MODEL)
+    state = model.to(torch.device("cpu"), torch.float64)
+    tokens = load_tokenizer(DEFAULT).encode(default_text())[: token + 1]
+    scores = mingpt_style.from_gpt2(state, model.config).eval()
+    scores = scores.log_probs(torch.tensor([tokens]))[0, -1].detach()
+    for heat, keep in ((10, 21), (5, 21), (17, 21), (7, 3)):
+        browser.js(
+            "document.querySelectorAll('#next input').forEach((e, i) => {"
+            "e.value = arguments[0][i];"
+            "e.dispatchEvent(new Event('input', {bubbles: true}))})",
+            [heat, keep],
+        )
+        weights = scores * 10 / heat
+        if keep <= 20:
+            weights = weights.topk(keep).values
+        expected = weights.softmax(0).sort(descending=True).values
+        shares = [
+            float(re.search(r"([\d.]+) %", e.text)[1])
+            for e in browser.all("#next .bars li")
+        ]
+        count = min(20, len(expected))
+        np.testing.assert_allclose(
+            shares[:count], 100 * expected[:count], atol=0.06
+        )
+        rest = 0 if keep <= 20 else 100 * float(expected[20:].sum())
+        assert shares[-1] == pytest.approx(rest, abs=0.06)
+        assert sum(shares[keep:20]) == 0
 
 
 def test_layer_and_token_are_chosen(browser, page):
@@ -496,7 +532,7 @@ def test_where_two_models_part_nothing_is_predicted(browser, tmp_path):
     browser.open(page_of(tmp_path, "diff", *targets, status=1))
     browser.wait_for_focus("#walk-title")
     assert browser.one("#walk-title").text == "where they part"
-    assert browser.one("#walk-result").text == ""
+    assert browser.all(".bars") == []
 
 
 @pytest.mark.parametrize("media", ["print", "screen"])

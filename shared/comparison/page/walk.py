@@ -10,6 +10,8 @@ from string import ascii_lowercase
 from types import ModuleType
 from typing import Any
 
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ..values import Place, ValueDiff
@@ -21,7 +23,8 @@ from .value_maps import ValueMaps
 
 ROWS = 32  # positions on a map: the first ones
 MAPS = 200  # of one side; further layers are left out
-LIKELIEST = 3  # next tokens that are named
+LIKELIEST = 20  # next tokens that are drawn
+HEATS = 20  # temperatures to choose from, a tenth apart
 
 Sources = dict[tuple[str, int], dict[str, Any]]  # by file and first line
 
@@ -93,11 +96,11 @@ def make_walk(
         }
         for step, rows in zip(every, versions, strict=True)
     ]
-    likeliest = [
-        _likeliest(kept[side.normalised], time)
-        for side, kept in zip(sides, values, strict=True)
-    ]
-    named = {id for side in likeliest for row in side for id, _ in row}
+    following = None
+    named = set[int]()
+    if found.same and len(tokens) > 1:
+        following = _following(values[0][sides[0].normalised], tokens, time)
+        named = {id for row in following["rows"] for id, _ in row}
     texts = [text_of(token) for token in tokens[:time]]
     return {
         "found": found,
@@ -112,9 +115,9 @@ def make_walk(
             ),
             "columns": maps.columns,
             "maps": maps.found,
-            "likeliest": likeliest,
+            "following": following,
             "tokens": texts,
-            "pieces": {token: text_of(int(token)) for token in named},
+            "pieces": {token: text_of(token) for token in named},
         },
     }
 
@@ -209,14 +212,29 @@ def _find(sources: Sources, place: Place | None) -> list[int] | None:
     return [list(sources).index(key), place.line, last]
 
 
-def _likeliest(log_probs: Tensor, time: int) -> list[list[list[float]]]:
-    """Return for each position the likeliest next ids, with probabilities."""
-    rows = log_probs.reshape(-1, log_probs.size(-1))[:time].exp()
-    top = rows.topk(min(LIKELIEST, rows.size(-1)))
-    return [
-        [
-            [int(token), round(float(p), 6)]
-            for p, token in zip(*row, strict=True)
-        ]
-        for row in zip(top.values, top.indices, strict=True)
-    ]
+def _following(
+    log_probs: Float[Tensor, "... vocab"], tokens: Sequence[int], time: int
+) -> dict[str, Any]:
+    """Return for each position the likeliest next ids, and the actual one.
+
+    Rows hold pairs of an id and its log-probability, the actual next token's
+    last; rests the logarithm of what all other ids weigh, at each
+    temperature.
+    """
+    all_rows = log_probs.reshape(-1, log_probs.size(-1))[:time].double()
+    heats = torch.arange(1, HEATS + 1) / 10
+    rows, rests = [], []
+    for position, scores in enumerate(all_rows):
+        ids = scores.topk(min(LIKELIEST, len(scores))).indices.tolist()
+        actual = tokens[position + 1 : position + 2]
+        rows.append([[i, round(scores[i].item(), 4)] for i in ids + actual])
+        others = scores.clone()
+        others[ids] = -torch.inf
+        rest = (others / heats[:, None]).logsumexp(-1).clamp(min=-1e4)
+        rests.append([round(number, 4) for number in rest.tolist()])
+    return {
+        "rows": rows,
+        "rests": rests,
+        "drawn": min(LIKELIEST, log_probs.size(-1)),
+        "others": max(0, log_probs.size(-1) - LIKELIEST),
+    }

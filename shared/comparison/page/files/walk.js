@@ -1,7 +1,7 @@
 // Goes through a forward pass: one step at a time, its text, its line in both
 // sources, a map of its values and, for one token, some of its numbers.
 function startWalk(walk) {
-  const { steps, opens, maps, columns, likeliest, tokens, pieces } = walk;
+  const { steps, opens, maps, columns, following, tokens, pieces } = walk;
   const byId = (id) => document.getElementById(id);
   const sides = ["left", "right"].map((side) => byId(`walk-${side}`));
   const items = steps.map((step) => byId(`step-${step.name}`));
@@ -17,6 +17,8 @@ function startWalk(walk) {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const chosen = (name) => Number(byId(`walk-${name}`).value);
   const shown = [null, null];  // the map of each side
+  const charts = [...document.querySelectorAll(".bars")];
+  let [heat, keep] = [10, 21];  // tenths; one more than are drawn is all
   let at = 0;
 
   // A map, or of a square the part that one head has.
@@ -133,7 +135,9 @@ function startWalk(walk) {
     const number = step.maps[layer][index];
     const map = shown[index] = number === null ? null : decode(number,
       square(step) ? Math.min(chosen("head"), columns[number][2] - 1) : null);
-    side.querySelector("figure").hidden = map === null;
+    // bars with names stand in place of the last map's columns
+    side.querySelector("figure").hidden = map === null ||
+      (following && step.kind === "log_probs");
     if (map === null) return;
     paint(side.querySelector("canvas"), map, step.kind === "probabilities");
     side.querySelector("canvas").tabIndex = map.square ? 0 : -1;
@@ -164,6 +168,58 @@ function startWalk(walk) {
       map.square ? "To read a cell, point at it, or click the map and use the arrow keys." : "";
   }
 
+  // The likeliest next tokens as bars. The weight of an id is the exponential
+  // of its log-probability over the temperature; those kept sum to 1.
+  function predict(token) {
+    if (!following) return;
+    const { drawn, others } = following;
+    const all = keep > 20 || keep > drawn;
+    const rows = following.rows[token].map(([id, score], rank) =>
+      ({ id, weight: Math.exp(score / heat * 10), rank }));
+    const top = rows.slice(0, drawn);
+    const [next] = rows.slice(drawn);
+    const rest = all ? Math.exp(following.rests[token][heat - 1]) : 0;
+    for (const row of top) if (!all && row.rank >= keep) row.weight = 0;
+    const known = next && top.find((row) => row.id === next.id);
+    if (next && !known && !all) next.weight = 0;
+    const total = top.reduce((sum, row) => sum + row.weight, rest);
+    const most = top[0].weight / total;
+    const bar = (name, share, marked) => {
+      const [item, piece, field, fill, percent] =
+        ["li", "span", "span", "i", "span"].map((tag) =>
+          document.createElement(tag));
+      piece.className = "piece";
+      piece.textContent = name;
+      fill.style.width = `${Math.min(100, 100 * share / most)}%`;
+      field.append(fill);
+      percent.textContent = `${(100 * share).toFixed(1)} %` +
+        (marked ? " \u2190 in the text" : "");
+      item.className = marked ? "actual" : "";
+      item.append(piece, field, percent);
+      return item;
+    };
+    const end = tokens.slice(Math.max(0, token - 4), token + 1).join("");
+    for (const chart of charts) {
+      const bars = top.map((row) =>
+        bar(pieces[row.id], row.weight / total, row === known));
+      if (next && !known)
+        bars.push(bar(pieces[next.id], next.weight / total, true));
+      if (others) bars.push(bar(`${others} others`, rest / total, false));
+      chart.querySelector("ol").replaceChildren(...bars);
+      chart.querySelector(".bars-said").textContent =
+        `After token ${token}, where the text so far ends in ` +
+        `\u201c${end}\u201d:`;
+      const [first, second] = chart.querySelectorAll("output");
+      first.textContent = (heat / 10).toFixed(1);
+      second.textContent = all ? "all" : keep;
+      [heat, keep].forEach((value, i) => {
+        chart.querySelectorAll("input")[i].value = value;
+      });
+      const last = steps[at].name === String(count);
+      chart.hidden = byId("walk").contains(chart) && !last;
+    }
+  }
+
   function go(number, scroll) {
     at = number;
     const step = steps[at];
@@ -186,20 +242,11 @@ function startWalk(walk) {
     const apart = step.apart[layer];
     if (apart !== null) what += apart === 0 ? "; both sides are equal"
       : `; largest difference ${apart.toExponential(1)}`;
-    byId("walk-result").textContent = "";
-    if (!opens && step.name === String(count)) {
-      const next = likeliest.map((side) => side[token].map(([id, p]) =>
-        `\u201c${pieces[id]}\u201d ${(100 * p).toFixed(1)} %`).join(", "));
-      const end = tokens.slice(Math.max(0, token - 2), token + 1).join("");
-      byId("walk-result").textContent =
-        `Likeliest after token ${token}, where the text so far ends in \u201c${end}\u201d: ` +
-        (next[0] === next[1] ? next[0] : next.map((text, i) =>
-          `${text} in ${sides[i].querySelector("h3").textContent}`).join("; "));
-    }
+    predict(token);
     byId("walk-what").textContent = what;
     byId("walk-stage").classList.toggle("steady", square(step) ||
       ["project", "mix", "join"].includes(step.kind));
-    for (const tile of byId("walk-tokens").querySelectorAll("button"))
+    for (const tile of document.querySelectorAll(".tiles button"))
       tile.setAttribute("aria-pressed", String(Number(tile.value) === token));
     sides.forEach((_, index) => showSide(index, step, layer, token, item));
     for (const other of items)
@@ -248,10 +295,17 @@ function startWalk(walk) {
   byId("walk-on").addEventListener("click", () => follow(beside(1)));
   for (const id of ["walk-layer", "walk-head", "walk-token", "walk-all"])
     byId(id).addEventListener("change", () => go(at, false));
-  byId("walk-tokens").addEventListener("click", (event) => {
-    const tile = event.target.closest("button");
-    if (tile) choose(tile.value);
-  });
+  for (const tiles of document.querySelectorAll(".tiles"))
+    tiles.addEventListener("click", (event) => {
+      const tile = event.target.closest("button");
+      if (tile) choose(tile.value);
+    });
+  for (const chart of charts)
+    chart.addEventListener("input", () => {
+      [heat, keep] = Array.from(chart.querySelectorAll("input"),
+        (slider) => Number(slider.value));
+      predict(chosen("token"));
+    });
   document.querySelector(".walk-list").addEventListener("click", (event) => {
     const link = event.target.closest("a");
     if (!link) return;
@@ -310,7 +364,7 @@ function startWalk(walk) {
     const sideways = /Left|Right/.test(event.key) &&
       event.target === document.body;
     if (!step || event.altKey || event.ctrlKey || event.metaKey) return;
-    if (!(inside || sideways) || event.target.closest("select, .cell")) return;
+    if (!(inside || sideways) || event.target.closest("select, input, .cell")) return;
     event.preventDefault();
     // out of sight with what stands above, so that text and map are seen
     follow(beside(step),
@@ -321,6 +375,7 @@ function startWalk(walk) {
   });
   dark.addEventListener("change", () => go(at, false));
   byId("walk-stage").hidden = false;
+  if (following) byId("next").hidden = false;
   byId("walk").classList.add("alive");
   byId("walk-token").value = Math.min(5, tokens.length - 1);
   go(linked() >= 0 ? linked() : opens, false);
