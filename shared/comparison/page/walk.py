@@ -5,6 +5,7 @@ import linecache
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from string import ascii_lowercase
 from types import ModuleType
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..values import Place, ValueDiff
 from ..values.rows import Row, Section
@@ -24,6 +26,11 @@ from .value_maps import ValueMaps
 ROWS = 32  # positions on a map: the first ones
 MAPS = 200  # of one side; further layers are left out
 LIKELIEST = 20  # next tokens that are drawn
+CURVES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "ReLU": F.relu,
+    "GELU": F.gelu,
+    "GELU by tanh": partial(F.gelu, approximate="tanh"),
+}
 HEATS = 20  # temperatures to choose from, a tenth apart
 
 Sources = dict[tuple[str, int], dict[str, Any]]  # by file and first line
@@ -107,6 +114,8 @@ def make_walk(
         "run": f"on {len(tokens)} tokens in {str(sides[0].dtype)[6:]}",
         "tokens": texts,
         "steps": steps,
+        "boxes": _boxes(steps),
+        "curves": _curves(every, values[0]),
         "sources": [list(side.values()) for side in sources],
         "data": {
             "steps": data,
@@ -210,6 +219,53 @@ def _find(sources: Sources, place: Place | None) -> list[int] | None:
         }
     last = max(place.line, place.span[2])
     return [list(sources).index(key), place.line, last]
+
+
+def _boxes(steps: Sequence[Step]) -> list[dict[str, Any]]:
+    """Return the parts of the model in order, each with its steps.
+
+    Names are those of the classes and functions that the lines are in.
+    """
+    boxes: list[dict[str, Any]] = []
+    for step in steps:
+        if not step.group:
+            continue
+        layer = step.title.partition("; ")[0]
+        if not boxes or boxes[-1]["key"] != (layer, step.group):
+            boxes.append({"key": (layer, step.group), "names": ({}, {})})
+            boxes[-1] |= {"layer": layer, "group": step.group, "steps": []}
+        box = boxes[-1]
+        box["steps"].append(step)
+        for names, place in zip(
+            box["names"], (step.row.left, step.row.right), strict=True
+        ):
+            if place is not None:
+                names[place.function.partition(".forward")[0]] = None
+    return boxes
+
+
+def _curves(
+    steps: Sequence[Step], values: Mapping[int, Tensor]
+) -> dict[str, Any]:
+    """Return the curves of three activations, and which of them ran."""
+    x = torch.linspace(-4, 4, 161, dtype=torch.float64)
+    points = {
+        name: " ".join(
+            f"{a:.2f},{-b:.3f}"
+            for a, b in zip(x.tolist(), curve(x).tolist(), strict=True)
+        )
+        for name, curve in CURVES.items()
+    }
+    number = {step.kind: step.row.order[0] for step in reversed(steps)}
+    ran = ""
+    if {"widen", "activation"} <= number.keys():
+        wide, active = (values[number[k]] for k in ("widen", "activation"))
+        for name, curve in CURVES.items():
+            if wide.shape == active.shape and curve(wide).allclose(
+                active, atol=1e-6
+            ):
+                ran = name
+    return {"points": points, "ran": ran}
 
 
 def _following(

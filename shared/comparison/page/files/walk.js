@@ -20,6 +20,7 @@ function startWalk(walk) {
   const charts = [...document.querySelectorAll(".bars")];
   let [heat, keep] = [10, 21];  // tenths; one more than are drawn is all
   let at = 0;
+  let timer = 0;
 
   // A map, or of a square the part that one head has.
   function decode(number, head) {
@@ -137,6 +138,7 @@ function startWalk(walk) {
       square(step) ? Math.min(chosen("head"), columns[number][2] - 1) : null);
     // bars with names stand in place of the last map's columns
     side.querySelector("figure").hidden = map === null ||
+      (index === 1 && number === step.maps[layer][0]) ||
       (following && step.kind === "log_probs");
     if (map === null) return;
     paint(side.querySelector("canvas"), map, step.kind === "probabilities");
@@ -220,6 +222,23 @@ function startWalk(walk) {
     }
   }
 
+  // On the curves of the activation: numbers before and after it.
+  function drawDots(step, layer, token) {
+    const curves = byId("walk-lesson").querySelector("svg");
+    const before = steps.findLast((other, i) => i < at && other.kind === "widen");
+    if (!curves || !before) return;
+    const [wide, active] = [before, step].map((one) =>
+      decode(one.maps[layer][0], null));
+    for (let row = 0; row < wide.rows; row++)
+      wide.row(row).forEach((x, i) => {
+        const dot = document.createElementNS(curves.namespaceURI, "circle");
+        for (const [name, value] of Object.entries({ cx: x,
+          cy: -active.row(row)[i], r: row === token ? .14 : .05 }))
+          dot.setAttribute(name, value);
+        if (Math.abs(x) <= 4) curves.append(dot);
+      });
+  }
+
   function go(number, scroll) {
     at = number;
     const step = steps[at];
@@ -237,6 +256,7 @@ function startWalk(walk) {
       "A value that both sides compute";
     byId("walk-lesson").replaceChildren(...Array.from(item.querySelectorAll(
       ":scope > .lesson > :not(.remark)"), (part) => part.cloneNode(true)));
+    drawDots(step, layer, token);
     let what = item.querySelector(".walk-shape").textContent;
     if (step.layers.length) what = `layer ${step.layers[layer]}: ${what}`;
     const apart = step.apart[layer];
@@ -248,7 +268,17 @@ function startWalk(walk) {
       ["project", "mix", "join"].includes(step.kind));
     for (const tile of document.querySelectorAll(".tiles button"))
       tile.setAttribute("aria-pressed", String(Number(tile.value) === token));
+    const [mine, other] = step.maps[layer];
+    const one = mine !== null && mine === other;
+    byId("walk-stage").classList.toggle("one-map", one);
+    byId("walk-both").hidden = !one;
     sides.forEach((_, index) => showSide(index, step, layer, token, item));
+    for (const link of document.querySelectorAll(".boxes a")) {
+      const here = link.hash === `#step-${step.name.replace(/\D/g, "")}`;
+      link.toggleAttribute("aria-current", here);
+      if (here) link.closest("ol").querySelectorAll("li").forEach((box) =>
+        box.toggleAttribute("aria-current", box.contains(link)));
+    }
     for (const other of items)
       other.toggleAttribute("aria-current", other === item);
     const list = document.querySelector(".walk-list");
@@ -277,6 +307,18 @@ function startWalk(walk) {
     history.replaceState(null, "", `#step-${steps[at].name}`);
   }
 
+  // A step a second, up to the last one; from there it begins again.
+  function play(on) {
+    clearInterval(timer);
+    timer = on ? setInterval(() => {
+      follow(beside(1));
+      if (beside(1) === at) play(false);
+    }, 1000) : 0;
+    byId("walk-play").textContent = on ? "Pause" : "Play";
+    byId("walk-play").setAttribute("aria-pressed", String(on));
+    if (on && beside(1) === at) follow(0);
+  }
+
   function choose(token) {
     byId("walk-token").value = token;
     go(at, false);
@@ -291,8 +333,12 @@ function startWalk(walk) {
   for (const [name, options] of Object.entries(choices))
     for (let i = 0; i < options; i++)
       byId(`walk-${name}`).append(new Option(i, i));
-  byId("walk-back").addEventListener("click", () => follow(beside(-1)));
-  byId("walk-on").addEventListener("click", () => follow(beside(1)));
+  for (const [id, way] of [["walk-back", -1], ["walk-on", 1]])
+    byId(id).addEventListener("click", () => {
+      play(false);
+      follow(beside(way));
+    });
+  byId("walk-play").addEventListener("click", () => play(!timer));
   for (const id of ["walk-layer", "walk-head", "walk-token", "walk-all"])
     byId(id).addEventListener("change", () => go(at, false));
   for (const tiles of document.querySelectorAll(".tiles"))
@@ -363,7 +409,11 @@ function startWalk(walk) {
     const inside = byId("walk").contains(event.target);
     const sideways = /Left|Right/.test(event.key) &&
       event.target === document.body;
-    if (!step || event.altKey || event.ctrlKey || event.metaKey) return;
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    if (event.key.toLowerCase() === "p" && !event.target.closest("select"))
+      play(!timer);
+    if (!step) return;
+    play(false);
     if (!(inside || sideways) || event.target.closest("select, input, .cell")) return;
     event.preventDefault();
     // out of sight with what stands above, so that text and map are seen
