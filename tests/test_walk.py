@@ -479,7 +479,8 @@ def test_the_mask_s_remarks_name_what_the_excerpts_show(browser, page):
         hidden = browser.js(
             "const side = document.getElementById(`walk-${arguments[0]}`);"
             "const box = side.querySelector("
-            "'.walk-source:not([hidden]) .cell'); const [top, end] = [box.scrollTop, box.scrollTop +"
+            "'.walk-source:not([hidden]) .cell');"
+            "const [top, end] = [box.scrollTop, box.scrollTop +"
             " box.clientHeight]; const seen = [...box.querySelectorAll("
             "'.line')].filter(e => e.checkVisibility() && e.offsetTop >= top"
             " && e.offsetTop < end).map(e => e.textContent).join('');"
