@@ -94,10 +94,9 @@ STEPS = {
     "make query, key and value, the fourth joins the heads.",
     "scores": "The line first divides the queries by sqrt(d_k), then "
     "multiplies them with the keys; `d_k` is the width of a head.",
-    "mask": "`DecoderModel.decode` in model.py makes one mask for all layers: "
-    "`mask = subsequent_mask(...)`, True on and below the diagonal. "
-    "`attention` sets the scores to minus infinity where the mask is False "
-    "(`== 0`).",
+    "mask": "`attention` is given one `mask` for all layers, True on and "
+    "below the diagonal. The line sets the scores to minus infinity where "
+    "the mask is False (`mask == 0`).",
     "probabilities": "softmax has a line of its own. `attention` also returns "
     "the probabilities, so that a reader can look at them.",
     "mix": "A product of two matrices mixes the values.",

@@ -73,10 +73,8 @@ STEPS = {
     "scores": "The scores have no line of their own: "
     "inside, scaled_dot_product_attention computes Q K\u1d40 and divides it "
     "by \u221ad.",
-    "mask": "This run builds no mask: `is_causal=True` makes "
-    "scaled_dot_product_attention mask the later positions itself. The lines "
-    "under `if cache is not None` run only when text is generated token by "
-    "token, with keys and values kept (cached) from earlier tokens.",
+    "mask": "This run builds no mask: the argument `is_causal`, True here, "
+    "makes scaled_dot_product_attention mask the later positions itself.",
     "probabilities": "scaled_dot_product_attention computes the probabilities "
     "inside and never returns them. The numbers here were computed from its "
     "inputs by the formula.",
@@ -85,7 +83,8 @@ STEPS = {
     "residual_attention": "A line of the block adds attention's output.",
     "residual_feed_forward": "The block's next line adds the output of "
     "`mlp`, its feed-forward part.",
-    "activation": "The activation is an nn.Module that the config names.",
+    "activation": "The activation is an nn.Module that the config names, "
+    "GELU by tanh by default.",
     "logits": "`lm_head` has no bias, unless the checkpoint brings one. If "
     "the config ties the weights, its matrix is the token table `wte` itself: "
     "W = E.",

@@ -184,7 +184,11 @@ class Normed(Positions):
 
 
 class FullGPT(Normed):
-    """Several blocks (config.n_layer), one after another: the GPT."""
+    """Several blocks (config.n_layer), one after another: the GPT.
+
+    Each block has weights of its own, so that with n_layer blocks in place
+    of one the blocks' parameters are n_layer times as many.
+    """
 
     layers = 0
 

@@ -144,6 +144,8 @@ def test_the_command_climbs(climb, tmp_path):
     text = page.read_text(encoding="utf-8")
     html5lib.HTMLParser(strict=True).parse(text)
     assert text.count("<polyline") == sum(range(1, 9))
+    assert text.count(">step 0<") == 8
+    assert "the blocks&#39; parameters are n_layer times as many" in text
     losses = re.findall(r"Validation loss ([\d.]+)", text)
     assert all(loss in line for loss, line in zip(losses, lines, strict=True))
 

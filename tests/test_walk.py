@@ -64,9 +64,9 @@ def test_a_page_of_its_own_is_small_and_strict(page):
     assert kinds == KINDS
     for words in (
         "so a position must not look at tokens that come after it",
-        "token by token, with keys and values kept",
         "has replaced them by the checkpoint",
-        "subsequent_mask",
+        "True on and below the diagonal",
+        "In this run the config chose GELU by tanh; the dots are",
         "nn.LayerNorm computes the norm.",
         "In steps 6, 7, 8, mingpt_style has no line for the value",
         "query (on the map), key and value, each 1\u00d724\u00d7128",
@@ -359,7 +359,7 @@ def test_a_click_goes_to_a_line_in_the_list_or_in_the_source(browser, page):
 
 def test_text_map_and_buttons_are_in_one_view(browser, page):
     tops = []
-    for number in range(1, len(KINDS) + 1):
+    for number in range(1, len(KINDS)):  # the last one has bars
         browser.open(page, at=f"step-{number}")
         browser.wait_for_focus("#walk-title")
         bottom = browser.js(
@@ -393,13 +393,102 @@ def test_a_link_leads_to_its_step(browser, page):
     last = len(KINDS)
     browser.driver.get(f"{page.as_uri()}#step-{last}")
     assert at(browser) == f"step {last} of {last}"
-    what = browser.one("#walk-result").get_attribute("textContent")
-    assert 'after token 5, where the text so far ends in “sert"”: ' in what
-    assert what.count("%") == 3  # the same ones on both sides
+    what = browser.one("#walk .bars").text
+    assert what.startswith("After token 5, where the text so far ends")
+    # the likeliest, the actual one where it is not of them, and the others
+    assert what.count("%") in (21, 22)
+    assert what.count("\u2190 in the text") == 1
+    assert not browser.one("#walk-left canvas").is_displayed()
     top = browser.js(
         "return document.getElementById('walk').getBoundingClientRect().top"
     )
     assert abs(top) < 400
+
+
+def test_temperature_and_top_k_reweigh_the_stored_scores(browser, page):
+    browser.open(page)
+    token = 7
+    browser.all("#next .tiles button")[token].click()
+    model = load_checkpoint(SMALL_MODEL)
+    state = model.to(torch.device("cpu"), torch.float64)
+    tokens = load_tokenizer(DEFAULT).encode(default_text())[: token + 1]
+    scores = mingpt_style.from_gpt2(state, model.config).eval()
+    scores = scores.log_probs(torch.tensor([tokens]))[0, -1].detach()
+    for heat, keep in ((10, 21), (5, 21), (17, 21), (7, 3)):
+        browser.js(
+            "document.querySelectorAll('#next input').forEach((e, i) => {"
+            "e.value = arguments[0][i];"
+            "e.dispatchEvent(new Event('input', {bubbles: true}))})",
+            [heat, keep],
+        )
+        weights = scores * 10 / heat
+        if keep <= 20:
+            weights = weights.topk(keep).values
+        expected = weights.softmax(0).sort(descending=True).values
+        shares = [
+            float(re.search(r"([\d.]+) %", e.text)[1])
+            for e in browser.all("#next .bars li")
+        ]
+        count = min(20, len(expected))
+        np.testing.assert_allclose(
+            shares[:count], 100 * expected[:count], atol=0.06
+        )
+        rest = 0 if keep <= 20 else 100 * float(expected[20:].sum())
+        assert shares[-1] == pytest.approx(rest, abs=0.06)
+        assert sum(shares[keep:20]) == 0
+
+
+def test_the_values_of_a_layer_lie_on_the_curve_that_ran(browser, page):
+    browser.open(page, at="step-14")
+    browser.wait_for_focus("#walk-title")
+    dots = browser.js(
+        "return [...document.querySelectorAll('#walk-lesson circle')].map("
+        "e => ['cx', 'cy', 'r'].map(name => Number(e.getAttribute(name))))"
+    )
+    assert 24 < len(dots) <= 6 * 24
+    x, y, _ = torch.tensor(dots, dtype=torch.float64).T
+    gelu = torch.nn.functional.gelu(x, approximate="tanh")
+    torch.testing.assert_close(-y, gelu, atol=1e-6, rtol=0)
+    assert sum(r > 0.1 for *_, r in dots) <= 6
+
+
+def test_a_token_is_followed_through_all_steps(browser, page):
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    browser.open(page)
+    button = browser.one("#walk-play")
+    browser.look_at(button)
+    button.click()
+    assert button.text == "Pause"
+    WebDriverWait(browser.driver, 10).until(
+        lambda _: at(browser).startswith("step 3 of ")
+    )
+    press(browser, "ARROW_RIGHT")  # a step of one's own is a pause
+    assert button.text == "Play"
+    assert at(browser).startswith("step 4 of ")
+    browser.driver.switch_to.active_element.send_keys("p")
+    assert button.text == "Pause"
+    browser.js("document.getElementById('walk-play').click()")
+    assert button.text == "Play"
+
+
+def test_the_mask_s_remarks_name_what_the_excerpts_show(browser, page):
+    browser.open(page, at="step-7")
+    browser.wait_for_focus("#walk-title")
+    for side in ("left", "right"):
+        hidden = browser.js(
+            "const side = document.getElementById(`walk-${arguments[0]}`);"
+            "const box = side.querySelector("
+            "'.walk-source:not([hidden]) .cell');"
+            "const [top, end] = [box.scrollTop, box.scrollTop +"
+            " box.clientHeight]; const seen = [...box.querySelectorAll("
+            "'.line')].filter(e => e.checkVisibility() && e.offsetTop >= top"
+            " && e.offsetTop < end).map(e => e.textContent).join('');"
+            "return [...side.querySelectorAll('.walk-remark code')]"
+            ".map(e => e.textContent).filter(name => !seen.includes(name))",
+            side,
+        )
+        assert hidden == []
 
 
 def test_layer_and_token_are_chosen(browser, page):
@@ -432,13 +521,14 @@ def test_layer_and_token_are_chosen(browser, page):
     assert "layer 3: " in browser.one("#walk-what").text
     Select(browser.one("#walk-token")).select_by_value("0")
     assert numbers() != said
-    canvas = browser.one("#walk-right canvas")
+    canvas = browser.one("#walk-left canvas")
     browser.look_at(canvas)
     canvas.click()  # in the middle, between two rows
     chosen = browser.one("#walk-token").get_attribute("value")
     assert chosen in ("11", "12")
     assert numbers().startswith(chosen)
-    assert numbers() == browser.one("#walk-right .walk-numbers").text
+    assert not browser.one("#walk-right figure").is_displayed()  # one map
+    assert browser.one("#walk-both").is_displayed()
     # a tile, a cell and a head of the probabilities
     browser.driver.get(f"{page.as_uri()}#step-8")
     browser.all("#walk-tokens button")[3].click()
@@ -496,7 +586,7 @@ def test_where_two_models_part_nothing_is_predicted(browser, tmp_path):
     browser.open(page_of(tmp_path, "diff", *targets, status=1))
     browser.wait_for_focus("#walk-title")
     assert browser.one("#walk-title").text == "where they part"
-    assert browser.one("#walk-result").text == ""
+    assert browser.all(".bars") == []
 
 
 @pytest.mark.parametrize("media", ["print", "screen"])

@@ -5,12 +5,16 @@ import linecache
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from string import ascii_lowercase
 from types import ModuleType
 from typing import Any
 
+import torch
+from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..values import Place, ValueDiff
 from ..values.rows import Row, Section
@@ -21,7 +25,13 @@ from .value_maps import ValueMaps
 
 ROWS = 32  # positions on a map: the first ones
 MAPS = 200  # of one side; further layers are left out
-LIKELIEST = 3  # next tokens that are named
+LIKELIEST = 20  # next tokens that are drawn
+CURVES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "ReLU": F.relu,
+    "GELU": F.gelu,
+    "GELU by tanh": partial(F.gelu, approximate="tanh"),
+}
+HEATS = 20  # temperatures to choose from, a tenth apart
 
 Sources = dict[tuple[str, int], dict[str, Any]]  # by file and first line
 
@@ -93,17 +103,19 @@ def make_walk(
         }
         for step, rows in zip(every, versions, strict=True)
     ]
-    likeliest = [
-        _likeliest(kept[side.normalised], time)
-        for side, kept in zip(sides, values, strict=True)
-    ]
-    named = {id for side in likeliest for row in side for id, _ in row}
+    following = None
+    named = set[int]()
+    if found.same and len(tokens) > 1:
+        following = _following(values[0][sides[0].normalised], tokens, time)
+        named = {id for row in following["rows"] for id, _ in row}
     texts = [text_of(token) for token in tokens[:time]]
     return {
         "found": found,
         "run": f"on {len(tokens)} tokens in {str(sides[0].dtype)[6:]}",
         "tokens": texts,
         "steps": steps,
+        "boxes": _boxes(steps),
+        "curves": _curves(every, values[0]),
         "sources": [list(side.values()) for side in sources],
         "data": {
             "steps": data,
@@ -112,9 +124,9 @@ def make_walk(
             ),
             "columns": maps.columns,
             "maps": maps.found,
-            "likeliest": likeliest,
+            "following": following,
             "tokens": texts,
-            "pieces": {token: text_of(int(token)) for token in named},
+            "pieces": {token: text_of(token) for token in named},
         },
     }
 
@@ -209,14 +221,76 @@ def _find(sources: Sources, place: Place | None) -> list[int] | None:
     return [list(sources).index(key), place.line, last]
 
 
-def _likeliest(log_probs: Tensor, time: int) -> list[list[list[float]]]:
-    """Return for each position the likeliest next ids, with probabilities."""
-    rows = log_probs.reshape(-1, log_probs.size(-1))[:time].exp()
-    top = rows.topk(min(LIKELIEST, rows.size(-1)))
-    return [
-        [
-            [int(token), round(float(p), 6)]
-            for p, token in zip(*row, strict=True)
-        ]
-        for row in zip(top.values, top.indices, strict=True)
-    ]
+def _boxes(steps: Sequence[Step]) -> list[dict[str, Any]]:
+    """Return the parts of the model in order, each with its steps.
+
+    Names are those of the classes and functions that the lines are in.
+    """
+    boxes: list[dict[str, Any]] = []
+    for step in steps:
+        if not step.group:
+            continue
+        layer = step.title.partition("; ")[0]
+        if not boxes or boxes[-1]["key"] != (layer, step.group):
+            boxes.append({"key": (layer, step.group), "names": ({}, {})})
+            boxes[-1] |= {"layer": layer, "group": step.group, "steps": []}
+        box = boxes[-1]
+        box["steps"].append(step)
+        for names, place in zip(
+            box["names"], (step.row.left, step.row.right), strict=True
+        ):
+            if place is not None:
+                names[place.function.partition(".forward")[0]] = None
+    return boxes
+
+
+def _curves(
+    steps: Sequence[Step], values: Mapping[int, Tensor]
+) -> dict[str, Any]:
+    """Return the curves of three activations, and which of them ran."""
+    x = torch.linspace(-4, 4, 161, dtype=torch.float64)
+    points = {
+        name: " ".join(
+            f"{a:.2f},{-b:.3f}"
+            for a, b in zip(x.tolist(), curve(x).tolist(), strict=True)
+        )
+        for name, curve in CURVES.items()
+    }
+    number = {step.kind: step.row.order[0] for step in reversed(steps)}
+    ran = ""
+    if {"widen", "activation"} <= number.keys():
+        wide, active = (values[number[k]] for k in ("widen", "activation"))
+        for name, curve in CURVES.items():
+            if wide.shape == active.shape and curve(wide).allclose(
+                active, atol=1e-6
+            ):
+                ran = name
+    return {"points": points, "ran": ran}
+
+
+def _following(
+    log_probs: Float[Tensor, "... vocab"], tokens: Sequence[int], time: int
+) -> dict[str, Any]:
+    """Return for each position the likeliest next ids, and the actual one.
+
+    Rows hold pairs of an id and its log-probability, the actual next token's
+    last; rests the logarithm of what all other ids weigh, at each
+    temperature.
+    """
+    all_rows = log_probs.reshape(-1, log_probs.size(-1))[:time].double()
+    heats = torch.arange(1, HEATS + 1) / 10
+    rows, rests = [], []
+    for position, scores in enumerate(all_rows):
+        ids = scores.topk(min(LIKELIEST, len(scores))).indices.tolist()
+        actual = tokens[position + 1 : position + 2]
+        rows.append([[i, round(scores[i].item(), 4)] for i in ids + actual])
+        others = scores.clone()
+        others[ids] = -torch.inf
+        rest = (others / heats[:, None]).logsumexp(-1).clamp(min=-1e4)
+        rests.append([round(number, 4) for number in rest.tolist()])
+    return {
+        "rows": rows,
+        "rests": rests,
+        "drawn": min(LIKELIEST, log_probs.size(-1)),
+        "others": max(0, log_probs.size(-1) - LIKELIEST),
+    }

@@ -1,7 +1,7 @@
 // Goes through a forward pass: one step at a time, its text, its line in both
 // sources, a map of its values and, for one token, some of its numbers.
 function startWalk(walk) {
-  const { steps, opens, maps, columns, likeliest, tokens, pieces } = walk;
+  const { steps, opens, maps, columns, following, tokens, pieces } = walk;
   const byId = (id) => document.getElementById(id);
   const sides = ["left", "right"].map((side) => byId(`walk-${side}`));
   const items = steps.map((step) => byId(`step-${step.name}`));
@@ -17,7 +17,10 @@ function startWalk(walk) {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const chosen = (name) => Number(byId(`walk-${name}`).value);
   const shown = [null, null];  // the map of each side
+  const charts = [...document.querySelectorAll(".bars")];
+  let [heat, keep] = [10, 21];  // tenths; one more than are drawn is all
   let at = 0;
+  let timer = 0;
 
   // A map, or of a square the part that one head has.
   function decode(number, head) {
@@ -133,7 +136,10 @@ function startWalk(walk) {
     const number = step.maps[layer][index];
     const map = shown[index] = number === null ? null : decode(number,
       square(step) ? Math.min(chosen("head"), columns[number][2] - 1) : null);
-    side.querySelector("figure").hidden = map === null;
+    // bars with names stand in place of the last map's columns
+    side.querySelector("figure").hidden = map === null ||
+      (index === 1 && number === step.maps[layer][0]) ||
+      (following && step.kind === "log_probs");
     if (map === null) return;
     paint(side.querySelector("canvas"), map, step.kind === "probabilities");
     side.querySelector("canvas").tabIndex = map.square ? 0 : -1;
@@ -164,6 +170,75 @@ function startWalk(walk) {
       map.square ? "To read a cell, point at it, or click the map and use the arrow keys." : "";
   }
 
+  // The likeliest next tokens as bars. The weight of an id is the exponential
+  // of its log-probability over the temperature; those kept sum to 1.
+  function predict(token) {
+    if (!following) return;
+    const { drawn, others } = following;
+    const all = keep > 20 || keep > drawn;
+    const rows = following.rows[token].map(([id, score], rank) =>
+      ({ id, weight: Math.exp(score / heat * 10), rank }));
+    const top = rows.slice(0, drawn);
+    const [next] = rows.slice(drawn);
+    const rest = all ? Math.exp(following.rests[token][heat - 1]) : 0;
+    for (const row of top) if (!all && row.rank >= keep) row.weight = 0;
+    const known = next && top.find((row) => row.id === next.id);
+    if (next && !known && !all) next.weight = 0;
+    const total = top.reduce((sum, row) => sum + row.weight, rest);
+    const most = top[0].weight / total;
+    const bar = (name, share, marked) => {
+      const [item, piece, field, fill, percent] =
+        ["li", "span", "span", "i", "span"].map((tag) =>
+          document.createElement(tag));
+      piece.className = "piece";
+      piece.textContent = name;
+      fill.style.width = `${Math.min(100, 100 * share / most)}%`;
+      field.append(fill);
+      percent.textContent = `${(100 * share).toFixed(1)} %` +
+        (marked ? " \u2190 in the text" : "");
+      item.className = marked ? "actual" : "";
+      item.append(piece, field, percent);
+      return item;
+    };
+    const end = tokens.slice(Math.max(0, token - 4), token + 1).join("");
+    for (const chart of charts) {
+      const bars = top.map((row) =>
+        bar(pieces[row.id], row.weight / total, row === known));
+      if (next && !known)
+        bars.push(bar(pieces[next.id], next.weight / total, true));
+      if (others) bars.push(bar(`${others} others`, rest / total, false));
+      chart.querySelector("ol").replaceChildren(...bars);
+      chart.querySelector(".bars-said").textContent =
+        `After token ${token}, where the text so far ends in ` +
+        `\u201c${end}\u201d:`;
+      const [first, second] = chart.querySelectorAll("output");
+      first.textContent = (heat / 10).toFixed(1);
+      second.textContent = all ? "all" : keep;
+      [heat, keep].forEach((value, i) => {
+        chart.querySelectorAll("input")[i].value = value;
+      });
+      const last = steps[at].name === String(count);
+      chart.hidden = byId("walk").contains(chart) && !last;
+    }
+  }
+
+  // On the curves of the activation: numbers before and after it.
+  function drawDots(step, layer, token) {
+    const curves = byId("walk-lesson").querySelector("svg");
+    const before = steps.findLast((other, i) => i < at && other.kind === "widen");
+    if (!curves || !before) return;
+    const [wide, active] = [before, step].map((one) =>
+      decode(one.maps[layer][0], null));
+    for (let row = 0; row < wide.rows; row++)
+      wide.row(row).forEach((x, i) => {
+        const dot = document.createElementNS(curves.namespaceURI, "circle");
+        for (const [name, value] of Object.entries({ cx: x,
+          cy: -active.row(row)[i], r: row === token ? .14 : .05 }))
+          dot.setAttribute(name, value);
+        if (Math.abs(x) <= 4) curves.append(dot);
+      });
+  }
+
   function go(number, scroll) {
     at = number;
     const step = steps[at];
@@ -181,27 +256,29 @@ function startWalk(walk) {
       "A value that both sides compute";
     byId("walk-lesson").replaceChildren(...Array.from(item.querySelectorAll(
       ":scope > .lesson > :not(.remark)"), (part) => part.cloneNode(true)));
+    drawDots(step, layer, token);
     let what = item.querySelector(".walk-shape").textContent;
     if (step.layers.length) what = `layer ${step.layers[layer]}: ${what}`;
     const apart = step.apart[layer];
     if (apart !== null) what += apart === 0 ? "; both sides are equal"
       : `; largest difference ${apart.toExponential(1)}`;
-    byId("walk-result").textContent = "";
-    if (!opens && step.name === String(count)) {
-      const next = likeliest.map((side) => side[token].map(([id, p]) =>
-        `\u201c${pieces[id]}\u201d ${(100 * p).toFixed(1)} %`).join(", "));
-      const end = tokens.slice(Math.max(0, token - 2), token + 1).join("");
-      byId("walk-result").textContent =
-        `Likeliest after token ${token}, where the text so far ends in \u201c${end}\u201d: ` +
-        (next[0] === next[1] ? next[0] : next.map((text, i) =>
-          `${text} in ${sides[i].querySelector("h3").textContent}`).join("; "));
-    }
+    predict(token);
     byId("walk-what").textContent = what;
     byId("walk-stage").classList.toggle("steady", square(step) ||
       ["project", "mix", "join"].includes(step.kind));
-    for (const tile of byId("walk-tokens").querySelectorAll("button"))
+    for (const tile of document.querySelectorAll(".tiles button"))
       tile.setAttribute("aria-pressed", String(Number(tile.value) === token));
+    const [mine, other] = step.maps[layer];
+    const one = mine !== null && mine === other;
+    byId("walk-stage").classList.toggle("one-map", one);
+    byId("walk-both").hidden = !one;
     sides.forEach((_, index) => showSide(index, step, layer, token, item));
+    for (const link of document.querySelectorAll(".boxes a")) {
+      const here = link.hash === `#step-${step.name.replace(/\D/g, "")}`;
+      link.toggleAttribute("aria-current", here);
+      if (here) link.closest("ol").querySelectorAll("li").forEach((box) =>
+        box.toggleAttribute("aria-current", box.contains(link)));
+    }
     for (const other of items)
       other.toggleAttribute("aria-current", other === item);
     const list = document.querySelector(".walk-list");
@@ -230,6 +307,18 @@ function startWalk(walk) {
     history.replaceState(null, "", `#step-${steps[at].name}`);
   }
 
+  // A step a second, up to the last one; from there it begins again.
+  function play(on) {
+    clearInterval(timer);
+    timer = on ? setInterval(() => {
+      follow(beside(1));
+      if (beside(1) === at) play(false);
+    }, 1000) : 0;
+    byId("walk-play").textContent = on ? "Pause" : "Play";
+    byId("walk-play").setAttribute("aria-pressed", String(on));
+    if (on && beside(1) === at) follow(0);
+  }
+
   function choose(token) {
     byId("walk-token").value = token;
     go(at, false);
@@ -244,14 +333,25 @@ function startWalk(walk) {
   for (const [name, options] of Object.entries(choices))
     for (let i = 0; i < options; i++)
       byId(`walk-${name}`).append(new Option(i, i));
-  byId("walk-back").addEventListener("click", () => follow(beside(-1)));
-  byId("walk-on").addEventListener("click", () => follow(beside(1)));
+  for (const [id, way] of [["walk-back", -1], ["walk-on", 1]])
+    byId(id).addEventListener("click", () => {
+      play(false);
+      follow(beside(way));
+    });
+  byId("walk-play").addEventListener("click", () => play(!timer));
   for (const id of ["walk-layer", "walk-head", "walk-token", "walk-all"])
     byId(id).addEventListener("change", () => go(at, false));
-  byId("walk-tokens").addEventListener("click", (event) => {
-    const tile = event.target.closest("button");
-    if (tile) choose(tile.value);
-  });
+  for (const tiles of document.querySelectorAll(".tiles"))
+    tiles.addEventListener("click", (event) => {
+      const tile = event.target.closest("button");
+      if (tile) choose(tile.value);
+    });
+  for (const chart of charts)
+    chart.addEventListener("input", () => {
+      [heat, keep] = Array.from(chart.querySelectorAll("input"),
+        (slider) => Number(slider.value));
+      predict(chosen("token"));
+    });
   document.querySelector(".walk-list").addEventListener("click", (event) => {
     const link = event.target.closest("a");
     if (!link) return;
@@ -309,8 +409,12 @@ function startWalk(walk) {
     const inside = byId("walk").contains(event.target);
     const sideways = /Left|Right/.test(event.key) &&
       event.target === document.body;
-    if (!step || event.altKey || event.ctrlKey || event.metaKey) return;
-    if (!(inside || sideways) || event.target.closest("select, .cell")) return;
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    if (event.key.toLowerCase() === "p" && !event.target.closest("select"))
+      play(!timer);
+    if (!step) return;
+    play(false);
+    if (!(inside || sideways) || event.target.closest("select, input, .cell")) return;
     event.preventDefault();
     // out of sight with what stands above, so that text and map are seen
     follow(beside(step),
@@ -321,6 +425,7 @@ function startWalk(walk) {
   });
   dark.addEventListener("change", () => go(at, false));
   byId("walk-stage").hidden = false;
+  if (following) byId("next").hidden = false;
   byId("walk").classList.add("alive");
   byId("walk-token").value = Math.min(5, tokens.length - 1);
   go(linked() >= 0 ? linked() : opens, false);
