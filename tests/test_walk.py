@@ -22,7 +22,7 @@ from shared.comparison.page.kinds import name_kinds
 from shared.comparison.page.value_maps import ValueMaps, as_table
 from shared.comparison.page.walk import fold_steps, make_walk
 from shared.comparison.values.diff import diff_sides
-from shared.tokenization.texts import default_text
+from shared.tokenization.texts import default_passage
 from shared.tokenization.tokenizers import DEFAULT, load_tokenizer
 
 pytestmark = [
@@ -131,7 +131,7 @@ def test_equal_values_are_one_map(page):
     model = annotated.from_gpt2(state, small.config).eval()
     attention = model.decoder.layers[1].self_attn
     attention.keep_attn = True
-    tokens = load_tokenizer(DEFAULT).encode(default_text())[:24]
+    tokens = load_tokenizer(DEFAULT).encode(default_passage())[:24]
     model.log_probs(torch.tensor([tokens]))
     own = attention.attn[0].transpose(0, 1)
     np.testing.assert_allclose(shown, own, atol=1e-5)
@@ -411,7 +411,7 @@ def test_temperature_and_top_k_reweigh_the_stored_scores(browser, page):
     browser.all("#next .tiles button")[token].click()
     model = load_checkpoint(SMALL_MODEL)
     state = model.to(torch.device("cpu"), torch.float64)
-    tokens = load_tokenizer(DEFAULT).encode(default_text())[: token + 1]
+    tokens = load_tokenizer(DEFAULT).encode(default_passage())[: token + 1]
     scores = mingpt_style.from_gpt2(state, model.config).eval()
     scores = scores.log_probs(torch.tensor([tokens]))[0, -1].detach()
     for heat, keep in ((10, 21), (5, 21), (17, 21), (7, 3)):

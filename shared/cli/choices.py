@@ -1,6 +1,7 @@
 """Text, config and weights as the options of several commands choose them."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,14 +42,18 @@ def describe(config: GPTConfig) -> str:
     )
 
 
-def choose_text(text: str | None, file: Path | None) -> tuple[str, str]:
+def choose_text(
+    text: str | None,
+    file: Path | None,
+    default: Callable[[], str] = default_text,
+) -> tuple[str, str]:
     """Return the text and where it is from."""
     if text is not None and file is not None:
         raise ValueError("give --text or --file, not both")
     if file is not None:
         return read_text(file), str(file)
     if text is None:
-        return default_text(), "Python's documentation"
+        return default(), "Python's documentation"
     require_text("--text", text)
     return text, "--text"
 

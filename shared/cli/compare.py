@@ -80,13 +80,13 @@ def compare(
     from ..comparison.styles import compare_pair, make_pair
     from ..comparison.terminal import show_comparison, show_tokens
     from ..protocol import load_style
-    from ..tokenization.texts import text_stamp
+    from ..tokenization.texts import default_passage, text_stamp
     from . import choices
 
     packages = load_style(names[0]), load_style(names[1])
     dtype = choose_dtype(dtype_name)
     bench = None if bench_file is None else read_first_run(bench_file)
-    content, source = choices.choose_text(text, file)
+    content, source = choices.choose_text(text, file, default_passage)
     tokenizer, tokenizer_name = choices.choose_tokenizer(
         tokenizer_name, content, weights
     )

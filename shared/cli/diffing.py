@@ -59,7 +59,7 @@ def choose_tokens(
     Two styles run on a text by default: the small model was trained on it.
     """
     from ..comparison.text import token_text
-    from ..tokenization.texts import default_text
+    from ..tokenization.texts import default_passage
     from ..tokenization.tokenizers import DEFAULT, load_tokenizer
     from .choices import require_text
 
@@ -78,7 +78,7 @@ def choose_tokens(
         return tokenizer.encode(text), partial(token_text, tokenizer)
     if all(map(_style, names)):
         tokenizer = load_tokenizer(DEFAULT)
-        ids = tokenizer.encode(default_text())[:TOKENS]
+        ids = tokenizer.encode(default_passage())[:TOKENS]
         return ids, partial(token_text, tokenizer)
     return None, str
 

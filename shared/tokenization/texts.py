@@ -18,6 +18,13 @@ def default_text() -> str:
     return "\n".join(topics[name] for name in sorted(topics))
 
 
+def default_passage() -> str:
+    """Return a passage of it that begins with a sentence."""
+    from pydoc_data.topics import topics
+
+    return topics["for"].partition("\n\n")[2]
+
+
 def read_text(path: str | Path) -> str:
     """Read a UTF-8 file, line ends untouched.
 
