@@ -21,12 +21,16 @@ class Tiny(nn.Module):
         super().__init__()
         self.flip = flip
         self.table, self.head = nn.Embedding(11, 8), nn.Linear(8, 11)
-    def forward(self, idx):
+    def forward(self, idx, *, shift=None):
         x = self.table(idx)
+        x = x if shift is None else x + shift.sum()
         return self.head(x.flip(1) if self.flip else x.cumsum(1))
 
 def leaky():
     return Tiny(flip=True)
+
+def make_shift(tokens):
+    return torch.ones(3)
 """
 SETTINGS = """
 [tool.gpt-duet]
@@ -70,6 +74,24 @@ def test_the_command_runs_all_targets_with_their_settings(project, duet):
     assert status == 1
     assert "tiny:leaky: 11 tokens, sequences to 6\n" in out
     assert "1 failed" in out
+
+
+def test_arguments_of_the_call_are_made_as_the_file_says(project, duet):
+    own = '[tool.gpt-duet.targets."tiny.py:Tiny"]\nonly = ["causality"]\n'
+    for text, said in (
+        ("", "never given: shift"),
+        ('input = {shift = "tiny:make_shift"}', "with shift"),
+    ):
+        (project / "pyproject.toml").write_text(own + text)
+        status, out, err = duet("check")
+        assert (status, said in " ".join(out.split())) == (0, True), out + err
+    status, out = pytest_in(project, "--gpt-duet", "-q")
+    assert (status, "1 passed" in out) == (0, True), out
+    (project / "pyproject.toml").write_text(own + 'documents = "no:thing"')
+    status, _, err = duet("check")
+    assert (status, "no module 'no'" in err) == (2, True), err
+    status, out = pytest_in(project, "--gpt-duet", "-q")
+    assert status == 1
 
 
 @pytest.mark.parametrize(
