@@ -1,11 +1,15 @@
 """[tool.gpt-duet] in pyproject.toml, and pytest --gpt-duet."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import yaml
 
 from gpt_duet import Target, parametrize_with_checks
 from gpt_duet.invariants.checks import choose_checks
@@ -137,6 +141,35 @@ def test_the_plugin_imports_nothing_until_it_is_used(project):
 
 def build(flip=False):
     raise AssertionError("nothing is built while tests are collected")
+
+
+def test_the_action_checks_what_its_inputs_name(project):
+    root = Path(__file__).parents[1]
+    action = yaml.safe_load((root / "action.yml").read_text("utf-8"))
+    step = action["runs"]["steps"][-1]
+    folder = str(Path(sys.executable).parent)
+    path = os.pathsep.join([folder, os.environ["PATH"]])
+
+    def run(**inputs):
+        given = {
+            name: row["default"] for name, row in action["inputs"].items()
+        }
+        given |= inputs
+        env = os.environ | {"PATH": path}
+        for name, text in step["env"].items():
+            env[name] = re.sub(
+                r"\$\{\{ inputs\.(\w+) \}\}", lambda m: given[m[1]], text
+            )
+        run = ["bash", "-eo", "pipefail", "-c", step["run"]]
+        return subprocess.run(run, cwd=project, env=env, capture_output=True)
+
+    done = run()
+    assert (done.returncode, b"::error" in done.stdout) == (0, False), done
+    targets = "tiny.py:Tiny\ntiny.py:Tiny(flip = True)\n"
+    done = run(targets=targets, options="--only causality", sarif="a.sarif")
+    assert done.returncode == 1, done
+    found = json.loads((project / "a.sarif").read_text())["runs"][0]["results"]
+    assert [row["ruleId"] for row in found] == ["check_causality"]
 
 
 def test_many_models_with_settings_of_their_own_are_collected_at_once():
