@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -409,6 +410,49 @@ def test_json_of_a_mistake(here, project, words):
     assert (content["ok"], content["schema"]) == (False, 1)
     assert err == f"gpt-duet: {content['error']}\n"
     assert content["models"][0]["model"] == words[0]
+
+
+def test_rows_are_short_in_a_terminal_and_failures_stand_alone(
+    here, monkeypatch
+):
+    sound, leaks = "my_pkg.model:build", "my_pkg.model:Leaky"
+    words = ("--only=causality", "--only=shape")
+    whole = here(sound, *words)[1]
+    assert "in bfloat16" in " ".join(whole.split())
+    # failures alone, each part of one on lines of its own
+    assert here(sound, *words, "-q") == (0, "", "")
+    status, out, _ = here(sound, leaks, *words, "-q")
+    assert (status, sound in out, "passed  " in out) == (1, False, False)
+    rows = [row.strip() for row in out.splitlines()]
+    assert any(row.startswith("first seen at my_pkg/") for row in rows)
+    assert any(row.startswith("let through at my_pkg/") for row in rows)
+    assert out.rstrip().endswith("(check --list shows them)")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    short = here(sound, *words)[1]
+    assert short.rstrip().count("\n") == 4  # each line of it a whole row
+    assert "eval and train mode ..." in short
+    again = here(sound, *words, "-v")[1]
+    assert "in bfloat16" in " ".join(again.split())
+
+
+@pytest.mark.parametrize(
+    "reserve",
+    [
+        {"not_tried": "larger weights"},
+        {"proof": {"proved": False}},
+        {"proof": {"proved": True, "assumptions": ["scores are small"]}},
+        {"proof": {"proved": True, "never_given": ["shift"]}},
+    ],
+)
+def test_a_reservation_is_shown_whole(reserve):
+    from gpt_duet.invariants.report import CheckResult, Report
+
+    report = Report("m", 2, 2, names=["check_causality"])
+    plain = CheckResult("check_causality", "passed", 9 * "a part; ", 0.0)
+    assert report.row(plain, 60, brief=True).count("\n") == 0
+    open_one = replace(plain, **reserve)
+    assert report.row(open_one, 60, brief=True) == report.row(plain, 60)
 
 
 def test_github_gets_annotations_and_a_summary(here, project, monkeypatch):

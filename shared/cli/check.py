@@ -49,6 +49,7 @@ ASCII = {0xB7: ".", **dict.fromkeys((0x2591, 0x2592, 0x2593, 0x2588), "#")}
 OF_SCORERS = {"--bos", "--bits", "--state"}
 OF_BOTH = {"--vocab-size", "--block-size", "--budget", "--quick", "--seed"}
 OF_BOTH |= {"--documents", "--thorough", "--json", "--debug", "--format"}
+OF_BOTH |= {"--verbose", "--quiet"}
 
 
 def _reserve_for(form: str) -> str:
@@ -250,6 +251,17 @@ def check(
             "all else to the standard error.",
         ),
     ] = "text",
+    verbose: Annotated[
+        bool,
+        Option(
+            "--verbose",
+            "-v",
+            help="In a terminal, too, show all that a check says that passed.",
+        ),
+    ] = False,
+    quiet: Annotated[
+        bool, Option("--quiet", "-q", help="Show failures alone.")
+    ] = False,
     map_file: Annotated[
         Path | None,
         Option(
@@ -283,6 +295,8 @@ def check(
     for name, size in (("vocab-size", vocab_size), ("block-size", block_size)):
         if size is not None:
             whole_number(f"--{name}", size, at_least=1)
+    if verbose and quiet:
+        raise ValueError("--verbose and --quiet: choose one")
     if thorough + quick + (budget is not None) > 1:
         raise ValueError("--thorough, --quick and --budget: choose one")
     if quick:
@@ -372,7 +386,9 @@ def check(
                 at = drawn and drawn.absolute()
                 how, judged = settings | own, scorer is not None
                 job = Job(target, how, at, scorer=judged, **named)
-                report = check_target(job, partial(_show, console, slow))
+                brief = console.is_terminal and not verbose
+                shown = None if quiet else console
+                report = check_target(job, partial(_show, shown, slow, brief))
             except ValueError as error:
                 if len(targets) == 1:
                     raise
@@ -384,10 +400,14 @@ def check(
             finally:
                 slow.cancel()
             results.append(report.to_dict())
-            _print(console, report.ending(console.width))
+            if not quiet:
+                _print(console, report.ending(console.width))
+            elif not report.ok:
+                _print(console, report.failures(console.width))
             if stopped := report.interrupted:
                 break
-            _print(console, f"map: {drawn}\n" if drawn else "")
+            if drawn or not quiet:
+                _print(console, f"map: {drawn}\n" if drawn else "")
     except KeyboardInterrupt:  # while a model was built, or a map drawn
         stopped = True
     ok = not stopped and all(result["ok"] for result in results)
@@ -437,15 +457,19 @@ def _expected(given: list[str]) -> dict[str, str]:
     return reasons
 
 
-def _show(console: Console, slow: Timer, report: "Report") -> None:
-    """Print the newest line of a report."""
+def _show(
+    console: Console | None, slow: Timer, brief: bool, report: "Report"
+) -> None:
+    """Print the newest line of a report, if there is a console."""
     from ..invariants import CHECKS
 
     slow.cancel()
+    if console is None:
+        return
     if report.interim:
         return warn(report.interim)
     if report.results:
-        _print(console, report.row(report.results[-1], console.width))
+        _print(console, report.row(report.results[-1], console.width, brief))
     else:
         _print(console, report.heading(console.width))
     for name in report.names[len(report.results) :][:1]:

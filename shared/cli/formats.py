@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ..invariants.report import BAD
 from ..targets import module_file
 
 # a line of a source file, as messages write it
 LINE = re.compile(r"([\w./\\ -]*\w\.py)(?::|, line )(\d+)")
-BAD = ("failed", "error")
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 Models = Sequence[Mapping[str, Any]]  # as `check --json` writes them
 # the model, the check, the message, the file and its line
