@@ -132,6 +132,16 @@ def test_pytest_has_an_item_for_each_check(project):
     assert (status, "name its factory" in out) == (4, True)
 
 
+@pytest.mark.slow
+def test_the_plugin_works_beside_others(project):
+    words = ("-p", "xdist", "-p", "pytest_cov", "-n2", "--cov=tiny")
+    status, out = pytest_in(project, "--gpt-duet", "-q", *words)
+    assert status == 0, out
+    assert "3 passed, 1 xfailed" in out
+    (row,) = [row for row in out.splitlines() if row.startswith("tiny.py")]
+    assert int(row.split()[-1].rstrip("%")) > 80, out
+
+
 def test_the_plugin_imports_nothing_until_it_is_used(project):
     (project / "test_none.py").write_text(
         "import sys\ndef test():\n    assert 'torch' not in sys.modules\n"
