@@ -26,6 +26,9 @@ KNOWN: dict[str, tuple[type | tuple[type, ...], str]] = {
     "outputs": (str, "outputs"),
     "layout": (str, "layout"),
     "cache": (str, "cache"),
+    "input": (dict, "inputs"),
+    "documents": ((str, int), "documents"),
+    "compile": (bool, "compile"),
     "only": (list, "checks"),
     "skip": (list, "checks"),
     "expect": (dict, "expected_failures"),
@@ -93,7 +96,8 @@ def _require_known(name: str, value: object) -> None:
 def as_arguments(own: Mapping[str, Any]) -> dict[str, Any]:
     """Return a target's settings as arguments of check_model.
 
-    But for `cache`, which stays the name of a target.
+    But for cache, inputs and documents, which keep the names of targets:
+    `load_makers` loads these.
 
     Raises:
         ValueError: for a value that the shell would refuse.

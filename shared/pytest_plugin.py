@@ -119,12 +119,12 @@ class CheckItem(pytest.Item):
 @lru_cache(maxsize=1)  # the checks of a target share it
 def _run(checks: Checks) -> "Run":
     from .invariants.runner import Run
-    from .targets import load_target
+    from .targets import load_makers, load_target
 
     settings = dict(checks.settings)
     sizes = settings.get("vocab_size"), settings.get("block_size")
-    if (maker := settings.get("cache")) is not None:
-        settings["cache"] = load_target(maker)
+    named = ("cache", "inputs", "documents")
+    settings |= load_makers(*(settings.get(name) for name in named))
     ours = ("budget", "threads", "require_proof", "allow_routing")
     first = [settings.pop(name, None) for name in ours]
     model = load_target(checks.name, *sizes)

@@ -3,7 +3,7 @@
 import ast
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -16,6 +16,7 @@ from .importing import Alone, first_on_path, import_file, import_module, roots
 from .names import KIT, STYLES, package_of
 from .validation import did_you_mean
 
+NEVER = "never"  # given, an argument of the call
 # of a style's model, where no others are given
 STYLE_SIZES = {
     "vocab_size": 65, "block_size": 64, "n_layer": 2, "n_head": 4,
@@ -83,6 +84,36 @@ def load_target(
     return _alone(what, found, place)
 
 
+def load_makers(
+    cache: str | None,
+    inputs: Mapping[str, str] | None,
+    documents: str | int | None,
+) -> dict[str, Any]:
+    """Return arguments of check_model whose values are named by targets.
+
+    Args:
+        cache: makes an empty cache.
+        inputs: what makes each argument of the call, or "never".
+        documents: a target, an id, or the name of an argument.
+
+    Raises:
+        ValueError: as load_target.
+    """
+    made: Any = documents
+    if isinstance(documents, str) and ":" in documents:
+        made = load_target(documents)
+    elif isinstance(documents, str) and documents.isdigit():
+        made = int(documents)
+    return {
+        "cache": load_target(cache) if cache else None,
+        "inputs": {
+            name: make if make == NEVER else load_target(make)
+            for name, make in (inputs or {}).items()
+        },
+        "documents": made,
+    }
+
+
 def parse_target(target: str) -> tuple[str, str]:
     """Return the module or file, and what it names; "" for a package alone.
 
@@ -106,6 +137,16 @@ def parse_target(target: str) -> tuple[str, str]:
     if path.endswith(".py") and not Path(path).is_file():
         raise ValueError(f"there is no file {path}")
     return path, what
+
+
+def module_file(target: str) -> str:
+    """Return the file that a target names, from the current folder, or ""."""
+    path = target.partition(":")[0]
+    if not path.endswith(".py"):
+        path = path.replace(".", "/")
+        path += "/__init__.py" if Path(path).is_dir() else ".py"
+    found = [p for p in (path, f"src/{path}") if Path(p).is_file()]
+    return found[0] if found else ""
 
 
 def _refuse_other_notations(target: str, path: str, what: str) -> None:

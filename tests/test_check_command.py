@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -409,6 +410,120 @@ def test_json_of_a_mistake(here, project, words):
     assert (content["ok"], content["schema"]) == (False, 1)
     assert err == f"gpt-duet: {content['error']}\n"
     assert content["models"][0]["model"] == words[0]
+
+
+def test_rows_are_short_in_a_terminal_and_failures_stand_alone(
+    here, monkeypatch
+):
+    sound, leaks = "my_pkg.model:build", "my_pkg.model:Leaky"
+    words = ("--only=causality", "--only=shape")
+    whole = here(sound, *words)[1]
+    assert "in bfloat16" in " ".join(whole.split())
+    # failures alone, each part of one on lines of its own
+    assert here(sound, *words, "-q") == (0, "", "")
+    status, out, _ = here(sound, leaks, *words, "-q")
+    assert (status, sound in out, "passed  " in out) == (1, False, False)
+    rows = [row.strip() for row in out.splitlines()]
+    assert any(row.startswith("first seen at my_pkg/") for row in rows)
+    assert any(row.startswith("let through at my_pkg/") for row in rows)
+    assert out.rstrip().endswith("(check --list shows them)")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    short = here(sound, *words)[1]
+    assert short.rstrip().count("\n") == 4  # each line of it a whole row
+    assert "eval and train mode ..." in short
+    again = here(sound, *words, "-v")[1]
+    assert "in bfloat16" in " ".join(again.split())
+
+
+@pytest.mark.parametrize(
+    "reserve",
+    [
+        {"not_tried": "larger weights"},
+        {"proof": {"proved": False}},
+        {"proof": {"proved": True, "assumptions": ["scores are small"]}},
+        {"proof": {"proved": True, "never_given": ["shift"]}},
+    ],
+)
+def test_a_reservation_is_shown_whole(reserve):
+    from gpt_duet.invariants.report import CheckResult, Report
+
+    report = Report("m", 2, 2, names=["check_causality"])
+    plain = CheckResult("check_causality", "passed", 9 * "a part; ", 0.0)
+    assert report.row(plain, 60, brief=True).count("\n") == 0
+    open_one = replace(plain, **reserve)
+    assert report.row(open_one, 60, brief=True) == report.row(plain, 60)
+
+
+def test_github_gets_annotations_and_a_summary(here, project, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project / "summary.md"))
+    leaks, bad = "my_pkg.model:Leaky", "my_pkg.model:missing"
+    words = ("--only=causality", "--only=shape", "--format=github")
+    status, out, _ = here(leaks, bad, "my_pkg.model:build", *words)
+    assert status == 2
+    leak, wrong = [x for x in out.splitlines() if x.startswith("::error")]
+    place, _, message = leak.removeprefix("::error ").partition("::")
+    # a colon or a comma ends a property, a line's end the command
+    file, line, title = place.split(",")
+    assert (file, title) == (
+        "file=my_pkg/model.py",
+        "title=check_causality%3A my_pkg.model%3ALeaky",
+    )
+    source = (project / "my_pkg/model.py").read_text().splitlines()
+    assert "flip" in source[int(line.removeprefix("line=")) - 1]
+    assert message.startswith("position 0 sees token")
+    assert "file=my_pkg/model.py,line=1,title=target%3A" in wrong
+    text = (project / "summary.md").read_text()
+    assert "| my\\_pkg.model:build | 2 | 0 | 0 |" in text
+    assert "| my\\_pkg.model:missing | not checked | - | - |" in text
+    assert {row.count(" | ") for row in text.splitlines() if row} == {0, 3}
+    # from the repository's root, and below a folder src
+    (project / "src").mkdir()
+    (project / "my_pkg").rename(project / "src/my_pkg")
+    monkeypatch.syspath_prepend(project / "src")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(project.parent))
+    _, out, _ = here(leaks, *words)
+    assert f"file={project.name}/src/my_pkg/model.py,line=" in out
+    (project / "src/my_pkg").rename(project / "my_pkg")
+    monkeypatch.delenv("GITHUB_WORKSPACE")
+    # the same where the only target is wrong, and where the file is
+    _, out, _ = here(bad, *words)
+    assert out.startswith("::error file=my_pkg/model.py,line=1,title=target")
+    (project / "pyproject.toml").write_text("[tool.gpt-duet]\na, b\n")
+    _, out, _ = here(*words)
+    assert out.startswith("::error title=target%3A pyproject.toml::")
+
+
+def test_a_commands_signs_are_escaped():
+    from gpt_duet.cli.formats import annotations, summary
+
+    model = {"model": "a,b", "error": "50% of\n*a|b*"}
+    assert annotations([model]) == (
+        "::error title=target%3A a%2Cb::50%25 of%0A*a|b*"
+    )
+    assert r"| a,b | target |  | 50% of \*a\|b\* |" in summary([model])
+
+
+def test_sarif_has_what_its_standard_requires(project):
+    """SARIF 2.1.0: sections 3.13, 3.14, 3.19, 3.27, 3.28 and 3.49."""
+    words = ("my_pkg.model:Leaky", "--only=causality", "--format=sarif")
+    out, err = start(*words, folder=project).communicate(timeout=60)
+    assert "check_causality" in err
+    log = json.loads(out)
+    assert log["version"] == "2.1.0"
+    assert "sarif-2.1.0" in log["$schema"]
+    (run,) = log["runs"]
+    driver = run["tool"]["driver"]
+    assert driver["name"] == "gpt-duet"
+    (result,) = run["results"]
+    rule = driver["rules"][result["ruleIndex"]]
+    assert rule["id"] == result["ruleId"] == "check_causality"
+    assert rule["shortDescription"]["text"].endswith(".")
+    assert result["level"] in ("none", "note", "warning", "error")
+    assert "position 0 sees token" in result["message"]["text"]
+    place = result["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"] == {"uri": "my_pkg/model.py"}
+    assert place["region"]["startLine"] > 1
 
 
 def test_json_on_stdout_is_alone_there(project):

@@ -1,11 +1,15 @@
 """[tool.gpt-duet] in pyproject.toml, and pytest --gpt-duet."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import yaml
 
 from gpt_duet import Target, parametrize_with_checks
 from gpt_duet.invariants.checks import choose_checks
@@ -21,12 +25,16 @@ class Tiny(nn.Module):
         super().__init__()
         self.flip = flip
         self.table, self.head = nn.Embedding(11, 8), nn.Linear(8, 11)
-    def forward(self, idx):
+    def forward(self, idx, *, shift=None):
         x = self.table(idx)
+        x = x if shift is None else x + shift.sum()
         return self.head(x.flip(1) if self.flip else x.cumsum(1))
 
 def leaky():
     return Tiny(flip=True)
+
+def make_shift(tokens):
+    return torch.ones(3)
 """
 SETTINGS = """
 [tool.gpt-duet]
@@ -72,6 +80,24 @@ def test_the_command_runs_all_targets_with_their_settings(project, duet):
     assert "1 failed" in out
 
 
+def test_arguments_of_the_call_are_made_as_the_file_says(project, duet):
+    own = '[tool.gpt-duet.targets."tiny.py:Tiny"]\nonly = ["causality"]\n'
+    for text, said in (
+        ("", "never given: shift"),
+        ('input = {shift = "tiny:make_shift"}', "with shift"),
+    ):
+        (project / "pyproject.toml").write_text(own + text)
+        status, out, err = duet("check")
+        assert (status, said in " ".join(out.split())) == (0, True), out + err
+    status, out = pytest_in(project, "--gpt-duet", "-q")
+    assert (status, "1 passed" in out) == (0, True), out
+    (project / "pyproject.toml").write_text(own + 'documents = "no:thing"')
+    status, _, err = duet("check")
+    assert (status, "no module 'no'" in err) == (2, True), err
+    status, out = pytest_in(project, "--gpt-duet", "-q")
+    assert status == 1
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -106,6 +132,16 @@ def test_pytest_has_an_item_for_each_check(project):
     assert (status, "name its factory" in out) == (4, True)
 
 
+@pytest.mark.slow
+def test_the_plugin_works_beside_others(project):
+    words = ("-p", "xdist", "-p", "pytest_cov", "-n2", "--cov=tiny")
+    status, out = pytest_in(project, "--gpt-duet", "-q", *words)
+    assert status == 0, out
+    assert "3 passed, 1 xfailed" in out
+    (row,) = [row for row in out.splitlines() if row.startswith("tiny.py")]
+    assert int(row.split()[-1].rstrip("%")) > 80, out
+
+
 def test_the_plugin_imports_nothing_until_it_is_used(project):
     (project / "test_none.py").write_text(
         "import sys\ndef test():\n    assert 'torch' not in sys.modules\n"
@@ -115,6 +151,35 @@ def test_the_plugin_imports_nothing_until_it_is_used(project):
 
 def build(flip=False):
     raise AssertionError("nothing is built while tests are collected")
+
+
+def test_the_action_checks_what_its_inputs_name(project):
+    root = Path(__file__).parents[1]
+    action = yaml.safe_load((root / "action.yml").read_text("utf-8"))
+    step = action["runs"]["steps"][-1]
+    folder = str(Path(sys.executable).parent)
+    path = os.pathsep.join([folder, os.environ["PATH"]])
+
+    def run(**inputs):
+        given = {
+            name: row["default"] for name, row in action["inputs"].items()
+        }
+        given |= inputs
+        env = os.environ | {"PATH": path}
+        for name, text in step["env"].items():
+            env[name] = re.sub(
+                r"\$\{\{ inputs\.(\w+) \}\}", lambda m: given[m[1]], text
+            )
+        run = ["bash", "-eo", "pipefail", "-c", step["run"]]
+        return subprocess.run(run, cwd=project, env=env, capture_output=True)
+
+    done = run()
+    assert (done.returncode, b"::error" in done.stdout) == (0, False), done
+    targets = "tiny.py:Tiny\ntiny.py:Tiny(flip = True)\n"
+    done = run(targets=targets, options="--only causality", sarif="a.sarif")
+    assert done.returncode == 1, done
+    found = json.loads((project / "a.sarif").read_text())["runs"][0]["results"]
+    assert [row["ruleId"] for row in found] == ["check_causality"]
 
 
 def test_many_models_with_settings_of_their_own_are_collected_at_once():

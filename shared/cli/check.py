@@ -16,7 +16,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from ..console import printable, warn
-from ..files import STDOUT, write_json
+from ..files import STDOUT, reserve_stdout, write_json
 from ..project import (
     ALSO,
     KNOWN,
@@ -25,7 +25,7 @@ from ..project import (
     read_project,
     seconds_of,
 )
-from ..targets import parse_target
+from ..targets import NEVER, parse_target
 from ..validation import (
     choose_device,
     require_parent,
@@ -42,18 +42,65 @@ STATUS = (
     r"(?m)^(?:check|scorer)_\w+ +((?P<green>passed)|(?P<red>failed|error)|"
     r"(?P<yellow>skipped)|(?P<magenta>expected))"
 )
-NEVER = "never"  # given, an argument
 SILENCE = 10.0  # seconds until the first line, at most
 # The shades of a map, where the terminal has no others.
 ASCII = {0xB7: ".", **dict.fromkeys((0x2591, 0x2592, 0x2593, 0x2588), "#")}
 # The options that go with --scorer: some alone, some with models as well.
 OF_SCORERS = {"--bos", "--bits", "--state"}
 OF_BOTH = {"--vocab-size", "--block-size", "--budget", "--quick", "--seed"}
-OF_BOTH |= {"--documents", "--thorough", "--json", "--debug"}
+OF_BOTH |= {"--documents", "--thorough", "--json", "--debug", "--format"}
+OF_BOTH |= {"--verbose", "--quiet"}
 
 
-def _mistakes_as_json(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorate the command: its JSON is written after a mistake, too."""
+def _reserve_for(form: str) -> str:
+    if form == "sarif":
+        reserve_stdout()
+    return form
+
+
+def _write(
+    file: Path | None,
+    form: str,
+    models: list[dict[str, Any]],
+    whole: dict[str, Any],
+) -> None:
+    """Write the results of all models, from the first process alone.
+
+    Args:
+        file: of JSON; None: none.
+        form: github or sarif, beside it.
+        models: the results.
+        whole: what the JSON says of all of them together.
+    """
+    if file is None and form == "text":
+        return
+    from ..invariants import CHECKS
+    from ..invariants.ranks import first
+    from ..invariants.report import ORIGIN
+    from .formats import annotations, sarif, write_summary
+
+    if not first():
+        return
+    shown = models
+    if "error" in whole and not models:
+        shown = [{"model": "pyproject.toml"} | whole]
+    if form == "github":
+        write_summary(shown)
+        if text := annotations(shown):
+            print(text)
+    if form == "sarif" and file != STDOUT:
+        said = {
+            name: (inspect.getdoc(one) or name).split("\n")[0]
+            for name, one in CHECKS.items()
+        }
+        said["target"] = "A target is loaded, built and called."
+        write_json(STDOUT, sarif(shown, ORIGIN["version"], said))
+    if file is not None:
+        write_json(file, ORIGIN | whole | {"models": models})
+
+
+def _with_mistakes(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorate the command: it writes its results after a mistake, too."""
 
     @wraps(command)
     def run(**given: Any) -> None:
@@ -63,21 +110,16 @@ def _mistakes_as_json(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(**given)
         except ValueError as error:
-            if file is not None:
-                from ..invariants.ranks import first
-                from ..invariants.report import ORIGIN
-
-                wrong = {"ok": False, "error": str(error)}
-                models = [{"model": m} | wrong for m in given["models"] or []]
-                with suppress(ValueError):  # no such folder
-                    if first():
-                        write_json(file, ORIGIN | wrong | {"models": models})
+            wrong = {"ok": False, "error": str(error)}
+            models = [{"model": m} | wrong for m in given["models"] or []]
+            with suppress(ValueError):  # no such folder
+                _write(file, given["form"], models, wrong)
             raise
 
     return run
 
 
-@_mistakes_as_json
+@_with_mistakes
 def check(
     context: typer.Context,
     models: Annotated[
@@ -199,6 +241,27 @@ def check(
     device_name: options.Device = "cpu",
     threads: options.Threads = None,
     json_file: options.Json = None,
+    form: Annotated[
+        Literal["text", "github", "sarif"],
+        Option(
+            "--format",
+            callback=_reserve_for,
+            help="github: also write annotations for a workflow, and the "
+            "step's summary; sarif: write SARIF to the standard output, and "
+            "all else to the standard error.",
+        ),
+    ] = "text",
+    verbose: Annotated[
+        bool,
+        Option(
+            "--verbose",
+            "-v",
+            help="In a terminal, too, show all that a check says that passed.",
+        ),
+    ] = False,
+    quiet: Annotated[
+        bool, Option("--quiet", "-q", help="Show failures alone.")
+    ] = False,
     map_file: Annotated[
         Path | None,
         Option(
@@ -223,27 +286,31 @@ def check(
         )
     _require_fitting(options.given(context), scorer is not None)
     makers = _makers(inputs or [])
-    named = [make for make in makers.values() if make != NEVER]
+    makes = [make for make in makers.values() if make != NEVER]
     if documents and ":" in documents:
-        named.append(documents)
+        makes.append(documents)
     alone = targets if len(targets) == 1 else []
-    for model in filter(None, [*alone, cache, scorer, *named]):
+    for model in filter(None, [*alone, cache, scorer, *makes]):
         parse_target(model)
     for name, size in (("vocab-size", vocab_size), ("block-size", block_size)):
         if size is not None:
             whole_number(f"--{name}", size, at_least=1)
+    if verbose and quiet:
+        raise ValueError("--verbose and --quiet: choose one")
     if thorough + quick + (budget is not None) > 1:
         raise ValueError("--thorough, --quick and --budget: choose one")
     if quick:
         budget = "30s"
     seconds = math.inf if thorough else seconds_of(budget)
+    if json_file == STDOUT and form == "sarif":
+        raise ValueError("--json - and --format sarif: choose one")
     require_seed(seed)
     require_parent(json_file)
     require_parent(map_file)
     if map_file is not None and map_file.suffix not in (".png", ".html"):
         raise ValueError(f"a map ends in .png or .html, got {map_file.name}")
     from ..invariants import CHECKS
-    from ..invariants.ranks import current, first
+    from ..invariants.ranks import current
     from ..invariants.scorer import LENGTH
     from .checking import Job, check_alone, check_here
 
@@ -299,7 +366,7 @@ def check(
     }
     in_turn = len(targets) > 1 and current() is None
     check_target = check_alone if in_turn else check_here
-    console = Console(stderr=json_file == STDOUT)
+    console = Console(stderr=json_file == STDOUT or form == "sarif")
     results: list[dict[str, Any]] = []
     mistake: ValueError | None = None
     stopped = False
@@ -311,18 +378,17 @@ def check(
             try:
                 own = as_arguments(project.get(target, {}))
                 own = {k: v for k, v in own.items() if k not in given}
-                maker = own.pop("cache", cache)
+                named = {
+                    "cache": own.pop("cache", cache),
+                    "inputs": own.pop("inputs", makers),
+                    "documents": own.pop("documents", documents),
+                }
                 at = drawn and drawn.absolute()
-                job = Job(
-                    target,
-                    settings | own,
-                    at,
-                    maker,
-                    makers,
-                    documents,
-                    scorer is not None,
-                )
-                report = check_target(job, partial(_show, console, slow))
+                how, judged = settings | own, scorer is not None
+                job = Job(target, how, at, scorer=judged, **named)
+                brief = console.is_terminal and not verbose
+                shown = None if quiet else console
+                report = check_target(job, partial(_show, shown, slow, brief))
             except ValueError as error:
                 if len(targets) == 1:
                     raise
@@ -334,17 +400,18 @@ def check(
             finally:
                 slow.cancel()
             results.append(report.to_dict())
-            _print(console, report.ending(console.width))
+            if not quiet:
+                _print(console, report.ending(console.width))
+            elif not report.ok:
+                _print(console, report.failures(console.width))
             if stopped := report.interrupted:
                 break
-            _print(console, f"map: {drawn}\n" if drawn else "")
+            if drawn or not quiet:
+                _print(console, f"map: {drawn}\n" if drawn else "")
     except KeyboardInterrupt:  # while a model was built, or a map drawn
         stopped = True
     ok = not stopped and all(result["ok"] for result in results)
-    if json_file is not None and first():
-        from ..invariants.report import ORIGIN
-
-        write_json(json_file, ORIGIN | {"ok": ok, "models": results})
+    _write(json_file, form, results, {"ok": ok})
     if not ok:
         raise typer.Exit(130 if stopped else 2 if mistake else 1)
 
@@ -390,15 +457,19 @@ def _expected(given: list[str]) -> dict[str, str]:
     return reasons
 
 
-def _show(console: Console, slow: Timer, report: "Report") -> None:
-    """Print the newest line of a report."""
+def _show(
+    console: Console | None, slow: Timer, brief: bool, report: "Report"
+) -> None:
+    """Print the newest line of a report, if there is a console."""
     from ..invariants import CHECKS
 
     slow.cancel()
+    if console is None:
+        return
     if report.interim:
         return warn(report.interim)
     if report.results:
-        _print(console, report.row(report.results[-1], console.width))
+        _print(console, report.row(report.results[-1], console.width, brief))
     else:
         _print(console, report.heading(console.width))
     for name in report.names[len(report.results) :][:1]:

@@ -23,7 +23,7 @@ from ..invariants import (
     save_map,
 )
 from ..invariants.ranks import first, together
-from ..targets import load_target, needed_arguments
+from ..targets import load_makers, load_target, needed_arguments
 
 MAP_LENGTH = 32
 
@@ -38,7 +38,7 @@ class Job:
     cache: str | None = None  # the target that makes one
     # targets that make arguments, by the names of these, or "never"
     inputs: dict[str, str] = field(default_factory=dict)
-    documents: str | None = None  # a target, an id or an argument's name
+    documents: str | int | None = None  # a target, an id or an argument's name
     scorer: bool = False  # the target makes a scorer, not a model
 
 
@@ -69,23 +69,9 @@ def check_here(job: Job, tell: Callable[[Report], None]) -> Report:
         with together(f"loading {job.target}"):
             factory = load_target(job.target, *sizes)
         with first_on_path(here):
-            make_cache = load_target(job.cache) if job.cache else None
-            inputs = {
-                name: make if make == "never" else load_target(make)
-                for name, make in job.inputs.items()
-            }
-            documents: Any = job.documents
-            if documents and ":" in documents:
-                documents = load_target(documents)
-            elif documents and documents.isdigit():
-                documents = int(documents)
+            made = load_makers(job.cache, job.inputs, job.documents)
             report = check_model(
-                factory,
-                **settings,
-                cache=make_cache,
-                inputs=inputs,
-                documents=documents,
-                on_progress=named,
+                factory, **settings, **made, on_progress=named
             )
             if job.map_file is not None and not report.interrupted:
                 _draw(factory, report, job)

@@ -18,6 +18,7 @@ ORIGIN: dict[str, Any] = {"schema": 1, "version": "unknown"}
 with suppress(PackageNotFoundError):  # a checkout that is not installed
     ORIGIN["version"] = version("gpt-duet")
 STATUSES = ("passed", "failed", "skipped", "expected", "error")
+BAD = ("failed", "error")
 
 COLOURS = {  # of a notebook's table
     **dict.fromkeys(STATUSES, "gray"),
@@ -93,7 +94,7 @@ class Report:
     def raise_for_failures(self) -> None:
         """Raise AssertionError with all failures, if there are any."""
         __tracebackhide__ = True
-        bad = [r for r in self.results if r.status in ("failed", "error")]
+        bad = [r for r in self.results if r.status in BAD]
         if bad:
             counts = f"{len(self.failed)} checks failed"
             if self.errors:
@@ -154,12 +155,35 @@ class Report:
         ]
         return "\n".join(lines)
 
-    def row(self, result: CheckResult, width: int) -> str:
-        """Return the line of a check that has ended."""
-        seconds = f"{result.seconds:.2f}"
-        return self._line(
-            result.name, result.status, seconds, result.message, width
-        )
+    def row(self, result: CheckResult, width: int, brief: bool = False) -> str:
+        """Return the lines of a check that has ended.
+
+        A failure has a line for each part of its message. With `brief` a
+        check that passed without a reservation has one line, cut at a comma
+        or the like; "..." says so.
+        """
+        start = (result.name, result.status, f"{result.seconds:.2f}")
+        if brief and result.status == "passed" and not _reserved(result):
+            parts = re.split(r"(?<=[;:]) |(?<=,) (?!\d)", result.message)
+            for count in range(len(parts), 0, -1):
+                words = " ".join(parts[:count])
+                if count < len(parts):
+                    words = words.rstrip(";:,") + " ..."
+                line = self._line(*start, words, width)
+                if "\n" not in line:
+                    return line
+        if result.status not in BAD:
+            return self._line(*start, result.message, width)
+        first, *others = re.split(r"(?<=;) (?![^(]*\))", result.message)
+        empty = ("", "", "")
+        lines = [self._line(*start, first, width)]
+        lines += [self._line(*empty, text, width) for text in others]
+        return "\n".join(lines)
+
+    def failures(self, width: int) -> str:
+        """Return the table without what passed or was skipped."""
+        rows = [self.row(r, width) for r in self.results if r.status in BAD]
+        return "\n".join([self.heading(width), *rows, self.ending(width)])
 
     def ending(self, width: int) -> str:
         """Return the longer texts, the notes and the verdict."""
@@ -178,3 +202,12 @@ class Report:
             subsequent_indent=" " * len(start),
             break_on_hyphens=False,  # the names of options
         )
+
+
+def _reserved(result: CheckResult) -> bool:
+    """Whether a check that passed has left something open, or assumed it."""
+    proof = result.proof or {}
+    kinds = ("conditions", "left_out", "never_given", "assumptions", "open")
+    open_parts = [name for name in kinds if proof.get(name)]
+    unproved = bool(proof) and not proof["proved"]
+    return bool(result.not_tried or open_parts or unproved)
