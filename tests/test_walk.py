@@ -3,6 +3,7 @@
 import base64
 import copy
 import inspect
+import json
 import re
 
 import html5lib
@@ -20,7 +21,7 @@ from shared.checkpoint import SMALL_MODEL, load_checkpoint
 from shared.comparison.page.folding import fold
 from shared.comparison.page.kinds import name_kinds
 from shared.comparison.page.value_maps import ValueMaps, as_table
-from shared.comparison.page.walk import fold_steps, make_walk
+from shared.comparison.page.walk import fold_steps, make_walk, next_tokens
 from shared.comparison.values.diff import diff_sides
 from shared.tokenization.texts import default_passage
 from shared.tokenization.tokenizers import DEFAULT, load_tokenizer
@@ -160,6 +161,25 @@ def test_a_map_is_what_it_shows():
     numbers = base64.b64decode(maps.found[number])[18:]
     beside = heads[0].movedim(0, 1).reshape(3, 6)  # both heads of a position
     assert np.frombuffer(numbers, "<f4").tolist() == beside.flatten().tolist()
+
+
+@pytest.mark.parametrize("size", [12, 300])
+def test_the_likeliest_tokens_and_the_others_make_a_softmax(size):
+    scores = torch.randn(9, size, dtype=torch.float64)
+    scores[:, 2] = -torch.inf  # a token that never comes
+    tokens = [0, *range(8)]  # after position 2 it is in the text
+    log_probs = scores.log_softmax(-1)
+    found = next_tokens(log_probs, tokens, 9)
+    json.dumps(found, allow_nan=False)  # else no browser reads the page
+    for row, rests, log_p in zip(
+        found["rows"], found["rests"], log_probs, strict=True
+    ):
+        ids, shown = map(list, zip(*row[: found["drawn"]], strict=True))
+        for tenths, rest in enumerate(rests, 1):
+            heat = tenths / 10
+            parts = torch.tensor([*(x / heat for x in shown), rest])
+            true = (log_p / heat).softmax(-1)[ids]
+            assert parts.double().softmax(0)[:-1].allclose(true, atol=1e-3)
 
 
 def test_folded_source_is_what_a_lecture_would_show():
@@ -533,22 +553,22 @@ def test_layer_and_token_are_chosen(browser, page):
     browser.driver.get(f"{page.as_uri()}#step-8")
     browser.all("#walk-tokens button")[3].click()
     assert browser.one("#walk-token").get_attribute("value") == "3"
-    assert numbers().startswith("3 “ser” attends (looks) most to ")
+    assert numbers().startswith('3 “"” attends (looks) most to ')
     said = browser.one("#walk-left .walk-cell")
     assert said.text.startswith("To read a cell, point at it")
-    cell(6, 0).perform()
-    words = r"“·statement” \(6\) attends to “The”: (0\.\d\d)"
+    cell(6, 5).perform()
+    words = r"“·used” attends to “·is”: (0\.\d\d)"
     share = re.fullmatch(words, said.text)[1]
-    cell(6, 0).click().perform()
+    cell(6, 5).click().perform()
     assert browser.one("#walk-token").get_attribute("value") == "6"
-    assert f"“The” {float(share):.2g}" in numbers()
+    assert f"“·is” {float(share):.2g}" in numbers()
     cell(0, 0).click().perform()
     # nothing masked
     assert numbers() == "0 “The” attends (looks) most to “The” 1"
     cell(0, 6).perform()
-    assert "may not look at “·statement”" in said.text
+    assert "may not look at “·used”" in said.text
     press(browser, "ARROW_RIGHT")  # the focus is in the map
-    assert "may not look at “\\n” (7)" in said.text
+    assert "may not look at “·to”" in said.text
     assert [e.text for e in browser.all("#walk-left .columns span")][4] == "4"
     first = pixels()
     Select(browser.one("#walk-head")).select_by_value("2")

@@ -106,7 +106,7 @@ def make_walk(
     following = None
     named = set[int]()
     if found.same and len(tokens) > 1:
-        following = _following(values[0][sides[0].normalised], tokens, time)
+        following = next_tokens(values[0][sides[0].normalised], tokens, time)
         named = {id for row in following["rows"] for id, _ in row}
     texts = [text_of(token) for token in tokens[:time]]
     return {
@@ -268,7 +268,7 @@ def _curves(
     return {"points": points, "ran": ran}
 
 
-def _following(
+def next_tokens(
     log_probs: Float[Tensor, "... vocab"], tokens: Sequence[int], time: int
 ) -> dict[str, Any]:
     """Return for each position the likeliest next ids, and the actual one.
@@ -278,6 +278,8 @@ def _following(
     temperature.
     """
     all_rows = log_probs.reshape(-1, log_probs.size(-1))[:time].double()
+    # JSON has no infinity: a score of minus infinity is one that never comes
+    all_rows = all_rows.nan_to_num(-1e4).clamp(min=-1e4)
     heats = torch.arange(1, HEATS + 1) / 10
     rows, rests = [], []
     for position, scores in enumerate(all_rows):
