@@ -264,6 +264,62 @@ class NoReduction(TensorParallel):
         self.blocks[-1].ff = Alone()
 
 
+class NoReductionFirst(TensorParallel):
+    """The first block's heads are not summed."""
+
+    def __init__(self):
+        super().__init__()
+
+        class Alone(ParallelAttention):
+            reduced = nn.Identity()
+
+        self.blocks[0].attn = Alone()
+
+
+class BiasOnEveryRank(TensorParallel):
+    """The bias behind the width's parts is added before the sum."""
+
+    class block(Block):
+        attention = ParallelAttention
+
+        class mlp(ParallelMLP):
+            def forward(self, x):
+                x = F.gelu(self.up(Copied.apply(x)))
+                return self.reduced(self.down(x) + self.bias)
+
+
+class OffByOne(TensorParallel):
+    """The second rank's vocabulary begins one id too late."""
+
+    offset = 1
+
+
+class WrongOrder(TensorParallel):
+    """The scores of the last rank's ids come first."""
+
+    def logits(self, x):
+        logits = self.head(Copied.apply(self.norm(x)))
+        return torch.cat(gathered(logits)[::-1], -1)
+
+
+class HeadsInWrongOrder(TensorParallel):
+    """The parts of the width are gathered from the last to the first."""
+
+    class block(Block):
+        attention = ParallelAttention
+
+        class mlp(ParallelMLP):
+            def __init__(self):
+                super().__init__()
+                self.down = nn.Linear(4 * DIM, DIM)
+
+            def forward(self, x):
+                x = F.gelu(self.up(Copied.apply(x)))
+                return self.down(torch.cat(gathered(x)[::-1], -1))
+
+    sharded = "wte", "head", "q", "k", "v", "out", "up"
+
+
 class OtherWeights(TensorParallel):
     """The ranks start from other norms."""
 
@@ -474,6 +530,19 @@ def single():
     return filled(GPT(), 0)
 
 
+def unlike(build):
+    """Return what builds the same with other weights, zeros among them."""
+
+    def other():
+        model = build()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(0.5) if p.dim() > 1 else p.zero_()
+        return model
+
+    return other
+
+
 def built(model):
     """Return a factory of a sharded class."""
 
@@ -511,6 +580,48 @@ FIRST_SEEN = {"behind a late gather": "x.flip(1)"}
 PROVED = ("tensor parallel", "context parallel", "zigzag", "ring")
 
 
+SAME = (
+    *SOUND,
+    "other DTensors",
+    "other shards",
+    "other weights",
+    "no reduction in the backward",
+    "gather sums twice",
+)
+PART = {  # and what the diff with the single one says
+    "no reduction": [
+        "`+`: an all_reduce is missing: ",
+        "`linear` is a part of a sum on each rank",
+    ],
+    "no reduction first": ["`+`: an all_reduce is missing: "],
+    "bias on every rank": [
+        "every rank adds the bias blocks.0.ff.bias, so the sum over the "
+        "ranks has it 2 times"
+    ],
+    "off by one": ["`embedding`: no value on the left equals it"],
+    "wrong order": ["put back in their order?", "10-19, 0-9 of axis 2"],
+    "heads in wrong order": ["32-63, 0-31 of axis 2", "gathered"],
+    "own positions": ["rank 1: ", "rank 1 counts positions from 0"],
+    "own mask": [
+        "`masked_fill`: rank 1: position 8 sees keys 0, on the left 0-8: "
+        "the mask counts a rank's positions from 0"
+    ],
+    "own piece whole": ["position 0 sees keys 0-7, on the left 0"],
+    "held order": ["the keys are in the order 0-3, 12-15, 4-11: is the mask?"],
+    "zigzag not put back": ["0-3, 12-15, 4-11 of axis 1", "put back"],
+}
+MAKERS = SOUND | {name: make for name, (make, _) in BROKEN.items()}
+MAKERS |= {
+    "no reduction first": built(NoReductionFirst),
+    "bias on every rank": built(BiasOnEveryRank),
+    "off by one": built(OffByOne),
+    "other DTensors": unlike(by_parallelize_module),
+    "other shards": unlike(by_fully_shard),
+    "wrong order": built(WrongOrder),
+    "heads in wrong order": built(HeadsInWrongOrder),
+}
+
+
 def on_rank_1():
     """A model that adds something on rank 1 alone."""
 
@@ -539,18 +650,30 @@ def killed():
     return filled(Killed(), 0)
 
 
-def main(names):
+def check(names):
     from gpt_duet import check_model
 
-    dist.init_process_group("gloo")
     checks = dict.fromkeys(SOUND, SOME)
     checks |= {name: [check] for name, (_, check) in BROKEN.items()}
-    makers = SOUND | {name: make for name, (make, _) in BROKEN.items()}
-    for name in names or makers:
-        report = check_model(makers[name], checks=checks[name], budget=45)
+    for name in names or checks:
+        report = check_model(MAKERS[name], checks=checks[name], budget=45)
         found = {r.name[6:]: [r.status, r.message] for r in report.results}
+        yield {"model": name} | found
+
+
+def diff(names):
+    from shared.comparison.sharded.diff import diff_sharded
+
+    for name in names or (*SAME, *PART):
+        found = diff_sharded(single, MAKERS[name], names=("single", name))
+        yield {"model": name} | found.to_json()
+
+
+def main(what, *names):
+    dist.init_process_group("gloo")
+    for found in {"check": check, "diff": diff}[what](names):
         if rank() == 0:
-            print(json.dumps({"model": name} | found), flush=True)
+            print(json.dumps(found), flush=True)
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()
@@ -561,4 +684,4 @@ SOME = ["shape", "finite", "determinism", "causality", "prefix_consistency"]
 SOME += ["purity", "gradient_flow", "gradients", "state_dict", "dtype"]
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

@@ -137,13 +137,55 @@ def test_one_process_is_on_its_own():
         pass
 
 
-@pytest.mark.slow
-def test_sharded_models_are_checked_as_they_are():
-    process = start("-m", "tests.sharded_models")
+def found_by(*args, processes=2):
+    """Return what the processes of sharded_models find, by the model."""
+    process = start("-m", "tests.sharded_models", *args, processes=processes)
     out, errors = process.communicate(timeout=600)
     lines = [line for line in out.splitlines() if line.startswith("{")]
     found = {found.pop("model"): found for found in map(json.loads, lines)}
     assert process.returncode == 0, (sorted(found), errors[:2000])
+    return found
+
+
+@pytest.mark.slow
+def test_sharded_models_are_compared_with_a_single_one():
+    found = found_by("diff")
+    assert {*found} == {*sharded_models.SAME, *sharded_models.PART}
+    for name in sharded_models.SAME:
+        assert found[name]["same"], (name, found[name])
+        assert found[name]["sentence"].startswith("one function over 2 ranks")
+    began = "the ranks began with other numbers in norm.weight"
+    assert began in found["other weights"]["sentence"]
+    for name, parts in sharded_models.PART.items():
+        assert not found[name]["same"], name
+        for words in parts:
+            assert words in found[name]["sentence"], found[name]["sentence"]
+
+
+@pytest.mark.slow
+def test_four_ranks_hold_a_quarter_each():
+    names = "tensor parallel", "zigzag", "bias on every rank"
+    found = found_by("diff", *names, processes=4)
+    assert [found[name]["same"] for name in names] == [True, True, False]
+    assert found["tensor parallel"]["partial"] == 5
+    assert "has it 4 times" in found["bias on every rank"]["sentence"]
+
+
+@pytest.mark.slow
+def test_the_command_compares_on_all_ranks():
+    process = start(
+        "-m", "gpt_duet", "diff", "tests.sharded_models:single",
+        "tests.sharded_models:NoReduction",
+    )  # fmt: skip
+    out, _ = process.communicate(timeout=120)
+    assert out.startswith("two functions over 2 ranks: they part at tests/")
+    assert out.count("an all_reduce is missing") == 1
+    assert process.returncode == 1
+
+
+@pytest.mark.slow
+def test_sharded_models_are_checked_as_they_are():
+    found = found_by("check")
     names = {*sharded_models.SOUND, *sharded_models.BROKEN}
     assert {*found} == names
     for name in sharded_models.SOUND:

@@ -15,6 +15,7 @@ from .diffing import (
     choose_dtype,
     choose_tokens,
     decode,
+    diff_of_ranks,
     diff_of_scores,
     diff_values,
     numbers_at,
@@ -183,7 +184,26 @@ def diff(
 
     if not 0 <= tolerance < 1:
         raise ValueError(f"--tolerance must be from 0 to 1, got {tolerance}")
+    from ..invariants.ranks import current
+
     ids, text_of = choose_tokens(names, text, tokens, tokenizer_name)
+    if current() is not None:
+        of_one_process = {
+            "cache": cache,
+            "layer": layer,
+            "all": whole or None,
+            "position": position,
+            "html": html_file,
+            "gradients": gradients or None,
+            "tolerance": tolerance or None,
+        }
+        for option, given in of_one_process.items():
+            if given is not None:
+                raise ValueError(f"--{option} goes with a single process")
+        same = diff_of_ranks(
+            names, ids, vocab_size, choose_dtype(dtype), json_file
+        )
+        raise typer.Exit(not same)
     if cache:
         same = decode(
             console, names[0], maker, ids, text_of, vocab_size, json_file

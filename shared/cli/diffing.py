@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from ..console import printable
 from ..files import write_json
 from ..validation import did_you_mean
 
@@ -154,6 +155,40 @@ def diff_values(
     if found.shares_nothing:
         raise ValueError(f"{found.sentence}{sizes}")
     return found, sides
+
+
+def diff_of_ranks(
+    names: Sequence[str],
+    ids: list[int] | None,
+    vocab_size: int | None,
+    dtype: Any,
+    json_file: Path | None,
+) -> bool:
+    """Show where a sharded model parts from its original; say if they do."""
+    from ..comparison.sharded.diff import diff_sharded
+    from ..importing import first_on_path, show_theirs
+    from ..invariants.ranks import first
+    from ..targets import load_target
+
+    left, right = (load_target(name, vocab_size) for name in names)
+    try:
+        with first_on_path(Path.cwd()):
+            found = diff_sharded(
+                left,
+                right,
+                ids,
+                vocab_size=vocab_size,
+                names=(names[0], names[1]),
+                dtype=dtype,
+            )
+    except ValueError as error:
+        if error.__cause__ is not None:
+            show_theirs(error.__cause__)
+        raise ValueError(str(error)) from None
+    print(printable(found.sentence))
+    if json_file is not None and first():
+        write_json(json_file, {"models": names} | found.to_json())
+    return found.same
 
 
 def numbers_at(

@@ -10,6 +10,11 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...invariants.dependence.call import tensors_in
+from ...invariants.dependence.collectives import (
+    NAMESPACES,
+    finished,
+    is_collective,
+)
 from ...invariants.lines import is_value
 from ...invariants.model.calling import code_of
 from ...invariants.operations import Operations
@@ -27,6 +32,9 @@ from .value import Value, digest, real
 PRODUCTS = ("matmul", "bmm", "einsum", "scaled_dot_product_attention")
 # What reads a part of a tensor, be it the whole.
 PARTS = ("alias", "select", "slice")
+# What gives a tensor whose numbers come later.
+NOT_YET = ("empty", "empty_like", "new_empty", "empty_strided", "recv_")
+WAIT = torch.ops._c10d_functional.wait_tensor
 EXACT = 2**12  # a number of 12 bits is the same in every dtype
 NEAR = 1e-6  # of a value's size: rounding may explain so much
 
@@ -81,13 +89,20 @@ class Recorder(Operations):
         """Call an operation, and note what it gives."""
         kwargs = kwargs or {}
         answer = func(*args, **kwargs)
+        brought: list[Tensor] = []  # by other ranks
+        if is_collective(func) and func.namespace in NAMESPACES:
+            answer, brought = finished(func, args, answer)
+            if func.namespace == NAMESPACES[1]:
+                brought = [*map(WAIT, brought)]
         name = str(getattr(func, "overloadpacket", func)).split(".")[-1]
         operands = tensors_in((*args, *kwargs.values()))
-        answers = tensors_in((answer,))
+        answers = brought or tensors_in((answer,))
         of_tokens = any(map(self._of_tokens, operands))
         for tensor in answers:
             self.made[tensor] = of_tokens or self.made.get(tensor, False)
         results = [t for t in answers if is_value(t)]
+        if name in NOT_YET:
+            return answer
         if not results:
             for single in answers:  # a constant rounds what it multiplies
                 if single.is_floating_point():
@@ -110,7 +125,8 @@ class Recorder(Operations):
         schema = getattr(func, "_schema", None)
         for result in results:
             changed = _among(result, operands)
-            if changed and schema is not None and not schema.is_mutable:
+            mutable = brought or schema is None or schema.is_mutable
+            if changed and not mutable:
                 continue  # as .to() of a tensor that is so already
             self._note_result(result, operands, inputs, name, changed)
         return answer

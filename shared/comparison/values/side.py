@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ...invariants.context import isolated, one_run
 from ...invariants.errors import ModelRaised
 from ...invariants.operations import below_autograd
+from ...invariants.ranks import local
 from ...invariants.rounding import nudge
 from ...invariants.subject import Subject
 from ...invariants.variant import Variant, own, precise
@@ -135,6 +136,19 @@ class Side:
         if recorder.events in wanted:  # the log-softmax that was taken here
             visitor(wanted[recorder.events], scores.log_softmax(-1))
 
+    def keep_events(
+        self, events: Iterable[int]
+    ) -> tuple[dict[int, Tensor], Tensor]:
+        """Run again; return values by events, copies too, and the scores."""
+        kept: dict[int, Tensor] = {}
+        wanted = set(events)
+
+        def keep(event: int, value: Tensor) -> None:
+            if event in wanted:
+                kept[event] = plain(value).clone()
+
+        return kept, plain(self._run(keep)[2])
+
     def keep(self, numbers: Iterable[int]) -> dict[int, Tensor]:
         """Run again and return some values, in float64 on the CPU."""
         kept: dict[int, Tensor] = {}
@@ -240,7 +254,7 @@ def _weights(model: nn.Module) -> Iterator[tuple[frozenset[int], float]]:
     The marks are the numbers with the lowest hashes: a part of a tensor has
     some of them, in any layout. What was float32 once keeps its unit.
     """
-    for tensor in model.parameters():
+    for tensor in map(local, model.parameters()):
         if not (tensor.is_floating_point() and tensor.numel()):
             continue
         marks, once = torch.tensor([], dtype=torch.int64), True

@@ -86,13 +86,7 @@ def carry(shadows: "Shadows", func: Any, args: tuple, kwargs: dict) -> Any:
     given = []
     if not shadows.blind:
         given = _as_codes(shadows, (args, kwargs), reduces)
-    result = func(*args, **kwargs)
-    written: list[Tensor] = []
-    if name not in NOTHING_WRITTEN:
-        written = tensors_in(_flat(result if functional else args[0]))
-        if finish(func, result) and isinstance(result, tuple):
-            # each wait of gloo's copies anew what has no codes
-            result = (*result[:-1], _done(written))
+    result, written = finished(func, args, func(*args, **kwargs))
     if shadows.blind:
         for out in written:
             shadows.storages.meet(out)
@@ -130,6 +124,19 @@ def carry(shadows: "Shadows", func: Any, args: tuple, kwargs: dict) -> Any:
             codes = as_lowered(codes, low & (codes > FREE))
         shadows.storages.write(out, codes)
     return result
+
+
+def finished(func: Any, args: tuple, result: Any) -> tuple[Any, list[Tensor]]:
+    """Return a result that need not be waited for, and what is written."""
+    space, _, name = func._schema.name.partition("::")
+    if name in NOTHING_WRITTEN:
+        return result, []
+    functional = space == NAMESPACES[1]
+    written = tensors_in(_flat(result if functional else args[0]))
+    if finish(func, result) and isinstance(result, tuple):
+        # each wait of gloo's copies anew what has no codes
+        result = (*result[:-1], _done(written))
+    return result, written
 
 
 def settle(shadows: "Shadows", tensor: Tensor) -> None:
