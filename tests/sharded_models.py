@@ -526,6 +526,16 @@ def by_fully_shard():
     return fully_shard(model, mesh=mesh)
 
 
+def on_rank_1():
+    """A model that adds something on rank 1 alone."""
+
+    class Other(GPT):
+        def forward(self, ids):
+            return super().forward(ids) + rank()
+
+    return filled(Other(), 0)
+
+
 def single():
     return filled(GPT(), 0)
 
@@ -598,6 +608,7 @@ PART = {  # and what the diff with the single one says
         "every rank adds the bias blocks.0.ff.bias, so the sum over the "
         "ranks has it 2 times"
     ],
+    "on rank 1": ["`+`: rank 1: no value on the left equals it"],
     "off by one": ["`embedding`: no value on the left equals it"],
     "wrong order": ["put back in their order?", "10-19, 0-9 of axis 2"],
     "heads in wrong order": ["32-63, 0-31 of axis 2", "gathered"],
@@ -612,6 +623,7 @@ PART = {  # and what the diff with the single one says
 }
 MAKERS = SOUND | {name: make for name, (make, _) in BROKEN.items()}
 MAKERS |= {
+    "on rank 1": on_rank_1,
     "no reduction first": built(NoReductionFirst),
     "bias on every rank": built(BiasOnEveryRank),
     "off by one": built(OffByOne),
@@ -620,16 +632,6 @@ MAKERS |= {
     "wrong order": built(WrongOrder),
     "heads in wrong order": built(HeadsInWrongOrder),
 }
-
-
-def on_rank_1():
-    """A model that adds something on rank 1 alone."""
-
-    class Other(GPT):
-        def forward(self, ids):
-            return super().forward(ids) + rank()
-
-    return filled(Other(), 0)
 
 
 calls = []

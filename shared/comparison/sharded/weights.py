@@ -103,7 +103,9 @@ def _apart(
         for name, p in theirs.items()
         if local(p) is p and p.shape == ours[sources[name]].shape
     ]
-    sums = [zlib.crc32(theirs[n].cpu().float().numpy()) for n in whole]
+    sums = [
+        zlib.crc32(theirs[n].cpu().float().numpy().tobytes()) for n in whole
+    ]
     texts = [t.split() for t in ranks.texts(" ".join(map(str, sums)))]
     return [
         name

@@ -26,7 +26,7 @@ from ...invariants.places import (
     names_of,
 )
 from .fused_steps import FUSED_STEPS
-from .value import Value, digest, real
+from .value import Value, digest, plain, real
 
 # What multiplies queries, keys, weights and values of many heads.
 PRODUCTS = ("matmul", "bmm", "einsum", "scaled_dot_product_attention")
@@ -71,6 +71,7 @@ class Recorder(Operations):
         self.visitor = visitor
         self.tokens = tokens
         self.values: list[Value] = []
+        self.kept: dict[int, Tensor] | None = None  # values by their events
         self.numbers = WeakTensorKeyDictionary()
         self.detached: list[Place] = []  # lines of the model's own
         self.moves = WeakTensorKeyDictionary()  # lines that laid a value out
@@ -187,6 +188,8 @@ class Recorder(Operations):
         In a second run the number only says that the tensor is a value.
         """
         event, self.events = self.events, self.events + 1
+        if self.kept is not None:
+            self.kept[event] = plain(value).clone()
         if self.visitor is not None:
             self.visitor(event, value)
             return event

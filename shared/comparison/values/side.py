@@ -38,6 +38,8 @@ class Side:
             scores come out of nothing that could be recorded.
     """
 
+    keeps = False  # whether the first run's values are kept by their events
+
     def __init__(
         self,
         subject: Subject,
@@ -92,6 +94,7 @@ class Side:
             self.normalised = recorder.note(log_probs, place, [last])
         is_module = isinstance(model, nn.Module)
         self.values = number_layers(recorder.values)
+        self.kept, self.scores = recorder.kept or {}, plain(scores)
         self.dtypes = recorder.dtypes
         self.coarse = self._coarse()
         lines = {(p.path, p.line): p for p in reversed(recorder.detached)}
@@ -135,19 +138,6 @@ class Side:
         _, recorder, scores = self._run(call, size)
         if recorder.events in wanted:  # the log-softmax that was taken here
             visitor(wanted[recorder.events], scores.log_softmax(-1))
-
-    def keep_events(
-        self, events: Iterable[int]
-    ) -> tuple[dict[int, Tensor], Tensor]:
-        """Run again; return values by events, copies too, and the scores."""
-        kept: dict[int, Tensor] = {}
-        wanted = set(events)
-
-        def keep(event: int, value: Tensor) -> None:
-            if event in wanted:
-                kept[event] = plain(value).clone()
-
-        return kept, plain(self._run(keep)[2])
 
     def keep(self, numbers: Iterable[int]) -> dict[int, Tensor]:
         """Run again and return some values, in float64 on the CPU."""
@@ -216,6 +206,7 @@ class Side:
         recorder = Recorder(
             model, Side._run, self.by_heads, visitor, self.tokens
         )
+        recorder.kept = {} if self.keeps else None
         try:
             with isolated(subject.seed), self.below(), recorder:
                 scores = variant.scores(self.tokens, seed=subject.seed)
