@@ -51,10 +51,11 @@ class Meta(Port):
         return x * root * weight
 
     def rotate(self, x):
-        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+        single = x.float()
+        pairs = torch.view_as_complex(single.unflatten(-1, (-1, 2)))
         turns = self.turns[: x.size(1)].to(pairs.dtype)
         turned = pairs * turns[:, None]
-        return torch.view_as_real(turned).flatten(-2)
+        return torch.view_as_real(turned).flatten(-2).type_as(x)
 
     def attention(self, w, x):
         batch, time, width = x.shape

@@ -1,6 +1,7 @@
 """A side that is a file: dumps of another language, and recordings of ours."""
 
 import json
+import re
 
 import numpy as np
 import numpy_gpt2
@@ -61,9 +62,53 @@ def test_the_array_is_named(fault, kind, layered, model, tmp_path):
         if fault not in ("embed", "logits"):
             assert found.parted.layer == 1, found.sentence
         assert f"they part at {named}" in found.sentence
-        assert "the left computes it at " in found.sentence
+        assert "expected from " in found.sentence
+        assert "no value on the left" not in found.sentence
         assert "transformers/" in found.parted.left.file
         assert found.parted.left.layer == found.parted.layer
+
+
+def test_a_shared_line_names_its_module(model, tmp_path):
+    """One line of Conv1D computes each projection."""
+    np.savez(tmp_path / "dump.npz", tokens=IDS, **dict(dump(model, "mid")))
+    sentence = diff_by_value(model, tmp_path / "dump.npz").sentence
+    named = r"pytorch_utils.py:\d+ `addmm` \(transformer.h.1.attn.c_proj\)"
+    assert re.search(rf"expected from \S+{named}", sentence), sentence
+
+
+def test_the_vocabulary_of_a_recording_is_that_of_its_scores(model, tmp_path):
+    """A function that does not say its own is asked for none."""
+
+    def scores(ids):
+        return model.eval()(ids).logits
+
+    arrays = dict(dump(model))
+    np.savez(tmp_path / "dump.npz", tokens=IDS, **arrays)
+    found = diff_by_value(scores, tmp_path / "dump.npz")
+    assert found.same, found.sentence
+    wide = list(arrays)[-1]
+    arrays[wide] = np.pad(arrays[wide], [(0, 0), (0, 0), (0, 3)])
+    np.savez(tmp_path / "wide.npz", tokens=IDS, **arrays)
+    with pytest.raises(ValueError, match="--vocab-size"):
+        diff_by_value(scores, tmp_path / "wide.npz")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_scores_of_an_engine_in_16_bits_hint_at_the_dtype(
+    dtype, model, tmp_path
+):
+    path = tmp_path / "engine.npz"
+    other = original("Written", "sdpa", torch.float32)
+    if dtype is torch.float32:
+        other.transformer.h[1].mlp.act = torch.nn.Tanh()
+    with torch.no_grad():
+        logits = other.eval().to(dtype)(torch.as_tensor(IDS)).logits.float()
+    np.savez(path, tokens=IDS, scores=logits.log_softmax(-1).numpy())
+    found = diff_by_value(model, path)
+    assert not found.same
+    hint = "--dtype bfloat16" in " ".join(found.notes)
+    assert hint == (dtype is torch.bfloat16), found
+    assert diff_by_value(model, path, dtype=torch.bfloat16).same == hint
 
 
 def as_in_c(arrays, heads=4):
@@ -165,8 +210,10 @@ def test_a_recording_of_ours_is_one_function(model, tmp_path):
 def test_16_bits_are_judged_by_the_left_in_16_bits(dtype, model, tmp_path):
     path = tmp_path / "half.safetensors"
     record_values(model, IDS[0].tolist(), path, dtype=dtype)
-    assert_same_values(original("Written", "sdpa", torch.float32), path)
     left = original("Written", "sdpa", torch.float32)
+    found = diff_by_value(left, path)
+    assert found.same, found.sentence
+    assert "cannot tell exact GELU from tanh's" in found.sentence
     left.transformer.h[1].mlp.act = torch.nn.Tanh()
     found = diff_by_value(left, path)
     assert found.parted.layer == 1, found.sentence

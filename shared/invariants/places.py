@@ -142,6 +142,11 @@ class Place:
     __repr__ = __str__
 
     @property
+    def of_module(self) -> str:
+        """The name of the module whose function this is, "" for none."""
+        return self.caller[2] if self.caller is not None else ""
+
+    @property
     def site(self) -> str:
         """Where the model calls the function, and for which module."""
         if self.caller is None:

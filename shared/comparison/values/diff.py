@@ -1,6 +1,7 @@
 """Which line computes what, and where two implementations part."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ...invariants.context import one_run
+from ...invariants.errors import UnknownSize
 from ...invariants.model.calling import IN_ARRAYS
 from ...invariants.subject import Subject
 from .findings import findings
@@ -105,10 +107,13 @@ def diff_sides(
         recording = Recording(right)
         if given is not None and not torch.equal(given, recording.tokens):
             raise ValueError(f"{right} was recorded from other tokens")
-        subject = subject_of(left, recording.tokens.size(1), vocab_size)
+        subject = _beside_scores(left, recording, vocab_size)
         names = names or (subject.name, str(right))
         sides = _beside(subject, recording, dtype)
         found = _diff_recording(names, sides, tolerance)
+        if not found.same and dtype is None:
+            hint = _hint_at_dtype(names, subject, recording, tolerance)
+            found = replace(found, notes=[*found.notes, *hint])
         gradients = gradients or bool(recording.stored)
         return _with_weights(found, sides, gradients), sides
     length = DRAWN if given is None else given.size(1)
@@ -187,6 +192,46 @@ def _with_weights(
     return replace(found, gradient=first, gradients=count)
 
 
+def _beside_scores(
+    model: Model, recording: Recording, vocab_size: int | None
+) -> Subject:
+    """Meet a model; one that says no vocabulary has the recording's."""
+    length = recording.tokens.size(1)
+    try:
+        return subject_of(model, length, vocab_size)
+    except UnknownSize as error:
+        if recording.width is None:
+            raise
+        try:
+            return subject_of(model, length, recording.width)
+        except ValueError:  # it is padded, or none of the model's
+            raise error from None
+
+
+def _hint_at_dtype(
+    names: tuple[str, str],
+    subject: Subject,
+    recording: Recording,
+    tolerance: float,
+) -> list[str]:
+    """Say where 16 bits explain what a file of float32 differs by.
+
+    An engine that runs in 16 bits may write its log-probabilities wider.
+    """
+    for kind in (torch.bfloat16, torch.float16):
+        if not recording.may_be_of(kind):
+            continue
+        with suppress(ValueError):  # the model may not run in it
+            sides = _beside(subject, Recording(recording.path), kind)
+            if _diff_recording(names, sides, tolerance).same:
+                name = str(kind).removeprefix("torch.")
+                return [
+                    f"rounding in {name} explains the difference: if "
+                    f"{names[1]} was computed in it, give --dtype {name}"
+                ]
+    return []
+
+
 def _beside(
     subject: Subject, recording: Recording, dtype: torch.dtype | None
 ) -> tuple[Side, Side]:
@@ -215,6 +260,10 @@ def _diff_recording(
         if one.only_scores
     ]
     notes.append(f"run in {kind}, that of {names[1]}")
+    if found.same and torch.finfo(sides[0].dtype).bits == 16:
+        limit = f" as far as {kind} tells: it cannot tell exact GELU from"
+        limit += " tanh's, nor an eps of 1e-6 from 1e-5"
+        found = replace(found, coarse=limit)
     if found.only_scores:
         found = replace(found, alone={"left": [], "right": []})
     return replace(found, notes=[*found.notes, *notes])

@@ -18,6 +18,7 @@ from .side import Side
 from .value import HEAD, SAME_SHAPE, Value
 
 FAR = 2.0  # of a value's size: two so far apart have nothing in common
+MOST_HEADS, MOST_MARKS = 128, 256  # of a value that repeats heads
 WIDE = 96  # values of the left that are looked at beside a recording
 MEASURED = 4  # values of the left that are measured against one of the right
 
@@ -36,6 +37,13 @@ def find_divergence(
         chains[0] = [ours.open[:WIDE] or chains[0][0]]
     partner = {r: n for n, r, _ in (*matches.moved, *matches.pairs)}
     before = {r for chain in chains[1] for r in chain[0].inputs}
+    repeats = {
+        chain[0].number: [
+            v for v in theirs.repeats_before(chain[0]) if v.number in partner
+        ]
+        for chain in chains[1]
+    }
+    before |= {v.number for found in repeats.values() for v in found}
     kept = [
         side.keep({v.number for values in chain for v in values} | more)
         for side, chain, more in zip(
@@ -80,6 +88,16 @@ def find_divergence(
         difference(known, kept[1][best.theirs.number])
         <= SAME_SHAPE * left.digest.size
     )
+    for value in repeats[start.number]:
+        origin = ours.values[partner[value.number]]
+        known, laid = kept[0][origin.number], kept[1][value.number]
+        if _mixed(known, laid, theirs.times(value)):
+            left, right, start, factor, in_order = (
+                *(origin, value, value),
+                *(1.0, False),
+            )
+            ordered = list(dict.fromkeys([right.place, *ordered]))[:STARTS]
+            break
     widths = {v.shape[-1] for v in theirs.values if v.shape}
     return Divergence(
         left.place,
@@ -99,6 +117,38 @@ def find_divergence(
         scores=matches.apart,
         before=_step_before(chains[0], best.ours),
         in_order=in_order,
+    )
+
+
+def _mixed(left: Tensor, right: Tensor, times: int) -> bool:
+    """Whether heads that are there several times stand in another order."""
+    near = SAME_SHAPE * float(right.abs().max())
+
+    def heads(value: Tensor, first: int, last: int) -> Tensor:
+        whole = value.flatten(first, last).movedim(first, 0)
+        rows = whole.reshape(len(whole), -1).sort(-1).values
+        return rows[:, :: 1 + rows.size(1) // MOST_MARKS]
+
+    def repeated(rows: Tensor) -> bool:
+        apart = (rows[:, None] - rows).abs().amax(-1)
+        return bool(((apart <= near).sum(0) == times).all())
+
+    def heads_of(value: Tensor) -> list[Tensor]:
+        # a group's heads may be on an axis of their own
+        axes = range(value.dim())
+        found = [heads(value, a, b) for a in axes for b in axes[a:]]
+        return [
+            rows
+            for rows in found
+            if times < len(rows) <= MOST_HEADS
+            if repeated(rows)
+        ]
+
+    ours, theirs = heads_of(left), heads_of(right)
+    return bool(ours and theirs) and not any(
+        one.shape == other.shape and bool((one - other).abs().max() <= near)
+        for one in ours
+        for other in theirs
     )
 
 

@@ -129,6 +129,21 @@ class Flow:
                 yield from self.moves_to(before)
         yield from reversed(value.moves)
 
+    def times(self, value: Value) -> int:
+        """Return how often what moves numbers holds those of its input."""
+        of = self.values[value.inputs[0]].shape
+        return math.prod(value.shape) // math.prod(of)
+
+    def repeats_before(self, value: Value) -> Iterator[Value]:
+        """Yield what holds numbers several times on the way to a value."""
+        for number in value.inputs:
+            before = self.values[number]
+            if before.place.op not in MOVES and not before.view:
+                continue
+            if len(before.inputs) == 1 and self.times(before) > 1:
+                yield before
+            yield from self.repeats_before(before)
+
     def lines_alone(self, other: "Flow") -> Iterator[tuple[Value, str]]:
         """Yield the values that are in no pair, and what is known of each.
 

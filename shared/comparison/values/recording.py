@@ -86,6 +86,28 @@ class Recording(Side):
         kinds = {array.dtype for array in self.arrays.values()}
         return max(kinds, key=lambda kind: torch.finfo(kind).eps)
 
+    @property
+    def width(self) -> int | None:
+        """The vocabulary of the last array that may hold scores."""
+        wide = [
+            array.size(-1)
+            for array in self.arrays.values()
+            if array.numel() == self.tokens.numel() * array.size(-1)
+            and array.size(-1) > int(self.tokens.max())
+        ]
+        return wide[-1] if wide else None
+
+    def may_be_of(self, kind: torch.dtype) -> bool:
+        """Whether float32 arrays, but log-probabilities, hold 16 bits."""
+        arrays = [
+            array
+            for array in self.arrays.values()
+            if not bool((array.logsumexp(-1).abs() < ALL_BUT).all())
+        ]
+        return self.dtype == torch.float32 and all(
+            array.equal(array.to(kind).to(array.dtype)) for array in arrays
+        )
+
     def lay_out(self, other: Side | None, vocab_size: int) -> None:
         """Make values of the arrays: by layers where one holds them all.
 

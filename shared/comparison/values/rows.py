@@ -104,24 +104,23 @@ class Divergence(Row):
             bound = f" to {self.inputs:.1g}" if self.inputs else ""
             given = f"its inputs are equal{bound}, "
         cause = f" ({self.cause})" if self.cause else ""
-        nearest, continues = "nearest is", "the left continues at"
-        if self.right.recorded:
-            nearest = continues = "the left computes it at"
+        left = str(self.left)
+        if self.left is not None and self.left.of_module:
+            left += f" ({self.left.of_module})"
         if self.factor is not None and abs(self.factor - 1) < 1e-6:
             order = "" if self.in_order else " in another order"
-            output = f"its numbers are those of {self.left}{order}"
+            output = f"its numbers are those of {left}{order}"
         elif self.factor is not None:
-            output = f"it is {self.factor:.4g} times {self.left}"
-        elif self.difference is not None:
-            output = (
-                f"no value on the left equals its output; {nearest} "
-                f"{self.left}, {self.difference:.2g} apart"
-            )
+            output = f"it is {self.factor:.4g} times {left}"
         else:
-            output = (
-                f"no value on the left equals its output; {continues} "
-                f"{self.left}"
-            )
+            nowhere = "no value on the left equals its output; "
+            output = f"{nowhere}the left continues at {left}"
+            if self.right.recorded:
+                output = f"expected from {left}"
+            elif self.difference is not None:
+                output = f"{nowhere}nearest is {left}"
+            if self.difference is not None:
+                output += f", {self.difference:.2g} apart"
         output += cause
         if self.before is not None:
             output += f"; the left first computes {self.before}"

@@ -231,7 +231,7 @@ def unit_of(left: Side, right: Side) -> float:
         ]
         units.append(max(own, default=0.0))
     kinds = [
-        max(torch.finfo(dtype).eps for dtype in side.dtypes)
+        max(torch.finfo(dtype).eps for dtype in {*side.dtypes, side.dtype})
         for side in (left, right)
     ]
     # one side alone may round in float32, and in nothing coarser
