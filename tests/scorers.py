@@ -396,20 +396,6 @@ def slot():
     return score
 
 
-@row("causality", words=("move when it changes from",))
-def sharper_before_the_last_id():
-    """One id of the last token alone makes the scores before it sharper."""
-
-    def score(tokens):
-        with torch.no_grad():
-            logits = pretrained()(tokens[None])[0]
-        if int(tokens[-1]) == 3:
-            logits[:-2] *= 1.5
-        return given(logits.log_softmax(-1), tokens)
-
-    return score
-
-
 @row("normalised", words=("too much",))
 def better_of_two():
     """For each token the model that knows it better."""
