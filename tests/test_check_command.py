@@ -479,12 +479,13 @@ def test_github_gets_annotations_and_a_summary(here, project, monkeypatch):
     assert {row.count(" | ") for row in text.splitlines() if row} == {0, 3}
     # from the repository's root, and below a folder src
     (project / "src").mkdir()
-    (project / "my_pkg").rename(project / "src/my_pkg")
+    # no other test has a package of that name on its path
+    (project / "my_pkg").rename(project / "src/leaking_pkg")
     monkeypatch.syspath_prepend(project / "src")
     monkeypatch.setenv("GITHUB_WORKSPACE", str(project.parent))
-    _, out, _ = here(leaks, *words)
-    assert f"file={project.name}/src/my_pkg/model.py,line=" in out
-    (project / "src/my_pkg").rename(project / "my_pkg")
+    _, out, _ = here(leaks.replace("my_pkg", "leaking_pkg"), *words)
+    assert f"file={project.name}/src/leaking_pkg/model.py,line=" in out
+    (project / "src/leaking_pkg").rename(project / "my_pkg")
     monkeypatch.delenv("GITHUB_WORKSPACE")
     # the same where the only target is wrong, and where the file is
     _, out, _ = here(bad, *words)

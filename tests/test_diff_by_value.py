@@ -446,7 +446,8 @@ def test_the_sentence_is_the_whole_of_it(weights):
         r"they part at mingpt_style/feed_forward\.py:\d+ `gelu`, called from "
         r"mingpt_style/block\.py:\d+ \(mlp\), layer 1: its inputs are equal "
         r"to \de-16, no value on the left equals its output; nearest is "
-        r"annotated/feed_forward\.py:\d+ `gelu`, 0\.000\d+ apart; "
+        r"annotated/feed_forward\.py:\d+ `gelu` "
+        r"\(decoder\.layers\.1\.feed_forward\), 0\.000\d+ apart; "
         r"scores \S+ apart",
         str(raised.value),
     )
