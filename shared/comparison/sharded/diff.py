@@ -73,7 +73,8 @@ class ShardedDiff:
             return (
                 f"one function over {self.ranks} ranks: {count}; scores "
                 f"{self.apart:.1g} apart, rounding can cause up to "
-                f"{self.rounding:.1g}; {self.weights}"
+                f"{self.rounding:.1g}; gradients are not compared; "
+                f"{self.weights}"
             )
         where = f" at {self.where}" if self.where else ""
         cause = f": {self.cause}" if self.cause else ""
