@@ -20,7 +20,7 @@ from ..cases import (
 )
 from ..check import Subject, check
 from ..dependence.prover import prove_rows
-from ..errors import ModelRaised
+from ..errors import ModelRaised, NotFinite
 from ..model.inputs import MASK, PADDING, SHOWN, Input
 from ..model.inputs import shown as padding
 from ..rounding import Gap, dtype_name, real_gap
@@ -70,7 +70,8 @@ def check_batch_independence(subject: Subject) -> str:
     if tested:
         how = "tested: " * (proof is not None)
         found.append(f"{how}alone, reordered, repeated, among others")
-    with subject.budget.part(), suppress(ModelRaised):
+    # NaN behind padding is the matter of check_finite and check_causality
+    with subject.budget.part(), suppress(ModelRaised, NotFinite):
         notes |= {*_padded(subject)}
     return "; ".join([*found, *sorted(notes)])
 
