@@ -41,7 +41,7 @@ class RememberingAttention:
 
 
 class Memory:
-    """What was read of some rows: ids, and keys and values in each layer."""
+    """Holds the ids that were read, and each layer's keys and values."""
 
     def __init__(self, layers: Any, batch: int):
         attends = [RememberingAttention(a.self_attn, batch) for a in layers]

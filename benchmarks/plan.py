@@ -76,8 +76,9 @@ class Plan:
     ) -> dict[str, Value]:
         """Return what a run is kept with, and found again by.
 
-        Sizes are left out that the peers have yet to say, and those of a
-        config of which no row is built; so are threads that nobody named.
+        Left out are sizes that the peers have yet to say, the sizes of a
+        config that no row is built from, and a thread count that no option
+        names.
         """
         c, decoding = self.config, self.kind == "generate"
         facts: dict[str, Value] = {

@@ -78,8 +78,8 @@ def time_by_operation(
 def own_times(events: Iterable[Any], accelerator: bool) -> dict[str, float]:
     """Return the time of each operation itself, without those it calls.
 
-    Of an accelerator only kernels and copies count: the operation that
-    launched a kernel, and a range around it, have its time once more.
+    On an accelerator only kernels and copies count: the operation that
+    launches a kernel, and a range around it, report the same time again.
     """
     if not accelerator:
         return {e.key: float(e.self_cpu_time_total) for e in events}

@@ -162,6 +162,22 @@ def first_on_path(*folders: Path) -> Iterator[None]:
                 sys.path.remove(folder)
 
 
+@contextmanager
+def theirs_shown() -> Iterator[None]:
+    """Run models from here inside; print an exception of their code.
+
+    Raises:
+        ValueError: the kit's own, without its cause, which is printed.
+    """
+    try:
+        with first_on_path(Path.cwd()):
+            yield
+    except ValueError as error:
+        if error.__cause__ is not None:
+            show_theirs(error.__cause__)
+        raise ValueError(str(error)) from None
+
+
 def _paths(module: Any) -> list[Path]:
     file = getattr(module, "__file__", None)
     if file:

@@ -27,10 +27,8 @@ COMMANDS = (
     "check", "compare", "diff", "record", "train", "ladder", "generate",
     "convert", "bench", "tokenizers",
 )  # fmt: skip
-TOGETHER = (
-    "check",
-    "diff",
-)  # under torchrun; train joins its processes itself
+# under torchrun; train joins its processes itself
+TOGETHER = ("check", "diff")
 # the benchmarks have a manual of their own
 PASSED_ON = {"ignore_unknown_options": True, "help_option_names": []}
 

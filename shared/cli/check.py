@@ -70,7 +70,7 @@ def _write(
         file: of JSON; None: none.
         form: github or sarif, beside it.
         models: the results.
-        whole: what the JSON says of all of them together.
+        whole: the fields of the JSON that hold for all models together.
     """
     if file is None and form == "text":
         return

@@ -133,13 +133,13 @@ def diff_values(
     a user's code is printed as theirs.
     """
     from ..comparison.values.diff import diff_sides
-    from ..importing import first_on_path, show_theirs
+    from ..importing import theirs_shown
 
     styles = [*filter(_style, names)]
     sizes = _default_sizes(names, vocab_size) if len(styles) == 1 else ""
     left, right = load_sides(names, vocab_size)
     try:
-        with first_on_path(Path.cwd()):
+        with theirs_shown():
             found, sides = diff_sides(
                 left,
                 right,
@@ -149,8 +149,6 @@ def diff_values(
                 **settings,
             )
     except ValueError as error:
-        if error.__cause__ is not None:
-            show_theirs(error.__cause__)
         raise ValueError(f"{error}{sizes}") from None
     if found.shares_nothing:
         raise ValueError(f"{found.sentence}{sizes}")
@@ -166,25 +164,20 @@ def diff_of_ranks(
 ) -> bool:
     """Show where a sharded model parts from its original; say if they do."""
     from ..comparison.sharded.diff import diff_sharded
-    from ..importing import first_on_path, show_theirs
+    from ..importing import theirs_shown
     from ..invariants.ranks import first
     from ..targets import load_target
 
     left, right = (load_target(name, vocab_size) for name in names)
-    try:
-        with first_on_path(Path.cwd()):
-            found = diff_sharded(
-                left,
-                right,
-                ids,
-                vocab_size=vocab_size,
-                names=(names[0], names[1]),
-                dtype=dtype,
-            )
-    except ValueError as error:
-        if error.__cause__ is not None:
-            show_theirs(error.__cause__)
-        raise ValueError(str(error)) from None
+    with theirs_shown():
+        found = diff_sharded(
+            left,
+            right,
+            ids,
+            vocab_size=vocab_size,
+            names=(names[0], names[1]),
+            dtype=dtype,
+        )
     print(printable(found.sentence))
     if json_file is not None and first():
         write_json(json_file, {"models": names} | found.to_json())
@@ -235,17 +228,12 @@ def decode(
     """
     from ..comparison.values.decoding import diff_cache
     from ..comparison.values.terminal import show_decoding
-    from ..importing import first_on_path, show_theirs
+    from ..importing import theirs_shown
 
     (model,) = load_sides([name], vocab_size)
-    try:
-        with first_on_path(Path.cwd()):
-            make = load_side(maker, None) if maker else None
-            found = diff_cache(model, ids, vocab_size=vocab_size, cache=make)
-    except ValueError as error:
-        if error.__cause__ is not None:
-            show_theirs(error.__cause__)
-        raise ValueError(str(error)) from None
+    with theirs_shown():
+        make = load_side(maker, None) if maker else None
+        found = diff_cache(model, ids, vocab_size=vocab_size, cache=make)
     show_decoding(console, found, text_of)
     if json_file is not None:
         write_json(json_file, {"model": name} | found.to_json())
@@ -260,7 +248,7 @@ def diff_of_scores(
 ) -> bool:
     """Show where two scorers of a text part; say if they are one."""
     from ..comparison.scores import diff_scores
-    from ..importing import first_on_path, show_theirs
+    from ..importing import theirs_shown
     from ..tokenization import load_tokenizer
     from ..tokenization.texts import read_text
 
@@ -277,19 +265,14 @@ def diff_of_scores(
         else:
             raise ValueError(f"{text!r} is no file, and no ids as 1,2,3")
     left, right = (load_side(name, None) for name in names[:2])
-    try:
-        with first_on_path(Path.cwd()):
-            found = diff_scores(
-                left,
-                right,
-                ids,
-                names=(names[0], names[1]),
-                tolerance=tolerance,
-            )
-    except ValueError as error:
-        if error.__cause__ is not None:
-            show_theirs(error.__cause__)
-        raise ValueError(str(error)) from None
+    with theirs_shown():
+        found = diff_scores(
+            left,
+            right,
+            ids,
+            names=(names[0], names[1]),
+            tolerance=tolerance,
+        )
     print(found.sentence)
     if json_file is not None:
         write_json(json_file, {"scorers": names} | found.to_json())

@@ -50,23 +50,18 @@ def record(
     """
     require_parent(out)
     from ..comparison.values import record_values
-    from ..importing import first_on_path, show_theirs
+    from ..importing import theirs_shown
     from ..targets import load_target
 
     ids, _ = choose_tokens([target], text, tokens, tokenizer_name)
     model = load_target(target, vocab_size)
-    try:
-        with first_on_path(Path.cwd()):
-            count = record_values(
-                model,
-                ids,
-                out,
-                vocab_size=vocab_size,
-                dtype=choose_dtype(dtype),
-                gradients=gradients,
-            )
-    except ValueError as error:
-        if error.__cause__ is not None:
-            show_theirs(error.__cause__)
-        raise ValueError(str(error)) from None
+    with theirs_shown():
+        count = record_values(
+            model,
+            ids,
+            out,
+            vocab_size=vocab_size,
+            dtype=choose_dtype(dtype),
+            gradients=gradients,
+        )
     typer.echo(f"{count} values: {out}")

@@ -20,7 +20,7 @@ from ..timing import Quartiles, percentile, quartiles
 VERSION = 3
 PERCENTS = (50, 90, 99)  # of the times between two tokens
 
-MOST_ROUNDS = 1000  # that anyone is asked for
+MOST_ROUNDS = 1000  # that a verdict may ask the user to run
 
 Value = str | int | float | bool
 Seconds = Annotated[float, Meta(gt=0)]
@@ -32,7 +32,7 @@ class Change:
     """How one row's time changed from an old file to now."""
 
     run: str  # the measurement, in words
-    row: "Row"  # what ran
+    row: "Row"  # the model and its sizes
     ratio: float  # new median over old median: above 1 is slower
     error: float  # by how much the ratio may be wrong, in 19 of 20 cases
 

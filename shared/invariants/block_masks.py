@@ -50,9 +50,8 @@ def require_true_blocks(subject: Subject) -> str:
                         raise AssertionError(seen.untrue)
 
         look(SHORT)
-        if seen.sizes or not subject.takes_seconds(
-            longest
-        ):  # some have masks for long texts
+        # some models make masks for long texts alone
+        if seen.sizes or not subject.takes_seconds(longest):
             look(longest)
         for size in sorted(seen.sizes):
             look(size - 1, size, size + 1, 2 * size)

@@ -40,7 +40,7 @@ class Step:
 
     @property
     def judged(self) -> bool:
-        """Whether the value can be told from others, and has tokens."""
+        """Whether it depends on tokens, and can be told from other values."""
         return self.inside and not self.trivial and not self.constant
 
     @property

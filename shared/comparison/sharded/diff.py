@@ -18,11 +18,10 @@ from ..values.given import (
     SEED,
     Model,
     as_tokens,
-    drawn,
-    require_fit,
     subjects_of,
+    tokens_of_both,
 )
-from ..values.side import Side
+from ..values.side import Side, run_in_one_dtype
 from ..values.value import plain
 from .causes import Step, cause
 from .placing import Finder
@@ -31,7 +30,7 @@ from .weights import put_weights
 
 @dataclass(frozen=True)
 class ShardedDiff:
-    """What a sharded model computes, beside the same on one process.
+    """A comparison of a sharded model with its original on one process.
 
     Attributes:
         ranks: how many processes.
@@ -136,23 +135,10 @@ def diff_sharded(
     with together("putting weights"):
         weights = put_weights(built[0], built[1], ranks)
     subjects = subjects_of((built[0], built[1]), length, vocab_size)
-    sizes = [subject.vocab_size for subject in subjects]
-    if sizes[0] != sizes[1]:
-        raise ValueError(
-            f"{names[0]} has {sizes[0]:,} tokens, {names[1]} has "
-            f"{sizes[1]:,}: they cannot be one function"
-        )
-    longest = min(subject.block_size for subject in subjects)
-    if given is None:
-        given = drawn(sizes[0], longest)
-    require_fit(given, longest, sizes[0])
+    given = tokens_of_both(subjects, names, given)
     ranks.apart = 0.0, ""
     sides = Side(subjects[0], given, dtype), Rank(subjects[1], given, dtype)
-    if sides[0].dtype != sides[1].dtype:
-        for side in sides:
-            if side.doubled:
-                side.doubled = False
-                side.record()
+    run_in_one_dtype(sides)
     with together("the comparison"):
         return _compare(sides, ranks, weights)
 

@@ -18,15 +18,15 @@ from .given import (
     DRAWN,
     Model,
     as_tokens,
-    drawn,
     require_fit,
     subject_of,
     subjects_of,
+    tokens_of_both,
 )
 from .gradients import first_difference
 from .matching import match
 from .recording import Recording, scores_of
-from .side import Side, unit_of
+from .side import Side, run_in_one_dtype, unit_of
 from .value_diff import ValueDiff
 from .weights import WeightMatch, match_weights
 
@@ -119,16 +119,7 @@ def diff_sides(
     length = DRAWN if given is None else given.size(1)
     subjects = subjects_of((left, right), length, vocab_size)
     names = names or (subjects[0].name, subjects[1].name)
-    sizes = [subject.vocab_size for subject in subjects]
-    if sizes[0] != sizes[1]:
-        raise ValueError(
-            f"{names[0]} has {sizes[0]:,} tokens, {names[1]} has "
-            f"{sizes[1]:,}: they cannot be one function"
-        )
-    longest = min(subject.block_size for subject in subjects)
-    if given is None:
-        given = drawn(sizes[0], longest)
-    require_fit(given, longest, sizes[0])
+    given = tokens_of_both(subjects, names, given)
     if subjects[0].in_arrays and not subjects[1].in_arrays:
         subjects, names = subjects[::-1], names[::-1]
     if subjects[1].in_arrays:
@@ -163,11 +154,7 @@ def _diff_models(
         for name, side in zip(names, sides, strict=True)
         if not side.doubled and dtype is None
     ]
-    if sides[0].dtype != sides[1].dtype:
-        for side in sides:
-            if side.doubled:
-                side.doubled = False
-                side.record()
+    run_in_one_dtype(sides)
     return findings(names, sides, match(*sides, tolerance), single), sides
 
 

@@ -38,6 +38,29 @@ def require_fit(
         raise ValueError(f"token {outside[0]} is none of the {vocab_size:,}")
 
 
+def tokens_of_both(
+    subjects: Sequence[Subject],
+    names: Sequence[str],
+    given: Int[Tensor, "batch time"] | None,
+) -> Int[Tensor, "batch time"]:
+    """Return the tokens that two models are run on: these, or drawn ones.
+
+    Raises:
+        ValueError: for two vocabularies, and for tokens that do not fit.
+    """
+    sizes = [subject.vocab_size for subject in subjects]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"{names[0]} has {sizes[0]:,} tokens, {names[1]} has "
+            f"{sizes[1]:,}: they cannot be one function"
+        )
+    longest = min(subject.block_size for subject in subjects)
+    if given is None:
+        given = drawn(sizes[0], longest)
+    require_fit(given, longest, sizes[0])
+    return given
+
+
 def as_tokens(
     tokens: Int[Tensor, "batch time"] | Sequence[int],
 ) -> Int[Tensor, "batch time"]:

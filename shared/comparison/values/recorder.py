@@ -15,6 +15,7 @@ from ...invariants.dependence.collectives import (
     finished,
     is_collective,
 )
+from ...invariants.dependence.shadows import UNSET
 from ...invariants.lines import is_value
 from ...invariants.model.calling import code_of
 from ...invariants.operations import Operations
@@ -32,8 +33,8 @@ from .value import Value, digest, plain, real
 PRODUCTS = ("matmul", "bmm", "einsum", "scaled_dot_product_attention")
 # What reads a part of a tensor, be it the whole.
 PARTS = ("alias", "select", "slice")
-# What gives a tensor whose numbers come later.
-NOT_YET = ("empty", "empty_like", "new_empty", "empty_strided", "recv_")
+# Operations that return memory before its numbers are written.
+NOT_YET = (*UNSET, "recv_")
 WAIT = torch.ops._c10d_functional.wait_tensor
 EXACT = 2**12  # a number of 12 bits is the same in every dtype
 NEAR = 1e-6  # of a value's size: rounding may explain so much

@@ -215,6 +215,15 @@ class Side:
         return model, recorder, scores
 
 
+def run_in_one_dtype(sides: tuple[Side, Side]) -> None:
+    """Record a side that runs in float64 anew where the other cannot."""
+    if sides[0].dtype != sides[1].dtype:
+        for side in sides:
+            if side.doubled:
+                side.doubled = False
+                side.record()
+
+
 def unit_of(left: Side, right: Side) -> float:
     """Return the unit of rounding in which two sides may differ.
 

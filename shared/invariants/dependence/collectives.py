@@ -61,8 +61,9 @@ def finish(func: Any, result: Any) -> bool:
     What is received may not be sent yet, and is not waited for.
     """
     space, _, name = func._schema.name.partition("::")
-    waits = space == NAMESPACES[0]
-    if waits := waits and name not in (*NOTHING_WRITTEN, *RECEIVED):
+    never = (*NOTHING_WRITTEN, *RECEIVED)
+    waits = space == NAMESPACES[0] and name not in never
+    if waits:
         _work_of(result).wait()
     return waits
 

@@ -110,9 +110,9 @@ class _Texts:
             with budget.part():  # without a name: a copy is no trial
                 budget.require()
                 variant = self._copy(case, max(lengths))
-            if variant is None and budget.left <= 0:
-                budget.cut(case.name, *lengths)
             if variant is None:
+                if budget.left <= 0:
+                    budget.cut(case.name, *lengths)
                 continue
             enough = case.size > ENLARGED[0].size
             for time in lengths:
