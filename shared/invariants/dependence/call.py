@@ -209,7 +209,10 @@ class Call:
 
         What an operation overwrites as a whole is none of them.
         """
-        left = self._codes.keys() - self._consulted - self._room
+        left = self._codes.keys() - self._consulted
+        if not left:
+            return KNOWN
+        left -= self._room
         if self.name in OVERWRITTEN:
             left.discard(id(self.args.get("self")))
         codes = [self._codes[key] for key in left]

@@ -309,7 +309,6 @@ class Storages:
         low = top = KNOWN
         if codes.numel():
             low, top = map(int, codes.aminmax())
-        shadow = self.find(tensor)
         if tensor.numel() == count and _dense(tensor):
             new = Shadow(size, stride, codes, tensor.itemsize, low, top)
             self._put(storage, new)
@@ -319,6 +318,7 @@ class Storages:
                 codes = codes.amax(axis, keepdim=True)
                 tensor = tensor.narrow(axis, 0, 1)
         size, stride = tensor.size(), tensor.stride()
+        shadow = self.find(tensor)
         if shadow is None:
             codes_of = torch.full(
                 (count,), KNOWN, dtype=CODES, device=codes.device

@@ -443,8 +443,10 @@ class Shadows(Operations):
 
         Left is whether they leave torch: they may come back as others.
         """
-        codes = [self.codes(t) for t in tensors if t.numel()]
-        most = max((int(c.max()) for c in codes), default=KNOWN)
+        most = KNOWN
+        for tensor in tensors:
+            if tensor.numel():
+                most = max(most, int(self.codes(tensor).max()))
         if most == KNOWN:
             return
         place = find_place(name)
