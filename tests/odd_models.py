@@ -488,7 +488,7 @@ SOUND = {
     Beartyped: {},
     type("MappedGPT", (GPT,), {"mlp": Mapped}): {},
     TwoScores: {},
-    Late: {},
+    Late: {"block_size": 64},
     short(mixer=Flex): {},
     short(mixer=Blocks): {"checks": ["causality"]},
     partial(Documents, block_size=6): {"checks": ["causality"]},

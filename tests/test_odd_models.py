@@ -17,7 +17,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("model", SOUND)
 def test_an_odd_sound_model_is_not_accused(model):
-    report = check_model(model, block_size=64, **SOUND[model])
+    report = check_model(model, **{"block_size": 24} | SOUND[model])
     assert report.ok, str(report)
 
 

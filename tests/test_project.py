@@ -153,6 +153,7 @@ def build(flip=False):
     raise AssertionError("nothing is built while tests are collected")
 
 
+@pytest.mark.slow
 def test_the_action_checks_what_its_inputs_name(project):
     root = Path(__file__).parents[1]
     action = yaml.safe_load((root / "action.yml").read_text("utf-8"))
