@@ -251,6 +251,63 @@ class TensorParallel(GPT):
         return Gathered.apply(logits, 2, self.summed)
 
 
+class Scattered(torch.autograd.Function):
+    """The sum over the ranks, of which each keeps its part of the text."""
+
+    @staticmethod
+    def forward(ctx, x):
+        x = x.clone()
+        dist.all_reduce(x)
+        return piece(x, 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.cat(gathered(grad), 1)
+
+
+def whole(x):
+    """The text of all ranks; each has a part of its gradient."""
+    return Gathered.apply(x, 1, True)
+
+
+class SequenceParallel(TensorParallel):
+    """Between the products each rank has a part of the text."""
+
+    class block(Block):
+        class attention(ParallelAttention):
+            def forward(self, x, mask):
+                mixed = self.mixed(whole(x), mask)
+                return Scattered.apply(self.out(mixed)) + self.bias
+
+        class mlp(ParallelMLP):
+            def forward(self, x):
+                x = self.down(F.gelu(self.up(whole(x))))
+                return Scattered.apply(x) + self.bias
+
+    def forward(self, ids):
+        time = ids.size(1)
+        ids = F.pad(ids, (0, -time % count()))
+        x = self.embed(ids, torch.arange(ids.size(1)).clamp(max=BLOCK - 1))
+        x = Parted.apply(x)
+        mask = torch.ones(ids.size(1), ids.size(1), dtype=torch.bool).tril()
+        for block in self.blocks:
+            x = block(x, mask)
+        logits = self.head(whole(self.norm(x)))
+        return Gathered.apply(logits, 2, False)[:, :time]
+
+
+class Parted(torch.autograd.Function):
+    """This rank's part of the text; the gradient is that of all."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return piece(x, 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.cat(gathered(grad), 1)
+
+
 class NoReduction(TensorParallel):
     """The last block's MLP is not summed."""
 
@@ -491,6 +548,89 @@ class Ring(ContextParallel):
         attention = RingAttention
 
 
+# --- Experts -----------------------------------------------------------------
+
+
+class Experts(nn.Module):
+    """Each token goes to the matrix of its likeliest expert."""
+
+    held = 4  # experts
+
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(DIM, 4)
+        self.matrices = nn.Parameter(torch.zeros(self.held, DIM, DIM))
+
+    def forward(self, x):
+        share, chosen = self.router(x).softmax(-1).max(-1)
+        x = self.moved(x.flatten(0, 1), chosen.flatten())
+        return x.view(*chosen.shape, -1) * share.unsqueeze(-1)
+
+    def moved(self, x, chosen):
+        return (x.unsqueeze(1) @ self.matrices[chosen]).squeeze(1)
+
+
+class ToOwners(torch.autograd.Function):
+    """Rows sent to other ranks, by their numbers; gradients come back."""
+
+    @staticmethod
+    def forward(ctx, x, sent, came):
+        ctx.sent, ctx.came = sent, came
+        out = x.new_empty(sum(came), x.size(1))
+        dist.all_to_all_single(out, x.contiguous(), came, sent)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ToOwners.apply(grad, ctx.came, ctx.sent), None, None
+
+
+class ParallelExperts(Experts):
+    """Each rank holds some of the experts; tokens go to them and back."""
+
+    def __init__(self):
+        self.held = 4 // count()
+        super().__init__()
+
+    def moved(self, x, chosen):
+        order = chosen.argsort(stable=True)
+        owners = chosen[order] // self.held
+        sent = owners.bincount(minlength=count())
+        came = torch.empty_like(sent)
+        dist.all_to_all_single(came, sent)
+        sent, came = sent.tolist(), came.tolist()
+        own = ToOwners.apply(chosen[order, None].to(x), sent, came)
+        rows = ToOwners.apply(x[order], sent, came)
+        rows = super().moved(rows, own[:, 0].long() % self.held)
+        return self.returned(ToOwners.apply(rows, came, sent), order)
+
+    def returned(self, x, order):
+        return x[order.argsort()]
+
+
+class MixedGPT(GPT):
+    """With experts, on one process."""
+
+    class block(Block):
+        mlp = Experts
+
+
+class ExpertParallel(ContextParallel):
+    class block(Block):
+        attention, mlp = ContextAttention, ParallelExperts
+
+
+class NotReturned(ContextParallel):
+    """Tokens come back in the order of their experts."""
+
+    class block(Block):
+        attention = ContextAttention
+
+        class mlp(ParallelExperts):
+            def returned(self, x, order):
+                return x
+
+
 # --- By torch's own ----------------------------------------------------------
 
 
@@ -513,6 +653,10 @@ def by_parallelize_module():
         parallelize_module(block, mesh, plan)
     head = ColwiseParallel(output_layouts=Replicate())
     return parallelize_module(model, mesh, {"head": head})
+
+
+def by_data_parallel():
+    return nn.parallel.DistributedDataParallel(filled(GPT(), 0))
 
 
 def by_fully_shard():
@@ -538,6 +682,10 @@ def on_rank_1():
 
 def single():
     return filled(GPT(), 0)
+
+
+def mixed():
+    return filled(MixedGPT(), 0)
 
 
 def unlike(build):
@@ -595,10 +743,18 @@ SAME = (
     "other DTensors",
     "other shards",
     "other weights",
-    "no reduction in the backward",
-    "gather sums twice",
+    "data parallel",
+    "sequence parallel",
+    "experts",
 )
 PART = {  # and what the diff with the single one says
+    "experts not returned": ["`*`: rank 0", "put back in their order?"],
+    "no reduction in the backward": [
+        "the gradient of blocks.0.ff.bias is",
+        "that of blocks.1.norm_1.bias, reached before by the backward pass, "
+        "is a part of a sum on each rank",
+    ],
+    "gather sums twice": ["the gradient of head.bias is 2 times that of"],
     "no reduction": [
         "`+`: an all_reduce is missing: ",
         "`linear` is a part of a sum on each rank",
@@ -624,6 +780,10 @@ PART = {  # and what the diff with the single one says
 MAKERS = SOUND | {name: make for name, (make, _) in BROKEN.items()}
 MAKERS |= {
     "on rank 1": on_rank_1,
+    "data parallel": by_data_parallel,
+    "experts": unlike(built(ExpertParallel)),
+    "experts not returned": unlike(built(NotReturned)),
+    "sequence parallel": built(SequenceParallel),
     "no reduction first": built(NoReductionFirst),
     "bias on every rank": built(BiasOnEveryRank),
     "off by one": built(OffByOne),
@@ -667,7 +827,10 @@ def diff(names):
     from shared.comparison.sharded.diff import diff_sharded
 
     for name in names or (*SAME, *PART):
-        found = diff_sharded(single, MAKERS[name], names=("single", name))
+        left = mixed if "experts" in name else single
+        found = diff_sharded(
+            left, MAKERS[name], names=("single", name), gradients=True
+        )
         yield {"model": name} | found.to_json()
 
 

@@ -194,14 +194,13 @@ def diff(
             "all": whole or None,
             "position": position,
             "html": html_file,
-            "gradients": gradients or None,
             "tolerance": tolerance or None,
         }
         for option, given in of_one_process.items():
             if given is not None:
                 raise ValueError(f"--{option} goes with a single process")
         same = diff_of_ranks(
-            names, ids, vocab_size, choose_dtype(dtype), json_file
+            names, ids, vocab_size, choose_dtype(dtype), gradients, json_file
         )
         raise typer.Exit(not same)
     if cache:

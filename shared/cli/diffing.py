@@ -160,6 +160,7 @@ def diff_of_ranks(
     ids: list[int] | None,
     vocab_size: int | None,
     dtype: Any,
+    gradients: bool,
     json_file: Path | None,
 ) -> bool:
     """Show where a sharded model parts from its original; say if they do."""
@@ -177,6 +178,7 @@ def diff_of_ranks(
             vocab_size=vocab_size,
             names=(names[0], names[1]),
             dtype=dtype,
+            gradients=gradients,
         )
     print(printable(found.sentence))
     if json_file is not None and first():

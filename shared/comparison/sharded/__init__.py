@@ -4,6 +4,7 @@
     placing.py          where a rank's numbers stand among those of the left
     diff.py             both run, matched on all ranks, and where they part
     causes.py           sentences for the line that parts
+    gradients.py        of the parameters, whole, in shards or as parts of sums
 
 All ranks call diff_sharded.
 """

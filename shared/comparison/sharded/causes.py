@@ -179,7 +179,7 @@ def _bias(
 def _positions(
     one: Step, first: Placed, other: Step, second: Placed, ranks: Ranks
 ) -> str:
-    """Say that a rank joins values of two parts of the text, or ""."""
+    """Say that a rank joins values of two parts, or in two orders, or ""."""
     pairs = zip(
         first.shape[::-1],
         second.shape[::-1],
@@ -190,6 +190,12 @@ def _positions(
     for size, same, ours, theirs in pairs:
         if size != same or ours == theirs or len(ours) != len(theirs):
             continue
+        if {*ours} == {*theirs}:
+            return (
+                f"{one.place} holds {as_runs(ours)} of the left's axis of "
+                f"{size}, {other.place} {as_runs(theirs)}: were the pieces "
+                f"put back in their order?"
+            )
         if theirs == (*range(len(theirs)),):
             return (
                 f"{one.place} is at {as_runs(ours)} on the left, "

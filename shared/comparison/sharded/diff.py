@@ -1,8 +1,9 @@
 """Runs both models on all ranks, and says where they part."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,9 +22,10 @@ from ..values.given import (
     subjects_of,
     tokens_of_both,
 )
-from ..values.side import Side, run_in_one_dtype
+from ..values.side import Side, run_in_one_dtype, unit_of
 from ..values.value import plain
 from .causes import Step, cause
+from .gradients import compare_gradients
 from .placing import Finder
 from .weights import put_weights
 
@@ -34,7 +36,8 @@ class ShardedDiff:
 
     Attributes:
         ranks: how many processes.
-        same: whether all ranks return the left's scores.
+        same: whether all ranks return the left's scores, and have its
+            gradients, where they were compared.
         apart: how far the scores of a rank are from the left's, at most;
             inf for other shapes, and rounding: how far that may be.
         values: how many values of the sharded model lead to its scores.
@@ -44,6 +47,9 @@ class ShardedDiff:
             order, or are a part of a sum.
         where: the line that parts, and cause: what is seen there.
         weights: which weights the ranks ran with.
+        gradients: how many were compared; partial_gradients: the names of
+            those that are parts of a sum over the ranks; gradient: how the
+            first one differs.
     """
 
     ranks: int
@@ -58,6 +64,9 @@ class ShardedDiff:
     weights: str
     where: str = ""
     cause: str = ""
+    gradients: int = 0
+    partial_gradients: tuple[str, ...] = ()
+    gradient: str = ""
 
     @property
     def sentence(self) -> str:
@@ -68,11 +77,12 @@ class ShardedDiff:
             f"{self.matched} of {self.values} values matched ({self.sliced} "
             f"sliced{more}, {self.partial} partial sums)"
         )
-        if self.same:
+        if self.same or self.gradient:
             return (
-                f"one function over {self.ranks} ranks: {count}; scores "
-                f"{self.apart:.1g} apart, rounding can cause up to "
-                f"{self.rounding:.1g}; gradients are not compared; "
+                f"one function over {self.ranks} ranks"
+                f"{', another gradient' * bool(self.gradient)}: "
+                f"{self._of_gradients}; {count}; scores {self.apart:.1g} "
+                f"apart, rounding can cause up to {self.rounding:.1g}; "
                 f"{self.weights}"
             )
         where = f" at {self.where}" if self.where else ""
@@ -80,6 +90,17 @@ class ShardedDiff:
         return (
             f"two functions over {self.ranks} ranks: they part{where}{cause}; "
             f"scores {self.apart:.2g} apart, {count}; {self.weights}"
+        )
+
+    @property
+    def _of_gradients(self) -> str:
+        parts = len(self.partial_gradients)
+        if not self.gradients:
+            return "gradients are not compared"
+        return self.gradient or (
+            f"{self.gradients} gradients equal"
+            + f", {parts} of them as the sum over the ranks, which the "
+            f"training code has to make" * bool(parts)
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -105,6 +126,7 @@ def diff_sharded(
     vocab_size: int | None = None,
     names: tuple[str, str],
     dtype: torch.dtype | None = None,
+    gradients: bool = False,
 ) -> ShardedDiff:
     """Compare a model on one process with the same over several ranks.
 
@@ -118,6 +140,7 @@ def diff_sharded(
         vocab_size: number of tokens, where a model does not declare it.
         names: what to call the two.
         dtype: to run both in; None: float64.
+        gradients: whether to compare the gradients of the weights, too.
 
     Raises:
         ValueError: for a single process, for models that are no modules,
@@ -133,14 +156,32 @@ def diff_sharded(
         _built(m, n) for m, n in zip((left, right), names, strict=True)
     )
     with together("putting weights"):
-        weights = put_weights(built[0], built[1], ranks)
+        weights, sources = put_weights(built[0], built[1], ranks)
     subjects = subjects_of((built[0], built[1]), length, vocab_size)
     given = tokens_of_both(subjects, names, given)
     ranks.apart = 0.0, ""
     sides = Side(subjects[0], given, dtype), Rank(subjects[1], given, dtype)
     run_in_one_dtype(sides)
     with together("the comparison"):
-        return _compare(sides, ranks, weights)
+        found = _compare(sides, ranks, weights)
+    if not (gradients and found.same):
+        return found
+    with together("the gradients"):
+        count, partial, gradient = compare_gradients(
+            sides[0].gradients(),
+            sides[1].gradients(),
+            (built[0], built[1]),
+            sources,
+            ranks,
+            min(unit_of(*sides), 2.0**-16),
+        )
+    return replace(
+        found,
+        same=not gradient,
+        gradients=count,
+        partial_gradients=tuple(partial),
+        gradient=gradient,
+    )
 
 
 def _built(model: Model, name: str) -> nn.Module:
@@ -173,13 +214,15 @@ def _compare(
                 values[number] = values[value.number] - bias
                 ops[number] = value.place.op
     finder = Finder(values, ops, eps)
-    steps, last = _steps(right, ranks)
-    kept, scores = right.kept, right.scores
+    common = _numbers(right.lines, ranks)
+    steps, last = _steps(right, common, ranks)
+    kept = {common[event]: value for event, value in right.kept.items()}
+    scores = right.scores
     for event, step in steps.items():
         if step.inside and not step.trivial and event in kept:
             step.placed = finder.find(kept[event], step.op)
     found = ranks.texts(
-        json.dumps([e for e, s in steps.items() if s.placed is None])
+        json.dumps([e for e in steps if e in kept and not steps[e].placed])
     )
     lost = [{*json.loads(text)} for text in found]
     for event, step in steps.items():
@@ -242,19 +285,48 @@ def _compare(
     )
 
 
-def _steps(right: Side, ranks: Ranks) -> tuple[dict[int, Step], int]:
+def _numbers(lines: dict[int, str], ranks: Ranks) -> dict[int, int]:
+    """Return a number of each event that is the same on all ranks.
+
+    A rank may run lines that others do not run, as one to which no token is
+    sent: events are told by their line, and how often it has run.
+    """
+    often = Counter[str]()
+    own = []
+    for line in lines.values():
+        often[line] += 1
+        own.append(f"{often[line]} {line}")
+    order, *others = map(json.loads, ranks.texts(json.dumps(own)))
+    for keys in others:
+        at, known = 0, {key: i for i, key in enumerate(order)}
+        added: dict[int, list[str]] = {}
+        for key in keys:
+            if key in known:
+                at = known[key] + 1
+            else:
+                added.setdefault(at, []).append(key)
+        parts = [[*added.get(i, ()), key] for i, key in enumerate(order)]
+        order = [key for part in parts for key in part]
+        order += added.get(len(parts), [])
+    numbers = {key: i for i, key in enumerate(order)}
+    return {e: numbers[key] for e, key in zip(lines, own, strict=True)}
+
+
+def _steps(
+    right: Side, number: dict[int, int], ranks: Ranks
+) -> tuple[dict[int, Step], int]:
     """Return what leads to the scores on some rank, by event; the scores'.
 
     One that a rank takes for a copy of another has its place from the rank
     that does not.
     """
-    events = {v.number: v.event for v in right.values}
+    events = {v.number: number[v.event] for v in right.values}
     last = right.values[right.last]
     while not last.place.in_model and last.inputs:
         last = right.values[last.inputs[0]]
     own = [
         [
-            v.event,
+            events[v.number],
             str(v.place),
             v.place.op,
             [events[n] for n in v.inputs],
@@ -275,7 +347,7 @@ def _steps(right: Side, ranks: Ranks) -> tuple[dict[int, Step], int]:
             step.constant &= constant
             step.inside = inside
     # a rank that adds 0 takes its last step for a copy of the one before
-    end = max(map(int, ranks.texts(str(last.event))))
+    end = max(map(int, ranks.texts(str(events[last.number]))))
     wanted, todo = set[int](), [end]
     while todo:
         event = todo.pop()

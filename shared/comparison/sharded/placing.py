@@ -93,7 +93,11 @@ class Finder:
             (self.values[n].numel(), self.ops[n] != op, n)
             for n in self.values
             if self.values[n].numel() >= value.numel()
-            and self.values[n].numel() % value.numel() == 0
+            and (
+                self.values[n].numel() % value.numel() == 0
+                # tokens that were sent to the rank of their expert
+                or self.values[n].shape[-1:] == value.shape[-1:]
+            )
         )
         for _, _, number in candidates:
             if self._all_in(known[ends], number):

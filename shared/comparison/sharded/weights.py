@@ -16,8 +16,12 @@ SHIFT = 0.1  # of what is drawn in place of zeros or ones
 
 
 @torch.no_grad()
-def put_weights(left: nn.Module, right: nn.Module, ranks: Ranks) -> str:
+def put_weights(
+    left: nn.Module, right: nn.Module, ranks: Ranks
+) -> tuple[str, dict[str, str]]:
     """Put the left's weights into a rank's shards; say what was done.
+
+    Returns the sentence, and the left's parameter of each of the right's.
 
     A parameter comes from the left's of the same name, else from the only
     one whose name is nearest: all of it, or of one axis the piece of this
@@ -49,11 +53,8 @@ def put_weights(left: nn.Module, right: nn.Module, ranks: Ranks) -> str:
         )
         zeros = [n for n, w in ours.items() if "bias" in n and not w.any()]
         hidden = f"; {len(zeros)} biases are 0, which hides one added twice"
-        return (
-            "the ranks have the left's weights"
-            + "".join(texts)
-            + hidden * bool(zeros)
-        )
+        words = "".join(texts) + hidden * bool(zeros)
+        return f"the ranks have the left's weights{words}", sources
     for rank, (_, _, names) in enumerate(counts):
         if names:
             raise ValueError(
@@ -70,8 +71,10 @@ def put_weights(left: nn.Module, right: nn.Module, ranks: Ranks) -> str:
     for name, parameter in theirs.items():
         local(parameter).copy_(pieces[name])
     began = f"; the ranks began with other numbers in {', '.join(apart[:3])}"
-    return f"{len(pieces)} weights of the left put into each rank" + (
-        began * bool(apart)
+    return (
+        f"{len(pieces)} weights of the left put into each rank"
+        f"{began * bool(apart)}",
+        sources,
     )
 
 
@@ -83,9 +86,9 @@ def _pieces(
 ) -> dict[str, Tensor]:
     """Return what each parameter of a rank holds of the left's weights."""
     return {
-        name: _piece(sources[name], ours[sources[name]], parameter, ranks).to(
-            local(parameter)
-        )
+        name: piece_of(
+            sources[name], ours[sources[name]], parameter, ranks
+        ).to(local(parameter))
         for name, parameter in theirs.items()
         if name in sources
     }
@@ -160,10 +163,10 @@ def _fits(weight: Tensor, parameter: Tensor, count: int) -> bool:
     )
 
 
-def _piece(
+def piece_of(
     name: str, weight: Tensor, parameter: Tensor, ranks: Ranks
 ) -> Tensor:
-    """Return what of a weight belongs to this rank."""
+    """Return what of a weight, or of its gradient, belongs to this rank."""
     if local(parameter) is not parameter:
         from torch.distributed.tensor import distribute_tensor
 

@@ -73,6 +73,7 @@ class Recorder(Operations):
         self.tokens = tokens
         self.values: list[Value] = []
         self.kept: dict[int, Tensor] | None = None  # values by their events
+        self.lines: dict[int, str] = {}  # of these events
         self.numbers = WeakTensorKeyDictionary()
         self.detached: list[Place] = []  # lines of the model's own
         self.moves = WeakTensorKeyDictionary()  # lines that laid a value out
@@ -191,6 +192,7 @@ class Recorder(Operations):
         event, self.events = self.events, self.events + 1
         if self.kept is not None:
             self.kept[event] = plain(value).clone()
+            self.lines[event] = str(place)
         if self.visitor is not None:
             self.visitor(event, value)
             return event

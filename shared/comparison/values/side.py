@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...invariants.context import isolated, one_run
 from ...invariants.errors import ModelRaised
 from ...invariants.operations import below_autograd
-from ...invariants.ranks import local
+from ...invariants.ranks import local, local_gradient
 from ...invariants.rounding import nudge
 from ...invariants.subject import Subject
 from ...invariants.variant import Variant, own, precise
@@ -95,6 +95,7 @@ class Side:
         is_module = isinstance(model, nn.Module)
         self.values = number_layers(recorder.values)
         self.kept, self.scores = recorder.kept or {}, plain(scores)
+        self.lines = recorder.lines
         self.dtypes = recorder.dtypes
         self.coarse = self._coarse()
         lines = {(p.path, p.line): p for p in reversed(recorder.detached)}
@@ -164,23 +165,27 @@ class Side:
         model, subject = variant.model, self.subject
         if not isinstance(model, nn.Module) or self.tokens.size(1) < 2:
             return {}
-        found: dict[str, Tensor] = {}
-        for name, parameter in model.named_parameters():
+        order: dict[str, None] = {}
+        parameters = dict(model.named_parameters())
+        for name, parameter in parameters.items():
             parameter.grad = None
 
-            def keep(parameter: Tensor, name: str = name) -> None:
-                assert parameter.grad is not None
+            def arrive(_: Tensor, name: str = name) -> None:
                 # the order is that of the last part of the gradient
-                found.pop(name, None)
-                found[name] = parameter.grad.detach().cpu().clone()
+                order.pop(name, None)
+                order[name] = None
 
-            parameter.register_post_accumulate_grad_hook(keep)
+            parameter.register_post_accumulate_grad_hook(arrive)
         with isolated(subject.seed):
             scores = variant.scores(self.tokens, grad=True, seed=subject.seed)
             log_probs = scores[:, :-1].log_softmax(-1)
             picked = log_probs.gather(-1, self.tokens[:, 1:, None])
             (-picked.mean()).backward()
-        return found
+            return {
+                name: local_gradient(gradient, parameters[name]).cpu().clone()
+                for name in [*order, *(parameters.keys() - order.keys())]
+                if (gradient := parameters[name].grad) is not None
+            }
 
     def _variant(self) -> Variant:
         """Return a new copy in the dtype of the run."""
