@@ -859,6 +859,32 @@ def test_what_looks_at_a_token_alone_is_proved(number):
     assert proof.proved, str(proof)
 
 
+def rows_by(change, mask):
+    """Take rows by a mask of the ids, and put them back."""
+
+    def mix(self, x, ids):
+        kept, out = mask(ids), torch.zeros_like(x)
+        out[kept] = change(x[kept])
+        return out
+
+    return mix
+
+
+@pytest.mark.parametrize(
+    ("change", "mask", "holds"),
+    [
+        (lambda rows: 2 * rows, lambda ids: ids != 7, True),
+        (lambda rows: rows.flip(0), lambda ids: ids != 7, False),
+        (lambda rows: rows, lambda ids: ids.flip(1) != 7, False),
+    ],
+    ids=["back", "flipped", "by a later id"],
+)
+def test_rows_of_a_mask_are_as_in_the_text(change, mask, holds):
+    kind = type("Rows", (Around,), {"mix": rows_by(change, mask)})
+    proof = prove_causality(kind, **SIZES, lengths=(2, 5))
+    assert (proof.proved, proof.conditional) == (False, holds), str(proof)
+
+
 CHUNK = 27
 
 

@@ -123,7 +123,7 @@ class Call:
         values: what in-place operations have overwritten, by id.
         outs: the tensors it returned.
         note: called with "assumption", "weak" or "padding", and a mask's
-            number.
+            number; with "routed", and any.
     """
 
     def __init__(
@@ -146,6 +146,7 @@ class Call:
         self.positional = args, kwargs
         self.hides = True  # whether any number may be hidden
         self.special = True  # whether any may be hidden, or known
+        self.routing = False  # whether tokens count as routed as in this text
 
     def __getitem__(self, name: str) -> Any:
         return self.args[name]

@@ -437,6 +437,29 @@ def _spread(call: Call, ids: list[Tensor | None]) -> tuple[list[int], bool]:
     return axes, known
 
 
+def _is_routed(call: Call, ids: list[Tensor | None]) -> bool:
+    """Whether one mask says which rows an expert gets, and gives back.
+
+    It counts as that of this text: each row then keeps its own codes.
+    """
+    mask = ids[0]
+    if not call.routing or len(ids) > 1 or mask is None:
+        return False
+    if mask.dtype == torch.bool and (
+        "values" not in call.args or call["values"].numel() > 1
+    ):
+        call.note("routed", 0)
+        return True
+    return False
+
+
+def _of_mask(call: Call, x: Tensor, mask: Tensor) -> Tensor:
+    """Return the codes of a mask over the first axes, for each number."""
+    codes = plain(call.of(mask))
+    codes = codes[(..., *(None,) * (x.dim() - mask.dim()))]
+    return codes.expand(x.shape)
+
+
 @rule("index _unsafe_index")
 def indexed(call: Call) -> Tensor:
     """Read by ids, as x[i, :, j] does."""
@@ -446,6 +469,10 @@ def indexed(call: Call) -> Tensor:
     if known:
         return torch.ops.aten.index(codes.expand(x.shape), ids)
     given = [i for i in ids if i is not None]
+    if _is_routed(call, ids):
+        rows = torch.ops.aten.index(plain(codes).expand(x.shape), ids)
+        chosen = torch.ops.aten.index(_of_mask(call, x, given[0]), ids)
+        return torch.maximum(rows, chosen)
     largest = over(plain(codes), axes).expand(x.shape)
     result = torch.ops.aten.index(largest, ids)
     if any(i.dtype == torch.bool for i in given):
@@ -483,6 +510,16 @@ def put(call: Call) -> Tensor:
         flat = flat.scatter_reduce(0, at.flatten(), source, "amax")
         return flat.view(base.shape)
     given = [i for i in ids if i is not None]
+    if _is_routed(call, ids):
+        base = torch.maximum(base, _of_mask(call, x, given[0]))
+        old = torch.ops.aten.index(base, ids)
+        added = call.get("accumulate", default=False)
+        chosen = (
+            old
+            if added
+            else torch.ops.aten.index(_of_mask(call, x, given[0]), ids)
+        )
+        return base.index_put(tuple(ids), torch.maximum(chosen, source))
     alone = len(ids) == 1 and call["values"].numel() == 1
     if alone and given[0].dtype == torch.bool:  # as masked_fill does
         mask = plain(call.of(given[0]))

@@ -293,7 +293,7 @@ class Shadows(Operations):
         call = Call(
             func, args, kwargs, codes, before, outs or others, self._note
         )
-        call.hides = top >= LOWERED + KNOWN
+        call.hides, call.routing = top >= LOWERED + KNOWN, self.routing
         known = any(s.low == KNOWN for s in shadows)
         call.special = call.hides or known or call.has_special_number()
         found = self._find(call, name, top)
@@ -432,6 +432,10 @@ class Shadows(Operations):
 
     def _note(self, kind: str, number: float) -> None:
         place = find_place("mask")
+        if kind == "routed":
+            self.routed = True
+            self.notes.routed.setdefault(place, kind)
+            return
         kinds = {"assumption": self.notes.masks, "weak": self.notes.weak}
         notes = kinds.get(kind, self.notes.padding)
         notes[place] = max(number, notes.get(place, number))
