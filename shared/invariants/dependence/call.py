@@ -264,6 +264,8 @@ class Call:
         if not values.is_floating_point() or not (codes == KNOWN).any():
             return hidden
         surest = lowest(values.dtype)
+        if self.out.is_floating_point():  # what it is turned into
+            surest = max(surest, lowest(self.out.dtype))
         low = where_known(codes, values <= surest)
         if bool(((codes == KNOWN) & ~low).any()):
             lower = where_known(codes, values <= STRONG)

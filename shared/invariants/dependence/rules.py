@@ -31,6 +31,7 @@ from .codes import (
     plain,
     thin,
     united,
+    where_known,
 )
 
 # --- Pointwise ---------------------------------------------------------------
@@ -210,8 +211,21 @@ def dropout(call: Call) -> Tensor:
     placed=True,
 )
 def same(call: Call) -> Tensor:
-    """Keep the codes, and what is hidden hidden."""
-    return call.codes("self")
+    """Keep the codes, and what is hidden hidden.
+
+    A wider dtype does not show that a number was the lowest of its own.
+    """
+    codes, given = call.codes("self"), call["self"]
+    if call.name != "_to_copy" or not (
+        given.is_floating_point() and call.out.is_floating_point()
+    ):
+        return codes
+    before, now = lowest(given.dtype), lowest(call.out.dtype)
+    if now >= before or not bool((codes == KNOWN).any()):
+        return codes
+    values = call.value("self")
+    low = where_known(codes, (values <= before) & values.isfinite())
+    return torch.where(low, FREE + HIDDEN, codes)
 
 
 @rule("copy _copy_from", placed=True, overwrites=True)
@@ -690,8 +704,6 @@ def reduced(call: Call) -> Tensor:
 @rule("amax max amin min aminmax argmax argmin logsumexp")
 def extreme(call: Call) -> Tensor:
     """Depend on all along the axes but what is hidden from a largest."""
-    if "other" in call.args:
-        return united(call.plain("self"), call.plain("other"))
     axes = _axes(call)
     codes = call.codes("self")
     hidden = is_hidden(codes)

@@ -107,6 +107,8 @@ BY_SIZES = (
     "_pack_padded_sequence",
     "_pad_packed_sequence",
 )
+# maximum and minimum, which have rules of their own
+OF_TWO = (torch.ops.aten.max.other, torch.ops.aten.min.other)
 # They hold whatever the memory held, until it is written.
 UNSET = (
     "empty",
@@ -220,7 +222,7 @@ class Shadows(Operations):
         if not isinstance(func, torch._ops.OpOverload):
             return self._higher_order(func, args, kwargs)
         name = base_name(func.overloadpacket.__name__)
-        if name not in RULES and is_composite(func):
+        if (name not in RULES or func in OF_TWO) and is_composite(func):
             if name in BY_SIZES:
                 self._read(name, tensors_in(args[1:]))
             with self:
