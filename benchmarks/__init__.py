@@ -1,7 +1,4 @@
-"""How fast a GPT is: both styles, their peers, and the machine's limit.
-
-README.md says what is in which file; measured/ keeps results.
-"""
+"""How fast a GPT is: both styles, their peers, and the machine's limit."""
 
 from typing import Literal
 

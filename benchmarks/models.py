@@ -236,12 +236,12 @@ def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
             subject = met(vocab_size=None if own else vocab)
         except UnknownSize:
             subject = met(vocab_size=vocab)
+        subject.require_scores()
     except ValueError as error:
         ours = f"the benchmark's vocabulary is {vocab} (--vocab-size sets it)"
         words = str(error).replace(f"vocab_size={vocab} was given", ours)
         more = "" if ours in words else f"; {ours}"
         raise ValueError(f"{name}: {words}{more}") from None
-    subject.require_scores()
     if subject.block_size < longest and "time" not in plan.open:
         raise ValueError(
             f"{name} reads at most {subject.block_size} tokens, and a text of "

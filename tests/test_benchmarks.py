@@ -350,6 +350,10 @@ def short(config):
 def other_vocabulary(config):
     return Bigram(7, 7)
 
+def few_ids():
+    table = one_hot(torch.arange(7), 11).float()
+    return lambda tokens: table[tokens]
+
 def bare():
     return lambda tokens: one_hot(tokens, 11).float()
 
@@ -565,6 +569,7 @@ def test_anyones_model_decodes_greedily_from_its_scores(own_peer):
             "bigram.py:other_vocabulary",
             r"vocabulary is 11 \(--vocab-size sets it\), but .*=7",
         ),
+        ("bigram.py:few_ids", "ids some are refused.*--vocab-size sets it"),
         ("bigram.py:number", "builds int"),
         ("bigram.py:short", "reads at most 3 tokens, and a text of 4"),
     ],
