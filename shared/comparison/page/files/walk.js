@@ -111,12 +111,11 @@ function startWalk(walk) {
         written(x, 2);
   }
 
-  // The score of the chosen cell: query times key, number by number, and what
-  // this step makes of it.
+  // How the chosen cell's score is made, and what this step makes of it.
   function workOut(step, map, index, layer, row) {
     const made = steps.findLast((other, i) => i <= at && other.factors.length);
     const [query, key, factor] = made?.factors[layer]?.[index] ?? [];
-    if (query === undefined) return "";
+    if (query === undefined) return "No two stored values give these scores.";
     const part = (number, position) => {
       const { heads, row } = decode(number, null);
       const [all, head] = [row(position), Math.min(chosen("head"), heads - 1)];
@@ -480,7 +479,10 @@ function startWalk(walk) {
   byId("walk").classList.add("alive");
   byId("walk-token").value = Math.min(5, tokens.length - 1);
   go(linked() >= 0 ? linked() : walk.opens, false);
-  addEventListener("load", () => go(at, linked() >= 0 || walk.opens > 0));
+  addEventListener("load", () => {
+    document.querySelector(":target")?.scrollIntoView({ behavior: "instant" });
+    go(at, linked() >= 0 || walk.opens > 0);
+  });
 }
 
 const walkData = JSON.parse(document.getElementById("data").textContent).walk;
