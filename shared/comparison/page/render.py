@@ -137,23 +137,26 @@ def _walk(pair: Pair, tokenizer: Tokenizer) -> dict[str, Any] | None:
         return []
 
     walk = walk_on(used)
-    if walk is None or used[0].tolist() != ids_of(default_passage()):
+    if (
+        walk is None
+        or walk["data"]["following"] is None
+        or used[0].tolist() != ids_of(default_passage())
+        or sum(map(len, walk["data"]["maps"])) > ROOM
+    ):
         return walk
-    small = sum(map(len, walk["data"]["maps"])) < ROOM
-    for name, text in TEXTS.items() if small else ():
+    for name, text in TEXTS.items():
         ids = ids_of(text)
-        if len(ids) < used.size(1):
-            continue
-        other = walk_on(torch.tensor([ids]))
-        if other and _lines(other) == _lines(walk):
+        whole = len(ids) == used.size(1)
+        other = walk_on(torch.tensor([ids])) if whole else None
+        if other and _steps(other) == _steps(walk):
             walk["data"]["others"][name] = other["data"]
     return walk
 
 
-def _lines(walk: Mapping[str, Any]) -> list[Any]:
+def _steps(walk: Mapping[str, Any]) -> list[Any]:
     """Return the lines of a walk's steps, and whether next tokens follow."""
-    steps = [step["places"] for step in walk["data"]["steps"]]
-    return [walk["data"]["following"] is None, steps]
+    places = [step["places"] for step in walk["data"]["steps"]]
+    return [places, walk["data"]["following"] is None]
 
 
 def fill(template: str, scripts: Sequence[str], **content: Any) -> str:
