@@ -124,8 +124,8 @@ function startWalk(walk) {
     const [q, k] = [part(query, row), part(key, column)];
     const dot = q.reduce((sum, x, i) => sum + x * k[i], 0);
     const two = (x) => x.toFixed(2).padStart(5, "\u00a0");
-    const scaled = Math.abs(factor - 1) < 1e-6 ? ""
-      : Math.abs(factor ** 2 * q.length - 1) < 1e-6 ? ` / \u221a${q.length}`
+    const scaled = Math.abs(factor - 1) < 1e-5 ? ""
+      : Math.abs(factor ** 2 * q.length - 1) < 1e-5 ? ` / \u221a${q.length}`
       : ` \u00d7 ${written(factor)}`;
     const score = written(dot * factor);
     const told = map.row(row)[column];
