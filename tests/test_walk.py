@@ -683,7 +683,7 @@ def test_layer_and_token_are_chosen(browser, page):
     cell(0, 0).click().perform()
     # nothing masked
     assert numbers() == "0 “The” attends (looks) most to “The” 1"
-    cell(0, 6).perform()
+    cell(0, 6).click().perform()
     assert "may not look at “·used”" in said.text
     press(browser, "ARROW_RIGHT")  # the focus is in the map
     assert "may not look at “·to”" in said.text

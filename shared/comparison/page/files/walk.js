@@ -416,9 +416,9 @@ function startWalk(walk) {
         (event.clientX - box.left) / box.width * shown[index].width]
         .map(Math.floor);
     };
-    let pointed = [0, 0];
     const tell = (place, choice) => {
-      pointed = place.map((n) => Math.max(0, Math.min(tokens.length - 1, n)));
+      const pointed = place.map((n) =>
+        Math.max(0, Math.min(tokens.length - 1, n)));
       if (choice && shown[index].square) column = pointed[1];
       if (choice) choose(pointed[0]);
       if (shown[index].square)
@@ -435,7 +435,7 @@ function startWalk(walk) {
       if (!move || !shown[index].square) return;
       event.preventDefault();
       event.stopPropagation();
-      tell(pointed.map((n, axis) => n + move[axis]), true);
+      tell([chosen("token") + move[0], column + move[1]], true);
     });
     side.addEventListener("click", (event) => {
       const line = event.target.closest(".line");
