@@ -79,15 +79,14 @@ WEIGHT_TRANSFER = {
 # How this style writes a step of a forward pass, where styles differ.
 STEPS = {
     "token": "The line multiplies the row by the root of the width, d_model, "
-    "as the paper 'Attention Is All You Need' does. `from_gpt2`, the loader "
-    "of GPT-2 checkpoints, divides the checkpoint's rows by sqrt(d_model) "
-    "before storing them in `lut`; multiplying here undoes that.",
+    "as the paper 'Attention Is All You Need' does. The loader of GPT-2 "
+    "checkpoints divides their rows by sqrt(d_model) before storing them in "
+    "`lut`; multiplying here undoes that.",
     "position": "`pe` is a buffer, which training does not change. In this "
     "run it holds sines and cosines.",
     "learned_position": "`pe` is a buffer, which training does not change. "
-    "A new model fills it with sines and cosines; in this run `from_gpt2`, "
-    "the loader of GPT-2 checkpoints, has replaced them by the checkpoint's "
-    "learned table, `wpe`.",
+    "A new model fills it with sines and cosines; in this run the loader of "
+    "GPT-2 checkpoints has replaced them by the checkpoint's learned table.",
     "norm": "The class shown, SublayerConnection, holds the norm and "
     "normalises the input of its sublayer.",
     "project": "`linears` holds four nn.Linear of one shape: the first three "
@@ -101,9 +100,9 @@ STEPS = {
     "the probabilities, so that a reader can look at them.",
     "mix": "A product of two matrices mixes the values.",
     "residual_attention": "This line runs twice in every layer; here "
-    "`sublayer` is `self_attn`.",
+    "`sublayer` is attention.",
     "residual_feed_forward": "The line that added attention's output runs "
-    "again; here `sublayer` is `feed_forward`.",
+    "again; here `sublayer` is feed-forward.",
     "activation": "The activation is an argument of PositionwiseFeedForward: "
     "ReLU by default, in this run the one that the config names.",
     "logits": "`proj` in Generator has a bias b, filled with zeros where the "

@@ -73,8 +73,9 @@ STEPS = {
     "scores": "The scores have no line of their own: "
     "inside, scaled_dot_product_attention computes Q K\u1d40 and divides it "
     "by \u221ad.",
-    "mask": "This run builds no mask: the argument `is_causal`, True here, "
-    "makes scaled_dot_product_attention mask the later positions itself.",
+    "mask": "This run builds no mask: `mask` is None. The argument "
+    "`is_causal`, True here, makes scaled_dot_product_attention mask the "
+    "later positions itself.",
     "probabilities": "scaled_dot_product_attention computes the probabilities "
     "inside and never returns them. The numbers here were computed from its "
     "inputs by the formula.",
@@ -86,8 +87,7 @@ STEPS = {
     "activation": "The activation is an nn.Module that the config names, "
     "GELU by tanh by default.",
     "logits": "`lm_head` has no bias, unless the checkpoint brings one. If "
-    "the config ties the weights, its matrix is the token table `wte` itself: "
+    "the config ties the weights, its matrix is the token table itself: "
     "W = E.",
-    "log_probs": "The model's forward returns the logits; log_probs applies "
-    "log_softmax to them.",
+    "log_probs": "`log_probs` applies log_softmax to the logits.",
 }

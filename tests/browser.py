@@ -126,6 +126,11 @@ class Browser:
         assert requests == {path.as_uri()}
         assert self.js(FAINT) == []
 
+    def unfold(self):
+        """Open all that is folded away."""
+        self.js("document.querySelectorAll('details').forEach(e => {"
+                "e.open = true})")  # fmt: skip
+
     def errors(self):
         """What the console said since it was last asked."""
         return [entry["message"] for entry in self.driver.get_log("browser")]

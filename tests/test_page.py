@@ -65,6 +65,7 @@ def test_it_is_one_small_valid_file_with_every_section(tmp_path):
     with pytest.raises(html5lib.html5parser.ParseError):
         html5lib.HTMLParser(strict=True).parse("<!doctype html><p></b>")
     text = page.read_text(encoding="utf-8")
+    assert data_of(page)["walk"]["others"] == {}  # a text of one's own
     assert len(text.encode()) < 2_000_000
     assert not re.findall(r'(?:src|href|action|data)="(?!#|data:)[^"]*', text)
     assert text.index('id="walk"') < text.index('id="concepts"')

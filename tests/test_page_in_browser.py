@@ -5,9 +5,14 @@ import itertools
 import re
 
 import pytest
-from browser import HOSTILE, hostile_page, make_page, page_of
+from browser import HOSTILE, data_of, hostile_page, make_page, page_of
+from selenium.webdriver.support.select import Select
 
 from shared.comparison.benchmark_results import Results, Row, Run
+from shared.comparison.page.render import TEXTS, WALK_TOKENS
+from shared.comparison.text import token_text
+from shared.tokenization.texts import default_passage
+from shared.tokenization.tokenizers import DEFAULT, load_tokenizer
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -78,11 +83,12 @@ def test_a_click_in_the_drawing_leads_to_the_concept(browser, page, width):
         browser.look_at(title)
         title.click()
         assert browser.js("return location.hash") == target
+        assert browser.one(f"details[open] {target}").is_displayed()
         top = browser.js(
             "return document.querySelector(arguments[0])"
-            ".getBoundingClientRect().top", target,
+            ".closest('article').getBoundingClientRect().top", target,
         )  # fmt: skip
-        assert 0 <= top < 200
+        assert 0 <= top < 150  # with the heading above the source
 
 
 def test_the_influence_maps_tell_their_numbers(browser, page):
@@ -93,7 +99,7 @@ def test_the_influence_maps_tell_their_numbers(browser, page):
 
 
 def test_names_that_correspond_light_up_together(browser, page):
-    browser.open(page)
+    browser.open(page, at="concept-attention")  # a link unfolds it
     concept = "#concept-attention .code"
     assert browser.all(f"{concept} .lit") == []
     name = browser.one(f"{concept}.left .brief [data-term='heads']")
@@ -117,6 +123,7 @@ def test_names_that_correspond_light_up_together(browser, page):
 @pytest.mark.parametrize("width", [320, 390, 768, 1180, 1440, 2200])
 def test_nothing_overflows(browser, page, width):
     browser.open(page, width=width)
+    browser.unfold()
     wide = browser.js("return document.documentElement.scrollWidth")
     assert wide <= width
     cut = browser.js(
@@ -143,6 +150,7 @@ def test_columns_on_a_desk_and_stacked_on_a_phone(browser, page):
         ".map(r => [r.left, r.top])"
     )
     browser.open(page, width=1440)
+    browser.unfold()
     left, right = browser.js(places)
     assert right[0] > left[0] + 400
     assert right[1] == left[1]
@@ -153,6 +161,7 @@ def test_columns_on_a_desk_and_stacked_on_a_phone(browser, page):
     )
     assert cut == []
     browser.open(page, width=390)
+    browser.unfold()
     left, right = browser.js(places)
     assert right[0] == left[0]
     assert right[1] > left[1]
@@ -162,6 +171,8 @@ def test_it_prints(browser, page):
     browser.open(page, width=1047, media="print")
     assert browser.js("return document.documentElement.scrollWidth") <= 1047
     assert not browser.one("nav").is_displayed()
+    shown = "return document.querySelector(arguments[0]).checkVisibility()"
+    assert browser.js(shown, "#concept-attention .code")  # folded on a screen
     printed = browser.driver.execute_cdp_cmd("Page.printToPDF", {})
     pdf = base64.b64decode(printed["data"])
     assert pdf.startswith(b"%PDF")
@@ -201,6 +212,38 @@ def test_a_third_style(browser, tmp_path):
     browser.open(page, width=390)
     assert browser.errors() == []
     assert browser.js("return document.documentElement.scrollWidth") <= 390
+
+
+def test_another_text_is_chosen(browser, tmp_path, monkeypatch):
+    page = make_page(tmp_path, walk=True)
+    walk = data_of(page)["walk"]
+    assert walk["others"].keys() == TEXTS.keys()
+    tokenizer = load_tokenizer(DEFAULT)
+    browser.open(page, width=390)
+    words = browser.js("return document.body.innerText").split()
+    assert 1000 < len(words) < 3000
+    for name, text in [*TEXTS.items(), (None, default_passage())]:
+        other = walk["others"].get(name, walk)
+        ids = tokenizer.encode(text)[:WALK_TOKENS]
+        tokens = [token_text(tokenizer, id) for id in ids]
+        assert other["tokens"] == tokens
+        assert [row[-1][0] for row in other["following"]["rows"][:-1]] == (
+            ids[1:]
+        )
+        select = Select(browser.one("#walk-text"))
+        select.select_by_visible_text(name or "Python's documentation")
+        for tiles in ("#next .tiles", "#walk-tokens"):
+            pieces = browser.all(f"{tiles} button .piece")
+            assert [e.get_attribute("textContent") for e in pieces] == tokens
+        assert browser.one("#walk-token").text.split("\n")[3].strip() == (
+            f"3 {tokens[3]}"
+        )
+        said = browser.one("#next .bars-said").text
+        assert "".join(tokens[1:6]) in said
+    assert browser.errors() == []
+    monkeypatch.setattr("shared.comparison.page.render.ROOM", 0)
+    lone = make_page(tmp_path, walk=True)
+    assert data_of(lone)["walk"]["others"] == {}
 
 
 def test_the_ladders_page(browser, tmp_path):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from browser import HOSTILE, data_of, page_of
 from selenium.webdriver import ActionChains
+from torch import nn
 
 import annotated
 import mingpt_style
@@ -20,9 +21,11 @@ from shared import GPTConfig
 from shared.checkpoint import SMALL_MODEL, load_checkpoint
 from shared.comparison.page.folding import fold
 from shared.comparison.page.kinds import name_kinds
-from shared.comparison.page.value_maps import ValueMaps, as_table
+from shared.comparison.page.value_maps import ValueMaps
 from shared.comparison.page.walk import fold_steps, make_walk, next_tokens
 from shared.comparison.values.diff import diff_sides
+from shared.comparison.values.factors import find_factors
+from shared.comparison.values.layouts import as_table
 from shared.tokenization.texts import default_passage
 from shared.tokenization.tokenizers import DEFAULT, load_tokenizer
 
@@ -163,6 +166,56 @@ def test_a_map_is_what_it_shows():
     assert np.frombuffer(numbers, "<f4").tolist() == beside.flatten().tolist()
 
 
+class Biased(nn.Module):
+    """One head: how its scores are made is the argument."""
+
+    def __init__(self, score):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(50, 8)
+        self.query, self.key, self.out = (nn.Linear(8, n) for n in (8, 8, 50))
+        self.score = score
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        scores = self.score(self.query(x), self.key(x))
+        later = torch.ones(scores.shape[-2:]).triu(1).bool()
+        weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+        return self.out(weights @ x)
+
+
+@pytest.mark.parametrize(
+    ("score", "factor"),
+    [
+        (lambda q, k: q @ k.mT / 8**0.5, 8**-0.5),
+        (lambda q, k: (q / 8**0.5) @ k.mT, 8**-0.5),
+        (lambda q, k: (q / 8**0.25) @ (k / 8**0.25).mT, 8**-0.5),
+        (lambda q, k: torch.einsum("btd,bsd->bts", q, k), 1),
+        (lambda q, k: q @ k.mT / 8, 1 / 8),
+        (lambda q, k: torch.baddbmm(torch.eye(q.size(1)), q, k.mT), None),
+    ],
+)
+def test_scores_are_taken_apart_into_query_and_key(score, factor):
+    model = Biased(score)
+    twin = copy.deepcopy(model)
+    side = diff_sides(model, twin, vocab_size=50)[1][0]
+    square = [v.number for v in side.values if v.shape[-2:] == (16, 16)]
+    values = side.keep(square)
+    scores = {
+        n: v for n, v in values.items()
+        if v.isfinite().all() and v.min() < 0
+    }  # fmt: skip
+    found = find_factors(side, scores)
+    *_, last = scores
+    assert (last in found) == (factor is not None)
+    for number, (query, key, c, heads) in found.items():
+        assert heads == 1
+        products = c * query @ key.mT
+        torch.testing.assert_close(products[None], values[number])
+    if factor is not None:
+        assert found[last][2] == pytest.approx(factor)
+
+
 @pytest.mark.parametrize("size", [12, 300])
 def test_the_likeliest_tokens_and_the_others_make_a_softmax(size):
     scores = torch.randn(9, size, dtype=torch.float64)
@@ -195,6 +248,10 @@ def test_folded_source_is_what_a_lecture_would_show():
     checked = inspect.getsource(mingpt_style.GPT.embed).rstrip()
     shown = [x for x in fold(checked, 1, {}) if x.kind != "fold"]
     assert not any("raise" in line.code for line in shown)
+    forward = inspect.getsource(mingpt_style.CausalSelfAttention.forward)
+    shown = [x for x in fold(forward, 1, {}) if x.kind != "fold"]
+    assert not any("append" in line.code for line in shown)  # for a cache
+    assert any("is_causal = " in line.code.striptags() for line in shown)
     assert "".join(fold("    half an", 1, {})[0].code.striptags()) == "half an"
 
 
@@ -286,6 +343,21 @@ def test_the_page_opens_where_two_models_part(parting):
 
 
 # --- In a browser -----------------------------------------------------------
+
+# Names of code that a side's remark has and its excerpt does not show: the
+# first line stays in place, over those that are scrolled.
+UNSEEN = """
+const side = document.getElementById(`walk-${arguments[0]}`);
+const box = side.querySelector(".walk-source:not([hidden]) .cell");
+const [first, ...lines] = [...box.querySelectorAll(".line")]
+  .filter(e => e.checkVisibility());
+const [top, end] = [first.offsetHeight, box.clientHeight]
+  .map(n => n + box.scrollTop);
+const seen = [first, ...lines.filter(e => e.offsetTop >= top
+  && e.offsetTop < end)].map(e => e.textContent).join("");
+return [...side.querySelectorAll(".walk-remark code")]
+  .map(e => e.textContent).filter(name => !seen.includes(name));
+"""
 
 
 def at(browser):
@@ -388,6 +460,8 @@ def test_text_map_and_buttons_are_in_one_view(browser, page):
         )
         assert 0 < browser.top("#walk-title") < bottom < 900, number
         tops.append(browser.top("#walk-left canvas"))
+        for side in ("left", "right"):
+            assert browser.js(UNSEEN, side) == [], number
     assert max(tops[5:9]) - min(tops[5:9]) < 1  # scores to mixed values
     browser.js("scrollBy({top: 300, behavior: 'instant'})")
     assert 0 <= browser.top(".walk-bar") < 60
@@ -492,23 +566,67 @@ def test_a_token_is_followed_through_all_steps(browser, page):
     assert button.text == "Play"
 
 
-def test_the_mask_s_remarks_name_what_the_excerpts_show(browser, page):
-    browser.open(page, at="step-7")
-    browser.wait_for_focus("#walk-title")
-    for side in ("left", "right"):
-        hidden = browser.js(
-            "const side = document.getElementById(`walk-${arguments[0]}`);"
-            "const box = side.querySelector("
-            "'.walk-source:not([hidden]) .cell');"
-            "const [top, end] = [box.scrollTop, box.scrollTop +"
-            " box.clientHeight]; const seen = [...box.querySelectorAll("
-            "'.line')].filter(e => e.checkVisibility() && e.offsetTop >= top"
-            " && e.offsetTop < end).map(e => e.textContent).join('');"
-            "return [...side.querySelectorAll('.walk-remark code')]"
-            ".map(e => e.textContent).filter(name => !seen.includes(name))",
-            side,
+def test_a_cell_s_score_is_worked_out(browser, page):
+    from selenium.webdriver.support.select import Select
+
+    model = load_checkpoint(SMALL_MODEL)
+    state = model.to(torch.device("cpu"), torch.float64)
+    style = annotated.from_gpt2(state, model.config).eval()
+    heads = {}
+    attention = style.decoder.layers[2].self_attn
+    for name, linear in zip("qk", attention.linears, strict=False):
+        linear.register_forward_hook(
+            lambda *given, name=name: heads.update({name: given[-1][0]})
         )
-        assert hidden == []
+    tokens = load_tokenizer(DEFAULT).encode(default_passage())[:24]
+    style.log_probs(torch.tensor([tokens]))
+    q, k = (heads[name].view(24, 4, 32)[:, 1].detach() for name in "qk")
+    browser.open(page, at="step-6", width=390)
+    for name, value in (("layer", "2"), ("head", "1")):
+        Select(browser.one(f"#walk-{name}")).select_by_value(value)
+    canvas = browser.one("#walk-left canvas")
+    browser.js(
+        "const [e, ...at] = arguments, box = e.getBoundingClientRect();"
+        "e.dispatchEvent(new MouseEvent('click', {bubbles: true,"
+        " clientX: box.left + (at[1] + .5) / 24 * box.width,"
+        " clientY: box.top + (at[0] + .5) / 24 * box.height}))",
+        canvas, 9, 7,
+    )  # fmt: skip
+    browser.js("arguments[0].focus()", canvas)
+    press(browser, "ARROW_UP")
+    for row, column in ((8, 7), (8, 8), (8, 9)):
+        said = browser.one("#walk-left .walk-work").text
+        terms = re.findall(r"(-?\d\.\d\d)\u00d7\s*(-?\d\.\d\d)", said)
+        shown = torch.tensor([[*map(float, two)] for two in terms])
+        both = torch.stack([q[row], k[column]], 1)
+        torch.testing.assert_close(shown.double(), both, atol=0.0051, rtol=0)
+        numbers = re.search(
+            r" = (\S+)\nq\u00b7k / \u221a32 = (\S+) / \u221a32 = (\S+)", said
+        )
+        dot, over, score = map(float, numbers.groups())
+        assert dot == over == pytest.approx(float(q[row] @ k[column]), 1e-3)
+        assert score == pytest.approx(dot / 32**0.5, 1e-3)
+        assert "mask" not in said
+        cell = browser.one("#walk-left .walk-cell").text
+        assert float(cell.rpartition(" ")[2]) == pytest.approx(score, 0.06)
+        press(browser, "ARROW_RIGHT")
+    # the cell stays chosen: the next steps mask it, and take its exponential
+    press(browser, "ARROW_LEFT")
+    for step, words in ((7, "it becomes \u2212\u221e."), (8, "is 0.")):
+        browser.js("location.hash = arguments[0]", f"step-{step}")
+        browser.wait_for_focus("#walk-title")
+        said = browser.one("#walk-left .walk-work").text
+        assert "The mask hides this score, as “ate” comes later" in said
+        assert said.endswith(words)
+        browser.js("arguments[0].focus()", canvas)
+        press(browser, "ARROW_LEFT")
+        said = browser.one("#walk-left .walk-work").text
+        assert "mask" not in said
+        assert ("is the probability 0." in said) == (step == 8)
+        press(browser, "ARROW_RIGHT")
+    browser.js("location.hash = 'step-9'")
+    browser.wait_for_focus("#walk-title")
+    assert browser.one("#walk-left .walk-work").text == ""
 
 
 def test_layer_and_token_are_chosen(browser, page):
@@ -565,7 +683,7 @@ def test_layer_and_token_are_chosen(browser, page):
     cell(0, 0).click().perform()
     # nothing masked
     assert numbers() == "0 “The” attends (looks) most to “The” 1"
-    cell(0, 6).perform()
+    cell(0, 6).click().perform()
     assert "may not look at “·used”" in said.text
     press(browser, "ARROW_RIGHT")  # the focus is in the map
     assert "may not look at “·to”" in said.text

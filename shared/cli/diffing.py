@@ -190,7 +190,7 @@ def numbers_at(
     found: "ValueDiff", sides: "tuple[Side, Side]", position: int
 ) -> "Numbers":
     """Return what each value holds at one position, as text."""
-    from ..comparison.page.value_maps import as_table
+    from ..comparison.values.layouts import as_table
 
     length = sides[0].tokens.size(-1)
     if not 0 <= position < length:

@@ -28,8 +28,8 @@ def fold(code: str, first: int, terms: Terms) -> list[Line]:
     """Return the lines of a piece of source, highlighted.
 
     Docstrings, checks of arguments (an if that only raises, with the comment
-    above it) and signatures with annotations are foldable; a signature has a
-    short form without its annotations.
+    above it), what only a cache runs, and signatures with annotations are
+    foldable; a signature has a short form without its annotations.
 
     Args:
         code: some lines of a module, whole statements.
@@ -79,7 +79,13 @@ def _foldable(tree: ast.Module) -> Iterator[tuple[int, int, str]]:
             case ast.FunctionDef(body=[first, *_]):
                 if node.lineno < first.lineno and (brief := _signature(node)):
                     yield node.lineno, first.lineno - 1, brief
-            case ast.If(body=[*_, ast.Raise()], orelse=[]):
+            case (
+                ast.If(body=[*_, ast.Raise()], orelse=[])
+                | ast.If(
+                    test=ast.Compare(ast.Name("cache"), [ast.IsNot()]),
+                    orelse=[],
+                )
+            ):
                 yield node.lineno, node.end_lineno or 0, ""
             case ast.Expr(value=ast.Constant(value=str())):
                 yield node.lineno, node.end_lineno or 0, ""

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import resources
 from importlib.metadata import version
@@ -13,6 +14,7 @@ import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ...tokenization.texts import default_passage
 from ...tokenization.tokenizers import Tokenizer
 from ..benchmark_results import Run
 from ..models import count_flops, difference_by_concept
@@ -27,7 +29,15 @@ from .numbers import influence_data
 from .sections import SIGN, architecture, concept_sections, unused_parts
 from .walk import make_walk
 
-WALK_TOKENS = 24  # the first ones: enough to see, and soon loaded
+WALK_TOKENS = 16  # the first ones: enough to see, and soon loaded
+TEXTS = {
+    "Everyday English": "The cat sat on the mat because it was tired, and the "
+    "dog lay beside it, because the dog was tired, too.",
+    "Python code": "def add(a, b):\n    return a + b\n\n\n"
+    "def double(a):\n    return add(a, a)\n",
+    "One, two, three, again and again": " ".join(8 * ["one two three"]),
+}  # that can be chosen beside the default one
+ROOM = 400_000  # bytes of a text's maps: those of all texts fit in a page
 WALK_PARAMETERS = 20_000_000  # of larger models a page takes too long
 
 
@@ -113,11 +123,40 @@ def _walk(pair: Pair, tokenizer: Tokenizer) -> dict[str, Any] | None:
     # weights that a style scales are scaled in float64, too
     doubled = {n: tensor.cpu().double() for n, tensor in pair.state.items()}
     left, right = (s.from_gpt2(doubled, pair.config) for s in pair.styles)
+    text_of = partial(token_text, tokenizer)
     used = pair.tokens[:, :WALK_TOKENS].cpu()
-    found, sides = diff_sides(left, right, used, names=pair.names)
-    if found.shares_nothing:
-        return None
-    return make_walk(found, sides, partial(token_text, tokenizer))
+
+    def walk_on(ids: torch.Tensor) -> dict[str, Any] | None:
+        found, sides = diff_sides(left, right, ids, names=pair.names)
+        lost = found.shares_nothing
+        return None if lost else make_walk(found, sides, text_of)
+
+    def ids_of(text: str) -> list[int]:
+        with suppress(ValueError):  # a char tokenizer lacks its characters
+            return tokenizer.encode(text)[: used.size(1)]
+        return []
+
+    walk = walk_on(used)
+    if (
+        walk is None
+        or walk["data"]["following"] is None
+        or used[0].tolist() != ids_of(default_passage())
+        or sum(map(len, walk["data"]["maps"])) > ROOM
+    ):
+        return walk
+    for name, text in TEXTS.items():
+        ids = ids_of(text)
+        whole = len(ids) == used.size(1)
+        other = walk_on(torch.tensor([ids])) if whole else None
+        if other and _steps(other) == _steps(walk):
+            walk["data"]["others"][name] = other["data"]
+    return walk
+
+
+def _steps(walk: Mapping[str, Any]) -> list[Any]:
+    """Return the lines of a walk's steps, and whether next tokens follow."""
+    places = [step["places"] for step in walk["data"]["steps"]]
+    return [places, walk["data"]["following"] is None]
 
 
 def fill(template: str, scripts: Sequence[str], **content: Any) -> str:

@@ -14,7 +14,6 @@ from ..styles import Comparison, Pair, enlarged_random_weights
 from ..values import Place, Row, diff_by_value
 from .highlight import spans
 
-
 SIGN = "\u00d7"  # between the numbers of a shape
 
 
@@ -42,8 +41,8 @@ def architecture(
 
     For each its concept and title, the names of what implements it in both
     styles (those that ran), the shape of its output on the tokens ("" for the
-    block, whose parts follow it), the largest difference of both outputs, where measured,
-    and whether it is inside the block.
+    block, whose parts follow it), the largest difference of both outputs,
+    where measured, and whether it is inside the block.
     """
     config, shape = pair.config, pair.tokens.shape
     features = SIGN.join(map(str, (*shape, config.n_embd)))

@@ -5,12 +5,13 @@ masked score. Behind them the first numbers of each position, in float32.
 """
 
 import base64
+from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from ..values.layouts import largest, nearest_layout
+from ..values.factors import Factors
+from ..values.layouts import as_table, largest, nearest_layout
 
 COLUMNS = 128  # of a map; of more features evenly spaced ones
 NUMBERS = 6  # of each position that can be read
@@ -69,32 +70,29 @@ class ValueMaps:
         numbers = table[:, :read].numpy().astype("<f4")
         data = code.round().to(torch.uint8).numpy().tobytes()
         data += numbers.tobytes()
+        return self._keep(data, width, numbers.shape[1], heads, table.size(1))
+
+    def factors(
+        self, found: Sequence[Factors | None], one: bool
+    ) -> list[tuple[int, int, float] | None]:
+        """Keep each side's query and key of scores, once for one map."""
+        kept: list[tuple[int, int, float] | None] = []
+        for known in [found[0] or found[1]] if one else found:
+            if known is None:
+                kept.append(None)
+                continue
+            query, key, c, heads = known
+            kept.append((self._rows(query, heads), self._rows(key, heads), c))
+        return 2 * kept if one else kept
+
+    def _rows(self, table: Tensor, heads: int) -> int:
+        """Keep a table's numbers alone, of the heads there is room for."""
+        shown = min(heads, COLUMNS // self.time)
+        read = table.size(1) // heads * shown
+        numbers = table[: self.time, :read].numpy().astype("<f4")
+        return self._keep(numbers.tobytes(), 0, read, shown, read)
+
+    def _keep(self, data: bytes, *columns: int) -> int:
         self.found.append(base64.b64encode(data).decode())
-        self.columns.append((width, numbers.shape[1], heads, table.size(1)))
+        self.columns.append(columns)
         return len(self.found) - 1
-
-
-def as_table(
-    value: Float[Tensor, "..."], length: int
-) -> tuple[Float[Tensor, "time columns"], int]:
-    """Lay a value out as positions by features, heads side by side.
-
-    Of several rows the first is taken. Returns the table, and how many heads
-    stand side by side in it.
-    """
-    if value.dim() > 2:
-        value = value[0]
-    while value.dim() > 2 and value.size(0) == 1:
-        value = value[0]
-    if value.dim() > 1 and value.size(0) == 1 and value.size(1) == length:
-        value = value[0]
-    if value.dim() == 1:
-        value = value.unsqueeze(1)
-    axes = [axis for axis in range(value.dim()) if value.size(axis) == length]
-    if not axes:
-        return value.reshape(1, -1), 1
-    # of two that fit, the one before the last: (heads, time, time)
-    axis = min(axes, key=lambda a: abs(a - (value.dim() - 2)))
-    table = value.movedim(axis, 0)
-    heads = table.size(1) if table.dim() > 2 else 1
-    return table.reshape(length, -1), heads

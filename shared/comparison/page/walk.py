@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..values import Place, ValueDiff
+from ..values.factors import find_factors
 from ..values.rows import Row, Section
 from ..values.side import Side
 from .folding import fold
@@ -82,7 +83,17 @@ def make_walk(
     time = min(ROWS, len(tokens))
     maps = ValueMaps(time, len(tokens))
     sources: tuple[Sources, Sources] = ({}, {})
-    data = [
+    scores = {
+        row.order
+        for step, rows in zip(every, versions, strict=True)
+        for row in rows
+        if step.kind == "scores"
+    }
+    factors = [
+        find_factors(side, {n: values[i][n] for n in {o[i] for o in scores}})
+        for i, side in enumerate(sides)
+    ]
+    data: list[dict[str, Any]] = [
         {
             "name": step.name,
             "kind": step.kind,
@@ -103,6 +114,15 @@ def make_walk(
         }
         for step, rows in zip(every, versions, strict=True)
     ]
+    for step, rows in zip(data, versions, strict=True):
+        step["factors"] = [
+            maps.factors(
+                [f.get(n) for f, n in zip(factors, row.order, strict=True)],
+                shown[0] == shown[1],
+            )
+            for shown, row in zip(step["maps"], rows, strict=True)
+            if row.order in scores
+        ]
     following = None
     named = set[int]()
     if found.same and len(tokens) > 1:
@@ -125,6 +145,7 @@ def make_walk(
             "columns": maps.columns,
             "maps": maps.found,
             "following": following,
+            "others": {},
             "tokens": texts,
             "pieces": {token: text_of(token) for token in named},
         },

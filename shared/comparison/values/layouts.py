@@ -6,6 +6,7 @@ from itertools import combinations, islice, permutations
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ...invariants.rounding import minus
@@ -106,3 +107,29 @@ def sorted_apart(a: Tensor, b: Tensor) -> float:
         gap = np.abs(x - y)
     gap[x == y] = 0
     return float(np.nan_to_num(gap, nan=math.inf).max())
+
+
+def as_table(
+    value: Float[Tensor, "..."], length: int
+) -> tuple[Float[Tensor, "time columns"], int]:
+    """Lay a value out as positions by features, heads side by side.
+
+    Of several rows the first is taken. Returns the table, and how many heads
+    stand side by side in it.
+    """
+    if value.dim() > 2:
+        value = value[0]
+    while value.dim() > 2 and value.size(0) == 1:
+        value = value[0]
+    if value.dim() > 1 and value.size(0) == 1 and value.size(1) == length:
+        value = value[0]
+    if value.dim() == 1:
+        value = value.unsqueeze(1)
+    axes = [axis for axis in range(value.dim()) if value.size(axis) == length]
+    if not axes:
+        return value.reshape(1, -1), 1
+    # of two that fit, the one before the last: (heads, time, time)
+    axis = min(axes, key=lambda a: abs(a - (value.dim() - 2)))
+    table = value.movedim(axis, 0)
+    heads = table.size(1) if table.dim() > 2 else 1
+    return table.reshape(length, -1), heads

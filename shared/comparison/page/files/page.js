@@ -66,8 +66,6 @@ function explore(canvas, time, tell) {
   });
 }
 
-const redraw = [];
-
 {
   const { time, largest } = data.influence;
   const sides = ["left", "right"];
@@ -76,9 +74,12 @@ const redraw = [];
   const influence = (share, i) =>
     share < 1e-12 ? 0
       : Math.max(logarithmic(share, 4), i % time > i / time ? 0.5 : 0);
-  redraw.push(() => sides.forEach((side, n) =>
+  const draw = () => sides.forEach((side, n) =>
     paint(byId(`influence-${side}`), time,
-      (i) => influence(maps[n][i] / (largest[n] || 1), i), true)));
+      (i) => influence(maps[n][i] / (largest[n] || 1), i), true));
+  draw();
+  for (const query of ["(prefers-color-scheme: dark)", "print"])
+    matchMedia(query).addEventListener("change", draw);
   sides.forEach((side, n) =>
     explore(byId(`influence-${side}`), time, (row, column) => {
       byId("influence-readout").textContent =
@@ -87,11 +88,6 @@ const redraw = [];
         data.styles[n];
     }));
 }
-
-const drawAll = () => redraw.forEach((draw) => draw());
-drawAll();
-for (const query of ["(prefers-color-scheme: dark)", "print"])
-  matchMedia(query).addEventListener("change", drawAll);
 
 // Corresponding names: pointed at, or kept highlighted by their button.
 for (const concept of document.querySelectorAll(".concept")) {

@@ -1,7 +1,7 @@
 // Goes through a forward pass: one step at a time, its text, its line in both
 // sources, a map of its values and, for one token, some of its numbers.
 function startWalk(walk) {
-  const { steps, opens, maps, columns, following, tokens, pieces } = walk;
+  let { steps, maps, columns, following, tokens, pieces } = walk;
   const byId = (id) => document.getElementById(id);
   const sides = ["left", "right"].map((side) => byId(`walk-${side}`));
   const items = steps.map((step) => byId(`step-${step.name}`));
@@ -21,6 +21,7 @@ function startWalk(walk) {
   let [heat, keep] = [10, 21];  // tenths; one more than are drawn is all
   let at = 0;
   let timer = 0;
+  let column = 4;  // of the square's cell whose score is worked out
 
   // A map, or of a square the part that one head has.
   function decode(number, head) {
@@ -110,6 +111,37 @@ function startWalk(walk) {
         written(x, 2);
   }
 
+  // How the chosen cell's score is made, and what this step makes of it.
+  function workOut(step, map, index, layer, row) {
+    const made = steps.findLast((other, i) => i <= at && other.factors.length);
+    const [query, key, factor] = made?.factors[layer]?.[index] ?? [];
+    if (query === undefined) return "No two stored values give these scores.";
+    const part = (number, position) => {
+      const { heads, row } = decode(number, null);
+      const [all, head] = [row(position), Math.min(chosen("head"), heads - 1)];
+      return all.slice(all.length / heads * head, all.length / heads * (head + 1));
+    };
+    const [q, k] = [part(query, row), part(key, column)];
+    const dot = q.reduce((sum, x, i) => sum + x * k[i], 0);
+    const two = (x) => x.toFixed(2).padStart(5, "\u00a0");
+    const scaled = Math.abs(factor - 1) < 1e-5 ? ""
+      : Math.abs(factor ** 2 * q.length - 1) < 1e-5 ? ` / \u221a${q.length}`
+      : ` \u00d7 ${written(factor)}`;
+    const score = written(dot * factor);
+    const told = map.row(row)[column];
+    const masked = column > row && (step.kind === "probabilities"
+      ? told === 0 : told < dot * factor - 100);
+    return `q\u00b7k of ${quoted(row)} (query) and ${quoted(column)} (key):\n` +
+      q.map((x, i) => `${two(x)}\u00d7${two(k[i])}`).join(" + ") +
+      ` = ${written(dot)}\n` +
+      (scaled && `q\u00b7k${scaled} = ${written(dot)}${scaled} = ${score}\n`) +
+      (masked ? `The mask hides this score, as ${quoted(column)} comes later: ` +
+        `${step.kind === "mask" ? "it becomes" : "its probability is"} ${written(told)}.`
+        : step.kind !== "probabilities" ? ""
+        : `exp(${score}), divided by the sum of exp over row ${row}, is ` +
+          `the probability ${written(told, 3)}.`);
+  }
+
   function showSide(index, step, layer, token, item) {
     const side = sides[index];
     const place = step.places[index];
@@ -164,10 +196,17 @@ function startWalk(walk) {
     const mark = side.querySelector(".field i").style;
     mark.top = `${100 * row / map.rows}%`;
     mark.height = `${100 / map.rows}%`;
+    const cell = side.querySelector(".field b");
+    cell.hidden = !map.square;
+    Object.assign(cell.style, { top: mark.top, height: mark.height,
+      width: mark.height, left: `${100 * column / map.rows}%` });
+    side.querySelector(".walk-work").textContent =
+      map.square ? workOut(step, map, index, layer, row) : "";
     side.querySelector(".walk-numbers").textContent =
       numbersOf(step, map, row);
     side.querySelector(".walk-cell").textContent =
-      map.square ? "To read a cell, point at it, or click the map and use the arrow keys." : "";
+      map.square ? "To read a cell, point at it; click it, or use the arrow keys in " +
+        "the map, to work its score out." : "";
   }
 
   // The likeliest next tokens as bars. The weight of an id is the exponential
@@ -211,11 +250,10 @@ function startWalk(walk) {
       chart.querySelector(".bars-said").textContent =
         `After token ${token}, where the text so far ends in ` +
         `\u201c${end}\u201d:`;
-      const [first, second] = chart.querySelectorAll("output");
-      first.textContent = (heat / 10).toFixed(1);
-      second.textContent = all ? "all" : keep;
+      const said = [(heat / 10).toFixed(1), all ? "all" : keep];
       [heat, keep].forEach((value, i) => {
         chart.querySelectorAll("input")[i].value = value;
+        chart.querySelectorAll("output")[i].textContent = said[i];
       });
       const last = steps[at].name === String(count);
       chart.hidden = byId("walk").contains(chart) && !last;
@@ -324,6 +362,16 @@ function startWalk(walk) {
     go(at, false);
   }
 
+  // Another text's run: the same steps, other tokens and numbers.
+  function read(other) {
+    ({ steps, maps, columns, following, tokens, pieces } = other);
+    for (const tile of document.querySelectorAll(".tiles button"))
+      tile.firstElementChild.textContent = tokens[tile.value];
+    for (const option of byId("walk-token").options)
+      option.text = `${option.value} ${tokens[option.value]}`;
+    go(at, false);
+  }
+
   const linked = () =>
     steps.findIndex((step) => `#step-${step.name}` === location.hash);
 
@@ -352,6 +400,8 @@ function startWalk(walk) {
         (slider) => Number(slider.value));
       predict(chosen("token"));
     });
+  byId("walk-text")?.addEventListener("change", (event) =>
+    read(walk.others[event.target.value] ?? walk));
   document.querySelector(".walk-list").addEventListener("click", (event) => {
     const link = event.target.closest("a");
     if (!link) return;
@@ -366,18 +416,18 @@ function startWalk(walk) {
         (event.clientX - box.left) / box.width * shown[index].width]
         .map(Math.floor);
     };
-    let pointed = [0, 0];
-    const tell = (place) => {
-      pointed = place.map((n) => Math.max(0, Math.min(tokens.length - 1, n)));
+    const tell = (place, choice) => {
+      const pointed = place.map((n) =>
+        Math.max(0, Math.min(tokens.length - 1, n)));
+      if (choice && shown[index].square) column = pointed[1];
+      if (choice) choose(pointed[0]);
       if (shown[index].square)
         side.querySelector(".walk-cell").textContent =
           cellOf(steps[at], shown[index], ...pointed);
     };
     canvas.addEventListener("pointermove", (event) => tell(cell(event)));
     canvas.addEventListener("click", (event) => {
-      if (shown[index].rows !== tokens.length) return;
-      choose(cell(event)[0]);
-      tell(cell(event));
+      if (shown[index].rows === tokens.length) tell(cell(event), true);
     });
     canvas.addEventListener("keydown", (event) => {
       const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1],
@@ -385,7 +435,7 @@ function startWalk(walk) {
       if (!move || !shown[index].square) return;
       event.preventDefault();
       event.stopPropagation();
-      tell(pointed.map((n, axis) => n + move[axis]));
+      tell([chosen("token") + move[0], column + move[1]], true);
     });
     side.addEventListener("click", (event) => {
       const line = event.target.closest(".line");
@@ -428,8 +478,11 @@ function startWalk(walk) {
   if (following) byId("next").hidden = false;
   byId("walk").classList.add("alive");
   byId("walk-token").value = Math.min(5, tokens.length - 1);
-  go(linked() >= 0 ? linked() : opens, false);
-  addEventListener("load", () => go(at, linked() >= 0 || opens > 0));
+  go(linked() >= 0 ? linked() : walk.opens, false);
+  addEventListener("load", () => {
+    document.querySelector(":target")?.scrollIntoView({ behavior: "instant" });
+    go(at, linked() >= 0 || walk.opens > 0);
+  });
 }
 
 const walkData = JSON.parse(document.getElementById("data").textContent).walk;
