@@ -176,6 +176,25 @@ class Documents(GPT):
         )
 
 
+class GivenBlocks(Documents):
+    """Its caller makes the mask, and positions that start again."""
+
+    def forward(self, tokens, block_mask, position_ids=None):
+        at = positions(tokens) if position_ids is None else position_ids
+        x = self.token_vectors(tokens) + self.wpe(at)
+        return self.scores(self.body(x, self.kept(block_mask)))
+
+    def kept(self, blocks):
+        return blocks
+
+
+class BlocksDropped(GivenBlocks):
+    """It gives its attention no mask."""
+
+    def kept(self, blocks):
+        return None
+
+
 class Quantised(MLP):
     """Its weights are whole numbers and a scale, of a class of their own."""
 
@@ -516,6 +535,7 @@ HIDDEN = [  # a model, the check that finds its fault, and words
     (type("FlexLeaks", (GPT,), {"mixer": FlexAhead}), "causality", "sees tok"),
     (short(mixer=FullDiagonal), "causality", "block (0, 0) of 4 x 4 is list"),
     (short(mixer=LeftOut), "causality", "block (2, 0) of 4 x 4 is left out"),
+    (short(BlocksDropped), "causality", "sees token"),
     (short(NoMask, mlp=Quantised), "causality", "sees token"),
     (Packed, "causality", "one scale of the activations is taken over all"),
     (short(mlp=PerToken), "dtype", "another device"),

@@ -10,7 +10,15 @@ from jaxtyping import Int
 from torch import Tensor
 
 from .cases import Case
-from .model.inputs import FOUR_AXES, MASK, Input, halves, named
+from .model.inputs import (
+    BLOCKS,
+    FOUR_AXES,
+    MASK,
+    Input,
+    blocks,
+    halves,
+    named,
+)
 from .subject import Subject
 
 PROMISES = "segments", "documents", "cu_seqlens"  # kinds of arguments
@@ -105,7 +113,7 @@ def packings(subject: Subject) -> list[Packing]:
         name = getattr(said, "__name__", "documents")
         return [Packing(f"{name}()", theirs, single=True)]
     places = [i for i in caller.inputs if i.kind == "positions"][:1]
-    four = [i for i in caller.inputs if i.kind == FOUR_AXES]
+    masks = [i for i in caller.inputs if i.kind in (BLOCKS, FOUR_AXES)]
     if said is not None:
         given = [i for i in caller.inputs if i.name == said][:1]
         make = partial(named, (said,), halves)
@@ -114,8 +122,8 @@ def packings(subject: Subject) -> list[Packing]:
     given = [i for i in caller.inputs if i.kind in PROMISES]
     if given:
         return _numbered([*given, *places])
-    ways = [[*places], [*four, *places]][: 1 + bool(four)] if places else []
-    return [replace(_numbered(way)[0], promised=False) for way in ways]
+    ways = [places, *([mask, *places] for mask in masks)]
+    return [replace(_numbered(w)[0], promised=False) for w in ways if w]
 
 
 def _numbered(given: list[Input]) -> list[Packing]:
@@ -156,6 +164,9 @@ def _packed(
     }
     made: dict[str, Any] = {}
     for each in given:
+        if each.kind == BLOCKS:
+            made[each.name] = blocks(ids)
+            continue
         value = values.get(each.kind, (ids + first).expand(rows, -1).clone())
         for name, sample in each.make(tokens).items():
             if not isinstance(sample, Tensor):

@@ -112,7 +112,8 @@ def meet(
         compile=compile,
         notes=tuple(notes),
     )
-    taken = (*subject.caller.arguments, *subject.caller.own_arguments)
+    call = subject.caller
+    taken = *call.given, *call.arguments, *call.own_arguments
     if isinstance(documents, str) and documents not in taken:
         raise ValueError(
             f"documents name {documents}, which the call does not take: it "
