@@ -26,6 +26,7 @@ from .tokens import SPLITS, draw, others, spans, splits_to_try
 
 LENGTH = 64  # of the longest text, by default
 FEW = 8  # ids of the text that repeats itself
+LITTLE = 0.5  # of the probability, left to all candidates but a mark
 ALL = 128  # scores up to which every split is tried
 SMALL = 0.5  # seconds of the first calls up to which one thread is enough
 SLACK = 16  # bounds by which fresh scorers may part: training adds rounding
@@ -266,7 +267,7 @@ def scorer_normalised(scoring: Scoring) -> str:
         order = [at for at in order if not scoring.fixed(text, at)]
         ends = {int(share * (len(order) - 1)) for share in shares}
         cases += [(text, order[k]) for k in sorted(ends) if order]
-    said = []
+    said, rests = list[str](), list[float]()
     for number, (text, at) in enumerate(cases):
         drawn = torch.randperm(scoring.vocab_size, generator=scoring.generator)
         found: dict[int, float] = {}
@@ -281,16 +282,45 @@ def scorer_normalised(scoring: Scoring) -> str:
             where = f"position {at}"
             if text is scoring.repeating:
                 where += " of a text with repeats"
-            said.append(_sum(scoring, found, where))
+            apart = scoring.mark in found and _splits(scoring, text, at)
+            words, rest = _sum(scoring, found, where, apart)
+            said.append(words)
+            rests.append(rest)
     if not said:
         raise SkipCheck("no time, or no score")
+    if max(rests) < LITTLE:
+        raise AssertionError(
+            f"the mark would have more than half of the probability "
+            f"everywhere: that of a token's candidates sums to "
+            f"{', '.join(said)}"
+        )
     return (
         f"the probabilities of a token's candidates sum to {', '.join(said)}"
     )
 
 
-def _sum(scoring: Scoring, found: dict[int, float], where: str) -> str:
-    """Return what a token's candidates sum to; raise if it is not 1."""
+def _splits(scoring: Scoring, text: Int[Tensor, "time"], at: int) -> bool:
+    """Whether a mark at a position is not scored from what is before it."""
+    text = text.clone()
+    text[at] = int(scoring.mark or 0)
+    with scoring.budget.overtime():
+        scores = scoring.fresh(text)
+        other = scoring.fresh(scoring.change(text, range(at)))
+    one, two = (s.by_key().get((at, 0), -math.inf) for s in (scores, other))
+    # weights that are kept carry what is before it
+    return (
+        scoring.kept or one == two or abs(one - two) <= scoring.bound(scores)
+    )
+
+
+def _sum(
+    scoring: Scoring, found: dict[int, float], where: str, apart: bool
+) -> tuple[str, float]:
+    """Return what a token's candidates sum to, in words and without a mark.
+
+    Raises:
+        AssertionError: where it is not 1, and a mark does not explain it.
+    """
     shares = {token: math.exp(min(s, 99.0)) for token, s in found.items()}
     total, size = sum(shares.values()), scoring.vocab_size
     said = f"{total:.4f} at {where}"
@@ -302,14 +332,16 @@ def _sum(scoring: Scoring, found: dict[int, float], where: str) -> str:
         said += f" (over {len(found):,} of {size:,})"
         total = max(total, 1.0)
     if abs(total - 1) <= slack:
-        return said
+        return said, 1.0
     if scoring.mark in [*shares]:
-        rest = total - shares[int(scoring.mark or 0)]
-        if rest <= 1 + slack:
+        own = shares[int(scoring.mark or 0)]
+        rest = total - own
+        # behind what is split off, chunks may begin elsewhere
+        if rest <= 1 + slack and (apart or total + own >= 1 - slack):
             return (
                 f"{said} ({rest:.4f} without the mark {scoring.mark}, which "
                 f"splits the text: no verdict on the rest)"
-            )
+            ), rest
     hint = ""
     factor = 1 / math.log(2) if scoring.bits else math.log(2)
     if min(found.values()) > 0:
