@@ -39,6 +39,9 @@ def unwrapped(model: Any) -> Any:
             return model
 
 
+AS_FUNCTION = "or a function of the ids: lambda ids: model(ids)"
+
+
 def require_module(model: nn.Module) -> None:
     """Refuse a module without weights, lines or modes of its own."""
     name = type(model).__name__
@@ -53,7 +56,7 @@ def require_module(model: nn.Module) -> None:
     if any(isinstance(part, traced) for part in parts):
         raise UnusableModel(
             f"{name} is traced, and a trace keeps neither modes nor "
-            f"gradients: give the model before torch.jit.trace"
+            f"gradients: give the model before torch.jit.trace, {AS_FUNCTION}"
         )
     for tensor, value in chain(
         model.named_parameters(), model.named_buffers()
@@ -69,7 +72,7 @@ def require_module(model: nn.Module) -> None:
     except NotImplementedError as error:  # as torch.export's modules do
         raise UnusableModel(
             f"{name} has no train and eval mode ({sentence(error)}): give "
-            f"the model before torch.export"
+            f"the model before torch.export, {AS_FUNCTION}"
         ) from None
 
 
