@@ -501,7 +501,7 @@ class KeptFromInference(Unlimited):
 SOUND = {
     ShiftsInside: {},
     MeanOfScoresAdded: {},
-    Autocasts: {"expected_failures": {"check_dtype": "bfloat16 inside"}},
+    Autocasts: {},
     StepInABuffer: {},
     LossAlone: {},
     Beartyped: {},

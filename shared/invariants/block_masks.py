@@ -108,7 +108,7 @@ def _untrue(query: Tensor, key: Tensor, blocks: tuple[Any, ...]) -> str:
             "compiled kernel does not ask it there, and lets {0} see {1}",
         ),
         (
-            ~pairs(full | partial) & shown,
+            ~(pairs(full) | pairs(partial)) & shown,
             "is left out, and mask_mod shows position {1} to {0}: the "
             "compiled kernel does not let {0} see {1}, the eager one does",
         ),
@@ -133,8 +133,13 @@ def _made(place: Place | None) -> str:
 def _listed(
     count: Tensor, index: Tensor
 ) -> Bool[Tensor, "rows heads down across"]:
-    """Return which blocks of a row are among the first of its list."""
+    """Return which blocks of a row are among the first of its list.
+
+    A mask that was cut from a longer one may list blocks behind its end.
+    """
     among = torch.arange(index.size(-1), device=index.device)
     among = among < count.unsqueeze(-1)
-    times = torch.zeros_like(index, dtype=torch.long)
+    width = max(index.size(-1), int(index.max()) + 1)
+    times = torch.zeros(*index.shape[:-1], width, dtype=torch.long)
+    times = times.to(index.device)
     return times.scatter_add_(-1, index.long(), among.long()) > 0
