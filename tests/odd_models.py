@@ -67,6 +67,12 @@ class Mapped(MLP):
         return torch.vmap(self.mapped)(x.flatten(0, 1))[0].view_as(x)
 
 
+def mapped():
+    """A function of the ids: each row alone, by vmap."""
+    model = GPT(block_size=64)
+    return lambda tokens: torch.vmap(lambda row: model(row[None])[0])(tokens)
+
+
 class TwoScores(GPT):
     """A second head predicts the token after the next one."""
 
@@ -506,6 +512,7 @@ SOUND = {
     LossAlone: {},
     Beartyped: {},
     type("MappedGPT", (GPT,), {"mlp": Mapped}): {},
+    mapped: {"vocab_size": VOCAB},
     TwoScores: {},
     Late: {"block_size": 64},
     short(mixer=Flex): {},

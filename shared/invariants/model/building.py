@@ -378,6 +378,11 @@ def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return getattr(model, CASTS[dtype])()
 
 
+def is_mapped() -> bool:
+    """Whether vmap runs: no number can be read there."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
 @contextmanager
 def hooked(
     modules: Iterable[nn.Module],
@@ -392,8 +397,8 @@ def hooked(
     def guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(hook)
         def run(*given: Any) -> Any:
-            if torch._C._functorch.maybe_current_level() is not None:
-                return None  # inside vmap no number can be read
+            if is_mapped():
+                return None
             try:
                 return hook(*given)
             except AssertionError:  # ModelRaised, of a module it calls
