@@ -262,6 +262,13 @@ def no_compiler(outputs):
     raise RuntimeError("no compiler here")
 
 
+class AheadCompiled(GPT):
+    """Compiled alone, each position sees the next one."""
+
+    def sees(self, i, j):
+        return j <= i + int(torch.compiler.is_compiling())
+
+
 class NoMask(GPT):
     """Each position sees the next one."""
 
@@ -548,6 +555,7 @@ HIDDEN = [  # a model, the check that finds its fault, and words
     (short(mlp=PerToken), "dtype", "another device"),
     (short(mlp=Magnitudes), "gradients", "stops at odd_models.py"),
     (compiled(third_moved), "causality", "another function: position 3 dif"),
+    (compiled(list, AheadCompiled), "causality", "function: position 0 dif"),
     (compiled(no_compiler), "causality", "the compiled program did not run"),
     (compiled(list), "causality", "it gives the same scores at 1, 8, with"),
     (Coarse, "order_sensitivity", "two positions are the same"),
