@@ -220,8 +220,8 @@ def caller_of(
     for name, parameter in parameters.items():
         if parameter.default is not inspect.Parameter.empty:
             continue
-        known = maker_of(name) or required(name, parameter)
-        maker = theirs.get(name, known)
+        usual = maker_of(name) or required(name, parameter)
+        maker = theirs.get(name, usual)
         if callable(maker) and (name in taken or maker_of(name)):
             makers[name] = maker
     return Caller(
