@@ -325,38 +325,33 @@ def check(
     names = checks_without(only, skip)
     reasons = _expected(expect or [])
     settings: dict[str, Any] = {
-        "checks": names,
-        "expected_failures": reasons,
         "vocab_size": vocab_size,
         "block_size": block_size,
-        "outputs": outputs,
-        "layout": layout,
-        "compile": compiled,
         "seed": seed,
-        "device": choose_device(device_name),
-        "threads": threads,
         "budget": seconds,
-        "require_proof": require_proof,
-        "allow_routing": allow_routing,
         "debug": debug,
     }
-    if scorer is not None:
-        if documents is not None and not documents.isdecimal():
-            raise ValueError(
-                f"--documents of a scorer is the id between documents, got "
-                f"{documents!r}"
-            )
-        settings = {
-            "vocab_size": vocab_size,
-            "block_size": block_size or LENGTH,
-            "bos": bos,
-            "documents": documents and int(documents),
-            "bits": bits,
-            "state": state,
-            "seed": seed,
-            "budget": seconds,
-            "debug": debug,
+    if scorer is None:
+        settings |= {
+            "checks": names,
+            "expected_failures": reasons,
+            "outputs": outputs,
+            "layout": layout,
+            "compile": compiled,
+            "device": choose_device(device_name),
+            "threads": threads,
+            "require_proof": require_proof,
+            "allow_routing": allow_routing,
         }
+    elif documents is not None and not documents.isdecimal():
+        raise ValueError(
+            f"--documents of a scorer is the id between documents, got "
+            f"{documents!r}"
+        )
+    else:
+        mark = documents and int(documents)
+        settings |= {"bos": bos, "bits": bits, "documents": mark}
+        settings |= {"state": state, "block_size": block_size or LENGTH}
     if json_file not in (None, STDOUT):
         json_file = json_file.absolute()  # a model may change the folder
     given = {
