@@ -22,11 +22,9 @@ from .model.inputs import (
 from .subject import Subject
 
 PROMISES = "segments", "documents", "cu_seqlens"  # kinds of arguments
-MASKS = {  # beside the documents, as shares of the row
-    "": None,
-    " and an attention mask of ones": (0.0, 1.0),
-    " and an attention mask that hides the last document": (0.0, 0.0),
-}
+ONES = " and an attention mask of ones"
+HIDES = " and an attention mask that hides the last document"
+BESIDE = ["", ONES, HIDES]  # what says where documents are
 
 
 @dataclass(frozen=True)
@@ -66,10 +64,10 @@ class Packing:
         def make(tokens: Tensor) -> dict[str, Any]:
             sizes = lengths(tokens.size(1))
             given = self.make(sizes, tokens) | dict(self.more)
-            if MASKS[beside] is not None:
+            if beside:
                 given[MASK] = torch.ones_like(tokens)
-                if MASKS[beside] == (0.0, 0.0):
-                    given[MASK][:, -sizes[-1] :] = 0
+            if beside == HIDES:
+                given[MASK][:, -sizes[-1] :] = 0
             return given
 
         how = f"with {self.words}{beside}"
@@ -101,12 +99,10 @@ def packings(subject: Subject) -> list[Packing]:
     said, caller = subject.documents, subject.caller
     if isinstance(said, int):
         make: Any = lambda lengths, tokens: {}  # noqa: E731
+        words = [f"id {said} at the {end} of each" for end in ("end", "start")]
         return [
-            Packing(f"id {said} {where}", make, mark=said, ends=ends)
-            for where, ends in (
-                ("at the end of each", True),
-                ("at the start of each", False),
-            )
+            Packing(words[not ends], make, mark=said, ends=ends)
+            for ends in (True, False)
         ]
     if callable(said):
         theirs = lambda lengths, tokens: dict(said(lengths))  # noqa: E731

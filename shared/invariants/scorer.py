@@ -259,15 +259,13 @@ def _by(first: Scores, other: Scores) -> str:
 def scorer_normalised(scoring: Scoring) -> str:
     """The probabilities of all candidates of a token sum to 1."""
     cases = []
-    for text, shares in (
-        (scoring.text, (0.0, 1.0)),
-        (scoring.repeating, (0.6, 1.0)),
-    ):
+    for text, first in ((scoring.text, 0.0), (scoring.repeating, 0.6)):
         with scoring.budget.overtime():
             order = scoring.fresh(text).order
         order = [at for at in order if not scoring.fixed(text, at)]
-        ends = {int(share * (len(order) - 1)) for share in shares}
-        cases += [(text, order[k]) for k in sorted(ends) if order]
+        last = len(order) - 1
+        ends = sorted({int(first * last), last})
+        cases += [(text, order[k]) for k in ends if order]
     said, rests = list[str](), list[float]()
     for number, (text, at) in enumerate(cases):
         drawn = torch.randperm(scoring.vocab_size, generator=scoring.generator)
@@ -359,13 +357,12 @@ def _sum(
 def scorer_documents(scoring: Scoring) -> str:
     """No token of a document moves a score of another one."""
     text, scores = scoring.text, scoring.scores
-    inside, number = dict[int, int](), 0
-    for at, token in enumerate(text.tolist()):
-        number += token == scoring.mark
-        if not scoring.fixed(text, at):
-            inside[at] = number
-    said = f"{number + 1} documents do not move each other"
-    for document in range(number + 1):
+    numbers = text.eq(scoring.mark or 0).cumsum(0).tolist()
+    inside = {
+        at: n for at, n in enumerate(numbers) if not scoring.fixed(text, at)
+    }
+    said = f"{numbers[-1] + 1} documents do not move each other"
+    for document in range(numbers[-1] + 1):
         own = [at for at in inside if inside[at] == document]
         sizes = scores.moved(scoring.fresh(scoring.change(text, own)))
         moved = {
@@ -454,12 +451,10 @@ def check_scorer(
                 f"{name} must be an id from 0 to {vocab_size - 1}, "
                 f"got {token!r}"
             )
-    for name, size, least in (
-        ("vocab_size", vocab_size, 4),
-        ("block_size", block_size, 8),
-    ):
-        if size < least:
-            raise ValueError(f"{name} must be at least {least}, got {size}")
+    if vocab_size < 4:
+        raise ValueError(f"vocab_size must be at least 4, got {vocab_size}")
+    if block_size < 8:
+        raise ValueError(f"block_size must be at least 8, got {block_size}")
     if state not in ("fresh", "kept"):
         raise ValueError(f'state must be "fresh" or "kept", got {state!r}')
     printed = io.StringIO()

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..cases import EVAL, OWN
 from ..check import SkipCheck, Subject, check
 from ..dependence.prover import prove_documents
-from ..documents import MASKS, Packing, packings
+from ..documents import BESIDE, HIDES, Packing, packings
 from ..errors import ModelRaised
 from ..losses import shifts_of
 from ..model.reading import find_loss
@@ -22,7 +22,6 @@ from ..rounding import dtype_name, real_gap
 from ..tokens import draw, others, spans
 from ..variant import Variant, both, build
 
-BESIDE = [*MASKS]
 Fault = tuple[float, str]  # how far scores move, and the sentence
 UNKNOWN = (
     "the call takes nothing that says where documents are: name it with "
@@ -165,7 +164,7 @@ def _faults(
     tokens = draw(subject.vocab_size, 1, sum(lengths), generator)
     text = way.text(lengths, tokens)
     ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-    hidden = BESIDE.index(beside) == 2  # of the last document
+    hidden = beside == HIDES  # the last document
     eval_run, train_run = (
         variant.run_as(way.case(lambda _: lengths, training, beside))
         for training in (False, True)
