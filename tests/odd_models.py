@@ -182,6 +182,17 @@ class Documents(GPT):
         )
 
 
+class CutBlocks(Documents):
+    """Each sees the next one; the mask is cut from that of a longer text."""
+
+    def mask(self, tokens):
+        def ahead(row, head, i, j):
+            return j <= i + 1
+
+        whole = create_block_mask(ahead, None, None, 16, 16, "cpu", 4)
+        return whole._adjust(tokens.size(1), tokens.size(1))
+
+
 class GivenBlocks(Documents):
     """Its caller makes the mask, and positions that start again."""
 
@@ -550,6 +561,7 @@ HIDDEN = [  # a model, the check that finds its fault, and words
     (short(mixer=FullDiagonal), "causality", "block (0, 0) of 4 x 4 is list"),
     (short(mixer=LeftOut), "causality", "block (2, 0) of 4 x 4 is left out"),
     (short(BlocksDropped), "causality", "sees token"),
+    (short(CutBlocks), "causality", "sees token"),
     (short(NoMask, mlp=Quantised), "causality", "sees token"),
     (Packed, "causality", "one scale of the activations is taken over all"),
     (short(mlp=PerToken), "dtype", "another device"),
