@@ -304,6 +304,7 @@ def check(
     if documents and ":" in documents:
         makes.append(documents)
     alone = targets if len(targets) == 1 else []
+    alone = [project.get(name, {}).get("scorer", name) for name in alone]
     for model in filter(None, [*alone, cache, scorer, *makes]):
         parse_target(model)
     for name, size in (("vocab-size", vocab_size), ("block-size", block_size)):
@@ -370,23 +371,22 @@ def check(
         "allow_routing": allow_routing,
         "debug": debug,
     }
-    if scorer is not None:
-        if documents is not None and not documents.isdecimal():
-            raise ValueError(
-                f"--documents of a scorer is the id between documents, got "
-                f"{documents!r}"
-            )
-        settings = {
-            "vocab_size": vocab_size,
-            "block_size": block_size or LENGTH,
-            "bos": bos,
-            "documents": documents and int(documents),
-            "bits": bits,
-            "state": state,
-            "seed": seed,
-            "budget": seconds,
-            "debug": debug,
-        }
+    if scorer and documents and not documents.isdecimal():
+        raise ValueError(
+            f"--documents of a scorer is the id between documents, got "
+            f"{documents!r}"
+        )
+    of_scorers = {
+        "vocab_size": vocab_size,
+        "block_size": block_size or LENGTH,
+        "bos": bos,
+        "documents": int(documents) if scorer and documents else None,
+        "bits": bits,
+        "state": state,
+        "seed": seed,
+        "budget": seconds,
+        "debug": debug,
+    }
     given = {
         ALSO.get(name) or KNOWN[name[2:]][1]
         for name in typed
@@ -401,21 +401,29 @@ def check(
             if target in kept:
                 results.append(_show_kept(kept[target], shown, brief))
                 continue
+            made = project.get(target, {}).get("scorer", scorer)
             drawn = map_file and _map_path(map_file, target, len(targets))
+            drawn = None if made else drawn
             slow = Timer(SILENCE, warn, [f"{target} is slow to build or call"])
             slow.start()
             try:
                 own = as_arguments(project.get(target, {}))
                 own = {k: v for k, v in own.items() if k not in given}
-                named = {
-                    "cache": own.pop("cache", cache),
-                    "inputs": own.pop("inputs", makers),
-                    "documents": own.pop("documents", documents),
+                own.pop("scorer", None)
+                named: dict[str, Any] = {
+                    "scorer": made,
+                    "asked": asked[target],
                 }
-                at = drawn and drawn.absolute()
-                how, judged = settings | own, scorer is not None
-                named |= {"scorer": judged, "asked": asked[target]}
-                job = Job(target, how, at, **named)
+                how = of_scorers | own
+                if not made:
+                    for name, value in (
+                        ("cache", cache),
+                        ("inputs", makers),
+                        ("documents", documents),
+                    ):
+                        named[name] = own.pop(name, value)
+                    how = settings | own
+                job = Job(target, how, drawn and drawn.absolute(), **named)
                 report = check_target(job, partial(_show, shown, slow, brief))
             except ValueError as error:
                 if len(targets) == 1:

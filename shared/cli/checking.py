@@ -40,7 +40,7 @@ class Job:
     # targets that make arguments, by the names of these, or "never"
     inputs: dict[str, str] = field(default_factory=dict)
     documents: str | int | None = None  # a target, an id or an argument's name
-    scorer: bool = False  # the target makes a scorer, not a model
+    scorer: str | None = None  # the target that makes one, if no model is
     asked: Asked | None = None  # under which its result is kept, if at all
 
 
@@ -73,7 +73,7 @@ def _check(job: Job, tell: Callable[[Report], None]) -> Report:
     factory = None
     try:
         if job.scorer:
-            factory = load_target(job.target)
+            factory = load_target(job.scorer)
             with first_on_path(here):
                 return check_scorer(factory, **settings, on_progress=named)
         sizes = settings["vocab_size"], settings["block_size"]
