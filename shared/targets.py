@@ -16,6 +16,7 @@ from .importing import Alone, first_on_path, import_file, import_module, roots
 from .names import KIT, STYLES, package_of
 from .validation import did_you_mean
 
+BUILDS = re.compile("build|make|create|get")  # names of a factory, as a rule
 NEVER = "never"  # given, an argument of the call
 # of a style's model, where no others are given
 STYLE_SIZES = {
@@ -126,8 +127,12 @@ def parse_target(target: str) -> tuple[str, str]:
     path, what = target[: 2 * drive] + path, what.strip()
     _refuse_other_notations(target, path, what)
     if not separator and target.endswith(".py"):
+        names = _defined_in(Path(target))
+        known = f"; it has {', '.join(names[:5])}" if names else ""
+        example = names[0] if names else "build"
         raise ValueError(
-            f"{target} is a file: name its factory, as {target}:build"
+            f"{target} is a file: name its factory, as {target}:{example}"
+            f"{known}"
         )
     if separator and not (path and what):
         raise ValueError(
@@ -137,6 +142,17 @@ def parse_target(target: str) -> tuple[str, str]:
     if path.endswith(".py") and not Path(path).is_file():
         raise ValueError(f"there is no file {path}")
     return path, what
+
+
+def _defined_in(file: Path) -> list[str]:
+    """Return the functions and classes of a file, which is not imported."""
+    try:
+        body = ast.parse(file.read_text("utf-8")).body
+    except (OSError, ValueError, SyntaxError):
+        return []
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    names = [node.name for node in body if isinstance(node, kinds)]
+    return sorted(names, key=lambda name: not BUILDS.match(name))
 
 
 def module_file(target: str) -> str:
@@ -229,9 +245,7 @@ def _builders(module: ModuleType) -> list[str]:
             else inspect.isfunction(found) and _without_arguments(found)
         )
     ]
-    return sorted(
-        names, key=lambda n: not re.match("build|make|create|get", n)
-    )
+    return sorted(names, key=lambda name: not BUILDS.match(name))
 
 
 def _expression(module: ModuleType, text: str) -> Callable[[], Any]:

@@ -53,7 +53,7 @@ class Seen:
 
     def path(self, path: Any) -> None:
         """Note a file that is opened, or asked for."""
-        with suppress(TypeError):  # the number of an open file
+        with suppress(TypeError, OSError):  # the number of an open file
             text = os.path.abspath(os.fsdecode(path))
             with suppress(ValueError):  # no compiled file
                 source = source_from_cache(text)
@@ -136,7 +136,7 @@ def ask(
         "given": {k: v for k, v in given.items() if k not in OF_OUTPUT},
         "own": own,
         "folder": os.getcwd(),
-        "python": [sys.version, platform.platform(), sys.path],
+        "python": [sys.version, sys.flags, sys.path, platform.platform()],
     }
     return json.loads(json.dumps(asked, default=str))
 
