@@ -124,18 +124,18 @@ class ScorerItem(CheckItem):
 
     def __init__(self, own: dict[str, Any], **given: Any):
         pytest.Item.__init__(self, **given)
-        from .project import as_arguments
-
-        self.settings = as_arguments(own)
+        self.own = own
 
     def runtest(self) -> None:
         """Run them."""
         __tracebackhide__ = True
         from .invariants import check_scorer
+        from .project import as_arguments
         from .targets import load_target
 
-        make = load_target(self.settings.pop("scorer"))
-        check_scorer(make, **self.settings).raise_for_failures()
+        settings = as_arguments(self.own)
+        make = load_target(settings.pop("scorer"))
+        check_scorer(make, **settings).raise_for_failures()
 
     def reportinfo(self) -> tuple[str, None, str]:
         """Return where the item is, as pytest prints it."""

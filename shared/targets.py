@@ -127,12 +127,15 @@ def parse_target(target: str) -> tuple[str, str]:
     path, what = target[: 2 * drive] + path, what.strip()
     _refuse_other_notations(target, path, what)
     if not separator and target.endswith(".py"):
-        names = _defined_in(Path(target))
+        text = (
+            Path(target).read_text("utf-8") if Path(target).is_file() else ""
+        )
+        names = re.findall(r"^(?:def|class) ([A-Za-z]\w*)", text, re.MULTILINE)
+        names.sort(key=lambda name: not BUILDS.match(name))
         known = f"; it has {', '.join(names[:5])}" if names else ""
-        example = names[0] if names else "build"
         raise ValueError(
-            f"{target} is a file: name its factory, as {target}:{example}"
-            f"{known}"
+            f"{target} is a file: name its factory, as "
+            f"{target}:{[*names, 'build'][0]}{known}"
         )
     if separator and not (path and what):
         raise ValueError(
@@ -142,17 +145,6 @@ def parse_target(target: str) -> tuple[str, str]:
     if path.endswith(".py") and not Path(path).is_file():
         raise ValueError(f"there is no file {path}")
     return path, what
-
-
-def _defined_in(file: Path) -> list[str]:
-    """Return the functions and classes of a file, which is not imported."""
-    try:
-        body = ast.parse(file.read_text("utf-8")).body
-    except (OSError, ValueError, SyntaxError):
-        return []
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    names = [node.name for node in body if isinstance(node, kinds)]
-    return sorted(names, key=lambda name: not BUILDS.match(name))
 
 
 def module_file(target: str) -> str:

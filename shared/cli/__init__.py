@@ -94,17 +94,16 @@ def build_app() -> typer.Typer:
 
 def _answer(app: typer.Typer) -> NoReturn:
     """Run the command; a mistyped option ends in one line, as all mistakes."""
-    mistake: Any = typer.BadParameter.__base__  # the usage's, of click
+    usage: Any = typer.BadParameter.__base__  # of click, or typer's own of it
     try:
-        status = app(standalone_mode=False)
-    except mistake as error:
+        sys.exit(app(standalone_mode=False))
+    except usage as error:
         text = error.format_message()
         if "\n" in text:  # the help, where no command is named
             print(text, file=sys.stderr)
             sys.exit(2)
         path = error.ctx.command_path if error.ctx else "gpt-duet"
         fail(f"{text.rstrip('.')}; {path} -h lists what there is")
-    sys.exit(status)
 
 
 class _Unread(io.FileIO):

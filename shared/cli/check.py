@@ -327,16 +327,13 @@ def check(
     if json_file not in (None, STDOUT):
         json_file = json_file.absolute()  # a model may change the folder
     asked = {t: ask(t, typed, project.get(t, {})) for t in targets}
-    kept = {
-        target: report
-        for target, one in asked.items()
-        if one and not (fresh or show_list) and (report := find(one))
-    }
+    found = {} if fresh else {t: find(one) for t, one in asked.items()}
+    kept = {target: report for target, report in found.items() if report}
     console = Console(stderr=json_file == STDOUT or form == "sarif")
     brief = console.is_terminal and not verbose
     shown = None if quiet else console
     results: list[dict[str, Any]] = []
-    if targets and len(kept) == len(targets):  # torch is not imported
+    if kept and len(kept) == len(targets):  # torch is not imported
         for target in targets:
             results.append(_show_kept(kept[target], shown, brief))
         return _write(json_file, form, results, {"ok": True})
@@ -371,6 +368,7 @@ def check(
         "allow_routing": allow_routing,
         "debug": debug,
     }
+    named = {"cache": cache, "inputs": makers, "documents": documents}
     if scorer and documents and not documents.isdecimal():
         raise ValueError(
             f"--documents of a scorer is the id between documents, got "
@@ -401,29 +399,19 @@ def check(
             if target in kept:
                 results.append(_show_kept(kept[target], shown, brief))
                 continue
-            made = project.get(target, {}).get("scorer", scorer)
             drawn = map_file and _map_path(map_file, target, len(targets))
-            drawn = None if made else drawn
             slow = Timer(SILENCE, warn, [f"{target} is slow to build or call"])
             slow.start()
             try:
                 own = as_arguments(project.get(target, {}))
+                made = own.pop("scorer", scorer)
                 own = {k: v for k, v in own.items() if k not in given}
-                own.pop("scorer", None)
-                named: dict[str, Any] = {
-                    "scorer": made,
-                    "asked": asked[target],
-                }
-                how = of_scorers | own
-                if not made:
-                    for name, value in (
-                        ("cache", cache),
-                        ("inputs", makers),
-                        ("documents", documents),
-                    ):
-                        named[name] = own.pop(name, value)
-                    how = settings | own
-                job = Job(target, how, drawn and drawn.absolute(), **named)
+                how = (of_scorers if made else settings | named) | own
+                parts = {} if made else {name: how.pop(name) for name in named}
+                drawn = None if made else drawn
+                at = drawn and drawn.absolute()
+                parts |= {"scorer": made, "asked": asked[target]}
+                job = Job(target, how, at, **parts)
                 report = check_target(job, partial(_show, shown, slow, brief))
             except ValueError as error:
                 if len(targets) == 1:
