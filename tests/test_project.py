@@ -112,29 +112,31 @@ def peek():
 
 
 def test_a_scorer_is_one_more_target(project, duet):
-    (project / "scorers.py").write_text(SCORERS)
+    (project / "perplexity.py").write_text(SCORERS)
     file, sizes = project / "pyproject.toml", "vocab-size = 11\nbos = 5\n"
-    text = f"[tool.gpt-duet]\nscorer = 'scorers:peek'\n{sizes}"
+    text = f"[tool.gpt-duet]\nscorer = 'perplexity:peek'\n{sizes}"
     file.write_text(f"{text}targets.'tiny:Tiny' = {{only = ['shape']}}\n")
     assert read_project(project) == {
-        "scorers:peek": {"scorer": "scorers:peek", "vocab-size": 11, "bos": 5},
+        "perplexity:peek": {
+            "scorer": "perplexity:peek",
+            "vocab-size": 11,
+            "bos": 5,
+        },
         "tiny:Tiny": {"vocab-size": 11, "only": ["shape"]},
     }
     status, out, err = duet("check", "--block-size=8")
     assert status == 1, err
-    assert "scorers:peek: 11 tokens, sequences to 8\n" in out
+    assert "perplexity:peek: 11 tokens, sequences to 8\n" in out
     assert "tiny:Tiny: 11 tokens, sequences to 8\n" in out
     assert "scorer_normalised  failed" in out
     file.write_text(f"{text}block-size = 8")
     status, out = pytest_in(project, "--gpt-duet", "-q", "-rA")
     assert status == 1, out
-    assert "FAILED scorers:peek - " in out
+    assert "FAILED perplexity:peek - " in out
     assert "scorer_normalised: " in out
     assert "Traceback" not in out
-    own = (
-        "targets.'bits per byte' = {scorer = 'scorers:make', vocab-size = 11}"
-    )
-    file.write_text(f"[tool.gpt-duet]\n{own}")
+    own = "{scorer = 'perplexity:make', vocab-size = 11}"
+    file.write_text(f"[tool.gpt-duet]\ntargets.'bits per byte' = {own}")
     status, out, err = duet("check")
     assert (status, err) == (0, "")
     assert "bits per byte: 11 tokens, sequences to 64\n" in out
