@@ -112,7 +112,9 @@ def diff_cache(
     """
     given = None if tokens is None else as_tokens(tokens)
     length = DRAWN if given is None else given.size(1)
-    subject = subject_of(model, length, vocab_size, cache)
+    subject = subject_of(
+        model, (ROWS, length), vocab_size, at=None, cache=cache
+    )
     vocab, longest = subject.vocab_size, subject.block_size
     if given is None:
         rows = subject.fit_rows(ROWS)

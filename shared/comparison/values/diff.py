@@ -15,10 +15,11 @@ from ...invariants.model.calling import IN_ARRAYS
 from ...invariants.subject import Subject
 from .findings import findings
 from .given import (
-    DRAWN,
     Model,
     as_tokens,
     require_fit,
+    require_rows_first,
+    size_of,
     subject_of,
     subjects_of,
     tokens_of_both,
@@ -116,8 +117,7 @@ def diff_sides(
             found = replace(found, notes=[*found.notes, *hint])
         gradients = gradients or bool(recording.stored)
         return _with_weights(found, sides, gradients), sides
-    length = DRAWN if given is None else given.size(1)
-    subjects = subjects_of((left, right), length, vocab_size)
+    subjects = subjects_of((left, right), size_of(given), vocab_size)
     names = names or (subjects[0].name, subjects[1].name)
     given = tokens_of_both(subjects, names, given)
     if subjects[0].in_arrays and not subjects[1].in_arrays:
@@ -164,6 +164,9 @@ def _with_weights(
     """Add which weights are whose, and the first gradient that differs."""
     left, right = sides
     ours, theirs = left.module(), right.module()
+    for side, module in ((left, ours), (right, theirs)):
+        if not found.same and module is not None:
+            require_rows_first(side.subject)
     matches: list[WeightMatch] = []
     if ours is not None and theirs is not None:
         matches = match_weights(ours, theirs)
@@ -183,14 +186,14 @@ def _beside_scores(
     model: Model, recording: Recording, vocab_size: int | None
 ) -> Subject:
     """Meet a model; one that says no vocabulary has the recording's."""
-    length = recording.tokens.size(1)
+    at = size_of(recording.tokens)
     try:
-        return subject_of(model, length, vocab_size)
+        return subject_of(model, at, vocab_size)
     except UnknownSize as error:
         if recording.width is None:
             raise
         try:
-            return subject_of(model, length, recording.width)
+            return subject_of(model, at, recording.width)
         except ValueError:  # it is padded, or none of the model's
             raise error from None
 
