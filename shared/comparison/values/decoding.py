@@ -61,8 +61,12 @@ class CacheDiff:
         if self.line is not None:
             layer = self.line.place.layer
             where = f" at {self.line}"
+            where += self.line.place.site
             where += "" if layer is None else f", layer {layer}"
-            where += f": its value is {self.line.apart:.2g} apart"
+            size = f"its value is {self.line.apart:.2g} apart"
+            if self.line.kept:
+                size = "it keeps {} of {} positions".format(*self.line.kept)
+            where += f": {size}"
         fed = "one by one"
         if max(self.fed) > 1:
             more = " + ..." * (len(self.fed) > 3)
@@ -160,6 +164,10 @@ def _compare(decoder: Comparison, tokens: Tensor) -> CacheDiff:
         except ModelRaised:
             if several:  # it goes on with one token at a time only
                 continue
+            if time > 3:  # it may part before it raises
+                first = _compare(decoder, tokens[:, :half])
+                if not first.same:
+                    return first
             raise
         gap = decoder.first_gap(forward, decode, (full, decoded))
         row = gap.at[0] if gap else 0
