@@ -98,12 +98,25 @@ def find_divergence(
             )
             ordered = list(dict.fromkeys([right.place, *ordered]))[:STARTS]
             break
+    apart = best.apart
+    for value in theirs.parts_before(start) if best.rank else ():
+        cut = [
+            v
+            for v in ours.values
+            if partner.get(value.inputs[0]) in v.inputs
+            and v.number not in ours.known
+            and ours.cuts(v)
+        ]
+        left, right, start = (cut or [left])[0], value, value
+        factor, apart, in_order = None, math.inf, False
+        ordered = list(dict.fromkeys([right.place, *ordered]))[:STARTS]
+        break
     widths = {v.shape[-1] for v in theirs.values if v.shape}
     return Divergence(
         left.place,
         right.place,
         right.shape,
-        best.apart if math.isfinite(best.apart) else None,
+        apart if math.isfinite(apart) else None,
         order=(left.number, right.number),
         inputs=theirs.inputs_apart(start),
         factor=factor,

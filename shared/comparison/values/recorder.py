@@ -26,7 +26,7 @@ from ...invariants.places import (
     layers_of,
     names_of,
 )
-from .fused_steps import FUSED_STEPS
+from .fused_steps import FUSED_STEPS, REPEATED
 from .value import Value, digest, real
 
 # What multiplies queries, keys, weights and values of many heads.
@@ -128,7 +128,7 @@ class Recorder(Operations):
         # no step of attention but its result is made of the values
         steps = self._known(operands[:2]) if name in PRODUCTS else inputs
         formula = FUSED_STEPS.get(name, lambda *args, **kwargs: ())
-        inputs += self._note_steps(formula(*args, **kwargs), steps)
+        inputs += self._note_steps(formula(*args, **kwargs), steps, operands)
         schema = getattr(func, "_schema", None)
         for result in results:
             changed = _among(result, operands)
@@ -139,12 +139,19 @@ class Recorder(Operations):
         return answer
 
     def _note_steps(
-        self, formula: Iterable[tuple[str, Tensor]], inputs: list[int]
+        self,
+        formula: Iterable[tuple[str, Tensor]],
+        inputs: list[int],
+        operands: list[Tensor],
     ) -> list[int]:
         """Note the steps inside a fused operation; return their numbers."""
         added: list[int] = []
         for step, value in formula:
             inside = replace(self.place, inside=step)
+            if step in REPEATED:
+                of = self._known([operands[REPEATED[step]]])
+                self.steps.add(self.note(value, inside, of))
+                continue
             number = self.note(value, inside, [*inputs, *added])
             if number not in (*inputs, *added):
                 added.append(number)

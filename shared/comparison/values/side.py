@@ -38,8 +38,8 @@ class Side:
             scores come out of nothing that could be recorded.
     """
 
-    # how many numbers of the first run are kept: 1 GiB in float64
-    most: float = 2**27
+    # how many numbers of the first run are kept: 512 MiB in float64
+    most: float = 2**26
 
     def __init__(
         self,
@@ -160,7 +160,8 @@ class Side:
         kept: dict[int, Tensor] = {}
 
         def keep(number: int, value: Tensor) -> None:
-            kept[number] = plain(value).clone()
+            found = plain(value)
+            kept[number] = found.clone() if self.kept is None else found
 
         self.visit(numbers, keep)
         return kept
