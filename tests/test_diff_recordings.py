@@ -144,6 +144,26 @@ def test_probabilities_and_what_is_not_written(
     assert not fault or f"_{fault}_1" in found.parted.right.function
 
 
+@pytest.mark.parametrize("layered", [False, True])
+@pytest.mark.parametrize("fault", ["", "q", "att", "scores", "act"])
+def test_arrays_in_the_order_of_a_struct(fault, layered, model, tmp_path):
+    """As llm.c declares them: what attention returns, then its scores."""
+    left = original("Written", "eager", torch.float32)
+    path, arrays = tmp_path / "dump.npz", dump(model, fault)
+    arrays = by_layers(arrays) if layered else arrays
+    for i, (name, _) in enumerate(arrays):
+        if "_y_" in name or name == "y":
+            arrays[i - 1], arrays[i] = arrays[i], arrays[i - 1]
+    np.savez(path, tokens=IDS, **dict(arrays))
+    found = diff_by_value(left, path)
+    assert found.same == (not fault), found.sentence
+    if fault:
+        name = "att" if fault == "scores" else fault
+        assert name in found.parted.right.function.split("_"), found.sentence
+    said = r"\S*att\S* is computed before \S*y\S* and stands behind it in "
+    assert re.search(said, " ".join(found.notes)), found.notes
+
+
 def test_padded_scores_of_as_many_rows_as_layers(model, tmp_path):
     ids = IDS.reshape(2, 6)
     state = {

@@ -35,8 +35,8 @@ def diff(
             "styles. Two models (a style, package.module:factory, "
             "path/to/file.py:factory, or an expression after the colon): "
             "their lines, paired by the values they compute. One may be a "
-            "recording: an .npz or .safetensors of arrays in their order, "
-            "with the tokens.",
+            "recording: an .npz or .safetensors of arrays in the order in "
+            "which they are computed, with the tokens.",
             show_default=False,
         ),
     ] = None,

@@ -26,7 +26,7 @@ from .given import (
 )
 from .gradients import first_difference
 from .matching import match
-from .recording import Recording, scores_of
+from .recording import Recording, out_of_order, scores_of
 from .side import Side, run_in_one_dtype, unit_of
 from .value_diff import ValueDiff
 from .weights import WeightMatch, match_weights
@@ -250,6 +250,11 @@ def _diff_recording(
         if one.only_scores
     ]
     notes.append(f"run in {kind}, that of {names[1]}")
+    if late := out_of_order(found.pairs, sides[0].values):
+        notes.append(
+            f"{late[1]} is computed before {late[0]} and stands behind it in "
+            f"{names[1]}: arrays are meant in the order of computation"
+        )
     if found.same and torch.finfo(sides[0].dtype).bits == 16:
         limit = f" as far as {kind} tells: it cannot tell exact GELU from"
         limit += " tanh's, nor an eps of 1e-6 from 1e-5"

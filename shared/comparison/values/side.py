@@ -40,6 +40,7 @@ class Side:
 
     # how many numbers of the first run are kept: 512 MiB in float64
     most: float = 2**26
+    kept: dict[int, Tensor] | None = None  # by events
 
     def __init__(
         self,
