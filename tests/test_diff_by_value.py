@@ -664,7 +664,7 @@ def test_a_coarser_dtype_is_said_and_has_its_line():
     found = diff_by_value(left, Toy(brain).double(), TOKENS)
     assert not found.same
     assert "x.bfloat16()" in found.parted.right.code, found.sentence
-    assert re.search(r"scores 0\.0\d+ apart$", found.sentence)
+    assert re.search(r"scores 0\.0\d+ apart; values", found.sentence)
 
 
 def test_a_part_of_a_value_explains_that_part():

@@ -42,15 +42,27 @@ class Recording(Side):
     Args:
         path: of an .npz or a .safetensors.
         arrays: in place of a file's, the tokens among them.
+        ignored: arrays that are left out; of names in words, one word each.
 
     Raises:
         ValueError: in one line, for a file that is none of them, or that
             holds no tokens or no arrays of numbers.
     """
 
-    def __init__(self, path: Path, arrays: dict[str, Tensor] | None = None):
+    def __init__(
+        self,
+        path: Path,
+        arrays: dict[str, Tensor] | None = None,
+        ignored: Sequence[str] = (),
+    ):
         self.path = path
         arrays = read_arrays(path) if arrays is None else arrays
+        self.ignored = set[str]()
+        for name in [*arrays]:
+            words = {name, *re.split(r"[\W_]+", name)} & {*ignored}
+            self.ignored |= words
+            if words:
+                del arrays[name]
         if TOKENS not in arrays:
             raise ValueError(
                 f"{path} has no array {TOKENS!r}: the ids that it was "
