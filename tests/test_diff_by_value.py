@@ -448,7 +448,8 @@ def test_the_sentence_is_the_whole_of_it(weights):
         r"to \de-16, no value on the left equals its output; nearest is "
         r"annotated/feed_forward\.py:\d+ `gelu` "
         r"\(decoder\.layers\.1\.feed_forward\), 0\.000\d+ apart; "
-        r"scores \S+ apart",
+        r"scores \S+ apart; values with a counterpart: \d+ of \d+ on the "
+        r"left, \d+ of \d+ on the right",
         str(raised.value),
     )
     assert_same_values(left, build("mingpt_style", weights), TOKENS)
