@@ -35,14 +35,16 @@ class Attention(nn.Module):
         if self.cache_k is not None:
             if self.fault == "stale":
                 v = self.cache_v[:, :, -1:]
-            k = torch.cat([self.cache_k, k], 2)
-            v = torch.cat([self.cache_v, v], 2)
+            k = torch.cat([self.cache_k.to(k), k], 2)
+            v = torch.cat([self.cache_v.to(v), v], 2)
             if self.fault == "k for v":
                 v = torch.cat([self.cache_v, k[:, :, -1:]], 2)
             if self.fault == "window":
                 k = k[:, :, -4:]
                 v = v[:, :, -4:]
         self.cache_k, self.cache_v = k, v
+        if self.fault == "bfloat16":
+            self.cache_k, self.cache_v = k.bfloat16(), v.bfloat16()
         return k, v
 
 
@@ -87,10 +89,10 @@ class Book(nn.Module):
     ("fault", "position", "layer", "code"),
     [
         ("", None, None, ""),
-        ("stale", 1, 0, "torch.cat([self.cache_v, v], 2)"),
+        ("stale", 1, 0, "torch.cat([self.cache_v.to(v), v], 2)"),
         ("k for v", 1, 0, "[self.cache_v, k[:, :, -1:]], 2"),
         ("window", 4, 0, "k[:, :, -4:]"),
-        ("layer", 1, 1, "torch.cat([self.cache_k, k], 2)"),
+        ("layer", 1, 1, "torch.cat([self.cache_k.to(k), k], 2)"),
         # and at the ninth token the table of positions ends
         ("position", 2, None, "self.positions(at)"),
     ],
@@ -105,3 +107,10 @@ def test_the_line_of_a_cache_is_named(fault, position, layer, code):
         assert place.layer == layer, found.sentence
         kept = "it keeps 4 of 5 positions" in found.sentence
         assert kept == (fault == "window"), found.sentence
+
+
+def test_a_cache_in_bfloat16_is_rounding():
+    found = diff_cache(Book("bfloat16"))
+    assert found.same, found.sentence
+    assert max(found.apart) > 1e-6 > found.rounding
+    assert "in a coarser dtype inside explains it" in found.sentence

@@ -51,11 +51,13 @@ class CacheDiff:
         """The finding in one sentence."""
         largest = max(size for size in self.apart if size is not None)
         if self.position is None:
+            bound = f"rounding can cause up to {self.rounding:.1g}"
+            if largest > self.rounding:
+                bound = "rounding in a coarser dtype inside explains it"
             return (
                 f"one function: decoding with a cache ({self.says}) equals "
                 f"the full pass at {len(self.apart)} positions; scores "
-                f"{largest:.1g} apart, rounding can cause up to "
-                f"{self.rounding:.1g}"
+                f"{largest:.1g} apart, {bound}"
             )
         where = ""
         if self.line is not None:
