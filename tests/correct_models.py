@@ -4,8 +4,9 @@ As in broken_models.py, a method takes the place of the small GPT's own, or a
 class that of a part or of the whole; its docstring says what is unusual.
 """
 
+import copy
 import math
-from functools import partial
+from functools import lru_cache, partial
 from types import SimpleNamespace
 
 import torch
@@ -61,6 +62,26 @@ def rotary(self, q, k, v, mask):
     """Queries and keys are turned by their position."""
     by = angles(torch.arange(q.size(-2), device=q.device), q.size(-1) // 2)
     return Attention.attend(self, turned(q, by), turned(k, by), v, mask)
+
+
+@correct(GPT, "embed")
+def embedded_copy(self, tokens):
+    """Ids are copied deeply before they are embedded."""
+    return GPT.embed(self, copy.deepcopy(tokens))
+
+
+@correct()
+class TableByLength(NoPositions):
+    """A function's cache keeps a table of positions for each length."""
+
+    def add_parts(self, dim):
+        super().add_parts(dim)
+        self.table = lru_cache(
+            lambda size: angles(torch.arange(size), dim).sin()
+        )
+
+    def position_vectors(self, tokens):
+        return self.table(tokens.size(1)).to(self.wte.weight)
 
 
 @correct(loosely="length_limit")

@@ -582,6 +582,50 @@ def test_a_way_is_named_by_its_lines():
     assert "`q @ k.mT / " in proof.way.split(proof.culprit.code)[0]
 
 
+def heads_are_not_put_back(self, x, mask):
+    y = self.attend(*map(self.split, self.qkv(x).chunk(3, -1)), mask)
+    return self.out(y.contiguous().view(x.shape))
+
+
+def heads_are_cut_across_time(self, x, mask):
+    apart = x.size(0), self.heads, x.size(1), -1
+    q, k, v = (y.reshape(apart) for y in self.qkv(x).chunk(3, -1))
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return self.out(self.merge(y))
+
+
+def patches_are_not_shifted(self, x, mask):
+    padded = F.pad(x, (0, 0, 0, -x.size(1) % 4))
+    patches = padded.unflatten(1, (-1, 4))
+    y = patches + self.out(patches.sum(2)).unsqueeze(2)
+    return y.flatten(1, 2)[:, : x.size(1)]
+
+
+def chosen_positions_come_first(self, x, mask):
+    q, k, v = map(self.split, self.qkv(x).chunk(3, -1))
+    x = self.merge(F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    chosen = x[..., 0] > 0
+    order = chosen.logical_not().int().argsort(dim=1, stable=True)
+    first = x.gather(1, order.unsqueeze(-1).expand_as(x))
+    at = (chosen.cumsum(1) - 1).clamp(min=0)
+    return first.gather(1, at.unsqueeze(-1).expand_as(x))
+
+
+@pytest.mark.parametrize(
+    ("forward", "code"),
+    [
+        (heads_are_not_put_back, "y.contiguous().view("),
+        (heads_are_cut_across_time, "y.reshape("),
+        (patches_are_not_shifted, "patches + "),
+        (chosen_positions_come_first, "chosen.logical_not().int().argsort("),
+    ],
+)
+def test_the_line_that_mixes_is_named_not_one_beside_it(forward, code):
+    kind = type("Mixes", (GPT,), {"mixer": mixed("forward", forward)})
+    culprit = prove_causality(kind, lengths=(5, 7, 16)).culprit
+    assert culprit.code.startswith(code), culprit
+
+
 def test_a_fourier_transform_is_named_not_the_line_that_cuts_it():
     def forward(self, x, mask):
         both = [torch.fft.rfft(y, n=2 * x.size(1), dim=1) for y in (x, x)]

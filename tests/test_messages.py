@@ -778,6 +778,11 @@ FAILED = [
         for mixed in (lambda x: x + x[:1], lambda x: x + x[-1:])
     ),
     (
+        within(lambda x: x.transpose(0, 1).reshape(x.shape)),
+        "batch_independence",
+        r"; let through at \S+ `x\.transpose\(0, 1\)\.reshape\(x\.shape\)`$",
+    ),
+    (
         scored(lambda x: F.pad(x[:, :-1], (0, 0, 1, 0))),
         "context_use",
         "with token 1, the newest: do they come a step late.; no operation",

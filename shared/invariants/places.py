@@ -1,5 +1,6 @@
 """Where a value is computed: source line, function, operation, layer."""
 
+import copy
 import linecache
 import os
 import re
@@ -35,6 +36,7 @@ NOT_THE_MODEL = (
     *(f"{PACKAGES / name}{os.sep}" for name in ("numpy", "jax", "mlx")),
     str(Path(torch.__file__).resolve().parent) + os.sep,
     str(Path(jaxtyping.__file__).resolve().parent) + os.sep,  # its wrappers
+    copy.__file__,  # its lines copy a model's value
     *KIT,
 )
 

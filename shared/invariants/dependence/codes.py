@@ -12,6 +12,7 @@ Codes belong to a storage, so that views and in-place operations need no rule.
 
 import math
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -331,6 +332,11 @@ class Storages:
         shadow.low, shadow.top = min(shadow.low, low), max(shadow.top, top)
         view = shadow.codes.as_strided(size, stride, tensor.storage_offset())
         view.copy_(codes.clone().expand(size))  # it may be read from there
+
+    def copy(self, source: Tensor, made: Tensor) -> None:
+        """Give a storage that is another's copy the shadow of that one."""
+        _, shadow = self._of[source.untyped_storage()._cdata]
+        self._put(made.untyped_storage(), copy(shadow))
 
     def _put(self, storage: torch.UntypedStorage, shadow: Shadow) -> None:
         key = storage._cdata

@@ -8,10 +8,13 @@ that are not hidden from it. A Fourier transform along the text mixes all of
 it, whatever is cut off behind: the line that cuts is not to blame.
 """
 
+import math
+
 from torch import Tensor
 
 from ..places import Place
 from .codes import plain
+from .rules import FORMULAS
 from .shadows import OUTSIDE, UNSET, Step
 
 FOURIER = ("_fft_r2c", "_fft_c2c", "_fft_c2r")
@@ -32,6 +35,8 @@ class Tape:
             a number of one row has two codes whose sum is the last row's.
     """
 
+    views = True  # it is called with views, too
+
     def __init__(
         self, allowed: Tensor, rows: bool, reverse: "Tape | None" = None
     ):
@@ -42,10 +47,16 @@ class Tape:
         self.steps: list[Step] = []
         self.late: int | None = None  # the first step with late numbers
         self.mixed: int | None = None  # the last transform of the whole text
+        self.in_chunks = False  # whether the late numbers lie in these
+        self.padded: set[int] = set()  # lengths of the text when it is padded
 
     def __call__(self, step: Step) -> None:
         """Keep a step, without its numbers."""
         found = list(zip(step.outs, step.codes, strict=True))
+        if step.name in FORMULAS:
+            found = found[:1]  # no formula gives the codes of the others
+        self._note_padding(step)
+        view = step.call is None
         step.outs, step.codes, step.call = [], [], None
         least = self.allowed.min()
         codes = [plain(c).expand(o.shape).cpu() for o, c in found]
@@ -53,17 +64,31 @@ class Tape:
             self.codes.append([plain(c).cpu() for _, c in found])
         if step.name in NO_LINE or not any((c > least).any() for c in codes):
             return
+        softmax = step.name in SOFTMAX
+        late = self.late is None and (
+            self._mixes_rows()
+            or (view and any(self._is_late(c, view) for c in codes))
+            if self.rows
+            else any(self._is_late(c, view, softmax) for c in codes)
+        )
+        if view and not late:
+            return  # it is no line of the way
         self.steps.append(step)
         whole = all(bool((c > least).all()) for c in codes)
         if step.name in FOURIER and whole and self.late is None:
             self.mixed = len(self.steps) - 1
-        softmax = step.name in SOFTMAX
-        if self.late is None and (
-            self._mixes_rows()
-            if self.rows
-            else any(self._is_late(c, softmax) for c in codes)
-        ):
+        if late:
             self.late = len(self.steps) - 1
+
+    def _note_padding(self, step: Step) -> None:
+        """Keep the length of a text that is padded on the right."""
+        if step.call is None or step.name not in ("constant_pad_nd", "cat"):
+            return
+        call, time = step.call[0], len(self.allowed)
+        source = call["self"] if "self" in call.args else call["tensors"][0]
+        for before, after in zip(source.shape, call.out.shape, strict=False):
+            if before == time < after:
+                self.padded.add(after)
 
     def _mixes_rows(self) -> bool:
         """Whether a number of the last step depends on two rows."""
@@ -73,7 +98,9 @@ class Tape:
         pairs = zip(self.codes[last], self.reverse.codes[last], strict=True)
         return any(bool((x + y > self.batch - 1).any()) for x, y in pairs)
 
-    def _is_late(self, codes: Tensor, softmax: bool) -> bool:
+    def _is_late(
+        self, codes: Tensor, view: bool, softmax: bool = False
+    ) -> bool:
         """Whether a number depends on a token later than its position."""
         both = self.batch * self.time
         if both in codes.shape and 1 not in (self.batch, self.time):
@@ -83,10 +110,25 @@ class Tape:
         axes = [axis for axis, n in enumerate(codes.shape) if n == size]
         if softmax and axes[-1:] == [codes.dim() - 1]:
             axes.pop()  # over the keys: their axis is no position's
+        if not (axes or self.rows or view):  # a view may have heads there
+            return self._is_late_in_chunks(codes)
         if len(axes) != 1:
             return False
         along = codes.movedim(axes[0], 0).reshape(size, -1).amax(1)
         return bool((along > self.allowed).any())
+
+    def _is_late_in_chunks(self, codes: Tensor) -> bool:
+        """Whether it does, of a padded text, maybe cut into equal chunks.
+
+        The first axes are positions if each number there depends on its own.
+        """
+        size = len(self.allowed)
+        for stop in range(1, codes.dim()):
+            if math.prod(codes.shape[:stop]) in self.padded:
+                along = codes.flatten(stop).flatten(0, stop - 1).amax(1)[:size]
+                if bool((along >= self.allowed).all()):
+                    self.in_chunks |= bool((along > self.allowed).any())
+        return self.in_chunks
 
     def culprit(self) -> tuple[Place | None, list[Place]]:
         """Return the culprit, and it between the lines before and after."""

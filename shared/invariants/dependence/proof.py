@@ -68,6 +68,8 @@ class Proof:
         open: what was not understood, or lets a token through.
         culprit: the line that should have stopped such a token, if known.
         way: it between the lines before and after, in words.
+        in_chunks: whether it shows in chunks of a padded text, where two
+            texts show a line behind it alone.
         at: the way of running and the length that are open.
         conditions: what a text may break, a sentence each.
         order: "positions" or "rows".
@@ -84,6 +86,7 @@ class Proof:
     open: list[Open] = field(default_factory=list)
     culprit: Place | None = None
     way: str = ""
+    in_chunks: bool = False
     at: tuple[Case, int] | None = None
     conditions: list[str] = field(default_factory=list)
     order: str = "positions"

@@ -51,7 +51,7 @@ from .engine import (
     follow,
 )
 from .proof import Open, Proof
-from .shadows import Notes
+from .shadows import OUTSIDE, Notes
 
 # --- The prover --------------------------------------------------------------
 
@@ -340,6 +340,8 @@ class Prover:
             if wrong is not None:
                 name, place = wrong
                 text = f"numbers change that cannot by the rule of {name}"
+                if name == OUTSIDE:
+                    text = "numbers that no operation made depend on tokens"
                 self._add(f"{place}: {text}", place)
                 return False
             reads = self.notes.reads or self.notes.routed
@@ -412,7 +414,7 @@ class Prover:
 
         Returns it between the lines before and after.
         """
-        clear = [t for t in CLEAR if t > time and t in self.lengths]
+        clear = [t for t in CLEAR if t != time and t in self.lengths]
         for length in [*clear, time] if time <= FOLLOWED else ():
             tokens, targets = self.texts(run.variant.case, length)
             weights, routing = run.parameters, self.routing
@@ -429,6 +431,7 @@ class Prover:
                 place, lines = tape.culprit()
                 unknown = next(iter(found.notes.unknown), None)
                 self.proof.culprit = unknown or place
+                self.proof.in_chunks = tape.in_chunks
                 return lines
         return []
 

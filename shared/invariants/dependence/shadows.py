@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves as any_leaves
 
 from ..flex import flex_as_written, lists_of
-from ..model.subclasses import parts_of
+from ..model.subclasses import is_plain, parts_of
 from ..operations import Operations
 from ..places import Place, find_place
 from ..ranks import in_fully_shard, local
@@ -152,7 +152,8 @@ class Shadows(Operations):
         parameters: tensors that can have any value.
         routing: whether integers that sort a token's own choices are taken
             as known.
-        tape: called with each step; None: steps are not kept.
+        tape: called with each step; None: steps are not kept. One with
+            views is called with these, too.
         blind: whether results carry no codes: the tape reads their numbers.
     """
 
@@ -288,6 +289,8 @@ class Shadows(Operations):
             self._lose(name, outs + others, top)
             return result
         if not (outs or others):
+            if getattr(self.tape, "views", False):
+                self._record(name, tensors_in((result,)), None)
             return result
         if top > KNOWN:
             for t, shadow in zip(tensors, shadows, strict=True):
@@ -430,6 +433,12 @@ class Shadows(Operations):
         self.notes.unknown.setdefault(find_place(name), name)
         return result
 
+    def copied(self, source: Tensor, made: Tensor) -> None:
+        """Give a deep copy the codes of its source."""
+        self._shadow(source)
+        self.storages.copy(source, made)
+        self._record("clone", [made], None)
+
     # --- Notes --------------------------------------------------------------
 
     def _note(self, kind: str, number: float) -> None:
@@ -480,7 +489,10 @@ LEAVES = ("numpy", "__array__", "__dlpack__", "data_ptr")
 
 
 class _Leaving(TorchFunctionMode):
-    """Sees tensors that are turned into numbers of Python's or NumPy's."""
+    """Sees tensors that are turned into numbers of Python's or NumPy's.
+
+    And those that copy.deepcopy copies, a storage behind torch's back.
+    """
 
     def __init__(self, shadows: Shadows):
         super().__init__()
@@ -488,6 +500,11 @@ class _Leaving(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
+        if name == "__deepcopy__" and is_plain(type(args[0])):
+            with _disable_current_modes():
+                made = func(*args)
+                self.shadows.copied(args[0], made)
+            return made
         if name in TEXTS or name in LEAVES:
             with _disable_current_modes():
                 left = name in LEAVES

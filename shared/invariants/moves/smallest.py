@@ -65,7 +65,8 @@ def _explained(leak: Leak, proof: Proof) -> AssertionError:
             leak.position + 1,
             floor_of(getattr(torch, leak.dtype)) * leak.noise / leak.size,
         )
-    first = f"first seen at {line}" if line is not None else ""
+    seen = line is not None and not proof.in_chunks
+    first = f"first seen at {line}" if seen else ""
     parts = [case, f"rounding there is {leak.noise:.1g} ({leak.dtype})"]
     where = first
     if proof.culprit is not None:
