@@ -546,6 +546,19 @@ PASSED = [
         "gradient_flow",
         "; frozen: wpe.weight$",
     ),
+    (
+        gpt(
+            TrainableGPT,
+            add_parts=lambda self, dim: self.add_module(
+                "gate", nn.Linear(dim, 1, False)
+            ),
+            loss=lambda self, x, ids: (
+                mean(x, ids) + self.gate.weight.square().sum()
+            ),
+        ),
+        "gradient_flow",
+        "; the returned loss alone, and no score, .* for 1: gate.weight$",
+    ),
     (scored(lambda x: x.float()), "dtype", "bfloat16 answers in float32"),
     (BUILDS["behind_padding"], "shape", "^7 sizes, the longest of 32; "),
     (BUILDS["behind_padding"], "length_limit", "^declared are 34, taken 32: "),

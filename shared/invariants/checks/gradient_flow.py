@@ -44,7 +44,8 @@ def check_gradient_flow(subject: Subject) -> str:
     if frozen and len(frozen) == len([*model.parameters()]):
         raise SkipCheck("every parameter is frozen")
     alive: Slices = {}
-    sizes = _gradient_sizes(variant, alive)
+    scored: set[str] = set()
+    sizes = _gradient_sizes(variant, alive, scored)
     subject.budget.something_tried = True
     without = [name for name, size in sizes.items() if size == 0]
     dead = dead_in(alive)
@@ -79,11 +80,29 @@ def check_gradient_flow(subject: Subject) -> str:
     notes = f"{len(sizes)} parameters"
     if faint:
         notes += f"; only rounding reaches {len(faint)}: {_first(faint, 3)}"
+    if by_loss := _by_loss_alone(subject, sizes, scored):
+        notes += (
+            f"; the returned loss alone, and no score, has a gradient for "
+            f"{len(by_loss)}: {_first(by_loss, 3)}"
+        )
     if frozen:
         notes += f"; frozen: {_first(frozen, 3)}"
     if unreached:
         notes += f"; not reached by these texts: {_first(unreached, 3)}"
     return notes
+
+
+def _by_loss_alone(
+    subject: Subject, sizes: dict[str, float], scored: set[str]
+) -> list[str]:
+    """Return the parameters that no score gives a gradient."""
+    copy = None
+    if current() is None and not scored.issuperset(sizes):
+        copy = larger(subject)
+    if copy is not None:  # zeros hide what a step of training shows
+        _gradient_sizes(copy.run_as(TRAIN), None, scored)
+        return [name for name in sizes if name not in scored]
+    return []
 
 
 def _zeros_of(variant: Variant, dead: Slices) -> Slices:
@@ -184,11 +203,14 @@ def _train(variant: Variant, alive: Slices) -> list[str]:
 
 
 def _gradient_sizes(
-    variant: Variant, alive: Slices | None = None
+    variant: Variant,
+    alive: Slices | None = None,
+    scored: set[str] | None = None,
 ) -> dict[str, float]:
     """Return the largest gradient entry that each parameter ever got.
 
-    Alive gets the rows and columns that have one.
+    Alive gets the rows and columns that have one, scored the names of
+    parameters that have one by a score.
     """
     subject, model = variant.subject, variant.model
     generator, short = subject.generator(), subject.lengths.fit(32)
@@ -224,8 +246,14 @@ def _gradient_sizes(
         with during("in the backward pass in train mode"):
             cross_entropy(scores, targets).backward()
         if seed > 0:  # something has no gradient by the scores
-            _backward_of_own_loss(variant, tokens, targets)
             _backward_of_all_scores(variant, tokens)
+        if scored is not None:
+            grads = {n: p.grad for n, p in trainable.items()}
+            scored |= {
+                n for n, g in grads.items() if g is not None and g.any()
+            }
+        if seed > 0:
+            _backward_of_own_loss(variant, tokens, targets)
         for name, parameter in trainable.items():
             if parameter.grad is not None:
                 # NaN is check_finite's matter
