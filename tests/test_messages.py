@@ -93,6 +93,25 @@ def within_limit(ids):
     return ids
 
 
+class Stretches(NoPositions, Unlimited):
+    """Scales long texts down, by a length of its own."""
+
+    block_size, trained_on = None, 0
+
+    def add_parts(self, dim):
+        super().add_parts(dim)
+        self.block_size, self.trained_on = None, 999
+
+    def forward(self, tokens):
+        self.require_length(tokens.size(1))
+        return self.scores(self.scale(self.embed(tokens)))
+
+    def scale(self, x):
+        if x.size(1) > self.trained_on:
+            x = x * self.trained_on / x.size(1)
+        return x + x.cumsum(1)
+
+
 def scored(change):
     """A model whose scores are changed."""
     return gpt(scores=lambda self, x: change(GPT.scores(self, x)))
@@ -558,6 +577,12 @@ PASSED = [
         ),
         "gradient_flow",
         "; the returned loss alone, and no score, .* for 1: gate.weight$",
+    ),
+    (
+        Stretches,
+        "prefix_consistency",
+        r"^prefixes of lengths 2 to 300; not tried: lengths past 999, where "
+        r"test_messages\.py:\d+ `x\.size\(1\) > self\.trained_on` branches$",
     ),
     (scored(lambda x: x.float()), "dtype", "bfloat16 answers in float32"),
     (BUILDS["behind_padding"], "shape", "^7 sizes, the longest of 32; "),

@@ -1,5 +1,6 @@
 """A text has the scores that it has within a longer one."""
 
+import math
 from collections.abc import Iterator
 from functools import partial
 
@@ -8,6 +9,8 @@ from torch import Tensor
 
 from ..cases import PREFIX, cases_of
 from ..check import SkipCheck, Subject, check
+from ..model.branches import branches_on_length
+from ..places import short_path
 from ..rounding import dtype_name, floor, gaps, real_gap
 from ..tokens import SHORT, draw, rows_at_once, splits_to_try
 from ..variant import Variant, both, precise
@@ -33,7 +36,22 @@ def check_prefix_consistency(subject: Subject) -> str:
     for variant, time, count in _sizes(subject):
         with subject.budget.part(variant.case.name, time, 1 / 2):
             _compare(variant, time, count, generator)
-    return f"prefixes of lengths 2 to {subject.budget.reached}"
+    text = f"prefixes of lengths 2 to {subject.budget.reached}"
+    return f"{text}{_not_tried(subject)}"
+
+
+def _not_tried(subject: Subject) -> str:
+    """Say at which longer texts the model's code goes another way."""
+    model = precise(subject).model
+    found = branches_on_length(model, longest=subject.block_size)
+    most = subject.limit.value if subject.limit else math.inf
+    for number, file, line, code in found:
+        if number < most:
+            place = f"{short_path(file)}:{line} `{code}`"
+            return (
+                f"; not tried: lengths past {number}, where {place} branches"
+            )
+    return ""
 
 
 def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int]]:
