@@ -437,6 +437,11 @@ class KeepsAndLeaks(GPT):
         return super().scores(x) + self.calls
 
 
+class FusedAttention(Attention):
+    def attend(self, q, k, v, mask):
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+
 class Asks(GPT):
     def forward(self, input_ids, attention_mask, scale=1.0, past=None):
         assert attention_mask.shape == input_ids.shape
@@ -583,6 +588,11 @@ PASSED = [
         "prefix_consistency",
         r"^prefixes of lengths 2 to 300; not tried: lengths past 999, where "
         r"test_messages\.py:\d+ `x\.size\(1\) > self\.trained_on` branches$",
+    ),
+    (
+        gpt(KeepsAndLeaks, mixer=FusedAttention),
+        "batch_independence",
+        "; tested: alone, reordered",  # a fused kernel draws no numbers
     ),
     (scored(lambda x: x.float()), "dtype", "bfloat16 answers in float32"),
     (BUILDS["behind_padding"], "shape", "^7 sizes, the longest of 32; "),

@@ -65,11 +65,20 @@ class RecordedDraws(Operations):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         answer = func(*args, **(kwargs or {}))
-        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+        if _draws(func, args, kwargs or {}):
             first = answer[0] if isinstance(answer, tuple) else answer
             shape = tuple(getattr(first, "shape", ()))
             self.shapes.append((str(func), shape))
         return answer
+
+
+def _draws(func, args, kwargs):
+    """Whether an operation draws; attention does if it drops numbers out."""
+    if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+        return False
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return "dropout_p" not in names or given.get("dropout_p", 0.0) > 0
 
 
 # --- Threads -----------------------------------------------------------------

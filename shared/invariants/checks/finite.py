@@ -64,6 +64,9 @@ def _require_softmax(subject: Subject) -> None:
             )
 
 
+HIDES = ("tril", "mul", "masked_fill")  # how exponentials are masked
+
+
 class _Softmaxes(Operations):
     """Finds exponentials that are divided by their sum over the last axis.
 
@@ -81,8 +84,11 @@ class _Softmaxes(Operations):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         answer = func(*args, **(kwargs or {}))
         name = getattr(func, "overloadpacket", func).__name__
-        if name == "exp" and bool((args[0] > 0).any()):
+        if name == "exp" and float(args[0].max()) > 0:  # and none is NaN
             self.places[answer.data_ptr()] = find_place(name)
+            self.kept.append(answer)
+        elif name in HIDES and args[0].data_ptr() in self.places:
+            self.places[answer.data_ptr()] = self.places[args[0].data_ptr()]
             self.kept.append(answer)
         elif name == "sum" and args[0].data_ptr() in self.places:
             self.sums[answer.data_ptr()] = args[0]
@@ -91,7 +97,8 @@ class _Softmaxes(Operations):
             whole = self.sums.get(args[1].data_ptr())
             if whole is not None and whole.data_ptr() == args[0].data_ptr():
                 self.place = self.places[whole.data_ptr()]
-                self.largest = max(self.largest, float(whole.max()))
+                most = whole.nan_to_num(math.inf, math.inf).max()  # inf * 0
+                self.largest = max(self.largest, float(most))
         return answer
 
 
