@@ -125,7 +125,7 @@ def wrong_loss(
     where = "" if mark is None else f", some of them {mark}"
     cause = f"it is the loss {name}"
     if not close(wrong[name], loss):
-        cause = "it is none summed, shifted twice or averaged over others"
+        cause = "no sum, second shift or mean over other targets gives it"
     batch, time = targets.shape
     return AssertionError(
         f"the loss of {batch} x {time} targets{where} is {float(loss):.6g}, "

@@ -26,16 +26,13 @@ def branches_on_length(
     only raises is none.
     """
     for part in model.modules() if isinstance(model, nn.Module) else ():
-        for kind in type(part).__mro__:
-            if "forward" not in vars(kind) or kind.__module__[:6] == "torch.":
-                continue
-            for method in vars(kind).values():
-                if not isinstance(method, FunctionType):
-                    continue
+        kinds = [k for k in type(part).__mro__ if "forward" in vars(k)]
+        own = [k for k in kinds if not k.__module__.startswith("torch.")]
+        for method in (m for kind in own for m in vars(kind).values()):
+            if isinstance(method, FunctionType):
+                file = method.__code__.co_filename
                 for line, test in _comparisons(method):
-                    number = _number(part, test)
-                    if number > longest:
-                        file = method.__code__.co_filename
+                    if (number := _number(part, test)) > longest:
                         yield number, file, line, ast.unparse(test)
 
 
@@ -48,17 +45,15 @@ def _comparisons(method: FunctionType) -> list[tuple[int, ast.Compare]]:
     except (OSError, SyntaxError):  # of code that is in no file
         return []
     nodes = (node for node in ast.walk(tree) if isinstance(node, BRANCHES))
-    tests = [node.test for node in nodes if not _raises(node)]
     return [
         (first + part.lineno - 1, part)
-        for part in (part for test in tests for part in ast.walk(test))
+        for node in nodes
+        if not (
+            isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise)
+        )
+        for part in ast.walk(node.test)
         if isinstance(part, ast.Compare) and isinstance(part.ops[0], ORDER)
     ]
-
-
-def _raises(node: ast.AST) -> bool:
-    body = getattr(node, "body", None)
-    return isinstance(body, list) and isinstance(body[-1], ast.Raise)
 
 
 def _number(part: nn.Module, test: ast.Compare) -> int:
@@ -68,13 +63,10 @@ def _number(part: nn.Module, test: ast.Compare) -> int:
     """
     sides = [test.left, test.comparators[0]]
     for side, other in (sides, sides[::-1]):
-        if isinstance(side, ast.Constant):
-            value = side.value
-        elif isinstance(side, ast.Attribute):
+        value = getattr(side, "value", None)
+        if isinstance(side, ast.Attribute):
             own = ast.unparse(side.value) == "self"
             value = vars(part).get(side.attr) if own else None
-        else:
-            continue
         if type(value) is int and re.search(LENGTH, ast.unparse(other)):
             return value
     return 0
