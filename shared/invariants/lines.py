@@ -282,6 +282,8 @@ def _before(value: Tensor, size: tuple[int, int], split: int) -> Tensor | None:
     if value.dim() and value.size(0) == batch * time and batch > 1:
         value = value.unflatten(0, size)
     axes = [axis for axis, n in enumerate(value.shape) if n == time]
+    if value.shape[-2:] == (time + 1, time):  # distances of keys, skewed
+        return None
     # of scores of attention the keys are positions, too
     for axis in axes:
         value = value.narrow(axis, 0, split)

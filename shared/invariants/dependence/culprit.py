@@ -112,6 +112,9 @@ class Tape:
             axes.pop()  # over the keys: their axis is no position's
         if not (axes or self.rows or view):  # a view may have heads there
             return self._is_late_in_chunks(codes)
+        shifted = view and axes[-1:] == [codes.dim() - 1] and codes.dim() > 1
+        if shifted and codes.size(-2) == size + 1:  # distances of keys
+            return False
         if len(axes) != 1:
             return False
         along = codes.movedim(axes[0], 0).reshape(size, -1).amax(1)
