@@ -19,7 +19,7 @@ from odd_models import (
     ShiftsInside,
     SortedLabels,
 )
-from small_gpt import GPT, Attention
+from small_gpt import GPT, Attention, angles
 from torch import nn
 from uncertified import SIZES, UNCERTIFIED, Around, pads, scores
 
@@ -601,6 +601,15 @@ def patches_are_not_shifted(self, x, mask):
     return y.flatten(1, 2)[:, : x.size(1)]
 
 
+def distances_are_not_masked(self, x, mask):
+    q, k, v = map(self.split, self.qkv(x).chunk(3, -1))
+    time, size = x.size(1), q.shape[:2]
+    far = q @ angles(torch.arange(time), q.size(-1)).mT
+    far = F.pad(far, (1, 0)).view(*size, time + 1, time)
+    far = far[:, :, 1:].reshape(*size, time, time)
+    return self.out(self.merge((self.scores(q, k) + far).softmax(-1) @ v))
+
+
 def chosen_positions_come_first(self, x, mask):
     q, k, v = map(self.split, self.qkv(x).chunk(3, -1))
     x = self.merge(F.scaled_dot_product_attention(q, k, v, is_causal=True))
@@ -617,6 +626,7 @@ def chosen_positions_come_first(self, x, mask):
         (heads_are_not_put_back, "y.contiguous().view("),
         (heads_are_cut_across_time, "y.reshape("),
         (patches_are_not_shifted, "patches + "),
+        (distances_are_not_masked, "(self.scores(q, k) + far).softmax("),
         (chosen_positions_come_first, "chosen.logical_not().int().argsort("),
     ],
 )
