@@ -393,6 +393,7 @@ def test_arrow_keys_and_buttons_go_step_by_step(browser, page):
     line = "annotated/embedding.py:29 self.lut(x) * math.sqrt(self.d_model)"
     assert place == line
     assert "self.transformer.wte(idx)" in lit(browser, "right")[0]
+    browser.look_at(browser.one("#walk-title"))
     browser.one("#walk-title").click()
     press(browser, "ARROW_RIGHT")  # over the step of one side alone
     assert at(browser).startswith("step 2 of ")
