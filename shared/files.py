@@ -10,8 +10,6 @@ from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 STDOUT = Path("-")
 _reserved = ExitStack()  # puts the standard output back where it was
 
@@ -69,7 +67,7 @@ def replace_file(path: Path) -> Iterator[Path]:
     try:
         yield beside
         os.replace(beside, path)
-    except (OSError, SafetensorError) as error:
+    except _not_written() as error:
         raise ValueError(f"cannot write {path}: {_reason(error)}") from None
     finally:
         beside.unlink(missing_ok=True)
@@ -110,7 +108,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         if path.is_dir():
             path.rmdir()  # Windows puts no folder in place of another
         os.replace(beside, path)
-    except (OSError, SafetensorError) as error:
+    except _not_written() as error:
         raise ValueError(
             f"cannot write the folder {path}: {_reason(error)}"
         ) from None
@@ -127,6 +125,13 @@ def _finite(content: Any) -> Any:
     if isinstance(content, float) and not math.isfinite(content):
         return None
     return content
+
+
+def _not_written() -> tuple[type[Exception], ...]:
+    """Return what a file that cannot be written raises."""
+    from safetensors import SafetensorError  # late: most commands have none
+
+    return OSError, SafetensorError
 
 
 def _reason(error: Exception) -> str:

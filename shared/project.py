@@ -7,6 +7,11 @@
     block-size = 64
     expect = {cache = "it has none yet"}
 
+    [tool.gpt-duet.targets.perplexity]   # any name
+    scorer = "my_pkg.evaluate:make_score"
+    vocab-size = 256
+    documents = 0                        # the id between them
+
 The names are those of the options of `gpt-duet check`.
 """
 
@@ -38,14 +43,23 @@ KNOWN: dict[str, tuple[type | tuple[type, ...], str]] = {
     "threads": (int, "threads"),
     "require-proof": (bool, "require_proof"),
     "allow-routing": (bool, "allow_routing"),
+    "scorer": (str, "scorer"),
+    "bos": (int, "bos"),
+    "bits": (bool, "bits"),
+    "state": (str, "state"),
 }
+ONLY_OF_SCORERS = {"scorer", "bos", "bits", "state"}
+OF_SCORERS = ONLY_OF_SCORERS | {
+    "vocab-size", "block-size", "documents", "budget", "seed",
+}  # fmt: skip
 ALSO = {"--quick": "budget", "--thorough": "budget"}  # in the shell
 
 
 def read_project(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the targets of a folder's pyproject.toml, with their settings.
 
-    Without a table for the kit there are none.
+    Without a table for the kit there are none. A setting of all targets goes
+    to those that have it: a model, or what a scorer is made by.
 
     Raises:
         ValueError: for a file that is not TOML, an unknown setting, and a
@@ -61,20 +75,35 @@ def read_project(folder: Path) -> dict[str, dict[str, Any]]:
     table = table.get("tool", {}).get("gpt-duet", {})
     common = {k: v for k, v in table.items() if k != "targets"}
     targets = table.get("targets", {})
+    made = common.pop("scorer", None)  # a target of its own
     if not isinstance(targets, dict):
         raise ValueError(
             f"[tool.gpt-duet] targets is a table of tables, as "
             f'[tool.gpt-duet.targets."my_pkg.model:build"], got {targets!r}'
         )
+    if made is not None:
+        _require_known("scorer", made)
+        targets = {made: {"scorer": made}} | targets
     found = {}
     for target, own in targets.items():
         if not isinstance(own, dict):
             raise ValueError(
                 f"[tool.gpt-duet] {target} is a table of settings, got {own!r}"
             )
-        found[target] = common | own
-        for name, value in found[target].items():
+        for name, value in (common | own).items():
             _require_known(name, value)
+        scores = "scorer" in own
+        fitting = OF_SCORERS if scores else KNOWN.keys() - ONLY_OF_SCORERS
+        if wrong := own.keys() - fitting:
+            whose = "a scorer" if scores else "a model"
+            raise ValueError(
+                f"[tool.gpt-duet] {whose} takes no {min(wrong)}: {target}"
+            )
+        found[target] = {k: common[k] for k in common if k in fitting} | own
+        if scores and "vocab-size" not in found[target]:
+            raise ValueError(
+                f"[tool.gpt-duet] a scorer needs vocab-size: {target}"
+            )
     return found
 
 
@@ -94,10 +123,10 @@ def _require_known(name: str, value: object) -> None:
 
 
 def as_arguments(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a target's settings as arguments of check_model.
+    """Return a target's settings as arguments of what checks it.
 
-    But for cache, inputs and documents, which keep the names of targets:
-    `load_makers` loads these.
+    But for scorer, cache, inputs and documents, which keep their targets'
+    names.
 
     Raises:
         ValueError: for a value that the shell would refuse.
@@ -111,6 +140,7 @@ def as_arguments(own: Mapping[str, Any]) -> dict[str, Any]:
     for name, values in (
         ("outputs", ("auto", "logits", "log_probs")),
         ("layout", ("bt", "tb")),
+        ("state", ("fresh", "kept")),
     ):
         if found.get(name, values[0]) not in values:
             raise ValueError(

@@ -54,6 +54,9 @@ def pytest_collection_modifyitems(
             parse_target(target)
             own = project.get(target, {})
             made = {"name": target, "nodeid": target, "own": own}
+            if "scorer" in own:
+                items.append(ScorerItem.from_parent(session, **made))
+                continue
             items += Checks.from_parent(session, **made).items()
     except ValueError as error:
         raise pytest.UsageError(f"gpt-duet: {error}") from None
@@ -114,6 +117,29 @@ class CheckItem(pytest.Item):
     def reportinfo(self) -> tuple[str, None, str]:
         """Return where the item is, as pytest prints it."""
         return self.parent.name, None, f"{self.parent.name}::{self.name}"
+
+
+class ScorerItem(CheckItem):
+    """All checks of a scorer."""
+
+    def __init__(self, own: dict[str, Any], **given: Any):
+        pytest.Item.__init__(self, **given)
+        self.own = own
+
+    def runtest(self) -> None:
+        """Run them."""
+        __tracebackhide__ = True
+        from .invariants import check_scorer
+        from .project import as_arguments
+        from .targets import load_target
+
+        settings = as_arguments(self.own)
+        make = load_target(settings.pop("scorer"))
+        check_scorer(make, **settings).raise_for_failures()
+
+    def reportinfo(self) -> tuple[str, None, str]:
+        """Return where the item is, as pytest prints it."""
+        return self.name, None, self.name
 
 
 @lru_cache(maxsize=1)  # the checks of a target share it

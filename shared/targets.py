@@ -16,6 +16,7 @@ from .importing import Alone, first_on_path, import_file, import_module, roots
 from .names import KIT, STYLES, package_of
 from .validation import did_you_mean
 
+BUILDS = re.compile("build|make|create|get")  # names of a factory, as a rule
 NEVER = "never"  # given, an argument of the call
 # of a style's model, where no others are given
 STYLE_SIZES = {
@@ -126,8 +127,15 @@ def parse_target(target: str) -> tuple[str, str]:
     path, what = target[: 2 * drive] + path, what.strip()
     _refuse_other_notations(target, path, what)
     if not separator and target.endswith(".py"):
+        text = (
+            Path(target).read_text("utf-8") if Path(target).is_file() else ""
+        )
+        names = re.findall(r"^(?:def|class) ([A-Za-z]\w*)", text, re.MULTILINE)
+        names.sort(key=lambda name: not BUILDS.match(name))
+        known = f"; it has {', '.join(names[:5])}" if names else ""
         raise ValueError(
-            f"{target} is a file: name its factory, as {target}:build"
+            f"{target} is a file: name its factory, as "
+            f"{target}:{[*names, 'build'][0]}{known}"
         )
     if separator and not (path and what):
         raise ValueError(
@@ -229,9 +237,7 @@ def _builders(module: ModuleType) -> list[str]:
             else inspect.isfunction(found) and _without_arguments(found)
         )
     ]
-    return sorted(
-        names, key=lambda n: not re.match("build|make|create|get", n)
-    )
+    return sorted(names, key=lambda name: not BUILDS.match(name))
 
 
 def _expression(module: ModuleType, text: str) -> Callable[[], Any]:

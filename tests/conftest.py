@@ -59,12 +59,13 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def _seed(monkeypatch):
-    """Start from one random state; what is timed is timed in no time."""
+    """Start from one random state; time in no time, and keep no results."""
     import torch
 
     torch.default_generator.manual_seed(0)
     torch.set_warn_always(True)  # torch would say most of them once
     monkeypatch.setattr("shared.timing.SHORTEST", 0.0)
+    monkeypatch.setattr("shared.cli.check.ask", lambda *given: None)
 
 
 @pytest.fixture(scope="session")

@@ -67,6 +67,12 @@ class Mapped(MLP):
         return torch.vmap(self.mapped)(x.flatten(0, 1))[0].view_as(x)
 
 
+def mapped():
+    """A function of the ids: each row alone, by vmap."""
+    model = GPT(block_size=64)
+    return lambda tokens: torch.vmap(lambda row: model(row[None])[0])(tokens)
+
+
 class TwoScores(GPT):
     """A second head predicts the token after the next one."""
 
@@ -176,6 +182,36 @@ class Documents(GPT):
         )
 
 
+class CutBlocks(Documents):
+    """Each sees the next one; the mask is cut from that of a longer text."""
+
+    def mask(self, tokens):
+        def ahead(row, head, i, j):
+            return j <= i + 1
+
+        whole = create_block_mask(ahead, None, None, 16, 16, "cpu", 4)
+        return whole._adjust(tokens.size(1), tokens.size(1))
+
+
+class GivenBlocks(Documents):
+    """Its caller makes the mask, and positions that start again."""
+
+    def forward(self, tokens, block_mask, position_ids=None):
+        at = positions(tokens) if position_ids is None else position_ids
+        x = self.token_vectors(tokens) + self.wpe(at)
+        return self.scores(self.body(x, self.kept(block_mask)))
+
+    def kept(self, blocks):
+        return blocks
+
+
+class BlocksDropped(GivenBlocks):
+    """It gives its attention no mask."""
+
+    def kept(self, blocks):
+        return None
+
+
 class Quantised(MLP):
     """Its weights are whole numbers and a scale, of a class of their own."""
 
@@ -235,6 +271,13 @@ def third_moved(outputs):
 
 def no_compiler(outputs):
     raise RuntimeError("no compiler here")
+
+
+class AheadCompiled(GPT):
+    """Compiled alone, each position sees the next one."""
+
+    def sees(self, i, j):
+        return j <= i + int(torch.compiler.is_compiling())
 
 
 class NoMask(GPT):
@@ -482,11 +525,12 @@ class KeptFromInference(Unlimited):
 SOUND = {
     ShiftsInside: {},
     MeanOfScoresAdded: {},
-    Autocasts: {"expected_failures": {"check_dtype": "bfloat16 inside"}},
+    Autocasts: {},
     StepInABuffer: {},
     LossAlone: {},
     Beartyped: {},
     type("MappedGPT", (GPT,), {"mlp": Mapped}): {},
+    mapped: {"vocab_size": VOCAB},
     TwoScores: {},
     Late: {"block_size": 64},
     short(mixer=Flex): {},
@@ -516,11 +560,14 @@ HIDDEN = [  # a model, the check that finds its fault, and words
     (type("FlexLeaks", (GPT,), {"mixer": FlexAhead}), "causality", "sees tok"),
     (short(mixer=FullDiagonal), "causality", "block (0, 0) of 4 x 4 is list"),
     (short(mixer=LeftOut), "causality", "block (2, 0) of 4 x 4 is left out"),
+    (short(BlocksDropped), "causality", "sees token"),
+    (short(CutBlocks), "causality", "sees token"),
     (short(NoMask, mlp=Quantised), "causality", "sees token"),
     (Packed, "causality", "one scale of the activations is taken over all"),
     (short(mlp=PerToken), "dtype", "another device"),
     (short(mlp=Magnitudes), "gradients", "stops at odd_models.py"),
     (compiled(third_moved), "causality", "another function: position 3 dif"),
+    (compiled(list, AheadCompiled), "causality", "function: position 0 dif"),
     (compiled(no_compiler), "causality", "the compiled program did not run"),
     (compiled(list), "causality", "it gives the same scores at 1, 8, with"),
     (Coarse, "order_sensitivity", "two positions are the same"),

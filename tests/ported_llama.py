@@ -1,4 +1,4 @@
-"""Llama as Meta and gpt-fast write it, and GPT-2 as Raschka writes it.
+"""Llama as Meta and gpt-fast write it, GPT-2 as Raschka does, and GPT-NeoX.
 
 `Meta` permutes the rows of the query and key weights and rotates
 neighbouring pairs as complex numbers; `Fused` has one projection for
@@ -16,6 +16,8 @@ from torch import nn
 class Port(nn.Module):
     """The weights of a transformers model by name, and its sizes."""
 
+    stem = "model/layers"
+
     def __init__(self, state, config):
         super().__init__()
         self.w = nn.ParameterDict(
@@ -25,7 +27,7 @@ class Port(nn.Module):
         self.block_size = 16
 
     def of_layer(self, i):
-        start = f"model/layers/{i}/"
+        start = f"{self.stem}/{i}/"
         return {
             name.removeprefix(start): tensor
             for name, tensor in self.w.items()
@@ -163,7 +165,7 @@ class Fused(Port):
 
 
 class Written(Port):
-    heads = 4
+    heads, stem = 4, "transformer/h"
 
     def layer_norm(self, x, gain, shift):
         mean = x.mean(-1, keepdim=True)
@@ -197,14 +199,6 @@ class Written(Port):
         wide = x @ w["mlp/c_fc/weight"] + w["mlp/c_fc/bias"]
         return self.gelu(wide) @ w["mlp/c_proj/weight"] + w["mlp/c_proj/bias"]
 
-    def of_layer(self, i):
-        start = f"transformer/h/{i}/"
-        return {
-            name.removeprefix(start): tensor
-            for name, tensor in self.w.items()
-            if name.startswith(start)
-        }
-
     def forward(self, ids):
         table = self.w["transformer/wte/weight"]
         places = self.w["transformer/wpe/weight"]
@@ -220,3 +214,49 @@ class Written(Port):
         )
         x = self.layer_norm(x, gain, shift)
         return x @ self.w["lm_head/weight"].T
+
+
+class NeoX(Port):
+    """Rotates a quarter of each head; one weight has them head by head."""
+
+    stem = "gpt_neox/layers"
+    heads, size, rotated = 4, 16, 4
+    turn = Fused.rotate
+
+    def rotate(self, x):
+        part, rest = x[..., : self.rotated], x[..., self.rotated :]
+        n = self.rotated
+        speeds = 10_000.0 ** -(torch.arange(0, n, 2).double() / n)
+        angles = torch.arange(x.size(2)).double()[:, None] * speeds
+        angles = torch.cat([angles, angles], -1).to(x.dtype)
+        part = self.turn(part, angles.cos(), angles.sin())
+        return torch.cat([part, rest], -1)
+
+    def attention(self, w, x):
+        batch, time, width = x.shape
+        qkv = self.linear(w, "attention/query_key_value", x)
+        qkv = qkv.view(batch, time, self.heads, 3 * self.size)
+        q, k, v = qkv.transpose(1, 2).chunk(3, -1)
+        q, k = self.rotate(q), self.rotate(k)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = y.transpose(1, 2).reshape(batch, time, width)
+        return self.linear(w, "attention/dense", y)
+
+    def linear(self, w, name, x):
+        return F.linear(x, w[f"{name}/weight"], w[f"{name}/bias"])
+
+    def norm(self, w, name, x):
+        gain, shift = w[f"{name}/weight"], w[f"{name}/bias"]
+        return F.layer_norm(x, (x.size(-1),), gain, shift, 1e-5)
+
+    def forward(self, ids):
+        x = F.embedding(ids, self.w["gpt_neox/embed_in/weight"])
+        for i in range(self.layers):
+            w = self.of_layer(i)
+            h = self.norm(w, "post_attention_layernorm", x)
+            h = F.gelu(self.linear(w, "mlp/dense_h_to_4h", h))
+            h = self.linear(w, "mlp/dense_4h_to_h", h)
+            n = self.norm(w, "input_layernorm", x)
+            x = x + h + self.attention(w, n)
+        x = self.norm(self.w, "gpt_neox/final_layer_norm", x)
+        return F.linear(x, self.w["lm_head/weight"])

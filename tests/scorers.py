@@ -219,19 +219,29 @@ def trains_from_document_to_document():
     return score
 
 
-@row(documents=MARK)
-def document_by_document():
-    """A document begins with its mark."""
+def documents_apart(first=True, factor=1.0):
+    """Documents begin with their mark, or end with it."""
 
-    def score(tokens):
-        starts = sorted({0, *(tokens == MARK).nonzero()[:, 0].tolist()})
-        ends = [*starts[1:], len(tokens)]
-        for begin, end in zip(starts, ends, strict=True):
-            part = tokens[begin:end]
-            new = given(all_log_probs(pretrained(), part), part)
-            yield from zip(range(begin + 1, end), new, strict=True)
+    def make():
+        def score(tokens):
+            marks = (tokens == MARK).nonzero()[:, 0] + int(not first)
+            starts = sorted({0, *marks.tolist()} - {len(tokens)})
+            ends = [*starts[1:], len(tokens)]
+            for begin, end in zip(starts, ends, strict=True):
+                part = tokens[begin:end]
+                new = given(all_log_probs(pretrained(), part), part)
+                new = new + math.log(factor)
+                yield from zip(range(begin + 1, end), new, strict=True)
 
-    return score
+        return score
+
+    return make
+
+
+document_by_document = row(documents=MARK, words=("no verdict on the rest",))(
+    documents_apart()
+)
+marks_at_the_end = row(documents=MARK)(documents_apart(False))
 
 
 @row(state="kept")
@@ -531,3 +541,11 @@ def peeks_at_one_edge():
 @row("documents", documents=MARK, words=("document",))
 def documents_in_one_text():
     return one_pass()
+
+
+tenth_left_out = row("normalised", documents=MARK, words=("0.1 too little",))(
+    documents_apart(False, 0.9)
+)
+most_left_out = row("normalised", documents=MARK, words=("than half",))(
+    documents_apart(factor=0.4)
+)

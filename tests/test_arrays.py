@@ -68,7 +68,7 @@ def test_a_leak_is_found_and_none_is_proved(model, refuses):
     leaking = port(model, "att", refuses)
     report = check_model(leaking, **SIZES, checks=["causality"])
     message = report.results[0].message
-    assert message.startswith("position 0 sees token 1: at length 2")
+    assert message.startswith("position 0 sees token 1: at length 2, by")
     where = "def scores(ids):" if refuses else "np.asarray(ids)"
     for scores in (leaking, port(model, refuses=refuses)):
         proof = prove_causality(scores, **SIZES)

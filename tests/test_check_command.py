@@ -207,7 +207,7 @@ def test_an_argument_that_is_never_given_stands_first(here, project):
         "said to be never given: hint; pr" in " ".join(out.split()),
     ) == (0, True)
     status, out, _ = here(model, *only, "--input", "hint=my_pkg.model:later")
-    assert (status, "64, with hint; rounding" in " ".join(out.split())) == (
+    assert (status, ", with hint; token" in " ".join(out.split())) == (
         1,
         True,
     )
@@ -278,6 +278,9 @@ def test_a_map_is_of_the_model_as_checked(here, project, monkeypatch):
         (["my_pkg.model:needs"], "needs(size, depth) needs size and depth"),
         (["my_pkg.model:asks"], "no arguments: asks(size) needs size"),
         (["annotated", "--block-size", "0"], "--block-size must be at least"),
+        (["annotated", "--bogus"], "No such option: --bogus"),
+        (["annotated", "--seed", "x"], "gpt-duet check -h lists what there"),
+        (["my_pkg/model.py"], "; it has build, Tiny, Leaky, Fo"),
     ],
 )
 def test_a_mistake_ends_in_one_line_and_status_2(
@@ -431,7 +434,7 @@ def test_rows_are_short_in_a_terminal_and_failures_stand_alone(
     assert (status, sound in out, "passed  " in out) == (1, False, False)
     rows = [row.strip() for row in out.splitlines()]
     assert any(row.startswith("first seen at my_pkg/") for row in rows)
-    assert any(row.startswith("let through at my_pkg/") for row in rows)
+    assert any(row.startswith("way: my_pkg/") for row in rows)
     assert out.rstrip().endswith("(check --list shows them)")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("COLUMNS", "100")
@@ -512,7 +515,10 @@ def test_a_commands_signs_are_escaped():
 
 
 def test_sarif_has_what_its_standard_requires(project):
-    """SARIF 2.1.0: sections 3.13, 3.14, 3.19, 3.27, 3.28 and 3.49."""
+    """SARIF 2.1.0: sections 3.13, 3.14, 3.19, 3.27, 3.28 and 3.49.
+
+    `sarif-multitool validate` 5.7.0, which has the schema, found no error.
+    """
     words = ("my_pkg.model:Leaky", "--only=causality", "--format=sarif")
     out, err = start(*words, folder=project).communicate(timeout=60)
     assert "check_causality" in err

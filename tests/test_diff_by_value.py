@@ -448,7 +448,8 @@ def test_the_sentence_is_the_whole_of_it(weights):
         r"to \de-16, no value on the left equals its output; nearest is "
         r"annotated/feed_forward\.py:\d+ `gelu` "
         r"\(decoder\.layers\.1\.feed_forward\), 0\.000\d+ apart; "
-        r"scores \S+ apart",
+        r"scores \S+ apart; values with a counterpart: \d+ of \d+ on the "
+        r"left, \d+ of \d+ on the right",
         str(raised.value),
     )
     assert_same_values(left, build("mingpt_style", weights), TOKENS)
@@ -664,7 +665,7 @@ def test_a_coarser_dtype_is_said_and_has_its_line():
     found = diff_by_value(left, Toy(brain).double(), TOKENS)
     assert not found.same
     assert "x.bfloat16()" in found.parted.right.code, found.sentence
-    assert re.search(r"scores 0\.0\d+ apart$", found.sentence)
+    assert re.search(r"scores 0\.0\d+ apart; values", found.sentence)
 
 
 def test_a_part_of_a_value_explains_that_part():

@@ -144,6 +144,26 @@ def test_probabilities_and_what_is_not_written(
     assert not fault or f"_{fault}_1" in found.parted.right.function
 
 
+@pytest.mark.parametrize("layered", [False, True])
+@pytest.mark.parametrize("fault", ["", "q", "att", "scores", "act"])
+def test_arrays_in_the_order_of_a_struct(fault, layered, model, tmp_path):
+    """As llm.c declares them: what attention returns, then its scores."""
+    left = original("Written", "eager", torch.float32)
+    path, arrays = tmp_path / "dump.npz", dump(model, fault)
+    arrays = by_layers(arrays) if layered else arrays
+    for i, (name, _) in enumerate(arrays):
+        if "_y_" in name or name == "y":
+            arrays[i - 1], arrays[i] = arrays[i], arrays[i - 1]
+    np.savez(path, tokens=IDS, **dict(arrays))
+    found = diff_by_value(left, path)
+    assert found.same == (not fault), found.sentence
+    if fault:
+        name = "att" if fault == "scores" else fault
+        assert name in found.parted.right.function.split("_"), found.sentence
+    said = r"\S*att\S* is computed before \S*y\S* and stands behind it in "
+    assert re.search(said, " ".join(found.notes)), found.notes
+
+
 def test_padded_scores_of_as_many_rows_as_layers(model, tmp_path):
     ids = IDS.reshape(2, 6)
     state = {
@@ -243,3 +263,51 @@ def test_a_bad_file_is_one_line(arrays, words, model, tmp_path):
     (tmp_path / "bad.safetensors").write_bytes(b"no header")
     with pytest.raises(ValueError, match="cannot be read"):
         diff_by_value(model, tmp_path / "bad.safetensors")
+
+
+@pytest.mark.parametrize("fault", ["", "q", "att", "act", "logits"])
+def test_two_recordings_are_compared(fault, model, tmp_path):
+    """One of a model of torch and one of NumPy, then two of NumPy."""
+    ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.npz"
+    record_values(model, IDS[0].tolist(), ours)
+    np.savez(theirs, tokens=IDS, **dict(dump(model, fault)))
+    np.savez(tmp_path / "sound.npz", tokens=IDS, **dict(dump(model)))
+    for left in (ours, tmp_path / "sound.npz"):
+        found = diff_by_value(left, theirs)
+        assert found.same == (not fault), found.sentence
+        if fault:
+            named = found.parted.right.function
+            assert fault in named.split("_"), found.sentence
+            assert f"they part at {named}" in found.sentence
+        assert "unmeasured" in " ".join(found.notes)
+        matched = r"values with a counterpart: \d+ of \d+ on the left, \d+ of"
+        assert re.search(matched, found.sentence), found.sentence
+    np.savez(tmp_path / "other.npz", tokens=IDS + 1, **dict(dump(model)))
+    with pytest.raises(ValueError, match="have other tokens"):
+        diff_by_value(theirs, tmp_path / "other.npz")
+
+
+def test_two_recordings_with_another_gelu_are_two_functions(model, tmp_path):
+    """Float32 tells them apart, though no weights could be changed."""
+    other = original("Written", "sdpa", torch.float32)
+    for block in other.transformer.h:
+        block.mlp.act = torch.nn.GELU()
+    paths = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    for path, one in zip(paths, (model, other), strict=True):
+        record_values(one, IDS[0].tolist(), path)
+    found = diff_by_value(*paths)
+    assert not found.same, found.sentence
+    assert "mlp" in found.parted.right.function or "act" in found.sentence
+
+
+def test_arrays_are_ignored_by_name(model, tmp_path):
+    path, arrays = tmp_path / "dump.npz", dict(dump(model, "q"))
+    np.savez(path, tokens=IDS, **arrays)
+    whole = next(name for name in arrays if "_q_1" in name)
+    for words, named in (([], whole), (["q"], "att_1"), ([whole], "att_1")):
+        found = diff_by_value(model, path, ignore=words)
+        assert named in found.parted.right.function, found.sentence
+    with pytest.raises(ValueError, match="no array 'preatt' to be ignored"):
+        diff_by_value(model, path, ignore=["preatt"])
+    with pytest.raises(ValueError, match="of a recording alone"):
+        diff_by_value(model, model, ignore=["q"])

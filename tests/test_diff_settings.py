@@ -1,5 +1,6 @@
 """A wrong setting is found in each precision, live and in a recording."""
 
+import numpy as np
 import ported_llama
 import pytest
 import torch
@@ -12,6 +13,7 @@ from transformers import (
 )
 
 from gpt_duet import diff_by_value, record_values
+from gpt_duet.comparison.values.side import Side
 
 pytestmark = pytest.mark.unhooked
 
@@ -116,3 +118,73 @@ def test_a_sound_model_is_not_accused(right, dtype, way, large, tmp_path):
         other = getattr(ported_llama, right)(other.state_dict(), SIZES)
     found = compare(left, other, dtype, way, tmp_path)
     assert found.same, found.sentence
+
+
+@pytest.mark.parametrize(
+    ("way", "dtype", "most"),
+    [
+        ("live", None, (3, 2)),  # one shows how, one is recorded, one nudged
+        ("live", torch.float32, (5, 3)),  # the bound is that of float64, too
+        ("recording", torch.float32, (4, 2)),
+        ("array", None, (4, 2)),
+    ],
+)
+@pytest.mark.parametrize("settings", [{}, {"hidden_act": "gelu"}], ids=str)
+def test_each_side_is_called_a_few_times_at_one_shape(
+    way, dtype, most, settings, tmp_path, monkeypatch
+):
+    calls = {True: [], False: []}
+    forward = LlamaForCausalLM.forward
+
+    def counted(self, input_ids=None, **more):
+        calls[self.left].append(tuple(input_ids.shape))
+        return forward(self, input_ids, **more)
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", counted)
+    left, right = build(), build(**settings).eval()
+    left.left, right.left = True, False
+
+    def array(ids):
+        with torch.no_grad():
+            return right(torch.as_tensor(np.asarray(ids))).logits.numpy()
+
+    if way == "array":
+        found = diff_by_value(left, array, TOKENS, vocab_size=29)
+        assert found.only_scores
+    else:
+        compare(left, right, dtype, way, tmp_path)
+    # which axis is that of time is found out where two models part
+    shapes = [s for side in calls.values() for s in side if s[0] == 1]
+    assert {*shapes} == {tuple(torch.as_tensor(TOKENS).reshape(1, -1).shape)}
+    for side, bound in zip(calls.values(), most, strict=True):
+        assert 0 < len([s for s in side if s[0] == 1]) <= bound
+        assert len(side) <= bound + 3 * bool(settings)
+
+
+def test_values_that_are_too_many_are_computed_again(monkeypatch):
+    left, right = build(), build(hidden_act="gelu")
+    kept = diff_by_value(left, right, TOKENS)
+    monkeypatch.setattr(Side, "most", 99)
+    assert str(diff_by_value(left, right, TOKENS)) == str(kept)
+
+
+class TimeFirst(torch.nn.Module):
+    """Takes (time, batch), and nothing says so."""
+
+    vocab_size = 29
+
+    def __init__(self, scale=1.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = torch.nn.Embedding(29, 8)
+        self.head = torch.nn.Linear(8, 29)
+        self.scale = scale
+
+    def forward(self, tokens):
+        return self.head(self.table(tokens).cumsum(0) * self.scale)
+
+
+def test_a_model_that_parts_and_takes_time_first_is_refused():
+    assert diff_by_value(TimeFirst(), TimeFirst(), TOKENS).same
+    with pytest.raises(ValueError, match="mixes the first axis"):
+        diff_by_value(TimeFirst(), TimeFirst(2.0), TOKENS)

@@ -193,6 +193,13 @@ def test_a_recording_is_written_and_compared(diff, duet, tmp_path):
     assert re.search(r"they part at \d+ layer 1 model.py:33 gelu", out)
     found = json.loads((tmp_path / "x.json").read_text())
     assert found["parted"]["left"]["op"] == "relu"
+    duet("record", relu, "--out", "relu.safetensors")
+    status, out, err = diff(file, "relu.safetensors")
+    assert (status, err) == (1, "")
+    assert re.search(r"they part at \d+ layer 1 model.py:33 relu", out)
+    for words in ((), ("relu.safetensors",)):
+        _, _, err = diff(target, *(words or (target,)), "--ignore", "preatt")
+        assert "ignored" in err.splitlines()[-1]
     assert diff(target, "no.npz")[2] == "gpt-duet: there is no file no.npz\n"
 
 

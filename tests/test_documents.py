@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from odd_models import BlocksDropped, GivenBlocks
 from small_gpt import GPT, Packed, cross_entropy
 
 from gpt_duet.invariants import check_model
@@ -142,6 +143,9 @@ ROWS = [
     ),
     (NoDocuments, None, "passed", "are not isolated by position_ids: 0"),
     (NoDocuments, "position_ids", "failed", "moves the scores of document"),
+    (GivenBlocks, None, "passed", "; isolated by block_mask and position_ids"),
+    (GivenBlocks, "block_mask", "passed", "^proved at .* by block_mask and p"),
+    (BlocksDropped, "block_mask", "failed", "moves the scores of document"),
     (GPT, None, "skipped", "name it with documents=..., in the shell --doc"),
 ]
 

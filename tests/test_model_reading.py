@@ -361,9 +361,9 @@ MISTAKES = [
     (GPT, {"layout": "bb"}, "layout must be one of bt, tb"),
     (lazy, SIZES, r"1\.weight of Sequential has no shape yet"),
     (lazy_buffer, SIZES, r"1\.running_mean of Sequential has no shape yet"),
-    (a_trace, SIZES, "give the model before torch.jit.trace"),
+    (a_trace, SIZES, "before torch.jit.trace, or a function of the ids"),
     (part_traced, SIZES, "give the model before torch.jit.trace"),
-    (exported, {}, "no train and eval mode.*before torch.export"),
+    (exported, {}, "no train and eval mode.*torch.export, or a function"),
 ]
 
 

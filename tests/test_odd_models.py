@@ -1,11 +1,14 @@
 """Sound models that look odd are not accused; hidden faults are found."""
 
+import os
 from functools import partial
+from shutil import which
 
 import pytest
 import torch
 import torch._dynamo  # where it is loaded, each model may be a compiled one
-from odd_models import HIDDEN, SOUND, short
+from odd_models import HIDDEN, SOUND, AheadCompiled, Blocks, short
+from small_gpt import GPT
 
 from gpt_duet.invariants import check_model
 
@@ -35,3 +38,22 @@ def test_a_model_is_compiled_where_that_is_asked_for(monkeypatch):
         "compiled, in float32 on cpu, it gives the"
         in report.results[0].message
     )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    which(os.environ.get("CXX", "g++")) is None,
+    reason="inductor needs a C++ compiler on a CPU",
+)
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (GPT, "gives the same scores at 1, 8, with gradients at 1, 8, and"),
+        (AheadCompiled, "the compiled program is another function: position"),
+        (partial(GPT, mixer=Blocks), "gives the same scores at 1, 8, and"),
+    ],
+)
+def test_the_program_of_inductor_is_compared(model, words):
+    model = torch.compile(model(block_size=8))
+    (result,) = check_model(model, checks=["causality"]).results
+    assert words in result.message, result.message

@@ -98,9 +98,60 @@ def test_arguments_of_the_call_are_made_as_the_file_says(project, duet):
     assert status == 1
 
 
+SCORERS = """
+import torch
+
+table = torch.randn(11, 11, generator=torch.Generator()).log_softmax(-1)
+
+def make():
+    return lambda tokens: table[tokens[:-1], tokens[1:]]
+
+def peek():
+    return lambda tokens: table[tokens[1:], tokens[1:]] + tokens.sum() / 1e4
+"""
+
+
+def test_a_scorer_is_one_more_target(project, duet):
+    (project / "perplexity.py").write_text(SCORERS)
+    file, sizes = project / "pyproject.toml", "vocab-size = 11\nbos = 5\n"
+    text = f"[tool.gpt-duet]\nscorer = 'perplexity:peek'\n{sizes}"
+    file.write_text(f"{text}targets.'tiny:Tiny' = {{only = ['shape']}}\n")
+    assert read_project(project) == {
+        "perplexity:peek": {
+            "scorer": "perplexity:peek",
+            "vocab-size": 11,
+            "bos": 5,
+        },
+        "tiny:Tiny": {"vocab-size": 11, "only": ["shape"]},
+    }
+    status, out, err = duet("check", "--block-size=8")
+    assert status == 1, err
+    assert "perplexity:peek: 11 tokens, sequences to 8\n" in out
+    assert "tiny:Tiny: 11 tokens, sequences to 8\n" in out
+    assert "scorer_normalised  failed" in out
+    file.write_text(f"{text}block-size = 8")
+    status, out = pytest_in(project, "--gpt-duet", "-q", "-rA")
+    assert status == 1, out
+    assert "FAILED perplexity:peek - " in out
+    assert "scorer_normalised: " in out
+    assert "Traceback" not in out
+    own = "{scorer = 'perplexity:make', vocab-size = 11}"
+    file.write_text(f"[tool.gpt-duet]\ntargets.'bits per byte' = {own}")
+    status, out, err = duet("check")
+    assert (status, err) == (0, "")
+    assert "bits per byte: 11 tokens, sequences to 64\n" in out
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("targets.'a:b'.scorer = 'a:b'", "a scorer needs vocab-size: a:b"),
+        ("targets.'a:b'.bos = 3", "a model takes no bos: a:b"),
+        (
+            "targets.perplexity = {scorer = 'a:b', layout = 'bt'}",
+            "a scorer takes no layout: perplexity",
+        ),
+        ("scorer = ['a:b']", "scorer is str, got"),
         ("blok-size = 3", "no setting 'blok-size': did you mean block-size?"),
         ("block-size = true", "block-size is int, got True"),
         ("targets = ['a:b']", "targets is a table of tables"),
@@ -110,7 +161,7 @@ def test_arguments_of_the_call_are_made_as_the_file_says(project, duet):
 )
 def test_a_wrong_setting_is_one_sentence(project, text, message):
     head = "[tool.gpt-duet]\ntargets.'tiny:Tiny'.seed = 1\n"
-    head = "[tool.gpt-duet]\n" if "targets" in text else head
+    head = "[tool.gpt-duet]\n" if "targets = " in text else head
     (project / "pyproject.toml").write_text(f"{head}{text}\n")
     with pytest.raises(ValueError, match=message):
         read_project(project)

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_project import MODEL
+
+import gpt_duet
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("annotated", "mingpt_style", "shared", "benchmarks")
@@ -156,6 +159,19 @@ def test_all_packages_and_their_files_are_in_the_wheel(installed):
         "import gpt_duet; print(*map(gpt_duet.__getattr__, gpt_duet.__all__))"
     )
     assert "GPTConfig" in installed.python(code)
+
+
+def test_pytest_finds_the_plugin_of_the_wheel(installed, tmp_path):
+    """Beside other plugins, in a project without a test file."""
+    (tmp_path / "tiny.py").write_text(MODEL)
+    (tmp_path / "pyproject.toml").write_text(
+        "[tool.gpt-duet.targets.'tiny:Tiny']\nonly = ['shape', 'causality']\n"
+    )
+    words = ("-m", "pytest", "--gpt-duet", "-n", "1", "--cov=tiny")
+    python = installed.scripts / "python"
+    out = run(python, *words, cwd=tmp_path, dependencies=True)
+    assert "2 passed" in out
+    assert f"gpt-duet-{gpt_duet.__version__}" in out  # of pytest's plugins
 
 
 @pytest.mark.parametrize("kind", ["wheel", "editable"])

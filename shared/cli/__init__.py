@@ -16,11 +16,11 @@ from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from ..console import run, stopped_by_ctrl_c
+from ..console import fail, run, stopped_by_ctrl_c
 from ..files import release_stdout
 
 COMMANDS = (
@@ -92,6 +92,20 @@ def build_app() -> typer.Typer:
     return app
 
 
+def _answer(app: typer.Typer) -> NoReturn:
+    """Run the command; a mistyped option ends in one line, as all mistakes."""
+    usage: Any = typer.BadParameter.__base__  # of click, or typer's own of it
+    try:
+        sys.exit(app(standalone_mode=False))
+    except usage as error:
+        text = error.format_message()
+        if "\n" in text:  # the help, where no command is named
+            print(text, file=sys.stderr)
+            sys.exit(2)
+        path = error.ctx.command_path if error.ctx else "gpt-duet"
+        fail(f"{text.rstrip('.')}; {path} -h lists what there is")
+
+
 class _Unread(io.FileIO):
     """The standard output, also where its reader has gone, such as head."""
 
@@ -114,7 +128,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     sys.path.append(here)
     try:
-        run(lambda: build_app()())
+        run(lambda: _answer(build_app()))
     finally:
         release_stdout()
         if here in sys.path:  # a model's module may have changed it

@@ -33,6 +33,7 @@ from ..validation import (
     whole_number,
 )
 from . import options
+from .kept import ask, find
 
 if TYPE_CHECKING:  # imported where it is used: --help need not wait for it
     from ..invariants import Report
@@ -49,7 +50,7 @@ ASCII = {0xB7: ".", **dict.fromkeys((0x2591, 0x2592, 0x2593, 0x2588), "#")}
 OF_SCORERS = {"--bos", "--bits", "--state"}
 OF_BOTH = {"--vocab-size", "--block-size", "--budget", "--quick", "--seed"}
 OF_BOTH |= {"--documents", "--thorough", "--json", "--debug", "--format"}
-OF_BOTH |= {"--verbose", "--quiet"}
+OF_BOTH |= {"--verbose", "--quiet", "--fresh"}
 
 
 def _reserve_for(form: str) -> str:
@@ -74,13 +75,14 @@ def _write(
     """
     if file is None and form == "text":
         return
-    from ..invariants import CHECKS
-    from ..invariants.ranks import first
     from ..invariants.report import ORIGIN
     from .formats import annotations, sarif, write_summary
 
-    if not first():
-        return
+    if not all(model.get("kept") for model in models):
+        from ..invariants.ranks import first
+
+        if not first():
+            return
     shown = models
     if "error" in whole and not models:
         shown = [{"model": "pyproject.toml"} | whole]
@@ -89,6 +91,8 @@ def _write(
         if text := annotations(shown):
             print(text)
     if form == "sarif" and file != STDOUT:
+        from ..invariants import CHECKS
+
         said = {
             name: (inspect.getdoc(one) or name).split("\n")[0]
             for name, one in CHECKS.items()
@@ -262,6 +266,15 @@ def check(
     quiet: Annotated[
         bool, Option("--quiet", "-q", help="Show failures alone.")
     ] = False,
+    fresh: Annotated[
+        bool,
+        Option(
+            "--fresh",
+            help="Run anew what passed in an earlier run of the same files, "
+            "settings and versions, whose result is kept in "
+            ".gpt_duet_cache.",
+        ),
+    ] = False,
     map_file: Annotated[
         Path | None,
         Option(
@@ -284,12 +297,14 @@ def check(
             "name what builds a model, as my_pkg.model:build, or list targets "
             "under [tool.gpt-duet.targets] in pyproject.toml"
         )
-    _require_fitting(options.given(context), scorer is not None)
+    typed = options.given(context)
+    _require_fitting(typed, scorer is not None)
     makers = _makers(inputs or [])
     makes = [make for make in makers.values() if make != NEVER]
     if documents and ":" in documents:
         makes.append(documents)
     alone = targets if len(targets) == 1 else []
+    alone = [project.get(name, {}).get("scorer", name) for name in alone]
     for model in filter(None, [*alone, cache, scorer, *makes]):
         parse_target(model)
     for name, size in (("vocab-size", vocab_size), ("block-size", block_size)):
@@ -309,6 +324,19 @@ def check(
     require_parent(map_file)
     if map_file is not None and map_file.suffix not in (".png", ".html"):
         raise ValueError(f"a map ends in .png or .html, got {map_file.name}")
+    if json_file not in (None, STDOUT):
+        json_file = json_file.absolute()  # a model may change the folder
+    asked = {t: ask(t, typed, project.get(t, {})) for t in targets}
+    found = {} if fresh else {t: find(one) for t, one in asked.items()}
+    kept = {target: report for target, report in found.items() if report}
+    console = Console(stderr=json_file == STDOUT or form == "sarif")
+    brief = console.is_terminal and not verbose
+    shown = None if quiet else console
+    results: list[dict[str, Any]] = []
+    if kept and len(kept) == len(targets):  # torch is not imported
+        for target in targets:
+            results.append(_show_kept(kept[target], shown, brief))
+        return _write(json_file, form, results, {"ok": True})
     from ..invariants import CHECKS
     from ..invariants.ranks import current
     from ..invariants.scorer import LENGTH
@@ -324,70 +352,60 @@ def check(
         return
     names = checks_without(only, skip)
     reasons = _expected(expect or [])
-    settings: dict[str, Any] = {
-        "checks": names,
-        "expected_failures": reasons,
+    of_both: dict[str, Any] = {
         "vocab_size": vocab_size,
         "block_size": block_size,
+        "seed": seed,
+        "budget": seconds,
+        "debug": debug,
+    }
+    settings = of_both | {
+        "checks": names,
+        "expected_failures": reasons,
         "outputs": outputs,
         "layout": layout,
         "compile": compiled,
-        "seed": seed,
         "device": choose_device(device_name),
         "threads": threads,
-        "budget": seconds,
         "require_proof": require_proof,
         "allow_routing": allow_routing,
-        "debug": debug,
     }
-    if scorer is not None:
-        if documents is not None and not documents.isdecimal():
-            raise ValueError(
-                f"--documents of a scorer is the id between documents, got "
-                f"{documents!r}"
-            )
-        settings = {
-            "vocab_size": vocab_size,
-            "block_size": block_size or LENGTH,
-            "bos": bos,
-            "documents": documents and int(documents),
-            "bits": bits,
-            "state": state,
-            "seed": seed,
-            "budget": seconds,
-            "debug": debug,
-        }
-    if json_file not in (None, STDOUT):
-        json_file = json_file.absolute()  # a model may change the folder
+    named = {"cache": cache, "inputs": makers, "documents": documents}
+    if scorer and documents and not documents.isdecimal():
+        raise ValueError(
+            f"--documents of a scorer is the id between documents, got "
+            f"{documents!r}"
+        )
+    mark = int(documents) if scorer and documents else None
+    of_scorers = of_both | {"bos": bos, "bits": bits, "documents": mark}
+    of_scorers |= {"state": state, "block_size": block_size or LENGTH}
     given = {
         ALSO.get(name) or KNOWN[name[2:]][1]
-        for name in options.given(context)
+        for name in typed
         if name in ALSO or name[2:] in KNOWN
     }
     in_turn = len(targets) > 1 and current() is None
     check_target = check_alone if in_turn else check_here
-    console = Console(stderr=json_file == STDOUT or form == "sarif")
-    results: list[dict[str, Any]] = []
     mistake: ValueError | None = None
     stopped = False
     try:
         for target in targets:
+            if target in kept:
+                results.append(_show_kept(kept[target], shown, brief))
+                continue
             drawn = map_file and _map_path(map_file, target, len(targets))
             slow = Timer(SILENCE, warn, [f"{target} is slow to build or call"])
             slow.start()
             try:
                 own = as_arguments(project.get(target, {}))
+                made = own.pop("scorer", scorer)
                 own = {k: v for k, v in own.items() if k not in given}
-                named = {
-                    "cache": own.pop("cache", cache),
-                    "inputs": own.pop("inputs", makers),
-                    "documents": own.pop("documents", documents),
-                }
+                how = (of_scorers if made else settings | named) | own
+                parts = {} if made else {name: how.pop(name) for name in named}
+                drawn = None if made else drawn
                 at = drawn and drawn.absolute()
-                how, judged = settings | own, scorer is not None
-                job = Job(target, how, at, scorer=judged, **named)
-                brief = console.is_terminal and not verbose
-                shown = None if quiet else console
+                parts |= {"scorer": made, "asked": asked[target]}
+                job = Job(target, how, at, **parts)
                 report = check_target(job, partial(_show, shown, slow, brief))
             except ValueError as error:
                 if len(targets) == 1:
@@ -475,6 +493,17 @@ def _show(
     for name in report.names[len(report.results) :][:1]:
         if name in CHECKS and CHECKS[name].slow:
             warn(f"{name} trains the model, which takes a while")
+
+
+def _show_kept(
+    report: "Report", console: Console | None, brief: bool
+) -> dict[str, Any]:
+    """Print a report that was kept, if there is a console; return its data."""
+    if console is not None:
+        rows = [report.row(r, console.width, brief) for r in report.results]
+        _print(console, report.heading(console.width))
+        _print(console, "\n".join([*rows, report.ending(console.width), ""]))
+    return report.to_dict()
 
 
 def _print(console: Console, text: str) -> None:

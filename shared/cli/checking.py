@@ -24,6 +24,7 @@ from ..invariants import (
 )
 from ..invariants.ranks import first, together
 from ..targets import load_makers, load_target, needed_arguments
+from .kept import Asked, keep, watched
 
 MAP_LENGTH = 32
 
@@ -39,7 +40,8 @@ class Job:
     # targets that make arguments, by the names of these, or "never"
     inputs: dict[str, str] = field(default_factory=dict)
     documents: str | int | None = None  # a target, an id or an argument's name
-    scorer: bool = False  # the target makes a scorer, not a model
+    scorer: str | None = None  # the target that makes one, if no model is
+    asked: Asked | None = None  # under which its result is kept, if at all
 
 
 def check_here(job: Job, tell: Callable[[Report], None]) -> Report:
@@ -53,6 +55,15 @@ def check_here(job: Job, tell: Callable[[Report], None]) -> Report:
         ValueError: for a model that cannot be built, called or read, and for
             one that ends the program. Its traceback is printed first.
     """
+    if job.asked is None:
+        return _check(job, tell)
+    with watched(job.asked) as seen:
+        report = _check(job, tell)
+    keep(job.asked, report, seen)
+    return report
+
+
+def _check(job: Job, tell: Callable[[Report], None]) -> Report:
     settings, here = job.settings, Path.cwd()
 
     def named(report: Report) -> None:
@@ -62,7 +73,7 @@ def check_here(job: Job, tell: Callable[[Report], None]) -> Report:
     factory = None
     try:
         if job.scorer:
-            factory = load_target(job.target)
+            factory = load_target(job.scorer)
             with first_on_path(here):
                 return check_scorer(factory, **settings, on_progress=named)
         sizes = settings["vocab_size"], settings["block_size"]

@@ -34,9 +34,9 @@ def diff(
             "model or head; default: all of them): its source in both "
             "styles. Two models (a style, package.module:factory, "
             "path/to/file.py:factory, or an expression after the colon): "
-            "their lines, paired by the values they compute. One may be a "
-            "recording: an .npz or .safetensors of arrays in their order, "
-            "with the tokens.",
+            "their lines, paired by the values they compute. Each may be a "
+            "recording: an .npz or .safetensors of arrays in the order in "
+            "which they are computed, with the tokens.",
             show_default=False,
         ),
     ] = None,
@@ -118,6 +118,14 @@ def diff(
             "largest number passes as rounding."
         ),
     ] = 0.0,
+    ignore: Annotated[
+        list[str] | None,
+        Option(
+            help="Name of arrays of a recording to leave out, or one word of "
+            "it; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     json_file: options.Json = None,
     html_file: Annotated[
         Path | None,
@@ -164,6 +172,7 @@ def diff(
             ("gradients", gradients or None),
             ("dtype", dtype),
             ("tolerance", tolerance or None),
+            ("ignore", ignore or None),
         ]
         of_one: list[tuple[str, object]] = [
             ("text", text),
@@ -195,6 +204,7 @@ def diff(
             "position": position,
             "html": html_file,
             "tolerance": tolerance or None,
+            "ignore": ignore or None,
         }
         for option, given in of_one_process.items():
             if given is not None:
@@ -215,6 +225,7 @@ def diff(
         dtype=choose_dtype(dtype),
         tolerance=tolerance,
         gradients=gradients,
+        ignore=ignore or (),
     )
     if layer is not None and layer not in found.layers:
         raise ValueError(

@@ -62,7 +62,8 @@ def summary(models: Models) -> str:
         passed, failed = found.count("passed"), sum(s in BAD for s in found)
         counts = f"{passed} | {failed} | {len(found) - passed - failed}"
         counts = "not checked | - | -" if "error" in model else counts
-        lines.append(f"| {_cell(model['model'])} | {counts} |")
+        kept = " (kept from an earlier run)" if model.get("kept") else ""
+        lines.append(f"| {_cell(model['model'])}{kept} | {counts} |")
     lines += ["", "| model | check | where | fault |"] * any(faults(models))
     lines += ["| --- | --- | --- | --- |"] * any(faults(models))
     for name, check, message, file, line in faults(models):

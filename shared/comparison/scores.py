@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +23,28 @@ class ScoreDiff:
 
     Attributes:
         tokens: the text.
-        sides: scores in nats by position, of each side.
+        left: scores in nats by position.
+        right: those of the other side.
         bound: up to which a difference is rounding.
     """
 
     tokens: list[int]
-    sides: tuple[dict[int, float], dict[int, float]]
+    left: dict[int, float]
+    right: dict[int, float]
     bound: float
 
     @property
     def apart(self) -> dict[int, float]:
         """How far both are apart where they are, by position."""
-        left, right = self.sides
-        return {
-            at: 0.0 if left[at] == right[at] else abs(left[at] - right[at])
-            for at in sorted(left.keys() & right.keys())
-        }
+        both = sorted(self.left.keys() & self.right.keys())
+        pairs = [(self.left[at], self.right[at]) for at in both]
+        sizes = [0.0 if one == two else abs(one - two) for one, two in pairs]
+        return dict(zip(both, sizes, strict=True))
 
     @property
     def alone(self) -> list[int]:
         """Positions, but the first, that one side alone scores."""
-        return sorted((self.sides[0].keys() ^ self.sides[1].keys()) - {0})
+        return sorted((self.left.keys() ^ self.right.keys()) - {0})
 
     @property
     def parted(self) -> list[int]:
@@ -58,42 +59,36 @@ class ScoreDiff:
     @property
     def sentence(self) -> str:
         """Where both part first, and by how much."""
-        apart, (left, right) = self.apart, self.sides
+        apart, parted = self.apart, self.parted
+        left, right = self.left, self.right
         if not apart:
             return "no position is scored on both sides"
         most = max(apart, key=apart.__getitem__)
         largest = f"{apart[most]:.2g} at position {most}"
         said = f"one scorer: largest difference {largest}"
-        if self.parted:
-            at = self.parted[0]
+        if parted:
+            at = parted[0]
             said = (
                 f"they part at position {at} (token {self.tokens[at]}): "
-                f"{left[at]:.5g} and {right[at]:.5g}; {len(self.parted)} of "
+                f"{left[at]:.5g} and {right[at]:.5g}; {len(parted)} of "
                 f"{len(apart)} scores differ, most by {largest}"
             )
         said += f" (rounding: {self.bound:.1g})"
         if self.alone:
             said += f"; scored on one side alone: {spans(self.alone)}"
-        for factor, side in (
-            (math.log(2), "left"),
-            (1 / math.log(2), "right"),
-        ):
-            pairs = [(left[at] * factor, right[at]) for at in self.parted]
+        for power, side in ((1, "left"), (-1, "right")):
+            pairs = [
+                (left[k] * math.log(2) ** power, right[k]) for k in parted
+            ]
             if pairs and all(math.isclose(*p, rel_tol=1e-4) for p in pairs):
                 said += f"; the {side} ones are in bits, the others in nats"
         return said
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data."""
-        return {
-            "same": self.same,
-            "sentence": self.sentence,
-            "first": self.parted[0] if self.parted else None,
-            "bound": self.bound,
-            "tokens": self.tokens,
-            "left": self.sides[0],
-            "right": self.sides[1],
-        }
+        first = self.parted[0] if self.parted else None
+        found = {"same": self.same, "sentence": self.sentence, "first": first}
+        return found | asdict(self)
 
 
 @one_run
@@ -103,7 +98,6 @@ def diff_scores(
     tokens: Sequence[int] | None = None,
     *,
     names: tuple[str, str] = ("left", "right"),
-    bits: bool = False,
     tolerance: float = 0.0,
 ) -> ScoreDiff:
     """Compare what two scorers give one text.
@@ -115,7 +109,6 @@ def diff_scores(
         right: another one.
         tokens: ids of the text; None: those of a file.
         names: of both sides, for messages.
-        bits: whether scores are in bits.
         tolerance: share of the largest score that passes as rounding.
 
     Raises:
@@ -134,10 +127,10 @@ def diff_scores(
     sides, bound = list[dict[int, float]](), 0.0
     for name, side, arrays in zip(names, (left, right), files, strict=True):
         if isinstance(side, Path):
-            scores = _from_file(name, arrays, [*tokens], bits)
+            scores = _from_file(name, arrays, [*tokens])
             unit = scores.dtype
         else:
-            scorer = Scorer(side, bits, 0)
+            scorer = Scorer(side, False, 0)
             with isolated(0):
                 scores = scorer.meet(torch.tensor(tokens))
             unit = scorer.unit
@@ -151,11 +144,11 @@ def diff_scores(
         sides.append(
             {at: s for (at, n), s in scores.by_key().items() if not n}
         )
-    return ScoreDiff([*tokens], (sides[0], sides[1]), bound)
+    return ScoreDiff([*tokens], sides[0], sides[1], bound)
 
 
 def _from_file(
-    name: str, arrays: dict[str, torch.Tensor], tokens: list[int], bits: bool
+    name: str, arrays: dict[str, torch.Tensor], tokens: list[int]
 ) -> Scores:
     ids = arrays.pop(TOKENS, torch.tensor(tokens)).flatten().tolist()
     if ids != tokens:
@@ -169,6 +162,6 @@ def _from_file(
             f"{name} must have one array of scores, got {len(found)}"
         )
     try:
-        return read_scores(found[0].squeeze(), len(tokens), bits)
+        return read_scores(found[0].squeeze(), len(tokens))
     except UnusableModel as error:
         raise ValueError(f"{name}: {error}") from None

@@ -14,9 +14,10 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from .cases import EVAL, TRAIN
-from .flex import MODULE, flex_as_written
+from .flex import flex_as_written
 from .operations import Operations
 from .places import Place, find_place
+from .stances import FLEX
 from .subject import Subject
 from .variant import own
 
@@ -31,7 +32,7 @@ def require_true_blocks(subject: Subject) -> str:
     Raises:
         AssertionError: names the lines, the block and the first pair.
     """
-    if MODULE not in sys.modules or not subject.is_module:
+    if FLEX not in sys.modules or not subject.is_module:
         return ""
     seen, longest = _Masks(), subject.block_size
     with flex_as_written():
@@ -87,7 +88,7 @@ def _untrue(query: Tensor, key: Tensor, blocks: tuple[Any, ...]) -> str:
     rows, heads, tall, long = *query.shape[:2], query.size(2), key.size(2)
     if rows * heads * tall * long > MOST:
         rows = heads = 1
-    flex: Any = sys.modules[MODULE]
+    flex: Any = sys.modules[FLEX]
     shown = flex.create_mask(mask_mod, rows, heads, tall, long, query.device)
     partial = _listed(blocks[2], blocks[3])[:rows, :heads]
     full = torch.zeros_like(partial)
@@ -107,7 +108,7 @@ def _untrue(query: Tensor, key: Tensor, blocks: tuple[Any, ...]) -> str:
             "compiled kernel does not ask it there, and lets {0} see {1}",
         ),
         (
-            ~pairs(full | partial) & shown,
+            ~(pairs(full) | pairs(partial)) & shown,
             "is left out, and mask_mod shows position {1} to {0}: the "
             "compiled kernel does not let {0} see {1}, the eager one does",
         ),
@@ -132,8 +133,13 @@ def _made(place: Place | None) -> str:
 def _listed(
     count: Tensor, index: Tensor
 ) -> Bool[Tensor, "rows heads down across"]:
-    """Return which blocks of a row are among the first of its list."""
+    """Return which blocks of a row are among the first of its list.
+
+    A mask that was cut from a longer one may list blocks behind its end.
+    """
     among = torch.arange(index.size(-1), device=index.device)
     among = among < count.unsqueeze(-1)
-    times = torch.zeros_like(index, dtype=torch.long)
+    width = max(index.size(-1), int(index.max()) + 1)
+    times = torch.zeros(*index.shape[:-1], width, dtype=torch.long)
+    times = times.to(index.device)
     return times.scatter_add_(-1, index.long(), among.long()) > 0

@@ -10,15 +10,21 @@ from jaxtyping import Int
 from torch import Tensor
 
 from .cases import Case
-from .model.inputs import FOUR_AXES, MASK, Input, halves, named
+from .model.inputs import (
+    BLOCKS,
+    FOUR_AXES,
+    MASK,
+    Input,
+    blocks,
+    halves,
+    named,
+)
 from .subject import Subject
 
 PROMISES = "segments", "documents", "cu_seqlens"  # kinds of arguments
-MASKS = {  # beside the documents, as shares of the row
-    "": None,
-    " and an attention mask of ones": (0.0, 1.0),
-    " and an attention mask that hides the last document": (0.0, 0.0),
-}
+ONES = " and an attention mask of ones"
+HIDES = " and an attention mask that hides the last document"
+BESIDE = ["", ONES, HIDES]  # what says where documents are
 
 
 @dataclass(frozen=True)
@@ -58,10 +64,10 @@ class Packing:
         def make(tokens: Tensor) -> dict[str, Any]:
             sizes = lengths(tokens.size(1))
             given = self.make(sizes, tokens) | dict(self.more)
-            if MASKS[beside] is not None:
+            if beside:
                 given[MASK] = torch.ones_like(tokens)
-                if MASKS[beside] == (0.0, 0.0):
-                    given[MASK][:, -sizes[-1] :] = 0
+            if beside == HIDES:
+                given[MASK][:, -sizes[-1] :] = 0
             return given
 
         how = f"with {self.words}{beside}"
@@ -93,19 +99,17 @@ def packings(subject: Subject) -> list[Packing]:
     said, caller = subject.documents, subject.caller
     if isinstance(said, int):
         make: Any = lambda lengths, tokens: {}  # noqa: E731
+        words = [f"id {said} at the {end} of each" for end in ("end", "start")]
         return [
-            Packing(f"id {said} {where}", make, mark=said, ends=ends)
-            for where, ends in (
-                ("at the end of each", True),
-                ("at the start of each", False),
-            )
+            Packing(words[not ends], make, mark=said, ends=ends)
+            for ends in (True, False)
         ]
     if callable(said):
         theirs = lambda lengths, tokens: dict(said(lengths))  # noqa: E731
         name = getattr(said, "__name__", "documents")
         return [Packing(f"{name}()", theirs, single=True)]
     places = [i for i in caller.inputs if i.kind == "positions"][:1]
-    four = [i for i in caller.inputs if i.kind == FOUR_AXES]
+    masks = [i for i in caller.inputs if i.kind in (BLOCKS, FOUR_AXES)]
     if said is not None:
         given = [i for i in caller.inputs if i.name == said][:1]
         make = partial(named, (said,), halves)
@@ -114,8 +118,8 @@ def packings(subject: Subject) -> list[Packing]:
     given = [i for i in caller.inputs if i.kind in PROMISES]
     if given:
         return _numbered([*given, *places])
-    ways = [[*places], [*four, *places]][: 1 + bool(four)] if places else []
-    return [replace(_numbered(way)[0], promised=False) for way in ways]
+    ways = [places, *([mask, *places] for mask in masks)]
+    return [replace(_numbered(w)[0], promised=False) for w in ways if w]
 
 
 def _numbered(given: list[Input]) -> list[Packing]:
@@ -156,6 +160,9 @@ def _packed(
     }
     made: dict[str, Any] = {}
     for each in given:
+        if each.kind == BLOCKS:
+            made[each.name] = blocks(ids)
+            continue
         value = values.get(each.kind, (ids + first).expand(rows, -1).clone())
         for name, sample in each.make(tokens).items():
             if not isinstance(sample, Tensor):

@@ -7,6 +7,7 @@ from torch.overrides import TorchFunctionMode
 
 from .derivatives import gradients_of
 from .errors import during
+from .model.building import is_mapped
 from .ranks import largest, on_any
 from .variant import Variant
 
@@ -29,7 +30,7 @@ class Lookups(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         answer = func(*args, **kwargs)
-        if getattr(func, "__name__", "") not in self.NAMES:
+        if is_mapped() or getattr(func, "__name__", "") not in self.NAMES:
             return answer
         if not isinstance(answer, Tensor) or not answer.is_floating_point():
             return answer

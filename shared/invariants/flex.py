@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from .places import find_place
-
-MODULE = "torch.nn.attention.flex_attention"
+from .stances import FLEX
 
 
 @contextmanager
@@ -21,7 +20,7 @@ def flex_as_written() -> Iterator[None]:
     Otherwise dynamo would trace the mode. Each mask that is made inside
     notes the line that makes it, and whether torch chose its blocks.
     """
-    flex: Any = sys.modules.get(MODULE)
+    flex: Any = sys.modules.get(FLEX)
     name = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
     if not hasattr(flex, name):
         yield
@@ -33,7 +32,7 @@ def flex_as_written() -> Iterator[None]:
         make(self, *args, **kwargs)
         frame: FrameType | None = sys._getframe(1)
         _, by_torch = getattr(self.kv_num_blocks, "made", (None, False))
-        while frame is not None and frame.f_globals.get("__name__") == MODULE:
+        while frame is not None and frame.f_globals.get("__name__") == FLEX:
             by_torch |= frame.f_code.co_name == "create_block_mask"
             frame = frame.f_back
         self.kv_num_blocks.made = find_place("BlockMask"), by_torch

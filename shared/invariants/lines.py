@@ -8,6 +8,7 @@ full pass: the piece's values must be the last positions of the full ones.
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from .places import Place, find_call, layers_of, names_of
 
 NEAR = 2 / 3  # power of the unit of rounding: inside it adds up
 LEAST = 1e-6  # of a value: it may be computed in float32
+FEWEST = 4  # numbers that a value is known by
 MOST = 2**27  # numbers that are kept of a run: the lines behind are not seen
 
 Run = Callable[[], object]
@@ -34,10 +36,13 @@ class Line:
     Attributes:
         place: the line.
         apart: the largest difference of its value.
+        kept: how many positions a piece keeps, and how many there are, where
+            it keeps fewer.
     """
 
     place: Place
     apart: float
+    kept: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
         module = f" ({self.place.module})" if self.place.module else ""
@@ -72,6 +77,9 @@ def first_in_last_piece(
 ) -> Line | None:
     """Return the first line of a piece that differs from the full pass.
 
+    That is a line of decoding alone where the value comes from it as it is,
+    or where it drops positions that the full pass has.
+
     Args:
         model: as for first_in_two_texts.
         piece: decodes the last piece with a cache.
@@ -85,7 +93,7 @@ def first_in_last_piece(
     def itself(value: Tensor) -> Tensor:
         return value
 
-    return _first_line(model, (piece, whole), itself, last, LEAST)
+    return _first_line(model, (piece, whole), itself, last, LEAST, ends[0])
 
 
 def _first_line(
@@ -94,13 +102,18 @@ def _first_line(
     part: Callable[[Tensor], Tensor | None],
     other_part: Callable[[Tensor, Tensor], Tensor | None],
     noise: float,
+    length: int = 0,
 ) -> Line | None:
     """Return the first line of the first run whose value differs.
 
-    The parts of both runs' values are compared that the functions return.
+    The parts of both runs' values are compared that the functions return. In
+    its place stands a line of the first run alone: one that no value of the
+    second run equals, though some have its size, the length among its axes.
     """
     kept: dict[Hashable, tuple[Place, Tensor]] = {}
     differing: dict[Hashable, float] = {}
+    alone: dict[Hashable, Tensor] = {}  # what the second run never computes
+    dropped: dict[Hashable, tuple[int, ...] | None] = {}  # of other sizes
     count = 0
 
     def keep(key: Hashable, place: Place, value: Tensor) -> None:
@@ -108,30 +121,113 @@ def _first_line(
         found = part(value)
         if found is not None and found.numel() and count <= MOST:
             kept[key] = place, found.detach().clone()
+            alone[key] = kept[key][1]
             count += found.numel()
 
     def compare(key: Hashable, place: Place, value: Tensor) -> None:
         if key not in kept:
             return
+        alone.pop(key, None)
         one = kept[key][1]
         other = other_part(value, one)
         if other is not None and other.shape == one.shape:
-            apart = float(
-                torch.where(one == other, 0, one - other).abs().max()
-            )
-            finite = other.abs()[other.isfinite()]
-            size = float(finite.max()) if finite.numel() else 0.0
-            near = max(torch.finfo(one.dtype).eps ** NEAR, noise)
-            if not apart <= near * size:
+            apart, near = _apart(one, other, noise)
+            if not near:
                 differing[key] = apart
+        else:
+            dropped[key] = _dropped(value, one)
 
     for run, visitor in zip(runs, (keep, compare), strict=True):
         with below_autograd(), _Lines(model, visitor):
             run()
-    for key, (place, _) in kept.items():
+    before: Hashable = None
+    fewer: list[Hashable] = []
+    for key, (place, value) in kept.items():
         if key in differing:
-            return Line(place, differing[key])
+            found = Line(place, differing[key])
+            earlier = [
+                k
+                for k in takewhile(key.__ne__, kept)
+                if k in alone and kept[k][0].module.startswith(place.module)
+            ]
+            if before in dropped and fewer and all(dropped[k] for k in fewer):
+                place, value = kept[fewer[0]]
+                found = Line(place, found.apart, dropped[fewer[0]])
+                own = [k for k in earlier if _same_numbers(alone[k], value)]
+            else:
+                long = {
+                    k: alone[k] for k in earlier if length in alone[k].shape
+                }
+                own = _without_counterpart(model, runs[1], long, noise)
+            return replace(found, place=kept[own[0]][0]) if own else found
+        before = before if key in alone else key
+        fewer += [key] * (key in dropped and dropped[key] is not None)
     return None
+
+
+def _apart(one: Tensor, other: Tensor, noise: float) -> tuple[float, bool]:
+    """Return how far two values are apart, and whether that is rounding."""
+    apart = float(torch.where(one == other, 0, one - other).abs().max())
+    finite = other.abs()[other.isfinite()]
+    size = float(finite.max()) if finite.numel() else 0.0
+    near = max(torch.finfo(one.dtype).eps ** NEAR, noise)
+    return apart, apart <= near * size
+
+
+def _without_counterpart(
+    model: Any, run: Run, values: dict[Hashable, Tensor], noise: float
+) -> list[Hashable]:
+    """Return which values equal none of a run, where some have their size."""
+    alike, met = set[Hashable](), set[Hashable]()
+
+    def look(_: Hashable, place: Place, value: Tensor) -> None:
+        for key, one in values.items():
+            if sorted(one.shape) == sorted(value.shape):
+                alike.add(key)
+                ours, theirs = one.flatten().sort(), value.flatten().sort()
+                if _apart(ours.values, theirs.values, noise)[1]:
+                    met.add(key)
+
+    if values:
+        with below_autograd(), _Lines(model, look):
+            run()
+    return [key for key in values if key in alike - met]
+
+
+def _dropped(whole: Tensor, piece: Tensor) -> tuple[int, ...] | None:
+    """Return how many positions a piece has, and the whole, if it has fewer.
+
+    These are the last or the first of the whole's, else (); None for other
+    sizes.
+    """
+    if whole.dim() != piece.dim():
+        return None
+    axes = [
+        axis
+        for axis, sizes in enumerate(
+            zip(whole.shape, piece.shape, strict=True)
+        )
+        if sizes[0] != sizes[1]
+    ]
+    if len(axes) != 1:
+        return None
+    end, size = whole.size(axes[0]), piece.size(axes[0])
+    near = LEAST * float(piece.abs().max())
+    if size > end:
+        return None
+    for start in (end - size, 0):
+        part = whole.narrow(axes[0], start, size)
+        if bool((part - piece).abs().max() <= near):
+            return size, end
+    return ()
+
+
+def _same_numbers(one: Tensor, other: Tensor) -> bool:
+    """Whether two values have the same numbers, each as often as it may."""
+    if one.is_complex() or other.is_complex():
+        return False
+    numbers = one.double().unique()
+    return len(numbers) >= FEWEST and numbers.equal(other.double().unique())
 
 
 class _Lines(Operations):

@@ -65,6 +65,7 @@ class Report:
     # arguments of the call that no check gives
     never_given: list[str] = field(default_factory=list)
     interrupted: bool = False
+    kept: str = ""  # when the run was, if it is an earlier one's
 
     @property
     def failed(self) -> list[str]:
@@ -147,9 +148,11 @@ class Report:
 
     def heading(self, width: int) -> str:
         """Return what is known before the first check."""
+        kept = f"kept from an earlier run of the same files ({self.kept}); "
         lines = [
             f"{self.model}: {self.vocab_size:,} tokens, sequences to "
             f"{self.block_size:,}",
+            *([f"{kept}--fresh runs anew"] if self.kept else []),
             *textwrap.wrap(self.plan, width),
             self._line("check", "", "s", "what was found", width),
         ]

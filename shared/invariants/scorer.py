@@ -9,23 +9,30 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from .budget import DEFAULT, Budget
 from .context import few_threads, isolated, one_run
 from .errors import SkipCheck, UnusableModel
 from .report import CheckResult, Report
 from .rounding import dtype_name
-from .scores import Score, Scorer, ScorerRaised, Scores, rounding_of
+from .scores import (
+    Score,
+    Scorer,
+    ScorerRaised,
+    Scores,
+    Text,
+    rounding_of,
+)
 from .tokens import SPLITS, draw, others, spans, splits_to_try
 
 LENGTH = 64  # of the longest text, by default
 FEW = 8  # ids of the text that repeats itself
+LITTLE = 0.5  # of the probability, left to all candidates but a mark
 ALL = 128  # scores up to which every split is tried
 SMALL = 0.5  # seconds of the first calls up to which one thread is enough
 SLACK = 16  # bounds by which fresh scorers may part: training adds rounding
@@ -35,56 +42,53 @@ NOT_SEEN = (
 )
 
 
+@dataclass
 class Scoring(Scorer):
     """A scorer under its checks: the texts, and the scores of the first."""
 
-    slight = 0.0  # how far scores moved, as rounding may
-    blocked = ""  # the failed property without which others have no verdict
+    vocab_size: int = 0
+    bos: int | None = None
+    mark: int | None = None  # between documents
+    kept: bool = False  # whether state is meant to stay
+    time: int = LENGTH
+    slight: float = 0.0  # how far scores moved, as rounding may
+    blocked: str = ""  # the failed property without which none has a verdict
 
-    def __init__(
-        self,
-        make_score: Callable[[], Score],
-        vocab_size: int,
-        bos: int | None,
-        documents: int | None,
-        bits: bool,
-        kept: bool,
-        time: int,
-        seed: int,
-    ):
-        super().__init__(make_score, bits, seed)
-        self.vocab_size, self.bos, self.mark = vocab_size, bos, documents
-        self.kept, self.time = kept, time
+    def __post_init__(self) -> None:
+        marks, time = (self.bos, self.mark), self.time
         self.ids = torch.tensor(
-            [i for i in range(vocab_size) if i not in (bos, documents)]
+            [i for i in range(self.vocab_size) if i not in marks]
         )
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(self.seed)
         self.text, self.other = self._draw(time), self._draw(time)
         self.repeating = self._draw(max(2, time // 4), FEW).repeat(5)[:time]
         for text in (self.text, self.other, self.repeating):
-            if documents is not None:  # three documents, the longest first
-                text[[time // 2, time * 4 // 5]] = documents
-            if bos is not None:
-                text[0] = bos
+            if self.mark is not None:  # three documents, the longest first
+                text[[time // 2, time * 4 // 5]] = self.mark
+            if self.bos is not None:
+                text[0] = self.bos
         self.scores = self.meet(self.text)
 
-    def _draw(self, time: int, few: int | None = None) -> Int[Tensor, "time"]:
+    def _draw(self, time: int, few: int | None = None) -> Text:
         known = self.ids[:few]
         return known[draw(len(known), 1, time, self.generator)[0]]
 
-    def fixed(self, text: Int[Tensor, "time"], at: int) -> bool:
+    def fixed(self, text: Text, at: int) -> bool:
         """Whether a position holds a mark of documents, or bos."""
         return int(text[at]) == self.mark or (at == 0 and self.bos is not None)
 
-    def change(
-        self, text: Int[Tensor, "time"], at: Iterable[int]
-    ) -> Int[Tensor, "time"]:
+    def change(self, text: Text, at: Iterable[int]) -> Text:
         """Return the text with other ids at these positions."""
         chosen = [i for i in at if not self.fixed(text, i)]
         old = torch.searchsorted(self.ids, text[chosen])
         text = text.clone()
         text[chosen] = self.ids[others(old, len(self.ids), self.generator)]
         return text
+
+    def differ(self, one: Scores, two: Scores, bounds: int = 1) -> bool:
+        """Whether scores are further apart than rounding explains."""
+        far = max(one.moved(two), default=0.0)
+        return far > bounds * self.bound(one)
 
 
 def scorer_coverage(scoring: Scoring) -> str:
@@ -134,33 +138,33 @@ def scorer_coverage(scoring: Scoring) -> str:
 
 def scorer_repeats(scoring: Scoring) -> str:
     """Two fresh scorers give a text the same scores."""
-    first, bound = scoring.scores, SLACK * scoring.bound(scoring.scores)
+    first = scoring.scores
     scoring.fresh(scoring.other)
     again = scoring.fresh(scoring.text)
-    if (far := max(first.moved(again), default=0.0)) > bound:
+    if scoring.differ(first, again, SLACK):
         scoring.blocked = "scorer_repeats"
         raise AssertionError(
             f"a second scorer of make_score gives other "
             f"scores{_by(first, again)}: it goes on where "
             f"the first one ended, or draws random numbers"
         )
-    scoring.noise = far
-    again = scoring.fresh(scoring.text, scoring.seed + 1)
-    if max(first.moved(again), default=0.0) > bound:
+    other = scoring.fresh(scoring.text, scoring.seed + 1)
+    drawn = scoring.differ(first, other, SLACK)
+    scoring.noise = max(first.moved(again), default=0.0)
+    if drawn:
         raise AssertionError(
-            f"with another random seed the scores differ{_by(first, again)}: "
+            f"with another random seed the scores differ{_by(first, other)}: "
             f"dropout is on, or weights are drawn and not loaded"
         )
-    return f"two fresh scorers agree, to {far:.2g}"
+    return f"two fresh scorers agree, to {scoring.noise:.2g}"
 
 
 def scorer_state(scoring: Scoring) -> str:
     """What one text leaves behind does not move the scores of the next."""
     score = scoring.make()
-    first = scoring.call(score, scoring.text)
-    scoring.call(score, scoring.other)
-    again = scoring.call(score, scoring.text)
-    if max(first.moved(again), default=0.0) <= scoring.bound(first):
+    texts = scoring.text, scoring.other, scoring.text
+    first, _, again = (scoring.call(score, text) for text in texts)
+    if not scoring.differ(first, again):
         return "a text has the same scores behind another text"
     words = f"behind another text a text's scores differ{_by(first, again)}"
     if scoring.kept:
@@ -216,9 +220,7 @@ def scorer_causality(scoring: Scoring) -> str:
     start = scoring.text[: scoring.time // 2 + 1]
     with suppress(ScorerRaised, UnusableModel), scoring.budget.overtime():
         alone = scoring.fresh(start)
-        if max(alone.moved(scoring.scores), default=0.0) > scoring.bound(
-            alone
-        ):
+        if scoring.differ(alone, scoring.scores):
             said += (
                 f"; the first {len(start)} tokens alone have other "
                 f"scores{_by(alone, scoring.scores)}: the length moves them"
@@ -228,7 +230,7 @@ def scorer_causality(scoring: Scoring) -> str:
 
 def _leak(
     scoring: Scoring,
-    text: Int[Tensor, "time"],
+    text: Text,
     before: Scores,
     later: list[int],
     other: Scores,
@@ -237,7 +239,7 @@ def _leak(
     one, at = scoring.change(text, later[:1]), later[0]
     alone, bound = scoring.fresh(one), scoring.bound(before)
     words = "it and all that is scored behind it change"
-    if max(before.moved(alone)) > bound:
+    if scoring.differ(before, alone):
         other, words = alone, f"it changes from {text[at]} to {one[at]}"
     count = sum(size > bound for size in before.moved(other))
     return (
@@ -257,16 +259,14 @@ def _by(first: Scores, other: Scores) -> str:
 def scorer_normalised(scoring: Scoring) -> str:
     """The probabilities of all candidates of a token sum to 1."""
     cases = []
-    for text, shares in (
-        (scoring.text, (0.0, 1.0)),
-        (scoring.repeating, (0.6, 1.0)),
-    ):
+    for text, first in ((scoring.text, 0.0), (scoring.repeating, 0.6)):
         with scoring.budget.overtime():
             order = scoring.fresh(text).order
         order = [at for at in order if not scoring.fixed(text, at)]
-        ends = {int(share * (len(order) - 1)) for share in shares}
-        cases += [(text, order[k]) for k in sorted(ends) if order]
-    said = []
+        last = len(order) - 1
+        ends = sorted({int(first * last), last})
+        cases += [(text, order[k]) for k in ends if order]
+    said, rests = list[str](), list[float]()
     for number, (text, at) in enumerate(cases):
         drawn = torch.randperm(scoring.vocab_size, generator=scoring.generator)
         found: dict[int, float] = {}
@@ -278,19 +278,46 @@ def scorer_normalised(scoring: Scoring) -> str:
                 scores = scoring.fresh(changed).by_key()
                 found[token] = scores.get((at, 0), -math.inf)
         if found:
-            where = f"position {at}"
-            if text is scoring.repeating:
-                where += " of a text with repeats"
-            said.append(_sum(scoring, found, where))
+            repeats = " of a text with repeats" * (text is scoring.repeating)
+            apart = scoring.mark in found and _splits(scoring, text, at)
+            words = _sum(scoring, found, f"position {at}{repeats}", apart)
+            said.append(words[0])
+            rests.append(words[1])
     if not said:
         raise SkipCheck("no time, or no score")
+    if max(rests) < LITTLE:
+        raise AssertionError(
+            f"the mark would have more than half of the probability "
+            f"everywhere: that of a token's candidates sums to "
+            f"{', '.join(said)}"
+        )
     return (
         f"the probabilities of a token's candidates sum to {', '.join(said)}"
     )
 
 
-def _sum(scoring: Scoring, found: dict[int, float], where: str) -> str:
-    """Return what a token's candidates sum to; raise if it is not 1."""
+def _splits(scoring: Scoring, text: Text, at: int) -> bool:
+    """Whether a mark at a position is not scored from what is before it."""
+    text = text.clone()
+    text[at] = int(scoring.mark or 0)
+    with scoring.budget.overtime():
+        scores = scoring.fresh(text)
+        other = scoring.fresh(scoring.change(text, range(at)))
+    one, two = (s.by_key().get((at, 0), -math.inf) for s in (scores, other))
+    # weights that are kept carry what is before it
+    return (
+        scoring.kept or one == two or abs(one - two) <= scoring.bound(scores)
+    )
+
+
+def _sum(
+    scoring: Scoring, found: dict[int, float], where: str, apart: bool
+) -> tuple[str, float]:
+    """Return what a token's candidates sum to, in words and without a mark.
+
+    Raises:
+        AssertionError: where it is not 1, and a mark does not explain it.
+    """
     shares = {token: math.exp(min(s, 99.0)) for token, s in found.items()}
     total, size = sum(shares.values()), scoring.vocab_size
     said = f"{total:.4f} at {where}"
@@ -302,14 +329,16 @@ def _sum(scoring: Scoring, found: dict[int, float], where: str) -> str:
         said += f" (over {len(found):,} of {size:,})"
         total = max(total, 1.0)
     if abs(total - 1) <= slack:
-        return said
+        return said, 1.0
     if scoring.mark in [*shares]:
-        rest = total - shares[int(scoring.mark or 0)]
-        if rest <= 1 + slack:
+        own = shares[int(scoring.mark or 0)]
+        rest = total - own
+        # behind what is split off, chunks may begin elsewhere
+        if rest <= 1 + slack and (apart or total + own >= 1 - slack):
             return (
                 f"{said} ({rest:.4f} without the mark {scoring.mark}, which "
                 f"splits the text: no verdict on the rest)"
-            )
+            ), rest
     hint = ""
     factor = 1 / math.log(2) if scoring.bits else math.log(2)
     if min(found.values()) > 0:
@@ -328,13 +357,12 @@ def _sum(scoring: Scoring, found: dict[int, float], where: str) -> str:
 def scorer_documents(scoring: Scoring) -> str:
     """No token of a document moves a score of another one."""
     text, scores = scoring.text, scoring.scores
-    inside, number = dict[int, int](), 0
-    for at, token in enumerate(text.tolist()):
-        number += token == scoring.mark
-        if not scoring.fixed(text, at):
-            inside[at] = number
-    said = f"{number + 1} documents do not move each other"
-    for document in range(number + 1):
+    numbers = text.eq(scoring.mark or 0).cumsum(0).tolist()
+    inside = {
+        at: n for at, n in enumerate(numbers) if not scoring.fixed(text, at)
+    }
+    said = f"{numbers[-1] + 1} documents do not move each other"
+    for document in range(numbers[-1] + 1):
         own = [at for at in inside if inside[at] == document]
         sizes = scores.moved(scoring.fresh(scoring.change(text, own)))
         moved = {
@@ -423,37 +451,28 @@ def check_scorer(
                 f"{name} must be an id from 0 to {vocab_size - 1}, "
                 f"got {token!r}"
             )
-    for name, size, least in (
-        ("vocab_size", vocab_size, 4),
-        ("block_size", block_size, 8),
-    ):
-        if size < least:
-            raise ValueError(f"{name} must be at least {least}, got {size}")
+    if vocab_size < 4:
+        raise ValueError(f"vocab_size must be at least 4, got {vocab_size}")
+    if block_size < 8:
+        raise ValueError(f"block_size must be at least 8, got {block_size}")
     if state not in ("fresh", "kept"):
         raise ValueError(f'state must be "fresh" or "kept", got {state!r}')
     printed = io.StringIO()
     start, count = perf_counter(), torch.get_num_threads()
     with isolated(seed), redirect_stdout(printed), few_threads(0, 0, 1):
-        scoring = Scoring(
-            make_score,
-            vocab_size,
-            bos,
-            documents,
-            bits,
-            state == "kept",
-            block_size,
-            seed,
-        )
+        kept = state == "kept"
+        sizes = vocab_size, bos, documents, kept, block_size
+        scoring = Scoring(make_score, bits, seed, *sizes)
     if perf_counter() - start < SMALL:
         count = 1
-    name = getattr(make_score, "__name__", type(make_score).__name__)
     chosen = PROPERTIES[: -1 if documents is None else None]
     names = [function.__name__ for function in chosen]
+    name = getattr(make_score, "__name__", type(make_score).__name__)
     report = Report(name, vocab_size, block_size, names, notes=[NOT_SEEN])
     scoring.budget = clock = Budget(DEFAULT if budget is None else budget)
     on_progress(report)
-    for number, function in enumerate(chosen):
-        done, name = clock.calls, names[number]
+    for number, (name, function) in enumerate(zip(names, chosen, strict=True)):
+        done = clock.calls
         clock.start(name, 1.0 if name in BRIEF else 1 / (len(names) - number))
         with (
             isolated(seed),
@@ -463,15 +482,10 @@ def check_scorer(
             status, message = _judge(scoring, function, debug)
         cut = clock.not_tried if status == "passed" else ""
         message += f"; not tried: {cut}" if cut else ""
+        calls = clock.calls - done
         report.results.append(
             CheckResult(
-                name,
-                status,
-                message,
-                clock.elapsed,
-                clock.calls - done,
-                0,
-                cut,
+                name, status, message, clock.elapsed, calls, not_tried=cut
             )
         )
         on_progress(report)

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from .errors import UnusableModel, place_of, sentence
 from .model.calling import as_tensor, is_array
 from .rounding import Inside, floor_of
 
-Score = Callable[[Int[Tensor, "time"]], Any]
+Text = Int[Tensor, "time"]
+Score = Callable[[Text], Any]
 
 
 class ScorerRaised(Exception):
@@ -135,18 +136,22 @@ def rounding_of(dtype: torch.dtype) -> float:
     return floor_of(dtype) * eps
 
 
+@dataclass
 class Scorer:
     """Fresh scorers of a text, each with the same random numbers.
 
     Attributes:
-        unit: the coarsest dtype that a scorer computes in.
-        noise: how far two fresh scorers are apart.
+        make_score: builds one.
+        bits: whether its scores are in bits.
+        seed: of the random numbers.
     """
 
-    def __init__(self, make_score: Callable[[], Score], bits: bool, seed: int):
-        self.make_score, self.bits, self.seed = make_score, bits, seed
-        self.unit, self.noise = torch.float32, 0.0
-        self.budget = Budget()
+    make_score: Callable[[], Score]
+    bits: bool
+    seed: int
+    unit = torch.float32  # the coarsest dtype that a scorer computes in
+    noise = 0.0  # how far two fresh scorers are apart
+    budget: Budget = field(default_factory=Budget, init=False)
 
     def make(self, seed: int | None = None) -> Score:
         """Return a fresh scorer."""
@@ -163,10 +168,7 @@ class Scorer:
         return score
 
     def call(
-        self,
-        score: Score,
-        tokens: Int[Tensor, "time"],
-        seed: int | None = None,
+        self, score: Score, tokens: Text, seed: int | None = None
     ) -> Scores:
         """Return a scorer's scores of a text."""
         self.budget.call()
@@ -179,13 +181,11 @@ class Scorer:
             raise _raised(f"score of {len(tokens)} tokens", error) from error
         return read_scores(answer, len(tokens), self.bits)
 
-    def fresh(
-        self, tokens: Int[Tensor, "time"], seed: int | None = None
-    ) -> Scores:
+    def fresh(self, tokens: Text, seed: int | None = None) -> Scores:
         """Return a fresh scorer's scores of a text."""
         return self.call(self.make(seed), tokens, seed)
 
-    def meet(self, tokens: Int[Tensor, "time"]) -> Scores:
+    def meet(self, tokens: Text) -> Scores:
         """Return the scores of a first text, and note how it rounds.
 
         Raises:

@@ -83,7 +83,7 @@ def name_kinds(
         side: the left.
     """
     flipped = copy(side)
-    flipped.tokens = side.tokens.flip(1)
+    flipped.tokens, flipped.kept = side.tokens.flip(1), None
     early = [r.order[0] for r in rows if r.layer is None]
     moved = flipped.keep(set(early) & values.keys())
     last = max((r.order[0] for r in rows if r.layer is not None), default=-1)

@@ -1,6 +1,7 @@
 """Runs both models on all ranks, and says where they part."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +16,10 @@ from ...invariants.errors import UnusableModel
 from ...invariants.model.building import Builder
 from ...invariants.ranks import Ranks, current, together
 from ..values.given import (
-    DRAWN,
     SEED,
     Model,
     as_tokens,
+    size_of,
     subjects_of,
     tokens_of_both,
 )
@@ -114,7 +115,7 @@ class Rank(Side):
     DTensor keeps what it has found out of them.
     """
 
-    keeps = True
+    most = math.inf
 
 
 @one_run
@@ -151,13 +152,12 @@ def diff_sharded(
     if ranks is None:
         raise ValueError("a sharded model is compared on several processes")
     given = None if tokens is None else as_tokens(tokens)
-    length = DRAWN if given is None else given.size(1)
     built = tuple(
         _built(m, n) for m, n in zip((left, right), names, strict=True)
     )
     with together("putting weights"):
         weights, sources = put_weights(built[0], built[1], ranks)
-    subjects = subjects_of((built[0], built[1]), length, vocab_size)
+    subjects = subjects_of((built[0], built[1]), size_of(given), vocab_size)
     given = tokens_of_both(subjects, names, given)
     ranks.apart = 0.0, ""
     sides = Side(subjects[0], given, dtype), Rank(subjects[1], given, dtype)
@@ -216,7 +216,8 @@ def _compare(
     finder = Finder(values, ops, eps)
     common = _numbers(right.lines, ranks)
     steps, last = _steps(right, common, ranks)
-    kept = {common[event]: value for event, value in right.kept.items()}
+    assert right.kept is not None
+    kept = {common[e]: plain(value) for e, value in right.kept.items()}
     scores = right.scores
     for event, step in steps.items():
         if step.inside and not step.trivial and event in kept:

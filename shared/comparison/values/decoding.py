@@ -51,18 +51,24 @@ class CacheDiff:
         """The finding in one sentence."""
         largest = max(size for size in self.apart if size is not None)
         if self.position is None:
+            bound = f"rounding can cause up to {self.rounding:.1g}"
+            if largest > self.rounding:
+                bound = "rounding in a coarser dtype inside explains it"
             return (
                 f"one function: decoding with a cache ({self.says}) equals "
                 f"the full pass at {len(self.apart)} positions; scores "
-                f"{largest:.1g} apart, rounding can cause up to "
-                f"{self.rounding:.1g}"
+                f"{largest:.1g} apart, {bound}"
             )
         where = ""
         if self.line is not None:
             layer = self.line.place.layer
             where = f" at {self.line}"
+            where += self.line.place.site
             where += "" if layer is None else f", layer {layer}"
-            where += f": its value is {self.line.apart:.2g} apart"
+            size = f"its value is {self.line.apart:.2g} apart"
+            if self.line.kept:
+                size = "it keeps {} of {} positions".format(*self.line.kept)
+            where += f": {size}"
         fed = "one by one"
         if max(self.fed) > 1:
             more = " + ..." * (len(self.fed) > 3)
@@ -112,7 +118,9 @@ def diff_cache(
     """
     given = None if tokens is None else as_tokens(tokens)
     length = DRAWN if given is None else given.size(1)
-    subject = subject_of(model, length, vocab_size, cache)
+    subject = subject_of(
+        model, (ROWS, length), vocab_size, at=None, cache=cache
+    )
     vocab, longest = subject.vocab_size, subject.block_size
     if given is None:
         rows = subject.fit_rows(ROWS)
@@ -158,6 +166,10 @@ def _compare(decoder: Comparison, tokens: Tensor) -> CacheDiff:
         except ModelRaised:
             if several:  # it goes on with one token at a time only
                 continue
+            if time > 3:  # it may part before it raises
+                first = _compare(decoder, tokens[:, :half])
+                if not first.same:
+                    return first
             raise
         gap = decoder.first_gap(forward, decode, (full, decoded))
         row = gap.at[0] if gap else 0

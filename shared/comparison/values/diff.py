@@ -15,17 +15,18 @@ from ...invariants.model.calling import IN_ARRAYS
 from ...invariants.subject import Subject
 from .findings import findings
 from .given import (
-    DRAWN,
     Model,
     as_tokens,
     require_fit,
+    require_rows_first,
+    size_of,
     subject_of,
     subjects_of,
     tokens_of_both,
 )
 from .gradients import first_difference
-from .matching import match
-from .recording import Recording, scores_of
+from .matching import ROUNDING_OF_RECORDINGS, match
+from .recording import Recording, out_of_order, scores_of
 from .side import Side, run_in_one_dtype, unit_of
 from .value_diff import ValueDiff
 from .weights import WeightMatch, match_weights
@@ -41,15 +42,16 @@ def diff_by_value(
     dtype: torch.dtype | None = None,
     tolerance: float = 0.0,
     gradients: bool = False,
+    ignore: Sequence[str] = (),
 ) -> ValueDiff:
     """Pair the lines of two models by the values they compute.
 
     Both run in eval mode on the same tokens, in float64 where both can.
-    Each brings its own weights. One of the two may be a recording: the path
-    of an .npz or a .safetensors with the tokens, and with arrays in the order
-    in which they were computed, the scores among them; it stands on the
-    right then, and the model runs in the recording's dtype. So does a
-    function written in arrays of NumPy or JAX, of which the scores are seen.
+    Each brings its own weights. A side may be a recording: the path of an
+    .npz or a .safetensors with the tokens, and with arrays in the order in
+    which they were computed, the scores among them. One of the two stands on
+    the right, and the model runs in its dtype. So does a function written in
+    arrays of NumPy or JAX, of which the scores are seen.
 
     Args:
         left: a model, any callable from (batch, time) ids to scores, or a
@@ -65,6 +67,8 @@ def diff_by_value(
             in any case.
         gradients: whether to compare the gradients of the weights, too, of
             the mean cross-entropy of the next tokens.
+        ignore: names of arrays of recordings that are left out, whole or one
+            word: "preatt" for "layer 0 preatt" and "012_preatt".
 
     Raises:
         ValueError: for two vocabularies, tokens that do not fit, a model
@@ -79,6 +83,7 @@ def diff_by_value(
         dtype=dtype,
         tolerance=tolerance,
         gradients=gradients,
+        ignore=ignore,
     )[0]
 
 
@@ -93,20 +98,33 @@ def diff_sides(
     dtype: torch.dtype | None = None,
     tolerance: float = 0.0,
     gradients: bool = False,
+    ignore: Sequence[str] = (),
 ) -> tuple[ValueDiff, tuple[Side, Side]]:
     """Return what diff_by_value does, and both sides.
 
     These can be run again, for the values of some lines.
     """
-    if isinstance(left, Path):
-        if isinstance(right, Path):
-            raise ValueError("one of the two sides must be a model that runs")
+    if isinstance(left, Path) and not isinstance(right, Path):
         left, right, names = right, left, names and names[::-1]
     given = None if tokens is None else as_tokens(tokens)
+    if ignore and not isinstance(right, Path):
+        raise ValueError("arrays of a recording alone can be ignored")
     if isinstance(right, Path):
-        recording = Recording(right)
+        recording = Recording(right, ignored=ignore)
+        files = [recording]
         if given is not None and not torch.equal(given, recording.tokens):
             raise ValueError(f"{right} was recorded from other tokens")
+        if isinstance(left, Path):
+            files.append(Recording(left, ignored=ignore))
+        for word in ignore:
+            if not any(word in file.ignored for file in files):
+                raise ValueError(f"there is no array {word!r} to be ignored")
+        if isinstance(left, Path):
+            if gradients:
+                raise ValueError("gradients of two files are not compared")
+            sides = _two_recordings(files[1], recording, vocab_size)
+            names = names or (str(left), str(right))
+            return _diff_recording(names, sides, tolerance), sides
         subject = _beside_scores(left, recording, vocab_size)
         names = names or (subject.name, str(right))
         sides = _beside(subject, recording, dtype)
@@ -116,8 +134,8 @@ def diff_sides(
             found = replace(found, notes=[*found.notes, *hint])
         gradients = gradients or bool(recording.stored)
         return _with_weights(found, sides, gradients), sides
-    length = DRAWN if given is None else given.size(1)
-    subjects = subjects_of((left, right), length, vocab_size)
+    assert not isinstance(left, Path)  # a file alone stands on the right
+    subjects = subjects_of((left, right), size_of(given), vocab_size)
     names = names or (subjects[0].name, subjects[1].name)
     given = tokens_of_both(subjects, names, given)
     if subjects[0].in_arrays and not subjects[1].in_arrays:
@@ -164,6 +182,9 @@ def _with_weights(
     """Add which weights are whose, and the first gradient that differs."""
     left, right = sides
     ours, theirs = left.module(), right.module()
+    for side, module in ((left, ours), (right, theirs)):
+        if not found.same and module is not None:
+            require_rows_first(side.subject)
     matches: list[WeightMatch] = []
     if ours is not None and theirs is not None:
         matches = match_weights(ours, theirs)
@@ -183,14 +204,14 @@ def _beside_scores(
     model: Model, recording: Recording, vocab_size: int | None
 ) -> Subject:
     """Meet a model; one that says no vocabulary has the recording's."""
-    length = recording.tokens.size(1)
+    at = size_of(recording.tokens)
     try:
-        return subject_of(model, length, vocab_size)
+        return subject_of(model, at, vocab_size)
     except UnknownSize as error:
         if recording.width is None:
             raise
         try:
-            return subject_of(model, length, recording.width)
+            return subject_of(model, at, recording.width)
         except ValueError:  # it is padded, or none of the model's
             raise error from None
 
@@ -217,6 +238,19 @@ def _hint_at_dtype(
                     f"{names[1]} was computed in it, give --dtype {name}"
                 ]
     return []
+
+
+def _two_recordings(
+    left: Recording, right: Recording, vocab_size: int | None
+) -> tuple[Side, Side]:
+    """Lay out two files of one text."""
+    if not torch.equal(left.tokens, right.tokens):
+        raise ValueError(f"{left.path} and {right.path} have other tokens")
+    widths = [n for n in (left.width, right.width) if n is not None]
+    vocab_size = vocab_size or min(widths, default=0)
+    left.lay_out(None, vocab_size)
+    right.lay_out(left, vocab_size)
+    return left, right
 
 
 def _beside(
@@ -246,7 +280,16 @@ def _diff_recording(
         for name, one in zip(names, sides, strict=True)
         if one.only_scores
     ]
-    notes.append(f"run in {kind}, that of {names[1]}")
+    if isinstance(sides[0], Recording) and not sides[0].only_scores:
+        units = ROUNDING_OF_RECORDINGS
+        notes.append(f"{units} units of rounding of {kind} pass, unmeasured")
+    else:
+        notes.append(f"run in {kind}, that of {names[1]}")
+    if late := out_of_order(found.pairs, sides[0].values):
+        notes.append(
+            f"{late[1]} is computed before {late[0]} and stands behind it in "
+            f"{names[1]}: arrays are meant in the order of computation"
+        )
     if found.same and torch.finfo(sides[0].dtype).bits == 16:
         limit = f" as far as {kind} tells: it cannot tell exact GELU from"
         limit += " tanh's, nor an eps of 1e-6 from 1e-5"

@@ -62,7 +62,7 @@ def find_divergence(
         fits.append(min(found, key=attrgetter("rank")))
     # stable: the first of a rank is first, in a file the first with any
     fits.sort(key=lambda fit: fit.rank == 2 if theirs.recorded else fit.rank)
-    best = fits[0]
+    best = _computed_first(fits, own) if theirs.recorded else fits[0]
     start = next(c[0] for c in chains[1] if best.theirs in c)
     left, right = (
         flow.values[v.inputs[0]] if HEAD.search(v.place.inside) else v
@@ -98,12 +98,25 @@ def find_divergence(
             )
             ordered = list(dict.fromkeys([right.place, *ordered]))[:STARTS]
             break
+    apart = best.apart
+    for value in theirs.parts_before(start) if best.rank else ():
+        cut = [
+            v
+            for v in ours.values
+            if partner.get(value.inputs[0]) in v.inputs
+            and v.number not in ours.known
+            and ours.cuts(v)
+        ]
+        left, right, start = (cut or [left])[0], value, value
+        factor, apart, in_order = None, math.inf, False
+        ordered = list(dict.fromkeys([right.place, *ordered]))[:STARTS]
+        break
     widths = {v.shape[-1] for v in theirs.values if v.shape}
     return Divergence(
         left.place,
         right.place,
         right.shape,
-        best.apart if math.isfinite(best.apart) else None,
+        apart if math.isfinite(apart) else None,
         order=(left.number, right.number),
         inputs=theirs.inputs_apart(start),
         factor=factor,
@@ -118,6 +131,28 @@ def find_divergence(
         before=_step_before(chains[0], best.ours),
         in_order=in_order,
     )
+
+
+def _computed_first(fits: Sequence["Fit"], left: Sequence[Value]) -> "Fit":
+    """Return the first array, but for a later one that is computed before.
+
+    It is where all values of its size on the left, in the layer of the first
+    of them, come before those of the other's size: llm.c has atty in front
+    of preatt and att.
+    """
+
+    def numbers(fit: "Fit") -> list[int]:
+        size = math.prod(fit.theirs.shape)
+        alike = [v for v in left if math.prod(v.shape) == size]
+        layers = {v.place.layer for v in alike[:1]}
+        return [v.number for v in alike if v.place.layer in layers]
+
+    best = fits[0]
+    for fit in fits[1:] if best.rank < 2 else ():
+        ours, others = numbers(fit), numbers(best)
+        if ours and others and max(ours) < min(others):
+            best = fit
+    return best
 
 
 def _mixed(left: Tensor, right: Tensor, times: int) -> bool:

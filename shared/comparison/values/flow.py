@@ -13,6 +13,8 @@ AHEAD = 24  # values of a call that are looked at for the nearest
 ALIKE = 0.25  # of a value's size: two so close stand for the same thing
 STARTS = 3  # open lines that are looked at on each side, and shown
 
+SUMS = {"+", "+="}
+
 # Operations whose result has only numbers of their input.
 MOVES = {
     *("view", "reshape", "permute", "transpose", "expand", "repeat", "flip"),
@@ -85,6 +87,16 @@ class Flow:
     def starts(self) -> list[Value]:
         """Return the open values whose inputs are explained: the first."""
         found = [v for v in self.open if self.explained.issuperset(v.inputs)]
+        # a part of a sum that is open elsewhere may be added in another order
+        numbers = {v.number for v in self.open}
+        parts = {
+            n
+            for v in self.open
+            if v.place.op in SUMS and len(numbers.intersection(v.inputs)) > 1
+            for n in v.inputs
+            if self.values[n].place.op in SUMS
+        }
+        found = [v for v in found if v.number not in parts] or found
         if self.recorded:
             return found[:AHEAD] or [self.values[-1]]
         return found[:STARTS] or self.open[:1] or [self.values[-1]]
@@ -143,6 +155,30 @@ class Flow:
             if len(before.inputs) == 1 and self.times(before) > 1:
                 yield before
             yield from self.repeats_before(before)
+
+    def parts_before(self, value: Value) -> Iterator[Value]:
+        """Yield parts without a counterpart on the way to a value.
+
+        The other side has that of which they are a part, and not these.
+        """
+        for number in value.inputs:
+            before = self.values[number]
+            moves = before.place.op in MOVES or before.view
+            plain = before.constant or before.digest.trivial
+            if not moves or plain or number in self.known:
+                continue
+            if self.known.issuperset(before.inputs) and self.cuts(before):
+                yield before
+            else:
+                yield from self.parts_before(before)
+
+    def cuts(self, value: Value) -> bool:
+        """Whether a value that is moved is a part of its one input."""
+        if len(value.inputs) != 1:
+            return False
+        return math.prod(value.shape) < math.prod(
+            self.values[value.inputs[0]].shape
+        )
 
     def lines_alone(self, other: "Flow") -> Iterator[tuple[Value, str]]:
         """Yield the values that are in no pair, and what is known of each.

@@ -13,7 +13,8 @@ from torch import Tensor
 
 # Steps that some models take in another way: no difference is placed there.
 RAW_SCORES, VARIANCE, MEAN_SQUARE = "query @ key", "variance", "mean square"
-OPTIONAL = {RAW_SCORES, VARIANCE, MEAN_SQUARE}
+REPEATED = {"repeated keys": 1, "repeated values": 2}  # of which operand
+OPTIONAL = {RAW_SCORES, VARIANCE, MEAN_SQUARE, *REPEATED}
 Steps = Iterator[tuple[str, Tensor]]
 
 
@@ -32,7 +33,10 @@ def attention(
     The arguments are torch's own.
     """
     if enable_gqa:
-        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
+        times = query.size(-3) // key.size(-3)
+        key = key.repeat_interleave(times, -3)
+        yield "repeated keys", key
+        yield "repeated values", value.repeat_interleave(times, -3)
     products = query @ key.transpose(-2, -1)
     yield RAW_SCORES, products
     if scale is None:

@@ -8,10 +8,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ...invariants.errors import UnknownSize, UnusableModel
+from ...invariants.context import isolated
+from ...invariants.errors import ModelRaised, UnknownSize, UnusableModel
 from ...invariants.meeting.meet import meet
+from ...invariants.meeting.probing import require_batch_first
 from ...invariants.model.building import Builder, is_factory
 from ...invariants.subject import Subject
+from ...invariants.variant import own
 
 SEED = 0  # of drawn tokens, and of weights that a factory draws
 DRAWN = 16  # tokens, where none are given
@@ -23,6 +26,11 @@ def drawn(vocab_size: int, length: int) -> Int[Tensor, "1 length"]:
     """Return one row of drawn ids."""
     generator = torch.Generator().manual_seed(SEED)
     return torch.randint(vocab_size, (1, length), generator=generator)
+
+
+def size_of(given: Int[Tensor, "batch time"] | None) -> tuple[int, int]:
+    """Return the rows and the length of tokens, given or to be drawn."""
+    return (1, DRAWN) if given is None else (given.size(0), given.size(1))
 
 
 def require_fit(
@@ -76,32 +84,47 @@ def as_tokens(
 
 
 def subjects_of(
-    models: tuple[Model, Model], length: int, vocab_size: int | None
+    models: tuple[Model, Model],
+    at: tuple[int, int],
+    vocab_size: int | None,
 ) -> list[Subject]:
     """Return both models as subjects; one may say the other's vocabulary."""
     found: dict[int, Subject] = {}
     for i, model in enumerate(models):
         with suppress(UnknownSize):
-            found[i] = subject_of(model, length, vocab_size)
+            found[i] = subject_of(model, at, vocab_size)
     for i, model in enumerate(models):
         if i not in found:
             size = found[1 - i].vocab_size if found else vocab_size
-            found[i] = subject_of(model, length, size)
+            found[i] = subject_of(model, at, size)
     return [found[0], found[1]]
+
+
+def require_rows_first(subject: Subject) -> None:
+    """Refuse a model of torch that takes (time, batch), if calls show it."""
+    with isolated(SEED), suppress(ModelRaised):
+        require_batch_first(subject, own(subject), 2, 6)
 
 
 def subject_of(
     model: Model,
-    length: int,
+    size: tuple[int, int],
     vocab_size: int | None,
-    cache: Callable[..., Any] | None = None,
+    **settings: Any,
 ) -> Subject:
-    """Return a model as a subject whose scores can be read."""
+    """Return a model as a subject whose scores can be read.
+
+    One call shows how, of as many rows and tokens as all others will have;
+    with the settings of `meet` all is found out.
+    """
     try:
         if is_factory(model):  # once: a loader may take longer than a run
             model = Builder(model, SEED, None).build()
         subject = meet(
-            model, vocab_size=vocab_size, block_size=length, cache=cache
+            model,
+            vocab_size=vocab_size,
+            block_size=size[1],
+            **({"at": size} | settings),
         )
         subject.require_scores()
         return subject

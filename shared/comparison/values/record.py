@@ -13,11 +13,11 @@ from ...files import replace_file
 from ...invariants.context import one_run
 from ...invariants.variant import own
 from .given import (
-    DRAWN,
     Model,
     as_tokens,
     drawn,
     require_fit,
+    size_of,
     subject_of,
 )
 from .recording import GRADIENT, TOKENS, name_of
@@ -61,8 +61,7 @@ def record_values(
     if path.suffix != ".safetensors":
         raise ValueError(f"a recording is a .safetensors, got {path}")
     given = None if tokens is None else as_tokens(tokens)
-    length = DRAWN if given is None else given.size(1)
-    subject = subject_of(model, length, vocab_size)
+    subject = subject_of(model, size_of(given), vocab_size)
     if given is None:
         given = drawn(subject.vocab_size, subject.block_size)
     require_fit(given, subject.block_size, subject.vocab_size)

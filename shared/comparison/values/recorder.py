@@ -26,8 +26,8 @@ from ...invariants.places import (
     layers_of,
     names_of,
 )
-from .fused_steps import FUSED_STEPS
-from .value import Value, digest, plain, real
+from .fused_steps import FUSED_STEPS, REPEATED
+from .value import Value, digest, real
 
 # What multiplies queries, keys, weights and values of many heads.
 PRODUCTS = ("matmul", "bmm", "einsum", "scaled_dot_product_attention")
@@ -52,6 +52,7 @@ class Recorder(Operations):
         visitor: None in a first run, in which digests are kept; else what
             is done with each value and the number of its event.
         tokens: ids that the model runs on.
+        most: numbers that a first run keeps; with more it keeps digests only.
     """
 
     supports_higher_order_operators = True
@@ -63,6 +64,7 @@ class Recorder(Operations):
         by_heads: bool,
         visitor: Callable[[int, Tensor], None] | None,
         tokens: Tensor,
+        most: float,
     ):
         super().__init__()
         self.layers = layers_of(model)
@@ -72,7 +74,9 @@ class Recorder(Operations):
         self.visitor = visitor
         self.tokens = tokens
         self.values: list[Value] = []
-        self.kept: dict[int, Tensor] | None = None  # values by their events
+        # values by their events
+        self.kept: dict[int, Tensor] | None = None if visitor else {}
+        self.room = most
         self.lines: dict[int, str] = {}  # of these events
         self.numbers = WeakTensorKeyDictionary()
         self.detached: list[Place] = []  # lines of the model's own
@@ -124,7 +128,7 @@ class Recorder(Operations):
         # no step of attention but its result is made of the values
         steps = self._known(operands[:2]) if name in PRODUCTS else inputs
         formula = FUSED_STEPS.get(name, lambda *args, **kwargs: ())
-        inputs += self._note_steps(formula(*args, **kwargs), steps)
+        inputs += self._note_steps(formula(*args, **kwargs), steps, operands)
         schema = getattr(func, "_schema", None)
         for result in results:
             changed = _among(result, operands)
@@ -135,12 +139,19 @@ class Recorder(Operations):
         return answer
 
     def _note_steps(
-        self, formula: Iterable[tuple[str, Tensor]], inputs: list[int]
+        self,
+        formula: Iterable[tuple[str, Tensor]],
+        inputs: list[int],
+        operands: list[Tensor],
     ) -> list[int]:
         """Note the steps inside a fused operation; return their numbers."""
         added: list[int] = []
         for step, value in formula:
             inside = replace(self.place, inside=step)
+            if step in REPEATED:
+                of = self._known([operands[REPEATED[step]]])
+                self.steps.add(self.note(value, inside, of))
+                continue
             number = self.note(value, inside, [*inputs, *added])
             if number not in (*inputs, *added):
                 added.append(number)
@@ -190,12 +201,15 @@ class Recorder(Operations):
         In a second run the number only says that the tensor is a value.
         """
         event, self.events = self.events, self.events + 1
-        if self.kept is not None:
-            self.kept[event] = plain(value).clone()
-            self.lines[event] = str(place)
         if self.visitor is not None:
             self.visitor(event, value)
             return event
+        self.room -= value.numel()
+        if self.kept is not None:
+            self.kept[event] = real(value.detach()).to("cpu", copy=True)
+            self.lines[event] = str(place)
+        if self.room < 0:
+            self.kept = None
         found = digest(value)
         if not found.trivial:
             self.dtypes.setdefault(value.dtype, (place, False))

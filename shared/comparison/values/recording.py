@@ -9,7 +9,7 @@ import gc
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from types import FunctionType, ModuleType
 
@@ -24,6 +24,7 @@ from ...invariants.errors import ModelRaised
 from ...invariants.places import Place
 from ...invariants.subject import Subject
 from ...invariants.variant import own
+from .rows import Row
 from .side import Side
 from .value import Value, digest, real
 
@@ -41,15 +42,27 @@ class Recording(Side):
     Args:
         path: of an .npz or a .safetensors.
         arrays: in place of a file's, the tokens among them.
+        ignored: arrays that are left out; of names in words, one word each.
 
     Raises:
         ValueError: in one line, for a file that is none of them, or that
             holds no tokens or no arrays of numbers.
     """
 
-    def __init__(self, path: Path, arrays: dict[str, Tensor] | None = None):
+    def __init__(
+        self,
+        path: Path,
+        arrays: dict[str, Tensor] | None = None,
+        ignored: Sequence[str] = (),
+    ):
         self.path = path
         arrays = read_arrays(path) if arrays is None else arrays
+        self.ignored = set[str]()
+        for name in [*arrays]:
+            words = {name, *re.split(r"[\W_]+", name)} & {*ignored}
+            self.ignored |= words
+            if words:
+                del arrays[name]
         if TOKENS not in arrays:
             raise ValueError(
                 f"{path} has no array {TOKENS!r}: the ids that it was "
@@ -246,6 +259,23 @@ def _log_probs(scores: Tensor) -> tuple[Tensor, str]:
     if bool((found.logsumexp(-1).abs() < 1e-4).all()):
         return found, ""
     return found.log_softmax(-1), "log_softmax"
+
+
+def out_of_order(
+    pairs: Iterable[Row], left: Sequence[Value]
+) -> tuple[Place, Place] | None:
+    """Return an array and the one behind it that it is computed from."""
+    ordered = sorted(pairs, key=lambda row: row.order[1])
+    for first, second in pairwise(ordered):
+        ours, theirs = first.order[0], second.order[0]
+        before = {ours}
+        for value in reversed(left[theirs + 1 : ours + 1]):
+            before.update(value.inputs if value.number in before else ())
+        if theirs < ours and theirs in before:
+            assert first.right is not None
+            assert second.right is not None
+            return first.right, second.right
+    return None
 
 
 def name_of(place: Place) -> str:

@@ -1,7 +1,7 @@
-"""One of the two models: recorded once, run again for some of its values."""
+"""One of the two models: recorded once, and run again with other weights."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,9 @@ class Side:
             scores come out of nothing that could be recorded.
     """
 
-    keeps = False  # whether the first run's values are kept by their events
+    # how many numbers of the first run are kept: 512 MiB in float64
+    most: float = 2**26
+    kept: dict[int, Tensor] | None = None  # by events
 
     def __init__(
         self,
@@ -52,6 +54,15 @@ class Side:
         self.doubled = dtype is None  # whether it runs in float64
         self.by_heads = False  # whether heads are values of their own, too
         self.below: Callable[[], AbstractContextManager] = below_autograd
+        known = subject.builder.in_double
+        if self.doubled and subject.builder.can_copy and not known:
+            known[False] = subject.is_module  # the run itself shows it
+            with suppress(ValueError):
+                self.record()
+                exact = self.dtype == torch.float64
+                if exact and bool(self.scores.isfinite().all()):
+                    return
+            known.clear()
         try:
             self.record()
         except ValueError:  # it may take gradients itself
@@ -94,7 +105,7 @@ class Side:
             self.normalised = recorder.note(log_probs, place, [last])
         is_module = isinstance(model, nn.Module)
         self.values = number_layers(recorder.values)
-        self.kept, self.scores = recorder.kept or {}, plain(scores)
+        self.kept, self.scores = recorder.kept, plain(scores)
         self.lines = recorder.lines
         self.dtypes = recorder.dtypes
         self.coarse = self._coarse()
@@ -126,10 +137,15 @@ class Side:
         visitor: Callable[[int, Tensor], None],
         size: float = 0.0,
     ) -> None:
-        """Run again, and hand out values with their numbers as they come.
+        """Hand out values with their numbers, in the order of the run.
 
-        All weights are changed at random by up to a relative size.
+        It runs again where they are too many to be kept, or where all weights
+        are to be changed at random by up to a relative size.
         """
+        if self.kept is not None and not size:
+            for number in sorted(numbers):
+                visitor(number, self.kept[self.values[number].event])
+            return
         wanted = {self.values[number].event: number for number in numbers}
 
         def call(event: int, value: Tensor) -> None:
@@ -141,11 +157,12 @@ class Side:
             visitor(wanted[recorder.events], scores.log_softmax(-1))
 
     def keep(self, numbers: Iterable[int]) -> dict[int, Tensor]:
-        """Run again and return some values, in float64 on the CPU."""
+        """Return some values, in float64 on the CPU."""
         kept: dict[int, Tensor] = {}
 
         def keep(number: int, value: Tensor) -> None:
-            kept[number] = plain(value).clone()
+            found = plain(value)
+            kept[number] = found.clone() if self.kept is None else found
 
         self.visit(numbers, keep)
         return kept
@@ -209,9 +226,8 @@ class Side:
             rounded = [w for w in weights if w.is_floating_point() and w.dim()]
             nudge(rounded, size, subject.seed)
         recorder = Recorder(
-            model, Side._run, self.by_heads, visitor, self.tokens
+            model, Side._run, self.by_heads, visitor, self.tokens, self.most
         )
-        recorder.kept = {} if self.keeps else None
         try:
             with isolated(subject.seed), self.below(), recorder:
                 scores = variant.scores(self.tokens, seed=subject.seed)

@@ -94,12 +94,12 @@ class ValueDiff:
             return (
                 f"one function{self.coarse}: {found} "
                 f"{self.apart:.1g} apart, rounding can cause up to "
-                f"{self.rounding:.1g}{equal}"
+                f"{self.rounding:.1g}{equal}{self._coverage}"
             )
         if self.pairs:
             rounded = any("rounded" in match.how for match in self.weights)
             more = f"; {self.weights_sentence}" if rounded else ""
-            return f"{self._hidden}{self.parted}{more}"
+            return f"{self._hidden}{self.parted}{self._coverage}{more}"
         if self.only_scores:
             return (
                 f"two functions: scores {self.apart:.2g} apart, rounding "
@@ -132,9 +132,20 @@ class ValueDiff:
         return describe([*self.weights]) if self.weights else ""
 
     @property
+    def _coverage(self) -> str:
+        """The words for how many values of each side have a counterpart."""
+        if self.only_scores or self._hidden:
+            return ""
+        (alone, left), (lone, right) = self.counts
+        return (
+            f"; values with a counterpart: {left - alone} of {left} on the "
+            f"left, {right - lone} of {right} on the right"
+        )
+
+    @property
     def _hidden(self) -> str:
         """The words for two functions whose scores are equal, else ""."""
-        if self.apart > self.rounding:
+        if self.parted is None or self.apart > self.rounding:
             return ""
         alone, count = self.counts[1]
         return (

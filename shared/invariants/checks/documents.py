@@ -1,7 +1,9 @@
 """Documents that are packed in one row do not see each other."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import torch
 from jaxtyping import Int
@@ -10,7 +12,7 @@ from torch import Tensor
 from ..cases import EVAL, OWN
 from ..check import SkipCheck, Subject, check
 from ..dependence.prover import prove_documents
-from ..documents import MASKS, Packing, packings
+from ..documents import BESIDE, HIDES, Packing, packings
 from ..errors import ModelRaised
 from ..losses import shifts_of
 from ..model.reading import find_loss
@@ -20,7 +22,6 @@ from ..rounding import dtype_name, real_gap
 from ..tokens import draw, others, spans
 from ..variant import Variant, both, build
 
-BESIDE = [*MASKS]
 Fault = tuple[float, str]  # how far scores move, and the sentence
 UNKNOWN = (
     "the call takes nothing that says where documents are: name it with "
@@ -144,51 +145,48 @@ def _first_fault(
 ) -> Fault | None:
     generator = subject.generator()
     for variant in both(subject):
-        for row in rows:
-            for mask in beside:
-                with subject.budget.part("documents", sum(row), 1 / 2):
-                    fault = _fault(variant, way, row, mask, generator)
-                    if fault is not None:
-                        return fault
+        for row, mask in product(rows, beside):
+            with subject.budget.part("documents", sum(row), 1 / 2):
+                for fault in _faults(variant, way, row, mask, generator):
+                    return fault
     return None
 
 
-def _fault(
+def _faults(
     variant: Variant,
     way: Packing,
     lengths: list[int],
     beside: str,
     generator: torch.Generator,
-) -> Fault | None:
+) -> Iterator[Fault]:
     """Replace each document, then compare each with itself alone."""
     subject = variant.subject
-    vocab, time = subject.vocab_size, sum(lengths)
-    text = way.text(lengths, draw(vocab, 1, time, generator))
+    tokens = draw(subject.vocab_size, 1, sum(lengths), generator)
+    text = way.text(lengths, tokens)
     ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-    hidden = BESIDE.index(beside) == 2  # of the last document
-    for training in (False, True):
-        case = way.case(lambda _: lengths, training, beside)
-        run = variant.run_as(case)
-        fault = _moved(run, way, lengths, text, ids, hidden, generator)
-        if fault is not None:
-            return fault
-    run = variant.run_as(way.case(lambda _: lengths, False, beside))
+    hidden = beside == HIDES  # the last document
+    eval_run, train_run = (
+        variant.run_as(way.case(lambda _: lengths, training, beside))
+        for training in (False, True)
+    )
+    for run in (eval_run, train_run):
+        yield from _moved(run, way, lengths, text, ids, hidden, generator)
     alone = variant.run_as(OWN if way.own else EVAL)
     for document in range(len(lengths) - hidden):
         at = (ids == document).nonzero().flatten()
         if not subject.lengths.accepts(len(at)):
             continue
-        packed = partial(_scores, run, text, at)
-        gap = real_gap(run.model, packed, partial(_scores, alone, text[:, at]))
+        packed = partial(_scores, eval_run, text, at)
+        single = partial(_scores, alone, text[:, at])
+        gap = real_gap(eval_run.model, packed, single)
         if gap is not None:
-            return (
+            yield (
                 gap.size,
                 f"document {document} of {_named(lengths)} has other scores "
                 f"alone: by {gap.size:.2g} at its position {gap.at[0]}, "
                 f"though no token of another was seen to move it: do its "
-                f"positions start again? {_where(run, gap.noise)}",
+                f"positions start again? {_where(eval_run, gap.noise)}",
             )
-    return None
 
 
 def _moved(
@@ -199,8 +197,8 @@ def _moved(
     ids: Int[Tensor, "time"],
     hidden: bool,
     generator: torch.Generator,
-) -> Fault | None:
-    """Return how one document moves another."""
+) -> Iterator[Fault]:
+    """Yield how one document moves another."""
     count = len(lengths)
     base = text.repeat(count, 1)
     mine = ids == torch.arange(count).unsqueeze(1)
@@ -218,13 +216,12 @@ def _moved(
             gap = real_gap(run.model, *calls, shown=shown[row])
             if gap is not None:
                 at = gap.at[0]
-                return (
+                yield (
                     gap.size,
                     f"document {row} of {_named(lengths)} moves the scores "
                     f"of document {int(ids[at])} by {gap.size:.2g}, at "
                     f"position {at} of the row {_where(run, gap.noise)}",
                 )
-    return None
 
 
 def _scores(

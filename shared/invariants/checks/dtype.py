@@ -5,6 +5,7 @@ from contextlib import nullcontext, suppress
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from ..check import Subject, check
 from ..errors import ModelRaised, NotFinite, sentence
@@ -136,13 +137,13 @@ def _answer_in(
     """
     function = "a function has no dtype to change"
     variant = changeable(subject, function)
-    positions = None
+    positions, autocast = None, Autocast()
     time = subject.lengths.fit(300)
     if dtype == torch.bfloat16 and time > UNIQUE:
         tokens = subject.draw(1, time)
         positions = Positions(time)
     try:
-        with positions or nullcontext():
+        with positions or nullcontext(), autocast:
             cast(variant.model, dtype)
             scores = variant.scores(tokens)
     except (ModelRaised, TypeError) as error:
@@ -152,6 +153,8 @@ def _answer_in(
             return "complex weights stay as they are in"
         if quantised(variant.model):
             return "quantised weights refuse"
+        if autocast.inside:
+            return "autocast inside refuses"
         words = f"in {dtype_name(dtype)} {error}"
         raise AssertionError(words) from error.__cause__
     if not bool(torch.isfinite(scores).all()):
@@ -166,6 +169,16 @@ def _answer_in(
             f"are one number: count them as integers or in float32"
         )
     return scores.dtype
+
+
+class Autocast(TorchFunctionMode):
+    """Notes whether a forward chooses dtypes by autocast."""
+
+    inside = False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.inside |= any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+        return func(*args, **(kwargs or {}))
 
 
 class Positions(Operations):

@@ -47,7 +47,9 @@ def check_gradients(subject: Subject) -> str:
     tokens = subject.draw(3, 8, generator)
     tokens[:, -1] = tokens[:, 0]  # an id that comes twice
     note, ranks = "", current()
-    if ranks is None:  # fully_shard keeps what it gathers in that mode
+    plain = all(is_plain(type(p)) for p in variant.parameters)
+    # fully_shard keeps what it gathers in that mode
+    if ranks is None and plain:
         with suppress(ModelRaised):  # as who looks before training may do
             variant.run_as(INFERENCE).scores(tokens)
     for case in (EVAL, TRAIN):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..check import SkipCheck, Subject, check
-from ..model.building import hooked
+from ..model.building import hooked, is_mapped
 from ..model.reading import tensors_in
 from ..rounding import minus
 from ..variant import Variant, larger, precise
@@ -127,7 +127,7 @@ class _Choices(TorchFunctionMode):
         kwargs = kwargs or {}
         answer = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if not isinstance(answer, Tensor):
+        if is_mapped() or not isinstance(answer, Tensor):
             return answer
         if name in SCALING or name in KEEPING:
             times = _times(next(iter(args), None)) * _factor(name, args)

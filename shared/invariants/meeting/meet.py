@@ -67,10 +67,13 @@ def meet(
     inputs: Mapping[str, Callable[..., Any] | str] | None = None,
     documents: str | int | Callable[..., Any] | None = None,
     compile: bool = False,
+    at: tuple[int, int] | None = None,
 ) -> Subject:
     """Return the facts of a model, found out by calling it.
 
-    Args: as for `check_model`.
+    Args: as for `check_model`; `at` are the rows and the length of the only
+        calls that will be made: where one such call shows how the scores are
+        read, nothing else is found out.
 
     Raises:
         UnusableModel: a ValueError, in one line, for a model that cannot be
@@ -112,7 +115,8 @@ def meet(
         compile=compile,
         notes=tuple(notes),
     )
-    taken = (*subject.caller.arguments, *subject.caller.own_arguments)
+    call = subject.caller
+    taken = *call.given, *call.arguments, *call.own_arguments
     if isinstance(documents, str) and documents not in taken:
         raise ValueError(
             f"documents name {documents}, which the call does not take: it "
@@ -126,17 +130,19 @@ def meet(
     if subject.heavy:
         model = builder.keep(model)
     with isolated(seed), subject.few_threads(), modes_kept([model]):
-        return _find_out(subject, Copy(model), outputs)
+        return _find_out(subject, Copy(model), outputs, at)
 
 
-def _find_out(subject: Subject, copy: Copy, outputs: str) -> Subject:
+def _find_out(
+    subject: Subject, copy: Copy, outputs: str, at: tuple[int, int] | None
+) -> Subject:
     """Return the subject as its answers show it."""
     model, own = copy.model, subject.caller
     if isinstance(model, nn.Module):
         copy.built = KeptState(model)
     with called_modules() as called:
         try:
-            subject, size = probe(subject, copy)
+            subject, size = probe(subject, copy, at)
         except ModelRaised as error:
             shared = shared_default(model)
             words = f"{shared}; {error}" if shared else str(error)
@@ -172,6 +178,8 @@ def _find_out(subject: Subject, copy: Copy, outputs: str) -> Subject:
             f"the model answers with {reader.alike} tensors of scores: the "
             f"first is checked",
         )
+    if size == at and (subject.builder.can_copy or not subject.is_module):
+        return subject
     with suppress(ModelRaised):  # a check will meet the exception, too
         subject = _find_gradients(subject, copy, size)
         for find in (find_state, require_batch_first, find_refusals):

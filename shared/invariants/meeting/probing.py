@@ -34,11 +34,13 @@ Size = tuple[int, int]  # of batch and time
 OTHER_KIND = TypeError, AttributeError  # of a function written in arrays
 
 
-def probe(subject: Subject, copy: Copy) -> tuple[Subject, Size]:
+def probe(
+    subject: Subject, copy: Copy, at: Size | None = None
+) -> tuple[Subject, Size]:
     """Find how a model is called and its answer read, or the fault of both.
 
     Targets are added if the model scores fewer positions without them; other
-    sizes are tried if the model refuses the first.
+    sizes are tried if the model refuses the first, and `at` before all.
 
     Returns:
         The subject with its caller and reader, or a fault, and a size that
@@ -50,7 +52,7 @@ def probe(subject: Subject, copy: Copy) -> tuple[Subject, Size]:
     vocab = subject.vocab_size
     unread: list[tuple[Caller, Size, Any]] = []
     raised: list[tuple[ModelRaised, Caller]] = []
-    for sizes in _sizes(vocab, subject.block_size):
+    for sizes in _sizes(vocab, subject.block_size, at):
         for caller in _callers(subject.caller, copy.model):
             try:
                 answers = [
@@ -68,10 +70,13 @@ def probe(subject: Subject, copy: Copy) -> tuple[Subject, Size]:
             )
             if reader is not None:
                 found = replace(subject, caller=caller, reader=reader)
-                if caller.arrays or is_array(reach(answers[1], reader.path)):
+                if caller.arrays or is_array(reach(answers[-1], reader.path)):
                     found = replace(found, in_arrays=True).noted(IN_ARRAYS)
-                return found, sizes[1]
-            unread.append((caller, sizes[1], answers[1]))
+                if sizes[-1] == at:
+                    scores = found.read(answers[-1], *at)
+                    found = _without_hidden(found, scores)
+                return found, sizes[-1]
+            unread.append((caller, sizes[-1], answers[-1]))
     if unread:
         caller, size, answer = unread[0]
         fault = (
@@ -138,8 +143,13 @@ def _callers(caller: Caller, model: Any) -> Iterator[Caller]:
                 yield caller_of(model, name, caller.time_first)
 
 
-def _sizes(vocab: int, block: int) -> Iterator[list[Size]]:
-    """Yield pairs of sizes to find the scores at."""
+def _sizes(vocab: int, block: int, at: Size | None) -> Iterator[list[Size]]:
+    """Yield pairs of sizes to find the scores at.
+
+    One alone first, where no two of its axes could be taken for each other.
+    """
+    if at is not None and len({*at, vocab}) == 3 and at[1] <= block:
+        yield [at]
     pair = probe_sizes(vocab, block)
     yield pair
     yield [(1, time) for _, time in pair]
@@ -182,7 +192,7 @@ def _find_reader(
         places = [
             find_scores(answer, *size, width) for answer, size in answers
         ]
-        both = [place for place in places[0] if place in places[1]]
+        both = [place for place in places[0] if place in places[-1]]
         if both and width >= vocab:
             path, form = both[0]
             alike = sum(other == form for _, other in both)
@@ -356,18 +366,24 @@ def _words(variant: Variant, tokens: Tensor) -> str:
     )
 
 
+def _without_hidden(subject: Subject, scores: Tensor) -> Subject:
+    """Note the ids whose scores are minus infinity at every position."""
+    hidden = (scores < NEVER).flatten(0, 1).all(0)
+    if not hidden.any() or hidden.all():
+        return subject
+    ids = tuple(hidden.nonzero().flatten().tolist())
+    return replace(subject, hidden=ids).noted(
+        f"the scores of {len(ids)} ids are minus infinity, or as good as, "
+        f"at every position ({ids[0]} is the first): they are left out"
+    )
+
+
 def find_noise(subject: Subject, variant: Variant, batch: int) -> Subject:
     """Find ids without a score, and whether random numbers are drawn."""
     tokens = subject.draw(batch, 7)
     first, again = (variant.scores(tokens, seed=1) for _ in "ab")
     other = variant.scores(tokens, seed=2)
-    hidden = (first < NEVER).flatten(0, 1).all(0)
-    if hidden.any() and not hidden.all():
-        ids = tuple(hidden.nonzero().flatten().tolist())
-        subject = replace(subject, hidden=ids).noted(
-            f"the scores of {len(ids)} ids are minus infinity, or as good as, "
-            f"at every position ({ids[0]} is the first): they are left out"
-        )
+    subject = _without_hidden(subject, first)
     if not first.equal(again) or first.equal(other):
         return subject
     before = random_states()

@@ -39,6 +39,9 @@ def unwrapped(model: Any) -> Any:
             return model
 
 
+AS_FUNCTION = "or a function of the ids: lambda ids: model(ids)"
+
+
 def require_module(model: nn.Module) -> None:
     """Refuse a module without weights, lines or modes of its own."""
     name = type(model).__name__
@@ -53,7 +56,7 @@ def require_module(model: nn.Module) -> None:
     if any(isinstance(part, traced) for part in parts):
         raise UnusableModel(
             f"{name} is traced, and a trace keeps neither modes nor "
-            f"gradients: give the model before torch.jit.trace"
+            f"gradients: give the model before torch.jit.trace, {AS_FUNCTION}"
         )
     for tensor, value in chain(
         model.named_parameters(), model.named_buffers()
@@ -69,7 +72,7 @@ def require_module(model: nn.Module) -> None:
     except NotImplementedError as error:  # as torch.export's modules do
         raise UnusableModel(
             f"{name} has no train and eval mode ({sentence(error)}): give "
-            f"the model before torch.export"
+            f"the model before torch.export, {AS_FUNCTION}"
         ) from None
 
 
@@ -375,6 +378,11 @@ def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return getattr(model, CASTS[dtype])()
 
 
+def is_mapped() -> bool:
+    """Whether vmap runs: no number can be read there."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
 @contextmanager
 def hooked(
     modules: Iterable[nn.Module],
@@ -389,8 +397,8 @@ def hooked(
     def guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(hook)
         def run(*given: Any) -> Any:
-            if torch._C._functorch.maybe_current_level() is not None:
-                return None  # inside vmap no number can be read
+            if is_mapped():
+                return None
             try:
                 return hook(*given)
             except AssertionError:  # ModelRaised, of a module it calls

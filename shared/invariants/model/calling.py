@@ -217,10 +217,11 @@ def caller_of(
                 f"{NEVER!r}, got {maker!r}"
             )
     makers: dict[str, Callable[[Tensor], Any]] = {}
-    for name, default in defaults.items():
-        if default is not inspect.Parameter.empty:
+    for name, parameter in parameters.items():
+        if parameter.default is not inspect.Parameter.empty:
             continue
-        maker = theirs.get(name, maker_of(name) or required(name))
+        usual = maker_of(name) or required(name, parameter)
+        maker = theirs.get(name, usual)
         if callable(maker) and (name in taken or maker_of(name)):
             makers[name] = maker
     return Caller(

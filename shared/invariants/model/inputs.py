@@ -13,6 +13,7 @@ given, and no gap in what is tried, are
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from ..stances import FLEX
 
 Make = Callable[[Tensor], Any]  # from tokens (batch, time) to an argument
 
@@ -57,6 +60,7 @@ CAUSAL = re.compile(r"(is_|use_)?causal(_mask)?|bidirectional|is_decoder")
 NEVER = "never"  # the user's word for an argument that is never given
 USERS, FLAGS = "an argument of the user's", "a flag"
 FOUR_AXES, PADDING = "a mask of four axes", "a mask of another name"
+BLOCKS = "a BlockMask"  # of FlexAttention
 MASK = "attention_mask"
 SHOWN = {  # by a mask, as shares of the length
     "a full": (0.0, 1.0),
@@ -147,6 +151,21 @@ def _added(tokens: Tensor) -> Tensor:
     )
 
 
+def blocks(documents: Tensor) -> Any:
+    """Return a BlockMask: causal, within documents of some ids (time,)."""
+
+    def mask_mod(row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (q >= k) & (documents[q] == documents[k])
+
+    sizes = None, None, *[len(documents)] * 2
+    make = sys.modules[FLEX].create_block_mask
+    return make(mask_mod, *sizes, device=documents.device)
+
+
+def _blocks(tokens: Tensor) -> Any:
+    return blocks(torch.zeros_like(tokens[0]))
+
+
 def _states(width: int, tokens: Tensor) -> Tensor:
     count = len(tokens) * 3 * width
     states = torch.linspace(-1, 1, count, device=tokens.device).sin()
@@ -171,6 +190,7 @@ KINDS: dict[str, tuple[str, tuple[Make, ...]]] = {
     "labels": (r"targets?|labels|y", (labels,)),
     PADDING: (r"(?!encoder_|\w*head)\w*mask", ()),
     FOUR_AXES: (MASK, (_four_axes,)),
+    BLOCKS: (r"\w*block_?masks?", ()),
     "states of an encoder": (r"encoder_hidden_states", ()),
     FLAGS: ("", ()),
     USERS: ("", ()),
@@ -178,8 +198,17 @@ KINDS: dict[str, tuple[str, tuple[Make, ...]]] = {
 WIDTHS = "hidden_size", "d_model", "n_embd"
 
 
-def required(name: str) -> Make | None:
+def takes_blocks(name: str, parameter: inspect.Parameter) -> bool:
+    """Whether an argument is a BlockMask, by its name or annotation."""
+    named = re.fullmatch(KINDS[BLOCKS][0], name)
+    said = "BlockMask" in str(parameter.annotation)
+    return FLEX in sys.modules and (said or bool(named))
+
+
+def required(name: str, parameter: inspect.Parameter) -> Make | None:
     """Return how an argument without a default is made, if it is known."""
+    if takes_blocks(name, parameter):
+        return _blocks
     for kind, (names, _) in KINDS.items():
         if kind in ("positions", "segments", "documents") and re.fullmatch(
             names, name
@@ -217,6 +246,9 @@ def inputs_of(
                 words = f"{name}={flag}"
                 yield Input(name, FLAGS, words, make, own=own)
             continue
+        if takes_blocks(name, parameter):
+            make = partial(named, (name,), _blocks)
+            yield Input(name, BLOCKS, name, make, own=own)
         for kind, (names, makes) in KINDS.items():
             if not names or not re.fullmatch(names, name):
                 continue
@@ -280,12 +312,13 @@ def _flags(name: str, parameter: inspect.Parameter) -> list[bool] | None:
 
 def _masks(name: str, own: bool) -> Iterator[Input]:
     """Yield masks of a name that does not say what they hide."""
-    for form, hides in enumerate((False, True)):
+    # behind form 0, a BlockMask
+    for form, hides in enumerate((False, True), 1):
         for how, visible in SHOWN.items():
             make = partial(named, (name,), partial(_padding, visible, hides))
             words = f"{how} {name}"
             yield Input(name, PADDING, words, make, form, own, visible)
-    for form, each in enumerate((_earlier, _later, _added, _four_axes), 2):
+    for form, each in enumerate((_earlier, _later, _added, _four_axes), 3):
         make = partial(named, (name,), each)
         yield Input(name, PADDING, name, make, form, own)
 

@@ -29,9 +29,11 @@ FEW = 8  # tokens of a long text that are changed alone, in a heavy model
 
 
 def explain(leak: Leak, proof: Proof) -> AssertionError:
-    """Return the failure, in one sentence; its map is a note.
+    """Return the failure; its map is a note.
 
-    The proof names the lines that let a later token through.
+    Its first sentence says which position sees which token, and the line that
+    lets it through, which the proof knows; the smallest case, the rounding
+    and the way follow, each after a semicolon.
     """
     variant = leak.trial.variant
     with variant.subject.budget.overtime():
@@ -44,20 +46,13 @@ def _explained(leak: Leak, proof: Proof) -> AssertionError:
     time = trial.time
     differing = (base != changed).nonzero().flatten().tolist()
     token, last = differing[0], differing[-1]
-    what = (
-        f"sees token {token}: at length {time}, changing token {token} from "
-        f"{int(base[token])} to {int(changed[token])}"
-    )
-    if token != last:
-        what = (
-            f"sees the tokens from {token} on: at length {time}, redrawing "
-            f"tokens {token} to {last}"
-        )
-    text = (
-        f"position {leak.position} {what} moves the scores of position "
-        f"{leak.position} by {leak.size:.2g} ({leak.dtype}"
-        f"{variant.conditions}; rounding there is {leak.noise:.1g})"
-    )
+    one = token == last
+    what = f"token {token}" if one else f"the tokens from {token} on"
+    case = f"token {token} changed from {base[token]} to {changed[token]}"
+    if not one:
+        case = f"tokens {token} to {last} drawn anew"
+    if time <= SHORT:
+        case += f" in the ids {' '.join(map(str, base.tolist()))}"
     line = None
     with suppress(Exception):  # a model may need what a mode takes away
         line = first_in_two_texts(
@@ -70,17 +65,23 @@ def _explained(leak: Leak, proof: Proof) -> AssertionError:
             leak.position + 1,
             floor_of(getattr(torch, leak.dtype)) * leak.noise / leak.size,
         )
-        text += f"; first seen at {line}" if line is not None else ""
+    first = f"first seen at {line}" if line is not None else ""
+    parts = [case, f"rounding there is {leak.noise:.1g} ({leak.dtype})"]
+    where = first
     if proof.culprit is not None:
-        way = f" (way: {proof.way})" if proof.way else ""
-        text += f"; let through at {proof.culprit}{way}"
+        where = f"{proof.culprit} lets {'it' if one else 'them'} through"
+        parts += [first] * bool(first) + [f"way: {proof.way}"]
         if _shares_a_scale(proof.culprit):
-            text += (
-                ": one scale of the activations is taken over all tokens of "
-                "all rows; a scale for each token lets none through"
+            parts.insert(
+                0,
+                "one scale of the activations is taken over all tokens of "
+                "all rows: a scale for each token lets none through",
             )
-    if time <= SHORT:
-        text += f"; the input ids were {' '.join(map(str, base.tolist()))}"
+    where += ", " if where else ""
+    text = (
+        f"position {leak.position} sees {what}: {where}at length {time}, by "
+        f"{leak.size:.2g}{variant.conditions}; {'; '.join(parts)}"
+    )
     at = proof.culprit or (line and line.place)
     error = Leaked(
         text,
