@@ -79,9 +79,9 @@ WEIGHT_TRANSFER = {
 # How this style writes a step of a forward pass, where styles differ.
 STEPS = {
     "token": "The line multiplies the row by the root of the width, d_model, "
-    "as the paper 'Attention Is All You Need' does. The loader of GPT-2 "
-    "checkpoints divides their rows by sqrt(d_model) before storing them in "
-    "`lut`; multiplying here undoes that.",
+    "as the paper 'Attention Is All You Need' does. A file of GPT-2's "
+    "weights expects no such factor, so loading it divides the rows of the "
+    "table, `lut`, by sqrt(d_model); multiplying here undoes that.",
     "position": "`pe` is a buffer, which training does not change. In this "
     "run it holds sines and cosines.",
     "learned_position": "`pe` is a buffer, which training does not change. "

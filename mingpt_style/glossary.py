@@ -29,8 +29,8 @@ CHOICES = {
     "attention": "Query, key and value come from one matrix. One call of "
     "PyTorch's scaled_dot_product_attention masks, takes the softmax and "
     "mixes the values; it never returns the probabilities.",
-    "feed_forward": "The config names the activation; the default is GELU. "
-    "Dropout comes last.",
+    "feed_forward": "The config names the activation; the default is GELU "
+    "by tanh. Dropout comes last.",
     "block": "Block.forward has two lines that add to x; each first "
     "normalises the input of the part that it calls. The norm is "
     "nn.LayerNorm, which divides by sqrt(variance + eps); eps avoids a "
@@ -59,7 +59,7 @@ WEIGHT_TRANSFER = {
         "lm_head may be wte itself",
         "tied where the config says so",
     ),
-    "activation": ("GELU by default", "takes the config's"),
+    "activation": ("GELU by tanh by default", "takes the config's"),
 }
 
 # How this style writes a step of a forward pass, where styles differ.

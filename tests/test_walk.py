@@ -355,8 +355,13 @@ const [top, end] = [first.offsetHeight, box.clientHeight]
   .map(n => n + box.scrollTop);
 const seen = [first, ...lines.filter(e => e.offsetTop >= top
   && e.offsetTop < end)].map(e => e.textContent).join("");
+// the first of the scrolled lines is whole, and every line of the step seen
+const whole = lines.some(e => e.offsetTop === top);
+const away = lines.filter(e => e.matches(".lit, .named") &&
+  (e.offsetTop < top || e.offsetTop + e.offsetHeight > end));
 return [...side.querySelectorAll(".walk-remark code")]
-  .map(e => e.textContent).filter(name => !seen.includes(name));
+  .map(e => e.textContent).filter(name => !seen.includes(name))
+  .concat(whole ? [] : ["a cut line"], away.map(e => e.textContent));
 """
 
 
@@ -388,6 +393,7 @@ def test_arrow_keys_and_buttons_go_step_by_step(browser, page):
     line = "annotated/embedding.py:29 self.lut(x) * math.sqrt(self.d_model)"
     assert place == line
     assert "self.transformer.wte(idx)" in lit(browser, "right")[0]
+    browser.look_at(browser.one("#walk-title"))
     browser.one("#walk-title").click()
     press(browser, "ARROW_RIGHT")  # over the step of one side alone
     assert at(browser).startswith("step 2 of ")
@@ -472,6 +478,14 @@ def test_text_map_and_buttons_are_in_one_view(browser, page):
     assert 0 <= browser.top(".walk-bar") < 60
     tiles = browser.all("#walk-tokens button")
     assert min(tile.size["height"] for tile in tiles) >= 32
+    for number in range(1, len(KINDS)):
+        browser.open(page, width=390, at=f"step-{number}")
+        browser.wait_for_focus("#walk-title")
+        for side in ("left", "right"):
+            assert browser.js(UNSEEN, side) == [], number
+        if number == 7:  # the line that makes the mask None
+            line = browser.one("#walk-right .walk-source:not([hidden]) .named")
+            assert "mask, is_causal = None, True" in line.text
     for width in (1280, 1440, 1920):  # no line of a source is cut
         browser.open(page, width=width, at="step-7")
         browser.one("#walk-all").click()
@@ -560,8 +574,15 @@ def test_a_token_is_followed_through_all_steps(browser, page):
     press(browser, "ARROW_RIGHT")  # a step of one's own is a pause
     assert button.text == "Play"
     assert at(browser).startswith("step 4 of ")
-    browser.driver.switch_to.active_element.send_keys("p")
+    browser.js("scrollTo({top: 0, behavior: 'instant'});"
+               "document.getElementById('walk-layer').focus()")  # fmt: skip
+    browser.driver.switch_to.active_element.send_keys("p")  # chooses nothing
     assert button.text == "Pause"
+    assert 0 <= browser.top("#walk-title") < 450
+    browser.js("scrollBy({top: 900, behavior: 'instant'})")
+    browser.js("document.getElementById('walk-on').click()")
+    assert 0 <= browser.top("#walk-title") < 450
+    button.click()
     browser.js("document.getElementById('walk-play').click()")
     assert button.text == "Play"
 
@@ -622,7 +643,15 @@ def test_a_cell_s_score_is_worked_out(browser, page):
         press(browser, "ARROW_LEFT")
         said = browser.one("#walk-left .walk-work").text
         assert "mask" not in said
-        assert ("is the probability 0." in said) == (step == 8)
+        taken = re.search(
+            r"exp.* = (\S+), divided by (\S+), .* probability (0\S+)\.$", said
+        )
+        assert bool(taken) == (step == 8)
+        if taken:
+            weight, total, share = map(float, taken.groups())
+            whole = (q[8] @ k[:9].T / 32**0.5).exp().sum()
+            assert total == pytest.approx(float(whole), rel=1e-3)
+            assert weight / total == pytest.approx(share, rel=5e-3)
         press(browser, "ARROW_RIGHT")
     browser.js("location.hash = 'step-9'")
     browser.wait_for_focus("#walk-title")
@@ -673,7 +702,7 @@ def test_layer_and_token_are_chosen(browser, page):
     assert browser.one("#walk-token").get_attribute("value") == "3"
     assert numbers().startswith('3 “"” attends (looks) most to ')
     said = browser.one("#walk-left .walk-cell")
-    assert said.text.startswith("To read a cell, point at it")
+    assert said.text.startswith("Choose a cell, or use the arrow keys")
     cell(6, 5).perform()
     words = r"“·used” attends to “·is”: (0\.\d\d)"
     share = re.fullmatch(words, said.text)[1]

@@ -28,7 +28,8 @@ GROUPS = {
         "feed-forward": (
             "widen", "activation", "narrow", "residual_feed_forward",
         ),
-        "head": ("last_norm", "logits", "log_probs"),
+        "last norm": ("last_norm",),
+        "head": ("logits", "log_probs"),
     }.items()
     for kind in kinds
 }  # fmt: skip

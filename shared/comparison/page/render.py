@@ -74,11 +74,12 @@ def render_page(
     influence = influence_data(pair.models, tokens)
     return fill(
         "page.html",
-        ["page.js", "walk.js"],
+        ["walk.js", "page.js"],
         comparison=comparison,
         too_far=lambda apart: bound is not None and not apart <= bound,
         config=config,
         names=comparison.styles,
+        abouts=[(s.__doc__ or "").partition("\n")[0] for s in styles],
         text=text,
         weights=visible(comparison.weights),
         walk=walk,

@@ -18,13 +18,13 @@ SIGN = "\u00d7"  # between the numbers of a shape
 
 
 def unused_parts(pair: Pair) -> tuple[set[str], set[str]]:
-    """Return for each style the modules that its model runs without."""
+    """Return for each style the classes that its model has no object of."""
     left, right = (
         {
             part.__qualname__
             for parts in style.COMPONENTS.values()
             for part in parts
-            if isinstance(part, type) and issubclass(part, nn.Module)
+            if isinstance(part, type)
             if not any(isinstance(module, part) for module in model.modules())
         }
         for style, model in zip(pair.styles, pair.models, strict=True)

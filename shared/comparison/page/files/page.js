@@ -1,11 +1,5 @@
-"use strict";
 // Draws the maps from the numbers in the page, and highlights names that
 // correspond. No framework; text is only ever set as text.
-const data = JSON.parse(document.getElementById("data").textContent);
-const byId = (id) => document.getElementById(id);
-
-const bytes = (base64) =>
-  Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
 
 // One byte for the size of a number: 1e-20 is 1, 1e5 and NaN are 255.
 const size = (code) => (code ? 10 ** (-20 + ((code - 1) * 25) / 254) : 0);
@@ -14,37 +8,6 @@ const sizes = (base64) => Float32Array.from(bytes(base64), size);
 const brief = (x) => (x === 0 ? "0" : x.toExponential(0));
 const token = (i) => `${i} \u201c${data.tokens[i]}\u201d`;
 
-// Colours are three numbers in the style sheet, so that themes can change
-// them.
-function colour(name) {
-  const style = getComputedStyle(document.documentElement);
-  return style.getPropertyValue(name).trim().split(" ").map(Number);
-}
-
-function paint(canvas, time, level, early) {
-  const low = colour("--map-none");
-  const full = colour(
-    canvas.id.endsWith("left") ? "--map-left" : "--map-right");
-  const leak = colour("--map-leak");
-  canvas.width = canvas.height = time;
-  const context = canvas.getContext("2d");
-  const image = context.createImageData(time, time);
-  for (let i = 0; i < time; i++)
-    for (let j = 0; j < time; j++) {
-      const share = level(i * time + j);
-      const to = early && j > i ? leak : full;
-      const at = 4 * (i * time + j);
-      for (let k = 0; k < 3; k++)
-        image.data[at + k] = low[k] + (to[k] - low[k]) * share;
-      image.data[at + 3] = 255;
-    }
-  context.putImageData(image, 0, 0);
-}
-
-// From ten to the minus decades (pale) to one; nothing only for exactly 0.
-const logarithmic = (x, decades) =>
-  x === 0 ? 0 : Math.min(1, Math.max(0.08, 1 + Math.log10(x) / decades));
-
 // Point at a cell, or walk with the arrow keys: tell(row, column).
 function explore(canvas, time, tell) {
   let at = [0, 0];
@@ -52,14 +15,10 @@ function explore(canvas, time, tell) {
     at = [row, column].map((n) => Math.min(time - 1, Math.max(0, n)));
     tell(...at);
   };
-  canvas.addEventListener("pointermove", (event) => {
-    const box = canvas.getBoundingClientRect();
-    go(Math.floor(((event.clientY - box.top) / box.height) * time),
-      Math.floor(((event.clientX - box.left) / box.width) * time));
-  });
+  for (const kind of ["pointermove", "click"])  // a touch does not move
+    canvas.addEventListener(kind, (event) => go(...cellAt(event, time, time)));
   canvas.addEventListener("keydown", (event) => {
-    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1],
-      ArrowRight: [0, 1] }[event.key];
+    const step = ARROWS[event.key];
     if (!step) return;
     event.preventDefault();
     go(at[0] + step[0], at[1] + step[1]);
@@ -70,13 +29,16 @@ function explore(canvas, time, tell) {
   const { time, largest } = data.influence;
   const sides = ["left", "right"];
   const maps = sides.map((side) => sizes(data.influence[side]));
-  // Rounding is nothing; a position seen too early must not be overlooked.
-  const influence = (share, i) =>
-    share < 1e-12 ? 0
-      : Math.max(logarithmic(share, 4), i % time > i / time ? 0.5 : 0);
-  const draw = () => sides.forEach((side, n) =>
-    paint(byId(`influence-${side}`), time,
-      (i) => influence(maps[n][i] / (largest[n] || 1), i), true));
+  // On a logarithmic scale down to 1e-4. Rounding is nothing; a position seen
+  // too early must not be overlooked.
+  const influence = (share, early) => share < 1e-12 ? 0
+    : Math.min(1, Math.max(early ? 0.5 : 0.08, 1 + Math.log10(share) / 4));
+  const draw = () => sides.forEach((side, n) => {
+    const [full, leak] = [colour(`--map-${side}`), colour("--map-leak")];
+    fillCells(byId(`influence-${side}`), time, time, (i, j) =>
+      [j > i ? leak : full,
+        influence(maps[n][i * time + j] / (largest[n] || 1), j > i)]);
+  });
   draw();
   for (const query of ["(prefers-color-scheme: dark)", "print"])
     matchMedia(query).addEventListener("change", draw);

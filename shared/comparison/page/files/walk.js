@@ -1,13 +1,49 @@
+"use strict";
+const byId = (id) => document.getElementById(id);
+const data = JSON.parse(byId("data").textContent);
+const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1],
+  ArrowRight: [0, 1] };
+
+function bytes(base64) {
+  return Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
+}
+
+// Three numbers in the style sheet, so that themes can change them.
+function colour(name) {
+  const style = getComputedStyle(document.documentElement);
+  return style.getPropertyValue(name).trim().split(" ").map(Number);
+}
+
+// The row and the column of a map that an event is in.
+function cellAt(event, rows, columns) {
+  const box = event.currentTarget.getBoundingClientRect();
+  return [(event.clientY - box.top) / box.height * rows,
+    (event.clientX - box.left) / box.width * columns].map(Math.floor);
+}
+
+// Each cell in the colour and the strength that cell(row, column) returns; a
+// cell without is left blank.
+function fillCells(canvas, rows, columns, cell) {
+  const paper = colour("--map-none");
+  [canvas.width, canvas.height] = [columns, rows];
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(columns, rows);
+  for (let pixel = 0; pixel < rows * columns; pixel++) {
+    const [to, share] = cell(Math.floor(pixel / columns), pixel % columns) ?? [];
+    if (to) image.data.set([...paper.map((x, k) => x + (to[k] - x) * share), 255],
+      4 * pixel);
+  }
+  context.putImageData(image, 0, 0);
+}
+
 // Goes through a forward pass: one step at a time, its text, its line in both
 // sources, a map of its values and, for one token, some of its numbers.
 function startWalk(walk) {
   let { steps, maps, columns, following, tokens, pieces } = walk;
-  const byId = (id) => document.getElementById(id);
   const sides = ["left", "right"].map((side) => byId(`walk-${side}`));
   const items = steps.map((step) => byId(`step-${step.name}`));
   const count = steps.filter((step) => /\d$/.test(step.name)).length;
-  const square = (step) =>
-    ["scores", "mask", "probabilities"].includes(step.kind);
+  const square = ({ kind }) => ["scores", "mask", "probabilities"].includes(kind);
   const ofTokens = (step) => ["logits", "log_probs"].includes(step.kind);
   // Equal tokens are told apart by their positions.
   const again = (token) =>
@@ -19,23 +55,21 @@ function startWalk(walk) {
   const shown = [null, null];  // the map of each side
   const charts = [...document.querySelectorAll(".bars")];
   let [heat, keep] = [10, 21];  // tenths; one more than are drawn is all
-  let at = 0;
-  let timer = 0;
+  let [at, timer] = [0, 0];
   let column = 4;  // of the square's cell whose score is worked out
 
   // A map, or of a square the part that one head has.
   function decode(number, head) {
     const [all, read, heads, total] = columns[number];
-    const bytes = Uint8Array.from(atob(maps[number]), (c) => c.charCodeAt(0));
-    const rows = bytes.length / (all + 4 * read);
+    const data = bytes(maps[number]);
+    const rows = data.length / (all + 4 * read);
     const width = head === null ? all : rows;
     const from = head === null ? 0 : head * rows;
-    const numbers = new Float32Array(bytes.slice(rows * all).buffer);
+    const numbers = new Float32Array(data.slice(rows * all).buffer);
     return { rows, width, heads, total, square: head !== null,
-      level: (i, j) => bytes[i * all + from + j],
-      row: (i) => Array.from(head === null
-        ? numbers.subarray(i * read, (i + 1) * read)
-        : numbers.subarray(i * read + from, i * read + from + rows)) };
+      level: (i, j) => data[i * all + from + j],
+      row: (i) => [...numbers.subarray(i * read + from).subarray(0,
+        head === null ? read : rows)] };
   }
 
   // Negative numbers in one colour, positive ones in the other, 0 as paper;
@@ -44,27 +78,15 @@ function startWalk(walk) {
   function paint(canvas, map, weights) {
     const each = map.width / map.heads;
     const apart = !map.square && map.heads > 1 && Number.isInteger(each);
-    canvas.width = map.width + (apart ? map.heads - 1 : 0);
-    canvas.height = map.rows;
-    const style = getComputedStyle(document.documentElement);
-    const [paper, below, above] = ["none", "left", "right"].map((name) =>
-      style.getPropertyValue(`--map-${name}`).trim().split(" ").map(Number));
-    const context = canvas.getContext("2d");
-    const image = context.createImageData(canvas.width, canvas.height);
-    for (let i = 0; i < map.rows; i++)
-      for (let j = 0; j < map.width; j++) {
-        let level = map.level(i, j);
-        if (weights && j > i && level === 128) level = 0;
-        const share = level ? (level - 128) / 127 : 0;
-        const to = share < 0 ? below : above;
-        const column = j + (apart ? Math.floor(j / each) : 0);
-        const pixel = 4 * (i * canvas.width + column);
-        for (let k = 0; k < 3; k++)
-          image.data[pixel + k] = paper[k] +
-            (to[k] - paper[k]) * Math.sqrt(Math.abs(share));
-        image.data[pixel + 3] = level ? 255 : 0;
-      }
-    context.putImageData(image, 0, 0);
+    const [below, above] = [colour("--map-left"), colour("--map-right")];
+    const width = map.width + (apart ? map.heads - 1 : 0);
+    fillCells(canvas, map.rows, width, (i, column) => {
+      if (apart && column % (each + 1) === each) return null;
+      const j = column - (apart ? Math.floor(column / (each + 1)) : 0);
+      const level = map.level(i, j);
+      if (!level || (weights && j > i && level === 128)) return null;
+      return [level < 128 ? below : above, Math.sqrt(Math.abs(level - 128) / 127)];
+    });
   }
 
   const written = (x, digits = 4) => Number.isNaN(x) ? "NaN"
@@ -116,10 +138,11 @@ function startWalk(walk) {
     const made = steps.findLast((other, i) => i <= at && other.factors.length);
     const [query, key, factor] = made?.factors[layer]?.[index] ?? [];
     if (query === undefined) return "No two stored values give these scores.";
+    const head = Math.min(chosen("head"), columns[query][2] - 1);
     const part = (number, position) => {
-      const { heads, row } = decode(number, null);
-      const [all, head] = [row(position), Math.min(chosen("head"), heads - 1)];
-      return all.slice(all.length / heads * head, all.length / heads * (head + 1));
+      const all = decode(number, null).row(position);
+      const width = all.length / columns[number][2];
+      return all.slice(width * head, width * (head + 1));
     };
     const [q, k] = [part(query, row), part(key, column)];
     const dot = q.reduce((sum, x, i) => sum + x * k[i], 0);
@@ -129,17 +152,39 @@ function startWalk(walk) {
       : ` \u00d7 ${written(factor)}`;
     const score = written(dot * factor);
     const told = map.row(row)[column];
+    const sum = decode(made.maps[layer][index], head).row(row).reduce((sum, x, j) =>
+      sum + (map.row(row)[j] && Math.exp(x)), 0);
     const masked = column > row && (step.kind === "probabilities"
       ? told === 0 : told < dot * factor - 100);
-    return `q\u00b7k of ${quoted(row)} (query) and ${quoted(column)} (key):\n` +
-      q.map((x, i) => `${two(x)}\u00d7${two(k[i])}`).join(" + ") +
+    return `q\u00b7k of ${quoted(row)} (query) and ${quoted(column)} (key), ` +
+      "its factors rounded to 2 decimals:\n" +
+      q.map((x, i) => `${two(x)}\u00d7${two(k[i])}`).join(" +\u00a0") +
       ` = ${written(dot)}\n` +
       (scaled && `q\u00b7k${scaled} = ${written(dot)}${scaled} = ${score}\n`) +
       (masked ? `The mask hides this score, as ${quoted(column)} comes later: ` +
         `${step.kind === "mask" ? "it becomes" : "its probability is"} ${written(told)}.`
         : step.kind !== "probabilities" ? ""
-        : `exp(${score}), divided by the sum of exp over row ${row}, is ` +
-          `the probability ${written(told, 3)}.`);
+        : `exp(${score}) = ${written(Math.exp(dot * factor))}, divided by ` +
+          `${written(sum)}, the sum of exp over row ${row}, is the ` +
+          `probability ${written(told, 3)}.`);
+  }
+
+  // Scroll to the lit lines: a whole line comes first, below the signature
+  // that stays in place.
+  function showLines(box, lines) {
+    const isLit = (line) => line.matches(".lit, .named");
+    const pre = box.firstElementChild.style;
+    pre.paddingBottom = box.scrollTop = 0;
+    const [first, last] = [lines.find(isLit), lines.findLast(isLit)];
+    if (!first) return;  // in print
+    const pinned = lines[0].matches(".brief") ? lines[0].offsetHeight : 0;
+    const room = box.scrollHeight - box.clientHeight;
+    const least = last.offsetTop + last.offsetHeight - box.clientHeight;
+    const top = least <= 0 ? 0 : Math.max(least, Math.min(
+      first.offsetTop - pinned, last.offsetTop - box.clientHeight / 2, room));
+    const start = lines.map((line) => line.offsetTop - pinned).find((n) => n >= top);
+    pre.paddingBottom = `${Math.max(0, start - room)}px`;
+    box.scrollTop = start;
   }
 
   function showSide(index, step, layer, token, item) {
@@ -154,16 +199,20 @@ function startWalk(walk) {
     side.querySelectorAll(".walk-source").forEach((source, number) => {
       source.hidden = !place || number !== place[0];
       if (source.hidden) return;
-      const box = source.querySelector(".cell");
-      for (const line of source.querySelectorAll(".line")) {
-        const number = Number(line.dataset.line);
-        const lit = number >= place[1] && number <= place[2];
-        line.classList.toggle("lit", lit);
-        if (number !== place[2]) continue;
-        const high = line.offsetHeight;  // from the top where the line fits
-        box.scrollTop = line.offsetTop + high <= box.clientHeight ? 0
-          : high * Math.round((line.offsetTop - box.clientHeight / 2) / high);
+      const lines = [...source.querySelectorAll(".line")];
+      const numbered = (line) => Number(line.dataset.line);
+      // of the remark's names, the last lines before that assign them
+      const named = Array.from(side.querySelectorAll(".walk-remark code"),
+        ({ textContent: name }) => /^\w+$/.test(name) && lines.findLast((line) =>
+          numbered(line) < place[1] && !line.matches(".fold") &&
+          RegExp(`^[\\s\\w,]*\\b${name}\\b[\\w, ]* = `).test(line.textContent)));
+      for (const line of lines) {
+        line.classList.toggle("named", named.includes(line));
+        line.classList.toggle("lit",
+          numbered(line) >= place[1] && numbered(line) <= place[2]);
       }
+      showLines(source.querySelector(".cell"),
+        lines.filter((line) => line.checkVisibility()));
     });
     const number = step.maps[layer][index];
     const map = shown[index] = number === null ? null : decode(number,
@@ -180,8 +229,8 @@ function startWalk(walk) {
     label(below, map.square ? map.rows : 0, token, false);
     side.querySelector(".walk-map").style.setProperty("--rows", map.rows);
     side.querySelector(".walk-map").classList.toggle("square", map.square);
-    const colours =
-      `blue: above 0; ${dark.matches ? "orange" : "brown"}: below 0. `;
+    const colours = `blue: above 0; ${dark.matches ? "orange" : "brown"}: below 0; ` +
+      "the stronger, the further from 0. ";
     side.querySelector("figcaption").textContent = map.square
       ? "A row is the position that looks, a column the position looked at; " +
         (step.kind === "probabilities" ? "the stronger the blue, the larger. "
@@ -193,20 +242,16 @@ function startWalk(walk) {
           ? `${map.heads} heads side by side.` : map.width < map.total
           ? `${map.width} of ${map.total} columns are shown, evenly spaced.` : "");
     const row = Math.min(token, map.rows - 1);
-    const mark = side.querySelector(".field i").style;
-    mark.top = `${100 * row / map.rows}%`;
-    mark.height = `${100 / map.rows}%`;
-    const cell = side.querySelector(".field b");
+    const [mark, cell] = side.querySelectorAll(".field i, .field b");
+    const [height, top, left] = [1, row, column].map((n) => `${100 * n / map.rows}%`);
     cell.hidden = !map.square;
-    Object.assign(cell.style, { top: mark.top, height: mark.height,
-      width: mark.height, left: `${100 * column / map.rows}%` });
+    Object.assign(mark.style, { top, height });
+    Object.assign(cell.style, { top, height, width: height, left });
     side.querySelector(".walk-work").textContent =
       map.square ? workOut(step, map, index, layer, row) : "";
-    side.querySelector(".walk-numbers").textContent =
-      numbersOf(step, map, row);
-    side.querySelector(".walk-cell").textContent =
-      map.square ? "To read a cell, point at it; click it, or use the arrow keys in " +
-        "the map, to work its score out." : "";
+    side.querySelector(".walk-numbers").textContent = numbersOf(step, map, row);
+    side.querySelector(".walk-cell").textContent = !map.square ? ""
+      : "Choose a cell, or use the arrow keys: its score is worked out.";
   }
 
   // The likeliest next tokens as bars. The weight of an id is the exponential
@@ -217,8 +262,7 @@ function startWalk(walk) {
     const all = keep > 20 || keep > drawn;
     const rows = following.rows[token].map(([id, score], rank) =>
       ({ id, weight: Math.exp(score / heat * 10), rank }));
-    const top = rows.slice(0, drawn);
-    const [next] = rows.slice(drawn);
+    const [top, [next]] = [rows.slice(0, drawn), rows.slice(drawn)];
     const rest = all ? Math.exp(following.rests[token][heat - 1]) : 0;
     for (const row of top) if (!all && row.rank >= keep) row.weight = 0;
     const known = next && top.find((row) => row.id === next.id);
@@ -226,17 +270,14 @@ function startWalk(walk) {
     const total = top.reduce((sum, row) => sum + row.weight, rest);
     const most = top[0].weight / total;
     const bar = (name, share, marked) => {
-      const [item, piece, field, fill, percent] =
-        ["li", "span", "span", "i", "span"].map((tag) =>
-          document.createElement(tag));
-      piece.className = "piece";
+      const item = charts[0].querySelector("template").content.cloneNode(true)
+        .firstElementChild;
+      const [piece, field, percent] = item.children;
       piece.textContent = name;
-      fill.style.width = `${Math.min(100, 100 * share / most)}%`;
-      field.append(fill);
+      field.firstChild.style.width = `${Math.min(100, 100 * share / most)}%`;
       percent.textContent = `${(100 * share).toFixed(1)} %` +
         (marked ? " \u2190 in the text" : "");
       item.className = marked ? "actual" : "";
-      item.append(piece, field, percent);
       return item;
     };
     const end = tokens.slice(Math.max(0, token - 4), token + 1).join("");
@@ -248,15 +289,13 @@ function startWalk(walk) {
       if (others) bars.push(bar(`${others} others`, rest / total, false));
       chart.querySelector("ol").replaceChildren(...bars);
       chart.querySelector(".bars-said").textContent =
-        `After token ${token}, where the text so far ends in ` +
-        `\u201c${end}\u201d:`;
+        `After token ${token}, where the text so far ends in \u201c${end}\u201d:`;
       const said = [(heat / 10).toFixed(1), all ? "all" : keep];
       [heat, keep].forEach((value, i) => {
         chart.querySelectorAll("input")[i].value = value;
         chart.querySelectorAll("output")[i].textContent = said[i];
       });
-      const last = steps[at].name === String(count);
-      chart.hidden = byId("walk").contains(chart) && !last;
+      chart.hidden = byId("walk").contains(chart) && steps[at].name !== `${count}`;
     }
   }
 
@@ -281,16 +320,13 @@ function startWalk(walk) {
     at = number;
     const step = steps[at];
     const item = items[at];
-    const fold = item.closest("details");
-    if (fold) fold.open = true;
+    item.closest("details")?.setAttribute("open", "");
     byId("walk-layer").disabled = step.layers.length < 2;
     byId("walk-head").disabled = !square(step);
-    const layer = Math.max(0, Math.min(chosen("layer"),
-      step.layers.length - 1));
+    const layer = Math.max(0, Math.min(chosen("layer"), step.layers.length - 1));
     const token = chosen("token");
     byId("walk-at").textContent = `step ${step.name} of ${count}`;
-    byId("walk-title").textContent =
-      item.querySelector(".walk-name").textContent ||
+    byId("walk-title").textContent = item.querySelector(".walk-name").textContent ||
       "A value that both sides compute";
     byId("walk-lesson").replaceChildren(...Array.from(item.querySelectorAll(
       ":scope > .lesson > :not(.remark)"), (part) => part.cloneNode(true)));
@@ -320,8 +356,7 @@ function startWalk(walk) {
     for (const other of items)
       other.toggleAttribute("aria-current", other === item);
     const list = document.querySelector(".walk-list");
-    if (list.scrollHeight > list.clientHeight)
-      list.scrollTop = item.offsetTop - list.clientHeight / 3;
+    list.scrollTop = item.offsetTop - list.clientHeight / 3;
     // disabled ones would lose the focus
     byId("walk-back").setAttribute("aria-disabled", beside(-1) === at);
     byId("walk-on").setAttribute("aria-disabled", beside(1) === at);
@@ -345,6 +380,13 @@ function startWalk(walk) {
     history.replaceState(null, "", `#step-${steps[at].name}`);
   }
 
+  // The step's beginning, where it is out of sight.
+  function reveal() {
+    const { top } = byId("walk-title").getBoundingClientRect();
+    if (top < 60 || top > innerHeight / 2)
+      byId("walk-stage").scrollIntoView({ behavior: "instant" });
+  }
+
   // A step a second, up to the last one; from there it begins again.
   function play(on) {
     clearInterval(timer);
@@ -354,6 +396,7 @@ function startWalk(walk) {
     }, 1000) : 0;
     byId("walk-play").textContent = on ? "Pause" : "Play";
     byId("walk-play").setAttribute("aria-pressed", String(on));
+    if (on) reveal();
     if (on && beside(1) === at) follow(0);
   }
 
@@ -385,6 +428,7 @@ function startWalk(walk) {
     byId(id).addEventListener("click", () => {
       play(false);
       follow(beside(way));
+      reveal();
     });
   byId("walk-play").addEventListener("click", () => play(!timer));
   for (const id of ["walk-layer", "walk-head", "walk-token", "walk-all"])
@@ -410,12 +454,7 @@ function startWalk(walk) {
   });
   for (const [index, side] of sides.entries()) {
     const canvas = side.querySelector("canvas");
-    const cell = (event) => {
-      const box = canvas.getBoundingClientRect();
-      return [(event.clientY - box.top) / box.height * shown[index].rows,
-        (event.clientX - box.left) / box.width * shown[index].width]
-        .map(Math.floor);
-    };
+    const cell = (event) => cellAt(event, shown[index].rows, shown[index].width);
     const tell = (place, choice) => {
       const pointed = place.map((n) =>
         Math.max(0, Math.min(tokens.length - 1, n)));
@@ -430,8 +469,7 @@ function startWalk(walk) {
       if (shown[index].rows === tokens.length) tell(cell(event), true);
     });
     canvas.addEventListener("keydown", (event) => {
-      const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1],
-        ArrowRight: [0, 1] }[event.key];
+      const move = ARROWS[event.key];
       if (!move || !shown[index].square) return;
       event.preventDefault();
       event.stopPropagation();
@@ -454,14 +492,15 @@ function startWalk(walk) {
     });
   }
   document.addEventListener("keydown", (event) => {
-    const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[
-      event.key];
+    const step = ARROWS[event.key]?.reduce((a, b) => a + b);
     const inside = byId("walk").contains(event.target);
     const sideways = /Left|Right/.test(event.key) &&
       event.target === document.body;
     if (event.altKey || event.ctrlKey || event.metaKey) return;
-    if (event.key.toLowerCase() === "p" && !event.target.closest("select"))
+    if (event.key.toLowerCase() === "p") {
+      event.preventDefault();  // no choice by first letter
       play(!timer);
+    }
     if (!step) return;
     play(false);
     if (!(inside || sideways) || event.target.closest("select, input, .cell")) return;
@@ -470,9 +509,7 @@ function startWalk(walk) {
     follow(beside(step),
       byId("walk-stage").getBoundingClientRect().top > 60);
   });
-  addEventListener("hashchange", () => {
-    if (linked() >= 0) go(linked(), true);
-  });
+  addEventListener("hashchange", () => linked() < 0 || go(linked(), true));
   dark.addEventListener("change", () => go(at, false));
   byId("walk-stage").hidden = false;
   if (following) byId("next").hidden = false;
@@ -485,5 +522,4 @@ function startWalk(walk) {
   });
 }
 
-const walkData = JSON.parse(document.getElementById("data").textContent).walk;
-if (walkData) startWalk(walkData);
+if (data.walk) startWalk(data.walk);
