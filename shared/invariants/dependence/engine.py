@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..places import Place
-from ..ranks import largest, on_any
+from ..ranks import current, largest, on_any
 from .codes import CODES, FREE, LONGEST, plain
 from .control import Control, changed
 from .losses import Compared
@@ -168,9 +168,12 @@ def control(
 
     check = Control(shadows)
     run.reset()
-    # DTensor plans, lru_cache keeps a table at the first call of a size
-    check.record(partial(run, targets=targets), tokens)
-    check.steps.clear()
+    # at the first call of a size lru_cache keeps a table, and DTensor plans
+    if current() is None:
+        run(tokens, targets)
+    else:
+        check.record(partial(run, targets=targets), tokens)
+        check.steps.clear()
     run.reset()
     check.record(partial(run, targets=targets), tokens)
     generator = torch.Generator().manual_seed(seed)
