@@ -131,7 +131,7 @@ def parse_target(target: str) -> tuple[str, str]:
             Path(target).read_text("utf-8") if Path(target).is_file() else ""
         )
         names = re.findall(r"^(?:def|class) ([A-Za-z]\w*)", text, re.MULTILINE)
-        names.sort(key=lambda name: not BUILDS.match(name))
+        names = _builders_first(names)
         known = f"; it has {', '.join(names[:5])}" if names else ""
         raise ValueError(
             f"{target} is a file: name its factory, as "
@@ -237,6 +237,10 @@ def _builders(module: ModuleType) -> list[str]:
             else inspect.isfunction(found) and _without_arguments(found)
         )
     ]
+    return _builders_first(names)
+
+
+def _builders_first(names: list[str]) -> list[str]:
     return sorted(names, key=lambda name: not BUILDS.match(name))
 
 

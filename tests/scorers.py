@@ -18,6 +18,24 @@ from small_gpt import GPT, VOCAB
 TIME = 32
 WINDOW, STRIDE, CHUNK = 16, 8, 8
 MARK, BOS = 16, 15
+# a user's file, with a sound scorer and one that reads ahead
+FILE = """
+import torch
+
+table = torch.randn(11, 11, generator=torch.Generator()).log_softmax(-1)
+
+
+def make():
+    return lambda tokens: table[tokens[:-1], tokens[1:]]
+
+
+def peek():
+    return lambda tokens: table[tokens[1:], tokens[1:]] + tokens.sum() / 1e4
+
+
+def raises():
+    return lambda tokens: 1 / 0
+"""
 
 
 @dataclass(frozen=True)

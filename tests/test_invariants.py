@@ -153,6 +153,13 @@ def test_nor_with_two_layers_and_all_the_time(model):
     is_accused_of_nothing(model, run(model))
 
 
+def test_names_that_are_imported_late_are_listed():
+    names = {}
+    exec("from gpt_duet.invariants import *", names)
+    assert names["check_model"] is check_model
+    assert "prove_causality" in dir(sys.modules["gpt_duet.invariants"])
+
+
 def test_every_check_explains_itself_and_has_models_that_break_it():
     for name, check in CHECKS.items():
         for part in ("Why:", "How:", "Reports:"):

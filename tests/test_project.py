@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from scorers import FILE
 
 from gpt_duet import Target, parametrize_with_checks
 from gpt_duet.invariants.checks import choose_checks
@@ -98,21 +99,8 @@ def test_arguments_of_the_call_are_made_as_the_file_says(project, duet):
     assert status == 1
 
 
-SCORERS = """
-import torch
-
-table = torch.randn(11, 11, generator=torch.Generator()).log_softmax(-1)
-
-def make():
-    return lambda tokens: table[tokens[:-1], tokens[1:]]
-
-def peek():
-    return lambda tokens: table[tokens[1:], tokens[1:]] + tokens.sum() / 1e4
-"""
-
-
 def test_a_scorer_is_one_more_target(project, duet):
-    (project / "perplexity.py").write_text(SCORERS)
+    (project / "perplexity.py").write_text(FILE)
     file, sizes = project / "pyproject.toml", "vocab-size = 11\nbos = 5\n"
     text = f"[tool.gpt-duet]\nscorer = 'perplexity:peek'\n{sizes}"
     file.write_text(f"{text}targets.'tiny:Tiny' = {{only = ['shape']}}\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scorers import MARK, SCORERS, TIME, one_pass, two_passes
+from scorers import FILE, MARK, SCORERS, TIME, one_pass, two_passes
 from small_gpt import VOCAB
 
 from gpt_duet import check_scorer
@@ -117,25 +117,6 @@ def test_files_of_another_text_are_refused(tmp_path):
         diff_scores(one_pass, file, [1, 2])
     with pytest.raises(ValueError, match="no tokens: give a text"):
         diff_scores(one_pass, two_passes)
-
-
-FILE = """
-import torch
-
-table = torch.randn(11, 11, generator=torch.Generator()).log_softmax(-1)
-
-
-def make():
-    return lambda tokens: table[tokens[:-1], tokens[1:]]
-
-
-def peek():
-    return lambda tokens: table[tokens[1:], tokens[1:]] + tokens.sum() / 1e4
-
-
-def raises():
-    return lambda tokens: 1 / 0
-"""
 
 
 @pytest.fixture

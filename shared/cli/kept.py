@@ -26,7 +26,7 @@ from ..files import write_atomically
 from ..invariants.report import CheckResult, Report
 
 FOLDER = ".gpt_duet_cache"  # in the current one; safe to remove
-# what the user types that does not change a result
+# options that change what is printed or written, and no result
 OF_OUTPUT = {"models", "--json", "--format", "--verbose", "--quiet"}
 OF_OUTPUT |= {"--fresh", "--debug"}
 START = time.time()  # of this process, or of the one it is forked from
@@ -45,7 +45,7 @@ Asked = dict[str, Any]  # a target and its settings, as data of JSON
 
 @dataclass
 class Seen:
-    """What a target's run has read."""
+    """The files and variables that a target's run has read."""
 
     paths: set[str] = field(default_factory=set)  # also of what is not there
     names: set[str] = field(default_factory=set)  # of variables
@@ -155,7 +155,7 @@ def find(asked: Asked | None) -> Report | None:
 
 
 def keep(asked: Asked, report: Report, seen: Seen) -> None:
-    """Keep a report of which all was tried, and nothing failed."""
+    """Keep a report whose checks ran whole, and none of them failed."""
     paths, names = sorted(seen.paths), sorted(seen.names)
     # a file that was changed since the start may be another than was read
     files = [os.stat(path) for path in paths if os.path.isfile(path)]

@@ -24,7 +24,7 @@ from .subject import Subject
 PROMISES = "segments", "documents", "cu_seqlens"  # kinds of arguments
 ONES = " and an attention mask of ones"
 HIDES = " and an attention mask that hides the last document"
-BESIDE = ["", ONES, HIDES]  # what says where documents are
+BESIDE = ["", ONES, HIDES]  # masks that are given with the documents
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,9 @@ def _first_line(
     """
     kept: dict[Hashable, tuple[Place, Tensor]] = {}
     differing: dict[Hashable, float] = {}
-    alone: dict[Hashable, Tensor] = {}  # what the second run never computes
+    alone: dict[
+        Hashable, Tensor
+    ] = {}  # values that the second run never computes
     dropped: dict[Hashable, tuple[int, ...] | None] = {}  # of other sizes
     count = 0
 

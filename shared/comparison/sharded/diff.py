@@ -289,8 +289,8 @@ def _compare(
 def _numbers(lines: dict[int, str], ranks: Ranks) -> dict[int, int]:
     """Return a number of each event that is the same on all ranks.
 
-    A rank may run lines that others do not run, as one to which no token is
-    sent: events are told by their line, and how often it has run.
+    A rank may run fewer lines than the others: no token may be sent to its
+    experts. A line, and how often it has run by then, identify an event.
     """
     often = Counter[str]()
     own = []

@@ -49,9 +49,9 @@ def diff_by_value(
     Both run in eval mode on the same tokens, in float64 where both can.
     Each brings its own weights. A side may be a recording: the path of an
     .npz or a .safetensors with the tokens, and with arrays in the order in
-    which they were computed, the scores among them. One of the two stands on
-    the right, and the model runs in its dtype. So does a function written in
-    arrays of NumPy or JAX, of which the scores are seen.
+    which they were computed, the scores among them. Beside a model it stands
+    on the right, and the model runs in its dtype. A function written in arrays
+    of NumPy or JAX stands there, too; its scores alone are compared.
 
     Args:
         left: a model, any callable from (batch, time) ids to scores, or a

@@ -159,7 +159,7 @@ class Flow:
     def parts_before(self, value: Value) -> Iterator[Value]:
         """Yield parts without a counterpart on the way to a value.
 
-        The other side has that of which they are a part, and not these.
+        The other side computes the whole values, and not these parts.
         """
         for number in value.inputs:
             before = self.values[number]
@@ -174,11 +174,7 @@ class Flow:
 
     def cuts(self, value: Value) -> bool:
         """Whether a value that is moved is a part of its one input."""
-        if len(value.inputs) != 1:
-            return False
-        return math.prod(value.shape) < math.prod(
-            self.values[value.inputs[0]].shape
-        )
+        return len(value.inputs) == 1 and self.times(value) == 0
 
     def lines_alone(self, other: "Flow") -> Iterator[tuple[Value, str]]:
         """Yield the values that are in no pair, and what is known of each.

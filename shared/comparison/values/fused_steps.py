@@ -13,7 +13,7 @@ from torch import Tensor
 
 # Steps that some models take in another way: no difference is placed there.
 RAW_SCORES, VARIANCE, MEAN_SQUARE = "query @ key", "variance", "mean square"
-REPEATED = {"repeated keys": 1, "repeated values": 2}  # of which operand
+REPEATED = {"repeated keys": 1, "repeated values": 2}  # the operand's index
 OPTIONAL = {RAW_SCORES, VARIANCE, MEAN_SQUARE, *REPEATED}
 Steps = Iterator[tuple[str, Tensor]]
 

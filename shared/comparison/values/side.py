@@ -200,7 +200,7 @@ class Side:
             (-picked.mean()).backward()
             return {
                 name: local_gradient(gradient, parameters[name]).cpu().clone()
-                for name in [*order, *(parameters.keys() - order.keys())]
+                for name in order | dict.fromkeys(parameters)
                 if (gradient := parameters[name].grad) is not None
             }
 

@@ -264,7 +264,7 @@ class Call:
         if not values.is_floating_point() or not (codes == KNOWN).any():
             return hidden
         surest = lowest(values.dtype)
-        if self.out.is_floating_point():  # what it is turned into
+        if self.out.is_floating_point():  # the result's dtype rounds it
             surest = max(surest, lowest(self.out.dtype))
         low = where_known(codes, values <= surest)
         if bool(((codes == KNOWN) & ~low).any()):

@@ -454,17 +454,17 @@ def _spread(call: Call, ids: list[Tensor | None]) -> tuple[list[int], bool]:
 def _is_routed(call: Call, ids: list[Tensor | None]) -> bool:
     """Whether one mask says which rows an expert gets, and gives back.
 
-    It counts as that of this text: each row then keeps its own codes.
+    The proof then notes that rows are routed as in this text; each keeps its
+    own codes.
     """
-    mask = ids[0]
-    if not call.routing or len(ids) > 1 or mask is None:
+    mask, one = ids[0], len(ids) == 1
+    if not (call.routing and one and mask is not None):
         return False
-    if mask.dtype == torch.bool and (
-        "values" not in call.args or call["values"].numel() > 1
-    ):
+    rows = "values" not in call.args or call["values"].numel() > 1
+    routed = rows and mask.dtype == torch.bool
+    if routed:
         call.note("routed", 0)
-        return True
-    return False
+    return routed
 
 
 def _of_mask(call: Call, x: Tensor, mask: Tensor) -> Tensor:
@@ -525,14 +525,10 @@ def put(call: Call) -> Tensor:
         return flat.view(base.shape)
     given = [i for i in ids if i is not None]
     if _is_routed(call, ids):
-        base = torch.maximum(base, _of_mask(call, x, given[0]))
-        old = torch.ops.aten.index(base, ids)
+        mask = _of_mask(call, x, given[0])
+        base = torch.maximum(base, mask)
         added = call.get("accumulate", default=False)
-        chosen = (
-            old
-            if added
-            else torch.ops.aten.index(_of_mask(call, x, given[0]), ids)
-        )
+        chosen = torch.ops.aten.index(base if added else mask, ids)
         return base.index_put(tuple(ids), torch.maximum(chosen, source))
     alone = len(ids) == 1 and call["values"].numel() == 1
     if alone and given[0].dtype == torch.bool:  # as masked_fill does
