@@ -211,6 +211,7 @@ class Asked:
 
     def __init__(self, model):
         self.model = model
+        self.parameters = [*model.parameters()]
 
     def reset(self):
         torch.manual_seed(0)
@@ -231,7 +232,7 @@ def kind_of_proof(kind):
     try:
         model = build(kind, None).eval()
         tokens = torch.randint(2, 65, (1, 12))
-        run, weights = Asked(model), [*model.parameters()]
+        run = Asked(model)
         if run(tokens).shape[:2] != tokens.shape:
             return "other sizes", None
     except Exception:  # the sizes do not fit its config
@@ -240,11 +241,11 @@ def kind_of_proof(kind):
     run(tokens)
     one_run = process_time() - start
     start, routing = process_time(), False
-    found = follow(run, weights, tokens)
+    found = follow(run, tokens)
     if found.open():
         routing = True
-        found = follow(run, weights, tokens, routing=True)
-    wrong, _ = control(run, weights, tokens[:, :5], None, 65, routing=routing)
+        found = follow(run, tokens, routing=True)
+    wrong, _ = control(run, tokens[:, :5], None, 65, routing=routing)
     assert wrong is None, (kind.__name__, wrong)
     word = "open" if found.open() else "routing" if routing else "strict"
     return word, (process_time() - start) / one_run

@@ -320,3 +320,41 @@ class QuantisedGate(Around):
 
 
 UNCERTIFIED["quantised_gate"] = QuantisedGate
+
+
+class StepGate(Around):
+    """A step that training counts, 0 at first, opens a path to each token."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("step", torch.zeros(()))
+
+    def mix(self, x, ids):
+        mixed = x + self.step * x.mean(1, keepdim=True)
+        self.count(x.detach())
+        return mixed
+
+    def count(self, x):
+        if self.training:
+            self.step = self.step + 1
+
+
+class AverageGate(StepGate):
+    """An average over the texts of training opens it."""
+
+    def count(self, x):
+        if self.training:
+            self.step.lerp_(x.mean(), 0.1)
+
+
+class WholeGate(StepGate):
+    """A whole number counts the steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.step = self.step.long()
+
+
+UNCERTIFIED |= {
+    kind.__name__: kind for kind in (StepGate, AverageGate, WholeGate)
+}

@@ -1,6 +1,6 @@
 """One proof of one run: which tokens each score can depend on."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -24,6 +24,10 @@ Codes = Int[Tensor, "batch time"]
 @runtime_checkable
 class Run(Protocol):
     """A model, as it is run."""
+
+    @property
+    def parameters(self) -> Sequence[Tensor]:
+        """The tensors that can have any value, of what reset put back."""
 
     def reset(self) -> None:
         """Put back what the model held when it was built."""
@@ -96,7 +100,6 @@ class Found:
 
 def follow(
     run: Run,
-    parameters: Iterable[Tensor],
     tokens: Tokens,
     targets: Tokens | None = None,
     order: Order = POSITIONS,
@@ -107,7 +110,6 @@ def follow(
 
     Args:
         run: the model, from tokens and targets to scores.
-        parameters: tensors that can have any value.
         tokens: that it is given.
         targets: likewise, if it takes some.
         order: of the tokens.
@@ -115,9 +117,9 @@ def follow(
             taken as known.
         tape: called with each step.
     """
-    shadows = Shadows(parameters, routing, tape)
-    allowed = _mark(shadows, tokens, targets, order)
     run.reset()
+    shadows = Shadows(run.parameters, routing, tape)
+    allowed = _mark(shadows, tokens, targets, order)
     if order.losses and targets is not None:
         shadows.tape = Compared(shadows, tokens, targets, order.target)
         allowed = torch.full_like(allowed, FREE)
@@ -145,7 +147,6 @@ def _mark(
 
 def control(
     run: Run,
-    parameters: Sequence[Tensor],
     tokens: Tokens,
     targets: Tokens | None,
     vocab: int,
@@ -162,7 +163,7 @@ def control(
     codes = order.codes(*tokens.shape)
 
     def shadows(given: Tokens, **how: Any) -> Shadows:
-        made = Shadows(parameters, routing, **how)
+        made = Shadows(run.parameters, routing, **how)
         _mark(made, given, targets, order)
         return made
 

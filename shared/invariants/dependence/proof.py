@@ -179,6 +179,12 @@ class Proof:
         how = " as sparse ones" if "sparse" in name else ""
         self.open.append(Open(f"numbers leave torch at {place}{how}", place))
 
+    def keep(self, name: str) -> None:
+        """Rest on a number that calls in train mode go on changing."""
+        self.assumptions.append(
+            f"{name}, which training changes, stays as it is"
+        )
+
     def rest_on(self, notes: Notes, is_module: bool) -> None:
         """Say what the proof rests on."""
         say = self.assumptions.append

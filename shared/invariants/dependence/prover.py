@@ -1,9 +1,10 @@
 """Proofs of a model: it is followed at each length, in each case."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
+from operator import attrgetter
 
 import torch
 from jaxtyping import Float
@@ -68,10 +69,15 @@ SHARES = (1 / 2, 4 / 5)  # of the time left, for proofs; a heavy model's
 
 @dataclass(frozen=True)
 class Followed:
-    """A Variant as the proof runs it: from the state it was built in."""
+    """A Variant as the proof runs it: from the state it was built in.
+
+    Moving are the buffers and attributes that calls in train mode go on
+    changing: they can have any value, as weights can.
+    """
 
     variant: Variant
     kept: KeptState | None
+    moving: tuple[str, ...] = ()
 
     def reset(self) -> None:
         """Put back what the model held when it was built."""
@@ -80,9 +86,11 @@ class Followed:
         self.variant.start_again()  # here, where no operation is followed
 
     @property
-    def parameters(self) -> list[nn.Parameter]:
+    def parameters(self) -> list[Tensor]:
         """The numbers that can have any value."""
-        return self.variant.parameters
+        moving = [attrgetter(name)(self.variant.model) for name in self.moving]
+        tensors = [value for value in moving if isinstance(value, Tensor)]
+        return [*self.variant.parameters, *tensors]
 
     def __call__(
         self, tokens: Tokens, targets: Tokens | None
@@ -127,6 +135,7 @@ class Prover:
         self.raised = ""
         self.path = 0  # of the run followed last
         self.controlled: set[int] = set()  # paths
+        self.moving: tuple[str, ...] | None = None  # see Followed
         self.copies: dict[tuple[torch.dtype | None, bool], Copy] = {}
         self.scores: Tensor | None = None  # of the run followed last
         if lengths is None:
@@ -241,9 +250,29 @@ class Prover:
             copy.may_fail = copy.rough = False
             if isinstance(copy.model, nn.Module):
                 copy.built = KeptState(copy.model)
+                if self.moving is None:
+                    self.moving = (*self._find_moving(copy),)
+                    copy.built.put_back(always=True)
             self.copies[key] = copy
         variant = Variant(self.subject, self.copies[key], case)
-        return Followed(variant, self.copies[key].built)
+        return Followed(variant, self.copies[key].built, self.moving or ())
+
+    def _find_moving(self, copy: Copy) -> Iterator[str]:
+        """Yield what differs after a first and a second call.
+
+        A table that the first call fills stays.
+        """
+        subject, run = self.subject, Variant(self.subject, copy, TRAIN)
+        texts = subject.draw(2, subject.lengths.fit(CONTROL)).split(1)
+        with suppress(Exception):
+            run.answer(texts[0], go_on=True, seed=subject.seed)
+            kept = KeptState(copy.model)
+            run.answer(texts[1], go_on=True, seed=subject.seed + 1)
+            for name in kept.changed():
+                value = attrgetter(name)(copy.model)
+                if isinstance(value, int | float):
+                    self.proof.keep(name)
+                yield name
 
     def texts(self, case: Case, time: int) -> tuple[Tokens, Tokens | None]:
         """Return tokens, and targets if they are given."""
@@ -280,9 +309,7 @@ class Prover:
     ) -> Found:
         shown = run.variant.case.shown(tokens.size(1))
         for routing in sorted({self.routing, True}):
-            found = follow(
-                run, run.parameters, tokens, targets, order, routing
-            )
+            found = follow(run, tokens, targets, order, routing)
             if not found.open(shown):
                 self.routing = routing
                 return found
@@ -329,7 +356,6 @@ class Prover:
             tokens, targets = self.texts(run.variant.case, size)
             wrong, parted = control(
                 run,
-                run.parameters,
                 tokens,
                 targets,
                 vocab,
@@ -417,16 +443,14 @@ class Prover:
         clear = [t for t in CLEAR if t != time and t in self.lengths]
         for length in [*clear, time] if time <= FOLLOWED else ():
             tokens, targets = self.texts(run.variant.case, length)
-            weights, routing = run.parameters, self.routing
+            routing = self.routing
             rows, reverse = order.name == "rows", None
             for other in self.orders if rows else ():
                 if other is not order:
                     reverse = Tape(other.codes(*tokens.shape), rows)
-                    follow(
-                        run, weights, tokens, targets, other, routing, reverse
-                    )
+                    follow(run, tokens, targets, other, routing, reverse)
             tape = Tape(order.codes(*tokens.shape), rows, reverse)
-            found = follow(run, weights, tokens, targets, order, routing, tape)
+            found = follow(run, tokens, targets, order, routing, tape)
             if found.open(run.variant.case.shown(length)):
                 place, lines = tape.culprit()
                 unknown = next(iter(found.notes.unknown), None)
@@ -523,7 +547,7 @@ def unreached(subject: Subject, time: int) -> list[int]:
     tokens, _ = prover.texts(prover.main[0], time)
     least, most = 0, time - 1
     for order in (POSITIONS, BACKWARDS):
-        found = follow(run, run.parameters, tokens, None, order)
+        found = follow(run, tokens, None, order)
         if any(code > FREE for code in found.notes.reads.values()):
             return []
         reached = int(found.reached[0, -1])

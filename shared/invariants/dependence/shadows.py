@@ -177,9 +177,9 @@ class Shadows(Operations):
         self.sent: list[Any] = []  # codes on their way to them
         for parameter in map(local, parameters):
             for part in parts_of(parameter):
-                if part is parameter:
+                if isinstance(part, nn.Parameter):
                     self.mark(part, FREE)
-                else:  # of a quantised one whole numbers have any value, too
+                else:  # the whole numbers of a quantised one have any, too
                     self.storages.fill(part, FREE)
 
     def mark(self, tensor: Tensor, code: int | Tensor) -> None:

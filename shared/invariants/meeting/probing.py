@@ -357,7 +357,8 @@ def _words(variant: Variant, tokens: Tensor) -> str:
     kept = KeptState(variant.model) if variant.subject.is_module else None
     with suppress(ModelRaised):
         variant.scores(tokens)
-    name = f" ({kept.changed()})" if kept and kept.changed() else ""
+    name = next(kept.changed(), "") if kept else ""
+    name = f" ({name})" if name else ""
     return (
         f"a call shows in the scores of the next one{name}, which is the "
         "matter of "

@@ -322,15 +322,14 @@ class KeptState:
             own.update(state)
         self.versions = self._versions()
 
-    def changed(self) -> str:
-        """Return the name of a buffer or attribute that is another now."""
-        for path, module in self.model.named_modules():
+    def changed(self) -> Iterator[str]:
+        """Yield the names of buffers and attributes that are others now."""
+        for path, module in self.model.named_modules() if self.states else ():
             state = self.states.get(path, {})
             old, new = map(_flat, (state, self._state(module)))
             for name in new:
                 if name not in old or not _equal(old[name], new[name]):
-                    return f"{path}.{name}".lstrip(".")
-        return ""
+                    yield f"{path}.{name}".lstrip(".")
 
     def _state(self, module: nn.Module) -> dict[str, Any]:
         if "_orig_mod" in module._modules:  # of torch.compile
@@ -359,6 +358,8 @@ def _equal(old: Any, new: Any) -> bool:
     """Whether two values are equal, as far as that can be told."""
     if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
         return old.shape == new.shape and bool((old == new).all())
+    if type(new).__eq__ is object.__eq__:  # a copy is another object
+        return True
     try:
         return bool(old == new)
     except Exception:  # tensors inside of it
