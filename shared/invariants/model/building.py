@@ -79,6 +79,7 @@ def require_module(model: nn.Module) -> None:
 # --- Building and copying ----------------------------------------------------
 
 Model = Callable[..., Any]
+FIXED = (int, float, str, torch.dtype, type(None))
 SMALL = 4096  # numbers of a frozen parameter that is kept with the state
 
 CASTS = {  # names of nn.Module's methods
@@ -281,6 +282,7 @@ class KeptState:
 
     def __init__(self, model: nn.Module):
         self.model: Any = weakref.proxy(model)  # it may be kept with this
+        self.modules = dict(model.named_modules()) | {"": self.model}
         # a router's bias, which no gradient moves, may be a parameter
         self.small = [
             (p, p.detach().clone(), p._version)
@@ -288,12 +290,13 @@ class KeptState:
             if not (p.requires_grad or p.is_inference()) and p.numel() <= SMALL
         ]
         self.versions = self._versions()
-        self.parts = {n: _children(m) for n, m in model.named_modules()}
+        self.parts = {n: _children(m) for n, m in self.modules.items()}
         self.states: dict[str, dict] = {}
         with suppress(Exception):
             self.states = self._copy(
-                {n: self._state(m) for n, m in model.named_modules()}
+                {n: self._state(m) for n, m in self.modules.items()}
             )
+        self.fixed = {n for n, s in self.states.items() if _is_fixed(s)}
 
     def put_back(self, always: bool = False) -> None:
         """Put all of it back, always or if any buffer was changed.
@@ -307,19 +310,22 @@ class KeptState:
                 self.small[i] = parameter, value, parameter._version
         if self.versions == self._versions() and not always:
             return
-        modules = {"": self.model}
-        for name, parts in self.parts.items():  # a module before its parts
-            module = modules[name]
+        for name, parts in self.parts.items():
+            module = self.modules[name]
             if parts != _children(module):  # a cache is one more module
                 module._modules.clear()
                 module._modules.update(parts)
-            start = f"{name}." if name else ""
-            modules |= {f"{start}{n}": part for n, part in parts.items()}
-        for name, state in self._copy(self.states).items():
-            own = modules[name].__dict__
-            for added in self._state(modules[name]).keys() - state.keys():
-                del own[added]
-            own.update(state)
+        states = {
+            name: state
+            for name, state in self.states.items()
+            if name not in self.fixed
+            or self._state(self.modules[name]) != state
+        }
+        for name, state in self._copy(states).items() if states else ():
+            module = self.modules[name]
+            for added in self._state(module).keys() - state.keys():
+                del module.__dict__[added]
+            module.__dict__.update(state)
         self.versions = self._versions()
 
     def changed(self) -> Iterator[str]:
@@ -344,8 +350,15 @@ class KeptState:
     def _versions(self) -> list[tuple[int, int]]:
         return [
             (id(b), -1 if b.is_inference() else b._version)
-            for b in self.model.buffers()
+            for module in self.modules.values()
+            for b in module._buffers.values()
+            if b is not None
         ]
+
+
+def _is_fixed(state: dict[str, Any]) -> bool:
+    """Whether no value can change inside, so that none need be copied."""
+    return all(isinstance(value, FIXED) for value in _flat(state).values())
 
 
 def _flat(state: dict[str, Any]) -> dict[str, Any]:
