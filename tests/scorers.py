@@ -224,10 +224,10 @@ def trains(before, after):
     return make
 
 
-trains_on_what_was_scored = row()(trains(False, True))
+trains_on_what_was_scored = row(block_size=20)(trains(False, True))
 
 
-@row(documents=MARK, state="kept", words=("documents",))
+@row(documents=MARK, state="kept", block_size=20, words=("documents",))
 def trains_from_document_to_document():
     """The longest document first; weights stay, and are meant to."""
     model = deepcopy(pretrained())
@@ -366,8 +366,12 @@ row(
 )(uniform)
 
 counts_of_the_whole_text = row("causality", "normalised")(mixes(peeks=True))
-trains_first = row("causality", "normalised")(trains(True, False))
-trains_before_and_after = row("causality", "normalised")(trains(True, True))
+trains_first = row("causality", "normalised", block_size=20)(
+    trains(True, False)
+)
+trains_before_and_after = row("causality", "normalised", block_size=20)(
+    trains(True, True)
+)
 
 
 @row("causality", "normalised")

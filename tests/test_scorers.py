@@ -137,8 +137,7 @@ def here(tmp_path, monkeypatch, duet):
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        ("mine:make --vocab-size 11", 0, "5 passed"),
-        ("mine:make --vocab-size 11 --documents 3", 0, "scorer_documents"),
+        ("mine:make --vocab-size 11 --documents 3", 0, "6 passed"),
         (
             "mine:peek --vocab-size 11 --bytes-per-token mine:characters",
             1,

@@ -153,7 +153,7 @@ def _packed(
     made: dict[str, Any] = {}
     for each in given:
         if each.kind == BLOCKS:
-            made[each.name] = blocks(ids)
+            made[each.name] = blocks(tuple(lengths), device)
             continue
         value = values.get(each.kind, (ids + first).expand(rows, -1))
         for name, sample in each.make(tokens).items():

@@ -16,7 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import torch
@@ -151,19 +151,25 @@ def _added(tokens: Tensor) -> Tensor:
     )
 
 
-def blocks(documents: Tensor) -> Any:
-    """Return a BlockMask: causal, within documents of some ids (time,)."""
-
-    def mask_mod(row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (q >= k) & (documents[q] == documents[k])
-
-    sizes = None, None, *[len(documents)] * 2
+@lru_cache(maxsize=64)  # it takes as long as a call of a small model
+def blocks(lengths: tuple[int, ...], device: torch.device) -> Any:
+    """Return a BlockMask: causal, within documents of some lengths."""
     make = sys.modules[FLEX].create_block_mask
-    return make(mask_mod, *sizes, device=documents.device)
+    with torch.inference_mode(False):  # a call that trains may get it, too
+        sizes = torch.tensor(lengths, device=device)
+        ids = torch.arange(len(lengths), device=device)
+        ids, time = ids.repeat_interleave(sizes), sum(lengths)
+
+        def mask_mod(
+            row: Tensor, head: Tensor, q: Tensor, k: Tensor
+        ) -> Tensor:
+            return (q >= k) & (ids[q] == ids[k])
+
+        return make(mask_mod, None, None, time, time, device=device)
 
 
 def _blocks(tokens: Tensor) -> Any:
-    return blocks(torch.zeros_like(tokens[0]))
+    return blocks((tokens.size(1),), tokens.device)
 
 
 def _states(width: int, tokens: Tensor) -> Tensor:
