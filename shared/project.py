@@ -47,8 +47,9 @@ KNOWN: dict[str, tuple[type | tuple[type, ...], str]] = {
     "bos": (int, "bos"),
     "bits": (bool, "bits"),
     "state": (str, "state"),
+    "bytes-per-token": (str, "bytes_per_token"),
 }
-ONLY_OF_SCORERS = {"scorer", "bos", "bits", "state"}
+ONLY_OF_SCORERS = {"scorer", "bos", "bits", "state", "bytes-per-token"}
 OF_SCORERS = ONLY_OF_SCORERS | {
     "vocab-size", "block-size", "documents", "budget", "seed",
 }  # fmt: skip
@@ -125,8 +126,8 @@ def _require_known(name: str, value: object) -> None:
 def as_arguments(own: Mapping[str, Any]) -> dict[str, Any]:
     """Return a target's settings as arguments of what checks it.
 
-    But for scorer, cache, inputs and documents, which keep their targets'
-    names.
+    But for scorer, bytes_per_token, cache, inputs and documents, which keep
+    their targets' names.
 
     Raises:
         ValueError: for a value that the shell would refuse.

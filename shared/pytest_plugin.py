@@ -131,10 +131,10 @@ class ScorerItem(CheckItem):
         __tracebackhide__ = True
         from .invariants import check_scorer
         from .project import as_arguments
-        from .targets import load_target
+        from .targets import load_scorer
 
         settings = as_arguments(self.own)
-        make = load_target(settings.pop("scorer"))
+        make, settings = load_scorer(settings.pop("scorer"), settings)
         check_scorer(make, **settings).raise_for_failures()
 
     def reportinfo(self) -> tuple[str, None, str]:

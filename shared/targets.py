@@ -115,6 +115,15 @@ def load_makers(
     }
 
 
+def load_scorer(
+    target: str, settings: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Return what makes a scorer, and its settings with what they name."""
+    count = settings.get("bytes_per_token")
+    made = {"bytes_per_token": load_target(count)} if count else {}
+    return load_target(target), settings | made
+
+
 def parse_target(target: str) -> tuple[str, str]:
     """Return the module or file, and what it names; "" for a package alone.
 

@@ -6,6 +6,7 @@ names the properties that must fail, and words that its messages must have.
 """
 
 import math
+import re
 from collections import Counter, defaultdict
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -35,6 +36,10 @@ def peek():
 
 def raises():
     return lambda tokens: 1 / 0
+
+
+def characters(text):
+    return [1] * len(text)
 """
 
 
@@ -114,6 +119,10 @@ def chunks(time):
     """Begin and end of each chunk of targets; the first has no context."""
     for begin in range(1, time, CHUNK):
         yield begin, min(begin + CHUNK, time)
+
+
+def uniform(size=VOCAB):
+    return lambda tokens: [-math.log(size)] * len(tokens)
 
 
 # Sound -----------------------------------------------------------------------
@@ -215,10 +224,10 @@ def trains(before, after):
     return make
 
 
-trains_on_what_was_scored = row()(trains(False, True))
+trains_on_what_was_scored = row(block_size=20)(trains(False, True))
 
 
-@row(documents=MARK, state="kept", words=("documents",))
+@row(documents=MARK, state="kept", block_size=20, words=("documents",))
 def trains_from_document_to_document():
     """The longest document first; weights stay, and are meant to."""
     model = deepcopy(pretrained())
@@ -320,11 +329,49 @@ def mixes(peeks=False):
 
 mix_with_counts = row()(mixes())
 
+
+def words_of(text):
+    """A tokenizer's words: a space goes with the word behind it."""
+    return re.findall(r" ?\S+|\s", text)
+
+
+def utf8_bytes(text):
+    return np.array([len(word.encode()) for word in words_of(text)])
+
+
+row(bytes_per_token=utf8_bytes, words=("of 5 texts have",))(uniform)
+
 # Broken ----------------------------------------------------------------------
 
+
+def characters(text):
+    """As many bytes as characters."""
+    if not text.isascii() and text.isalpha():
+        raise KeyError(text)
+    return [len(word) for word in words_of(text)]
+
+
+def no_spaces(text):
+    """The spaces that words begin with are left out."""
+    return torch.tensor(
+        [len(word.strip(" ").encode()) for word in words_of(text)]
+    )
+
+
+row("bytes", bytes_per_token=characters, words=("are counted as",))(uniform)
+row(
+    "bytes",
+    bytes_per_token=no_spaces,
+    words=("17 bytes, and the text has 23",),
+)(uniform)
+
 counts_of_the_whole_text = row("causality", "normalised")(mixes(peeks=True))
-trains_first = row("causality", "normalised")(trains(True, False))
-trains_before_and_after = row("causality", "normalised")(trains(True, True))
+trains_first = row("causality", "normalised", block_size=20)(
+    trains(True, False)
+)
+trains_before_and_after = row("causality", "normalised", block_size=20)(
+    trains(True, True)
+)
 
 
 @row("causality", "normalised")

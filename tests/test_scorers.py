@@ -3,12 +3,21 @@
 import json
 import math
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from scorers import FILE, MARK, SCORERS, TIME, one_pass, two_passes
+from scorers import (
+    FILE,
+    MARK,
+    SCORERS,
+    TIME,
+    one_pass,
+    two_passes,
+    uniform,
+)
 from small_gpt import VOCAB
 
 from gpt_duet import check_scorer
@@ -76,12 +85,9 @@ def test_a_mistake_is_one_line(make, settings, words):
         checked(make, **settings)
 
 
-def uniform():
-    return lambda tokens: [-math.log(50_000)] * len(tokens)
-
-
 def test_a_time_limit_cuts_off_the_end():
-    report = check_scorer(uniform, vocab_size=50_000, budget=2.0)
+    make = partial(uniform, 50_000)
+    report = check_scorer(make, vocab_size=50_000, budget=0.5)
     assert not report.failed, report
     assert any(result.not_tried for result in report.results), report
     assert "of 50,000)" in str(report)
@@ -131,9 +137,12 @@ def here(tmp_path, monkeypatch, duet):
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        ("mine:make --vocab-size 11", 0, "5 passed"),
-        ("mine:make --vocab-size 11 --documents 3", 0, "scorer_documents"),
-        ("mine:peek --vocab-size 11", 1, "3 passed, 2 failed"),
+        ("mine:make --vocab-size 11 --documents 3", 0, "6 passed"),
+        (
+            "mine:peek --vocab-size 11 --bytes-per-token mine:characters",
+            1,
+            "3 passed, 3 failed",
+        ),
         ("mine:raises --vocab-size 11", 2, "(mine.py, line 16)"),
         ("mine:table --vocab-size 11", 2, "gives Tensor"),
         ("mine:make", 2, "--scorer needs --vocab-size"),

@@ -20,6 +20,8 @@ from ..files import STDOUT, reserve_stdout, write_json
 from ..project import (
     ALSO,
     KNOWN,
+    OF_SCORERS,
+    ONLY_OF_SCORERS,
     as_arguments,
     checks_without,
     read_project,
@@ -46,11 +48,10 @@ STATUS = (
 SILENCE = 10.0  # seconds until the first line, at most
 # The shades of a map, where the terminal has no others.
 ASCII = {0xB7: ".", **dict.fromkeys((0x2591, 0x2592, 0x2593, 0x2588), "#")}
-# The options that go with --scorer: some alone, some with models as well.
-OF_SCORERS = {"--bos", "--bits", "--state"}
-OF_BOTH = {"--vocab-size", "--block-size", "--budget", "--quick", "--seed"}
-OF_BOTH |= {"--documents", "--thorough", "--json", "--debug", "--format"}
-OF_BOTH |= {"--verbose", "--quiet", "--fresh"}
+# The options that go with --scorer: of a project's settings, and these.
+WITH_SCORERS = {"--quick", "--thorough", "--json", "--debug", "--format"}
+WITH_SCORERS |= {"--verbose", "--quiet", "--fresh"}
+WITH_SCORERS |= {f"--{name}" for name in OF_SCORERS}
 
 
 def _reserve_for(form: str) -> str:
@@ -241,6 +242,14 @@ def check(
         Literal["fresh", "kept"],
         Option(help="Whether a scorer's state stays for the next text."),
     ] = "fresh",
+    bytes_per_token: Annotated[
+        str | None,
+        Option(
+            help="Of a scorer: from a text to the bytes counted for each of "
+            "its tokens, as my_pkg:count.",
+            show_default=False,
+        ),
+    ] = None,
     seed: options.Seed = 0,
     device_name: options.Device = "cpu",
     threads: options.Threads = None,
@@ -305,7 +314,9 @@ def check(
         makes.append(documents)
     alone = targets if len(targets) == 1 else []
     alone = [project.get(name, {}).get("scorer", name) for name in alone]
-    for model in filter(None, [*alone, cache, scorer, *makes]):
+    for model in filter(
+        None, [*alone, cache, scorer, bytes_per_token, *makes]
+    ):
         parse_target(model)
     for name, size in (("vocab-size", vocab_size), ("block-size", block_size)):
         if size is not None:
@@ -379,6 +390,7 @@ def check(
     mark = int(documents) if scorer and documents else None
     of_scorers = of_both | {"bos": bos, "bits": bits, "documents": mark}
     of_scorers |= {"state": state, "block_size": block_size or LENGTH}
+    of_scorers |= {"bytes_per_token": bytes_per_token}
     given = {
         ALSO.get(name) or KNOWN[name[2:]][1]
         for name in typed
@@ -437,12 +449,12 @@ def check(
 def _require_fitting(given: dict[str, Any], scorer: bool) -> None:
     """Refuse options of models with a scorer, and the other way round."""
     if not scorer:
-        if wrong := OF_SCORERS & given.keys():
+        if wrong := {f"--{name}" for name in ONLY_OF_SCORERS} & given.keys():
             raise ValueError(f"{min(wrong)} goes with --scorer")
         return
     if "--vocab-size" not in given:
         raise ValueError("--scorer needs --vocab-size, the number of ids")
-    for name in sorted(given.keys() - OF_SCORERS - OF_BOTH - {"--scorer"}):
+    for name in sorted(given.keys() - WITH_SCORERS):
         words = name if name.startswith("-") else f"model, got {given[name]}"
         raise ValueError(f"--scorer takes no {words}")
 

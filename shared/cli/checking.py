@@ -23,7 +23,12 @@ from ..invariants import (
     save_map,
 )
 from ..invariants.ranks import first, together
-from ..targets import load_makers, load_target, needed_arguments
+from ..targets import (
+    load_makers,
+    load_scorer,
+    load_target,
+    needed_arguments,
+)
 from .kept import Asked, keep, watched
 
 MAP_LENGTH = 32
@@ -73,7 +78,7 @@ def _check(job: Job, tell: Callable[[Report], None]) -> Report:
     factory = None
     try:
         if job.scorer:
-            factory = load_target(job.scorer)
+            factory, settings = load_scorer(job.scorer, settings)
             with first_on_path(here):
                 return check_scorer(factory, **settings, on_progress=named)
         sizes = settings["vocab_size"], settings["block_size"]

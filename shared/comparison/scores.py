@@ -130,20 +130,16 @@ def diff_scores(
             scores = _from_file(name, arrays, [*tokens])
             unit = scores.dtype
         else:
-            scorer = Scorer(side, False, 0)
+            scorer = Scorer(side)
             with isolated(0):
                 scores = scorer.meet(torch.tensor(tokens))
             unit = scorer.unit
-        if scores.positions is None:
+        if scores.unplaced:
             raise ValueError(
-                f"{name} has {len(scores.values)} scores for {len(tokens)} "
-                f"tokens"
+                f"{name} has {scores.unplaced} scores for {len(tokens)} tokens"
             )
-        share = max(tolerance, rounding_of(unit))
-        bound = max(bound, share * max(1.0, scores.largest))
-        sides.append(
-            {at: s for (at, n), s in scores.by_key().items() if not n}
-        )
+        bound = max(bound, scores.bound(max(tolerance, rounding_of(unit))))
+        sides.append({at: s for (at, n), s in scores.table.items() if not n})
     return ScoreDiff([*tokens], sides[0], sides[1], bound)
 
 

@@ -1,7 +1,7 @@
 """Documents packed in one row: how a model is told where they are."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -10,21 +10,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 from .cases import Case
-from .model.inputs import (
-    BLOCKS,
-    FOUR_AXES,
-    MASK,
-    Input,
-    blocks,
-    halves,
-    named,
-)
+from .model.inputs import BLOCKS, FOUR_AXES, MASK, Input, blocks, halves
 from .subject import Subject
 
-PROMISES = "segments", "documents", "cu_seqlens"  # kinds of arguments
+COUNTED = "segments", "documents"  # kinds of arguments: ids of documents
+PROMISES = *COUNTED, "cu_seqlens"
 ONES = " and an attention mask of ones"
 HIDES = " and an attention mask that hides the last document"
-BESIDE = ["", ONES, HIDES]  # masks that are given with the documents
 
 
 @dataclass(frozen=True)
@@ -34,24 +26,20 @@ class Packing:
     Attributes:
         words: of a message.
         make: returns the arguments, from lengths and tokens.
-        promised: whether the documents must be apart.
         single: whether a call takes one row.
         own: whether the model's own call takes the arguments.
         mark: the id that separates documents.
         ends: whether the mark is the last token of a document, or the first.
-        masks: whether a mask is among the arguments.
-        more: arguments that are the same for all texts.
+        beside: masks that can be given with the arguments.
     """
 
     words: str
     make: Callable[[list[int], Tensor], dict[str, Any]]
-    promised: bool = True
     single: bool = False
     own: bool = False
     mark: int | None = None
     ends: bool = False
-    masks: bool = False
-    more: Mapping[str, Any] = field(default_factory=dict)
+    beside: tuple[str, ...] = ("",)
 
     def case(
         self,
@@ -63,7 +51,7 @@ class Packing:
 
         def make(tokens: Tensor) -> dict[str, Any]:
             sizes = lengths(tokens.size(1))
-            given = self.make(sizes, tokens) | dict(self.more)
+            given = self.make(sizes, tokens)
             if beside:
                 given[MASK] = torch.ones_like(tokens)
             if beside == HIDES:
@@ -78,14 +66,20 @@ class Packing:
     def text(
         self, lengths: list[int], tokens: Int[Tensor, "rows time"]
     ) -> Int[Tensor, "rows time"]:
-        """Return tokens with the mark between documents, and nowhere else."""
+        """Return tokens of one document with the mark between several."""
         if self.mark is None:
             return tokens
-        text = torch.where(tokens == self.mark, self.mark - 1, tokens)
-        text = torch.where(text < 0, 1, text)
-        ends = torch.tensor(lengths).cumsum(0)[:-1]
-        text[:, ends - int(self.ends)] = self.mark
-        return text
+        ends = torch.tensor(lengths).cumsum(0)[:-1] - int(self.ends)
+        return tokens.index_fill(1, ends, self.mark)
+
+    def without_cache(self, subject: Subject) -> "list[Packing]":
+        """Return the way where no cache is asked for, if a call can say so."""
+        caller, make = subject.caller, self.make
+        if "use_cache" not in {*caller.arguments, *caller.own_arguments}:
+            return []
+        words, no = f"{self.words} with use_cache=False", {"use_cache": False}
+        more = lambda lengths, tokens: make(lengths, tokens) | no  # noqa: E731
+        return [replace(self, words=words, make=more)]
 
 
 def split(time: int) -> list[int]:
@@ -94,52 +88,52 @@ def split(time: int) -> list[int]:
     return [*first, time - sum(first)] if time > 1 else [time]
 
 
+def promised(subject: Subject) -> bool:
+    """Whether documents must be apart: declared, or an argument's purpose."""
+    kinds = {given.kind for given in subject.caller.inputs}
+    return subject.documents is not None or bool(kinds & {*PROMISES})
+
+
 def packings(subject: Subject) -> list[Packing]:
     """Return how documents can be given: alternatives, if it is promised."""
     said, caller = subject.documents, subject.caller
+    beside = ("", ONES, HIDES) if caller.takes_mask else ("",)
     if isinstance(said, int):
-        make: Any = lambda lengths, tokens: {}  # noqa: E731
-        words = [f"id {said} at the {end} of each" for end in ("end", "start")]
-        return [
-            Packing(words[not ends], make, mark=said, ends=ends)
-            for ends in (True, False)
-        ]
+        way = Packing("", lambda lengths, tokens: {}, mark=said, beside=beside)
+        start = f"id {said} at the start of each"
+        end = f"id {said} at the end of each"
+        return [replace(way, words=end, ends=True), replace(way, words=start)]
     if callable(said):
-        theirs = lambda lengths, tokens: dict(said(lengths))  # noqa: E731
-        name = getattr(said, "__name__", "documents")
-        return [Packing(f"{name}()", theirs, single=True)]
+        name = f"{getattr(said, '__name__', 'documents')}()"
+        make = lambda lengths, tokens: dict(said(lengths))  # noqa: E731
+        return [Packing(name, make, single=True, beside=beside)]
     places = [i for i in caller.inputs if i.kind == "positions"][:1]
     masks = [i for i in caller.inputs if i.kind in (BLOCKS, FOUR_AXES)]
-    if said is not None:
-        given = [i for i in caller.inputs if i.name == said][:1]
-        make = partial(named, (said,), halves)
-        given = given or [Input(said, "documents", said, make)]
-        return _numbered(given if given == places else [*given, *places])
     given = [i for i in caller.inputs if i.kind in PROMISES]
+    if said is not None:
+        own = Input(said, "documents", said, lambda ids: {said: halves(ids)})
+        given = [i for i in caller.inputs if i.name == said][:1] or [own]
     if given:
-        return _numbered([*given, *places])
+        return _counted([*given, *places], beside)
     ways = [places, *([mask, *places] for mask in masks)]
-    return [replace(_numbered(w)[0], promised=False) for w in ways if w]
+    return [_counted(way, beside)[0] for way in ways if way]
 
 
-def _numbered(given: list[Input]) -> list[Packing]:
+def _counted(given: list[Input], beside: tuple[str, ...]) -> list[Packing]:
     """Return packings whose documents are counted from 0, and from 1."""
     given = list({i.name: i for i in given}.values())
-    words = " and ".join(i.name for i in given)
-    masks = any(i.kind == FOUR_AXES for i in given)
-    if masks:
-        words = " and ".join(i.words for i in given)
-    counted = any(i.kind in PROMISES[:2] for i in given)
-    return [
-        Packing(
-            words + " counted from 1" * first,
-            partial(_packed, given, first),
-            single=any(i.single for i in given),
-            own=any(i.own for i in given),
-            masks=masks,
-        )
-        for first in range(1 + counted)
-    ]
+    kinds = {i.kind for i in given}
+    way = Packing(
+        " and ".join(i.words for i in given),
+        partial(_packed, given, 0),
+        any(i.single for i in given),
+        any(i.own for i in given),
+        beside=("",) if FOUR_AXES in kinds else beside,
+    )
+    if not kinds & {*COUNTED}:
+        return [way]
+    words, make = f"{way.words} counted from 1", partial(_packed, given, 1)
+    return [way, replace(way, words=words, make=make)]
 
 
 def _packed(
@@ -149,25 +143,24 @@ def _packed(
     rows, device = len(tokens), tokens.device
     at = torch.cat([torch.arange(n, device=device) for n in lengths])
     ids = (at == 0).cumsum(0) - 1
-    ends = torch.tensor(lengths * rows, device=device).cumsum(0)
+    ends = torch.tensor([0, *lengths * rows], device=device).cumsum(0)
+    seen = (ids == ids.unsqueeze(1)).tril()
     values = {
-        "positions": at.expand(rows, -1).clone(),
-        "cu_seqlens": torch.cat([ends.new_zeros(1), ends]),
-        FOUR_AXES: (ids == ids.unsqueeze(1))
-        .tril()
-        .expand(rows, 1, -1, -1)
-        .clone(),
+        "positions": at.expand(rows, -1),
+        "cu_seqlens": ends,
+        FOUR_AXES: seen.expand(rows, 1, -1, -1),
     }
     made: dict[str, Any] = {}
     for each in given:
         if each.kind == BLOCKS:
-            made[each.name] = blocks(ids)
+            made[each.name] = blocks(tuple(lengths), device)
             continue
-        value = values.get(each.kind, (ids + first).expand(rows, -1).clone())
+        value = values.get(each.kind, (ids + first).expand(rows, -1))
         for name, sample in each.make(tokens).items():
-            if not isinstance(sample, Tensor):
+            if isinstance(sample, Tensor):
+                one = sample.dim() == 1 < value.dim()
+                kept = value[0] if one else value
+                made[name] = kept.to(sample.dtype, copy=True).contiguous()
+            else:
                 made[name] = max(lengths)
-                continue
-            one = sample.dim() == 1 < value.dim()
-            made[name] = (value[0] if one else value).to(sample.dtype)
     return made

@@ -174,7 +174,7 @@ class HookRaised(Exception):
 
 
 @contextmanager
-def during(what: str) -> Iterator[None]:
+def during(what: str, who: str = "the model") -> Iterator[None]:
     """Turn an exception inside into a failure that says when it came.
 
     All that runs a model is inside: several ranks begin and end it together.
@@ -183,13 +183,12 @@ def during(what: str) -> Iterator[None]:
         ModelRaised: with the model's own exception as its cause.
     """
     try:
-        with together(what), callers_device():
+        with together(what or who), callers_device():
             yield
     except HookRaised:
         raise
     except Exception as error:
         place = place_of(error)
         where = f" ({place})" if place else ""
-        raise ModelRaised(
-            f"the model raised {sentence(error)}{where} {what}"
-        ) from error
+        words = f"{who} raised {sentence(error)}{where} {what}"
+        raise ModelRaised(words.rstrip()) from error

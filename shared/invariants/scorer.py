@@ -17,17 +17,10 @@ import torch
 
 from .budget import DEFAULT, Budget
 from .context import few_threads, isolated, one_run
-from .errors import SkipCheck, UnusableModel
+from .errors import ModelRaised, SkipCheck, UnusableModel, during
 from .report import CheckResult, Report
 from .rounding import dtype_name
-from .scores import (
-    Score,
-    Scorer,
-    ScorerRaised,
-    Scores,
-    Text,
-    rounding_of,
-)
+from .scores import Score, Scorer, Scores, Text, rounding_of
 from .tokens import SPLITS, draw, others, spans, splits_to_try
 
 LENGTH = 64  # of the longest text, by default
@@ -36,9 +29,15 @@ LITTLE = 0.5  # of the probability, left to all candidates but a mark
 ALL = 128  # scores up to which every split is tried
 SMALL = 0.5  # seconds of the first calls up to which one thread is enough
 SLACK = 16  # bounds by which fresh scorers may part: training adds rounding
+CountBytes = Callable[[str], Iterable[float]]
+TEXTS = (  # whose bytes are counted
+    *("The cat  sat, on a mat.", "one\n\ntwo\n", "naïve café", "日本語"),
+    "a 🙂 b",
+)
+COUNTED = "bytes that are counted wrongly (bytes_per_token), "
 NOT_SEEN = (
-    "not seen: a model that was trained on the text beforehand, bytes that "
-    "are counted wrongly, windows longer than the texts here (block_size)"
+    "not seen: a model that was trained on the text beforehand, {}windows "
+    "longer than the texts here (block_size)"
 )
 
 
@@ -51,6 +50,8 @@ class Scoring(Scorer):
     mark: int | None = None  # between documents
     kept: bool = False  # whether state is meant to stay
     time: int = LENGTH
+    count: CountBytes = str.encode  # of each of a text's tokens
+    noise: float = 0.0  # how far two fresh scorers are apart
     slight: float = 0.0  # how far scores moved, as rounding may
     blocked: str = ""  # the failed property without which none has a verdict
 
@@ -85,47 +86,55 @@ class Scoring(Scorer):
         text[chosen] = self.ids[others(old, len(self.ids), self.generator)]
         return text
 
-    def differ(self, one: Scores, two: Scores, bounds: int = 1) -> bool:
-        """Whether scores are further apart than rounding explains."""
-        far = max(one.moved(two), default=0.0)
-        return far > bounds * self.bound(one)
+    def least(self, scores: Scores) -> float:
+        """Return the size up to which a difference of scores is rounding."""
+        return scores.bound(rounding_of(self.unit)) + 4 * self.noise
+
+    def apart(self, one: Scores, two: Scores, bounds: int = 1) -> str:
+        """Say by how much scores differ most, and where; "": by rounding."""
+        far = one.moved(two)
+        at = max(far, key=far.__getitem__, default=None)
+        if at is None or not far[at] > bounds * self.least(one):
+            return ""
+        return f" by up to {far[at]:.2g} (position {at[0]})"
 
 
 def scorer_coverage(scoring: Scoring) -> str:
     """Each position is scored once, and none is left out."""
     time = scoring.time
-    lengths = {1, 2, 3, 5, 16, 17, time // 2, time * 2 // 3, time - 1, time}
-    lengths = {n for n in lengths if 0 < n <= time}
+    shares = time // 2, time * 2 // 3, time - 1, time
+    lengths = {n for n in (1, 2, 3, 5, 16, 17, *shares) if n <= time}
     refused, first = set(), True
     for length in sorted(lengths, reverse=True):
         text = scoring.text[:length]
         try:
             scores = scoring.fresh(text)
-        except ScorerRaised:
+        except ModelRaised:
             refused.add(length)
             continue
-        words = f"{len(scores.values)} scores for {length} tokens"
-        if scores.positions is None:
+        count = Counter(scores.order)
+        total = scores.unplaced or count.total()
+        words = f"{total} scores for {length} tokens"
+        if scores.unplaced:
             scoring.blocked = "scorer_coverage"
             raise AssertionError(
                 f"{words}; pairs (position, log-probability) say which"
             )
-        count = Counter(scores.positions)
         first &= not count[0]
-        if count[0] and scoring.bos is not None:
-            raise AssertionError(
-                f"{words}: position 0 is scored, which is bos"
-            )
-        if twice := [at for at in count if count[at] > 1]:
-            raise AssertionError(
-                f"{words}: positions {spans(twice)} are scored twice or more"
-            )
         marks = [at for at in range(length) if text[at] == scoring.mark]
         # without context are a document's first token, or its mark
         excused = {0, *marks, *(at + 1 for at in marks)}
-        if missing := {*range(length)} - {*count} - excused:
+        for what, wrong in (
+            ("are scored twice or more", {k for k in count if count[k] > 1}),
+            ("are not scored", {*range(length)} - {*count} - excused),
+        ):
+            if wrong:
+                raise AssertionError(
+                    f"{words}: positions {spans(wrong)} {what}"
+                )
+        if count[0] and scoring.bos is not None:
             raise AssertionError(
-                f"{words}: positions {spans(missing)} are not scored"
+                f"{words}: position 0 is scored, which is bos"
             )
     said = (
         f"each position is scored once, at lengths {spans(lengths - refused)}"
@@ -141,32 +150,29 @@ def scorer_repeats(scoring: Scoring) -> str:
     first = scoring.scores
     scoring.fresh(scoring.other)
     again = scoring.fresh(scoring.text)
-    if scoring.differ(first, again, SLACK):
+    if by := scoring.apart(first, again, SLACK):
         scoring.blocked = "scorer_repeats"
         raise AssertionError(
-            f"a second scorer of make_score gives other "
-            f"scores{_by(first, again)}: it goes on where "
-            f"the first one ended, or draws random numbers"
+            f"a second scorer of make_score gives other scores{by}: it goes "
+            f"on where the first one ended, or draws random numbers"
         )
-    other = scoring.fresh(scoring.text, scoring.seed + 1)
-    drawn = scoring.differ(first, other, SLACK)
-    scoring.noise = max(first.moved(again), default=0.0)
-    if drawn:
+    other = scoring.fresh(scoring.text, seed=scoring.seed + 1)
+    if by := scoring.apart(first, other, SLACK):
         raise AssertionError(
-            f"with another random seed the scores differ{_by(first, other)}: "
-            f"dropout is on, or weights are drawn and not loaded"
+            f"with another random seed the scores differ{by}: dropout is on, "
+            f"or weights are drawn and not loaded"
         )
+    scoring.noise = max(first.moved(again).values(), default=0.0)
     return f"two fresh scorers agree, to {scoring.noise:.2g}"
 
 
 def scorer_state(scoring: Scoring) -> str:
     """What one text leaves behind does not move the scores of the next."""
-    score = scoring.make()
-    texts = scoring.text, scoring.other, scoring.text
-    first, _, again = (scoring.call(score, text) for text in texts)
-    if not scoring.differ(first, again):
+    again = scoring.fresh(scoring.text, scoring.other, scoring.text)
+    by = scoring.apart(scoring.scores, again)
+    if not by:
         return "a text has the same scores behind another text"
-    words = f"behind another text a text's scores differ{_by(first, again)}"
+    words = f"behind another text a text's scores differ{by}"
     if scoring.kept:
         return f"{words}, as declared"
     raise AssertionError(f'{words}: reset the state, or declare state="kept"')
@@ -174,39 +180,36 @@ def scorer_state(scoring: Scoring) -> str:
 
 def scorer_causality(scoring: Scoring) -> str:
     """No score that was made before a token was scored changes with it."""
-    tried, found, leak, where = 0, 0, "", "that of the text"
+    tried, leaks, where = 0, [], "that of the text"
     for share, text in ((0.5, scoring.text), (1.0, scoring.repeating)):
         with scoring.budget.part("the splits", share=share):
             scores = scoring.fresh(text)
-            order, bound = scores.order, scoring.bound(scores)
+            order, least = scores.order, scoring.least(scores)
             if order != sorted(order):
                 where = "not that of the text"
             count = len(order) if len(order) <= ALL else SPLITS
             for k in splits_to_try(len(order), scoring.generator, count):
-                before = Scores(order[:k], scores.values[:k])
-                later = [*dict.fromkeys(order[k:])]
-                later = [at for at in later if at not in order[:k]]
-                changed = scoring.change(text, later)
+                later = [at for at in order[k:] if at not in order[:k]]
+                changed = scoring.change(text, dict.fromkeys(later))
                 if torch.equal(changed, text):
                     continue
                 tried += 1
-                other = scoring.fresh(changed)
-                if (size := max(before.moved(other))) <= bound:
+                before, other = scores.first(k), scoring.fresh(changed)
+                size = max(before.moved(other).values())
+                if size > least:
+                    leaks.append((text, before, later, other))
+                else:
                     scoring.slight = max(scoring.slight, size)
-                    continue
-                found += 1
-                with scoring.budget.overtime():
-                    leak = leak or _leak(scoring, text, before, later, other)
     if not tried:
         raise SkipCheck("no time, or no score that another one comes behind")
-    if leak:
+    if leaks:
         hint = (
             "; if scores are not made from left to right, return pairs "
             "(position, log-probability) in the order in which they are"
         )
         raise AssertionError(
-            f"{leak}; {found} of {tried} splits show such a leak"
-            f"{hint * (where == 'that of the text')}"
+            f"{_leak(scoring, *leaks[0])}; {len(leaks)} of {tried} splits "
+            f"show such a leak{hint * (where == 'that of the text')}"
         )
     said = (
         f"no score moves with a token that is scored later: {tried} splits "
@@ -218,12 +221,11 @@ def scorer_causality(scoring: Scoring) -> str:
             f"{dtype_name(scoring.unit)} may: a smaller leak is not seen"
         )
     start = scoring.text[: scoring.time // 2 + 1]
-    with suppress(ScorerRaised, UnusableModel), scoring.budget.overtime():
-        alone = scoring.fresh(start)
-        if scoring.differ(alone, scoring.scores):
+    with suppress(ModelRaised, UnusableModel), scoring.budget.overtime():
+        if by := scoring.apart(scoring.fresh(start), scoring.scores):
             said += (
-                f"; the first {len(start)} tokens alone have other "
-                f"scores{_by(alone, scoring.scores)}: the length moves them"
+                f"; the first {len(start)} tokens alone have other scores{by}"
+                f": the length moves them"
             )
     return said
 
@@ -236,24 +238,19 @@ def _leak(
     other: Scores,
 ) -> str:
     """Say which scores move, with one token if it is enough."""
-    one, at = scoring.change(text, later[:1]), later[0]
-    alone, bound = scoring.fresh(one), scoring.bound(before)
-    words = "it and all that is scored behind it change"
-    if scoring.differ(before, alone):
+    at, words = later[0], "it and all that is scored behind it change"
+    one = scoring.change(text, [at])
+    with scoring.budget.overtime():
+        alone = scoring.fresh(one)
+    if by := scoring.apart(before, alone):
         other, words = alone, f"it changes from {text[at]} to {one[at]}"
-    count = sum(size > bound for size in before.moved(other))
+    by = by or scoring.apart(before, other)
+    sizes, least = before.moved(other).values(), scoring.least(before)
     return (
-        f"in a text of {len(text)} tokens, {count} of the "
-        f"{len(before.order)} scores made before that of token {at} move when "
-        f"{words},{_by(before, other)}"
+        f"in a text of {len(text)} tokens, {sum(s > least for s in sizes)} of "
+        f"the {len(sizes)} scores made before that of token {at} move when "
+        f"{words},{by}"
     )
-
-
-def _by(first: Scores, other: Scores) -> str:
-    """Say by how much and where scores differ most."""
-    far = first.moved(other)
-    at = max(range(len(far)), key=far.__getitem__)
-    return f" by up to {far[at]:.2g} (position {first.order[at]})"
 
 
 def scorer_normalised(scoring: Scoring) -> str:
@@ -266,58 +263,54 @@ def scorer_normalised(scoring: Scoring) -> str:
         last = len(order) - 1
         ends = sorted({int(first * last), last})
         cases += [(text, order[k]) for k in ends if order]
-    said, rests = list[str](), list[float]()
+    sums = list[tuple[str, float]]()
     for number, (text, at) in enumerate(cases):
         drawn = torch.randperm(scoring.vocab_size, generator=scoring.generator)
         found: dict[int, float] = {}
         share = 1 / (len(cases) - number)
         with scoring.budget.part("the candidates", share=share):
             for token in dict.fromkeys([*text.tolist(), *drawn.tolist()]):
-                changed = text.clone()
-                changed[at] = token
-                scores = scoring.fresh(changed).by_key()
-                found[token] = scores.get((at, 0), -math.inf)
+                found[token] = _candidate(scoring, text, at, token)
         if found:
-            repeats = " of a text with repeats" * (text is scoring.repeating)
-            apart = scoring.mark in found and _splits(scoring, text, at)
-            words = _sum(scoring, found, f"position {at}{repeats}", apart)
-            said.append(words[0])
-            rests.append(words[1])
-    if not said:
+            sums.append(_sum(scoring, text, at, found))
+    if not sums:
         raise SkipCheck("no time, or no score")
-    if max(rests) < LITTLE:
+    said = ", ".join(words for words, _ in sums)
+    if max(rest for _, rest in sums) < LITTLE:
         raise AssertionError(
             f"the mark would have more than half of the probability "
-            f"everywhere: that of a token's candidates sums to "
-            f"{', '.join(said)}"
+            f"everywhere: that of a token's candidates sums to {said}"
         )
-    return (
-        f"the probabilities of a token's candidates sum to {', '.join(said)}"
-    )
+    return f"the probabilities of a token's candidates sum to {said}"
 
 
-def _splits(scoring: Scoring, text: Text, at: int) -> bool:
-    """Whether a mark at a position is not scored from what is before it."""
+def _candidate(scoring: Scoring, text: Text, at: int, token: int) -> float:
+    """Return the score of a token that is put at a position."""
     text = text.clone()
-    text[at] = int(scoring.mark or 0)
+    text[at] = token
+    return scoring.fresh(text).table.get((at, 0), -math.inf)
+
+
+def _splits(scoring: Scoring, text: Text, at: int, mark: int) -> bool:
+    """Whether a mark at a position is not scored from what is before it."""
+    texts = text, scoring.change(text, range(at))
     with scoring.budget.overtime():
-        scores = scoring.fresh(text)
-        other = scoring.fresh(scoring.change(text, range(at)))
-    one, two = (s.by_key().get((at, 0), -math.inf) for s in (scores, other))
+        one, two = (_candidate(scoring, each, at, mark) for each in texts)
     # weights that are kept carry what is before it
-    return (
-        scoring.kept or one == two or abs(one - two) <= scoring.bound(scores)
-    )
+    same = one == two or abs(one - two) <= scoring.least(scoring.scores)
+    return scoring.kept or same
 
 
 def _sum(
-    scoring: Scoring, found: dict[int, float], where: str, apart: bool
+    scoring: Scoring, text: Text, at: int, found: dict[int, float]
 ) -> tuple[str, float]:
     """Return what a token's candidates sum to, in words and without a mark.
 
     Raises:
         AssertionError: where it is not 1, and a mark does not explain it.
     """
+    repeats = " of a text with repeats" * (text is scoring.repeating)
+    where = f"position {at}{repeats}"
     shares = {token: math.exp(min(s, 99.0)) for token, s in found.items()}
     total, size = sum(shares.values()), scoring.vocab_size
     said = f"{total:.4f} at {where}"
@@ -330,14 +323,15 @@ def _sum(
         total = max(total, 1.0)
     if abs(total - 1) <= slack:
         return said, 1.0
-    if scoring.mark in [*shares]:
-        own = shares[int(scoring.mark or 0)]
-        rest = total - own
+    mark = scoring.mark
+    if mark is not None and mark in shares:
+        rest = total - shares[mark]
         # behind what is split off, chunks may begin elsewhere
-        if rest <= 1 + slack and (apart or total + own >= 1 - slack):
+        whole = total + shares[mark] >= 1 - slack
+        if rest <= 1 + slack and (whole or _splits(scoring, text, at, mark)):
             return (
-                f"{said} ({rest:.4f} without the mark {scoring.mark}, which "
-                f"splits the text: no verdict on the rest)"
+                f"{said} ({rest:.4f} without the mark {mark}, which splits "
+                f"the text: no verdict on the rest)"
             ), rest
     hint = ""
     factor = 1 / math.log(2) if scoring.bits else math.log(2)
@@ -349,8 +343,7 @@ def _sum(
     side = "much" if total > 1 else "little"
     raise AssertionError(
         f"the probabilities of a token's {size:,} candidates sum to "
-        f"{total:.6g} at {where}, {abs(total - 1):.4g} too "
-        f"{side}{hint}"
+        f"{total:.6g} at {where}, {abs(total - 1):.4g} too {side}{hint}"
     )
 
 
@@ -358,18 +351,16 @@ def scorer_documents(scoring: Scoring) -> str:
     """No token of a document moves a score of another one."""
     text, scores = scoring.text, scoring.scores
     numbers = text.eq(scoring.mark or 0).cumsum(0).tolist()
-    inside = {
-        at: n for at, n in enumerate(numbers) if not scoring.fixed(text, at)
-    }
     said = f"{numbers[-1] + 1} documents do not move each other"
+    least = scoring.least(scores)
+    inside = [k for k in range(len(text)) if not scoring.fixed(text, k)]
     for document in range(numbers[-1] + 1):
-        own = [at for at in inside if inside[at] == document]
+        own = [at for at in inside if numbers[at] == document]
         sizes = scores.moved(scoring.fresh(scoring.change(text, own)))
         moved = {
             at: size
-            for at, size in zip(scores.order, sizes, strict=True)
-            if size > scoring.bound(scores)
-            and inside.get(at, document) != document
+            for (at, _), size in sizes.items()
+            if size > least and at in {*inside} - {*own}
         }
         behind = {at for at in moved if int(text[at - 1]) == scoring.mark}
         if moved.keys() - behind:
@@ -390,6 +381,28 @@ def scorer_documents(scoring: Scoring) -> str:
     return said
 
 
+def scorer_bytes(scoring: Scoring) -> str:
+    """The bytes that are counted for a text's tokens are the text's."""
+    refused = 0
+    for text in TEXTS:
+        try:
+            with during("", f"bytes_per_token of {text!r}"):
+                counted = [*map(float, scoring.count(text))]
+        except ModelRaised:
+            refused += 1  # letters that a tokenizer does not know
+            if refused == len(TEXTS):
+                raise
+            continue
+        total, size = sum(counted), len(text.encode())
+        if total != size:
+            raise AssertionError(
+                f"the {len(counted)} tokens of {text!r} are counted as "
+                f"{total:g} bytes, and the text has {size}"
+            )
+    said = f"the tokens of {len(TEXTS) - refused} texts have their bytes"
+    return said + (f"; {refused} texts raised" if refused else "")
+
+
 PROPERTIES = (
     scorer_coverage,
     scorer_repeats,
@@ -397,6 +410,7 @@ PROPERTIES = (
     scorer_causality,
     scorer_normalised,
     scorer_documents,
+    scorer_bytes,
 )
 BRIEF = ("scorer_coverage", "scorer_repeats")  # may take all seconds left
 
@@ -410,6 +424,7 @@ def check_scorer(
     documents: int | None = None,
     bits: bool = False,
     state: Literal["fresh", "kept"] = "fresh",
+    bytes_per_token: CountBytes | None = None,
     block_size: int = LENGTH,
     seed: int = 0,
     budget: float | None = None,
@@ -429,6 +444,8 @@ def check_scorer(
             each other's scores.
         bits: whether scores are in bits; False: in nats.
         state: "kept" where one text is meant to move the scores of the next.
+        bytes_per_token: from a text to the bytes that are counted for each of
+            its tokens: lambda text: table[tokenizer.encode(text)].
         block_size: tokens of the longest text tried.
         seed: of texts and of the scorer's random numbers.
         budget: seconds; None: 225.
@@ -460,20 +477,35 @@ def check_scorer(
     printed = io.StringIO()
     start, count = perf_counter(), torch.get_num_threads()
     with isolated(seed), redirect_stdout(printed), few_threads(0, 0, 1):
-        kept = state == "kept"
-        sizes = vocab_size, bos, documents, kept, block_size
-        scoring = Scoring(make_score, bits, seed, *sizes)
+        scoring = Scoring(
+            make_score,
+            bits,
+            seed,
+            vocab_size,
+            bos,
+            documents,
+            state == "kept",
+            block_size,
+            bytes_per_token or str.encode,
+        )
     if perf_counter() - start < SMALL:
         count = 1
-    chosen = PROPERTIES[: -1 if documents is None else None]
-    names = [function.__name__ for function in chosen]
-    name = getattr(make_score, "__name__", type(make_score).__name__)
-    report = Report(name, vocab_size, block_size, names, notes=[NOT_SEEN])
+    without = {scorer_documents} if documents is None else set()
+    without |= {scorer_bytes} if bytes_per_token is None else set()
+    chosen = [each for each in PROPERTIES if each not in without]
+    report = Report(
+        getattr(make_score, "__name__", type(make_score).__name__),
+        vocab_size,
+        block_size,
+        [function.__name__ for function in chosen],
+        notes=[NOT_SEEN.format(COUNTED * (scorer_bytes in without))],
+    )
     scoring.budget = clock = Budget(DEFAULT if budget is None else budget)
     on_progress(report)
-    for number, (name, function) in enumerate(zip(names, chosen, strict=True)):
-        done = clock.calls
-        clock.start(name, 1.0 if name in BRIEF else 1 / (len(names) - number))
+    for number, function in enumerate(chosen):
+        done, name = clock.calls, function.__name__
+        left = 1 if name in BRIEF else len(chosen) - number
+        clock.start(name, 1 / left)
         with (
             isolated(seed),
             redirect_stdout(printed),
@@ -504,9 +536,9 @@ def _judge(
         return "passed", function(scoring)
     except SkipCheck as error:
         return "skipped", str(error)
-    except AssertionError as error:
-        return "failed", str(error)
-    except (ScorerRaised, UnusableModel) as error:
+    except (ModelRaised, UnusableModel) as error:
         if debug:
             raise
         return "error", f"no verdict: {error}"
+    except AssertionError as error:
+        return "failed", str(error)

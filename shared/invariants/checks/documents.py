@@ -1,28 +1,37 @@
 """Documents that are packed in one row do not see each other."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from ..cases import EVAL, OWN
 from ..check import SkipCheck, Subject, check
 from ..dependence.prover import prove_documents
-from ..documents import BESIDE, HIDES, Packing, packings
+from ..documents import HIDES, Packing, packings, promised
 from ..errors import ModelRaised
 from ..losses import shifts_of
 from ..model.reading import find_loss
 from ..model.sizes import TILES, WINDOW, all_declared
-from ..moves.moved import moves
+from ..moves.leaks import LeakFinder, Trial
 from ..rounding import dtype_name, real_gap
 from ..tokens import draw, others, spans
 from ..variant import Variant, both, build
 
-Fault = tuple[float, str]  # how far scores move, and the sentence
+
+class Fault(NamedTuple):
+    """How far scores move, and the sentence of a failure."""
+
+    size: float
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.size:.2g}"
+
+
 UNKNOWN = (
     "the call takes nothing that says where documents are: name it with "
     "documents=..., in the shell --documents"
@@ -54,7 +63,7 @@ def check_documents(subject: Subject) -> str:
     if not rows:
         raise SkipCheck("no row of two documents is as long as the model asks")
     try:
-        return (_promised if ways[0].promised else _seen)(subject, ways, rows)
+        return (_promised if promised(subject) else _seen)(subject, ways, rows)
     except ModelRaised as error:  # accepted is not obeyed, refused no fault
         raise SkipCheck(f"not tried: {error}") from error
 
@@ -77,16 +86,15 @@ def _promised(
     """Require that documents are apart in one of the ways to count them."""
     faults: list[Fault] = []
     for way in ways:
-        beside = _beside(subject, way)
-        fault = _first_fault(subject, way, rows, beside)
+        fault = _first_fault(subject, way, rows, way.beside)
         if fault is None:
             break
         faults.append(fault)
     else:
-        text, way = faults[0][1], ways[0]
-        uncached = _without_cache(subject, way)
-        if uncached and not _first_fault(subject, uncached, rows, [""]):
-            text += f"; {uncached.words} they are apart"
+        text, way = faults[0].words, ways[0]
+        for uncached in way.without_cache(subject):
+            if not _first_fault(subject, uncached, rows):
+                text += f"; {uncached.words} they are apart"
         if way.mark is None:
             proof = prove_documents(subject, way)
             if proof.culprit is not None:
@@ -94,7 +102,7 @@ def _promised(
         raise AssertionError(text)
     lengths = spans({n for row in rows for n in row})
     text = f"documents of {lengths} tokens are apart by {way.words}"
-    text += "; with attention masks beside, too" * (len(beside) > 1)
+    text += "; with attention masks beside, too" * (len(way.beside) > 1)
     text += _boundary(subject, way, rows[0])
     if way.mark is not None:
         return text
@@ -105,43 +113,26 @@ def _seen(subject: Subject, ways: list[Packing], rows: list[list[int]]) -> str:
     """Say what isolates documents, where nothing promises it."""
     texts, few = [], rows[:2]
     for way in ways:
-        fault = _first_fault(subject, way, few, [""])
-        uncached, not_so = _without_cache(subject, way), []
-        if fault is not None and uncached is not None:
-            not_so = [f"without it: {fault[0]:.2g}"]
-            fault = _first_fault(subject, uncached, few, [""])
+        fault, not_so = _first_fault(subject, way, few), []
+        for uncached in way.without_cache(subject) if fault else ():
+            not_so = [f"without it: {fault}"]
+            fault = _first_fault(subject, uncached, few)
             way = way if fault else uncached
-        if fault is not None:
-            texts.append(f"not isolated by {way.words}: {fault[0]:.2g}")
+        if fault:
+            texts.append(f"not isolated by {way.words}: {fault}")
             continue
-        beside = _beside(subject, way)[1:2]
-        fault = _first_fault(subject, way, few, beside)
-        if fault is not None:
-            size = f"{fault[0]:.2g}"
-            not_so.append(f"with an attention mask of ones beside it: {size}")
+        if masked := _first_fault(subject, way, few, way.beside[1:2]):
+            words = "with an attention mask of ones beside it"
+            not_so.append(f"{words}: {masked}")
         texts.append("; not ".join([f"isolated by {way.words}", *not_so]))
     return f"no promise; documents are {'; '.join(texts)}"
-
-
-def _without_cache(subject: Subject, way: Packing) -> Packing | None:
-    """Return the way where no cache is asked for, if the call can say so."""
-    flags = {*subject.caller.arguments, *subject.caller.own_arguments}
-    words = f"{way.words} with use_cache=False"
-    if "use_cache" not in flags:
-        return None
-    return replace(way, words=words, more={"use_cache": False})
-
-
-def _beside(subject: Subject, way: Packing) -> list[str]:
-    """Return the masks that can be given beside what a way gives."""
-    return BESIDE if subject.caller.takes_mask and not way.masks else [""]
 
 
 def _first_fault(
     subject: Subject,
     way: Packing,
     rows: list[list[int]],
-    beside: list[str],
+    beside: tuple[str, ...] = ("",),
 ) -> Fault | None:
     generator = subject.generator()
     for variant in both(subject):
@@ -160,78 +151,54 @@ def _faults(
     generator: torch.Generator,
 ) -> Iterator[Fault]:
     """Replace each document, then compare each with itself alone."""
-    subject = variant.subject
+    subject, count = variant.subject, len(lengths)
     tokens = draw(subject.vocab_size, 1, sum(lengths), generator)
-    text = way.text(lengths, tokens)
-    ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    text = way.text(lengths, subject.one_document(tokens))
+    ids = torch.arange(count).repeat_interleave(torch.tensor(lengths))
+    mine = ids == torch.arange(count).unsqueeze(1)
     hidden = beside == HIDES  # the last document
+    base = text.repeat(count, 1)
+    new = others(base, subject.vocab_size, generator)
+    new = subject.one_document(torch.where(mine, new, base))
+    changed = way.text(lengths, new)
+    still = ~mine & ~(hidden & mine[-1])
+    row_of = f"of {count} ({', '.join(map(str, lengths))} tokens)"
     eval_run, train_run = (
         variant.run_as(way.case(lambda _: lengths, training, beside))
         for training in (False, True)
     )
     for run in (eval_run, train_run):
-        yield from _moved(run, way, lengths, text, ids, hidden, generator)
+        trial = Trial(run, base, changed, [0] * count, still=still)
+        leak = LeakFinder().find(trial)
+        if leak is not None:
+            one, two = leak.trial.base[leak.row], leak.trial.changed[leak.row]
+            at = (one != two).nonzero()[0, 0]
+            yield Fault(
+                leak.size,
+                f"document {ids[at]} {row_of} moves the scores of document "
+                f"{ids[leak.position]} by {leak.size:.2g}, at position "
+                f"{leak.position} of the row {_where(run, leak.noise)}",
+            )
     alone = variant.run_as(OWN if way.own else EVAL)
-    for document in range(len(lengths) - hidden):
-        at = (ids == document).nonzero().flatten()
-        if not subject.lengths.accepts(len(at)):
+    for document, at in enumerate(mine[: count - hidden]):
+        if not subject.lengths.accepts(lengths[document]):
             continue
         packed = partial(_scores, eval_run, text, at)
         single = partial(_scores, alone, text[:, at])
-        gap = real_gap(eval_run.model, packed, single)
-        if gap is not None:
-            yield (
+        if gap := real_gap(eval_run.model, packed, single):
+            yield Fault(
                 gap.size,
-                f"document {document} of {_named(lengths)} has other scores "
-                f"alone: by {gap.size:.2g} at its position {gap.at[0]}, "
-                f"though no token of another was seen to move it: do its "
-                f"positions start again? {_where(eval_run, gap.noise)}",
+                f"document {document} {row_of} has other scores alone: by "
+                f"{gap.size:.2g} at its position {gap.at[0]}, though no token "
+                f"of another was seen to move it: do its positions start "
+                f"again? {_where(eval_run, gap.noise)}",
             )
-
-
-def _moved(
-    run: Variant,
-    way: Packing,
-    lengths: list[int],
-    text: Int[Tensor, "1 time"],
-    ids: Int[Tensor, "time"],
-    hidden: bool,
-    generator: torch.Generator,
-) -> Iterator[Fault]:
-    """Yield how one document moves another."""
-    count = len(lengths)
-    base = text.repeat(count, 1)
-    mine = ids == torch.arange(count).unsqueeze(1)
-    new = others(base, run.subject.vocab_size, generator)
-    changed = way.text(lengths, torch.where(mine, new, base))
-    shown = ~mine & ~(hidden & (ids == count - 1))
-    for moved in moves(run, base, changed):
-        for row, by in zip(moved.rows, moved.by, strict=True):
-            if not float((by * shown[row]).max()) > moved.least:
-                continue
-            one, two = base[row : row + 1], changed[row : row + 1]
-            if run.case.training and run.draws(one) != run.draws(two):
-                continue
-            calls = partial(_scores, run, one), partial(_scores, run, two)
-            gap = real_gap(run.model, *calls, shown=shown[row])
-            if gap is not None:
-                at = gap.at[0]
-                yield (
-                    gap.size,
-                    f"document {row} of {_named(lengths)} moves the scores "
-                    f"of document {int(ids[at])} by {gap.size:.2g}, at "
-                    f"position {at} of the row {_where(run, gap.noise)}",
-                )
 
 
 def _scores(
     run: Variant, text: Tensor, at: Tensor | slice = slice(None)
 ) -> Tensor:
     return run.scores(text)[0, at]
-
-
-def _named(lengths: list[int]) -> str:
-    return f"{len(lengths)} ({', '.join(map(str, lengths))} tokens)"
 
 
 def _where(run: Variant, noise: float) -> str:

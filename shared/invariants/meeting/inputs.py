@@ -34,46 +34,36 @@ def find_inputs(subject: Subject, variant: Variant) -> Subject:
     """Find the form of each argument, and what is never given."""
     caller = subject.caller
     with_own = bool(caller.own_arguments) and _scores(variant, OWN) is not None
-    groups: dict[tuple[str, bool], list[Input]] = {}
+    names = [*caller.arguments, *(caller.own_arguments if with_own else ())]
+    groups: dict[tuple[str, bool], dict[int, list[Input]]] = {}
     for each in caller.inputs:
-        if with_own or not each.own:
-            key = each.name, each.kind == FOUR_AXES
-            groups.setdefault(key, []).append(each)
-    found: list[Input] = []
+        four_axes = each.kind == FOUR_AXES
+        if each.own <= with_own and (caller.takes_mask or not four_axes):
+            forms = groups.setdefault((each.name, four_axes), {})
+            forms.setdefault(each.form, []).append(each)
+    found, never = list[Input](), list[str]()
     closed: set[str] = {*caller.given, *caller.never}
-    never: list[str] = []
     for (name, four_axes), forms in groups.items():
-        if four_axes and not caller.takes_mask:
-            continue
-        for form in range(1 + forms[-1].form):
-            alike = [each for each in forms if each.form == form]
-            answered, errors = _answered(subject, variant, alike)
+        for alike in forms.values():
+            answered, errors = _answered(variant, alike)
             found += answered
-            if answered or form == forms[-1].form:
+            if answered:
                 break
         cause = errors[0].__cause__ if errors else None
         if isinstance(cause, REFUSALS) and name in sentence(cause):
             closed.add(name)
             kind = type(cause).__name__
             subject = subject.noted(f"the model refuses {name} ({kind})")
-            continue
-        if errors and not four_axes and not ANSWER.fullmatch(name):
+        elif errors and not four_axes and not ANSWER.fullmatch(name):
             subject = subject.noted(f"not tried: {errors[0]}")
-            if answered and forms[0].kind == FLAGS and name not in closed:
-                left = [e.words for e in alike if e not in answered]
-                never += left
-    given = {each.name for each in found}
-    if any(CU_SEQLENS.fullmatch(name) for name in given):
-        closed |= {n for n in caller.arguments if CU_SEQLENS.fullmatch(n)}
-        closed |= {n for n in caller.arguments if MAX_SEQLEN.fullmatch(n)}
-    if caller.takes_mask:
-        closed.add(MASK)
-    names = [*caller.arguments, *(caller.own_arguments if with_own else ())]
-    never += [
-        name
-        for name in names
-        if name not in given | closed and not passed_over(name)
-    ]
+            if answered and alike[0].kind == FLAGS and name not in closed:
+                never += [e.words for e in alike if e not in answered]
+    closed |= {each.name for each in found}
+    if any(CU_SEQLENS.fullmatch(each.name) for each in found):
+        together = CU_SEQLENS.fullmatch, MAX_SEQLEN.fullmatch
+        closed |= {n for n in names if any(one(n) for one in together)}
+    closed |= {MASK} if caller.takes_mask else set()
+    never += [n for n in names if n not in closed and not passed_over(n)]
     return replace(
         subject,
         caller=replace(caller, inputs=tuple(found)),
@@ -83,11 +73,10 @@ def find_inputs(subject: Subject, variant: Variant) -> Subject:
 
 
 def _answered(
-    subject: Subject, variant: Variant, alike: list[Input]
+    variant: Variant, alike: list[Input]
 ) -> tuple[list[Input], list[ModelRaised]]:
     """Return which inputs of a form the model answers, and exceptions."""
-    answered: list[Input] = []
-    errors: list[ModelRaised] = []
+    answered, errors = list[Input](), list[ModelRaised]()
     for each in alike:
         case = Case(
             f"with {each.words}",

@@ -15,8 +15,8 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import torch
@@ -78,20 +78,20 @@ class Input:
         kind: of KINDS.
         words: of a message.
         make: returns the arguments by their names.
-        form: forms of an argument are alternatives, in this order.
-        own: whether the model's own call takes it, and its log_probs not.
         visible: the positions that a mask shows, as shares of the length.
         single: whether a call takes one row.
+        form: forms of an argument are alternatives, in this order.
+        own: whether the model's own call takes it, and its log_probs not.
     """
 
     name: str
     kind: str
     words: str
     make: Callable[[Tensor], dict[str, Any]]
-    form: int = 0
-    own: bool = False
     visible: tuple[float, float] | None = None
     single: bool = False
+    form: int = 0
+    own: bool = False
 
 
 # --- How arguments are made --------------------------------------------------
@@ -151,19 +151,25 @@ def _added(tokens: Tensor) -> Tensor:
     )
 
 
-def blocks(documents: Tensor) -> Any:
-    """Return a BlockMask: causal, within documents of some ids (time,)."""
-
-    def mask_mod(row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (q >= k) & (documents[q] == documents[k])
-
-    sizes = None, None, *[len(documents)] * 2
+@lru_cache(maxsize=64)  # it takes as long as a call of a small model
+def blocks(lengths: tuple[int, ...], device: torch.device) -> Any:
+    """Return a BlockMask: causal, within documents of some lengths."""
     make = sys.modules[FLEX].create_block_mask
-    return make(mask_mod, *sizes, device=documents.device)
+    with torch.inference_mode(False):  # a call that trains may get it, too
+        sizes = torch.tensor(lengths, device=device)
+        ids = torch.arange(len(lengths), device=device)
+        ids, time = ids.repeat_interleave(sizes), sum(lengths)
+
+        def mask_mod(
+            row: Tensor, head: Tensor, q: Tensor, k: Tensor
+        ) -> Tensor:
+            return (q >= k) & (ids[q] == ids[k])
+
+        return make(mask_mod, None, None, time, time, device=device)
 
 
 def _blocks(tokens: Tensor) -> Any:
-    return blocks(torch.zeros_like(tokens[0]))
+    return blocks((tokens.size(1),), tokens.device)
 
 
 def _states(width: int, tokens: Tensor) -> Tensor:
@@ -186,7 +192,7 @@ KINDS: dict[str, tuple[str, tuple[Make, ...]]] = {
         rf"{DOCUMENT}|docs?|documents?",
         (halves, lambda tokens: halves(tokens).int(), _one_row),
     ),
-    "cu_seqlens": (CU_SEQLENS.pattern, (_ends,)),
+    "cu_seqlens": (CU_SEQLENS.pattern, ()),
     "labels": (r"targets?|labels|y", (labels,)),
     PADDING: (r"(?!encoder_|\w*head)\w*mask", ()),
     FOUR_AXES: (MASK, (_four_axes,)),
@@ -231,45 +237,71 @@ def inputs_of(
         theirs: the user's own makers.
         own: whether the model's own call takes them, and its log_probs not.
     """
-    lengths = [name for name in parameters if MAX_SEQLEN.fullmatch(name)]
-    ends = [name for name in parameters if CU_SEQLENS.fullmatch(name)]
     for name, parameter in parameters.items():
-        if name in theirs:
-            maker = theirs[name]
-            if callable(maker):
-                make = partial(named, (name,), maker)
-                yield Input(name, USERS, name, make, own=own)
+        maker = theirs.get(name)
+        if callable(maker):
+            forms = [[_input(name, USERS, maker)]]
+        elif maker is not None:
             continue
-        if (flags := _flags(name, parameter)) is not None:
-            for flag in flags:
-                make = partial(_flag, name, flag)
-                words = f"{name}={flag}"
-                yield Input(name, FLAGS, words, make, own=own)
+        elif (flags := _flags(name, parameter)) is not None:
+            forms = [[_flag(name, flag) for flag in flags]]
+        else:
+            forms = [*_forms(model, parameters, name, own)]
+        for form, alike in enumerate(forms):
+            yield from (replace(one, form=form, own=own) for one in alike)
+
+
+def _input(name: str, kind: str, make: Make, words: str = "") -> Input:
+    return Input(name, kind, words or name, lambda ids: {name: make(ids)})
+
+
+def _flag(name: str, flag: bool) -> Input:
+    return _input(name, FLAGS, lambda ids: flag, f"{name}={flag}")
+
+
+def _forms(
+    model: Any,
+    parameters: Mapping[str, inspect.Parameter],
+    name: str,
+    own: bool,
+) -> Iterator[list[Input]]:
+    """Yield the alternatives of an argument whose kind its name says."""
+    if takes_blocks(name, parameters[name]):
+        yield [_input(name, BLOCKS, _blocks)]
+    for kind, (names, makes) in KINDS.items():
+        if not re.fullmatch(names, name):
             continue
-        if takes_blocks(name, parameter):
-            make = partial(named, (name,), _blocks)
-            yield Input(name, BLOCKS, name, make, own=own)
-        for kind, (names, makes) in KINDS.items():
-            if not names or not re.fullmatch(names, name):
-                continue
-            if kind == "cu_seqlens":
-                if name == ends[0]:
-                    make = partial(_packed, ends, lengths)
-                    yield Input(name, kind, name, make, 0, own, single=True)
-                continue
-            for form, each in enumerate(makes):
-                words = kind if kind == FOUR_AXES else name
-                make = partial(named, (name,), each)
-                single = each is _one_row
-                yield Input(name, kind, words, make, form, own, None, single)
-            if kind == PADDING and (own or name != MASK):
-                yield from _masks(name, own)
-            if kind == "states of an encoder":
-                config = getattr(model, "config", None)
-                sizes = [getattr(config, name, None) for name in WIDTHS]
-                for width in [n for n in sizes if isinstance(n, int)][:1]:
-                    make = partial(named, (name,), partial(_states, width))
-                    yield Input(name, kind, name, make, own=own)
+        for make in makes:
+            words = kind if kind == FOUR_AXES else name
+            one = _input(name, kind, make, words)
+            yield [replace(one, single=make is _one_row)]
+        if kind == "cu_seqlens":
+            ends = [n for n in parameters if CU_SEQLENS.fullmatch(n)]
+            longest = [n for n in parameters if MAX_SEQLEN.fullmatch(n)]
+            make = partial(_packed, ends, longest)
+            if name == ends[0]:
+                yield [Input(name, kind, name, make, single=True)]
+        if kind == PADDING and (own or name != MASK):
+            for hides in (False, True):
+                yield [
+                    replace(
+                        _input(
+                            name,
+                            kind,
+                            partial(_padding, visible, hides),
+                            f"{how} {name}",
+                        ),
+                        visible=visible,
+                    )
+                    for how, visible in SHOWN.items()
+                ]
+            for make in (_earlier, _later, _added, _four_axes):
+                yield [_input(name, kind, make)]
+        if kind == "states of an encoder":
+            config = getattr(model, "config", None)
+            sizes = [getattr(config, width, None) for width in WIDTHS]
+            for width in [n for n in sizes if isinstance(n, int)][:1]:
+                yield [_input(name, kind, partial(_states, width))]
 
 
 def passed_over(name: str) -> bool:
@@ -281,21 +313,10 @@ def passed_over(name: str) -> bool:
     )
 
 
-def named(names: tuple[str, ...], make: Make, tokens: Tensor) -> dict:
-    """Return the arguments of some names, made alike."""
-    return dict.fromkeys(names, make(tokens))
-
-
-def _packed(ends: list[str], lengths: list[str], tokens: Tensor) -> dict:
+def _packed(ends: list[str], longest: list[str], tokens: Tensor) -> dict:
     cu_seqlens = _ends(tokens)
-    longest = int(cu_seqlens.diff().max())
-    return {n: cu_seqlens.clone() for n in ends} | {
-        n: longest for n in lengths
-    }
-
-
-def _flag(name: str, flag: bool, tokens: Tensor) -> dict:
-    return {name: flag}
+    found: dict[str, Any] = {name: cu_seqlens.clone() for name in ends}
+    return found | dict.fromkeys(longest, int(cu_seqlens.diff().max()))
 
 
 def _flags(name: str, parameter: inspect.Parameter) -> list[bool] | None:
@@ -308,19 +329,6 @@ def _flags(name: str, parameter: inspect.Parameter) -> list[bool] | None:
         return None
     skip = CAUSAL.fullmatch(name) or FLAG.fullmatch(name)
     return [] if skip else [not default]
-
-
-def _masks(name: str, own: bool) -> Iterator[Input]:
-    """Yield masks of a name that does not say what they hide."""
-    # behind form 0, a BlockMask
-    for form, hides in enumerate((False, True), 1):
-        for how, visible in SHOWN.items():
-            make = partial(named, (name,), partial(_padding, visible, hides))
-            words = f"{how} {name}"
-            yield Input(name, PADDING, words, make, form, own, visible)
-    for form, each in enumerate((_earlier, _later, _added, _four_axes), 3):
-        make = partial(named, (name,), each)
-        yield Input(name, PADDING, name, make, form, own)
 
 
 def _padding(

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ..rounding import (
@@ -34,6 +34,7 @@ class Trial:
         splits: the first position that differs, row by row.
         name: of what is tried, beside the variant.
         share: of the time left to the check, at most.
+        still: where scores must not change; None: before the splits.
     """
 
     variant: Variant
@@ -42,6 +43,7 @@ class Trial:
     splits: list[int]
     name: str = ""
     share: float = 1.0
+    still: Bool[Tensor, "rows time"] | None = None
 
     @property
     def time(self) -> int:
@@ -54,10 +56,13 @@ class Trial:
         parts = (self.variant.case.name, self.name)
         return ", ".join(part for part in parts if part)
 
-    def before(self, row: int) -> slice:
+    def before(self, row: int) -> Int[Tensor, "count"]:
         """Return the positions that must not change in a row."""
+        if self.still is not None:
+            return self.still[row].nonzero()[:, 0]
         shown = self.variant.case.shown(self.time)
-        return slice(shown.start, min(shown.stop, self.splits[row]))
+        split = max(shown.start, min(shown.stop, self.splits[row]))
+        return torch.arange(shown.start, split)
 
     def some(self, rows: list[int]) -> "Trial":
         """Return the trial of these rows alone."""
@@ -66,6 +71,7 @@ class Trial:
             base=self.base[rows],
             changed=self.changed[rows],
             splits=[self.splits[i] for i in rows],
+            still=None if self.still is None else self.still[rows],
         )
 
 
@@ -165,7 +171,7 @@ class LeakFinder:
             return None
         if not is_real(variant.model, lambda: difference()[position], noise):
             return None
-        at, dtype = position + scope.start, dtype_name(delta.dtype)
+        at, dtype = int(scope[position]), dtype_name(delta.dtype)
         return Leak(trial, row, at, size, noise, dtype)
 
 
