@@ -628,6 +628,14 @@ PASSED = [
         r"correct_models\.py:\d+ `.*bfloat16\(\)` computes in bfloat16 "
         r"inside a float64 call: scores move by 0\.00\d+$",
     ),
+    (
+        gpt(
+            add_parts=lambda self, dim: nn.init.zeros_(self.head.weight),
+            scores=lambda self, x: GPT.scores(self, x.half().to(x)),
+        ),
+        "dtype",
+        r"computes in float16 inside .*: scores move by 0\.00\d+$",
+    ),
     (lambda: GPT(block_size=300), "dtype", "float64, bfloat16, float16, an"),
     (within(lambda x: x * 1e5 / 1e5), "dtype", "or infinite in float16"),
     (
