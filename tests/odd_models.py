@@ -462,6 +462,29 @@ class LossAlone(GPT):
         return cross_entropy(logits, target_ids)
 
 
+class LossOfChunks(GPT):
+    """It returns the loss alone, summed over pieces of the text."""
+
+    def forward(self, input_ids, target_ids):
+        logits = super().forward(input_ids).flatten(0, 1)
+        pieces = logits.split(7), target_ids.flatten().split(7)
+        each = [
+            F.cross_entropy(*piece, reduction="sum")
+            for piece in zip(*pieces, strict=True)
+        ]
+        return self.whole(sum(each), target_ids)
+
+    def whole(self, loss, target_ids):
+        return loss / (target_ids >= 0).sum()
+
+
+class LossOfSums(LossOfChunks):
+    """It returns the sum of the losses alone."""
+
+    def whole(self, loss, target_ids):
+        return loss
+
+
 class ShiftsInside(GPT):
     """With labels it returns the loss alone, over the tokens behind them."""
 
@@ -528,6 +551,7 @@ SOUND = {
     Autocasts: {},
     StepInABuffer: {},
     LossAlone: {},
+    LossOfChunks: {},
     Beartyped: {},
     type("MappedGPT", (GPT,), {"mlp": Mapped}): {},
     mapped: {"vocab_size": VOCAB},
@@ -563,6 +587,12 @@ HIDDEN = [  # a model, the check that finds its fault, and words
     (short(BlocksDropped), "causality", "sees token"),
     (short(CutBlocks), "causality", "sees token"),
     (short(NoMask, mlp=Quantised), "causality", "sees token"),
+    (
+        type("LossAloneAhead", (LossOfChunks, NoMask), {"block_size": 12}),
+        "causality",
+        "position 0 sees token 1",
+    ),
+    (LossOfSums, "loss", "it is the loss summed"),
     (Packed, "causality", "one scale of the activations is taken over all"),
     (short(mlp=PerToken), "dtype", "another device"),
     (short(mlp=Magnitudes), "gradients", "stops at odd_models.py"),

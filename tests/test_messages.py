@@ -628,6 +628,14 @@ PASSED = [
         r"correct_models\.py:\d+ `.*bfloat16\(\)` computes in bfloat16 "
         r"inside a float64 call: scores move by 0\.00\d+$",
     ),
+    (
+        gpt(
+            add_parts=lambda self, dim: nn.init.zeros_(self.head.weight),
+            scores=lambda self, x: GPT.scores(self, x.half().to(x)),
+        ),
+        "dtype",
+        r"computes in float16 inside .*: scores move by 0\.00\d+$",
+    ),
     (lambda: GPT(block_size=300), "dtype", "float64, bfloat16, float16, an"),
     (within(lambda x: x * 1e5 / 1e5), "dtype", "or infinite in float16"),
     (
@@ -948,10 +956,10 @@ proved at lengths 1 to 32, in eval and train mode: \
 {PROVED}; tested: in float64, in train mode in float64, in float64 with \
 weights scaled up to activations of 300: all splits at 3, 16, 24 of 31 at 32
 lengths 2 to 32, eval and train mode
-prefixes of lengths 2 to 32
 proved at lengths 1, 7 and 32, in eval and train mode and three rows: no \
 operation lets one row reach another, whatever the weights and tokens; \
 tested: alone, reordered, repeated, among others
+prefixes of lengths 2 to 32
 the call takes nothing that says where documents are: name it with \
 documents=..., in the shell --documents
 the last scores move by 0.036

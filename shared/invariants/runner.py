@@ -294,11 +294,13 @@ class Run:
             causes = self._causes
             known = (*CHECKS[name].implied_by, *same)
             first = next((causes[k] for k in known if k in causes), name)
-            causes |= dict.fromkeys([name, *keys], first)
-            leak = name == MUST and not isinstance(
+            leak = name in PROOFS and not isinstance(
                 error, ModelRaised | NotFinite
             )
-            if first == name or leak:
+            if leak and (name == MUST or first not in PROOFS):
+                first = name  # a leak is a failure beside any other one
+            causes |= dict.fromkeys([name, *keys], first)
+            if first == name:
                 return "failed", str(error)
             return "skipped", f"see {first}: {error}"
         place = "" if isinstance(error, HookRaised) else place_of(error)

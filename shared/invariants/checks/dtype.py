@@ -17,7 +17,7 @@ from ..other_device import elsewhere
 from ..places import Place, find_place
 from ..ranks import current
 from ..rounding import dtype_name, gaps
-from ..variant import Variant, changeable, in_double
+from ..variant import Variant, changeable, in_double, redraw_zeros
 
 # An operation that lacks a dtype altogether; mixed dtypes read otherwise.
 NO_KERNEL = re.compile(
@@ -79,6 +79,7 @@ def _require_width(subject: Subject, tokens: Tensor) -> str:
         return ""
     if in_double(subject):
         variant.model.double()
+    redraw_zeros(variant.model, subject.generator())  # behind them none moves
     scores = []
     for narrowed in (Narrowed(widen=False), Narrowed(widen=True)):
         with suppress(ModelRaised), narrowed:

@@ -323,8 +323,8 @@ def _before_the_cut(
     found: list[Tensor] = []
 
     def look(module: nn.Module, args: Any, kwargs: Any, answer: Any) -> None:
-        if not isinstance(answer, Tensor) or answer.size(-1) <= vocab:
-            return
+        if not isinstance(answer, Tensor) or answer.shape[-1:] <= (vocab,):
+            return  # a loss has no axes
         if answer[..., :vocab].equal(scores):
             found.append(answer)
 

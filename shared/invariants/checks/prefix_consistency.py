@@ -16,7 +16,14 @@ from ..tokens import SHORT, draw, rows_at_once, splits_to_try
 from ..variant import Variant, both, precise
 
 
-@check(share=1, implied_by=("check_determinism", "check_causality"))
+@check(
+    share=1,
+    implied_by=(
+        "check_determinism",
+        "check_causality",
+        "check_batch_independence",
+    ),
+)
 def check_prefix_consistency(subject: Subject) -> str:
     """model(x[:, :t]) equals model(x)[:, :t].
 

@@ -155,6 +155,7 @@ def _find_out(
             f"without {name} the model answers for fewer positions: it is "
             f"called with {name}, all 0"
             for name in subject.caller.given.keys() - own.given.keys()
+            if not subject.caller.compared
         ),
     )
     if subject.fault:
@@ -163,6 +164,11 @@ def _find_out(
         subject = subject.noted(
             f"the model's own call returns no scores: {subject.caller.method} "
             f"is called for them"
+        )
+    if subject.caller.compared:
+        subject = subject.noted(
+            "the model returns a loss alone: the scores are what it compares "
+            "with its targets"
         )
     reader = subject.reader
     says_so = (

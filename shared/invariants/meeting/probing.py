@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from ..context import RecordedDraws, random_states
 from ..errors import ModelRaised, UnusableModel
 from ..model.building import KeptState
-from ..model.calling import IN_ARRAYS, SCORERS, Caller, caller_of, is_array
+from ..model.calling import (
+    IN_ARRAYS,
+    SCORERS,
+    Caller,
+    caller_of,
+    is_array,
+    no_targets,
+)
 from ..model.reading import Reader, describe, find_scores, reach, tensors_in
 from ..model.sizes import (
     ROWS,
@@ -122,8 +129,9 @@ def _call(subject: Subject, copy: Copy, size: Size, top: int) -> Any:
 def _callers(caller: Caller, model: Any) -> Iterator[Caller]:
     """Yield ways to call a model: as given, then with targets of zeros.
 
-    A function that refuses tensors may be written in arrays, and a module
-    whose own call returns a loss alone may have a method for its scores.
+    A function that refuses tensors may be written in arrays. A module whose
+    own call returns a loss alone may have a method for its scores; else they
+    are what it compares with its targets.
     """
     kinds = [caller]
     if not isinstance(model, nn.Module):
@@ -134,13 +142,15 @@ def _callers(caller: Caller, model: Any) -> Iterator[Caller]:
     names = [caller.target_name, *caller.optional]
     for name in dict.fromkeys(n for n in names if n is not None):
         if name not in caller.given:
-            given = caller.given | {name: torch.zeros_like}
+            given = caller.given | {name: no_targets}
             for kind in kinds:
                 yield replace(kind, given=given, target_name=name)
     if isinstance(model, nn.Module) and caller.target_name is not None:
         for name in SCORERS:
             if inspect.ismethod(getattr(model, name, None)):
                 yield caller_of(model, name, caller.time_first)
+        given = caller.given | {caller.target_name: no_targets}
+        yield replace(caller, given=given, compared=True)
 
 
 def _sizes(vocab: int, block: int, at: Size | None) -> Iterator[list[Size]]:
@@ -215,7 +225,7 @@ def require_batch_first(
         return subject
     vocab = subject.vocab_size
     tokens = subject.draw(batch, time)
-    change = torch.zeros_like(tokens)
+    change = no_targets(tokens)
     change[0, 0] = 1
     base, moved, equal = (
         variant.scores(ids, seed=subject.seed)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from .building import Model
 from .inputs import MASK, NEVER, Input, inputs_of, required
@@ -87,6 +88,37 @@ def shared_default(model: Model) -> str:
     return ""
 
 
+# --- Scores behind a loss ----------------------------------------------------
+
+# What takes the scores in a call that returns their loss alone.
+COMPARING = ("cross_entropy", "nll_loss", "log_softmax", "logsumexp")
+
+
+class Comparisons(TorchFunctionMode):
+    """Keeps what a model compares with its targets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, list[Tensor]] = {name: [] for name in COMPARING}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        kept = self.kept.get(getattr(func, "__name__", ""))
+        given = [*args[:1], kwargs.get("input")]
+        if kept is not None:
+            kept += [x for x in given if isinstance(x, Tensor) and x.ndim > 1]
+        return func(*args, **kwargs)
+
+    def scores(self, count: int) -> list[Tensor]:
+        """Return what may be scores of so many tokens, compared in chunks."""
+        found = next(filter(None, self.kept.values()), [])
+        if len(found) > 1 and sum(map(len, found)) == count:
+            return [torch.cat(found)]
+        return found
+
+
 # --- Calls -------------------------------------------------------------------
 
 TOKENS = ("input_ids", "idx", "tokens", "x", "ids", "input", "inputs")
@@ -126,6 +158,8 @@ class Caller:
     own_arguments: tuple[str, ...] = ()  # in the model's own call alone
     arrays: bool = False  # tensors are refused: it gets NumPy's arrays
     no_gradients: str = ""  # why none is recorded here
+    # whether scores are what the call compares with targets: it returns none
+    compared: bool = False
 
     @property
     def log_probs(self) -> bool:
@@ -169,7 +203,11 @@ class Caller:
         named = {} if token_name is None else {token_name: tokens}
         given = () if named else (tokens,)
         with torch.no_grad() if self.no_gradients else nullcontext():
-            return function(*given, **named, **extra)
+            if not self.compared:
+                return function(*given, **named, **extra)
+            with Comparisons() as comparisons:
+                loss = function(*given, **named, **extra)
+        return (*comparisons.scores(tokens.numel()), loss)
 
     def handed(self, value: Any) -> Any:
         """Return an argument in the kind that the model takes."""
@@ -247,9 +285,12 @@ def caller_of(
 
 def maker_of(name: str) -> Callable[[Tensor], Any] | None:
     """Return what makes an argument that is needed, if its name is known."""
-    if TARGETS.fullmatch(name):
-        return torch.zeros_like
-    return REQUIRED.get(name)
+    return no_targets if TARGETS.fullmatch(name) else REQUIRED.get(name)
+
+
+def no_targets(tokens: Tensor) -> Tensor:
+    """Return targets of zeros, which losses take in int64 alone."""
+    return torch.zeros_like(tokens, dtype=torch.long)
 
 
 def _with_default(
