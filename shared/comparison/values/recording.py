@@ -90,7 +90,7 @@ class Recording(Side):
         if not self.arrays:
             raise ValueError(f"{path} has no arrays of floating numbers")
         self.by_heads, self.nudgeable, self.scripted = False, False, []
-        self.weights, self.coarse, self.detached = {}, set[int](), []
+        self.coarse, self.detached = set[int](), []
         self.doubled = self.dtype == torch.float64
 
     @property

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -38,8 +39,8 @@ class Side:
             scores come out of nothing that could be recorded.
     """
 
-    # how many numbers of the first run are kept: 512 MiB in float64
-    most: float = 2**26
+    # how many numbers of the first run are kept: 1 GiB in float64
+    most: float = 2**27
     kept: dict[int, Tensor] | None = None  # by events
 
     def __init__(
@@ -117,7 +118,6 @@ class Side:
             if isinstance(part, torch.jit.ScriptModule)
         ]
         self.nudgeable = is_module and self.subject.builder.can_copy
-        self.weights = dict(_weights(model)) if is_module else {}
 
     def _coarse(self) -> set[int]:
         """Return the numbers of what a coarser dtype than the run's rounds."""
@@ -166,6 +166,11 @@ class Side:
 
         self.visit(numbers, keep)
         return kept
+
+    @cached_property
+    def weights(self) -> dict[frozenset[int], float]:
+        """Marks to know each weight by, and its unit of rounding."""
+        return dict(_weights(self.module()))
 
     def module(self) -> nn.Module | None:
         """Return the model with its own weights, None for a function."""
@@ -251,6 +256,15 @@ def unit_of(left: Side, right: Side) -> float:
     That of their values; and where both have weights that the other has
     not, that of these: one may be made of the other, and rounded again.
     """
+    kinds = [
+        max(torch.finfo(dtype).eps for dtype in {*side.dtypes, side.dtype})
+        for side in (left, right)
+    ]
+    # one side alone may round in float32, and in nothing coarser
+    single = torch.finfo(torch.float32).eps
+    unit = max(min(kinds), min(max(kinds), single))
+    if unit >= single:  # no weight has a coarser one
+        return unit
     units = []
     for ours, theirs in ((left, right), (right, left)):
         known = set[int]().union(*theirs.weights)
@@ -260,22 +274,18 @@ def unit_of(left: Side, right: Side) -> float:
             if len(marks & known) < min(len(marks), SHARED)
         ]
         units.append(max(own, default=0.0))
-    kinds = [
-        max(torch.finfo(dtype).eps for dtype in {*side.dtypes, side.dtype})
-        for side in (left, right)
-    ]
-    # one side alone may round in float32, and in nothing coarser
-    single = torch.finfo(torch.float32).eps
-    return max(min(units), min(kinds), min(max(kinds), single))
+    return max(min(units), unit)
 
 
-def _weights(model: nn.Module) -> Iterator[tuple[frozenset[int], float]]:
+def _weights(
+    model: nn.Module | None,
+) -> Iterator[tuple[frozenset[int], float]]:
     """Yield of each weight marks to know it by, and its unit of rounding.
 
     The marks are the numbers with the lowest hashes: a part of a tensor has
     some of them, in any layout. What was float32 once keeps its unit.
     """
-    for tensor in map(local, model.parameters()):
+    for tensor in map(local, model.parameters() if model else ()):
         if not (tensor.is_floating_point() and tensor.numel()):
             continue
         marks, once = torch.tensor([], dtype=torch.int64), True

@@ -111,9 +111,9 @@ def digest(value: Tensor) -> Digest:
     if count == 0:
         return Digest(0, flat.numel(), np.zeros(0), 0.0, trivial=True)
     ranks = np.linspace(0, count - 1, MARKS).round().astype(int)
-    # numpy sorts ten times as fast as torch; a copy in its own dtype is exact
+    # numpy is ten times as fast as torch; a copy in its own dtype is exact
     exact = value.dtype if value.dtype == torch.float32 else torch.float64
-    marks = np.sort(finite.to(exact).numpy())[ranks].astype(float)
+    marks = np.partition(finite.to(exact).numpy(), ranks)[ranks].astype(float)
     size = float(torch.linalg.vector_norm(finite)) / count**0.5
     trivial = len(np.unique(marks)) < FEWEST
     return Digest(count, flat.numel() - count, marks, size, trivial)

@@ -126,18 +126,25 @@ def _index(
     for name, table in tables.items():
         changed = change(table)
         for across in (False, True):
-            rows = changed.T if across else changed
-            for i, key in enumerate(_hashes(rows)):
+            for i, key in enumerate(_hashes(changed, across)):
                 found.setdefault(key, (name, across, i))
     return found
 
 
-def _hashes(rows: Tensor) -> list[int]:
-    """Return a hash of each row; a single number is hashed with its place."""
-    array = np.ascontiguousarray(rows.numpy()) + 0.0  # no -0
-    if array.shape[1] == 1:  # a vector is one row
-        array = array.T.copy()
-    return [hash(row.tobytes()) for row in array]
+def _hashes(table: Tensor, across: bool = False) -> list[int]:
+    """Return a hash of each row or column; a vector is one row.
+
+    The hash is the sum of the numbers' bits, each times a random factor of
+    its position: columns need no transposed copy.
+    """
+    array = np.ascontiguousarray(table.numpy()) + 0.0  # no -0
+    if 1 in array.shape:
+        array, across = array.reshape(1, -1), False
+    bits = array.view(np.int32).reshape(*array.shape, -1)
+    size = bits.shape[not across], bits.shape[2]
+    factors = np.random.default_rng(0).integers(2**63, size=size)
+    axes = "rcb,rb->c" if across else "rcb,cb->r"
+    return np.einsum(axes, bits, factors, dtype=np.int64).tolist()
 
 
 def _find(
@@ -147,7 +154,7 @@ def _find(
     if not table.any():
         return WeightMatch(name, "zero")
     for across in (False, True):
-        keys = _hashes(table.T if across else table)
+        keys = _hashes(table, across)
         places = [index.get(key) for key in keys]
         known = [place for place in places if place is not None]
         if len(known) < len(places):
