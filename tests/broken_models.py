@@ -542,6 +542,21 @@ class PositionsOpenTheMask(Optional):
 
 
 @broken("check_causality")
+class OrderedByPositions(GPT):
+    """Its mask compares position_ids, which start again in a packed row."""
+
+    ids = None
+
+    def forward(self, tokens, position_ids=None):
+        self.ids = position_ids
+        return super().forward(tokens)
+
+    def mask(self, tokens):
+        at = positions(tokens) if self.ids is None else self.ids
+        return at.unsqueeze(-2) <= at.unsqueeze(-1)
+
+
+@broken("check_causality")
 class TypesOpenTheMask(Optional):
     """Given token_type_ids, it has no mask."""
 

@@ -210,10 +210,10 @@ def check_causality(case):
     frozen = wide(case).requires_grad_(False)
     runs += [(m, alone, {}) for m in (model, own, frozen)]
     names = inspect.signature(model.forward).parameters
+    given = [*optional(time).items()]
+    given.append(("position_ids", torch.arange(time).view(1, -1) % half))
     runs += [
-        (model, alone, {name: value})
-        for name, value in optional(time).items()
-        if name in names
+        (model, alone, {name: value}) for name, value in given if name in names
     ]
     if not case.name.endswith("function") and case.block_size < 50:
         runs.append((own, suffixes(case, min(24, time)), {}))

@@ -108,6 +108,11 @@ def halves(tokens: Tensor) -> Tensor:
     return (positions(tokens) >= tokens.size(1) // 2).long()
 
 
+def _again(tokens: Tensor) -> Tensor:
+    """Return positions of two documents in each row."""
+    return positions(tokens) - halves(tokens) * (tokens.size(1) // 2)
+
+
 def _one_row(tokens: Tensor) -> Tensor:
     return halves(tokens)[0]
 
@@ -185,9 +190,9 @@ CU_SEQLENS = re.compile(r"cu_?seq_?lens?(_(q|k|kv))?")
 MAX_SEQLEN = re.compile(r"max_?(seq_?len|length)(_(q|k|kv))?")
 # By name: the kind, and the forms of its argument.
 KINDS: dict[str, tuple[str, tuple[Make, ...]]] = {
-    "positions": (r"pos|positions?|pos(ition)?_ids?", (positions,)),
+    "positions": (r"pos|positions?|pos(ition)?_ids?", ()),
     "types of tokens": (r"token_types?(_ids?)?|types?_ids?", (halves,)),
-    "segments": (r"seg(ment)?s?(_?ids?)?", (halves, _one_row)),
+    "segments": (r"(\w+_)?seg(ment)?(s|ation)?(_?ids?)?", (halves, _one_row)),
     "documents": (
         rf"{DOCUMENT}|docs?|documents?",
         (halves, lambda tokens: halves(tokens).int(), _one_row),
@@ -271,6 +276,9 @@ def _forms(
     for kind, (names, makes) in KINDS.items():
         if not re.fullmatch(names, name):
             continue
+        if kind == "positions":
+            again = _input(name, kind, _again, f"{name} that start again")
+            yield [_input(name, kind, positions), again]
         for make in makes:
             words = kind if kind == FOUR_AXES else name
             one = _input(name, kind, make, words)
