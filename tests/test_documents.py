@@ -57,6 +57,20 @@ class CountedInVain(Counted):
     apart = MarkedInVain.apart
 
 
+class CountedWhole(Counted):
+    """Takes lengths, and shows each document as a whole."""
+
+    def apart(self, mask, same):
+        return same
+
+
+class NamedOddly(Packed):
+    """No name says what it takes."""
+
+    def forward(self, tokens, packs=None):
+        return super().forward(tokens, packs)
+
+
 class StartsAgain(Packed):
     """Positions that start again start a document, unless a mask is given."""
 
@@ -157,6 +171,19 @@ def test_documents_of_a_row(model, documents, status, words):
     assert result.status == status, result.message
 
     assert re.search(words, result.message), result.message
+
+
+def test_what_a_function_makes_is_given_to_the_other_checks():
+    """The proof of causality is of such rows, too, and leaves none out."""
+    for model, documents, words in (
+        (Counted, sizes, "^proved at .* tokens;"),
+        (CountedWhole, sizes, "position 1 sees token 2: .*, with sizes"),
+        (NamedOddly, "packs", "^proved at .* tokens;"),
+    ):
+        report = check_model(model, checks=["causality"], documents=documents)
+        assert report.ok == (model is not CountedWhole), report
+        assert not report.never_given
+        assert re.search(words, report.results[0].message), report
 
 
 def test_a_text_of_one_document_is_used_whole():

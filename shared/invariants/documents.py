@@ -59,7 +59,14 @@ class Packing:
             return given
 
         how = f"with {self.words}{beside}"
-        given = Input(how, "documents", self.words, make, single=self.single)
+        given = Input(
+            how,
+            "documents",
+            self.words,
+            make,
+            single=self.single,
+            own=self.own,
+        )
         where = "in train mode " * training + how
         return Case(where, training, training, given=given, own=self.own)
 

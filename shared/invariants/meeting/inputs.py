@@ -10,6 +10,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from ..cases import EVAL, OWN, Case
+from ..documents import packings, split
 from ..errors import ModelRaised, sentence
 from ..model.inputs import (
     ANSWER,
@@ -59,6 +60,14 @@ def find_inputs(subject: Subject, variant: Variant) -> Subject:
             if answered and alike[0].kind == FLAGS and name not in closed:
                 never += [e.words for e in alike if e not in answered]
     closed |= {each.name for each in found}
+    said = subject.documents
+    if callable(said) or (isinstance(said, str) and said not in closed):
+        met = replace(subject, caller=replace(caller, inputs=tuple(found)))
+        given = [way.case(split).given for way in packings(met)[:1]]
+        answered, _ = _answered(variant, [each for each in given if each])
+        if answered:
+            found += answered
+            closed |= {said} if isinstance(said, str) else {*said([1])}
     if any(CU_SEQLENS.fullmatch(each.name) for each in found):
         together = CU_SEQLENS.fullmatch, MAX_SEQLEN.fullmatch
         closed |= {n for n in names if any(one(n) for one in together)}
