@@ -31,6 +31,7 @@ from .kept import ask, find
 
 if TYPE_CHECKING:  # imported where it is used: --help need not wait for it
     from ..invariants import Report
+    from ..invariants.notebooks import Progress
     from .checking import Job
 
 # The colour of each status: groups are named for it.
@@ -335,6 +336,7 @@ def check(
             results.append(_show_kept(kept[target], shown, brief))
         return _write(json_file, form, results, {"ok": True})
     from ..invariants import CHECKS
+    from ..invariants.notebooks import Progress
     from ..invariants.ranks import current
     from .checking import check_alone, check_here
 
@@ -364,7 +366,9 @@ def check(
             slow = Timer(SILENCE, warn, [f"{target} is slow to build or call"])
             slow.start()
             try:
-                report = check_target(job, partial(_show, shown, slow, brief))
+                with Progress() as progress:
+                    tell = partial(_show, shown, slow, brief, progress)
+                    report = check_target(job, tell)
             except ValueError as error:
                 if len(targets) == 1:
                     raise
@@ -512,23 +516,29 @@ def _expected(given: list[str]) -> dict[str, str]:
 
 
 def _show(
-    console: Console | None, slow: Timer, brief: bool, report: "Report"
+    console: Console | None,
+    slow: Timer,
+    brief: bool,
+    line: "Progress",
+    report: "Report",
 ) -> None:
-    """Print the newest line of a report, if there is a console."""
+    """Print the newest row of a report, and below it the check under way."""
     from ..invariants import CHECKS
 
     slow.cancel()
-    if console is None:
-        return
-    if report.interim:
-        return warn(report.interim)
-    if report.results:
-        _print(console, report.row(report.results[-1], console.width, brief))
-    else:
-        _print(console, report.heading(console.width))
-    for name in report.names[len(report.results) :][:1]:
-        if name in CHECKS and CHECKS[name].slow:
-            warn(f"{name} trains the model, which takes a while")
+    line.show("")
+    if console is not None and report.interim:
+        warn(report.interim)
+    elif console is not None:
+        width = console.width
+        if report.results:
+            _print(console, report.row(report.results[-1], width, brief))
+        else:
+            _print(console, report.heading(width))
+        for name in report.names[len(report.results) :][:1]:
+            if name in CHECKS and CHECKS[name].slow:
+                warn(f"{name} trains the model, which takes a while")
+    line.show(report.under_way)
 
 
 def _show_kept(
