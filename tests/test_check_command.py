@@ -281,6 +281,7 @@ def test_a_map_is_of_the_model_as_checked(here, project, monkeypatch):
         (["annotated", "--bogus"], "No such option: --bogus"),
         (["annotated", "--seed", "x"], "gpt-duet check -h lists what there"),
         (["my_pkg/model.py"], "; it has build, Tiny, Leaky, Fo"),
+        (["my_pkg/__init__.py"], ":build; it has no function and no class"),
     ],
 )
 def test_a_mistake_ends_in_one_line_and_status_2(
@@ -514,12 +515,13 @@ def test_a_commands_signs_are_escaped():
     assert r"| a,b\*a\|b\* | not checked |" in summary([model])
 
 
-def test_sarif_has_what_its_standard_requires(here):
+def test_sarif_has_what_its_standard_requires(here, project):
     """SARIF 2.1.0: sections 3.13, 3.14, 3.19, 3.27, 3.28 and 3.49.
 
     `sarif-multitool validate` 5.7.0, which has the schema, found no error.
     """
-    words = ("my_pkg/model.py:Leaky", "--only=causality", "--format=sarif")
+    (project / "leaking.py").write_text(MODEL)
+    words = ("leaking.py:Leaky", "--only=causality", "--format=sarif")
     _, out, err = here(*words)
     assert "check_causality" in err
     log = json.loads(out)
@@ -535,7 +537,7 @@ def test_sarif_has_what_its_standard_requires(here):
     assert result["level"] in ("none", "note", "warning", "error")
     assert "position 0 sees token" in result["message"]["text"]
     place = result["locations"][0]["physicalLocation"]
-    assert place["artifactLocation"] == {"uri": "my_pkg/model.py"}
+    assert place["artifactLocation"] == {"uri": "leaking.py"}
     assert place["region"]["startLine"] > 1
 
 

@@ -139,7 +139,7 @@ def ask(
         "given": {k: v for k, v in given.items() if k not in OF_OUTPUT},
         "own": own,
         "folder": os.getcwd(),
-        "python": [sys.version, sys.flags, sys.path, platform.platform()],
+        "python": [sys.version, *sys.flags, *sys.path, platform.platform()],
     }
 
 
