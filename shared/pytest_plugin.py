@@ -78,21 +78,19 @@ class Checks(pytest.Collector):
 
     def collect(self) -> "list[CheckItem]":
         """Return an item for each check."""
-        names = self.job.settings["checks"]
-        return [CheckItem.from_parent(self, name=name) for name in names]
+        items = []
+        for name in self.job.settings["checks"]:
+            items.append(CheckItem.from_parent(self, name=name))
+            reason = self.job.settings["expected_failures"].get(name)
+            if reason is not None:
+                items[-1].add_marker(pytest.mark.xfail(reason=reason))
+        return items
 
 
 class CheckItem(pytest.Item):
     """One check of one target."""
 
     parent: Checks
-
-    def __init__(self, **given: Any):
-        super().__init__(**given)
-        expected = self.parent.job.settings["expected_failures"]
-        if self.name in expected:
-            reason = expected[self.name]
-            self.add_marker(pytest.mark.xfail(reason=reason))
 
     def runtest(self) -> None:
         """Run the check; a skip is pytest's own."""
@@ -118,14 +116,14 @@ class CheckItem(pytest.Item):
 
     def reportinfo(self) -> tuple[str, None, str]:
         """Return where the item is, as pytest prints it."""
-        return self.parent.name, None, f"{self.parent.name}::{self.name}"
+        return self.nodeid.partition("::")[0], None, self.nodeid
 
 
 class ScorerItem(CheckItem):
     """All checks of a scorer."""
 
     def __init__(self, job: "Job", **given: Any):
-        pytest.Item.__init__(self, **given)
+        super().__init__(**given)
         self.job = job
 
     def runtest(self) -> None:
@@ -134,10 +132,6 @@ class ScorerItem(CheckItem):
         from .cli.checking import check_here
 
         check_here(self.job, lambda report: None).raise_for_failures()
-
-    def reportinfo(self) -> tuple[str, None, str]:
-        """Return where the item is, as pytest prints it."""
-        return self.name, None, self.name
 
 
 @lru_cache(maxsize=1)  # the checks of a target share it

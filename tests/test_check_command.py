@@ -505,14 +505,17 @@ def test_github_gets_annotations_and_a_summary(here, project, monkeypatch):
     assert out.startswith("::error title=target%3A pyproject.toml::")
 
 
-def test_a_commands_signs_are_escaped():
-    from gpt_duet.cli.formats import annotations, summary
+def test_a_commands_signs_are_escaped(tmp_path, monkeypatch):
+    from gpt_duet.cli.formats import annotations, write_summary
 
     model = {"model": "a,b*a|b*", "error": "50% of\nall"}
     assert annotations([model]) == (
         "::error title=target%3A a%2Cb*a|b*::50%25 of%0Aall"
     )
-    assert r"| a,b\*a\|b\* | not checked |" in summary([model])
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    write_summary([model])
+    text = (tmp_path / "summary.md").read_text()
+    assert r"| a,b\*a\|b\* | not checked |" in text
 
 
 def test_sarif_has_what_its_standard_requires(here, project):

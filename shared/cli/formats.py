@@ -61,8 +61,8 @@ def annotations(models: Models) -> str:
     return "\n".join(lines)
 
 
-def summary(models: Models) -> str:
-    """Return a table in Markdown, a row for each model."""
+def write_summary(models: Models) -> None:
+    """Add a table of Markdown to the workflow step's summary, if any."""
     lines = ["### gpt-duet check", "", "| model | passed | failed | other |"]
     lines.append("| --- | --- | --- | --- |")
     for model in models:
@@ -73,14 +73,9 @@ def summary(models: Models) -> str:
         kept = " (kept from an earlier run)" if model.get("kept") else ""
         name = re.sub(r"([\\|<>*_`\[\]])", r"\\\1", model["model"])
         lines.append(f"| {' '.join(name.split())}{kept} | {counts} |")
-    return "\n".join(lines) + "\n"
-
-
-def write_summary(models: Models) -> None:
-    """Add the summary to that of the workflow's step, if there is one."""
     if file := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(file).open("a", encoding="utf-8") as stream:
-            stream.write(summary(models))
+            stream.write("\n".join(lines) + "\n")
 
 
 def sarif(
