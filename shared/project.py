@@ -27,7 +27,7 @@ OF_BOTH = {
     "vocab-size", "block-size", "documents", "seed", "budget", "quick",
     "thorough",
 }  # fmt: skip
-OF_SCORERS = {"scorer", "bos", "bits", "state"}
+OF_SCORERS = {"scorer", "bos", "bits", "state", "bytes-per-token"}
 OF_MODELS = {
     "outputs", "layout", "cache", "input", "compile", "only", "skip",
     "expect", "device", "threads", "require-proof", "allow-routing",

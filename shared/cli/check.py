@@ -432,7 +432,8 @@ def job_of(context: Any, target: str, own: Mapping[str, Any]) -> "Job":
                 f"--documents of a scorer is the id between documents, got "
                 f"{documents!r}"
             )
-        settings |= {name: given[name] for name in ("bos", "bits", "state")}
+        own_names = ("bos", "bits", "state", "bytes_per_token")
+        settings |= {name: given[name] for name in own_names}
         settings["block_size"] = given["block_size"] or LENGTH
         settings["documents"] = int(documents) if documents else None
         return Job(target, settings, scorer=scorer)
