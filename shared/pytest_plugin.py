@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from .cli.checking import Job
     from .invariants.runner import Run
 
 OPTION = "--gpt-duet"
@@ -38,9 +39,15 @@ def pytest_collection_modifyitems(
         return
     from pathlib import Path
 
+    from typer.main import get_command
+
+    from .cli import build_app
+    from .cli.check import job_of
     from .project import read_project
     from .targets import parse_target
 
+    command: Any = get_command(build_app())
+    context = command.commands["check"].make_context("check", [])
     try:
         project = read_project(Path.cwd())
         targets = list(dict.fromkeys(name for name in given if name))
@@ -52,12 +59,12 @@ def pytest_collection_modifyitems(
             )
         for target in targets:
             parse_target(target)
-            own = project.get(target, {})
-            made = {"name": target, "nodeid": target, "own": own}
-            if "scorer" in own:
+            job = job_of(context, target, project.get(target, {}))
+            made = {"name": target, "nodeid": target, "job": job}
+            if job.scorer:
                 items.append(ScorerItem.from_parent(session, **made))
-                continue
-            items += Checks.from_parent(session, **made).items()
+            else:
+                items += Checks.from_parent(session, **made).collect()
     except ValueError as error:
         raise pytest.UsageError(f"gpt-duet: {error}") from None
 
@@ -65,32 +72,25 @@ def pytest_collection_modifyitems(
 class Checks(pytest.Collector):
     """The checks of one target."""
 
-    def __init__(self, own: dict[str, Any], **given: Any):
+    def __init__(self, job: "Job", **given: Any):
         super().__init__(**given)
-        from .invariants.checks import choose_checks
-        from .project import as_arguments
+        self.job = job
 
-        self.settings = as_arguments(own)
-        self.names = choose_checks(self.settings.pop("checks", None))
-        self.expected = self.settings.pop("expected_failures", {})
-
-    def items(self) -> "list[CheckItem]":
+    def collect(self) -> "list[CheckItem]":
         """Return an item for each check."""
-        return [CheckItem.from_parent(self, name=n) for n in self.names]
-
-    collect = items
+        items = []
+        for name in self.job.settings["checks"]:
+            items.append(CheckItem.from_parent(self, name=name))
+            reason = self.job.settings["expected_failures"].get(name)
+            if reason is not None:
+                items[-1].add_marker(pytest.mark.xfail(reason=reason))
+        return items
 
 
 class CheckItem(pytest.Item):
     """One check of one target."""
 
     parent: Checks
-
-    def __init__(self, **given: Any):
-        super().__init__(**given)
-        if self.name in self.parent.expected:
-            reason = self.parent.expected[self.name]
-            self.add_marker(pytest.mark.xfail(reason=reason))
 
     def runtest(self) -> None:
         """Run the check; a skip is pytest's own."""
@@ -116,30 +116,22 @@ class CheckItem(pytest.Item):
 
     def reportinfo(self) -> tuple[str, None, str]:
         """Return where the item is, as pytest prints it."""
-        return self.parent.name, None, f"{self.parent.name}::{self.name}"
+        return self.nodeid.partition("::")[0], None, self.nodeid
 
 
 class ScorerItem(CheckItem):
     """All checks of a scorer."""
 
-    def __init__(self, own: dict[str, Any], **given: Any):
-        pytest.Item.__init__(self, **given)
-        self.own = own
+    def __init__(self, job: "Job", **given: Any):
+        super().__init__(**given)
+        self.job = job
 
     def runtest(self) -> None:
         """Run them."""
         __tracebackhide__ = True
-        from .invariants import check_scorer
-        from .project import as_arguments
-        from .targets import load_scorer
+        from .cli.checking import check_here
 
-        settings = as_arguments(self.own)
-        make, settings = load_scorer(settings.pop("scorer"), settings)
-        check_scorer(make, **settings).raise_for_failures()
-
-    def reportinfo(self) -> tuple[str, None, str]:
-        """Return where the item is, as pytest prints it."""
-        return self.name, None, self.name
+        check_here(self.job, lambda report: None).raise_for_failures()
 
 
 @lru_cache(maxsize=1)  # the checks of a target share it
@@ -147,20 +139,12 @@ def _run(checks: Checks) -> "Run":
     from .invariants.runner import Run
     from .targets import load_makers, load_target
 
-    settings = dict(checks.settings)
-    sizes = settings.get("vocab_size"), settings.get("block_size")
-    named = ("cache", "inputs", "documents")
-    settings |= load_makers(*(settings.get(name) for name in named))
-    ours = ("budget", "threads", "require_proof", "allow_routing")
-    first = [settings.pop(name, None) for name in ours]
-    model = load_target(checks.name, *sizes)
-    budget, threads, proof, routing = first
-    return Run(
-        model,
-        checks.names,
-        budget,
-        threads,
-        bool(proof),
-        bool(routing),
-        **settings,
+    job, settings = checks.job, dict(checks.job.settings)
+    ours = ("checks", "budget", "threads", "require_proof", "allow_routing")
+    first = [settings.pop(name) for name in ours]
+    del settings["expected_failures"], settings["debug"]
+    model = load_target(
+        job.target, settings["vocab_size"], settings["block_size"]
     )
+    settings |= load_makers(job.cache, job.inputs, job.documents)
+    return Run(model, *first, **settings)

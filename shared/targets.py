@@ -141,10 +141,10 @@ def parse_target(target: str) -> tuple[str, str]:
         )
         names = re.findall(r"^(?:def|class) ([A-Za-z]\w*)", text, re.MULTILINE)
         names = _builders_first(names)
-        known = f"; it has {', '.join(names[:5])}" if names else ""
+        known = ", ".join(names[:5]) or "no function and no class"
         raise ValueError(
             f"{target} is a file: name its factory, as "
-            f"{target}:{[*names, 'build'][0]}{known}"
+            f"{target}:{[*names, 'build'][0]}; it has {known}"
         )
     if separator and not (path and what):
         raise ValueError(

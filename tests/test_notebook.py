@@ -1,6 +1,7 @@
 """In a notebook: reprs, pictures, and errors with the user's own frames."""
 
 import html
+import io
 import linecache
 import re
 import sys
@@ -101,6 +102,40 @@ def test_the_map_of_influence_is_a_picture(cell):
         gpt_duet.influence(cell.Sums(), "hello")
 
 
+@pytest.mark.parametrize("place", ["notebook", "terminal", "pipe"])
+def test_progress_is_a_line_that_goes_at_the_end(cell, place, monkeypatch):
+    """Where a person looks on, and in their stream alone."""
+    monkeypatch.setattr("gpt_duet.invariants.notebooks.PATIENCE", 0.0)
+    shell = sys.modules["IPython"].get_ipython()
+    shell.kernel = True if place == "notebook" else None
+    streams = io.StringIO(), io.StringIO()
+    for name, stream in zip(("stdout", "stderr"), streams, strict=True):
+        stream.isatty = lambda: place == "terminal"
+        monkeypatch.setattr(sys, name, stream)
+    check_model(cell.Sums, checks=["shape", "finite"])
+    gpt_duet.influence(cell.Sums())
+    diff_by_value(cell.GPT, cell.Sums, [1, 2, 3])
+    monkeypatch.undo()
+    said = {
+        name: stream.getvalue()
+        for name, stream in zip(("notebook", "terminal"), streams, strict=True)
+    }
+    assert not said.pop("terminal" if place == "notebook" else "notebook")
+    (shown,) = said.values()
+    if place == "pipe":
+        assert shown == ""
+        return
+    lines = [line.rstrip() for line in shown.split("\r")]
+    for line in (
+        "check_shape (1 of 2)",
+        "check_finite (2 of 2)",
+        "influence: 16 of 16 replaced tokens",
+        "comparing GPT with Sums",
+    ):
+        assert line in lines
+    assert shown.endswith(" \r")
+
+
 @pytest.mark.slow
 def test_a_notebook_as_jupyter_runs_it(tmp_path):
     client = pytest.importorskip("nbclient")
@@ -108,6 +143,8 @@ def test_a_notebook_as_jupyter_runs_it(tmp_path):
     pytest.importorskip("ipykernel")
     sources = [
         SOURCE,
+        "from gpt_duet.invariants import notebooks\n"
+        "notebooks.PATIENCE = 0.0\n"
         "check_model(GPT, checks=['causality'])",
         "influence(GPT())",
         "diff_by_value(GPT, Sums)",
@@ -118,6 +155,8 @@ def test_a_notebook_as_jupyter_runs_it(tmp_path):
     client.NotebookClient(
         notebook, timeout=300, allow_errors=True, kernel_name="python3"
     ).execute()
+    said = "".join(o.text for o in notebook.cells[1].outputs if "text" in o)
+    assert "\rcheck_causality (1 of 1)" in said
     _, report, picture, found, bad = [
         [output for output in c.outputs if output.output_type != "stream"]
         for c in notebook.cells

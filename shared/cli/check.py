@@ -3,8 +3,9 @@
 import inspect
 import locale
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
 from threading import Timer
@@ -15,18 +16,9 @@ from rich.console import Console
 from rich.text import Text
 from typer import Argument, Option
 
-from ..console import printable, warn
+from ..console import printable, set_debug, warn
 from ..files import STDOUT, reserve_stdout, write_json
-from ..project import (
-    ALSO,
-    KNOWN,
-    OF_SCORERS,
-    ONLY_OF_SCORERS,
-    as_arguments,
-    checks_without,
-    read_project,
-    seconds_of,
-)
+from ..project import as_words, read_project, require_fitting
 from ..targets import NEVER, parse_target
 from ..validation import (
     choose_device,
@@ -39,6 +31,8 @@ from .kept import ask, find
 
 if TYPE_CHECKING:  # imported where it is used: --help need not wait for it
     from ..invariants import Report
+    from ..invariants.notebooks import Progress
+    from .checking import Job
 
 # The colour of each status: groups are named for it.
 STATUS = (
@@ -48,10 +42,8 @@ STATUS = (
 SILENCE = 10.0  # seconds until the first line, at most
 # The shades of a map, where the terminal has no others.
 ASCII = {0xB7: ".", **dict.fromkeys((0x2591, 0x2592, 0x2593, 0x2588), "#")}
-# The options that go with --scorer: of a project's settings, and these.
-WITH_SCORERS = {"--quick", "--thorough", "--json", "--debug", "--format"}
-WITH_SCORERS |= {"--verbose", "--quiet", "--fresh"}
-WITH_SCORERS |= {f"--{name}" for name in OF_SCORERS}
+UNITS = {"s": 1, "m": 60, "h": 3600}  # seconds
+HOW_LONG = {"budget", "quick", "thorough"}
 
 
 def _reserve_for(form: str) -> str:
@@ -307,9 +299,12 @@ def check(
             "under [tool.gpt-duet.targets] in pyproject.toml"
         )
     typed = options.given(context)
-    _require_fitting(typed, scorer is not None)
-    makers = _makers(inputs or [])
-    makes = [make for make in makers.values() if make != NEVER]
+    options_given = {name.removeprefix("--") for name in typed}
+    require_fitting(options_given, scorer is not None)
+    if scorer and (models or map_file):
+        also = f"model, got {models}" if models else "--map"
+        raise ValueError(f"--scorer takes no {also}")
+    makes = [make for make in _makers(inputs or []).values() if make != NEVER]
     if documents and ":" in documents:
         makes.append(documents)
     alone = targets if len(targets) == 1 else []
@@ -318,19 +313,11 @@ def check(
         None, [*alone, cache, scorer, bytes_per_token, *makes]
     ):
         parse_target(model)
-    for name, size in (("vocab-size", vocab_size), ("block-size", block_size)):
-        if size is not None:
-            whole_number(f"--{name}", size, at_least=1)
     if verbose and quiet:
         raise ValueError("--verbose and --quiet: choose one")
-    if thorough + quick + (budget is not None) > 1:
-        raise ValueError("--thorough, --quick and --budget: choose one")
-    if quick:
-        budget = "30s"
-    seconds = math.inf if thorough else seconds_of(budget)
+    _seconds(context.params)
     if json_file == STDOUT and form == "sarif":
         raise ValueError("--json - and --format sarif: choose one")
-    require_seed(seed)
     require_parent(json_file)
     require_parent(map_file)
     if map_file is not None and map_file.suffix not in (".png", ".html"):
@@ -349,9 +336,9 @@ def check(
             results.append(_show_kept(kept[target], shown, brief))
         return _write(json_file, form, results, {"ok": True})
     from ..invariants import CHECKS
+    from ..invariants.notebooks import Progress
     from ..invariants.ranks import current
-    from ..invariants.scorer import LENGTH
-    from .checking import Job, check_alone, check_here
+    from .checking import check_alone, check_here
 
     if show_list:
         width = max(map(len, CHECKS))
@@ -361,64 +348,27 @@ def check(
                 line += f" Slow: --only {name.removeprefix('check_')}."
             print(f"{name:<{width}}  {line}")
         return
-    names = checks_without(only, skip)
-    reasons = _expected(expect or [])
-    of_both: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "block_size": block_size,
-        "seed": seed,
-        "budget": seconds,
-        "debug": debug,
-    }
-    settings = of_both | {
-        "checks": names,
-        "expected_failures": reasons,
-        "outputs": outputs,
-        "layout": layout,
-        "compile": compiled,
-        "device": choose_device(device_name),
-        "threads": threads,
-        "require_proof": require_proof,
-        "allow_routing": allow_routing,
-    }
-    named = {"cache": cache, "inputs": makers, "documents": documents}
-    if scorer and documents and not documents.isdecimal():
-        raise ValueError(
-            f"--documents of a scorer is the id between documents, got "
-            f"{documents!r}"
-        )
-    mark = int(documents) if scorer and documents else None
-    of_scorers = of_both | {"bos": bos, "bits": bits, "documents": mark}
-    of_scorers |= {"state": state, "block_size": block_size or LENGTH}
-    of_scorers |= {"bytes_per_token": bytes_per_token}
-    given = {
-        ALSO.get(name) or KNOWN[name[2:]][1]
-        for name in typed
-        if name in ALSO or name[2:] in KNOWN
-    }
+    jobs = [job_of(context, t, project.get(t, {})) for t in targets]
     in_turn = len(targets) > 1 and current() is None
     check_target = check_alone if in_turn else check_here
     mistake: ValueError | None = None
     stopped = False
     try:
-        for target in targets:
+        for target, job in zip(targets, jobs, strict=True):
             if target in kept:
                 results.append(_show_kept(kept[target], shown, brief))
                 continue
             drawn = map_file and _map_path(map_file, target, len(targets))
+            drawn = None if job.scorer else drawn
+            job = replace(
+                job, map_file=drawn and drawn.absolute(), asked=asked[target]
+            )
             slow = Timer(SILENCE, warn, [f"{target} is slow to build or call"])
             slow.start()
             try:
-                own = as_arguments(project.get(target, {}))
-                made = own.pop("scorer", scorer)
-                own = {k: v for k, v in own.items() if k not in given}
-                how = (of_scorers if made else settings | named) | own
-                parts = {} if made else {name: how.pop(name) for name in named}
-                drawn = None if made else drawn
-                at = drawn and drawn.absolute()
-                parts |= {"scorer": made, "asked": asked[target]}
-                job = Job(target, how, at, **parts)
-                report = check_target(job, partial(_show, shown, slow, brief))
+                with Progress() as progress:
+                    tell = partial(_show, shown, slow, brief, progress)
+                    report = check_target(job, tell)
             except ValueError as error:
                 if len(targets) == 1:
                     raise
@@ -446,17 +396,96 @@ def check(
         raise typer.Exit(130 if stopped else 2 if mistake else 1)
 
 
-def _require_fitting(given: dict[str, Any], scorer: bool) -> None:
-    """Refuse options of models with a scorer, and the other way round."""
-    if not scorer:
-        if wrong := {f"--{name}" for name in ONLY_OF_SCORERS} & given.keys():
-            raise ValueError(f"{min(wrong)} goes with --scorer")
-        return
-    if "--vocab-size" not in given:
-        raise ValueError("--scorer needs --vocab-size, the number of ids")
-    for name in sorted(given.keys() - WITH_SCORERS):
-        words = name if name.startswith("-") else f"model, got {given[name]}"
-        raise ValueError(f"--scorer takes no {words}")
+def job_of(context: Any, target: str, own: Mapping[str, Any]) -> "Job":
+    """Return what is to be checked, and how.
+
+    Args:
+        context: of the command, as it was typed.
+        target: its name.
+        own: its settings in pyproject.toml, which are read as options are;
+            what was typed goes before them.
+
+    Raises:
+        ValueError: for a value that no option takes.
+    """
+    from ..invariants.scorer import LENGTH
+    from .checking import Job
+
+    typed = {name.removeprefix("--") for name in options.given(context)}
+    typed |= HOW_LONG if typed & HOW_LONG else set()
+    words = as_words({k: v for k, v in own.items() if k not in typed})
+    usage: Any = typer.BadParameter.__base__  # of click, or typer's own of it
+    try:
+        file = context.command.make_context(target, words)
+    except usage as error:
+        text = error.format_message()
+        raise ValueError(f"[tool.gpt-duet] {target}: {text}") from None
+    set_debug(context.params["debug"])
+    given = context.params | options.given(file, by_option=False)
+    documents, scorer = given["documents"], given["scorer"]
+    same = ("vocab_size", "block_size", "seed", "debug")
+    settings = {name: given[name] for name in same}
+    settings["budget"] = _seconds(given)
+    if scorer:
+        if documents and not documents.isdecimal():
+            raise ValueError(
+                f"--documents of a scorer is the id between documents, got "
+                f"{documents!r}"
+            )
+        own_names = ("bos", "bits", "state", "bytes_per_token")
+        settings |= {name: given[name] for name in own_names}
+        settings["block_size"] = given["block_size"] or LENGTH
+        settings["documents"] = int(documents) if documents else None
+        return Job(target, settings, scorer=scorer)
+    alike = ("outputs", "layout", "threads", "require_proof", "allow_routing")
+    settings |= {name: given[name] for name in alike}
+    settings |= {
+        "checks": _checks(given["only"], given["skip"]),
+        "expected_failures": _expected(given["expect"] or []),
+        "compile": given["compiled"],
+        "device": choose_device(given["device_name"]),
+    }
+    inputs = _makers(given["inputs"] or [])
+    return Job(target, settings, None, given["cache"], inputs, documents)
+
+
+def _seconds(given: Mapping[str, Any]) -> float | None:
+    """Return the time there is, None for the default.
+
+    Raises:
+        ValueError: for a time, a size or a seed that is none.
+    """
+    for name in ("vocab_size", "block_size"):
+        if given[name] is not None:
+            words = f"--{name.replace('_', '-')}"
+            whole_number(words, given[name], at_least=1)
+    require_seed(given["seed"])
+    if sum(map(bool, map(given.get, HOW_LONG))) > 1:
+        raise ValueError("--thorough, --quick and --budget: choose one")
+    text = "30s" if given["quick"] else given["budget"]
+    if text is None:
+        return math.inf if given["thorough"] else None
+    unit = UNITS.get(text[-1:])
+    try:
+        seconds = float(text[:-1] if unit else text) * (unit or 1)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"--budget takes 90s, 4m or seconds, got {text!r}")
+    return seconds
+
+
+def _checks(only: list[str] | None, skip: list[str] | None) -> list[str]:
+    """Return the full names of the checks to run; ValueError if none."""
+    from ..invariants.checks import choose_checks
+
+    left_out = choose_checks(skip or [])
+    names = [
+        name for name in choose_checks(only or None) if name not in left_out
+    ]
+    if not names:
+        raise ValueError("no check is left to run")
+    return names
 
 
 def _makers(given: list[str]) -> dict[str, str]:
@@ -488,23 +517,29 @@ def _expected(given: list[str]) -> dict[str, str]:
 
 
 def _show(
-    console: Console | None, slow: Timer, brief: bool, report: "Report"
+    console: Console | None,
+    slow: Timer,
+    brief: bool,
+    line: "Progress",
+    report: "Report",
 ) -> None:
-    """Print the newest line of a report, if there is a console."""
+    """Print the newest row of a report, and below it the check under way."""
     from ..invariants import CHECKS
 
     slow.cancel()
-    if console is None:
-        return
-    if report.interim:
-        return warn(report.interim)
-    if report.results:
-        _print(console, report.row(report.results[-1], console.width, brief))
-    else:
-        _print(console, report.heading(console.width))
-    for name in report.names[len(report.results) :][:1]:
-        if name in CHECKS and CHECKS[name].slow:
-            warn(f"{name} trains the model, which takes a while")
+    line.show("")
+    if console is not None and report.interim:
+        warn(report.interim)
+    elif console is not None:
+        width = console.width
+        if report.results:
+            _print(console, report.row(report.results[-1], width, brief))
+        else:
+            _print(console, report.heading(width))
+        for name in report.names[len(report.results) :][:1]:
+            if name in CHECKS and CHECKS[name].slow:
+                warn(f"{name} trains the model, which takes a while")
+    line.show(report.under_way)
 
 
 def _show_kept(

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ..invariants.report import BAD
@@ -14,47 +14,55 @@ from ..targets import module_file
 LINE = re.compile(r"([\w./\\ -]*\w\.py)(?::|, line )(\d+)")
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 Models = Sequence[Mapping[str, Any]]  # as `check --json` writes them
-# the model, the check, the message, the file and its line
-Fault = tuple[str, str, str, str, int]
+
+
+class Fault(NamedTuple):
+    """A check that failed, or a target that could not be called."""
+
+    model: str
+    check: str  # or "target"
+    message: str
+    file: str  # from the repository's root; "" where it is not known
+    line: int
 
 
 def faults(models: Models) -> Iterator[Fault]:
-    """Yield all that failed; a model that could not be called, too.
+    """Yield all that is wrong.
 
     The line is the one that a leak comes through, else the first one that
-    the message names, else the first of the target's file ("" where it is
-    not known).
+    the message names, else the first of the target's file.
     """
     for model in models:
-        name = model["model"]
-        at = module_file(name)
+        bad = [r for r in model.get("results", []) if r["status"] in BAD]
         if "error" in model:
-            yield name, "target", model["error"], _in_repository(at), 1
-        for result in model.get("results", []):
-            if result["status"] in BAD:
-                leak, message = result["leak"] or {}, result["message"]
-                file, line = leak.get("file"), leak.get("line")
-                if not (file and line):
-                    found = LINE.search(message)
-                    file, line = found.groups() if found else (at, 1)
-                file = _in_repository(file.strip())
-                yield name, result["name"], message, file, int(line)
+            bad = [{"name": "target", "message": model["error"]}]
+        for result in bad:
+            place = module_file(model["model"]), 1
+            leak = result.get("leak") or {}
+            if leak.get("file") and leak.get("line"):
+                place = leak["file"], leak["line"]
+            elif "error" not in model and (
+                found := LINE.search(result["message"])
+            ):
+                place = found[1].strip(), int(found[2])
+            file = _in_repository(place[0])
+            words = model["model"], result["name"], result["message"]
+            yield Fault(*words, file, place[1])
 
 
 def annotations(models: Models) -> str:
     """Return a command of GitHub's workflows for each fault, a line each."""
     lines = []
-    for model, check, message, file, line in faults(models):
-        title = _escape(f"{check}: {model}", ":,")
-        place = f"file={_escape(_posix(file), ':,')},line={line},"
-        lines.append(
-            f"::error {place if file else ''}title={title}::{_escape(message)}"
-        )
+    for fault in faults(models):
+        title = _escape(f"{fault.check}: {fault.model}", ":,")
+        place = f"file={_escape(fault.file, ':,')},line={fault.line},"
+        facts = f"{place if fault.file else ''}title={title}"
+        lines.append(f"::error {facts}::{_escape(fault.message)}")
     return "\n".join(lines)
 
 
-def summary(models: Models) -> str:
-    """Return a table in Markdown, a row for each model, then its faults."""
+def write_summary(models: Models) -> None:
+    """Add a table of Markdown to the workflow step's summary, if any."""
     lines = ["### gpt-duet check", "", "| model | passed | failed | other |"]
     lines.append("| --- | --- | --- | --- |")
     for model in models:
@@ -63,21 +71,11 @@ def summary(models: Models) -> str:
         counts = f"{passed} | {failed} | {len(found) - passed - failed}"
         counts = "not checked | - | -" if "error" in model else counts
         kept = " (kept from an earlier run)" if model.get("kept") else ""
-        lines.append(f"| {_cell(model['model'])}{kept} | {counts} |")
-    lines += ["", "| model | check | where | fault |"] * any(faults(models))
-    lines += ["| --- | --- | --- | --- |"] * any(faults(models))
-    for name, check, message, file, line in faults(models):
-        where = f"{file}:{line}" if file else ""
-        cells = [_cell(text) for text in (name, check, where, message)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def write_summary(models: Models) -> None:
-    """Add the summary to that of the workflow's step, if there is one."""
+        name = re.sub(r"([\\|<>*_`\[\]])", r"\\\1", model["model"])
+        lines.append(f"| {' '.join(name.split())}{kept} | {counts} |")
     if file := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(file).open("a", encoding="utf-8") as stream:
-            stream.write(summary(models))
+            stream.write("\n".join(lines) + "\n")
 
 
 def sarif(
@@ -90,33 +88,32 @@ def sarif(
         version: of the kit.
         checks: a sentence on each check, by its name.
     """
-    found = list(faults(models))
-    names = sorted({check for _, check, *_ in found})
-    rules = [
+    found = [*faults(models)]
+    names = sorted({fault.check for fault in found})
+    driver = {
+        "name": "gpt-duet",
+        "version": version,
+        "rules": [
+            {"id": n, "shortDescription": {"text": checks.get(n, n)}}
+            for n in names
+        ],
+    }
+    results = [
         {
-            "id": name,
-            "shortDescription": {"text": checks.get(name, name)},
+            "ruleId": fault.check,
+            "level": "error",
+            "message": {"text": f"{fault.model}: {fault.message}"},
+            "locations": [
+                {
+                    "physicalLocation": {
+                        "artifactLocation": {"uri": _uri(fault.file)},
+                        "region": {"startLine": fault.line},
+                    }
+                }
+            ],
         }
-        for name in names
+        for fault in found
     ]
-    results = []
-    for model, check, message, file, line in found:
-        path = Path(file or "pyproject.toml")
-        place: dict[str, Any] = {"uri": quote(_posix(str(path)))}
-        if path.is_absolute():
-            place = {"uri": path.as_uri()}
-        region = {"startLine": line}
-        location = {"artifactLocation": place, "region": region}
-        results.append(
-            {
-                "ruleId": check,
-                "ruleIndex": names.index(check),
-                "level": "error",
-                "message": {"text": f"{model}: {message}"},
-                "locations": [{"physicalLocation": location}],
-            }
-        )
-    driver = {"name": "gpt-duet", "version": version, "rules": rules}
     run = {"tool": {"driver": driver}, "results": results}
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
 
@@ -131,7 +128,12 @@ def _in_repository(file: str) -> str:
     for path in (Path(file).resolve(), Path("src", file).resolve()):
         if path.is_file() and path.is_relative_to(root):
             return path.relative_to(root).as_posix()
-    return file
+    return file.replace("\\", "/")
+
+
+def _uri(file: str) -> str:
+    path = Path(file or "pyproject.toml")
+    return path.as_uri() if path.is_absolute() else quote(path.as_posix())
 
 
 def _escape(text: str, also: str = "") -> str:
@@ -139,13 +141,3 @@ def _escape(text: str, also: str = "") -> str:
     for sign in "%\r\n" + also:  # the percent sign first
         text = text.replace(sign, f"%{ord(sign):02X}")
     return text
-
-
-def _cell(text: str) -> str:
-    """Return a text for a cell of a table in Markdown."""
-    text = re.sub(r"([\\|<>*_`\[\]])", r"\\\1", text)
-    return " ".join(text.split())
-
-
-def _posix(file: str) -> str:
-    return file.replace("\\", "/")

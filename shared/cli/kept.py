@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib.util import source_from_cache
 from pathlib import Path
 from typing import Any
@@ -52,12 +53,11 @@ class Seen:
     unknown: str = ""  # an event after which not all is known
 
     def path(self, path: Any) -> None:
-        """Note a file that is opened, or asked for."""
+        """Note a file that is opened, or asked for; of a module its source."""
         with suppress(TypeError, OSError):  # the number of an open file
             text = os.path.abspath(os.fsdecode(path))
             with suppress(ValueError):  # no compiled file
-                source = source_from_cache(text)
-                text = source if os.path.lexists(source) else text
+                text = source_from_cache(text)
             self.paths.add(text)
 
 
@@ -69,7 +69,11 @@ class _Environment(type(os.environ)):  # type: ignore[misc]
 
 
 _seen: Seen | None = None  # while a target is watched
-_hooks: list[Any] = []  # one at most: it cannot be taken away
+
+
+@cache  # once: a hook cannot be taken away
+def _listen() -> None:
+    sys.addaudithook(_hook)
 
 
 def _hook(event: str, given: tuple[Any, ...]) -> None:
@@ -95,9 +99,7 @@ def watched(asked: Asked) -> Iterator[Seen]:
     global _seen
     with suppress(OSError):
         _file(asked).unlink(missing_ok=True)
-    if not _hooks:
-        sys.addaudithook(_hook)
-        _hooks.append(_hook)
+    _listen()
     seen, kind, real = Seen(), type(os.environ), os.stat
 
     def noting(path: Any, *how: Any, **named: Any) -> os.stat_result:
@@ -111,8 +113,9 @@ def watched(asked: Asked) -> Iterator[Seen]:
     finally:
         _seen, os.stat = None, real
         os.environ.__class__ = kind
-        files = {getattr(m, "__file__", 0) for m in [*sys.modules.values()]}
-        for file in files:
+        for file in {
+            getattr(m, "__file__", 0) for m in [*sys.modules.values()]
+        }:
             if isinstance(file, str) and os.path.isabs(file):
                 seen.path(file)
 
@@ -131,14 +134,13 @@ def ask(
     device = given.get("--device", own.get("device", "cpu"))
     if several or "--map" in given or device != "cpu":
         return None  # an accelerator has a driver
-    asked = {
+    return {
         "target": target,
         "given": {k: v for k, v in given.items() if k not in OF_OUTPUT},
         "own": own,
         "folder": os.getcwd(),
-        "python": [sys.version, sys.flags, sys.path, platform.platform()],
+        "python": [sys.version, *sys.flags, *sys.path, platform.platform()],
     }
-    return json.loads(json.dumps(asked, default=str))
 
 
 def find(asked: Asked | None) -> Report | None:
@@ -181,7 +183,7 @@ def _whole(result: CheckResult) -> bool:
 
 
 def _file(asked: Asked) -> Path:
-    text = json.dumps([asked["target"], asked["given"]])
+    text = repr([asked["target"], asked["given"]])
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
     return Path(asked["folder"], FOLDER, f"{name}.json")
 
@@ -199,11 +201,17 @@ def _state(asked: Asked, paths: list[str], names: list[str]) -> str:
 
 def _content(path: str) -> str:
     with suppress(OSError):
-        if not os.path.isfile(path):
-            return f"a file: False, there: {os.path.exists(path)}"
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    return "closed"
+        if os.path.isfile(path):
+            facts = os.stat(path)
+            times = facts.st_mtime_ns, facts.st_ctime_ns
+            return _digest(path, facts.st_ino, facts.st_size, *times)
+    return f"there: {os.path.exists(path)}"
+
+
+@cache  # targets share most of their files
+def _digest(path: str, *facts: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _modules(folder: str) -> list[str]:

@@ -109,12 +109,13 @@ Debug = Annotated[
 ]
 
 
-def given(context: typer.Context) -> dict[str, Any]:
-    """Return the options that the user gave, by their names ("--seed")."""
-    return {
-        parameter.opts[0]: context.params[parameter.name]
-        for parameter in context.command.params
-        if parameter.name
-        and (source := context.get_parameter_source(parameter.name))
-        and source.name == "COMMANDLINE"
-    }
+def given(context: typer.Context, by_option: bool = True) -> dict[str, Any]:
+    """Return what the user gave, by option ("--seed") or by parameter."""
+    found = {}
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            key = parameter.opts[0] if by_option else name
+            found[key] = context.params[name]
+    return found

@@ -78,6 +78,15 @@ class Report:
         return not (self.failed or self.errors or self.interrupted)
 
     @property
+    def under_way(self) -> str:
+        """How far the run is, in a line; "" at its end."""
+        done, count = len(self.results), len(self.names)
+        if done == count:
+            return ""
+        words = self.interim or self.names[done]
+        return f"{words} ({done + 1} of {count})"
+
+    @property
     def errors(self) -> list[str]:
         """Names of the checks that broke themselves: no fault of the model."""
         return [r.name for r in self.results if r.status == "error"]

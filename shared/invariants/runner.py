@@ -26,6 +26,7 @@ from .errors import (
     sentence,
 )
 from .meeting.meet import Settings, learn, meet
+from .notebooks import Progress
 from .ranks import Parted, current, together
 from .report import CheckResult, Report
 
@@ -50,7 +51,7 @@ def check_model(
     require_proof: bool = False,
     allow_routing: bool = False,
     debug: bool = False,
-    on_progress: Callable[[Report], None] = lambda report: None,
+    on_progress: Callable[[Report], None] | None = None,
     **settings: Unpack[Settings],
 ) -> Report:
     """Run the checks on a model and report what holds.
@@ -72,7 +73,8 @@ def check_model(
             was followed.
         debug: let an exception that no check expects end the run.
         on_progress: called with the report before the first check, as
-            each one ends, and when one says how far it is.
+            each one ends, and when one says how far it is. None: a notebook
+            or a terminal shows the check under way, once it takes long.
         **settings: vocab_size, block_size, outputs, seed, device, layout,
             cache, inputs, documents and compile (whether the model is
             compiled, too, and that program held against it), as for `meet`.
@@ -111,30 +113,33 @@ def check_model(
         never_given=[*subject.never_given],
     )
 
-    def tell(text: str) -> None:
-        report.interim = text
-        on_progress(report)
-        report.interim = ""
+    with Progress() as line:
+        told = on_progress or (lambda report: line.show(report.under_way))
 
-    run.subject.budget.tell = tell
-    try:
-        on_progress(report)
-        for name in report.names:
-            with redirect_stdout(printed):
-                result, error = run.check(name, expected.get(name))
-            if error is not None and result.status == "error" and debug:
-                raise error
-            notes = getattr(error, "__notes__", [])
-            if notes and result.status == "failed":
-                report.details[name] = "\n".join(notes)
-            report.results.append(result)
-            on_progress(report)
-    except KeyboardInterrupt:
-        report.interrupted = True
-        report.results += [
-            CheckResult(name, "skipped", "interrupted", 0.0)
-            for name in report.names[len(report.results) :]
-        ]
+        def tell(text: str) -> None:
+            report.interim = text
+            told(report)
+            report.interim = ""
+
+        run.subject.budget.tell = tell
+        try:
+            told(report)
+            for name in report.names:
+                with redirect_stdout(printed):
+                    result, error = run.check(name, expected.get(name))
+                if error is not None and result.status == "error" and debug:
+                    raise error
+                notes = getattr(error, "__notes__", [])
+                if notes and result.status == "failed":
+                    report.details[name] = "\n".join(notes)
+                report.results.append(result)
+                told(report)
+        except KeyboardInterrupt:
+            report.interrupted = True
+            report.results += [
+                CheckResult(name, "skipped", "interrupted", 0.0)
+                for name in report.names[len(report.results) :]
+            ]
     report.notes = run.notes
     if lines := printed.getvalue().splitlines():
         words = f"the model printed {len(lines)} lines, the first: "

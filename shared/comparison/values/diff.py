@@ -12,6 +12,7 @@ from torch import Tensor
 from ...invariants.context import one_run
 from ...invariants.errors import UnknownSize
 from ...invariants.model.calling import IN_ARRAYS
+from ...invariants.notebooks import Progress
 from ...invariants.subject import Subject
 from .findings import findings
 from .given import (
@@ -144,7 +145,9 @@ def diff_sides(
         sides = _beside(subjects[0], scores_of(subjects[1], given), dtype)
         found = _diff_recording(names, sides, tolerance)
         return _with_weights(found, sides, gradients), sides
-    found, sides = _diff_models(subjects, given, names, dtype, tolerance)
+    with Progress() as line:
+        line.show(f"comparing {names[0]} with {names[1]}")
+        found, sides = _diff_models(subjects, given, names, dtype, tolerance)
     if found.same and sides[0].dtype != torch.float64 and dtype is not None:
         finer, exact = _diff_models(subjects, given, names, None, tolerance)
         if not finer.same and exact[0].dtype == torch.float64:

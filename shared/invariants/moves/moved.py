@@ -1,6 +1,6 @@
 """One loop for maps, leaks and contexts: change tokens, see who moves."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -53,7 +53,10 @@ def moves(
 
 
 def influence_of(
-    variant: Variant, ids: Int[Tensor, "time"], rounds: int = 2
+    variant: Variant,
+    ids: Int[Tensor, "time"],
+    rounds: int = 2,
+    show: Callable[[str], None] = lambda words: None,
 ) -> Float[Tensor, "time time"]:
     """Return how far each token of a text moves each output position.
 
@@ -64,18 +67,21 @@ def influence_of(
         variant: the model, as it is called.
         ids: the text.
         rounds: how many replacements of each token are tried.
+        show: called with how far it is.
     """
     vocab, time = variant.subject.vocab_size, ids.numel()
     generator = variant.subject.generator()
     matrix = torch.zeros(time, time, dtype=torch.float64)
     base = ids.repeat(time, 1)
-    for _ in range(rounds):
+    for index in range(rounds):
         replaced = torch.where(
             torch.eye(time, dtype=torch.bool),
             others(ids, vocab, generator),
             base,
         )
         for moved in moves(variant, base, replaced):
+            done = index * time + moved.rows[-1] + 1
+            show(f"influence: {done} of {rounds * time} replaced tokens")
             for token, by in zip(moved.rows, moved.by.double(), strict=True):
                 matrix[:, token] = torch.maximum(matrix[:, token], by)
     return matrix
