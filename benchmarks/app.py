@@ -35,8 +35,9 @@ def bench(
         help="What is timed. Default: forward, for about a minute.")] = None,
     everything: Annotated[bool, Option("--all",
         help="Forward passes of S1, S2 and S3 in each dtype, decoding, the "
-        "checks, the tests marked gpu, and compiled passes: what fits into "
-        "eight minutes. Takes --device, --json and --csv.")] = False,
+        "checks, the tests marked gpu, and compiled passes, in eight minutes: "
+        "what has no time left is named. --json is written after each part. "
+        "Takes --device, --json and --csv.")] = False,
     preset: Annotated[Text, Option(
         help="S1 (6 layers, 384 wide, 65 characters, batch 8, time 256), "
         "S2 (GPT-2 124M, batch 1, time 256), S3 (6 layers, 512 wide, "

@@ -36,11 +36,10 @@ def measure_all(
 ) -> list[Run]:
     """Measure, check and test, as far as SECONDS allow.
 
-    Each part has a process of its own, and a quarter of the time that is
-    left, or a minute; what it measured until then counts. After each part
-    `keep` gets the runs so far. The last run has the seconds of each part,
-    and names those that were stopped, failed, or not run. Ctrl-C raises
-    Stopped.
+    Each part has a process of its own, and a minute, or a quarter of the time
+    that is left; what it measured until then counts. After each `keep` gets
+    the runs so far. The last run has the seconds of each part, and names
+    those that were stopped, failed, or not run. Ctrl-C raises Stopped.
     """
     end = time.monotonic() + SECONDS
     todo = parts(device)
@@ -54,7 +53,7 @@ def measure_all(
 
     for name, part in todo.items():
         start = time.monotonic()
-        left = end - start
+        left = max(end - start, 0.0)
         if left < LEAST:
             waiting[name] = f"not run: no time left ({left:.0f} s)"
             continue

@@ -54,10 +54,7 @@ class Output:
         _warn_if_busy(self._machine, "load before")
 
     def take(self, measured: Callable[[Tell], list[Run]]) -> int:
-        """Measure, and put the runs; return the status of the command.
-
-        Where Ctrl-C ends it they are put, too, before KeyboardInterrupt.
-        """
+        """Measure, and put the runs, at Ctrl-C, too; return the status."""
         try:
             with telling() as tell:
                 runs = measured(tell)
