@@ -3,7 +3,7 @@
 import math
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
@@ -12,14 +12,6 @@ from gpt_duet.console import stopped_by_ctrl_c
 from gpt_duet.validation import choose_device, whole_number
 
 from . import STYLES, Kind
-
-if TYPE_CHECKING:  # imported where it is used: --help need not wait for it
-    from collections.abc import Callable
-
-    from gpt_duet.comparison.benchmark_results import Run
-
-    from .measure import Tell
-    from .output import Output
 
 app = typer.Typer(
     add_completion=False,
@@ -43,8 +35,9 @@ def bench(
         help="What is timed. Default: forward, for about a minute.")] = None,
     everything: Annotated[bool, Option("--all",
         help="Forward passes of S1, S2 and S3 in each dtype, decoding, the "
-        "checks, the tests marked gpu, and compiled passes: what fits into "
-        "eight minutes. Takes --device, --json and --csv.")] = False,
+        "checks, the tests marked gpu, and compiled passes, in eight minutes: "
+        "what has no time left is named. --json is written after each part. "
+        "Takes --device, --json and --csv.")] = False,
     preset: Annotated[Text, Option(
         help="S1 (6 layers, 384 wide, 65 characters, batch 8, time 256), "
         "S2 (GPT-2 124M, batch 1, time 256), S3 (6 layers, 512 wide, "
@@ -170,7 +163,8 @@ def bench(
         from .everything import measure_all
 
         output.prepare("", [])
-        return _put(output, partial(measure_all, device))
+        every = partial(measure_all, device, keep=output.keep)
+        raise typer.Exit(output.take(every))
     rounds = ROUNDS[kind] if rounds is None else rounds
     dtypes = [dtype_on(device, n) for n in _names("dtype", dtype_name)]
     if len(dtypes) > 1 and not decoding:
@@ -196,44 +190,17 @@ def bench(
         _counts("prompt" if decoding else "time", time),
         whole_number("new", new or 0, 1 if decoding else 0),
         sizes | {"vocab_size": vocab_size, "block_size": block_size},
-        kind=kind,
-        dtypes=dtypes,
-        device=device,
-        rounds=whole_number("rounds", rounds, 1),
-        budget=budget,
+        kind=kind, dtypes=dtypes, device=device, threads=threads,
+        rounds=whole_number("rounds", rounds, 1), budget=budget,
         styles=[] if only_peers else _names("styles", styles),
         peers=[p for p in chosen if p != "none"] + (peer or []),
-        installed=peers == "all",
-        cache=cache,
-        own=own,
-        log_probs=log_probs,
-        compile=compile_,
-        profile=profile,
-        threads=threads,
-        limits=limits,
+        installed=peers == "all", cache=cache, own=own, log_probs=log_probs,
+        compile=compile_, profile=profile, limits=limits,
         open=frozenset(open_ if only_peers and preset is None else ()),
         shaped=None if only_peers else True,
-    )
+    )  # fmt: skip
     output.prepare(kind, [plan.setting(*size) for size in plan.sizes])
-    _put(output, partial(measure, plan))
-
-
-def _put(output: "Output", run: "Callable[[Tell], list[Run]]") -> None:
-    """Measure, and put the runs where they go; end as they say."""
-    from .measure import Stopped
-    from .output import telling
-
-    stopped = False
-    with telling() as tell:
-        try:
-            runs = run(tell)
-        except Stopped as error:
-            runs, stopped = error.runs, True
-    wrong = output.put(runs)
-    if stopped:
-        raise KeyboardInterrupt
-    if wrong:
-        raise typer.Exit(1)
+    raise typer.Exit(output.take(partial(measure, plan)))
 
 
 def main() -> None:

@@ -110,13 +110,11 @@ def _draw_bars(run: Run, ax: Any) -> None:
     """Medians as bars, quartiles as whiskers, the quickest on top."""
     rows = sorted(run.models, key=lambda row: -row.median)
     first, median, third = 1e3 * np.array([row.quartiles for row in rows]).T
-    bars = ax.barh(
-        [row.name for row in rows],
-        median,
-        xerr=[median - first, third - median],
-        color=[_color(row.name) for row in rows],
-        error_kw={"elinewidth": 1, "capsize": 2},
-    )
+    names = [row.name for row in rows]
+    colours = [_color(name) for name in names]
+    spread = [median - first, third - median]
+    caps = {"elinewidth": 1, "capsize": 2}
+    bars = ax.barh(names, median, xerr=spread, color=colours, error_kw=caps)
     ax.bar_label(bars, [seconds(row.median) for row in rows], padding=5)
     ax.set_title(_title(run), loc="left")
     ax.set_xlabel("milliseconds, median and quartiles")
@@ -132,12 +130,9 @@ def _draw_lines(runs: Sequence[Run], ax: Any, axis: str) -> None:
     times = [run.setting[axis] for run in runs]
     medians = [{row.name: row.median for row in run.models} for run in runs]
     for number, name in enumerate(medians[0]):
-        ax.plot(
-            times,
-            [1e3 * found[name] for found in medians],
-            "--" if name.endswith(" compiled") else "-",
-            **_style(name, number),
-        )
+        taken = [1e3 * found[name] for found in medians]
+        line = "--" if name.endswith(" compiled") else "-"
+        ax.plot(times, taken, line, **_style(name, number))
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(times, [str(time) for time in times])

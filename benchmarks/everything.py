@@ -3,114 +3,133 @@
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from gpt_duet.comparison.benchmark_results import Row, Run
 from gpt_duet.config import GPTConfig
 from gpt_duet.invariants import check_model
+from gpt_duet.processes import run_alone
 from gpt_duet.protocol import load_style
 
 from . import STYLES
-from .machine import DTYPES, dtype_on
+from .machine import DTYPES, keep_freed_memory
 from .measure import Stopped, Tell, measure
-from .plan import PRESETS, Plan, dtype_name, make_plan
+from .plan import PRESETS, make_plan
 
-SECONDS = 480
+SECONDS = 450.0  # of eight minutes; the others are for the start and tables
+LEAST = 10.0  # seconds without which no part begins
+SHARE = 60.0  # seconds of a part, where a quarter of what is left is no more
 ROUNDS_END = 15.0  # seconds of one size, after which no round starts
 CHECKS_END = 30.0
 CHECKED = GPTConfig(65, 64, n_layer=2, n_head=2, n_embd=32)
 TESTS = Path(__file__).parents[1] / "tests"
-# Measures something in the seconds that are left.
-Part = Callable[[float, Tell], list[Run]]
+Part = Callable[[Tell], list[Run]]
 
 
 def measure_all(
-    device: torch.device, tell: Tell, seconds: float = SECONDS
+    device: torch.device, tell: Tell, keep: Callable[[list[Run]], None]
 ) -> list[Run]:
-    """Measure, check and test, as far as the time allows.
+    """Measure, check and test, as far as SECONDS allow.
 
-    A part begins where as much time is left as the longest part of its kind
-    took. The last run's notes name parts that were left out, or failed.
-    Ctrl-C raises Stopped with the runs of whole parts.
+    Each part has a process of its own, and a minute, or a quarter of the time
+    that is left; what it measured until then counts. After each `keep` gets
+    the runs so far. The last run has the seconds of each part, and names
+    those that were stopped, failed, or not run. Ctrl-C raises Stopped.
     """
-    end, longest = time.monotonic() + seconds, {"compiled": 60.0}
+    end = time.monotonic() + SECONDS
+    todo = parts(device)
+    waiting = dict.fromkeys(todo, "not run")
     runs: list[Run] = []
-    notes = []
-    for name, part in parts(device):
-        kind, start = name.partition(" ")[0], time.monotonic()
-        if end - start < longest.get(kind, 0):
-            notes.append(f"{name} was left out: no time")
+    rows: list[Row] = []
+
+    def so_far() -> list[Run]:
+        notes = [f"{name}: {why}" for name, why in waiting.items()]
+        return [*runs, Run("parts", {}, rows, notes=notes)]
+
+    for name, part in todo.items():
+        start = time.monotonic()
+        left = max(end - start, 0.0)
+        if left < LEAST:
+            waiting[name] = f"not run: no time left ({left:.0f} s)"
             continue
         tell(name)
+        del waiting[name]
+        share = max(left / 4, min(left, SHARE))
+        found, stopped, note = [], False, ""
         try:
-            runs += part(end - start, tell)
-        except KeyboardInterrupt as error:
-            raise Stopped(runs + getattr(error, "runs", [])) from None
-        except Exception as error:  # the other parts are still to be had
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            notes.append(f"{name} ended with {reason[:300]}")
+            work = partial(_attempt, part)
+            found, stopped = run_alone(work, tell, name, __name__, share)
+        except (KeyboardInterrupt, TimeoutError):
+            stopped = True
+        except ValueError as error:
+            note = f"ended with {' '.join(str(error).split())[:300]}"
         taken = time.monotonic() - start
-        longest[kind] = max(longest.get(kind, 0), taken)
-    if not runs:
-        raise ValueError(f"nothing was measured: {'; '.join(notes)}")
-    runs[-1].notes += notes
-    return runs
+        if stopped:
+            note = "stopped here" + ": nothing was measured" * (not found)
+        runs += found
+        rows.append(Row(name, [taken], note=note))
+        keep(so_far())
+        if stopped and taken < share:
+            raise Stopped(so_far())  # by Ctrl-C
+    return so_far()
 
 
-def parts(device: torch.device) -> Iterator[tuple[str, Part]]:
-    """Give each part and its name, what is most worth knowing first.
+def parts(device: torch.device) -> dict[str, Part]:
+    """Return each part by its name, what is most worth knowing first.
 
     Only the styles are compiled, as that takes a while for each.
     """
-    dtypes = []
+    found: dict[str, Part] = {}
+    compiled: dict[str, Part] = {}
+    here = partial(make_plan, device=device, budget=ROUNDS_END)
     for name in DTYPES:
-        with suppress(ValueError):
-            dtypes.append(dtype_on(device, name))
-    here: dict[str, Any] = {"device": device, "budget": ROUNDS_END}
-    passes = [
-        (f"{preset} {dtype_name(d)}", make_plan(preset, dtypes=(d,), **here))
-        for d in dtypes
-        for preset in PRESETS
-    ]
-    for name, plan in passes:
-        yield f"forward {name}", partial(_measure, plan)
-    yield "generate", partial(_measure, make_plan(
-        "gpt2", (1,), (16, 900), 32, kind="generate", rounds=3,
-        dtypes=dtypes, peers=("transformers",), **here,
-    ))  # fmt: skip
-    for style in STYLES:
-        yield f"checks of {style}", partial(_check, style, device)
-    yield "tests", _test
-    for name, plan in passes:
-        plan = replace(plan, compile=True, peers=())
-        yield f"compiled {name}", partial(_measure, plan)
+        plan = partial(here, dtypes=(getattr(torch, name),))
+        for preset in PRESETS:
+            one, both = plan(preset), f"{preset} {name}"
+            found[f"forward {both}"] = partial(measure, one)
+            styles = replace(one, compile=True, peers=())
+            compiled[f"compiled {both}"] = partial(measure, styles)
+        found[f"generate {name}"] = partial(measure, plan(
+            "gpt2", (1,), (16, 900), 32, kind="generate", rounds=3,
+            peers=("transformers",),
+        ))  # fmt: skip
+        if name == DTYPES[0]:
+            for style in STYLES:
+                found[f"checks of {style}"] = partial(_check, style, device)
+            found["tests"] = _test
+    return found | compiled
 
 
-def _measure(plan: Plan, left: float, tell: Tell) -> list[Run]:
-    return measure(replace(plan, budget=min(plan.budget, left)), tell)
+def _attempt(part: Part, tell: Tell) -> tuple[list[Run], bool]:
+    """Return a part's runs, and whether it was stopped."""
+    keep_freed_memory()
+    try:
+        return part(tell), False
+    except KeyboardInterrupt as error:
+        return getattr(error, "runs", []), True
+    except Exception as error:  # some are no plain data
+        raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
-def _check(
-    style: str, device: torch.device, left: float, tell: Tell
-) -> list[Run]:
+def _check(style: str, device: torch.device, tell: Tell) -> list[Run]:
     build = partial(load_style(style).build_model, CHECKED)
-    budget = min(CHECKS_END, left)
-    found = check_model(build, device=str(device), budget=budget).results
+    found = check_model(build, device=str(device), budget=CHECKS_END)
     setting = {"style": style, "dtype": "float32", "device": str(device)}
-    return [Run("checks", setting, [
+    runs = [Run("checks", setting, [
         Row(r.name, [max(r.seconds, 1e-6)], note=f"{r.status}: {r.message}")
-        for r in found
+        for r in found.results
     ])]  # fmt: skip
+    if found.interrupted:
+        raise Stopped(runs)
+    return runs
 
 
-def _test(left: float, tell: Tell) -> list[Run]:
+def _test(tell: Tell) -> list[Run]:
     marked = [
         f for f in TESTS.glob("test_*.py") if "mark.gpu" in f.read_text()
     ]
@@ -120,7 +139,7 @@ def _test(left: float, tell: Tell) -> list[Run]:
     words = ["-m", "pytest", "-q", "-m", "gpu", *map(str, marked)]
     done = subprocess.run(
         [sys.executable, *words],
-        capture_output=True, text=True, timeout=left, cwd=TESTS.parent,
+        capture_output=True, text=True, cwd=TESTS.parent,
     )  # fmt: skip
     said = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1:]
     note = ": ".join(["failed" if done.returncode else "passed", *said])

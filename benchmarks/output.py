@@ -1,7 +1,7 @@
 """Where results go: the terminal, a file, a picture, a comparison."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from gpt_duet.validation import require_different, require_parent
 from .chart import draw, draw_roofline, require_picture
 from .compare import Facts, compare_results, require_comparable
 from .machine import load, machine_facts
-from .measure import Tell
+from .measure import Stopped, Tell
 from .tables import show_changes, show_results
 
 
@@ -53,6 +53,27 @@ class Output:
         self._machine["load before"] = load()
         _warn_if_busy(self._machine, "load before")
 
+    def take(self, measured: Callable[[Tell], list[Run]]) -> int:
+        """Measure, and put the runs, at Ctrl-C, too; return the status."""
+        try:
+            with telling() as tell:
+                runs = measured(tell)
+        except Stopped as error:
+            self.put(error.runs)
+            raise
+        return int(self.put(runs))
+
+    def keep(self, runs: list[Run]) -> None:
+        """Write JSON of what was measured so far: a kill loses the rest."""
+        path = self.files.get("json")
+        if path and path != STDOUT:
+            with suppress(ValueError):  # `put` will say so
+                self._results(runs).save(path)
+
+    def _results(self, runs: list[Run]) -> Results:
+        self._machine["load after"] = load()
+        return Results(self._machine, runs)
+
     def put(self, runs: list[Run]) -> bool:
         """Write, print, draw and compare; return whether something is wrong.
 
@@ -61,8 +82,7 @@ class Output:
         What was measured is written before anything else can fail, and
         printed where it could not be written.
         """
-        self._machine["load after"] = load()
-        results = Results(self._machine, runs)
+        results = self._results(runs)
         files = {name: path for name, path in self.files.items() if path}
         console = plain_console(stderr=files.get("json") == STDOUT)
         try:

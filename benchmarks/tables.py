@@ -42,7 +42,8 @@ def show_results(results: Results) -> Group:
     for run in results.runs:
         title = Text.assemble((run.what, "bold"), f"  {run.described()}")
         tables = zip(*(_cells(run, row) for row in run.rows), strict=True)
-        shown = [_table(cells, run.rows) for cells in tables]
+        made = (_table(cells, run.rows) for cells in tables)
+        shown = [table for table in made if len(table.columns) > 1]
         parts += ["", title, *(part for t in shown for part in (t, ""))][:-1]
         parts += _lines(f"{r.name}: {r.note}" for r in run.models if r.note)
         parts += _lines(_operations(r) for r in run.models if r.operations)

@@ -6,6 +6,7 @@
     masks.py       boolean masks: causal, padding, combined
     files.py       files and folders written whole or not at all
     timing.py      things timed in turn, on any device
+    processes.py   work in a process of its own, which can be stopped
     validation.py  numbers, dtypes, devices and paths, checked
     protocol.py    what a language model and a style must offer
     tokenization/  text to ids, and texts to batches

@@ -285,6 +285,11 @@ def test_a_share_above_the_limit_is_not_printed():
     assert "mingpt_style was quicker than the limits" in shown
 
 
+def test_a_table_of_names_alone_is_left_out():
+    run = Run("checks", {}, [Row("only once", [1.0])])
+    assert printed(show_results(Results(FACTS, [run]))).count("only once") == 1
+
+
 def test_a_narrow_console_cuts_no_number(capsys):
     name = "long_name.py:" + 80 * "x"
     Output(CPU).put([forward((name, 1.25))])

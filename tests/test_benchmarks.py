@@ -2,8 +2,12 @@
 
 import json
 import math
+import multiprocessing
+import os
 import re
+import signal
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +16,8 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from annotated import DecoderModel
 from benchmarks import app as commands
@@ -21,9 +27,11 @@ from benchmarks.peers import PEERS
 from benchmarks.plan import CPU, PRESETS, Tokens, make_plan
 from benchmarks.work import cache_bytes
 from mingpt_style import GPT
+from shared import processes
 from shared.comparison.benchmark_results import Row, Run, read_results
 from shared.console import run
 from shared.invariants import check_model
+from shared.processes import GRACE
 
 TOY = ["--preset", "gpt-nano", "--vocab-size", 11]
 SMALL = [*TOY, "--batch", 1, "--time", 4]
@@ -40,6 +48,9 @@ def _small_limits(monkeypatch):
     monkeypatch.setattr(machine, "MOVED", 2**20)
     monkeypatch.setattr(machine, "_measured", {})
     monkeypatch.setattr(output, "load", lambda: 0.5)
+    monkeypatch.setattr(
+        everything, "run_alone", lambda work, tell, *limit: work(tell)
+    )
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -263,7 +274,7 @@ def _toy_presets(monkeypatch):
 @pytest.mark.usefixtures("_toy_presets")
 def test_all_goes_into_one_file(bench, tmp_path, monkeypatch):
     file, asked = tmp_path / "found.json", []
-    monkeypatch.setattr(everything, "DTYPES", ("float32", "float8"))
+    monkeypatch.setattr(everything, "DTYPES", ("float32",))
     monkeypatch.setattr(
         torch, "compile", lambda call, **how: asked.append(how) or call
     )
@@ -280,9 +291,13 @@ def test_all_goes_into_one_file(bench, tmp_path, monkeypatch):
     runs = read_results(file).runs
     kinds = [run.what for run in runs]
     assert kinds == ["forward", "generate", "checks", "checks", "tests",
-                     "forward"]  # fmt: skip
-    assert [run.setting.get("compile") for run in runs[::5]] == [False, True]
-    assert runs[-1].notes[0].startswith("in float32 the styles agree")
+                     "forward", "parts"]  # fmt: skip
+    assert [run.setting.get("compile") for run in runs[:6:5]] == [False, True]
+    assert [row.name for row in runs[6].rows] == [
+        "forward S1 float32", "generate float32", "checks of annotated",
+        "checks of mingpt_style", "tests", "compiled S1 float32",
+    ]  # fmt: skip
+    assert not runs[6].notes
     names = {row.name: row.note for row in runs[2].rows}
     assert names["check_shape"].startswith("passed: ")
     assert runs[4].rows[0].note == "passed: 5 passed in 2s"
@@ -291,36 +306,139 @@ def test_all_goes_into_one_file(bench, tmp_path, monkeypatch):
     monkeypatch.setattr(everything.subprocess, "run", Mock(
         return_value=SimpleNamespace(returncode=1, stdout="", stderr="bad")
     ))  # fmt: skip
-    monkeypatch.setattr(everything, "check_model", Mock(side_effect=OSError))
+    monkeypatch.setattr(
+        everything, "check_model", Mock(side_effect=IndexError("no memory"))
+    )
     out = bench("--all", "--json", file, status=1)
     runs = read_results(file).runs
     assert [run.what for run in runs] == kinds[:2] + kinds[4:]
-    assert "checks of annotated ended with OSError" in out
+    words = "checks of annotated: ended with IndexError: no memory"
+    assert words in " ".join(out.split())
     assert runs[2].rows[0].note == "failed: bad"
 
 
-@pytest.mark.usefixtures("_toy_presets")
-def test_all_ends_in_time(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(everything.time, "monotonic", lambda: now[0])
+def measured(what):
+    return [Run(what, {}, [Row("a", [1.0])])]
 
-    def part(name, seconds):
-        def run(left, tell):
-            now[0] += seconds
-            return [Run(name, {}, [Row("a", [1.0])])]
 
-        return name, run
+@given(st.lists(st.floats(0, 1000)))
+def test_all_ends_in_time_and_names_each_part(needed):
+    """Whatever the parts take, and where none stops at once."""
+    now, kept = [0.0], []
 
-    made = [
-        part("a 1", 200), part("b", 90), part("a 2", 9),
-        part("compiled 1", 140), part("compiled 2", 9),
-    ]  # fmt: skip
+    def run_alone(work, tell, name, module, seconds):
+        takes = needed[int(name)]
+        now[0] += min(takes, seconds + GRACE)
+        if takes > seconds:
+            raise TimeoutError
+        return work(tell)
+
+    made = {str(n): lambda tell: measured("x") for n in range(len(needed))}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(everything.time, "monotonic", lambda: now[0])
+        patch.setattr(everything, "run_alone", run_alone)
+        patch.setattr(everything, "parts", lambda device: made)
+        *found, last = everything.measure_all(CPU, str, kept.append)
+    assert now[0] <= everything.SECONDS + GRACE < 8 * 60
+    begun = [row.name for row in last.rows]
+    left_out = [note.partition(": not run: no time left (")[0]
+                for note in last.notes]  # fmt: skip
+    assert begun + left_out == [*made]
+    stopped = [row for row in last.rows if row.note]
+    assert all(row.note.startswith("stopped here") for row in stopped)
+    assert len(found) + len(stopped) == len(begun) == len(kept)
+    # the first are measured whole where a minute is enough for each
+    for row, takes in zip(last.rows[:7], needed, strict=False):
+        assert not (row.note and max(needed[:7]) <= everything.SHARE), takes
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_stop_keeps_the_parts_before(tmp_path, monkeypatch, killed):
+    file = tmp_path / "found.json"
+
+    def second(tell):
+        if killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise measure.Stopped(measured("half"))
+
+    made = {"a": lambda tell: measured("a"), "b": second, "c": None}
     monkeypatch.setattr(everything, "parts", lambda device: made)
-    runs = everything.measure_all(CPU, str)
-    assert [run.what for run in runs] == ["a 1", "b", "compiled 1"]
-    assert runs[-1].notes == [
-        f"{name} was left out: no time" for name in ("a 2", "compiled 2")
-    ]
+    where, status = output.Output(CPU, {"json": file}), 1
+    every = partial(everything.measure_all, CPU, keep=where.keep)
+    if killed:
+        if (child := os.fork()) == 0:
+            try:
+                every(str)
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert os.WTERMSIG(status) == signal.SIGKILL
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            where.take(every)
+    *found, last = read_results(file).runs
+    assert [run.what for run in found] == ["a", "half"][: 2 - killed]
+    notes = ["b: not run", "c: not run"] if killed else ["c: not run"]
+    assert last.notes == notes
+
+
+def answers(tell):
+    tell("begun")
+    return 3
+
+
+def is_stopped(tell):
+    try:
+        tell("begun")
+        time.sleep(60)
+    except KeyboardInterrupt:
+        return "so far"
+
+
+def is_deaf(tell):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    is_stopped(tell)
+
+
+def fails(tell):
+    raise OSError("no disk")
+
+
+def dies(tell):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("work", "grace", "expected"),
+    [
+        (answers, 99, 3),
+        (is_stopped, 99, "so far"),
+        (is_deaf, 0.5, TimeoutError("a took 5 s")),
+        (fails, 99, ValueError("no disk")),
+        (dies, 99, ValueError("a ends .*status -9 .too little memory.*")),
+    ],
+)  # fmt: skip
+def test_work_in_a_process_is_stopped_by_the_clock(
+    monkeypatch, work, grace, expected
+):
+    now = [0.0]
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: fork)
+    monkeypatch.setattr(processes, "GRACE", grace)
+    monkeypatch.setattr(
+        processes, "time", SimpleNamespace(monotonic=lambda: now[0])
+    )
+
+    def tell(told):
+        assert told == "begun"
+        now[0] = 6.0 * (work is not answers)
+
+    run = partial(processes.run_alone, work, tell, "a", "json", 5.0)
+    if isinstance(expected, Exception):
+        with pytest.raises(type(expected), match=str(expected)):
+            run()
+    else:
+        assert run() == expected
 
 
 # Someone's own model

@@ -1,13 +1,9 @@
 """A target is checked: in this process, or in one of its own."""
 
-import multiprocessing
-import os
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import torch
@@ -23,6 +19,7 @@ from ..invariants import (
     save_map,
 )
 from ..invariants.ranks import first, together
+from ..processes import run_alone
 from ..targets import (
     load_makers,
     load_scorer,
@@ -112,70 +109,11 @@ def check_alone(job: Job, tell: Callable[[Report], None]) -> Report:
     Raises:
         ValueError: as `check_here`, and where the process ends early.
     """
-    # forked from a process that has imported the kit, and nothing of a target
-    kind = "forkserver" if hasattr(os, "fork") else "spawn"
-    context: Any = multiprocessing.get_context(kind)
-    context.set_forkserver_preload([__name__])
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(
-        target=_work, args=(job, theirs, console.debug), name=job.target
+    report = run_alone(
+        partial(check_here, job), tell, job.target, module=__name__
     )
-    # Ctrl-C reaches all processes of a terminal: the new one ignores it, and
-    # stops when this one says so
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        process.start()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    theirs.close()
-    answer: Any = None
-    ended = stopped = False
-    try:
-        while not ended:
-            try:
-                answer, ended = ours.recv()
-                if not ended:
-                    tell(answer)
-            except KeyboardInterrupt:
-                stopped = True
-                process.terminate()
-            except EOFError:
-                process.join()
-                if stopped:
-                    raise KeyboardInterrupt from None
-                raise ValueError(
-                    f"{job.target} ends its process with status "
-                    f"{process.exitcode}, before a report"
-                ) from None
-    finally:
-        if not ended:
-            process.kill()
-        process.join()
-    if isinstance(answer, ValueError):
-        raise answer
-    assert isinstance(answer, Report)
-    return answer
-
-
-def _work(job: Job, pipe: Connection, debug: bool) -> None:
-    """Check a target, and send its report as it grows."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    Thread(target=_end_with_parent, daemon=True).start()
-    console.set_debug(debug)
-    answer: Report | ValueError
-    try:
-        with console.own_warnings():
-            answer = check_here(job, lambda grown: pipe.send((grown, False)))
-    except (ValueError, OSError, MemoryError) as error:
-        answer = ValueError(str(error) or type(error).__name__)
-    pipe.send((answer, True))
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    assert isinstance(report, Report)
+    return report
 
 
 def _draw(factory: Callable[..., Any], report: Report, job: Job) -> None:
