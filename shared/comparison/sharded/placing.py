@@ -11,6 +11,7 @@ from ..values.layouts import largest, nearest_layout
 
 UNITS = 2**9  # of rounding: sums in another order are that far apart
 FINER = 2**16  # the same in float64, in which no fault is so small
+OTHER = "another order"
 PROBES = 16  # numbers of a value that are looked for first
 
 
@@ -35,8 +36,18 @@ class Placed:
         sizes = [*map(len, self.picked)]
         if sizes != [*self.shape]:
             return "sliced"
-        ordered = all(p == (*range(len(p)),) for p in self.picked)
-        return "whole" if ordered else "another order"
+        return "whole" if self.ascending else OTHER
+
+    @property
+    def ascending(self) -> bool:
+        """Whether the rank has the numbers in the order of the left."""
+        return all([*p] == sorted(p) for p in self.picked)
+
+    def part_of(self, whole: Tensor) -> Tensor:
+        """Return what the rank has of a value of that shape."""
+        for axis, indices in enumerate(self.picked):
+            whole = whole.index_select(axis, torch.tensor(indices))
+        return whole
 
     def __str__(self) -> str:
         words = [
@@ -149,11 +160,9 @@ class Finder:
                 continue
             if np.prod([len(p) for p in picked]) != value.numel():
                 continue
-            part = whole
-            for axis, indices in enumerate(picked):
-                part = part.index_select(axis, torch.tensor(indices))
-            if nearest_layout(value, part, near)[1] <= near:
-                return Placed(number, shape, picked)
+            placed = Placed(number, shape, picked)
+            if nearest_layout(value, placed.part_of(whole), near)[1] <= near:
+                return placed
         return None
 
 
