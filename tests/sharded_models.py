@@ -1137,7 +1137,7 @@ CASES = {
         "so the sum over the ranks has it ",
     ),
     "off by one": broken(
-        built(OffByOne), "`embedding`: no value on the left equals it"
+        built(OffByOne), "`embedding`: rank 1: no value on the left equals it"
     ),
     "recorded": sound(
         built(FusedParallel), "30 gradients equal", left=fused, recorded=True

@@ -183,14 +183,11 @@ def _axis_by_axis(
     for here, there, size, whole in zip(ours, axes, own, shape, strict=True):
         table = np.full(size, -1)
         table[here] = there
-        if size == whole and (table < 0).all():
-            table = np.arange(size)
-        for i in range(size - 2, -1, -1):  # rows of equal numbers alone
-            if table[i] < 0 < table[i + 1]:
-                table[i] = table[i + 1] - 1
-        for i in range(1, size):
-            if table[i] < 0:
-                table[i] = table[i - 1] + 1
+        every, known = np.arange(size), np.flatnonzero(table >= 0)
+        # rows of equal numbers alone follow the nearest that is known
+        between = (known[1:] + known[:-1]) / 2
+        nearest = known[np.searchsorted(between, every)]
+        table = table[nearest] + every - nearest
         if table.min() < 0 or table.max() >= whole:
             return None
         picked.append(tuple(table.tolist()))
