@@ -102,7 +102,9 @@ class Along:
 
     def _measure(self, names: list[str], step: float) -> Pair:
         directions, products = {}, {}
-        seed = int(torch.randint(2**31, (), generator=self.generator))
+        ranks, generator = current(), self.generator
+        if ranks is not None:  # stages draw for other names
+            seed = int(torch.randint(2**31, (), generator=generator))
         for name in names:
             if name not in self.free:  # another rank's
                 continue
@@ -111,15 +113,16 @@ class Along:
             size = float(p.detach().abs().double().square().mean()) ** 0.5
             size = size or 1.0
             kind = torch.complex64 if p.is_complex() else torch.float32
-            own = torch.Generator().manual_seed(seed + crc32(name.encode()))
-            noise = torch.randn(p.shape, generator=own, dtype=kind)
+            if ranks is not None:
+                drawn = seed + crc32(name.encode())
+                generator = torch.Generator().manual_seed(drawn)
+            noise = torch.randn(p.shape, generator=generator, dtype=kind)
             directions[name] = noise.to(p) * size
             if padding is not None:
                 directions[name][padding] = 0
             gradient = self.gradients[name].conj()
             part = float((gradient * directions[name]).sum().real)
             products[name] = p, part
-        ranks = current()
         of_all = ranks.inner(products) if ranks else []
         parts = [part for part, _ in of_all]
         if ranks is None:
