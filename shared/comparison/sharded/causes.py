@@ -110,10 +110,9 @@ def cause(
         ]
 
     inputs = [(e, steps[e]) for e in sorted(step.inputs) if e in steps]
-    summed = any(
-        other.reduces for other in steps.values() if event in other.inputs
-    )
-    if (bias := _bias(step, finder, parameters, ranks.count)) and summed:
+    summed = any(one.reduces for one in steps.values() if event in one.inputs)
+    bias = _bias(step, finder, parameters, ranks.count) if summed else ""
+    if bias:
         return (
             f"every rank adds {bias}, so the sum over the ranks has it "
             f"{ranks.count} times"
@@ -124,11 +123,6 @@ def cause(
             f"an all_reduce is missing: {partial[0].place} is a part of a "
             f"sum on each rank, and is used unsummed; the sum over the ranks "
             f"is {_line(left, partial[0].sum_placed)} on the left"
-        )
-    if bias:
-        return (
-            f"an all_reduce is missing before {bias} is added: the ranks' "
-            f"values are parts of a sum"
         )
     if step.partial:
         return (

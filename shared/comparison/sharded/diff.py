@@ -256,8 +256,10 @@ def _is_data_parallel(model: nn.Module) -> bool:
     return bool(kinds & DATA_PARALLEL) and one_axis
 
 
-def _built(model: Model, name: str) -> nn.Module:
+def _built(model: Model | Path, name: str) -> nn.Module:
     """Return a module, or raise ValueError."""
+    if isinstance(model, Path):
+        raise ValueError(f"{name} is a recording: it stands on the left")
     try:
         built = Builder(model, SEED, None).build()
     except UnusableModel as error:
