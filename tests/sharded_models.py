@@ -9,6 +9,10 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
@@ -128,14 +132,29 @@ class Attention(nn.Module):
     def split(self, x):
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
+    def projected(self, x):
+        return [self.split(f(x)) for f in (self.q, self.k, self.v)]
+
     def mixed(self, x, mask):
-        q, k, v = (self.split(f(x)) for f in (self.q, self.k, self.v))
+        q, k, v = self.projected(x)
         scores = q @ k.mT / q.size(-1) ** 0.5
         scores = scores.masked_fill(~mask, -torch.inf)
         return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
 
     def forward(self, x, mask):
         return self.out(self.mixed(x, mask))
+
+
+class FusedAttention(Attention):
+    """Queries, keys and values by one product."""
+
+    def __init__(self, *heads):
+        super().__init__(*heads)
+        self.qkv = nn.Linear(DIM, 3 * self.q.out_features)
+        del self.q, self.k, self.v
+
+    def projected(self, x):
+        return map(self.split, self.qkv(x).chunk(3, -1))
 
 
 class MLP(nn.Module):
@@ -187,6 +206,22 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = block(x, mask)
         return self.logits(x)
+
+
+class FusedGPT(GPT):
+    class block(Block):
+        attention = FusedAttention
+
+
+@torch.no_grad()
+def loaded(model, single, cut=piece):
+    """Weights of a model on one process, or of one axis this rank's part."""
+    whole = dict(filled(single, 0).named_parameters())
+    for name, p in model.named_parameters():
+        name = name.replace("attn.bias", "attn.out.bias")
+        weight = whole[name.replace("ff.bias", "ff.down.bias")]
+        axes = [i for i in range(p.dim()) if p.size(i) != weight.size(i)]
+        p.copy_(cut(weight, axes[0]) if axes else weight)
 
 
 # --- Tensor parallel, by hand ------------------------------------------------
@@ -251,6 +286,31 @@ class TensorParallel(GPT):
         return Gathered.apply(logits, 2, self.summed)
 
 
+class FusedParallel(TensorParallel):
+    """It loads its own weights: a third of each of queries, keys, values."""
+
+    class block(Block):
+        class attention(FusedAttention, ParallelAttention):
+            pass
+
+        mlp = ParallelMLP
+
+    def cut(self, weight, axis):
+        fused = axis == 0 and weight.size(0) == 3 * DIM
+        thirds = weight.chunk(3) if fused else [weight]
+        return torch.cat([piece(part, axis) for part in thirds], axis)
+
+    def fill(self):
+        loaded(self, FusedGPT(), self.cut)
+
+
+class CutByThirds(FusedParallel):
+    """A rank has the first of the rows of all, as if they were no thirds."""
+
+    def cut(self, weight, axis):
+        return piece(weight, axis)
+
+
 class Scattered(torch.autograd.Function):
     """The sum over the ranks, of which each keeps its part of the text."""
 
@@ -294,6 +354,22 @@ class SequenceParallel(TensorParallel):
             x = block(x, mask)
         logits = self.head(whole(self.norm(x)))
         return Gathered.apply(logits, 2, False)[:, :time]
+
+
+class SummedNorm(nn.LayerNorm):
+    def forward(self, x):
+        weight, bias = map(Copied.apply, (self.weight, self.bias))
+        return F.layer_norm(x, (DIM,), weight, bias)
+
+
+class ReducedNorms(SequenceParallel):
+    """The gradients of norms are summed over the ranks."""
+
+    def __init__(self):
+        super().__init__()
+        for module in self.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.__class__ = SummedNorm
 
 
 class Parted(torch.autograd.Function):
@@ -411,7 +487,7 @@ class ContextAttention(Attention):
     """Queries of this rank, keys of all."""
 
     def mixed(self, x, at):
-        q, k, v = (self.split(f(x)) for f in (self.q, self.k, self.v))
+        q, k, v = self.projected(x)
         k, v = (Gathered.apply(t, 2, True) for t in (k, v))
         scores = q @ k.mT / q.size(-1) ** 0.5
         scores = scores.masked_fill(~self.visible(at), -torch.inf)
@@ -456,6 +532,33 @@ class ContextParallel(GPT):
             x = block(x, at)
         x = Gathered.apply(self.logits(x), 1, False)
         return self.put_back(x, order)[:, :time]
+
+
+class LossByRanks(ContextParallel):
+    """The loss is the mean of the ranks' means, some over fewer tokens."""
+
+    def reduced(self, total, number):
+        return Reduced.apply(total / number.clamp(min=1)) / count()
+
+    def forward(self, ids, targets=None):
+        logits = super().forward(ids)
+        if targets is None:
+            return logits, None
+        targets = F.pad(targets, (0, -ids.size(1) % count()), value=-100)
+        padded = F.pad(logits, (0, 0, 0, targets.size(1) - ids.size(1)))
+        own = piece(Copied.apply(padded), 1).flatten(0, 1)
+        targets = piece(targets, 1).flatten()
+        total = F.cross_entropy(own, targets, reduction="sum")
+        return logits, self.reduced(total, (targets != -100).sum())
+
+
+class LossByTokens(LossByRanks):
+    """The loss is the mean over the tokens of all ranks."""
+
+    def reduced(self, total, number):
+        number = number.clone()
+        dist.all_reduce(number)
+        return Reduced.apply(total) / number.clamp(min=1)
 
 
 class Zigzag(ContextParallel):
@@ -522,7 +625,7 @@ class RingAttention(Attention):
     """Keys go round from rank to rank, under a running softmax."""
 
     def mixed(self, x, at):
-        q, k, v = (self.split(f(x)) for f in (self.q, self.k, self.v))
+        q, k, v = self.projected(x)
         top = q.new_full((*q.shape[:3], 1), torch.finfo(q.dtype).min)
         total, mixed = torch.zeros_like(top), torch.zeros_like(q)
         keys = at
@@ -631,6 +734,155 @@ class NotReturned(ContextParallel):
                 return x
 
 
+class CappedExperts(Experts):
+    """An expert drops all tokens but a quarter of the text."""
+
+    def moved(self, x, chosen):
+        before = F.one_hot(chosen, 4).cumsum(0)
+        place = before.gather(1, chosen[:, None])
+        kept = place <= -(-len(chosen) // 4)
+        return super().moved(x, chosen) * kept
+
+
+class CappedGPT(GPT):
+    class block(Block):
+        mlp = CappedExperts
+
+
+class CapacityByRank(ContextParallel):
+    """Each rank drops all of its tokens but a quarter."""
+
+    class block(Block):
+        attention = ContextAttention
+
+        class mlp(CappedExperts, ParallelExperts):
+            pass
+
+
+# --- Stages ------------------------------------------------------------------
+
+
+class Stage(GPT):
+    """The blocks of one rank; the first embeds, the last has the scores."""
+
+    def holds(self, index):
+        return index * count() // LAYERS == rank()
+
+    def __init__(self):
+        super().__init__()
+        held = {str(i): b for i, b in enumerate(self.blocks) if self.holds(i)}
+        self.blocks = nn.ModuleDict(held)
+        if rank() > 0:
+            del self.wte, self.wpe
+        if rank() < count() - 1:
+            del self.norm, self.head
+
+    def forward(self, x):
+        time = x.size(1)
+        if rank() == 0:
+            x = self.embed(x, torch.arange(time))
+        mask = torch.ones(time, time, dtype=torch.bool).tril()
+        for block in self.blocks.values():
+            x = block(x, mask)
+        last = rank() == count() - 1  # under autocast in another dtype
+        return self.logits(x).to(x.dtype) if last else x
+
+
+class Swapped(Stage):
+    """The last blocks stand on the first rank."""
+
+    def holds(self, index):
+        return super().holds(LAYERS - 1 - index)
+
+
+class FromBefore(torch.autograd.Function):
+    """What the rank before sends; it gets the gradient."""
+
+    @staticmethod
+    def forward(ctx, like):
+        x = torch.empty_like(like)
+        dist.recv(x, rank() - 1)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        dist.send(grad.contiguous(), rank() - 1)
+
+
+class ToAll(torch.autograd.Function):
+    """The scores of the last rank, to which the others send what they have."""
+
+    @staticmethod
+    def forward(ctx, x, shape):
+        ctx.like = x
+        if rank() < count() - 1:
+            dist.send(x.contiguous(), rank() + 1)
+        last = rank() == count() - 1
+        scores = x.clone() if last else x.new_empty(shape)
+        dist.broadcast(scores, count() - 1)
+        return scores
+
+    @staticmethod
+    def backward(ctx, grad):
+        if rank() < count() - 1:
+            grad = torch.empty_like(ctx.like)
+            dist.recv(grad, rank() + 1)
+        return grad, None
+
+
+class Pipeline(nn.Module):
+    """Stages that send and receive, and send gradients back."""
+
+    vocab_size, block_size = VOCAB, BLOCK
+    stages, sharded = Stage, ()
+
+    def __init__(self):
+        super().__init__()
+        self.stage = self.stages()
+
+    def fill(self):
+        loaded(self.stage, GPT())
+
+    def forward(self, ids):
+        if ids.size(1) > BLOCK:
+            raise ValueError(f"{ids.size(1)} tokens, at most {BLOCK}")
+        return self.run(ids, next(self.parameters()).dtype)
+
+    def run(self, x, dtype):
+        shape = *x.shape, VOCAB
+        if rank() > 0:
+            like = torch.zeros(*x.shape, DIM, dtype=dtype)
+            x = FromBefore.apply(like.requires_grad_())
+        return ToAll.apply(self.stage(x), shape)
+
+
+class StagesSwapped(Pipeline):
+    """The stages run in the wrong order."""
+
+    stages = Swapped
+
+
+class Scheduled(Pipeline):
+    """By torch.distributed.pipelining, forwards alone."""
+
+    def run(self, x, dtype):
+        from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+        stage = PipelineStage(self.stage, rank(), count(), x.device)
+        given = [x][rank() :][:1]
+        scores = ScheduleGPipe(stage, 1).step(*given)
+        if scores is None:
+            scores = torch.empty(*x.shape, VOCAB, dtype=dtype)
+        dist.broadcast(scores, count() - 1)
+        return scores
+
+
+class ScheduledSwapped(Scheduled):
+    """The same in the wrong order."""
+
+    stages = Swapped
+
+
 # --- By torch's own ----------------------------------------------------------
 
 
@@ -655,6 +907,48 @@ def by_parallelize_module():
     return parallelize_module(model, mesh, {"head": head})
 
 
+def by_sequence_parallel():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    class Padded(GPT):
+        def forward(self, ids):
+            padded = F.pad(ids, (0, -ids.size(1) % count()))
+            return super().forward(padded)[:, : ids.size(1)]
+
+    model = filled(Padded(), 0)
+    mesh = init_device_mesh("cpu", (count(),))
+    rows, whole = Shard(1), Replicate()
+    embedding = RowwiseParallel(input_layouts=whole, output_layouts=rows)
+    plan = {"wte": embedding, "norm": SequenceParallel()}
+    plan |= {"head": ColwiseParallel(input_layouts=rows, output_layouts=whole)}
+    for i, block in enumerate(model.blocks):
+        block.attn.heads = HEADS // count()
+        names = [*(f"attn.{n}" for n in "qkv"), "ff.up"]
+        own = dict.fromkeys(names, ColwiseParallel())
+        for name in ("attn.out", "ff.down"):
+            own[name] = RowwiseParallel(output_layouts=rows)
+        for name in ("norm_1", "norm_2"):
+            own[name] = SequenceParallel()
+        own["attn"] = PrepareModuleInput(
+            input_layouts=(rows, None), desired_input_layouts=(whole, None)
+        )
+        own["ff"] = PrepareModuleInput(
+            input_layouts=(rows,), desired_input_layouts=(whole,)
+        )
+        plan |= {f"blocks.{i}.{name}": how for name, how in own.items()}
+    model = parallelize_module(model, mesh, plan)
+    positions = RowwiseParallel(input_layouts=whole, output_layouts=Shard(0))
+    return parallelize_module(model, mesh, {"wpe": positions})
+
+
 def by_data_parallel():
     return nn.parallel.DistributedDataParallel(filled(GPT(), 0))
 
@@ -668,6 +962,16 @@ def by_fully_shard():
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
+
+
+def by_fully_shard_but_one():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = filled(GPT(), 0)
+    mesh = init_device_mesh("cpu", (count(),))
+    outside = {*model.blocks[1].parameters()}
+    return fully_shard(model, mesh=mesh, ignored_params=outside)
 
 
 def on_rank_1():
@@ -686,6 +990,14 @@ def single():
 
 def mixed():
     return filled(MixedGPT(), 0)
+
+
+def capped():
+    return filled(CappedGPT(), 0)
+
+
+def fused():
+    return filled(FusedGPT(), 0)
 
 
 def unlike(build):
@@ -712,88 +1024,6 @@ def built(model):
     return build
 
 
-SOUND = {
-    "tensor parallel": built(TensorParallel),
-    "context parallel": built(ContextParallel),
-    "zigzag": built(Zigzag),
-    "ring": built(Ring),
-    "parallelize_module": by_parallelize_module,
-    "fully_shard": by_fully_shard,
-}
-BROKEN = {  # and a check that fails
-    "no reduction": (built(NoReduction), "gradients"),
-    "other weights": (built(OtherWeights), "gradients"),
-    "no reduction in the backward": (built(NoCopyBackward), "gradients"),
-    "gather sums twice": (built(SumsTwice), "gradients"),
-    "own positions": (built(OwnPositions), "prefix_consistency"),
-    "own mask": (built(OwnMask), "prefix_consistency"),
-    "zigzag not put back": (built(NotPutBack), "causality"),
-    "own piece whole": (built(OwnPieceWhole), "causality"),
-    "held order": (built(HeldOrder), "causality"),
-    "behind a late gather": (built(Late), "causality"),
-}
-FIRST_SEEN = {"behind a late gather": "x.flip(1)"}
-
-
-PROVED = ("tensor parallel", "context parallel", "zigzag", "ring")
-
-
-SAME = (
-    *SOUND,
-    "other DTensors",
-    "other shards",
-    "other weights",
-    "data parallel",
-    "sequence parallel",
-    "experts",
-)
-PART = {  # and what the diff with the single one says
-    "experts not returned": ["`*`: rank 0", "put back in their order?"],
-    "no reduction in the backward": [
-        "the gradient of blocks.0.ff.bias is",
-        "that of blocks.1.norm_1.bias, reached before by the backward pass, "
-        "is a part of a sum on each rank",
-    ],
-    "gather sums twice": ["the gradient of head.bias is 2 times that of"],
-    "no reduction": [
-        "`+`: an all_reduce is missing: ",
-        "`linear` is a part of a sum on each rank",
-    ],
-    "no reduction first": ["`+`: an all_reduce is missing: "],
-    "bias on every rank": [
-        "every rank adds the bias blocks.0.ff.bias, so the sum over the "
-        "ranks has it 2 times"
-    ],
-    "on rank 1": ["`+`: rank 1: no value on the left equals it"],
-    "off by one": ["`embedding`: no value on the left equals it"],
-    "wrong order": ["put back in their order?", "10-19, 0-9 of axis 2"],
-    "heads in wrong order": ["32-63, 0-31 of axis 2", "gathered"],
-    "own positions": ["rank 1: ", "rank 1 counts positions from 0"],
-    "own mask": [
-        "`masked_fill`: rank 1: position 8 sees keys 0, on the left 0-8: "
-        "the mask counts a rank's positions from 0"
-    ],
-    "own piece whole": ["position 0 sees keys 0-7, on the left 0"],
-    "held order": ["the keys are in the order 0-3, 12-15, 4-11: is the mask?"],
-    "zigzag not put back": ["0-3, 12-15, 4-11 of axis 1", "put back"],
-}
-MAKERS = SOUND | {name: make for name, (make, _) in BROKEN.items()}
-MAKERS |= {
-    "on rank 1": on_rank_1,
-    "data parallel": by_data_parallel,
-    "experts": unlike(built(ExpertParallel)),
-    "experts not returned": unlike(built(NotReturned)),
-    "sequence parallel": built(SequenceParallel),
-    "no reduction first": built(NoReductionFirst),
-    "bias on every rank": built(BiasOnEveryRank),
-    "off by one": built(OffByOne),
-    "other DTensors": unlike(by_parallelize_module),
-    "other shards": unlike(by_fully_shard),
-    "wrong order": built(WrongOrder),
-    "heads in wrong order": built(HeadsInWrongOrder),
-}
-
-
 calls = []
 
 
@@ -812,31 +1042,222 @@ def killed():
     return filled(Killed(), 0)
 
 
-def check(names):
+# --- What the kit must say ---------------------------------------------------
+
+MAIN = ["shape", "finite", "determinism", "prefix_consistency"]
+GRADIENTS = ["gradient_flow", "gradients"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and what is found of it.
+
+    Attributes:
+        build: makes it.
+        checks: that it must pass.
+        fails: a check that it must fail.
+        words: of that failure.
+        left: the same on one process; None: there is none.
+        proved: whether it must pass check_causality by a proof.
+        recorded: whether the left is recorded, and compared as a file.
+        same: whether the two are one function with the same gradients.
+        says: words of the comparison.
+    """
+
+    build: Callable[[], nn.Module]
+    checks: Sequence[str] = ()
+    fails: str = ""
+    words: str = ""
+    left: Callable[[], nn.Module] | None = single
+    proved: bool = False
+    recorded: bool = False
+    same: bool = True
+    says: Sequence[str] = ()
+
+
+def sound(build, *says, **how):
+    return Case(build, says=says, **how)
+
+
+def broken(build, *says, **how):
+    return Case(build, says=says, same=False, **how)
+
+
+CASES = {
+    "tensor parallel": sound(
+        built(TensorParallel), "one function over", "65 of 66 values",
+        checks=[*MAIN, *GRADIENTS, "purity", "state_dict", "dtype"],
+        proved=True,
+    ),
+    "fused": sound(built(FusedParallel), left=fused),
+    "sequence parallel": sound(
+        built(ReducedNorms), "4 of them as the sum over the ranks"
+    ),
+    "context parallel": sound(
+        built(ContextParallel), checks=MAIN, proved=True
+    ),
+    "zigzag": sound(
+        built(Zigzag), "as the sum over the ranks",
+        checks=[*MAIN, *GRADIENTS],
+    ),
+    "ring": sound(
+        built(Ring), checks=MAIN, proved=True
+    ),
+    "experts": sound(
+        unlike(built(ExpertParallel)), checks=MAIN[:3], left=mixed
+    ),
+    "pipeline": sound(
+        built(Pipeline), "38 gradients equal;",
+        checks=[*MAIN, *GRADIENTS], proved=True,
+    ),
+    "pipelining": sound(built(Scheduled), checks=[*MAIN, *GRADIENTS]),
+    "parallelize_module": sound(
+        unlike(by_parallelize_module), "38 gradients equal;",
+        checks=[*MAIN, *GRADIENTS, "state_dict", "dtype"],
+    ),
+    "parallelize_module, sequence parallel": sound(
+        by_sequence_parallel, checks=[*MAIN, *GRADIENTS]
+    ),
+    "fully_shard": sound(
+        unlike(by_fully_shard), "38 gradients equal;",
+        checks=[*MAIN, *GRADIENTS, "purity", "state_dict", "dtype"],
+    ),
+    "data parallel": sound(by_data_parallel, checks=[*MAIN[:3], *GRADIENTS]),
+    "loss by tokens": sound(built(LossByTokens), checks=["loss"], left=None),
+    "loss by ranks": sound(built(LossByRanks), fails="loss", left=None),
+    "no reduction": broken(
+        built(NoReduction), "`+`: an all_reduce is missing: ",
+        "`linear` is a part of a sum on each rank", fails="gradients",
+    ),
+    "no reduction first": broken(
+        built(NoReductionFirst), "`+`: an all_reduce is missing: "
+    ),
+    "bias on every rank": broken(
+        built(BiasOnEveryRank), "every rank adds the bias blocks.0.ff.bias, "
+        "so the sum over the ranks has it ",
+    ),
+    "off by one": broken(
+        built(OffByOne), "`embedding`: rank 1: no value on the left equals it"
+    ),
+    "recorded": sound(
+        built(FusedParallel), "30 gradients equal", left=fused, recorded=True
+    ),
+    "cut by thirds, recorded": broken(
+        built(CutByThirds), "is a fused weight of queries",
+        left=fused, recorded=True,
+    ),
+    "cut by thirds": broken(
+        built(CutByThirds), "is a fused weight of queries, keys and values",
+        left=fused,
+    ),
+    "wrong order": broken(
+        built(WrongOrder), "put back in their order?", "10-19, 0-9 of axis 2"
+    ),
+    "heads in wrong order": broken(
+        built(HeadsInWrongOrder), "32-63, 0-31 of axis 2", "gathered"
+    ),
+    "other weights": Case(
+        built(OtherWeights), fails="gradients",
+        says=["the ranks began with other numbers in norm.weight"],
+    ),
+    "no reduction in the backward": broken(
+        built(NoCopyBackward), "the gradient of blocks.0.ff.bias is",
+        "that of blocks.1.norm_1.bias, reached before by the backward pass, "
+        "is a part of a sum on each rank", fails="gradients",
+    ),
+    "gather sums twice": broken(
+        built(SumsTwice), "the gradient of head.bias is 2 times that of",
+        fails="gradients",
+    ),
+    "norms unreduced": Case(
+        built(SequenceParallel),
+        says=["14 of them as the sum over the ranks, which the training code"],
+    ),
+    "own positions": broken(
+        built(OwnPositions), "rank 1: ", "rank 1 counts positions from 0",
+        fails="prefix_consistency",
+    ),
+    "own mask": broken(
+        built(OwnMask), "`masked_fill`: rank 1: position 8 sees keys 0, on "
+        "the left 0-8: the mask counts a rank's positions from 0",
+        fails="prefix_consistency",
+    ),
+    "own piece whole": broken(
+        built(OwnPieceWhole), "position 0 sees keys 0-7, on the left 0",
+        fails="causality",
+    ),
+    "held order": broken(
+        built(HeldOrder),
+        "the keys are in the order 0-3, 12-15, 4-11: is the mask?",
+        fails="causality",
+    ),
+    "zigzag not put back": broken(
+        built(NotPutBack), "0-3, 12-15, 4-11 of axis 1", "put back",
+        fails="causality",
+    ),
+    "behind a late gather": sound(
+        built(Late), fails="causality", left=None,
+        words=r"first seen at \S+ `x\.flip\(1\)`",
+    ),
+    "experts not returned": broken(
+        unlike(built(NotReturned)), "`*`: rank 0", "(1-7, 0 of axis 0)",
+        "put back in their order?",
+        left=mixed,
+    ),
+    "capacity by rank": broken(
+        unlike(built(CapacityByRank)), "`*`: no value on the left equals it",
+        left=capped,
+    ),
+    "one block outside": broken(
+        by_fully_shard_but_one, "the gradient of blocks.1", "own, and the left"
+    ),
+    "stages in the wrong order": broken(
+        built(StagesSwapped), "blocks.1.norm_1 is given ",
+        "the left gives to blocks.0.norm_1: do layers, or stages, run",
+    ),
+    "pipelining in the wrong order": broken(
+        built(ScheduledSwapped), "do layers, or stages, run in another order?"
+    ),
+    "on rank 1": broken(
+        on_rank_1, "`+`: rank 1: no value on the left equals it",
+        fails="determinism", words="rank 1 returns other scores than rank 0",
+    ),
+}  # fmt: skip
+
+
+def found_of(name):
+    """Return what checks and a comparison find, ready for JSON."""
     from gpt_duet import check_model
+    from gpt_duet.comparison.sharded.diff import diff_sharded
+    from gpt_duet.comparison.values import record_values
 
-    checks = dict.fromkeys(SOUND, SOME)
-    checks |= {name: [check] for name, (_, check) in BROKEN.items()}
-    for name in names or checks:
-        report = check_model(MAKERS[name], checks=checks[name], budget=45)
-        found = {r.name[6:]: [r.status, r.message] for r in report.results}
-        yield {"model": name} | found
-
-
-def diff(names):
-    from shared.comparison.sharded.diff import diff_sharded
-
-    for name in names or (*SAME, *PART):
-        left = mixed if "experts" in name else single
-        found = diff_sharded(
-            left, MAKERS[name], names=("single", name), gradients=True
+    case = CASES[name]
+    found = {"model": name}
+    checks = [*case.checks, *["causality"] * case.proved]
+    checks += [case.fails] * bool(case.fails)
+    if checks and count() == 2:  # with more processes they take too long
+        report = check_model(
+            case.build, checks=checks, block_size=8, budget=45
         )
-        yield {"model": name} | found.to_json()
+        found |= {r.name[6:]: [r.status, r.message] for r in report.results}
+    if case.left is not None:
+        left, how = case.left, {"gradients": True}
+        with TemporaryDirectory() as folder:
+            if case.recorded:
+                left = Path(folder) / "left.safetensors"
+                record_values(
+                    case.left, None, left, dtype=torch.float64, **how
+                )
+            both = left, case.build
+            diff = diff_sharded(*both, names=("single", name), **how)
+            found["diff"] = diff.to_json()
+    return found
 
 
-def main(what, *names):
+def main(*names):
     dist.init_process_group("gloo")
-    for found in {"check": check, "diff": diff}[what](names):
+    for name in names or CASES:
+        found = found_of(name)
         if rank() == 0:
             print(json.dumps(found), flush=True)
     dist.barrier()
@@ -844,9 +1265,6 @@ def main(what, *names):
     sys.stdout.flush()
     os._exit(0)  # threads of gloo may abort an interpreter that ends
 
-
-SOME = ["shape", "finite", "determinism", "causality", "prefix_consistency"]
-SOME += ["purity", "gradient_flow", "gradients", "state_dict", "dtype"]
 
 if __name__ == "__main__":
     main(*sys.argv[1:])

@@ -167,9 +167,8 @@ def diff_of_ranks(
     from ..comparison.sharded.diff import diff_sharded
     from ..importing import theirs_shown
     from ..invariants.ranks import first
-    from ..targets import load_target
 
-    left, right = (load_target(name, vocab_size) for name in names)
+    left, right = (load_side(name, vocab_size) for name in names)
     with theirs_shown():
         found = diff_sharded(
             left,

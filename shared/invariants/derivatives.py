@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +22,11 @@ def gradients_of(
     """Return the gradients as torch.autograd.grad does.
 
     A checkpoint with use_reentrant=True refuses that call, and leaves
-    gradients in .grad alone, as fully_shard does.
+    gradients in .grad alone, as fully_shard does. On several ranks all of
+    the graph runs: a part that leads to none of these sends what another
+    rank waits for.
     """
-    sharded = any(local(tensor) is not tensor for tensor in tensors)
-    if not (sharded or _has_reentrant(value)):
+    if current() is None and not _has_reentrant(value):
         return [*torch.autograd.grad(value, tensors, **how)]
     for tensor in tensors:
         tensor.grad = None
@@ -99,28 +101,37 @@ class Along:
         return min(pairs, key=lambda pair: pair.uncertain / pair.size)
 
     def _measure(self, names: list[str], step: float) -> Pair:
-        directions, parts, whole = {}, [], 0.0
-        ranks = current()
+        directions, products = {}, {}
+        ranks, generator = current(), self.generator
+        if ranks is not None:  # stages draw for other names
+            seed = int(torch.randint(2**31, (), generator=generator))
         for name in names:
+            if name not in self.free:  # another rank's
+                continue
             p, padding = self.free[name]
             p = local(p)
             size = float(p.detach().abs().double().square().mean()) ** 0.5
             size = size or 1.0
             kind = torch.complex64 if p.is_complex() else torch.float32
-            noise = torch.randn(p.shape, generator=self.generator, dtype=kind)
+            if ranks is not None:
+                drawn = seed + crc32(name.encode())
+                generator = torch.Generator().manual_seed(drawn)
+            noise = torch.randn(p.shape, generator=generator, dtype=kind)
             directions[name] = noise.to(p) * size
             if padding is not None:
                 directions[name][padding] = 0
             gradient = self.gradients[name].conj()
             part = float((gradient * directions[name]).sum().real)
-            if ranks:
-                part, whole = ranks.inner(name, p, part)
-            parts.append(part)
+            products[name] = p, part
+        of_all = ranks.inner(products) if ranks else []
+        parts = [part for part, _ in of_all]
+        if ranks is None:
+            parts = [part for _, part in products.values()]
         wide, near = (
             self._difference(directions, by) for by in (step, step / 2)
         )
-        if ranks and len(parts) == 1:
-            parts = [min(part, whole, key=lambda one: abs(one - near))]
+        if len(of_all) == 1:
+            parts = [min(of_all[0], key=lambda one: abs(one - near))]
         size = sum(part**2 for part in parts) ** 0.5 + abs(near)
         return Pair(
             backward=sum(parts),

@@ -8,6 +8,7 @@ single process nothing here does anything.
 """
 
 import atexit
+import json
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -63,6 +64,7 @@ class Ranks:
         self.clock = 0.0
         self.stage, self.since, self.longest = "the start", perf_counter(), 0.0
         self.apart: tuple[float, str] = (0.0, "")
+        self.own_texts = False  # whether each rank runs another text
         self.partial: set[str] = set()
         self.serial = 0  # of what has run on all ranks together
         self.weaker = False  # whether another rank has less evidence
@@ -138,6 +140,17 @@ class Ranks:
             total = values.detach().cpu().clone().contiguous()
             dist.all_reduce(total, group=self.group)
         return total
+
+    def sums(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the sums of all ranks by name, by one message."""
+        if not values:
+            return {}
+        flat = torch.cat(
+            [value.double().flatten() for value in values.values()]
+        )
+        parts = self.summed(flat).split([v.numel() for v in values.values()])
+        pairs = zip(values.items(), parts, strict=True)
+        return {name: part.view(value.shape) for (name, value), part in pairs}
 
     def finish(self, what: str, text: str) -> list[str]:
         """Wait until all ranks are at the end of something."""
@@ -227,26 +240,48 @@ class Ranks:
             dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group)
         return most.to(values)
 
+    def gather(self, own: Any) -> list[Any]:
+        """Return what each rank has, of what JSON can hold."""
+        return [*map(json.loads, self.texts(json.dumps(own)))]
+
+    def by_name(self, own: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """Return what each rank has under each name, None for nothing.
+
+        Stages of a pipeline have parameters of other names.
+        """
+        every = self.gather({**own})
+        names = dict.fromkeys(name for one in every for name in one)
+        return {name: [one.get(name) for one in every] for name in names}
+
     def inner(
-        self, name: str, parameter: Tensor, product: float
-    ) -> tuple[float, float]:
-        """Return a directional derivative of which each rank has a part.
+        self, products: Mapping[str, tuple[Tensor, float]]
+    ) -> list[tuple[float, float]]:
+        """Return directional derivatives of which each rank has a part.
 
         A parameter that is equal on all ranks has its whole gradient on each,
         or a part of a sum; of one that is not, each rank has its own. Where
         gradients are equal, too, it may be either: shards that are built
         from one seed are alike. Then both derivatives are returned.
+
+        Args:
+            products: this rank's parameters and derivatives by name.
         """
         with _outside(), torch.no_grad():
-            bits = _bits(local(parameter).detach().cpu().contiguous())
-        texts = self.step("a derivative", f"{product!r} {bits}")
-        parts = [float(text.split()[0]) for text in texts]
-        size = max(map(abs, parts))
-        if all(abs(part - parts[0]) <= ALIKE * size for part in parts):
-            return parts[0], sum(parts)
-        if len({text.split()[1] for text in texts}) == 1:
-            self.partial.add(name)
-        return sum(parts), sum(parts)
+            own = {
+                name: [part, _bits(local(p).detach().cpu().contiguous())]
+                for name, (p, part) in products.items()
+            }
+        found = []
+        for name, pairs in self.by_name(own).items():
+            parts = [0.0 if pair is None else pair[0] for pair in pairs]
+            size = max(map(abs, parts))
+            if all(abs(part - parts[0]) <= ALIKE * size for part in parts):
+                found.append((parts[0], sum(parts)))
+                continue
+            if None not in pairs and len({bits for _, bits in pairs}) == 1:
+                self.partial.add(name)
+            found.append((sum(parts), sum(parts)))
+        return found
 
     def begin(self, name: str) -> None:
         """Begin a check on all ranks."""
@@ -350,7 +385,9 @@ def together(what: str) -> Iterator[None]:
 
 def same(scores: Tensor, measure: Measure) -> Tensor:
     """Return scores as rank 0 has them."""
-    return scores if _ranks is None else _ranks.same(scores, measure)
+    if _ranks is None or _ranks.own_texts:
+        return scores
+    return _ranks.same(scores, measure)
 
 
 def largest(values: Tensor) -> Tensor:
@@ -359,11 +396,13 @@ def largest(values: Tensor) -> Tensor:
 
 
 def largest_of(sizes: Mapping[str, float]) -> dict[str, float]:
-    """Return the largest number of all ranks by name."""
-    if _ranks is None or not sizes:
+    """Return the largest number of all ranks by name, of all their names."""
+    if _ranks is None:
         return dict(sizes)
-    values = torch.tensor([*sizes.values()], dtype=torch.float64)
-    return dict(zip(sizes, _ranks.largest(values).tolist(), strict=True))
+    found = _ranks.by_name(sizes).items()
+    return {
+        name: max(n for n in all_of if n is not None) for name, all_of in found
+    }
 
 
 def on_any(value: bool) -> bool:

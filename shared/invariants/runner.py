@@ -167,6 +167,8 @@ class Run:
         **settings: Unpack[Settings],
     ):
         with isolated(settings.get("seed", 0)):
+            if (ranks := current()) is not None:
+                ranks.apart = 0.0, ""  # of another model
             self.subject = meet(model_or_factory, **settings)
             if "check_shape" not in names:
                 self.subject.require_scores()

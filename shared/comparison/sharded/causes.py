@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 
 import torch
 from torch import Tensor
 
 from ...invariants.ranks import Ranks
 from ..values.side import Side
+from ..values.value import Value
 from .placing import Finder, Placed, as_runs
 
 REDUCES = ("all_reduce", "allreduce", "reduce_scatter")
@@ -20,28 +22,35 @@ class Step:
     """One value of the sharded model, on all ranks.
 
     Attributes:
-        place, op: where a rank computes it, and what.
+        place, op, module: where it is computed, what, and in which.
         inputs: the events that it is computed from.
+        distinct: whether it is in the model's own code, and can be told from
+            other values; constant: whether it depends on no token.
         placed: where this rank's stands on the left.
-        lost_on: the ranks whose value the left has nowhere.
+        kinds: how it stands there, "" for nowhere, by the ranks that have it.
         sum: of all ranks, where one is lost; sum_placed: where it stands.
     """
 
     place: str
     op: str
-    inputs: set[int] = field(default_factory=set)
-    trivial: bool = False
-    constant: bool = True
-    inside: bool = True  # the model's own code
+    module: str
+    inputs: set[int]
+    distinct: bool
+    constant: bool
     placed: Placed | None = None
-    lost_on: list[int] = field(default_factory=list)
+    kinds: dict[int, str] = field(default_factory=dict)
     sum: Tensor | None = None
     sum_placed: Placed | None = None
 
     @property
     def judged(self) -> bool:
-        """Whether it depends on tokens, and can be told from other values."""
-        return self.inside and not self.trivial and not self.constant
+        """Whether the left must have it."""
+        return self.distinct and not self.constant
+
+    @property
+    def lost_on(self) -> list[int]:
+        """The ranks whose value the left has nowhere."""
+        return [rank for rank, kind in self.kinds.items() if not kind]
 
     @property
     def partial(self) -> bool:
@@ -70,7 +79,8 @@ def cause(
     kept: dict[int, Tensor],
     finder: Finder,
     left: Side,
-    vectors: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
+    sources: Mapping[str, str],
     ranks: Ranks,
 ) -> str:
     """Return what this rank sees at the step that parts, or "".
@@ -81,15 +91,28 @@ def cause(
         kept: values of this rank by their events.
         finder: the values of the left.
         left: the model on one process.
-        vectors: parameters of this rank with one axis.
+        parameters: of this rank.
+        sources: the left's parameter of each.
         ranks: all.
     """
-    step = steps[event]
+    step, module = steps[event], left.module()
+    if event not in kept:  # another rank's
+        return ""
+    names = dict(module.named_parameters()) if module is not None else {}
+    weighted = {*map(_owner, names)}
+
+    def followed(placed: Placed) -> list[Value]:
+        """Return what the left makes of a value by the same operation."""
+        return [
+            value
+            for value in left.values
+            if placed.value in value.inputs and value.place.op == step.op
+        ]
+
     inputs = [(e, steps[e]) for e in sorted(step.inputs) if e in steps]
-    summed = any(
-        other.reduces for other in steps.values() if event in other.inputs
-    )
-    if (bias := _bias(step, finder, vectors, ranks.count)) and summed:
+    summed = any(one.reduces for one in steps.values() if event in one.inputs)
+    bias = _bias(step, finder, parameters, ranks.count) if summed else ""
+    if bias:
         return (
             f"every rank adds {bias}, so the sum over the ranks has it "
             f"{ranks.count} times"
@@ -100,11 +123,6 @@ def cause(
             f"an all_reduce is missing: {partial[0].place} is a part of a "
             f"sum on each rank, and is used unsummed; the sum over the ranks "
             f"is {_line(left, partial[0].sum_placed)} on the left"
-        )
-    if bias:
-        return (
-            f"an all_reduce is missing before {bias} is added: the ranks' "
-            f"values are parts of a sum"
         )
     if step.partial:
         return (
@@ -123,20 +141,40 @@ def cause(
             for other, second in known:
                 if words := _positions(one, first, other, second, ranks):
                     return words
+    owners = {_owner(name): _owner(s) for name, s in sources.items()}
+    own = owners.get(step.module, "")
+    for one, placed in known:
+        theirs = {value.place.module for value in followed(placed)} & weighted
+        if own and theirs and own not in theirs:
+            return (
+                f"{own} is given {one.place}, which the left gives to "
+                f"{min(theirs)}: do layers, or stages, run in another order?"
+            )
+    for (one, first), (_, second) in combinations(known, 2):
+        if first.value == second.value and first.picked != second.picked:
+            return (
+                f"{one.place} and its other input are both parts of "
+                f"{_line(left, first)}, {first} and {second}: is a fused "
+                f"weight of queries, keys and values cut as if it were one?"
+            )
     expected = ""
     for _, placed in known:
-        for number, want in _expected(step, placed, finder, left):
+        for value in followed(placed):
+            whole = finder.values.get(value.number)
+            if whole is None or value.shape != placed.shape:
+                continue
+            want = placed.part_of(whole)
             if want.numel() != kept[event].numel():
                 continue
-            expected = f"; the left continues at {left.values[number].place}"
+            expected = f"; the left continues at {value.place}"
             if words := _mask(kept[event], want, placed):
                 return words + expected
     for one, placed in known:
-        if placed.kind == "another order":
+        if not placed.ascending:
             return (
-                f"its input {one.place} is that of "
-                f"{_line(left, placed)} in another order ({placed}): were "
-                f"the pieces gathered in the order of the ranks?{expected}"
+                f"its input {one.place} is that of {_line(left, placed)} in "
+                f"another order ({placed}): were the pieces gathered, and "
+                f"put back in their order?{expected}"
             )
     made = ", ".join(
         f"{one.place} is {_line(left, placed)} ({placed})"
@@ -144,6 +182,11 @@ def cause(
     )
     made = f"; of its inputs, {made}" if made else ""
     return f"no value on the left equals it, or its sum{made}{expected}"
+
+
+def _owner(name: str) -> str:
+    """Return the name of the module that has a parameter."""
+    return name.rpartition(".")[0]
 
 
 def _line(left: Side, placed: Placed | None) -> str:
@@ -154,7 +197,7 @@ def _line(left: Side, placed: Placed | None) -> str:
 
 
 def _bias(
-    step: Step, finder: Finder, vectors: Mapping[str, Tensor], count: int
+    step: Step, finder: Finder, parameters: Mapping[str, Tensor], count: int
 ) -> str:
     """Return the vector that the ranks' sum has too often, or ""."""
     total = step.sum
@@ -168,10 +211,10 @@ def _bias(
         often = gap[0] / (count - 1)
         if not bool((gap - gap[0]).abs().max() <= near):
             continue
-        for name, vector in vectors.items():
-            if vector.numel() != len(often):
+        for name, bias in parameters.items():
+            if bias.shape != often.shape:
                 continue
-            if float((vector - often).abs().max()) <= near:
+            if float((bias.detach() - often).abs().max()) <= near:
                 return f"the bias {name}"
     return ""
 
@@ -203,22 +246,6 @@ def _positions(
                 f"counts positions from 0"
             )
     return ""
-
-
-def _expected(
-    step: Step, placed: Placed, finder: Finder, left: Side
-) -> list[tuple[int, Tensor]]:
-    """Return what the left makes of a value by the same operation."""
-    found = []
-    for value in left.values:
-        if placed.value not in value.inputs or value.place.op != step.op:
-            continue
-        if value.number in finder.values and value.shape == placed.shape:
-            part = finder.values[value.number]
-            for axis, indices in enumerate(placed.picked):
-                part = part.index_select(axis, torch.tensor(indices))
-            found.append((value.number, part))
-    return found
 
 
 def _mask(value: Tensor, want: Tensor, placed: Placed) -> str:

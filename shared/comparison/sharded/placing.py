@@ -11,6 +11,7 @@ from ..values.layouts import largest, nearest_layout
 
 UNITS = 2**9  # of rounding: sums in another order are that far apart
 FINER = 2**16  # the same in float64, in which no fault is so small
+OTHER = "another order"
 PROBES = 16  # numbers of a value that are looked for first
 
 
@@ -35,8 +36,18 @@ class Placed:
         sizes = [*map(len, self.picked)]
         if sizes != [*self.shape]:
             return "sliced"
-        ordered = all(p == (*range(len(p)),) for p in self.picked)
-        return "whole" if ordered else "another order"
+        return "whole" if self.ascending else OTHER
+
+    @property
+    def ascending(self) -> bool:
+        """Whether the rank has the numbers in the order of the left."""
+        return all([*p] == sorted(p) for p in self.picked)
+
+    def part_of(self, whole: Tensor) -> Tensor:
+        """Return what the rank has of a value of that shape."""
+        for axis, indices in enumerate(self.picked):
+            whole = whole.index_select(axis, torch.tensor(indices))
+        return whole
 
     def __str__(self) -> str:
         words = [
@@ -149,11 +160,9 @@ class Finder:
                 continue
             if np.prod([len(p) for p in picked]) != value.numel():
                 continue
-            part = whole
-            for axis, indices in enumerate(picked):
-                part = part.index_select(axis, torch.tensor(indices))
-            if nearest_layout(value, part, near)[1] <= near:
-                return Placed(number, shape, picked)
+            placed = Placed(number, shape, picked)
+            if nearest_layout(value, placed.part_of(whole), near)[1] <= near:
+                return placed
         return None
 
 
@@ -174,14 +183,11 @@ def _axis_by_axis(
     for here, there, size, whole in zip(ours, axes, own, shape, strict=True):
         table = np.full(size, -1)
         table[here] = there
-        if size == whole and (table < 0).all():
-            table = np.arange(size)
-        for i in range(size - 2, -1, -1):  # rows of equal numbers alone
-            if table[i] < 0 < table[i + 1]:
-                table[i] = table[i + 1] - 1
-        for i in range(1, size):
-            if table[i] < 0:
-                table[i] = table[i - 1] + 1
+        every, known = np.arange(size), np.flatnonzero(table >= 0)
+        # rows of equal numbers alone follow the nearest that is known
+        between = (known[1:] + known[:-1]) / 2
+        nearest = known[np.searchsorted(between, every)]
+        table = table[nearest] + every - nearest
         if table.min() < 0 or table.max() >= whole:
             return None
         picked.append(tuple(table.tolist()))

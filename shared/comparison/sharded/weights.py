@@ -36,26 +36,22 @@ def put_weights(
     """
     ours = dict(left.named_parameters(remove_duplicate=False))
     theirs = dict(right.named_parameters())
-    sources = _sources(ours, theirs, ranks.count)
-    missing = [
-        f"{n} {tuple(theirs[n].shape)}" for n in theirs.keys() - sources
-    ]
+    sources = sources_of(ours, right, ranks.count)
     pieces = _pieces(sources, ours, theirs, ranks)
     other = [n for n, p in pieces.items() if not p.equal(local(theirs[n]))]
-    texts = ranks.texts(
-        f"{len(other)} {len(pieces)} {'; '.join(sorted(missing))}"
-    )
-    counts = [text.split(" ", 2) for text in texts]
-    if all(int(n) < MOST * int(count) for n, count, _ in counts):
-        words = ", ".join(other[:3])
-        texts = ranks.texts(
-            words and f", of rank {ranks.rank} all but {words}"
-        )
+    missing = [f"{n} {(*theirs[n].shape,)}" for n in theirs if n not in pieces]
+    found = ranks.gather([other, len(pieces), ", ".join(missing)])
+    if all(len(names) < MOST * count for names, count, _ in found):
+        but = [
+            f", of rank {rank} all but {', '.join(names[:3])}"
+            for rank, (names, _, _) in enumerate(found)
+            if names
+        ]
         zeros = [n for n, w in ours.items() if "bias" in n and not w.any()]
         hidden = f"; {len(zeros)} biases are 0, which hides one added twice"
-        words = "".join(texts) + hidden * bool(zeros)
+        words = "".join(but) + hidden * bool(zeros)
         return f"the ranks have the left's weights{words}", sources
-    for rank, (_, _, names) in enumerate(counts):
+    for rank, (_, _, names) in enumerate(found):
         if names:
             raise ValueError(
                 f"rank {rank} has weights that none of the left fits: "
@@ -100,27 +96,21 @@ def _apart(
     theirs: Mapping[str, Tensor],
     ranks: Ranks,
 ) -> list[str]:
-    """Return the parameters that are whole on each rank, and unlike."""
-    whole = [
-        name
+    """Return the parameters that are whole on several ranks, and unlike."""
+    sums = {
+        name: zlib.crc32(p.cpu().float().numpy().tobytes())
         for name, p in theirs.items()
         if local(p) is p and p.shape == ours[sources[name]].shape
-    ]
-    sums = [
-        zlib.crc32(theirs[n].cpu().float().numpy().tobytes()) for n in whole
-    ]
-    texts = [t.split() for t in ranks.texts(" ".join(map(str, sums)))]
-    return [
-        name
-        for name, *bits in zip(whole, *texts, strict=False)
-        if len({*bits}) > 1
-    ]
+    }
+    found = ranks.by_name(sums).items()
+    return [name for name, bits in found if len({*bits} - {None}) > 1]
 
 
-def _sources(
-    ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], count: int
+def sources_of(
+    ours: Mapping[str, Tensor], right: nn.Module, count: int
 ) -> dict[str, str]:
-    """Return the name of the weight that belongs to each parameter."""
+    """Return the name of the left's weight for each parameter of a rank."""
+    theirs = dict(right.named_parameters())
     found = {
         name: name
         for name, parameter in theirs.items()

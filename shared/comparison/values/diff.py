@@ -126,9 +126,9 @@ def diff_sides(
             sides = _two_recordings(files[1], recording, vocab_size)
             names = names or (str(left), str(right))
             return _diff_recording(names, sides, tolerance), sides
-        subject = _beside_scores(left, recording, vocab_size)
+        subject = beside_scores(left, recording, vocab_size)
         names = names or (subject.name, str(right))
-        sides = _beside(subject, recording, dtype)
+        sides = run_beside(subject, recording, dtype)
         found = _diff_recording(names, sides, tolerance)
         if not found.same and dtype is None:
             hint = _hint_at_dtype(names, subject, recording, tolerance)
@@ -142,7 +142,7 @@ def diff_sides(
     if subjects[0].in_arrays and not subjects[1].in_arrays:
         subjects, names = subjects[::-1], names[::-1]
     if subjects[1].in_arrays:
-        sides = _beside(subjects[0], scores_of(subjects[1], given), dtype)
+        sides = run_beside(subjects[0], scores_of(subjects[1], given), dtype)
         found = _diff_recording(names, sides, tolerance)
         return _with_weights(found, sides, gradients), sides
     with Progress() as line:
@@ -203,7 +203,7 @@ def _with_weights(
     return replace(found, gradient=first, gradients=count)
 
 
-def _beside_scores(
+def beside_scores(
     model: Model, recording: Recording, vocab_size: int | None
 ) -> Subject:
     """Meet a model; one that says no vocabulary has the recording's."""
@@ -233,7 +233,7 @@ def _hint_at_dtype(
         if not recording.may_be_of(kind):
             continue
         with suppress(ValueError):  # the model may not run in it
-            sides = _beside(subject, Recording(recording.path), kind)
+            sides = run_beside(subject, Recording(recording.path), kind)
             if _diff_recording(names, sides, tolerance).same:
                 name = str(kind).removeprefix("torch.")
                 return [
@@ -256,9 +256,12 @@ def _two_recordings(
     return left, right
 
 
-def _beside(
-    subject: Subject, recording: Recording, dtype: torch.dtype | None
-) -> tuple[Side, Side]:
+def run_beside(
+    subject: Subject,
+    recording: Recording,
+    dtype: torch.dtype | None,
+    kind: type[Side] = Side,
+) -> tuple[Side, Recording]:
     """Run a model beside a file or scores, in the dtype of these."""
     tokens = recording.tokens
     require_fit(tokens, subject.block_size, subject.vocab_size)
@@ -267,7 +270,7 @@ def _beside(
     if subject.in_arrays:
         side: Side = scores_of(subject, tokens)
     else:
-        side = Side(subject, tokens, dtype)
+        side = kind(subject, tokens, dtype)
     recording.lay_out(side, subject.vocab_size)
     return side, recording
 

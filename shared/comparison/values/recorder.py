@@ -85,6 +85,7 @@ class Recorder(Operations):
         # with their first lines, and whether each is a single number's
         self.dtypes: dict[torch.dtype, tuple[Place, bool]] = {}
         self.steps: set[int] = set()
+        self.sent: list[int] = []  # what goes to another rank
         self.events = 0
         # of the operation that is noted: its line, the way to it, and the
         # lines that laid out what it is given
@@ -108,6 +109,10 @@ class Recorder(Operations):
         for tensor in answers:
             self.made[tensor] = of_tokens or self.made.get(tensor, False)
         results = [t for t in answers if is_value(t)]
+        if name == "send":
+            self.sent += self._known(operands)
+        if name == "recv_":  # what another rank sends is made of tokens
+            self.made.update(dict.fromkeys(operands, True))
         if name in NOT_YET:
             return answer
         if not results:
@@ -207,7 +212,7 @@ class Recorder(Operations):
         self.room -= value.numel()
         if self.kept is not None:
             self.kept[event] = real(value.detach()).to("cpu", copy=True)
-            self.lines[event] = str(place)
+            self.lines[event] = f"{place.module} {place}"
         if self.room < 0:
             self.kept = None
         found = digest(value)

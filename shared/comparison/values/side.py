@@ -107,7 +107,7 @@ class Side:
         is_module = isinstance(model, nn.Module)
         self.values = number_layers(recorder.values)
         self.kept, self.scores = recorder.kept, plain(scores)
-        self.lines = recorder.lines
+        self.lines, self.sent = recorder.lines, recorder.sent
         self.dtypes = recorder.dtypes
         self.coarse = self._coarse()
         lines = {(p.path, p.line): p for p in reversed(recorder.detached)}
@@ -200,6 +200,8 @@ class Side:
             parameter.register_post_accumulate_grad_hook(arrive)
         with isolated(subject.seed):
             scores = variant.scores(self.tokens, grad=True, seed=subject.seed)
+            if not scores.requires_grad:
+                return {}
             log_probs = scores[:, :-1].log_softmax(-1)
             picked = log_probs.gather(-1, self.tokens[:, 1:, None])
             (-picked.mean()).backward()

@@ -183,7 +183,7 @@ def _stuck_at_zero(variant: Variant) -> list[str]:
     """
     parameters = dict(variant.model.named_parameters())
     left = _train(variant, {})
-    zeros = [name for name in left if not parameters[name].any()]
+    zeros = [n for n in left if n in parameters and not parameters[n].any()]
     others = [name for name in left if name not in zeros]
     return zeros + others if len(zeros) > 1 or not others else []
 

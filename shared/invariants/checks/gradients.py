@@ -13,7 +13,7 @@ from ..derivatives import Along, gradients_of
 from ..errors import ModelRaised, SkipCheck, during
 from ..model.subclasses import is_plain
 from ..places import Place, find_place
-from ..ranks import current, local, local_gradient
+from ..ranks import current, largest_of, local, local_gradient
 from ..rounding import FLOOR, Inside, require_finite
 from ..variant import Variant, changeable, doubled, redraw_zeros
 
@@ -96,9 +96,10 @@ def _compare(
         FLOOR * inside.unit * float((scores.detach() * weights).norm()),
         generator,
     )
-    if along.smoothest([*free]).agree:
+    names = [*largest_of(dict.fromkeys(free, 0.0))]  # stages have their own
+    if along.smoothest(names).agree:
         return ""
-    pairs = {name: along.smoothest([name]) for name in free}
+    pairs = {name: along.smoothest([name]) for name in names}
     wrong = {n: pair for n, pair in pairs.items() if not pair.agree}
     if inside.operations & PIECEWISE or any(
         pair.difference == 0 for pair in wrong.values()

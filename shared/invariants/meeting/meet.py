@@ -22,6 +22,7 @@ from ..model.calling import (
 from ..model.reading import BATCH_FIRST, SCORES
 from ..model.sizes import LENGTH, Lengths, choose_sizes, declared
 from ..model.subclasses import quantised
+from ..ranks import on_any
 from ..subject import Subject
 from ..variant import Copy, Variant
 from .inputs import find_inputs
@@ -34,6 +35,10 @@ from .probing import (
 )
 
 # No fault of a model: its device or a quantised kernel lacks it.
+ON_SOME_RANKS = (
+    "the scores have a gradient on some ranks alone, as where stages run a "
+    "backward pass by a schedule"
+)
 NO_BACKWARD = re.compile("not support backward|derivative .*not implemented")
 OUTPUTS = ("auto", "logits", "log_probs")
 
@@ -204,6 +209,9 @@ def _find_gradients(
             with during("in the backward pass"):
                 scores.sum().backward()
             copy.model.zero_grad()
+        if on_any(scores.requires_grad) and on_any(not scores.requires_grad):
+            caller = replace(subject.caller, no_gradients=ON_SOME_RANKS)
+            return replace(subject, caller=caller)
     except ModelRaised as error:
         cause = error.__cause__
         if cause is None or not NO_BACKWARD.search(str(cause)):
