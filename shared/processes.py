@@ -73,8 +73,10 @@ def run_alone(
                     if not ended:
                         tell(answer)
             except (KeyboardInterrupt, TimeoutError) as error:
-                (process.kill if stopped else process.terminate)()
-                stopped, end = stopped or error, end + GRACE
+                if stopped:
+                    raise stopped from None  # and it is killed
+                process.terminate()
+                stopped, end = error, end + GRACE
             except EOFError:
                 process.join()
                 if stopped:

@@ -413,7 +413,7 @@ def dies(tell):
     [
         (answers, 99, 3),
         (is_stopped, 99, "so far"),
-        (is_deaf, 0.5, TimeoutError("a took 5 s")),
+        (is_deaf, 0, TimeoutError("a took 5 s")),
         (fails, 99, ValueError("no disk")),
         (dies, 99, ValueError("a ends .*status -9 .too little memory.*")),
     ],
