@@ -114,3 +114,37 @@ def test_a_cache_in_bfloat16_is_rounding():
     assert found.same, found.sentence
     assert max(found.apart) > 1e-6 > found.rounding
     assert "in a coarser dtype inside explains it" in found.sentence
+
+
+class Sums(nn.Module):
+    """Has no cache of its own: a step outside keeps the sum so far."""
+
+    vocab_size = 29
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head = nn.Embedding(29, 16), nn.Linear(16, 29)
+
+    def forward(self, ids):
+        return self.head(self.table(ids).cumsum(1))
+
+
+def sound_step(model, ids, state):
+    sums = model.table(ids).cumsum(1)
+    sums = sums if state is None else sums + state
+    return model.head(sums), sums[:, -1:]
+
+
+def stale_step(model, ids, state):
+    scores, new = sound_step(model, ids, state)
+    return scores, new if state is None else state
+
+
+@pytest.mark.parametrize("step", [sound_step, stale_step])
+def test_a_step_of_the_users_own_decodes(step):
+    found = diff_cache(Sums(), cache=step)
+    assert found.says == f"{step.__name__}(model, ids, state)"
+    assert found.position == (None if step is sound_step else 2)
+    if step is stale_step:
+        assert found.line.place.function == "sound_step", found.sentence

@@ -311,3 +311,86 @@ def test_arrays_are_ignored_by_name(model, tmp_path):
         diff_by_value(model, path, ignore=["preatt"])
     with pytest.raises(ValueError, match="of a recording alone"):
         diff_by_value(model, model, ignore=["q"])
+
+
+@pytest.mark.parametrize("fault", ["", "q", "act"])
+def test_a_recording_without_scores_is_judged_by_values(
+    fault, model, tmp_path
+):
+    """Of inner arrays alone, beside a model and beside a whole recording."""
+    path, whole = tmp_path / "part.npz", tmp_path / "whole.npz"
+    arrays = [(n, a) for n, a in dump(model, fault) if "logits" not in n]
+    np.savez(path, tokens=IDS, **dict(arrays))
+    np.savez(whole, tokens=IDS, **dict(dump(model)))
+    for sides in ((model, path), (whole, path), (path, whole)):
+        found = diff_by_value(*sides)
+        assert found.same == (not fault), found.sentence
+        start = r"\d+ of \d+ values of \S*part.npz have a counterpart, and no "
+        assert re.match(start, found.sentence), found.sentence
+        assert "log-probabilities" not in found.sentence
+        if fault:
+            assert fault in found.parted.right.function.split("_")
+            assert "scores 0" not in found.sentence
+
+
+def test_the_array_of_the_scores_is_named(model, tmp_path):
+    """Of two that might be, and none that cannot."""
+    path, arrays = tmp_path / "dump.npz", dict(dump(model))
+    *_, (last, logits) = arrays.items()
+    arrays |= {last: logits * 1.5, "raw": logits}
+    np.savez(path, tokens=IDS, **arrays)
+    assert diff_by_value(model, path).same
+    assert diff_by_value(model, path, scores="raw").same
+    found = diff_by_value(model, path, scores=last)
+    assert last in found.parted.right.function, found.sentence
+    for name, words in (("no", "no array 'no'"), ("005_att_0", "no scores")):
+        with pytest.raises(ValueError, match=words):
+            diff_by_value(model, path, scores=name)
+
+
+@pytest.mark.parametrize("layered", [False, True])
+def test_a_table_says_which_array_is_which(layered, model, tmp_path):
+    """An array that holds another value of the left is none of its own."""
+    ours, path = tmp_path / "ours.safetensors", tmp_path / "dump.npz"
+    record_values(model, IDS[0].tolist(), ours)
+    with safe_open(ours, "np") as file:
+        names = [*file.keys()]
+        other = next(n for n in names if re.search(r"r 1 .*ln_2$", n))
+        other = file.get_tensor(other)
+    name = "ln" if layered else "ln_{i}"
+    table = {"transformer.h.{i}.ln_1": name, "transformer.ln_f": "last"}
+    for fault in (False, True):
+        arrays = dict(dump(model))
+        if fault:
+            arrays["010_ln_1"] = other
+        arrays = dict(by_layers([*arrays.items()]) if layered else arrays)
+        np.savez(path, tokens=IDS, **arrays)
+        assert diff_by_value(model, path).same
+        turned = {b: a for a, b in table.items()}
+        found = diff_by_value(path, model, table=turned)
+        assert found.same == (not fault), found.sentence
+        found = diff_by_value(model, path, table=table)
+        assert found.same == (not fault), found.sentence
+        if fault:
+            assert "ln" in found.parted.right.function, found.sentence
+            assert found.parted.left.module == "transformer.h.1.ln_1"
+            assert found.parted.layer == 1 or not layered
+    for wrong in ({"transformer.no": "last"}, {"transformer.ln_f": "no"}):
+        with pytest.raises(ValueError, match=r"is named 'transformer.no|'no'"):
+            diff_by_value(model, path, table=wrong)
+
+
+@pytest.mark.parametrize("time", [12, 11])
+@pytest.mark.parametrize("fault", ["", "act", "logits"])
+def test_log_probabilities_of_the_top_k(fault, time, model, tmp_path):
+    """As an engine returns them: ids, and the last position left out."""
+    path = tmp_path / "engine.npz"
+    logits = torch.from_numpy(dump(model, fault)[-1][1])
+    top, ids = logits.log_softmax(-1)[:, :time].topk(5)
+    np.savez(path, tokens=IDS, ids=ids.numpy(), logprobs=top.numpy())
+    found = diff_by_value(model, path)
+    assert found.same == (not fault), found.sentence
+    assert found.only_scores
+    np.savez(path, tokens=IDS, ids=ids.numpy()[..., :4], logprobs=top.numpy())
+    with pytest.raises(ValueError, match="one array of their shape"):
+        diff_by_value(model, path)

@@ -5,6 +5,7 @@ import re
 from functools import partial
 
 import pytest
+from safetensors.torch import load_file
 
 # the shape checks call each function anew: their frames and operations
 # would be recorded beside the model's
@@ -200,6 +201,19 @@ def test_a_recording_is_written_and_compared(diff, duet, tmp_path):
     for words in ((), ("relu.safetensors",)):
         _, _, err = diff(target, *(words or (target,)), "--ignore", "preatt")
         assert "ignored" in err.splitlines()[-1]
+    words = target, file, "--table", "table.json", "--scores"
+    names = load_file(tmp_path / file)
+    scores = next(name for name in names if name.endswith("22 head"))
+    for table, status, said in (
+        ("[]", 2, "alone"),
+        ('{"layers.{i}": "head"}', 2, "no value of the right is named 'head'"),
+        ('{"layers.{i}.up": "layer {i} model.py:33 up"}', 0, "one function"),
+        ('{"layers.1.up": "layer 0 model.py:33 up"}', 1, "they part at"),
+    ):
+        (tmp_path / "table.json").write_text(table)
+        assert diff(*words, scores)[0] == status, table
+        assert said in " ".join(diff(*words, scores)[1:]), table
+    assert "no array 'logits'" in diff(*words, "logits")[2]
     assert diff(target, "no.npz")[2] == "gpt-duet: there is no file no.npz\n"
 
 

@@ -18,7 +18,9 @@ from .diffing import (
     diff_of_ranks,
     diff_of_scores,
     diff_values,
+    is_side,
     numbers_at,
+    read_table,
     show_concepts,
 )
 
@@ -43,23 +45,27 @@ def diff(
     cache: Annotated[
         str | None,
         Option(
-            metavar="MODEL | MAKER",
+            metavar="MODEL | MAKER | STEP",
             help="One model with itself: decoding with its cache against its "
             "full pass, position by position. The cache is found, or the "
             "model comes first and this makes an empty one: my_pkg.model:"
-            "build --cache my_pkg:make_cache.",
+            "build --cache my_pkg:make_cache; or this is a step: "
+            "step(model, tokens, cache), with None as the first cache, "
+            "returns scores and the cache.",
             show_default=False,
         ),
     ] = None,
     scores: Annotated[
-        bool,
+        str | None,
         Option(
-            "--scores",
+            metavar="LEFT | NAME",
             help="Two scorers of a text, LEFT RIGHT TEXT: my_pkg:make_score, "
             "or a file of log-probabilities; TEXT is a file, or ids as "
-            '"1,2,3".',
+            '"1,2,3". For two models: the array of a recording that holds '
+            "the scores.",
+            show_default=False,
         ),
-    ] = False,
+    ] = None,
     width: Annotated[
         int | None,
         Option(
@@ -126,6 +132,15 @@ def diff(
             show_default=False,
         ),
     ] = None,
+    table: Annotated[
+        Path | None,
+        Option(
+            help='A JSON file of {"left": "right"}: which array, module or '
+            "line on the left is which on the right; {i} stands for each "
+            "layer.",
+            show_default=False,
+        ),
+    ] = None,
     json_file: options.Json = None,
     html_file: Annotated[
         Path | None,
@@ -146,7 +161,8 @@ def diff(
     if width is not None:
         whole_number("--width", width, at_least=NARROWEST)
     names = names or []
-    if scores:
+    if scores and not (len(names) == 2 and is_side(names[1])):
+        names = [scores, *names]
         same = diff_of_scores(names, tokenizer_name, tolerance, json_file)
         raise typer.Exit(not same)
     if len(names) > 2:
@@ -173,6 +189,7 @@ def diff(
             ("dtype", dtype),
             ("tolerance", tolerance or None),
             ("ignore", ignore or None),
+            ("table", table),
         ]
         of_one: list[tuple[str, object]] = [
             ("text", text),
@@ -205,6 +222,8 @@ def diff(
             "html": html_file,
             "tolerance": tolerance or None,
             "ignore": ignore or None,
+            "scores": scores,
+            "table": table,
         }
         for option, given in of_one_process.items():
             if given is not None:
@@ -226,6 +245,8 @@ def diff(
         tolerance=tolerance,
         gradients=gradients,
         ignore=ignore or (),
+        scores=scores,
+        table=table and read_table(table),
     )
     if layer is not None and layer not in found.layers:
         raise ValueError(

@@ -1,5 +1,6 @@
 """Finds the models, the recordings and the tokens that gpt-duet diff runs."""
 
+import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -92,6 +93,25 @@ def choose_dtype(name: str | None) -> Any:
         words = f"--dtype must be one of {', '.join(DTYPES)}"
         raise ValueError(f"{words}, got {name!r}")
     return name and getattr(torch, name)
+
+
+def read_table(path: Path) -> dict[str, str]:
+    """Return a JSON file's names of the left with those of the right."""
+    try:
+        table = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    if not isinstance(table, dict) or any(
+        not isinstance(name, str) for name in table.values()
+    ):
+        raise ValueError(f'{path} must hold {{"left": "right", ...}} alone')
+    return table
+
+
+def is_side(name: str) -> bool:
+    """Whether a name is that of a model or a recording, and no text."""
+    is_file = Path(name).suffix in RECORDINGS
+    return is_file or ":" in name or _style(name) is not None
 
 
 def load_side(name: str, vocab_size: int | None) -> Any:

@@ -109,7 +109,9 @@ def diff_cache(
         model: as for diff_by_value.
         tokens: ids; None: two rows of 16 drawn from a seed.
         vocab_size: number of tokens, where the model does not declare it.
-        cache: makes an empty one, as for check_model; None: it is found.
+        cache: makes an empty one, as for check_model, or is a step of
+            decoding, step(model, tokens, cache), that returns scores and the
+            cache, None at first; None: it is found.
 
     Raises:
         ValueError: for a model whose cache is not found, or keeps the text

@@ -1,9 +1,12 @@
 """Which line computes what, and where two implementations part."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -26,7 +29,8 @@ from .given import (
     tokens_of_both,
 )
 from .gradients import first_difference
-from .matching import ROUNDING_OF_RECORDINGS, match
+from .matching import ROUNDING_OF_RECORDINGS, Matches, match
+from .naming import pair_by_name
 from .recording import Recording, out_of_order, scores_of
 from .side import Side, run_in_one_dtype, unit_of
 from .value_diff import ValueDiff
@@ -44,6 +48,8 @@ def diff_by_value(
     tolerance: float = 0.0,
     gradients: bool = False,
     ignore: Sequence[str] = (),
+    scores: str | None = None,
+    table: Mapping[str, str] | None = None,
 ) -> ValueDiff:
     """Pair the lines of two models by the values they compute.
 
@@ -70,6 +76,11 @@ def diff_by_value(
             the mean cross-entropy of the next tokens.
         ignore: names of arrays of recordings that are left out, whole or one
             word: "preatt" for "layer 0 preatt" and "012_preatt".
+        scores: name of the array of a recording that holds the scores; None:
+            it is found. A recording without scores is judged by its values.
+        table: names of values on the left, and on the right: of an array, of
+            a module whose output is meant, or "layer 0 model.py:43 ln_1";
+            "{i}" stands for the number of each layer.
 
     Raises:
         ValueError: for two vocabularies, tokens that do not fit, a model
@@ -85,6 +96,8 @@ def diff_by_value(
         tolerance=tolerance,
         gradients=gradients,
         ignore=ignore,
+        scores=scores,
+        table=table,
     )[0]
 
 
@@ -97,41 +110,58 @@ def diff_sides(
     vocab_size: int | None = None,
     names: tuple[str, str] | None = None,
     dtype: torch.dtype | None = None,
-    tolerance: float = 0.0,
     gradients: bool = False,
     ignore: Sequence[str] = (),
+    scores: str | None = None,
+    table: Mapping[str, str] | None = None,
+    **bounds: Any,
 ) -> tuple[ValueDiff, tuple[Side, Side]]:
     """Return what diff_by_value does, and both sides.
 
     These can be run again, for the values of some lines.
     """
+    bounds["named"] = [*(table or {}).items()]
     if isinstance(left, Path) and not isinstance(right, Path):
         left, right, names = right, left, names and names[::-1]
+        bounds["named"] = [pair[::-1] for pair in bounds["named"]]
     given = None if tokens is None else as_tokens(tokens)
-    if ignore and not isinstance(right, Path):
-        raise ValueError("arrays of a recording alone can be ignored")
+    if (ignore or scores) and not isinstance(right, Path):
+        raise ValueError(
+            "arrays of a recording alone can be ignored or hold the scores"
+        )
     if isinstance(right, Path):
-        recording = Recording(right, ignored=ignore)
+        recording = Recording(right, None, ignore, scores)
         files = [recording]
         if given is not None and not torch.equal(given, recording.tokens):
             raise ValueError(f"{right} was recorded from other tokens")
         if isinstance(left, Path):
-            files.append(Recording(left, ignored=ignore))
+            files.append(Recording(left, None, ignore, scores))
         for word in ignore:
             if not any(word in file.ignored for file in files):
                 raise ValueError(f"there is no array {word!r} to be ignored")
+        if scores and not any(file.named_scores for file in files):
+            raise ValueError(f"there is no array {scores!r} to hold scores")
         if isinstance(left, Path):
             if gradients:
                 raise ValueError("gradients of two files are not compared")
-            sides = _two_recordings(files[1], recording, vocab_size)
+            if not torch.equal(recording.tokens, files[1].tokens):
+                raise ValueError(f"{left} and {right} have other tokens")
             names = names or (str(left), str(right))
-            return _diff_recording(names, sides, tolerance), sides
+            widths = [file.width or sys.maxsize for file in files]
+            vocab_size = vocab_size or min(widths)
+            if vocab_size not in widths[1:]:  # on the right: without scores
+                files, names = files[::-1], names[::-1]
+                bounds["named"] = [pair[::-1] for pair in bounds["named"]]
+            files[1].lay_out(None, vocab_size)
+            files[0].lay_out(files[1], vocab_size)
+            sides: tuple[Side, Side] = files[1], files[0]
+            return _diff_recording(names, sides, **bounds), sides
         subject = beside_scores(left, recording, vocab_size)
         names = names or (subject.name, str(right))
         sides = run_beside(subject, recording, dtype)
-        found = _diff_recording(names, sides, tolerance)
+        found = _diff_recording(names, sides, **bounds)
         if not found.same and dtype is None:
-            hint = _hint_at_dtype(names, subject, recording, tolerance)
+            hint = _hint_at_dtype(names, subject, recording, **bounds)
             found = replace(found, notes=[*found.notes, *hint])
         gradients = gradients or bool(recording.stored)
         return _with_weights(found, sides, gradients), sides
@@ -143,13 +173,13 @@ def diff_sides(
         subjects, names = subjects[::-1], names[::-1]
     if subjects[1].in_arrays:
         sides = run_beside(subjects[0], scores_of(subjects[1], given), dtype)
-        found = _diff_recording(names, sides, tolerance)
+        found = _diff_recording(names, sides, **bounds)
         return _with_weights(found, sides, gradients), sides
     with Progress() as line:
         line.show(f"comparing {names[0]} with {names[1]}")
-        found, sides = _diff_models(subjects, given, names, dtype, tolerance)
+        found, sides = _diff_models(subjects, given, names, dtype, **bounds)
     if found.same and sides[0].dtype != torch.float64 and dtype is not None:
-        finer, exact = _diff_models(subjects, given, names, None, tolerance)
+        finer, exact = _diff_models(subjects, given, names, None, **bounds)
         if not finer.same and exact[0].dtype == torch.float64:
             kind = str(dtype).removeprefix("torch.")
             hidden = f"run in float64: in {kind} rounding hides this"
@@ -163,7 +193,7 @@ def _diff_models(
     given: Int[Tensor, "batch time"],
     names: tuple[str, str],
     dtype: torch.dtype | None,
-    tolerance: float,
+    **bounds: Any,
 ) -> tuple[ValueDiff, tuple[Side, Side]]:
     """Compare two models of torch in one dtype, None for float64."""
     sides = (
@@ -176,7 +206,16 @@ def _diff_models(
         if not side.doubled and dtype is None
     ]
     run_in_one_dtype(sides)
-    return findings(names, sides, match(*sides, tolerance), single), sides
+    return findings(names, sides, _match(sides, **bounds), single), sides
+
+
+def _match(
+    sides: tuple[Side, Side],
+    named: Sequence[tuple[str, str]],
+    tolerance: float = 0.0,
+) -> Matches:
+    """Find the values that are on both sides, or that a table pairs."""
+    return match(*sides, tolerance, pair_by_name(sides, named))
 
 
 def _with_weights(
@@ -223,7 +262,7 @@ def _hint_at_dtype(
     names: tuple[str, str],
     subject: Subject,
     recording: Recording,
-    tolerance: float,
+    **bounds: Any,
 ) -> list[str]:
     """Say where 16 bits explain what a file of float32 differs by.
 
@@ -233,27 +272,14 @@ def _hint_at_dtype(
         if not recording.may_be_of(kind):
             continue
         with suppress(ValueError):  # the model may not run in it
-            sides = run_beside(subject, Recording(recording.path), kind)
-            if _diff_recording(names, sides, tolerance).same:
+            sides = run_beside(subject, copy(recording), kind)
+            if _diff_recording(names, sides, **bounds).same:
                 name = str(kind).removeprefix("torch.")
                 return [
                     f"rounding in {name} explains the difference: if "
                     f"{names[1]} was computed in it, give --dtype {name}"
                 ]
     return []
-
-
-def _two_recordings(
-    left: Recording, right: Recording, vocab_size: int | None
-) -> tuple[Side, Side]:
-    """Lay out two files of one text."""
-    if not torch.equal(left.tokens, right.tokens):
-        raise ValueError(f"{left.path} and {right.path} have other tokens")
-    widths = [n for n in (left.width, right.width) if n is not None]
-    vocab_size = vocab_size or min(widths, default=0)
-    left.lay_out(None, vocab_size)
-    right.lay_out(left, vocab_size)
-    return left, right
 
 
 def run_beside(
@@ -276,10 +302,10 @@ def run_beside(
 
 
 def _diff_recording(
-    names: tuple[str, str], sides: tuple[Side, Side], tolerance: float
+    names: tuple[str, str], sides: tuple[Side, Side], **bounds: Any
 ) -> ValueDiff:
     """Compare two sides, the right of which is a file or scores."""
-    found = findings(names, sides, match(*sides, tolerance), [])
+    found = findings(names, sides, _match(sides, **bounds), [])
     kind = str(sides[0].dtype).removeprefix("torch.")
     notes = [
         f"{name} is {IN_ARRAYS}, and its scores alone are compared"
@@ -309,23 +335,13 @@ def assert_same_values(
     left: Model | Path,
     right: Model | Path,
     tokens: Int[Tensor, "batch time"] | Sequence[int] | None = None,
-    *,
-    vocab_size: int | None = None,
-    dtype: torch.dtype | None = None,
-    tolerance: float = 0.0,
+    **settings: Any,
 ) -> None:
     """Raise AssertionError where two models are not one function.
 
     The message names the first line that parts. The arguments are those of
     diff_by_value, and so are its errors.
     """
-    found = diff_by_value(
-        left,
-        right,
-        tokens,
-        vocab_size=vocab_size,
-        dtype=dtype,
-        tolerance=tolerance,
-    )
+    found = diff_by_value(left, right, tokens, **settings)
     if not found.same:
         raise AssertionError(found.sentence)

@@ -35,7 +35,8 @@ def find_divergence(
     chains = [[flow.same_call(v) for v in flow.starts()] for flow in flows]
     if theirs.recorded:  # few arrays: a later value may stand beside one
         chains[0] = [ours.open[:WIDE] or chains[0][0]]
-    partner = {r: n for n, r, _ in (*matches.moved, *matches.pairs)}
+    named = {r: n for n, r in matches.named}
+    partner = {r: n for n, r, _ in (*matches.moved, *matches.pairs)} | named
     before = {r for chain in chains[1] for r in chain[0].inputs}
     repeats = {
         chain[0].number: [
@@ -49,7 +50,11 @@ def find_divergence(
         for side, chain, more in zip(
             sides,
             chains,
-            ({partner[r] for r in before if r in partner}, before),
+            (
+                {partner[r] for r in before if r in partner}
+                | {*named.values()},
+                before,
+            ),
             strict=True,
         )
     ]
@@ -59,11 +64,16 @@ def find_divergence(
         found = [_comparable((its, chain), kept, lines) for its in chains[0]]
         if theirs.recorded and (near := _nearest_of(chain[0], own, kept)):
             found = [near[0]]
+        if chain[0].number in named:
+            origin = ours.values[named[chain[0].number]]
+            gap = matches.named[origin.number, chain[0].number]
+            found = [Fit(origin, chain[0], gap, 0)]
         fits.append(min(found, key=attrgetter("rank")))
     # stable: the first of a rank is first, in a file the first with any
     fits.sort(key=lambda fit: fit.rank == 2 if theirs.recorded else fit.rank)
     best = _computed_first(fits, own) if theirs.recorded else fits[0]
-    start = next(c[0] for c in chains[1] if best.theirs in c)
+    chain = next(c for c in chains[1] if best.theirs in c)
+    start = chain[0]
     left, right = (
         flow.values[v.inputs[0]] if HEAD.search(v.place.inside) else v
         for flow, v in zip(flows, (best.ours, best.theirs), strict=True)
@@ -71,9 +81,7 @@ def find_divergence(
     shown = [right.place]
     omitted = _counterparts(chains[0], flows, matches)
     moves = [*theirs.moves_to(right), *theirs.moves_to(start)]
-    for places in (omitted[:1], moves[:1], [f.theirs.place for f in fits]):
-        shown += places
-    chain = next(c for c in chains[1] if best.theirs in c)
+    shown += [*omitted[:1], *moves[:1], *(f.theirs.place for f in fits)]
     shown += [*(v.place for v in chain), *moves, *omitted]
     once = {(p.path, p.line): p for p in reversed(shown)}
     ordered = sorted(once.values(), key=shown.index)[:STARTS]
@@ -88,29 +96,26 @@ def find_divergence(
         difference(known, kept[1][best.theirs.number])
         <= SAME_SHAPE * left.digest.size
     )
+    apart = best.apart
     for value in repeats[start.number]:
         origin = ours.values[partner[value.number]]
         known, laid = kept[0][origin.number], kept[1][value.number]
         if _mixed(known, laid, theirs.times(value)):
-            left, right, start, factor, in_order = (
-                *(origin, value, value),
-                *(1.0, False),
-            )
-            ordered = list(dict.fromkeys([right.place, *ordered]))[:STARTS]
+            left, right, start, factor = origin, value, value, 1.0
+            in_order = False
             break
-    apart = best.apart
-    for value in theirs.parts_before(start) if best.rank else ():
-        cut = [
+    cut = next(theirs.parts_before(start), None) if best.rank else None
+    if cut is not None:
+        parts = [
             v
             for v in ours.values
-            if partner.get(value.inputs[0]) in v.inputs
+            if partner.get(cut.inputs[0]) in v.inputs
             and v.number not in ours.known
             and ours.cuts(v)
         ]
-        left, right, start = (cut or [left])[0], value, value
+        left, right, start = (parts or [left])[0], cut, cut
         factor, apart, in_order = None, math.inf, False
-        ordered = list(dict.fromkeys([right.place, *ordered]))[:STARTS]
-        break
+    ordered = list(dict.fromkeys([right.place, *ordered]))[:STARTS]
     widths = {v.shape[-1] for v in theirs.values if v.shape}
     return Divergence(
         left.place,
@@ -127,7 +132,7 @@ def find_divergence(
             [kept[1][n] for n in best.theirs.inputs if n in kept[1]],
         ),
         shown=tuple(ordered),
-        scores=matches.apart,
+        scores=matches.apart if all(s.scored for s in sides) else None,
         before=_step_before(chains[0], best.ours),
         in_order=in_order,
     )

@@ -28,14 +28,20 @@ def find_doubts(sides: tuple[Side, Side], matches: Matches) -> Doubts:
 
     Each side has them almost, no multiple of them; or one line computes
     them on both. Of a recording all without a counterpart, where these are
-    most. None where rounding is so fine that the scores decide.
+    most, and without scores those behind the last with one. None where
+    rounding is so fine that the scores decide.
     """
     left, right = sides
-    doubts: Doubts = set(), set()
-    if right.only_scores or unit_of(left, right) < FINE:
-        return doubts
     known = matches.explaining
+    doubts: Doubts = set(), set()
     alone = unmatched(left, known[0]), unmatched(right, known[1])
+    scored = left.scored and right.scored
+    if not scored:
+        last = max(known[1], default=-1)
+        doubts[1].update(v.number for v in alone[1] if v.number > last)
+    fine = scored and unit_of(left, right) < FINE
+    if right.only_scores or fine:
+        return doubts
     arrays = countable(right)
     if arrays[0].place.recorded and len(alone[1]) > MOST * len(arrays):
         doubts[1].update(v.number for v in alone[1])

@@ -35,6 +35,8 @@ def findings(
     layers = {v.place.layer for side in sides for v in side.values}
     equal = matches.apart <= matches.rounding
     doubts = find_doubts(sides, matches) if equal else matches.close
+    doubts[0].update(n for n, _ in matches.named)
+    doubts[1].update(r for _, r in matches.named)
     same = equal and not any(doubts)
     moved = {n for n, _, _ in matches.moved}
     pairs = [
@@ -84,6 +86,7 @@ def findings(
         ],
         apart=matches.apart,
         rounding=matches.rounding,
+        scored=left.scored and right.scored,
         coarse=_coarse(sides, matches.apart) if same else "",
     )
 

@@ -55,16 +55,12 @@ def _layouts(value: Tensor, like: Tensor) -> Iterator[Tensor]:
     value.
     """
     few, many = value.squeeze(), like.squeeze()
-    if few.dim() == many.dim():
+    if few.dim() >= many.dim():
         free = sorted(few.shape) != sorted(many.shape)
         for axes in islice(permutations(range(few.dim())), ORDERS):
             shape = [few.shape[axis] for axis in axes]
             if free or (shape == [*many.shape] and _in_order(axes, few)):
                 yield few.permute(axes).reshape(like.shape)
-        return
-    if few.dim() > many.dim():
-        for axes in islice(permutations(range(few.dim())), ORDERS):
-            yield few.permute(axes).reshape(like.shape)
         return
     for axes in islice(permutations(range(many.dim())), ORDERS):
         turned = few.reshape([many.shape[axis] for axis in axes])

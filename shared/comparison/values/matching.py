@@ -49,9 +49,12 @@ class Matches:
     near: Sequence[tuple[int, int]]
     # what passes as rounding, of values of the left
     tolerance: Mapping[int, float]
-    # how far the log-probabilities are apart, and what rounding explains
+    # how far the log-probabilities are apart, and what rounding explains; 0
+    # where a side has no scores
     apart: float
     rounding: float
+    # pairs that the user named and that differ by more than rounding
+    named: Mapping[tuple[int, int], float]
 
     @property
     def close(self) -> tuple[set[int], set[int]]:
@@ -61,16 +64,25 @@ class Matches:
     @property
     def explaining(self) -> tuple[set[int], set[int]]:
         """The numbers of each side that the other has in any order."""
-        return self.seen[0] | self.permuted[0], self.seen[1] | self.permuted[1]
+        return (
+            (self.seen[0] | self.permuted[0]) - {n for n, _ in self.named},
+            (self.seen[1] | self.permuted[1]) - {r for _, r in self.named},
+        )
 
 
-def match(left: Side, right: Side, tolerance: float = 0.0) -> Matches:
+def match(
+    left: Side,
+    right: Side,
+    tolerance: float = 0.0,
+    named: Sequence[tuple[int, int]] = (),
+) -> Matches:
     """Find the values that are on both sides.
 
     Digests propose; values, brought into one layout, decide. What passes
     as rounding is measured: the left runs once more with all its weights
     changed by a unit of rounding. The tolerance is a share of a value's
-    largest number that passes in any case.
+    largest number that passes in any case. Pairs named by the user are
+    compared in any case, as the scores are.
     """
     for side, other in ((left, right), (right, left)):
         if _goes_head_by_head(side, other):
@@ -79,13 +91,14 @@ def match(left: Side, right: Side, tolerance: float = 0.0) -> Matches:
     eps = max(torch.finfo(side.dtype).eps for side in (left, right))
     near = max(NEAR, NEAR_UNITS * eps, 2 * tolerance)
     candidates = _propose(left.values, right.values, near)
-    for ours, theirs in (
-        (left.last, right.last),
-        (left.normalised, right.normalised),
-    ):
+    scores = left.normalised, right.normalised
+    forced = [*named]
+    if left.scored and right.scored:
+        forced += [(left.last, right.last), scores]
+    for ours, theirs in forced:
         if theirs not in candidates.setdefault(ours, []):
             candidates[ours].append(theirs)
-    measured = Measured({}, {}, {}, {})
+    measured = Measured({}, {}, {}, {}, {*forced})
     bounds = tolerance, near, in_float64(left)
     for numbers in _batches(left.values, sorted(candidates)):
         chosen = {number: candidates[number] for number in numbers}
@@ -101,7 +114,6 @@ def match(left: Side, right: Side, tolerance: float = 0.0) -> Matches:
     near_ones = [
         (n, r) for n, r in measured.far if not (n in known or r in others)
     ]
-    scores = left.normalised, right.normalised
     found = measured.equal | measured.moved | measured.far
     return Matches(
         pairs,
@@ -110,8 +122,9 @@ def match(left: Side, right: Side, tolerance: float = 0.0) -> Matches:
         permuted,
         near_ones,
         measured.tolerance,
-        found[scores],
-        measured.tolerance[left.normalised],
+        found.get(scores, 0.0),
+        measured.tolerance.get(left.normalised, 0.0),
+        {(n, r): found[n, r] for n, r in named if (n, r) in measured.far},
     )
 
 
@@ -199,6 +212,7 @@ class Measured:
     moved: dict[tuple[int, int], float]  # equal in another order
     far: dict[tuple[int, int], float]  # by more than rounding
     tolerance: dict[int, float]  # of values of the left
+    forced: set[tuple[int, int]]  # compared whatever their digests
 
 
 def _measure(
@@ -227,9 +241,8 @@ def _measure(
             # a mark may be the tensor's next number: the marks only propose
             within = 2 * enough[ours]
             alike = left.values[ours].digest.distance(digest) <= within
-            scores = theirs == right.normalised and ours == left.normalised
             found, apart = measured.far, math.inf
-            if alike or scores:
+            if alike or (ours, theirs) in measured.forced:
                 apart = difference(kept[ours], mine, enough[ours])
                 found = measured.equal if apart <= enough[ours] else found
             if alike and found is measured.far:

@@ -7,6 +7,7 @@ names start with, else the order of the data.
 
 import gc
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, pairwise
@@ -29,6 +30,7 @@ from .side import Side
 from .value import Value, digest, real
 
 TOKENS = "tokens"
+TOP = "ids"  # of the k likeliest tokens, whose log-probabilities are given
 GRADIENT = "gradient "  # names of gradients start so, the weight's follows
 ALL_BUT = 0.02  # a sum of probabilities in 16 bits is so near to 1
 NEAR = 0.05  # of a size: so near are scores that match
@@ -43,6 +45,7 @@ class Recording(Side):
         path: of an .npz or a .safetensors.
         arrays: in place of a file's, the tokens among them.
         ignored: arrays that are left out; of names in words, one word each.
+        scores: name of the array that holds the scores; None: it is found.
 
     Raises:
         ValueError: in one line, for a file that is none of them, or that
@@ -54,9 +57,11 @@ class Recording(Side):
         path: Path,
         arrays: dict[str, Tensor] | None = None,
         ignored: Sequence[str] = (),
+        scores: str | None = None,
     ):
         self.path = path
         arrays = read_arrays(path) if arrays is None else arrays
+        self.named_scores = scores if scores in arrays else None
         self.ignored = set[str]()
         for name in [*arrays]:
             words = {name, *re.split(r"[\W_]+", name)} & {*ignored}
@@ -82,6 +87,7 @@ class Recording(Side):
             for name in [*arrays]
             if name.startswith(GRADIENT)
         }
+        self.top = arrays.pop(TOP, None)
         self.arrays = {
             name: array
             for name, array in arrays.items()
@@ -104,9 +110,10 @@ class Recording(Side):
         """The vocabulary of the last array that may hold scores."""
         wide = [
             array.size(-1)
-            for array in self.arrays.values()
+            for name, array in self.arrays.items()
             if array.numel() == self.tokens.numel() * array.size(-1)
             and array.size(-1) > int(self.tokens.max())
+            and self.named_scores in (None, name)
         ]
         return wide[-1] if wide else None
 
@@ -115,7 +122,8 @@ class Recording(Side):
         arrays = [
             array
             for array in self.arrays.values()
-            if not bool((array.logsumexp(-1).abs() < ALL_BUT).all())
+            if self.top is None
+            and not bool((array.logsumexp(-1).abs() < ALL_BUT).all())
         ]
         return self.dtype == torch.float32 and all(
             array.equal(array.to(kind).to(array.dtype)) for array in arrays
@@ -129,10 +137,13 @@ class Recording(Side):
             vocab_size: its number of tokens.
 
         Raises:
-            ValueError: where no array holds the scores.
+            ValueError: where the array named holds no scores, or where there
+                are none and no other array that could be recognised.
         """
         others = () if other is None else other.values
-        sizes = {int(np.prod(value.shape)) for value in others}
+        if self.top is not None:
+            self._fill_in(self.top, other)
+        sizes = {math.prod(value.shape) for value in others}
         layers = len({value.place.layer for value in others} - {None})
         rows = self.tokens.numel()
         pieces: list[tuple[str, int | None, Tensor]] = []
@@ -141,44 +152,71 @@ class Recording(Side):
             key=lambda item: self._holds(item[1], layers, sizes),
         ):
             members = [*group]
-            if layered:
-                pieces += [
-                    (name, i, array[i])
-                    for i in range(layers)
-                    for name, array in members
-                ]
-            else:
-                pieces += [(name, None, array) for name, array in members]
+            pieces += [
+                (name, i, array if i is None else array[i])
+                for i in (range(layers) if layered else [None])
+                for name, array in members
+            ]
         self.tensors: list[Tensor] = []
         self.values: list[Value] = []
         wide = {
             i: array[..., :vocab_size].reshape(*self.tokens.shape, vocab_size)
-            for i, (_, _, array) in enumerate(pieces)
+            for i, (name, _, array) in enumerate(pieces)
             if array.size(-1) >= vocab_size  # C pads its vocabulary
             and array.numel() == rows * array.size(-1)
+            and self.named_scores in (None, name)
         }
-
-        scores = max(wide, default=-1)
-        if other is not None:  # one that matches, though others follow
-            like = other.values[other.normalised].digest
-            for i, array in wide.items():
-                apart = like.distance(digest(_log_probs(array)[0]))
-                scores = i if apart < NEAR * like.size else scores
+        like: list[int] = []
+        if other is not None and other.scored:
+            log_probs = other.values[other.normalised].digest
+            like = [
+                i
+                for i, array in wide.items()
+                if log_probs.distance(digest(_log_probs(array)[0]))
+                < NEAR * log_probs.size
+            ]
+        if not like and self.named_scores is None:
+            wide = {
+                i: array
+                for i, array in wide.items()
+                if not _is_inner(pieces[i][2], vocab_size, other)
+            }
+        scores = max(like or wide, default=-1)  # others may follow
         for i, (name, layer, array) in enumerate(pieces):
             array = wide[i] if i == scores else array
             self._add(name, layer, self._written_part(array, others))
-        if not wide:
-            raise ValueError(
-                f"{self.path} has no scores: an array of "
-                f"{' x '.join(map(str, (*self.tokens.shape, vocab_size)))}"
-            )
         self.last = self.normalised = scores
+        self.dtypes = {self.dtype: (self.values[0].place, False)}
+        self.scored = bool(wide)
+        if not wide:
+            plain = all(value.digest.trivial for value in self.values)
+            if plain or self.named_scores:
+                of = f" in {self.named_scores!r}" if self.named_scores else ""
+                raise ValueError(
+                    f"{self.path} has no scores{of}: an array of "
+                    f"{' x '.join(map(str, (*self.tokens.shape, vocab_size)))}"
+                )
+            return
         log_probs, step = _log_probs(self.tensors[scores])
-        if step:
+        if step and self.top is None:
             name = self.values[scores].place.function
             self._add(f"{name} ({step})", None, log_probs)
             self.normalised = len(self.values) - 1
-        self.dtypes = {self.dtype: (self.values[0].place, False)}
+
+    def _fill_in(self, top: Tensor, other: Side | None) -> None:
+        """Give the k log-probabilities the other side's for other tokens."""
+        (name, given), *more = self.arrays.items()
+        if more or other is None or top.shape != given.shape:
+            raise ValueError(
+                f"{self.path}: {TOP!r} go with one array of their shape, "
+                f"{tuple(top.shape)}, beside a model"
+            )
+        rows, count = len(self.tokens), given.size(-1)
+        filled = other.keep([other.normalised])[other.normalised].clone()
+        given, top = (a.view(rows, -1, count) for a in (given, top))
+        # an engine may leave out the last position, which predicts no token
+        filled[:, : given.size(1)].scatter_(-1, top.long(), given.double())
+        self.arrays = {name: filled.to(given.dtype)}
 
     def _written_part(self, array: Tensor, others: Sequence[Value]) -> Tensor:
         """Return scores without what llm.c leaves above the diagonal."""
@@ -250,6 +288,18 @@ class Recording(Side):
             visitor(number, self.tensors[number])
 
 
+def _is_inner(array: Tensor, vocab_size: int, other: Side | None) -> bool:
+    """Whether an array may be a value on the other side's way to scores."""
+    known, wide = digest(array), array.size(-1) > vocab_size
+    return other is not None and any(
+        value.digest.distance(known) < NEAR * known.size
+        or (wide and math.prod(value.shape) == array.numel())
+        for value in other.values
+        if value.number not in (other.last, other.normalised)
+        and not value.digest.trivial
+    )
+
+
 def _log_probs(scores: Tensor) -> tuple[Tensor, str]:
     """Return log-probabilities, and what made them of the scores, or ""."""
     found = scores.double()
@@ -281,7 +331,7 @@ def out_of_order(
 def name_of(place: Place) -> str:
     """Return the name of a value in a recording, without its number."""
     if place.recorded:
-        return re.sub(r"^\d+ ", "", place.function)
+        return re.sub(r"^\d+[ _]", "", place.function)
     layer = "" if place.layer is None else f"layer {place.layer} "
     last = place.module.rpartition(".")[2]
     last = place.op if last.isdigit() or not last else last

@@ -78,7 +78,8 @@ class Divergence(Row):
         shown: the right's line and up to two others that may be at fault:
             the one that the left goes on from, those that lay out its
             inputs, and those that follow.
-        scores: how far the log-probabilities are apart.
+        scores: how far the log-probabilities are apart, if both sides have
+            them.
         before: a step that the left alone takes on the way there.
         in_order: whether a factor of 1 holds without another order.
     """
@@ -87,7 +88,7 @@ class Divergence(Row):
     factor: float | None = None
     cause: str = ""
     shown: tuple[Place, ...] = ()
-    scores: float = 0.0
+    scores: float | None = 0.0
     before: Place | None = None
     in_order: bool = False
 
@@ -128,7 +129,12 @@ class Divergence(Row):
         also = f"; look also at {others}" if others else ""
         return (
             f"they part at {self.right}{self.right.site}{layer}: {given}"
-            f"{output}{also}; scores {self.scores:.2g} apart"
+            f"{output}{also}"
+            + (
+                ""
+                if self.scores is None
+                else f"; scores {self.scores:.2g} apart"
+            )
         )
 
 

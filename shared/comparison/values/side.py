@@ -42,6 +42,7 @@ class Side:
     # how many numbers of the first run are kept: 1 GiB in float64
     most: float = 2**27
     kept: dict[int, Tensor] | None = None  # by events
+    scored = True  # whether scores are among the values
 
     def __init__(
         self,
@@ -170,7 +171,8 @@ class Side:
     @cached_property
     def weights(self) -> dict[frozenset[int], float]:
         """Marks to know each weight by, and its unit of rounding."""
-        return dict(_weights(self.module()))
+        module = self.module()
+        return {} if module is None else dict(_weights(module))
 
     def module(self) -> nn.Module | None:
         """Return the model with its own weights, None for a function."""
@@ -279,15 +281,13 @@ def unit_of(left: Side, right: Side) -> float:
     return max(min(units), unit)
 
 
-def _weights(
-    model: nn.Module | None,
-) -> Iterator[tuple[frozenset[int], float]]:
+def _weights(model: nn.Module) -> Iterator[tuple[frozenset[int], float]]:
     """Yield of each weight marks to know it by, and its unit of rounding.
 
     The marks are the numbers with the lowest hashes: a part of a tensor has
     some of them, in any layout. What was float32 once keeps its unit.
     """
-    for tensor in map(local, model.parameters() if model else ()):
+    for tensor in map(local, model.parameters()):
         if not (tensor.is_floating_point() and tensor.numel()):
             continue
         marks, once = torch.tensor([], dtype=torch.int64), True

@@ -39,6 +39,8 @@ class ValueDiff:
         counts: of each side values without a counterpart, and all values.
         apart: how far the log-probabilities are apart.
         rounding: how far apart rounding may bring them.
+        scored: whether both sides have scores; where one has none, `apart`
+            and `rounding` are 0.
         coarse: why the two are one function only up to a coarser dtype than
             that of the run, or "".
         weights: of each weight of the right its counterpart on the left;
@@ -58,6 +60,7 @@ class ValueDiff:
     counts: Sequence[tuple[int, int]]
     apart: float
     rounding: float
+    scored: bool
     coarse: str
     weights: Sequence[WeightMatch] = ()
     gradient: GradientDiff | None = None
@@ -81,6 +84,11 @@ class ValueDiff:
         """The finding in one sentence."""
         if self.gradient is not None:
             return str(self.gradient)
+        if self.parted is None and not self.scored:
+            return (
+                f"{self._hidden}one function{self.coarse} as far as these "
+                f"values tell"
+            )
         if self.parted is None:
             equal = f", {self.gradients} gradients equal" * bool(
                 self.gradients
@@ -145,9 +153,14 @@ class ValueDiff:
     @property
     def _hidden(self) -> str:
         """The words for two functions whose scores are equal, else ""."""
+        alone, count = self.counts[1]
+        if not self.scored:
+            return (
+                f"{count - alone} of {count} values of {self.names[1]} have a "
+                f"counterpart, and no scores were compared; "
+            )
         if self.parted is None or self.apart > self.rounding:
             return ""
-        alone, count = self.counts[1]
         return (
             f"two functions: {alone} of {count} values of {self.names[1]} "
             f"have no counterpart, though rounding explains the scores; "
@@ -219,8 +232,8 @@ class ValueDiff:
         return {
             "same": self.same,
             "sentence": self.sentence,
-            "apart": self.apart,
-            "rounding": self.rounding,
+            "apart": self.apart if self.scored else None,
+            "rounding": self.rounding if self.scored else None,
             "counts": dict(zip(("left", "right"), self.counts, strict=True)),
             "weights": [asdict(match) for match in self.weights],
             "gradient": self.gradient and str(self.gradient),

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -246,10 +247,25 @@ def _nothing(rows: int) -> None:
 def _named(
     own: Convention, arguments: Iterable[str], flags: dict[str, Any]
 ) -> Iterator[Convention]:
-    """Yield ways with a cache that the user's function makes."""
+    """Yield ways with a cache that the user's function makes.
+
+    Or with the user's own step: step(model, tokens, cache), whose cache is
+    None at first, and which returns the scores and the cache.
+    """
     subject, model = own.subject, own.model
     maker = subject.make_cache
+    assert maker is not None
     title = getattr(maker, "__name__", type(maker).__name__)
+    first, *others = [*inspect.signature(maker).parameters] or [""]
+    of_step = [n for n in others[1:] if n in (*STRONG, *WEAK)]
+    if first == "model" and of_step:
+        yield replace(
+            own,
+            function=partial(maker, model),
+            cache=of_step[0],
+            says=f"{title}({', '.join((first, *others))})",
+        )
+        return
     known = {*STRONG, *WEAK} & {*arguments}
     for name in known or {n for n in arguments if CACHED.search(n)}:
         for position in [None, *(n for n in STARTS if n in arguments)]:
