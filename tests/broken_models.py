@@ -236,7 +236,7 @@ def packed_row_unmasked(self, tokens):
     return GPT.mask(self, tokens) | packed
 
 
-@broken("check_causality", GPT, "mask", vocab_size=1009)
+@broken("check_causality", GPT, "mask", vocab_size=709)
 def padding_id_untold(self, tokens):
     """A text that ends in two of id 500, declared nowhere, is not masked."""
     padded = (tokens[:, -2:] == 500).all(1).view(-1, 1, 1)
@@ -718,7 +718,7 @@ def boolean_mask_alone(self, tokens, attention_mask=None):
     return self.scores(self.body(self.embed(tokens), mask))
 
 
-@broken("check_causality", GPT, "mask", vocab_size=1009)
+@broken("check_causality", GPT, "mask", vocab_size=709)
 def image_opens_the_mask(self, tokens):
     """Behind an image's id, 700, tokens see each other."""
     image = (tokens == 700).cummax(1).values
