@@ -429,12 +429,21 @@ class AllInAList(nn.Module):
 class KeepsAndLeaks(GPT):
     calls = 0
 
+    def add_parts(self, dim):
+        self.register_buffer("moved", torch.zeros(1))
+
     def sees(self, i, j):
         return j <= i + 1
 
     def scores(self, x):
         self.calls += 1
+        self.moved += 1
         return super().scores(x) + self.calls
+
+
+class KeysDetached(Attention):
+    def attend(self, q, k, v, mask):
+        return super().attend(q, k.detach(), v, mask)
 
 
 class FusedAttention(Attention):
@@ -748,7 +757,7 @@ FAILED = [
         r"^position 0 sees .*weights scaled up.*\(blocks\.0\.mixer\)",
     ),
     (KeepsAndLeaks, "determinism", ""),
-    (KeepsAndLeaks, "causality", r"\(calls\), .* start each call from the st"),
+    (KeepsAndLeaks, "causality", r"\(moved\), .* start each call from the st"),
     (EachThirdCall, "determinism", r"of the next one \(calls\), which is"),
     (
         gpt(BUILDS["positions_in_place"], mixer=NO_MASK, block=InPlace),
@@ -875,6 +884,11 @@ FAILED = [
     (within(folded), "gradients", r"stops at test_messages.py:\d+ `x.detach"),
     (scored(lambda x: x.detach()), "gradient_flow", "carry no gradient"),
     (AllInAList, "gradient_flow", "the model has no trainable parameter"),
+    (
+        gpt(mixer=KeysDetached),
+        "gradient_flow",
+        r"^16 of 48 rows of \S+ move scores and never get a gradient: some",
+    ),
     (gpt(mlp=Unused), "gradient_flow", r"^6 of .*unused.1.bias and 2 more$"),
     (LossWithoutWayBack, "gradient_flow", "no way back.* pass of the loss"),
     (scored(lambda x: x / (x.dtype != torch.bfloat16)), "dtype", "NaN"),
@@ -907,6 +921,16 @@ FAILED = [
     ),
     (SecondHead, "loss", "shifted by one; no sum, second shift or mean over"),
     (losing(late(lambda *x: None)), "loss", "no loss for 1 x 13 targets"),
+    *(
+        (losing(loss), "loss", f"it is the loss {words}$")
+        for words, loss in (
+            ("in bits", lambda x, i: mean(x, i) / math.log(2)),
+            (
+                "that leaves the last position out",
+                lambda x, i: mean(x[:, :-1], i[:, :-1]),
+            ),
+        )
+    ),
     (gpt(TrainableGPT, loss=shifted_in_training), "loss", "ifted by one insi"),
     (
         gpt(TrainableGPT, forward=scores_with_targets),

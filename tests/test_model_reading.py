@@ -463,6 +463,7 @@ def test_a_leak_is_a_failure_beside_a_shape_of_the_same_line():
     [
         (BLIND, ["order_sensitivity", "context_use", "signal"]),
         (BLIND, ["context_use", "signal"]),
+        (BUILDS["mask_transposed"], ["causality", "order_sensitivity"]),
         (
             BUILDS["capacity_over_batch"],
             ["batch_independence", "prefix_consistency"],

@@ -60,7 +60,7 @@ def in_words(key: Axis, slices: Bool[Tensor, "slices"]) -> str:
 
 def judge(
     subject: Subject, dead: Slices
-) -> tuple[list[str], Slices, list[str]]:
+) -> tuple[list[str], list[str], Slices, list[str]]:
     """Find out why slices are dead.
 
     Args:
@@ -68,22 +68,23 @@ def judge(
         dead: slices that have no gradient in some texts.
 
     Returns:
-        Slices that never move a score, in words; those that other weights
-        bring to life; in words those that longer texts, or other choices of
-        experts, may reach.
+        Slices that never move a score, in words; those that move some and
+        have no gradient; those that other weights bring to life; in words
+        those that longer texts, or other choices of experts, may reach.
     """
     longest = min(subject.block_size, LONG if subject.heavy else 1 << 30)
     time = subject.lengths.fit(longest)
     # check_vocabulary judges the rows of ids
     left = {k: s for k, s in dead.items() if len(s) != subject.vocab_size}
     if not left or time < LEAST:
-        return [], {}, []
+        return [], [], {}, []
     variant = changeable(subject, case=TRAIN)
     window = declared(variant.model, WINDOW)
     if window is not None and window.value == 1:
-        return [], {}, []  # no query chooses among keys
+        return [], [], {}, []  # no query chooses among keys
     tables, routed = _tables_of(variant, time)
     faults: list[str] = []
+    detached: list[str] = []
     for key in left.keys() & tables.keys():
         pairs = [x for x in tables[key] if x.shape.count(time) > 1]
         if not pairs:  # its rows are decided by what is read
@@ -108,8 +109,24 @@ def judge(
         elif routed or not alive[key].equal(longer[key]):
             unreached.append(words)
         else:
-            faults.append(words)
-    return faults, hidden, unreached
+            moves = _moves_scores(variant, key, still, time)
+            (detached if moves else faults).append(words)
+    return faults, detached, hidden, unreached
+
+
+def _moves_scores(
+    variant: Variant, key: Axis, slices: Bool[Tensor, "slices"], time: int
+) -> bool:
+    """Whether scores move with slices of a parameter: they double."""
+    tokens = variant.subject.draw(2, time)
+    before = variant.scores(tokens)
+    parameter = dict(variant.model.named_parameters())[key[0]]
+    factors = 1.0 + slices.to(parameter)
+    with torch.no_grad():
+        parameter.transpose(0, key[1]).movedim(0, -1).mul_(factors)
+        moved = not variant.scores(tokens).equal(before)
+        parameter.transpose(0, key[1]).movedim(0, -1).div_(factors)
+    return moved
 
 
 def _is_padding(subject: Subject, dead: Bool[Tensor, "slices"]) -> bool:

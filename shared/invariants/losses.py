@@ -155,6 +155,11 @@ def _wrong_losses(
             f"that leaves id 0 out{where}": mean_loss(
                 scores, without, shift, mark
             ),
+            f"that leaves the last position out{where}": mean_loss(
+                scores[:, :-1], targets[:, :-1], shift, mark
+            ),
+            f"in bits{where}": mean_loss(scores, targets, shift, mark)
+            / math.log(2),
             f"averaged over each row first{where}": torch.stack(
                 [mean_loss(*row, shift, mark) for row in rows]
             ).mean(),

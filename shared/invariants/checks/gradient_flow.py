@@ -121,12 +121,18 @@ def _require_living_parts(
     """Require that no part is dead for good; return what is not reached."""
     subject = variant.subject
     faults: list[str] = []
+    detached: list[str] = []
     hidden: Slices = {}
     unreached: list[str] = []
     with subject.budget.part("rows and columns", subject.block_size):
-        faults, hidden, unreached = judge(subject, dead)
+        faults, detached, hidden, unreached = judge(subject, dead)
     if faults:
         raise AssertionError(f"{_first(faults, 3)} never move a score")
+    if detached:
+        raise AssertionError(
+            f"{_first(detached, 3)} move scores and never get a gradient: "
+            f"something detaches them"
+        )
     hidden = {key: zeros[key] for key in hidden if zeros[key].sum() >= FEWEST}
     if hidden:
         alive: Slices = {}

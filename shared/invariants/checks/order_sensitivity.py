@@ -24,7 +24,7 @@ ALIKE = 1e-5  # share of the effect of another id: less is no effect
 HEAVY_LENGTH = 64  # tokens of the texts that are swapped first
 
 
-@check(share=1)
+@check(share=1, implied_by=("check_causality",))
 def check_order_sensitivity(subject: Subject) -> str:
     """Permuting earlier tokens changes the prediction.
 

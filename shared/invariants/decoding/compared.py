@@ -51,9 +51,9 @@ class Comparison(Decoder):
         assert self.convention is not None
         if self.subject.keeps_state:
             return
-        tokens = self.draw(1, time, generator)
+        tokens, other = self.draw(2, time, generator).split(1)
         before = self.full(tokens)
-        self.in_pieces(tokens, [1] * time)
+        self.in_pieces(other, [1] * time)
         with suppress(ModelRaised):  # it may refuse one
             size = float(gaps(self.variant.scores(tokens), before).max())
             if size > floor(before):

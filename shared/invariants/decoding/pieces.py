@@ -51,6 +51,9 @@ class Decoder:
             variant = make() if best < WRONG else None
             if variant is not None:
                 best = max(best, self._choose(variant, best))
+        if best == UNUSED:  # it may be a way of an earlier copy
+            self.start_again()
+            self.bind(self.model)
 
     def _choose(self, variant: Variant, best: int) -> int:
         """Choose the way that is right, or the likeliest of those wrong."""

@@ -367,7 +367,9 @@ def _words(variant: Variant, tokens: Tensor) -> str:
     kept = KeptState(variant.model) if variant.subject.is_module else None
     with suppress(ModelRaised):
         variant.scores(tokens)
-    name = next(kept.changed(), "") if kept else ""
+    names = [*kept.changed()] if kept else []
+    buffers = dict(variant.model.named_buffers()) if names else {}
+    name = min(names, key=lambda name: name not in buffers, default="")
     name = f" ({name})" if name else ""
     return (
         f"a call shows in the scores of the next one{name}, which is the "

@@ -122,7 +122,9 @@ class Comparisons(TorchFunctionMode):
 # --- Calls -------------------------------------------------------------------
 
 TOKENS = ("input_ids", "idx", "tokens", "x", "ids", "input", "inputs")
-TARGETS = re.compile(r"y|((lm|next|shifted)_)?(targets?|labels?)(_ids?)?")
+TARGETS = re.compile(
+    r"y|((lm|next|shifted)_)?(targets?|labels?)(_(ids?|seqs?|tokens?))?"
+)
 # Methods that return scores where the model's own call returns a loss alone.
 SCORERS = ("forward_logits", "get_logits", "compute_logits", "logits")
 LOG_PROBS = "log_probs"

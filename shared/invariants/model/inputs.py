@@ -31,7 +31,7 @@ Make = Callable[[Tensor], Any]  # from tokens (batch, time) to an argument
 STRONG = (
     *("past_key_values", "past_key_value", "kv_cache", "kv_caches"),
     *("layer_past", "past_kv", "past_kvs", "past", "caches", "cache_params"),
-    "inference_params",
+    *("inference_params", "incremental_state"),
 )
 WEAK = (
     *("cache", "kv", "mems", "memory", "hidden", "hx", "state", "states"),
