@@ -75,6 +75,9 @@ EAGER = "Llama Qwen3 Gemma Granite Falcon OPT Bart Mixtral GptOss Lfm2"
 RUNS = [(name, None) for name in FAMILIES.split()]
 RUNS += [(name, "eager") for name in EAGER.split()]
 
+# These take half of the time. One model in four is tried by them, and those
+# that fail; test_the_causality_of_transformers_is_proved follows them all.
+PROOFS = {"causality", "batch_independence"}
 WHOLE = ("GPT2LMHeadModel", "Llama", "Mamba", "Mixtral")  # by every check
 LONGER = (*WHOLE, "Rwkv", "HrmText")
 
@@ -127,11 +130,13 @@ def test_models_of_transformers_are_not_accused(name, attention):
     known = {n.lower(): n for n in dir(transformers)}
     kind = known.get(f"{name}ForCausalLM".lower(), name)
     expected = BY_DESIGN.get(name, {})
+    proved = RUNS.index((name, attention)) % 4 == 0 or name in BY_DESIGN
+    some = CHECKS if proved else [c for c in CHECKS if c not in PROOFS]
     report = check_model(
         lambda: build(getattr(transformers, kind), attention),
         vocab_size=65,
         block_size=32,
-        checks=None if name in WHOLE else CHECKS,
+        checks=None if name in WHOLE else some,
         expected_failures=expected,
         budget=4000 if name in LONGER else 400,  # as many calls
     )
