@@ -27,7 +27,9 @@ FIRST = {"position": 1, "mask": 1, "rows": 1, "twice": 1, "window": 6}
 def checked(kind, fault=""):
     parts = {"fault": fault, "__module__": kind.__module__}
     model = type(kind.__name__, (kind,), parts)
-    report = check_model(model, checks=["cache"], cache=kind.make_cache)
+    report = check_model(
+        model, checks=["cache"], cache=kind.make_cache, block_size=16
+    )
     return report.results[0]
 
 
@@ -56,7 +58,7 @@ def test_a_fault_is_found_at_its_first_position(kind, fault):
 def test_the_line_that_parts_from_the_full_pass(kind, fault):
     torch.manual_seed(0)
     parts = {"fault": fault, "__module__": kind.__module__}
-    model = type(kind.__name__, (kind,), parts)()
+    model = type(kind.__name__, (kind,), parts)(block_size=16)
     if "generate" in kind.found or fault == "reset":
         words = "stay for the text" if fault == "reset" else "no cache was fou"
         with pytest.raises(ValueError, match=words):

@@ -38,7 +38,7 @@ from gpt_duet.invariants.moves.pictures import (
 CAUSALITY = "check_causality"
 PURITY = "check_purity"
 SHARES = [name for name, check in CHECKS.items() if check.share]
-CONFIG = GPTConfig(65, 64, n_layer=2, n_head=4, n_embd=32)
+CONFIG = GPTConfig(65, 16, n_layer=2, n_head=4, n_embd=32)
 BUILDS = {model.name: model.build for model in BROKEN}
 
 
@@ -115,10 +115,10 @@ def test_and_is_though_calls_are_slow(model):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_layer")
+@pytest.mark.usefixtures("one_layer", "calls_of_a_second")
 @pytest.mark.parametrize("model", as_parameters(b for b in BROKEN if b.only))
 def test_and_by_no_other_where_no_other_can_see_it(model):
-    report = run(model, CHECKS.keys() - {SLOW, model.check})
+    report = run(model, CHECKS.keys() - {SLOW, model.check}, 300)
     assert report.ok, str(report)
 
 
@@ -129,13 +129,21 @@ def is_accused_of_nothing(model, report):
         assert holds is (not model.open)
 
 
-@pytest.mark.usefixtures("calls_of_a_second")
-@pytest.mark.parametrize("model", as_parameters(CORRECT)[::3])
-def test_a_correct_model_is_accused_of_nothing(model, monkeypatch):
-    """In some 200 calls, and more where some checks have no time then.
+def one_in(count, parameters):
+    """Mark all but one in so many as slow."""
+    slow = pytest.mark.slow
+    return [
+        p
+        if i % count == 0
+        else pytest.param(*p.values, id=p.id, marks=[*p.marks, slow])
+        for i, p in enumerate(parameters)
+    ]
 
-    The slow tests try all of them.
-    """
+
+@pytest.mark.usefixtures("calls_of_a_second")
+@pytest.mark.parametrize("model", one_in(6, as_parameters(CORRECT)))
+def test_a_correct_model_is_accused_of_nothing(model, monkeypatch):
+    """In some 200 calls, and more where some checks have no time then."""
     monkeypatch.setattr(GPT, "layers", 1 + model.deep)
     checks = CHECKS.keys() - {SLOW}
     for budget in (300, 600):
@@ -148,7 +156,7 @@ def test_a_correct_model_is_accused_of_nothing(model, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", as_parameters(CORRECT))
+@pytest.mark.parametrize("model", as_parameters(CORRECT)[3::6])
 def test_nor_with_two_layers_and_all_the_time(model):
     is_accused_of_nothing(model, run(model))
 
@@ -467,7 +475,8 @@ def test_settings_around_a_run_change_nothing(around, run):
     given = GPT()
     with around():
         before = settings()
-        run(GPT if run is not others else given)
+        if run is not others:
+            run(GPT)
         run(given)
         assert settings() == before
 
@@ -581,10 +590,13 @@ class Overflowing(GPT):
         return torch.cat([scores[..., :1] * torch.nan, scores[..., 1:]], -1)
 
 
+@pytest.mark.usefixtures("one_layer")
 def test_a_score_that_is_nan_is_one_failure():
-    report = check_model(Overflowing)
+    report = check_model(Overflowing, block_size=8)
     assert report.failed == ["check_finite"], str(report)
     said = [result.message for result in report.results]
     assert sum(text.startswith("see check_finite: ") for text in said) == 9
-    (alone,) = check_model(Overflowing, checks=["causality"]).results
+    (alone,) = check_model(
+        Overflowing, checks=["causality"], block_size=8
+    ).results
     assert "scores that are compared are NaN" in alone.message
