@@ -329,6 +329,7 @@ def test_one_token_is_a_batch_of_products_one_for_each_thread(threads, parts):
     assert products.shapes == [(parts, 1, 12 // parts)]
 
 
+@pytest.mark.filterwarnings("error")
 def test_short_floats_leave_onednn_for_one_token_alone():
     layer = nn.Linear(12, 5, dtype=torch.bfloat16)
     optimize_for_decoding(layer)

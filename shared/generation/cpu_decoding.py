@@ -1,5 +1,7 @@
 """Faster linear layers for a CPU that decodes one token at a time."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -24,8 +26,12 @@ class TokenLinear(nn.Linear):
         if input.numel() != self.in_features:
             return super().forward(input)  # not one token
         if self.weight.itemsize < 4:
-            with torch.backends.mkldnn.flags(enabled=False):
+            onednn: Any = torch.backends.mkldnn  # its flags() warn of TF32
+            was, onednn.enabled = onednn.enabled, False
+            try:
                 return super().forward(input)
+            finally:
+                onednn.enabled = was
         # each thread takes as many inputs: the products are then summed
         threads = range(torch.get_num_threads(), 0, -1)
         parts = next(n for n in threads if self.in_features % n == 0)
