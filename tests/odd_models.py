@@ -478,6 +478,14 @@ class LossOfChunks(GPT):
         return loss / (target_ids >= 0).sum()
 
 
+class LossOfNext(GPT):
+    """It returns the loss alone, of targets that it shifts itself."""
+
+    def forward(self, input_ids, labels):
+        logits = super().forward(input_ids)
+        return cross_entropy(logits[:, :-1], labels[:, 1:])
+
+
 class LossOfSums(LossOfChunks):
     """It returns the sum of the losses alone."""
 
@@ -549,6 +557,7 @@ class KeptFromInference(Unlimited):
 # that go on from row to row, a router. The slow run proves the others, too.
 ODD_TO_A_PROOF = {
     LossOfChunks: {},
+    LossOfNext: {},
     mapped: {"vocab_size": VOCAB},
     short(mlp=PerToken): {},
     EachThirdCall: {
@@ -592,6 +601,11 @@ HIDDEN = [  # a model, the check that finds its fault, and words
     (short(NoMask, mlp=Quantised), "causality", "sees token"),
     (
         type("LossAloneAhead", (LossOfChunks, NoMask), {"block_size": 12}),
+        "causality",
+        "position 0 sees token 1",
+    ),
+    (
+        type("LossOfNextAhead", (LossOfNext, NoMask), {"block_size": 12}),
         "causality",
         "position 0 sees token 1",
     ),

@@ -175,6 +175,16 @@ def _find_out(
             "the model returns a loss alone: the scores are what it compares "
             "with its targets"
         )
+    if subject.caller.shifts:
+        limit = subject.limit
+        subject = replace(
+            subject.noted(
+                "its loss leaves out the last position: each text is called "
+                "with a token more"
+            ),
+            block_size=subject.block_size - 1,
+            limit=limit and replace(limit, value=limit.value - 1),
+        )
     reader = subject.reader
     says_so = (
         outputs == "log_probs"

@@ -150,7 +150,8 @@ def _callers(caller: Caller, model: Any) -> Iterator[Caller]:
             if inspect.ismethod(getattr(model, name, None)):
                 yield caller_of(model, name, caller.time_first)
         given = caller.given | {caller.target_name: no_targets}
-        yield replace(caller, given=given, compared=True)
+        for shifts in (False, True):
+            yield replace(caller, given=given, compared=True, shifts=shifts)
 
 
 def _sizes(vocab: int, block: int, at: Size | None) -> Iterator[list[Size]]:

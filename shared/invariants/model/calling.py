@@ -162,6 +162,8 @@ class Caller:
     no_gradients: str = ""  # why none is recorded here
     # whether scores are what the call compares with targets: it returns none
     compared: bool = False
+    # whether the call leaves out the last position: it gets one token more
+    shifts: bool = False
 
     @property
     def log_probs(self) -> bool:
@@ -173,6 +175,9 @@ class Caller:
     ) -> Any:
         """Return a model's answer."""
         function = getattr(model, self.method) if self.method else model
+        if self.shifts:
+            extra = {n: _longer(v, tokens.shape) for n, v in extra.items()}
+            tokens = _longer(tokens, tokens.shape)
         return self._call(function, self.token_name, tokens, extra)
 
     def call_own(
@@ -209,7 +214,8 @@ class Caller:
                 return function(*given, **named, **extra)
             with Comparisons() as comparisons:
                 loss = function(*given, **named, **extra)
-        return (*comparisons.scores(tokens.numel()), loss)
+        count = tokens.numel() - len(tokens) * self.shifts
+        return (*comparisons.scores(count), loss)
 
     def handed(self, value: Any) -> Any:
         """Return an argument in the kind that the model takes."""
@@ -293,6 +299,13 @@ def maker_of(name: str) -> Callable[[Tensor], Any] | None:
 def no_targets(tokens: Tensor) -> Tensor:
     """Return targets of zeros, which losses take in int64 alone."""
     return torch.zeros_like(tokens, dtype=torch.long)
+
+
+def _longer(value: Any, shape: torch.Size) -> Any:
+    """Return ids, or numbers beside them, with one position more."""
+    if not isinstance(value, Tensor) or value.shape != shape:
+        return value
+    return torch.cat([value, value[:, :1]], 1)
 
 
 def _with_default(
