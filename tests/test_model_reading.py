@@ -327,7 +327,7 @@ SIZES = {"vocab_size": 65, "block_size": 8}
 class LossOnly(GPT):
     def forward(self, input_ids, target_ids):
         scores = super().forward(input_ids)
-        return cross_entropy(scores[:, :-1], target_ids[:, 1:])
+        return cross_entropy(scores[:, :-2], target_ids[:, 2:])
 
 
 class Compared(MLP):
