@@ -4,7 +4,7 @@ import html
 import sys
 import time
 from threading import Timer
-from typing import Any, Self
+from typing import Any
 
 PATIENCE = 1.0  # seconds of work before its progress is shown
 PRE = "white-space: pre-wrap; line-height: 1.35"
@@ -38,7 +38,7 @@ class Progress:
         self._words, self._width, self._began = "", 0, time.monotonic()
         self._timer = Timer(PATIENCE, self._draw)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Progress":
         if self._seen:
             self._timer.start()
         return self

@@ -1,9 +1,8 @@
 """One of the two models: recorded once, and run again with other weights."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,10 +38,14 @@ class Side:
             scores come out of nothing that could be recorded.
     """
 
-    # how many numbers of the first run are kept: 1 GiB in float64
-    most: float = 2**27
+    # how many numbers of the first run are kept: 512 MiB in float64, or a
+    # quarter as many as there are weights
+    most: float = 2**26
     kept: dict[int, Tensor] | None = None  # by events
     scored = True  # whether scores are among the values
+    # marks to know each weight by, and its unit of rounding: of a side that
+    # runs in float64 alone, while its weights are there
+    weights: Mapping[frozenset[int], float] = {}
 
     def __init__(
         self,
@@ -119,6 +122,9 @@ class Side:
             if isinstance(part, torch.jit.ScriptModule)
         ]
         self.nudgeable = is_module and self.subject.builder.can_copy
+        fine = {*self.dtypes, self.dtype} == {torch.float64}
+        if is_module and fine and not self.weights:
+            self.weights = dict(_weights(model))
 
     def _coarse(self) -> set[int]:
         """Return the numbers of what a coarser dtype than the run's rounds."""
@@ -167,12 +173,6 @@ class Side:
 
         self.visit(numbers, keep)
         return kept
-
-    @cached_property
-    def weights(self) -> dict[frozenset[int], float]:
-        """Marks to know each weight by, and its unit of rounding."""
-        module = self.module()
-        return {} if module is None else dict(_weights(module))
 
     def module(self) -> nn.Module | None:
         """Return the model with its own weights, None for a function."""
@@ -234,8 +234,10 @@ class Side:
             weights = [*model.parameters(), *model.buffers()]
             rounded = [w for w in weights if w.is_floating_point() and w.dim()]
             nudge(rounded, size, subject.seed)
+        count = sum(p.numel() for p in variant.parameters)
+        most = max(self.most, count / 4)
         recorder = Recorder(
-            model, Side._run, self.by_heads, visitor, self.tokens, self.most
+            model, Side._run, self.by_heads, visitor, self.tokens, most
         )
         try:
             with isolated(subject.seed), self.below(), recorder:
