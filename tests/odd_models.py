@@ -384,6 +384,19 @@ class RouterMoves(MLP):
         return super().forward(x) + (gate * y.squeeze(-2)).sum(-2)
 
 
+class BufferMoves(RouterMoves):
+    """The bias is a buffer, and a number for a log keeps its graph."""
+
+    def add_parts(self, dim):
+        super().add_parts(dim)
+        del self.bias
+        self.register_buffer("bias", torch.zeros(4))
+
+    def forward(self, x):
+        self.balance = self.router(x).sigmoid().mean()
+        return super().forward(x)
+
+
 class Rounded(GPT):
     """Declares 29 ids, and scores 32: a round number."""
 
@@ -579,6 +592,7 @@ SOUND = ODD_TO_A_PROOF | {
     LossAlone: {},
     Beartyped: {},
     Late: {"block_size": 64},
+    type("BufferMovesGPT", (TrainableGPT,), {"mlp": BufferMoves}): {},
     short(mixer=Blocks): {"checks": ["causality"]},
     partial(Documents, block_size=4): {"checks": ["causality"]},
     short(mlp=Quantised): {},

@@ -1,6 +1,6 @@
 """Proofs of a model: it is followed at each length, in each case."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -251,28 +251,33 @@ class Prover:
             if isinstance(copy.model, nn.Module):
                 copy.built = KeptState(copy.model)
                 if self.moving is None:
-                    self.moving = (*self._find_moving(copy),)
-                    copy.built.put_back(always=True)
+                    self.moving = self._find_moving(copy)
             self.copies[key] = copy
         variant = Variant(self.subject, self.copies[key], case)
         return Followed(variant, self.copies[key].built, self.moving or ())
 
-    def _find_moving(self, copy: Copy) -> Iterator[str]:
-        """Yield what differs after a first and a second call.
+    def _find_moving(self, copy: Copy) -> tuple[str, ...]:
+        """Return what differs after a first and a second call.
 
-        A table that the first call fills stays.
+        A table that the first call fills stays, and what a call makes is
+        gone before the next one.
         """
         subject, run = self.subject, Variant(self.subject, copy, TRAIN)
         texts = subject.draw(2, subject.lengths.fit(CONTROL)).split(1)
+        names, found = [], []
         with suppress(Exception):
             run.answer(texts[0], go_on=True, seed=subject.seed)
             kept = KeptState(copy.model)
             run.answer(texts[1], go_on=True, seed=subject.seed + 1)
-            for name in kept.changed():
-                value = attrgetter(name)(copy.model)
-                if isinstance(value, int | float):
+            names = [*kept.changed()]
+        assert copy.built is not None
+        copy.built.put_back(always=True)
+        for name in names:
+            with suppress(AttributeError):
+                if isinstance(attrgetter(name)(copy.model), int | float):
                     self.proof.keep(name)
-                yield name
+                found.append(name)
+        return tuple(found)
 
     def texts(self, case: Case, time: int) -> tuple[Tokens, Tokens | None]:
         """Return tokens, and targets if they are given."""

@@ -345,7 +345,12 @@ class KeptState:
     def _copy(self, states: dict[str, dict]) -> dict[str, dict]:
         """Return a copy that holds the same modules and parameters."""
         same = [*self.model.modules(), *self.model.parameters()]
-        return copy.deepcopy(states, {id(part): part for part in same})
+        memo = {id(part): part for part in same}
+        for state in states.values():  # deepcopy refuses what has a graph
+            for value in state.values():
+                if isinstance(value, torch.Tensor) and not value.is_leaf:
+                    memo[id(value)] = value.detach()
+        return copy.deepcopy(states, memo)
 
     def _versions(self) -> list[tuple[int, int]]:
         return [
