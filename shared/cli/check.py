@@ -3,7 +3,7 @@
 import inspect
 import locale
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial, wraps
@@ -475,7 +475,9 @@ def _seconds(given: Mapping[str, Any]) -> float | None:
     return seconds
 
 
-def _checks(only: list[str] | None, skip: list[str] | None) -> list[str]:
+def _checks(
+    only: Sequence[str] | None, skip: Sequence[str] | None
+) -> list[str]:
     """Return the full names of the checks to run; ValueError if none."""
     from ..invariants.checks import choose_checks
 
