@@ -371,12 +371,13 @@ class RouterMoves(MLP):
         self.router = nn.Linear(dim, 4)
         self.into = nn.Parameter(torch.randn(4, dim, dim) / 4)
         self.bias = nn.Parameter(torch.zeros(4), requires_grad=False)
+        self.load = 0.0
 
     def forward(self, x):
         p = self.router(x).sigmoid()
         chosen = (p + self.bias).topk(2, -1).indices
         if self.training:
-            load = F.one_hot(chosen, 4).sum((0, 1, 2)).to(x)
+            load = self.load = F.one_hot(chosen, 4).sum((0, 1, 2)).to(x)
             with torch.no_grad():
                 self.bias += 0.1 * (load.mean() - load).sign()
         gate = p.gather(-1, chosen).unsqueeze(-1)

@@ -319,7 +319,7 @@ class KeptState:
             name: state
             for name, state in self.states.items()
             if name not in self.fixed
-            or self._state(self.modules[name]) != state
+            or not _is_same(state, self._state(self.modules[name]))
         }
         for name, state in self._copy(states).items() if states else ():
             module = self.modules[name]
@@ -330,7 +330,9 @@ class KeptState:
 
     def changed(self) -> Iterator[str]:
         """Yield the names of buffers and attributes that are others now."""
-        for path, module in self.model.named_modules() if self.states else ():
+        if not self.states:  # they could not be copied
+            return
+        for path, module in self.model.named_modules():
             state = self.states.get(path, {})
             old, new = map(_flat, (state, self._state(module)))
             for name in new:
@@ -364,6 +366,12 @@ class KeptState:
 def _is_fixed(state: dict[str, Any]) -> bool:
     """Whether no value can change inside, so that none need be copied."""
     return all(isinstance(value, FIXED) for value in _flat(state).values())
+
+
+def _is_same(state: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether a state holds the very same values now."""
+    old, new = _flat(state), _flat(now)
+    return old.keys() == new.keys() and all(old[n] is new[n] for n in old)
 
 
 def _flat(state: dict[str, Any]) -> dict[str, Any]:
