@@ -315,7 +315,7 @@ def check(
         parse_target(model)
     if verbose and quiet:
         raise ValueError("--verbose and --quiet: choose one")
-    _seconds(context.params)
+    _require_numbers(context.params)
     if json_file == STDOUT and form == "sarif":
         raise ValueError("--json - and --format sarif: choose one")
     require_parent(json_file)
@@ -425,6 +425,7 @@ def job_of(context: Any, target: str, own: Mapping[str, Any]) -> "Job":
     documents, scorer = given["documents"], given["scorer"]
     same = ("vocab_size", "block_size", "seed", "debug")
     settings = {name: given[name] for name in same}
+    _require_numbers(given)
     settings["budget"] = _seconds(given)
     if scorer:
         if documents and not documents.isdecimal():
@@ -449,17 +450,22 @@ def job_of(context: Any, target: str, own: Mapping[str, Any]) -> "Job":
     return Job(target, settings, None, given["cache"], inputs, documents)
 
 
-def _seconds(given: Mapping[str, Any]) -> float | None:
-    """Return the time there is, None for the default.
-
-    Raises:
-        ValueError: for a time, a size or a seed that is none.
-    """
+def _require_numbers(given: Mapping[str, Any]) -> None:
+    """Refuse sizes, a seed or a time that are out of range."""
     for name in ("vocab_size", "block_size"):
         if given[name] is not None:
             words = f"--{name.replace('_', '-')}"
             whole_number(words, given[name], at_least=1)
     require_seed(given["seed"])
+    _seconds(given)
+
+
+def _seconds(given: Mapping[str, Any]) -> float | None:
+    """Return the time for the checks, None for the default.
+
+    Raises:
+        ValueError: for a text that is no time, and for two of the options.
+    """
     if sum(map(bool, map(given.get, HOW_LONG))) > 1:
         raise ValueError("--thorough, --quick and --budget: choose one")
     text = "30s" if given["quick"] else given["budget"]

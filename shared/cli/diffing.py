@@ -1,6 +1,5 @@
 """Finds the models, the recordings and the tokens that gpt-duet diff runs."""
 
-import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -8,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from rich.console import Console
 
 from ..console import printable
@@ -98,14 +98,13 @@ def choose_dtype(name: str | None) -> Any:
 def read_table(path: Path) -> dict[str, str]:
     """Return a JSON file's names of the left with those of the right."""
     try:
-        table = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+    except msgspec.ValidationError:
+        raise ValueError(
+            f'{path} must hold {{"left": "right", ...}} alone'
+        ) from None
+    except (OSError, msgspec.DecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
-    if not isinstance(table, dict) or any(
-        not isinstance(name, str) for name in table.values()
-    ):
-        raise ValueError(f'{path} must hold {{"left": "right", ...}} alone')
-    return table
 
 
 def is_side(name: str) -> bool:

@@ -43,8 +43,8 @@ class Side:
     most: float = 2**26
     kept: dict[int, Tensor] | None = None  # by events
     scored = True  # whether scores are among the values
-    # marks to know each weight by, and its unit of rounding: of a side that
-    # runs in float64 alone, while its weights are there
+    # marks to know each weight by, and its unit of rounding; where a run
+    # rounds in float32, that is coarser than any weight's unit: none are kept
     weights: Mapping[frozenset[int], float] = {}
 
     def __init__(
@@ -266,11 +266,6 @@ def unit_of(left: Side, right: Side) -> float:
         max(torch.finfo(dtype).eps for dtype in {*side.dtypes, side.dtype})
         for side in (left, right)
     ]
-    # one side alone may round in float32, and in nothing coarser
-    single = torch.finfo(torch.float32).eps
-    unit = max(min(kinds), min(max(kinds), single))
-    if unit >= single:  # no weight has a coarser one
-        return unit
     units = []
     for ours, theirs in ((left, right), (right, left)):
         known = set[int]().union(*theirs.weights)
@@ -280,7 +275,9 @@ def unit_of(left: Side, right: Side) -> float:
             if len(marks & known) < min(len(marks), SHARED)
         ]
         units.append(max(own, default=0.0))
-    return max(min(units), unit)
+    # one side alone may round in float32, and in nothing coarser
+    single = torch.finfo(torch.float32).eps
+    return max(min(units), min(kinds), min(max(kinds), single))
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[frozenset[int], float]]:
