@@ -80,7 +80,7 @@ class Packing:
         return tokens.index_fill(1, ends, self.mark)
 
     def without_cache(self, subject: Subject) -> "list[Packing]":
-        """Return the way where no cache is asked for, if a call can say so."""
+        """Return this packing with use_cache=False, if the call takes that."""
         caller, make = subject.caller, self.make
         if "use_cache" not in {*caller.arguments, *caller.own_arguments}:
             return []

@@ -1,4 +1,4 @@
-"""What is shown where a person looks on: in a notebook, in a terminal."""
+"""Output for a person: results as HTML, notebook cells, a progress line."""
 
 import html
 import sys
@@ -26,9 +26,10 @@ def as_html(text: str) -> str:
 
 
 class Progress:
-    """A line that says what long work is at; each takes the last one's place.
+    """A line that names the step that runs, rewritten as steps change.
 
-    It goes at the end. In a pipe there is none.
+    It appears once the work has taken PATIENCE seconds, in a terminal or a
+    notebook and never in a pipe, and is cleared at the end.
     """
 
     def __init__(self) -> None:

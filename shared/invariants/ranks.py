@@ -256,7 +256,7 @@ class Ranks:
     def inner(
         self, products: Mapping[str, tuple[Tensor, float]]
     ) -> list[tuple[float, float]]:
-        """Return directional derivatives of which each rank has a part.
+        """Return the directional derivatives whose parts the ranks hold.
 
         A parameter that is equal on all ranks has its whole gradient on each,
         or a part of a sum; of one that is not, each rank has its own. Where

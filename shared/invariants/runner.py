@@ -114,16 +114,20 @@ def check_model(
     )
 
     with Progress() as line:
-        told = on_progress or (lambda report: line.show(report.under_way))
+
+        def show(report: Report) -> None:
+            line.show(report.under_way)
+
+        announce = on_progress or show
 
         def tell(text: str) -> None:
             report.interim = text
-            told(report)
+            announce(report)
             report.interim = ""
 
         run.subject.budget.tell = tell
         try:
-            told(report)
+            announce(report)
             for name in report.names:
                 with redirect_stdout(printed):
                     result, error = run.check(name, expected.get(name))
@@ -133,7 +137,7 @@ def check_model(
                 if notes and result.status == "failed":
                     report.details[name] = "\n".join(notes)
                 report.results.append(result)
-                told(report)
+                announce(report)
         except KeyboardInterrupt:
             report.interrupted = True
             report.results += [

@@ -24,8 +24,9 @@ class Step:
     Attributes:
         place, op, module: where it is computed, what, and in which.
         inputs: the events that it is computed from.
-        distinct: whether it is in the model's own code, and can be told from
-            other values; constant: whether it depends on no token.
+        distinct: whether the model's own code computes it, and it has enough
+            different numbers to be recognised.
+        constant: whether it depends on no token.
         placed: where this rank's stands on the left.
         kinds: how it stands there, "" for nowhere, by the ranks that have it.
         sum: of all ranks, where one is lost; sum_placed: where it stands.

@@ -85,7 +85,7 @@ class Recorder(Operations):
         # with their first lines, and whether each is a single number's
         self.dtypes: dict[torch.dtype, tuple[Place, bool]] = {}
         self.steps: set[int] = set()
-        self.sent: list[int] = []  # what goes to another rank
+        self.sent: list[int] = []  # values that are sent to another rank
         self.events = 0
         # of the operation that is noted: its line, the way to it, and the
         # lines that laid out what it is given
@@ -111,7 +111,7 @@ class Recorder(Operations):
         results = [t for t in answers if is_value(t)]
         if name == "send":
             self.sent += self._known(operands)
-        if name == "recv_":  # what another rank sends is made of tokens
+        if name == "recv_":  # a received value depends on tokens
             self.made.update(dict.fromkeys(operands, True))
         if name in NOT_YET:
             return answer

@@ -180,7 +180,7 @@ class Proof:
         self.open.append(Open(f"numbers leave torch at {place}{how}", place))
 
     def keep(self, name: str) -> None:
-        """Rest on a number that calls in train mode go on changing."""
+        """Assume that a number which training changes keeps its value."""
         self.assumptions.append(
             f"{name}, which training changes, stays as it is"
         )

@@ -90,12 +90,12 @@ def shared_default(model: Model) -> str:
 
 # --- Scores behind a loss ----------------------------------------------------
 
-# What takes the scores in a call that returns their loss alone.
+# Functions that a model which returns a loss alone gives its scores to.
 COMPARING = ("cross_entropy", "nll_loss", "log_softmax", "logsumexp")
 
 
 class Comparisons(TorchFunctionMode):
-    """Keeps what a model compares with its targets."""
+    """Keeps the tensors that a model gives to its cross-entropy."""
 
     def __init__(self) -> None:
         super().__init__()
