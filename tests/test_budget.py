@@ -26,7 +26,7 @@ from gpt_duet.invariants import (
 )
 from gpt_duet.invariants.budget import Budget
 from gpt_duet.invariants.dependence import Proof
-from gpt_duet.invariants.moves.trials import trials
+from gpt_duet.invariants.moves.leaks import trials
 from gpt_duet.invariants.other_device import elsewhere
 from gpt_duet.invariants.rounding import gaps, is_real
 from gpt_duet.invariants.tokens import splits_to_try

@@ -17,9 +17,8 @@ from torch import Tensor
 from .dependence.call import tensors_in
 from .dependence.collectives import finish, is_collective
 from .dependence.shadows import UNSET
-from .model.calling import code_of
 from .operations import Operations, below_autograd
-from .places import Place, find_call, layers_of, names_of
+from .places import Place, code_of, find_call, layers_of, names_of
 
 NEAR = 2 / 3  # power of the unit of rounding: inside it adds up
 LEAST = 1e-6  # of a value: it may be computed in float32

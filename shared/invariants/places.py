@@ -1,6 +1,7 @@
 """Where a value is computed: source line, function, operation, layer."""
 
 import copy
+import inspect
 import linecache
 import os
 import re
@@ -8,16 +9,16 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 import jaxtyping
 import torch
 from torch import nn
 
-from .model.calling import code_of
 from .notebooks import cell_of
 
 WIDTH = 48  # of an expression in a sentence
@@ -243,6 +244,16 @@ def _place(frame: FrameType, op: str, **more) -> Place:
         _span_of(code, frame.f_lasti),
         **more,
     )
+
+
+def code_of(function: Any) -> CodeType | None:
+    """Return the code of a function or a callable object, if it is Python."""
+    while isinstance(function, partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    if not hasattr(function, "__code__"):
+        function = type(function).__call__
+    return getattr(inspect.unwrap(function), "__code__", None)
 
 
 def place_of_code(function: object) -> Place:

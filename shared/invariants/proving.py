@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Unpack
 
-from .block_masks import require_true_blocks
-from .compiled import require_same_program
+from .compiled import require_same_program, require_true_blocks
 from .context import isolated, one_run
 from .dependence.proof import Open, Proof
 from .dependence.prover import prove_positions

@@ -28,8 +28,7 @@ from torch import Tensor, nn
 
 from .errors import NotFinite
 from .model.building import Model
-from .model.subclasses import is_plain
-from .operations import Operations
+from .operations import Operations, is_plain
 from .ranks import local
 
 FLOOR = 64  # units of rounding of the largest score: ignored

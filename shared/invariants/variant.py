@@ -24,7 +24,7 @@ from .errors import ModelRaised, SkipCheck, during
 from .model.building import KeptState, Model, cast
 from .model.calling import MASK
 from .model.reading import describe
-from .model.subclasses import is_plain
+from .operations import is_plain
 from .position_losses import PositionLosses
 from .ranks import current, local, same
 from .rounding import floor, gaps

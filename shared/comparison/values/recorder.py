@@ -17,11 +17,11 @@ from ...invariants.dependence.collectives import (
 )
 from ...invariants.dependence.shadows import UNSET
 from ...invariants.lines import is_value
-from ...invariants.model.calling import code_of
 from ...invariants.operations import Operations
 from ...invariants.places import (
     Place,
     Stack,
+    code_of,
     find_call,
     layers_of,
     names_of,

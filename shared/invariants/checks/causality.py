@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator
 
-from ..block_masks import require_true_blocks
 from ..budget import in_short
 from ..check import SkipCheck, Subject, check
-from ..compiled import require_same_program
+from ..compiled import require_same_program, require_true_blocks
 from ..dependence.prover import prove_positions
-from ..moves.leaks import LeakFinder
+from ..moves.leaks import LeakFinder, trials
 from ..moves.smallest import explain
-from ..moves.trials import trials
 from ..tokens import spans
 from ..variant import CopyFailed
 

@@ -10,8 +10,7 @@ from torch.overrides import TorchFunctionMode
 from ..check import Subject, check
 from ..errors import ModelRaised, NotFinite, sentence
 from ..model.building import CASTS, cast
-from ..model.subclasses import quantised
-from ..operations import Operations
+from ..operations import Operations, quantised
 from ..other_device import NAME as ELSEWHERE
 from ..other_device import elsewhere
 from ..places import Place, find_place

@@ -11,8 +11,7 @@ from ..cases import EXTREME, TRAIN, TRAIN_WITHOUT_GRADIENTS, WITH_GRADIENTS
 from ..check import Subject, check
 from ..errors import NotFinite, during
 from ..losses import cross_entropy
-from ..model.subclasses import quantised
-from ..operations import Operations
+from ..operations import Operations, quantised
 from ..places import Place, find_place
 from ..ranks import local
 from ..variant import Variant, own, scale_up

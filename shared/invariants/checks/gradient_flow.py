@@ -11,7 +11,7 @@ from ..dead_parts import FEWEST, Slices, add_alive, dead_in, in_words, judge
 from ..errors import SkipCheck, during
 from ..losses import cross_entropy, scores_and_loss
 from ..model.reading import tensors_in
-from ..model.subclasses import quantised
+from ..operations import quantised
 from ..ranks import current, largest_of, local, local_gradient
 from ..tokens import rows_at_once
 from ..variant import Variant, changeable, larger

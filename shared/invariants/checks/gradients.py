@@ -11,7 +11,7 @@ from ..cases import EVAL, INFERENCE, TRAIN
 from ..check import Subject, check
 from ..derivatives import Along, gradients_of
 from ..errors import ModelRaised, SkipCheck, during
-from ..model.subclasses import is_plain
+from ..operations import is_plain
 from ..places import Place, find_place
 from ..ranks import current, largest_of, local, local_gradient
 from ..rounding import FLOOR, Inside, require_finite

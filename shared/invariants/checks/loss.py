@@ -23,7 +23,7 @@ from ..losses import (
     wrong_loss,
 )
 from ..model.building import hooked
-from ..model.subclasses import quantised
+from ..operations import quantised
 from ..rounding import floor, gaps
 from ..tokens import others
 from ..variant import Variant, both

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..check import SkipCheck, Subject, check
 from ..model.sizes import WINDOW, declared
-from ..model.subclasses import quantised
+from ..operations import quantised
 from ..rounding import (
     floor,
     gaps,

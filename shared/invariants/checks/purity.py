@@ -14,7 +14,7 @@ from ..check import Subject, check
 from ..context import random_states, seed_all
 from ..errors import during
 from ..model.building import Model
-from ..model.subclasses import parts_of
+from ..operations import parts_of
 from ..ranks import local
 from ..rounding import floor, gaps
 from ..variant import Variant, own

@@ -7,7 +7,7 @@ from torch import nn
 
 from ..check import Subject, check
 from ..errors import sentence
-from ..model.subclasses import is_plain
+from ..operations import is_plain
 from ..ranks import local
 from ..rounding import floor, gaps
 from ..variant import Copy, Variant, build, changeable, redraw_zeros

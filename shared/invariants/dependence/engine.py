@@ -1,4 +1,4 @@
-"""One proof of one run: which tokens each score can depend on."""
+"""One run followed: which tokens each score can depend on; its control."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -6,15 +6,14 @@ from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..places import Place
+from ..places import Place, find_place
 from ..ranks import current, largest, on_any
 from .codes import CODES, FREE, LONGEST, plain
-from .control import Control, changed
 from .losses import Compared
-from .shadows import Notes, Shadows, Step, followed
+from .shadows import UNSET, Notes, Shadows, Step, followed
 
 FEW = 7  # codes that are changed one by one
 Tokens = Int[Tensor, "batch time"]
@@ -143,6 +142,92 @@ def _mark(
     if targets is not None:
         shadows.mark(targets, codes + order.target)
     return codes
+
+
+class Control:
+    """Compares runs with one that carried codes.
+
+    The tokens of one code are changed at a time. A number that moves although
+    its code says that it could not shows a wrong rule of ours: the proof is
+    void.
+
+    Args:
+        shadows: makes one, with the codes of the tokens.
+    """
+
+    def __init__(self, shadows: Callable[..., Shadows]):
+        self.shadows = shadows
+        self.steps: list[Step] = []
+        self.parted: Place | None = None  # where a change took another path
+
+    def record(self, run: Callable[[Tokens], object], tokens: Tokens) -> None:
+        """Keep each step of a run."""
+
+        def keep(step: Step) -> None:
+            step.outs = [o.detach().clone() for o in step.outs]
+            step.codes = [plain(codes) for codes in step.codes]
+            step.call = None
+            self.steps.append(step)
+
+        with followed(self.shadows(tokens, tape=keep)):
+            run(tokens)
+
+    def compare(
+        self, run: Callable[[Tokens], object], tokens: Tokens, code: int
+    ) -> tuple[str, Place] | None:
+        """Run with tokens changed; return an operation whose rule is wrong.
+
+        Args:
+            run: the same.
+            tokens: with those of one code changed.
+            code: of these.
+        """
+        wrong: list[tuple[str, Place]] = []
+        steps = iter(self.steps)
+
+        def look(step: Step) -> None:
+            if self.parted is not None or wrong:
+                return
+            before = next(steps, None)
+            if before is None or not _alike(before, step):
+                self.parted = find_place(step.name)
+                return
+            for old, new, codes in zip(
+                before.outs, step.outs, before.codes, strict=True
+            ):
+                if before.name in UNSET:
+                    continue
+                moved = old != new
+                if before.routed and bool(moved.any()):
+                    self.parted = before.place  # another routing
+                    return
+                moved = moved & (codes < code)
+                if bool((moved & ~(old.isnan() & new.isnan())).any()):
+                    wrong.append((before.name, before.place))
+
+        with followed(self.shadows(tokens, tape=look, blind=True)):
+            run(tokens)
+        return wrong[0] if wrong else None
+
+
+def _alike(one: Step, other: Step) -> bool:
+    """Whether two steps are the same operation on the same shapes."""
+    shapes: list[Sequence[object]] = [
+        [(o.shape, o.dtype) for o in step.outs] for step in (one, other)
+    ]
+    return one.name == other.name and shapes[0] == shapes[1]
+
+
+def changed(
+    tokens: Tokens,
+    where: Bool[Tensor, "batch time"],
+    vocab: int,
+    generator: torch.Generator,
+) -> Tokens:
+    """Return a copy with other tokens in some places."""
+    shift = torch.randint(1, vocab, tokens.shape, generator=generator)
+    other = (tokens + shift.to(tokens.device)) % vocab
+    return torch.where(where.to(tokens.device), other, tokens)
 
 
 def control(

@@ -15,11 +15,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves as any_leaves
 
-from ..flex import flex_as_written, lists_of
-from ..model.subclasses import is_plain, parts_of
-from ..operations import Operations
+from ..operations import Operations, is_plain, parts_of
 from ..places import Place, find_place
 from ..ranks import in_fully_shard, local
+from ..stances import flex_as_written, lists_of
 from .call import (
     PLACED,
     RULES,

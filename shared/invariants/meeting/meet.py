@@ -21,7 +21,7 @@ from ..model.calling import (
 )
 from ..model.reading import BATCH_FIRST, SCORES
 from ..model.sizes import LENGTH, Lengths, choose_sizes, declared
-from ..model.subclasses import quantised
+from ..operations import quantised
 from ..ranks import on_any
 from ..subject import Subject
 from ..variant import Copy, Variant

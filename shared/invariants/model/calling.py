@@ -1,13 +1,11 @@
 """How a model is called: which method, and under which names."""
 
-import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..places import code_of
 from .building import Model
 from .inputs import MASK, NEVER, Input, inputs_of, required
 
@@ -53,16 +52,6 @@ def as_array(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().cpu().numpy()
     return value
-
-
-def code_of(function: Any) -> CodeType | None:
-    """Return the code of a function or a callable object, if it is Python."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = inspect.unwrap(function)
-    if not hasattr(function, "__code__"):
-        function = type(function).__call__
-    return getattr(inspect.unwrap(function), "__code__", None)
 
 
 def shared_default(model: Model) -> str:
