@@ -500,6 +500,22 @@ class LossOfNext(GPT):
         return cross_entropy(logits[:, :-1], labels[:, 1:])
 
 
+class OneText(GPT):
+    """It takes the ids of one text, (time,)."""
+
+    def forward(self, input_seq):
+        assert input_seq.ndim == 1
+        return super().forward(input_seq.unsqueeze(0))[0]
+
+
+class LossOfOneText(GPT):
+    """It takes one text and its targets, (time,), and returns the loss."""
+
+    def forward(self, input_seq, target_seq):
+        assert input_seq.ndim == 1
+        return F.cross_entropy(super().forward(input_seq[None])[0], target_seq)
+
+
 class LossOfSums(LossOfChunks):
     """It returns the sum of the losses alone."""
 
@@ -572,6 +588,7 @@ class KeptFromInference(Unlimited):
 ODD_TO_A_PROOF = {
     LossOfChunks: {},
     LossOfNext: {},
+    LossOfOneText: {},
     mapped: {"vocab_size": VOCAB},
     short(mlp=PerToken): {},
     EachThirdCall: {
@@ -588,6 +605,7 @@ SOUND = ODD_TO_A_PROOF | {
     short(mixer=Flex): {},
     MaskOfFourAxes: {},
     ShiftsInside: {},
+    OneText: {},
     MeanOfScoresAdded: {},
     StepInABuffer: {},
     LossAlone: {},
@@ -625,6 +643,11 @@ HIDDEN = [  # a model, the check that finds its fault, and words
         "position 0 sees token 1",
     ),
     (LossOfSums, "loss", "it is the loss summed"),
+    (
+        type("OneTextAhead", (LossOfOneText, NoMask), {"block_size": 12}),
+        "causality",
+        "position 0 sees token 1",
+    ),
     (Packed, "causality", "one scale of the activations is taken over all"),
     (short(mlp=PerToken), "dtype", "another device"),
     (short(mlp=Magnitudes), "gradients", "stops at odd_models.py"),

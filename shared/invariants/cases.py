@@ -271,7 +271,8 @@ def followed_cases(subject: Subject) -> Iterator[Case]:
                 yield replace(case, rows=rows)
         elif not main:
             yield case
-        if main or (case.visible is not None and not subject.heavy):
+        masked = case.visible is not None and not subject.heavy
+        if (main or masked) and subject.fit_rows(2) == 2:
             yield replace(case, rows=2)
     if subject.builder.can_copy and not subject.heavy:
         yield from (FROZEN, DOUBLE, *HALF)

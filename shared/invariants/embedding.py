@@ -36,14 +36,15 @@ class Lookups(TorchFunctionMode):
             return answer
         given = [*args, *kwargs.values()]
         given = [x for x in given if isinstance(x, Tensor)]
+        count = self.tokens.numel()
         looked_up = any(
-            x.shape == self.tokens.shape
+            x.numel() == count
             and x.device == self.tokens.device
             and not x.is_floating_point()
-            and bool((x == self.tokens).all())
+            and bool((x.flatten() == self.tokens.flatten()).all())
             for x in given
         )
-        if looked_up and answer.shape[:2] == self.tokens.shape:
+        if looked_up and answer.shape[:-1].numel() == count:
             tables = [x for x in given if x.is_floating_point()]
             self.rows += [x.size(0) for x in tables if x.ndim == 2]
             leaf = answer.detach().requires_grad_()
@@ -70,6 +71,12 @@ def gradients_at(
         where no embedding of the tokens can be found.
     """
     subject = variant.subject
+    if len(positions) > subject.fit_rows(len(positions)) == 1:
+        rows = [
+            gradients_at(variant, tokens, [at], generator) for at in positions
+        ]
+        found = [row for row in rows if row is not None]
+        return torch.cat(found) if len(found) == len(rows) else None
     batch = tokens.repeat(len(positions), 1).to(subject.device)
     with Lookups(subject.caller.arranged(batch)) as seen:
         scores = variant.scores(batch, grad=True)
@@ -82,7 +89,10 @@ def gradients_at(
     total = combined.sum() if row is None else combined[row]
     with during(f"in the backward pass {variant.case.mode}"):
         grads = gradients_of(total, seen.leaves, allow_unused=True)
-    found = [g.flatten(2).abs().amax(-1) for g in grads if g is not None]
+    shape = batch.mT.shape if subject.caller.time_first else batch.shape
+    found = [
+        g.reshape(*shape, -1).abs().amax(-1) for g in grads if g is not None
+    ]
     if subject.caller.time_first:
         found = [size.mT for size in found]
     if on_any(not found):

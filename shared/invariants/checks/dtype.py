@@ -43,7 +43,7 @@ def check_dtype(subject: Subject) -> str:
     device ("Let's build GPT", cell 82); huggingface/transformers 29285,
     rotary positions in bfloat16.
     """
-    tokens = subject.draw(2, 5)
+    tokens = subject.draw(subject.fit_rows(2), 5)
     answers = {dtype: _answer_in(subject, dtype, tokens) for dtype in CASTS}
     fixed = answers[torch.bfloat16]
     notes = []

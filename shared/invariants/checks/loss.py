@@ -72,7 +72,8 @@ def _check_loss_of(variant: Variant) -> str:
     subject = variant.subject
     generator, vocab = subject.generator(), subject.vocab_size
     time, name = subject.lengths.fit(6), subject.caller.target_name
-    first = subject.draw(4 if time != 4 else 5, time, generator)
+    rows = subject.fit_rows(4 if time != 4 else 5)
+    first = subject.draw(rows, time, generator)
     case = _loss_of(variant, first, generator)
     if case is None:
         return f"takes {name}, returns no loss of one number"
@@ -82,7 +83,7 @@ def _check_loss_of(variant: Variant) -> str:
         (1, 13, False),
         (2, LONGEST, True),
     ):
-        time = subject.lengths.fit(length)
+        time, batch = subject.lengths.fit(length), subject.fit_rows(batch)
         start = -batch * time if last else -1  # the last ids, or the first
         ids = (torch.arange(batch * time) + start).view(batch, time) % vocab
         other = _loss_of(variant, ids, generator)
@@ -207,8 +208,8 @@ def _try_marks(variant: Variant, targets: Tensor, case: _Loss) -> str:
     found = ""
     for mark in IGNORED:
         marked = targets.clone()
-        marked[0, 1:] = mark  # rows of unlike length
-        marked[1, : targets.size(1) // 2] = mark
+        marked[0, 2:] = mark  # rows of unlike length
+        marked[1:2, : targets.size(1) // 2] = mark
         try:
             _, loss = scores_and_loss(variant, case.tokens, marked)
         except ModelRaised:

@@ -56,9 +56,9 @@ def _require_pure(variant: Variant, tokens: Tensor) -> None:
         variant.start_again()
     where = f"a forward {case.mode}"
     # as the model takes them, so that what it does to them is seen
-    given = subject.caller.arranged(tokens).clone()
+    given = tokens.clone()
     if subject.caller.time_first:
-        given = given.mT
+        given = given.mT.contiguous().mT
     what = f"on tokens of shape {tuple(tokens.shape)}, {case.mode}"
     with during(what), torch.set_grad_enabled(case.grad):
         # random states right beside the call: a checker of types draws, too

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ from ..variant import Copy, Variant
 
 Size = tuple[int, int]  # of batch and time
 OTHER_KIND = TypeError, AttributeError  # of a function written in arrays
+ALONE = "it takes the ids of one text, (time,): texts go through one by one"
 
 
 def probe(
@@ -47,7 +48,8 @@ def probe(
     """Find how a model is called and its answer read, or the fault of both.
 
     Targets are added if the model scores fewer positions without them; other
-    sizes are tried if the model refuses the first, and `at` before all.
+    sizes are tried if the model refuses the first, and `at` before all; at
+    last the ids of a text alone, without an axis of rows.
 
     Returns:
         The subject with its caller and reader, or a fault, and a size that
@@ -59,8 +61,13 @@ def probe(
     vocab = subject.vocab_size
     unread: list[tuple[Caller, Size, Any]] = []
     raised: list[tuple[ModelRaised, Caller]] = []
-    for sizes in _sizes(vocab, subject.block_size, at):
-        for caller in _callers(subject.caller, copy.model):
+    for alone, sizes in product(
+        (False, True), _sizes(vocab, subject.block_size, at)
+    ):
+        if alone and max(rows for rows, _ in sizes) > 1:
+            continue
+        given = replace(subject.caller, alone=alone)
+        for caller in _callers(given, copy.model):
             try:
                 answers = [
                     _call(replace(subject, caller=caller), copy, size, vocab)
@@ -77,6 +84,8 @@ def probe(
             )
             if reader is not None:
                 found = replace(subject, caller=caller, reader=reader)
+                if alone:
+                    found = replace(found, rows=1).noted(ALONE)
                 if caller.arrays or is_array(reach(answers[-1], reader.path)):
                     found = replace(found, in_arrays=True).noted(IN_ARRAYS)
                 if sizes[-1] == at:
@@ -148,7 +157,8 @@ def _callers(caller: Caller, model: Any) -> Iterator[Caller]:
     if isinstance(model, nn.Module) and caller.target_name is not None:
         for name in SCORERS:
             if inspect.ismethod(getattr(model, name, None)):
-                yield caller_of(model, name, caller.time_first)
+                scorer = caller_of(model, name, caller.time_first)
+                yield replace(scorer, alone=caller.alone)
         given = caller.given | {caller.target_name: no_targets}
         for shifts in (False, True):
             yield replace(caller, given=given, compared=True, shifts=shifts)
@@ -307,6 +317,8 @@ def find_refusals(
         block_size=lengths.longest,
         refusals=tuple(refusals),
     )
+    if subject.caller.alone:
+        return subject
     refused.clear()
     length = lengths.fit(7)
     if answers(MANY_ROWS, length):

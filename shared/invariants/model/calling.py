@@ -141,6 +141,7 @@ class Caller:
     # what each call gets beside the ids, made from these
     given: dict[str, Callable[[Tensor], Any]] = field(default_factory=dict)
     time_first: bool = False
+    alone: bool = False  # it takes the ids of one text, (time,)
     optional: tuple[str, ...] = ()  # arguments that are None unless given
     # forms of arguments with a default; once it is met, the answered ones
     inputs: tuple[Input, ...] = ()
@@ -177,8 +178,10 @@ class Caller:
 
     def arranged(
         self, tokens: Shaped[Tensor, "batch time"]
-    ) -> Shaped[Tensor, "first second"]:
+    ) -> Shaped[Tensor, "*axes"]:
         """Return ids, or numbers beside them, as the model takes them."""
+        if self.alone:
+            (tokens,) = tokens
         return tokens.mT.contiguous() if self.time_first else tokens
 
     def _call(
@@ -203,8 +206,8 @@ class Caller:
                 return function(*given, **named, **extra)
             with Comparisons() as comparisons:
                 loss = function(*given, **named, **extra)
-        count = tokens.numel() - len(tokens) * self.shifts
-        return (*comparisons.scores(count), loss)
+        rows, time = shape
+        return (*comparisons.scores(rows * (time - self.shifts)), loss)
 
     def handed(self, value: Any) -> Any:
         """Return an argument in the kind that the model takes."""
