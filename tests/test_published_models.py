@@ -250,7 +250,7 @@ def kind_of_proof(kind):
     if found.open():
         routing = True
         found = follow(run, tokens, routing=True)
-    wrong, _ = control(run, tokens[:, :5], None, 65, routing=routing)
+    wrong = control(run, tokens[:, :5], None, 65, routing=routing).wrong
     assert wrong is None, (kind.__name__, wrong)
     word = "open" if found.open() else "routing" if routing else "strict"
     return word, (process_time() - start) / one_run

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -83,6 +82,7 @@ class Found:
         notes: what the answer rests on.
         path: a hash of the operations that carried codes, in their order.
         scores: that came out.
+        steps: of the run, where they were asked for.
     """
 
     reached: Codes
@@ -90,6 +90,7 @@ class Found:
     notes: Notes = field(default_factory=Notes)
     path: int = 0
     scores: Tensor | None = None
+    steps: "Recorded | None" = None
 
     def open(self, shown: slice = slice(None)) -> list[tuple[int, int]]:
         """Return the (row, position) whose scores too late a token reaches."""
@@ -126,7 +127,8 @@ def follow(
         scores = run(tokens, targets)
     codes = shadows.codes(scores)
     reached = largest(plain(codes).amax(2).expand(tokens.shape).cpu())
-    return Found(reached, allowed, shadows.notes, shadows.path, scores)
+    steps = tape if isinstance(tape, Recorded) else None
+    return Found(reached, allowed, shadows.notes, shadows.path, scores, steps)
 
 
 def _mark(
@@ -144,6 +146,17 @@ def _mark(
     return codes
 
 
+class Recorded(list[Step]):
+    """A tape that keeps each step of a run, as its numbers were."""
+
+    def __call__(self, step: Step) -> None:
+        """Keep a step."""
+        step.outs = [o.detach().clone() for o in step.outs]
+        step.codes = [plain(codes) for codes in step.codes]
+        step.call = None
+        self.append(step)
+
+
 class Control:
     """Compares runs with one that carried codes.
 
@@ -152,41 +165,24 @@ class Control:
     void.
 
     Args:
-        shadows: makes one, with the codes of the tokens.
+        steps: of the run that carried codes.
+
+    Attributes:
+        wrong: an operation whose rule is wrong.
+        parted: where a change took another path.
     """
 
-    def __init__(self, shadows: Callable[..., Shadows]):
-        self.shadows = shadows
-        self.steps: list[Step] = []
-        self.parted: Place | None = None  # where a change took another path
+    def __init__(self, steps: Recorded):
+        self.steps = steps
+        self.wrong: tuple[str, Place] | None = None
+        self.parted: Place | None = None
 
-    def record(self, run: Callable[[Tokens], object], tokens: Tokens) -> None:
-        """Keep each step of a run."""
-
-        def keep(step: Step) -> None:
-            step.outs = [o.detach().clone() for o in step.outs]
-            step.codes = [plain(codes) for codes in step.codes]
-            step.call = None
-            self.steps.append(step)
-
-        with followed(self.shadows(tokens, tape=keep)):
-            run(tokens)
-
-    def compare(
-        self, run: Callable[[Tokens], object], tokens: Tokens, code: int
-    ) -> tuple[str, Place] | None:
-        """Run with tokens changed; return an operation whose rule is wrong.
-
-        Args:
-            run: the same.
-            tokens: with those of one code changed.
-            code: of these.
-        """
-        wrong: list[tuple[str, Place]] = []
+    def tape(self, code: int) -> Callable[[Step], None]:
+        """Return a tape for a run in which tokens of a code are changed."""
         steps = iter(self.steps)
 
         def look(step: Step) -> None:
-            if self.parted is not None or wrong:
+            if self.parted is not None or self.wrong is not None:
                 return
             before = next(steps, None)
             if before is None or not _alike(before, step):
@@ -203,11 +199,9 @@ class Control:
                     return
                 moved = moved & (codes < code)
                 if bool((moved & ~(old.isnan() & new.isnan())).any()):
-                    wrong.append((before.name, before.place))
+                    self.wrong = before.name, before.place
 
-        with followed(self.shadows(tokens, tape=look, blind=True)):
-            run(tokens)
-        return wrong[0] if wrong else None
+        return look
 
 
 def _alike(one: Step, other: Step) -> bool:
@@ -238,39 +232,48 @@ def control(
     order: Order = POSITIONS,
     routing: bool = False,
     seed: int = 0,
-) -> tuple[tuple[str, Place] | None, Place | None]:
+    steps: Recorded | None = None,
+) -> Control:
     """Change a position or a row; return a wrong rule, and where paths part.
 
     In a long text all from some positions on are changed together. The
-    arguments are those of `follow`, and the number of ids; run must give the
-    same random numbers each time.
+    arguments are those of `follow`, the number of ids, and the steps of that
+    run, if they were kept; run must give the same random numbers each time.
     """
     codes = order.codes(*tokens.shape)
 
-    def shadows(given: Tokens, **how: Any) -> Shadows:
-        made = Shadows(run.parameters, routing, **how)
-        _mark(made, given, targets, order)
-        return made
+    def through(given: Tokens, **how: Any) -> None:
+        run.reset()
+        shadows = Shadows(run.parameters, routing, **how)
+        _mark(shadows, given, targets, order)
+        with followed(shadows):
+            run(given, targets)
 
-    check = Control(shadows)
-    run.reset()
+    def compared(steps: Recorded) -> Control:
+        found = Control(steps)
+        generator = torch.Generator().manual_seed(seed)
+        each = codes.unique().tolist()
+        few = len(each) <= FEW
+        for code in each if few else (each[1], each[len(each) // 2], each[-1]):
+            where = codes == code if few else codes >= code
+            other = changed(tokens, where, vocab, generator)
+            through(other, tape=found.tape(code), blind=True)
+            if on_any(found.wrong is not None):
+                last = "an operation on another rank", steps[-1].place
+                found.wrong = found.wrong or last
+                break
+        return found
+
+    if steps is not None:
+        found = compared(steps)
+        if found.wrong is None and found.parted is None:
+            return found
     # at the first call of a size lru_cache keeps a table, and DTensor plans
     if current() is None:
+        run.reset()
         run(tokens, targets)
     else:
-        check.record(partial(run, targets=targets), tokens)
-        check.steps.clear()
-    run.reset()
-    check.record(partial(run, targets=targets), tokens)
-    generator = torch.Generator().manual_seed(seed)
-    each = codes.unique().tolist()
-    few = len(each) <= FEW
-    for code in each if few else (each[1], each[len(each) // 2], each[-1]):
-        where = codes == code if few else codes >= code
-        other = changed(tokens, where, vocab, generator)
-        run.reset()
-        wrong = check.compare(partial(run, targets=targets), other, code)
-        if on_any(wrong is not None):
-            last = "an operation on another rank", check.steps[-1].place
-            return wrong or last, check.parted
-    return None, check.parted
+        through(tokens, tape=Recorded())
+    steps = Recorded()
+    through(tokens, tape=steps)
+    return compared(steps)

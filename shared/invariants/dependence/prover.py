@@ -31,7 +31,7 @@ from ..losses import added_to, scores_and_loss, shifts_of
 from ..model.building import KeptState
 from ..model.reading import find_loss
 from ..places import Place, place_of_code
-from ..ranks import on_any
+from ..ranks import current, on_any
 from ..rounding import minus
 from ..subject import Subject
 from ..variant import Copy, Variant, copy_for, precise
@@ -47,6 +47,7 @@ from .engine import (
     Codes,
     Found,
     Order,
+    Recorded,
     Tokens,
     control,
     follow,
@@ -138,6 +139,10 @@ class Prover:
         self.moving: tuple[str, ...] | None = None  # see Followed
         self.copies: dict[tuple[torch.dtype | None, bool], Copy] = {}
         self.scores: Tensor | None = None  # of the run followed last
+        # of a case: the lengths at which its rules will be held against
+        # changed tokens, and the steps of the runs followed there
+        self.sizes: set[int] = set()
+        self.steps: dict[tuple[Order, int], Recorded | None] = {}
         if lengths is None:
             model = self.run_of(EVAL).variant.model
             self.lengths = lengths_of_proof(subject, model, LONGEST)
@@ -204,6 +209,7 @@ class Prover:
         except Exception:  # no copy, or none in this dtype
             return []
         proved: list[int] = []
+        self.sizes, self.steps = self._control_sizes(lengths), {}
         for time in lengths:
             tokens, targets = self.texts(case, time)
             try:
@@ -296,6 +302,7 @@ class Prover:
             found = self._follow(run, tokens, targets, order)
             self.scores, self.path = found.scores, found.path
             self.notes.update(found.notes)
+            self.steps[order, tokens.size(1)] = found.steps
             if on_any(bool(found.notes.left)) or found.open(
                 run.variant.case.shown(tokens.size(1))
             ):
@@ -313,8 +320,11 @@ class Prover:
         order: Order,
     ) -> Found:
         shown = run.variant.case.shown(tokens.size(1))
+        keep = tokens.size(1) in self.sizes and not order.losses
+        keep &= current() is None  # ranks may part, each at another step
         for routing in sorted({self.routing, True}):
-            found = follow(run, tokens, targets, order, routing)
+            tape = Recorded() if keep else None
+            found = follow(run, tokens, targets, order, routing, tape)
             if not found.open(shown):
                 self.routing = routing
                 return found
@@ -347,38 +357,39 @@ class Prover:
         self.proof.at = case, time
         return False
 
-    def _controlled(self, run: Followed, proved: list[int]) -> bool:
-        """Change tokens one by one; a wrong rule makes the proof void.
+    def _control_sizes(self, lengths: list[int]) -> set[int]:
+        """Return a short length, and a longer one unless the model is heavy.
 
-        Unless the model is heavy, tokens of a longer text are changed, too.
+        There the rules are held against changed tokens.
         """
-        heavy, fit = self.subject.heavy, self.subject.lengths.fit
-        sizes = {fit(FEWER if heavy else CONTROL)}
-        long = [time for time in proved if time <= LONG_CONTROL]
-        sizes |= {*long[-1:]} if not heavy else set()
+        few = FEWER if self.subject.heavy else CONTROL
+        fit, found = self.subject.lengths.fit, sorted(lengths)
+        short = [t for t in found if few // 2 < t <= few] or [fit(few)]
+        long = [t for t in found if t <= LONG_CONTROL]
+        return {short[-1], *long[-1:]} if few == CONTROL else {short[-1]}
+
+    def _controlled(self, run: Followed, proved: list[int]) -> bool:
+        """Change tokens one by one; a wrong rule makes the proof void."""
         vocab, seed = self.subject.vocab_size, self.subject.seed
-        for size, order in product(sorted(sizes), self._orders(run)):
+        sizes = sorted(self._control_sizes(proved))
+        for size, order in product(sizes, self._orders(run)):
             tokens, targets = self.texts(run.variant.case, size)
-            wrong, parted = control(
-                run,
-                tokens,
-                targets,
-                vocab,
-                order,
-                self.routing,
-                seed,
+            routing, steps = self.routing, self.steps.get((order, size))
+            found = control(
+                run, tokens, targets, vocab, order, routing, seed, steps
             )
-            if wrong is not None:
-                name, place = wrong
+            if found.wrong is not None:
+                name, place = found.wrong
                 text = f"numbers change that cannot by the rule of {name}"
                 if name == OUTSIDE:
                     text = "numbers that no operation made depend on tokens"
                 self._add(f"{place}: {text}", place)
                 return False
             reads = self.notes.reads or self.notes.routed
-            if on_any(bool(parted and not reads)):
-                at = parted or "on another rank"
-                self._add(f"{at}: other tokens take another path", parted)
+            if on_any(bool(found.parted and not reads)):
+                at = found.parted or "on another rank"
+                text = f"{at}: other tokens take another path"
+                self._add(text, found.parted)
                 return False
         return True
 
