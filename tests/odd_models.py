@@ -476,6 +476,22 @@ class LossAlone(GPT):
         return cross_entropy(logits, target_ids)
 
 
+class LossAloneAndHint(LossAlone):
+    """Given a hint, each token sees all."""
+
+    hinted = False
+
+    def forward_logits(self, tokens, hint=None):
+        self.hinted = hint is not None
+        return super().forward_logits(tokens)
+
+    def forward(self, input_ids, target_ids, hint=None):
+        return cross_entropy(self.forward_logits(input_ids, hint), target_ids)
+
+    def mask(self, tokens):
+        return super().mask(tokens) | self.hinted
+
+
 class LossOfChunks(GPT):
     """It returns the loss alone, summed over pieces of the text."""
 

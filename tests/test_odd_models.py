@@ -13,6 +13,7 @@ from odd_models import (
     SOUND,
     AheadCompiled,
     Blocks,
+    LossAloneAndHint,
     short,
 )
 from small_gpt import GPT
@@ -85,3 +86,13 @@ def test_the_program_of_inductor_is_compared(model, words):
     model = torch.compile(model(block_size=8))
     (result,) = check_model(model, checks=["causality"]).results
     assert words in result.message, result.message
+
+
+def test_the_users_arguments_are_given_to_a_method_for_scores():
+    report = check_model(
+        LossAloneAndHint,
+        checks=["causality"],
+        block_size=8,
+        inputs={"hint": torch.ones_like},
+    )
+    assert "position 0 sees token 1" in report.results[0].message

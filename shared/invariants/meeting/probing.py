@@ -157,7 +157,9 @@ def _callers(caller: Caller, model: Any) -> Iterator[Caller]:
     if isinstance(model, nn.Module) and caller.target_name is not None:
         for name in SCORERS:
             if inspect.ismethod(getattr(model, name, None)):
-                scorer = caller_of(model, name, caller.time_first)
+                scorer = caller_of(
+                    model, name, caller.time_first, caller.theirs
+                )
                 yield replace(scorer, alone=caller.alone)
         given = caller.given | {caller.target_name: no_targets}
         for shifts in (False, True):

@@ -154,6 +154,8 @@ class Caller:
     compared: bool = False
     # whether the call leaves out the last position: it gets one token more
     shifts: bool = False
+    # the user's own makers of arguments, for another method of the model
+    theirs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def log_probs(self) -> bool:
@@ -280,6 +282,7 @@ def caller_of(
         never=tuple(n for n, maker in theirs.items() if maker == NEVER),
         arguments=_with_default(taken),
         own_arguments=_with_default(own_taken),
+        theirs=theirs,
     )
 
 
