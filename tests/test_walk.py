@@ -23,7 +23,7 @@ from shared.comparison.page.folding import fold
 from shared.comparison.page.kinds import name_kinds
 from shared.comparison.page.value_maps import ValueMaps
 from shared.comparison.page.walk import fold_steps, make_walk, next_tokens
-from shared.comparison.values.diff import diff_sides
+from shared.comparison.values import diff_by_value
 from shared.comparison.values.factors import find_factors
 from shared.comparison.values.layouts import as_table
 from shared.tokenization.texts import default_passage
@@ -107,13 +107,14 @@ def test_kinds_follow_from_values_and_not_from_names(
 ):
     torch.manual_seed(0)
     model = build(GPTConfig(50, 16, n_layer=2, n_head=2, n_embd=8))
-    found, (left, right) = diff_sides(model, copy.deepcopy(model))
+    found = diff_by_value(model, copy.deepcopy(model))
+    left = found.sides[0]
     rows = [step.row for step in fold_steps(found)]
     values = left.keep({row.order[0] for row in rows})
     kinds = dict.fromkeys([*name_kinds(rows, values, left), *same_line])
     assert kinds.keys() - {""} == set(KINDS)
     monkeypatch.setattr("shared.comparison.page.walk.MAPS", len(rows))
-    walk = make_walk(found, (left, right), str)
+    walk = make_walk(found, str)
     steps = walk["data"]["steps"]
     assert max(len(step["layers"]) for step in steps) == 1  # room for one
     said = " ".join(step.remarks[0] for step in walk["steps"])
@@ -198,7 +199,7 @@ class Biased(nn.Module):
 def test_scores_are_taken_apart_into_query_and_key(score, factor):
     model = Biased(score)
     twin = copy.deepcopy(model)
-    side = diff_sides(model, twin, vocab_size=50)[1][0]
+    side = diff_by_value(model, twin, vocab_size=50).sides[0]
     square = [v.number for v in side.values if v.shape[-2:] == (16, 16)]
     values = side.keep(square)
     scores = {

@@ -237,7 +237,7 @@ def diff(
             console, names[0], maker, ids, text_of, vocab_size, json_file
         )
         raise typer.Exit(not same)
-    found, sides = diff_values(
+    found = diff_values(
         names,
         ids,
         vocab_size=vocab_size,
@@ -252,12 +252,12 @@ def diff(
         raise ValueError(
             f"there is no layer {layer}: {len(found.layers)} in all"
         )
-    numbers = {} if position is None else numbers_at(found, sides, position)
+    numbers = {} if position is None else numbers_at(found, position)
     found.show(console, layer, whole, numbers)
     if json_file is not None:
         write_json(json_file, {"models": names} | found.to_json())
     if html_file is not None:
-        write_atomically(html_file, render_diff(found, sides, text_of))
+        write_atomically(html_file, render_diff(found, text_of))
         console.print(f"page: {html_file}", soft_wrap=True, markup=False)
     if not found.same:
         raise typer.Exit(1)

@@ -16,7 +16,6 @@ from ..validation import did_you_mean
 
 if TYPE_CHECKING:
     from ..comparison.values import ValueDiff
-    from ..comparison.values.side import Side
     from ..comparison.values.terminal import Numbers
     from ..protocol import Style
 
@@ -145,13 +144,12 @@ def diff_values(
     *,
     vocab_size: int | None,
     **settings: Any,
-) -> "tuple[ValueDiff, tuple[Side, Side]]":
+) -> "ValueDiff":
     """Run two models, two styles from one set of weights.
 
-    Returns what was found, and both sides for their values. An exception of
-    a user's code is printed as theirs.
+    An exception of a user's code is printed as theirs.
     """
-    from ..comparison.values.diff import diff_sides
+    from ..comparison.values import diff_by_value
     from ..importing import theirs_shown
 
     styles = [*filter(_style, names)]
@@ -159,7 +157,7 @@ def diff_values(
     left, right = load_sides(names, vocab_size)
     try:
         with theirs_shown():
-            found, sides = diff_sides(
+            found = diff_by_value(
                 left,
                 right,
                 ids,
@@ -171,7 +169,7 @@ def diff_values(
         raise ValueError(f"{error}{sizes}") from None
     if found.shares_nothing:
         raise ValueError(f"{found.sentence}{sizes}")
-    return found, sides
+    return found
 
 
 def diff_of_ranks(
@@ -204,13 +202,11 @@ def diff_of_ranks(
     return found.same
 
 
-def numbers_at(
-    found: "ValueDiff", sides: "tuple[Side, Side]", position: int
-) -> "Numbers":
+def numbers_at(found: "ValueDiff", position: int) -> "Numbers":
     """Return what each value holds at one position, as text."""
     from ..comparison.values.layouts import as_table
 
-    length = sides[0].tokens.size(-1)
+    length = found.sides[0].tokens.size(-1)
     if not 0 <= position < length:
         raise ValueError(
             f"--position must be from 0 to {length - 1}, got {position}"
@@ -218,7 +214,7 @@ def numbers_at(
     rows = found.rows()
     kept = [
         side.keep({row.order[i] for row in rows} - {-1})
-        for i, side in enumerate(sides)
+        for i, side in enumerate(found.sides)
     ]
     numbers = {}
     for row in rows:

@@ -20,9 +20,7 @@ from ..benchmark_results import Run
 from ..models import count_flops, difference_by_concept
 from ..styles import Comparison, Pair
 from ..text import token_text, visible
-from ..values import ValueDiff
-from ..values.diff import diff_sides
-from ..values.side import Side
+from ..values import ValueDiff, diff_by_value
 from ..weight_transfer import measure_weight_transfer
 from .folding import fold
 from .numbers import influence_data
@@ -105,14 +103,12 @@ def render_page(
     )
 
 
-def render_diff(
-    found: ValueDiff, sides: tuple[Side, Side], text_of: Callable[[int], str]
-) -> str:
-    """Return the page of what diff_sides found, with all it needs inside.
+def render_diff(found: ValueDiff, text_of: Callable[[int], str]) -> str:
+    """Return the page of a diff by value, with all it needs inside.
 
     Both sides are run again for their values.
     """
-    walk = make_walk(found, sides, text_of)
+    walk = make_walk(found, text_of)
     data = {"walk": walk["data"]}
     return fill("diff.html", ["walk.js"], walk=walk, data=data)
 
@@ -128,9 +124,8 @@ def _walk(pair: Pair, tokenizer: Tokenizer) -> dict[str, Any] | None:
     used = pair.tokens[:, :WALK_TOKENS].cpu()
 
     def walk_on(ids: torch.Tensor) -> dict[str, Any] | None:
-        found, sides = diff_sides(left, right, ids, names=pair.names)
-        lost = found.shares_nothing
-        return None if lost else make_walk(found, sides, text_of)
+        found = diff_by_value(left, right, ids, names=pair.names)
+        return None if found.shares_nothing else make_walk(found, text_of)
 
     def ids_of(text: str) -> list[int]:
         with suppress(ValueError):  # a char tokenizer lacks its characters

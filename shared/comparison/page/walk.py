@@ -54,13 +54,14 @@ class Step:
 
 
 def make_walk(
-    found: ValueDiff, sides: tuple[Side, Side], text_of: Callable[[int], str]
+    found: ValueDiff, text_of: Callable[[int], str]
 ) -> dict[str, Any]:
     """Run both sides again for their values, and lay the steps out.
 
     Returns what the template needs: the steps, for each side the functions
     that they are in, and the data that the script reads.
     """
+    sides = found.sides
     tokens = sides[0].tokens[0].tolist()
     steps = fold_steps(found)
     every = [each for step in steps for each in (step, *step.folded)]

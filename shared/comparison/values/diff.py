@@ -1,7 +1,7 @@
 """Which line computes what, and where two implementations part."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ...invariants.context import one_run
 from ...invariants.errors import UnknownSize
-from ...invariants.model.calling import IN_ARRAYS
 from ...invariants.notebooks import Progress
 from ...invariants.subject import Subject
 from .findings import findings
@@ -29,14 +28,14 @@ from .given import (
     tokens_of_both,
 )
 from .gradients import first_difference
-from .matching import ROUNDING_OF_RECORDINGS, Matches, match
-from .naming import pair_by_name
-from .recording import Recording, out_of_order, scores_of
+from .recording import Recording, scores_of
 from .side import Side, run_in_one_dtype, unit_of
+from .value import name_of_dtype
 from .value_diff import ValueDiff
 from .weights import WeightMatch, match_weights
 
 
+@one_run
 def diff_by_value(
     left: Model | Path,
     right: Model | Path,
@@ -86,143 +85,97 @@ def diff_by_value(
         ValueError: for two vocabularies, tokens that do not fit, a model
             that raises, or one of which nothing can be recorded.
     """
-    return diff_sides(
-        left,
-        right,
-        tokens,
-        vocab_size=vocab_size,
-        names=names,
-        dtype=dtype,
-        tolerance=tolerance,
-        gradients=gradients,
-        ignore=ignore,
-        scores=scores,
-        table=table,
-    )[0]
-
-
-@one_run
-def diff_sides(
-    left: Model | Path,
-    right: Model | Path,
-    tokens: Int[Tensor, "batch time"] | Sequence[int] | None = None,
-    *,
-    vocab_size: int | None = None,
-    names: tuple[str, str] | None = None,
-    dtype: torch.dtype | None = None,
-    gradients: bool = False,
-    ignore: Sequence[str] = (),
-    scores: str | None = None,
-    table: Mapping[str, str] | None = None,
-    **bounds: Any,
-) -> tuple[ValueDiff, tuple[Side, Side]]:
-    """Return what diff_by_value does, and both sides.
-
-    These can be run again, for the values of some lines.
-    """
-    bounds["named"] = [*(table or {}).items()]
-    if isinstance(left, Path) and not isinstance(right, Path):
-        left, right, names = right, left, names and names[::-1]
-        bounds["named"] = [pair[::-1] for pair in bounds["named"]]
-    given = None if tokens is None else as_tokens(tokens)
-    if (ignore or scores) and not isinstance(right, Path):
-        raise ValueError(
-            "arrays of a recording alone can be ignored or hold the scores"
-        )
-    if isinstance(right, Path):
-        recording = Recording(right, None, ignore, scores)
-        files = [recording]
-        if given is not None and not torch.equal(given, recording.tokens):
-            raise ValueError(f"{right} was recorded from other tokens")
-        if isinstance(left, Path):
-            files.append(Recording(left, None, ignore, scores))
-        for word in ignore:
-            if not any(word in file.ignored for file in files):
-                raise ValueError(f"there is no array {word!r} to be ignored")
-        if scores and not any(file.named_scores for file in files):
-            raise ValueError(f"there is no array {scores!r} to hold scores")
-        if isinstance(left, Path):
-            if gradients:
-                raise ValueError("gradients of two files are not compared")
-            if not torch.equal(recording.tokens, files[1].tokens):
-                raise ValueError(f"{left} and {right} have other tokens")
-            names = names or (str(left), str(right))
-            widths = [file.width or sys.maxsize for file in files]
-            vocab_size = vocab_size or min(widths)
-            if vocab_size not in widths[1:]:  # on the right: without scores
-                files, names = files[::-1], names[::-1]
-                bounds["named"] = [pair[::-1] for pair in bounds["named"]]
-            files[1].lay_out(None, vocab_size)
-            files[0].lay_out(files[1], vocab_size)
-            sides: tuple[Side, Side] = files[1], files[0]
-            return _diff_recording(names, sides, **bounds), sides
-        subject = beside_scores(left, recording, vocab_size)
-        names = names or (subject.name, str(right))
-        sides = run_beside(subject, recording, dtype)
-        found = _diff_recording(names, sides, **bounds)
-        if not found.same and dtype is None:
-            hint = _hint_at_dtype(names, subject, recording, **bounds)
-            found = replace(found, notes=[*found.notes, *hint])
-        gradients = gradients or bool(recording.stored)
-        return _with_weights(found, sides, gradients), sides
-    assert not isinstance(left, Path)  # a file alone stands on the right
-    subjects = subjects_of((left, right), size_of(given), vocab_size)
-    names = names or (subjects[0].name, subjects[1].name)
-    given = tokens_of_both(subjects, names, given)
-    if subjects[0].in_arrays and not subjects[1].in_arrays:
-        subjects, names = subjects[::-1], names[::-1]
-    if subjects[1].in_arrays:
-        sides = run_beside(subjects[0], scores_of(subjects[1], given), dtype)
-        found = _diff_recording(names, sides, **bounds)
-        return _with_weights(found, sides, gradients), sides
-    with Progress() as line:
-        line.show(f"comparing {names[0]} with {names[1]}")
-        found, sides = _diff_models(subjects, given, names, dtype, **bounds)
-    if found.same and sides[0].dtype != torch.float64 and dtype is not None:
-        finer, exact = _diff_models(subjects, given, names, None, **bounds)
-        if not finer.same and exact[0].dtype == torch.float64:
-            kind = str(dtype).removeprefix("torch.")
-            hidden = f"run in float64: in {kind} rounding hides this"
-            found = replace(finer, notes=[*finer.notes, hidden])
-            sides = exact
-    return _with_weights(found, sides, gradients), sides
-
-
-def _diff_models(
-    subjects: Sequence[Subject],
-    given: Int[Tensor, "batch time"],
-    names: tuple[str, str],
-    dtype: torch.dtype | None,
-    **bounds: Any,
-) -> tuple[ValueDiff, tuple[Side, Side]]:
-    """Compare two models of torch in one dtype, None for float64."""
-    sides = (
-        Side(subjects[0], given, dtype),
-        Side(subjects[1], given, dtype),
-    )
-    single = [
-        name
-        for name, side in zip(names, sides, strict=True)
-        if not side.doubled and dtype is None
+    given: Any = None if tokens is None else as_tokens(tokens)
+    models: Any = left, right
+    files = [
+        Recording(side, None, ignore, scores)
+        for side in models
+        if isinstance(side, Path)
     ]
-    run_in_one_dtype(sides)
-    return findings(names, sides, _match(sides, **bounds), single), sides
+    for word in (*ignore, *filter(None, [scores])):
+        if not any(word in file.named for file in files):
+            raise ValueError(f"there is no array {word!r} in a recording")
+    for file in files:
+        given = file.tokens if given is None else given
+        if not given.equal(file.tokens):
+            raise ValueError(f"{file.name} was recorded from other tokens")
+    if len(files) == 2 and gradients:
+        raise ValueError("gradients of two files are not compared")
+    pair: list[Any] = [*files]
+    if not files:
+        pair += subjects_of(models, size_of(given), vocab_size)
+    for i, side in enumerate(models):
+        if files and not isinstance(side, Path):
+            pair.insert(i, beside_scores(side, files[0], vocab_size))
+    if len(files) == 2 and vocab_size is None:
+        vocab_size = min(file.width or sys.maxsize for file in files)
+    both = names or (pair[0].name, pair[1].name)
+    named = [*(table or {}).items()]
+    if _place(pair[0], vocab_size) > _place(pair[1], vocab_size):
+        pair, both = pair[::-1], both[::-1]
+        named = [two[::-1] for two in named]
+    if not files:
+        given = tokens_of_both(pair, both, given)
+    one, other = pair
+    if isinstance(other, Subject) and other.in_arrays:
+        other = scores_of(other, given)
+
+    def compare(dtype: torch.dtype | None) -> ValueDiff:
+        ran = _run(one, other, given, dtype, vocab_size or 0)
+        return findings(both, *ran, named, tolerance)
+
+    with Progress() as line:
+        line.show(f"comparing {both[0]} with {both[1]}")
+        found = compare(dtype)
+    kind = found.sides[0].dtype
+    if isinstance(other, Recording) and not found.same and dtype is None:
+        hints = [*_hints_at_dtype(compare, other)]
+        found = replace(found, notes=[*found.notes, *hints])
+    if isinstance(other, Subject) and found.same and kind != torch.float64:
+        finer = found if dtype is None else compare(None)
+        if not finer.same and finer.sides[0].dtype == torch.float64:
+            hidden = f"in {name_of_dtype(kind)} rounding hides this"
+            notes = [*finer.notes, f"run in float64: {hidden}"]
+            found = replace(finer, notes=notes)
+    stored = isinstance(other, Recording) and bool(other.stored)
+    return _with_weights(found, gradients or stored)
 
 
-def _match(
-    sides: tuple[Side, Side],
-    named: Sequence[tuple[str, str]],
-    tolerance: float = 0.0,
-) -> Matches:
-    """Find the values that are on both sides, or that a table pairs."""
-    return match(*sides, tolerance, pair_by_name(sides, named))
+def _place(side: Subject | Recording, vocab_size: int | None) -> int:
+    """Return a key of order: scores alone stand on the right."""
+    if isinstance(side, Subject):
+        return int(side.in_arrays)
+    return 2 + (side.width != vocab_size)
 
 
-def _with_weights(
-    found: ValueDiff, sides: tuple[Side, Side], gradients: bool
-) -> ValueDiff:
+def _run(
+    one: Subject | Recording,
+    other: Subject | Recording,
+    tokens: Int[Tensor, "batch time"],
+    dtype: torch.dtype | None,
+    vocab_size: int,
+) -> tuple[tuple[Side, Side], list[int]]:
+    """Run two sides in one dtype, None for float64 or a recording's.
+
+    Returns them, and which do not run in float64 though they should.
+    """
+    if isinstance(other, Subject):
+        assert isinstance(one, Subject)
+        models = Side(one, tokens, dtype), Side(other, tokens, dtype)
+        single = [i for i in (0, 1) if not (dtype or models[i].doubled)]
+        run_in_one_dtype(models)
+        return models, single
+    other = copy(other)
+    if isinstance(one, Subject):
+        return run_beside(one, other, dtype), []
+    one.lay_out(None, vocab_size)
+    other.lay_out(one, vocab_size)
+    return (one, other), []
+
+
+def _with_weights(found: ValueDiff, gradients: bool) -> ValueDiff:
     """Add which weights are whose, and the first gradient that differs."""
-    left, right = sides
+    left, right = found.sides
     ours, theirs = left.module(), right.module()
     for side, module in ((left, ours), (right, theirs)):
         if not found.same and module is not None:
@@ -258,12 +211,9 @@ def beside_scores(
             raise error from None
 
 
-def _hint_at_dtype(
-    names: tuple[str, str],
-    subject: Subject,
-    recording: Recording,
-    **bounds: Any,
-) -> list[str]:
+def _hints_at_dtype(
+    compare: Callable[[torch.dtype], ValueDiff], recording: Recording
+) -> Iterator[str]:
     """Say where 16 bits explain what a file of float32 differs by.
 
     An engine that runs in 16 bits may write its log-probabilities wider.
@@ -272,14 +222,13 @@ def _hint_at_dtype(
         if not recording.may_be_of(kind):
             continue
         with suppress(ValueError):  # the model may not run in it
-            sides = run_beside(subject, copy(recording), kind)
-            if _diff_recording(names, sides, **bounds).same:
-                name = str(kind).removeprefix("torch.")
-                return [
+            if compare(kind).same:
+                name = name_of_dtype(kind)
+                yield (
                     f"rounding in {name} explains the difference: if "
-                    f"{names[1]} was computed in it, give --dtype {name}"
-                ]
-    return []
+                    f"{recording.name} was computed in it, give --dtype {name}"
+                )
+                return
 
 
 def run_beside(
@@ -299,36 +248,6 @@ def run_beside(
         side = kind(subject, tokens, dtype)
     recording.lay_out(side, subject.vocab_size)
     return side, recording
-
-
-def _diff_recording(
-    names: tuple[str, str], sides: tuple[Side, Side], **bounds: Any
-) -> ValueDiff:
-    """Compare two sides, the right of which is a file or scores."""
-    found = findings(names, sides, _match(sides, **bounds), [])
-    kind = str(sides[0].dtype).removeprefix("torch.")
-    notes = [
-        f"{name} is {IN_ARRAYS}, and its scores alone are compared"
-        for name, one in zip(names, sides, strict=True)
-        if one.only_scores
-    ]
-    if isinstance(sides[0], Recording) and not sides[0].only_scores:
-        units = ROUNDING_OF_RECORDINGS
-        notes.append(f"{units} units of rounding of {kind} pass, unmeasured")
-    else:
-        notes.append(f"run in {kind}, that of {names[1]}")
-    if late := out_of_order(found.pairs, sides[0].values):
-        notes.append(
-            f"{late[1]} is computed before {late[0]} and stands behind it in "
-            f"{names[1]}: arrays are meant in the order of computation"
-        )
-    if found.same and torch.finfo(sides[0].dtype).bits == 16:
-        limit = f" as far as {kind} tells: it cannot tell exact GELU from"
-        limit += " tanh's, nor an eps of 1e-6 from 1e-5"
-        found = replace(found, coarse=limit)
-    if found.only_scores:
-        found = replace(found, alone={"left": [], "right": []})
-    return replace(found, notes=[*found.notes, *notes])
 
 
 def assert_same_values(

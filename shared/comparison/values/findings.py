@@ -1,17 +1,21 @@
 """Makes the result of a diff by value from two sides and their matches."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
 import torch
 
+from ...invariants.model.calling import IN_ARRAYS
 from .divergence import find_divergence
 from .doubts import countable, find_doubts, unmatched
 from .flow import Flow
-from .matching import ROUNDING_ALONE, Matches
+from .matching import ROUNDING_ALONE, ROUNDING_OF_RECORDINGS, match
+from .naming import pair_by_name
+from .recording import Recording, out_of_order
 from .rows import MOVED, Row
 from .side import Side
+from .value import name_of_dtype
 from .value_diff import ValueDiff
 
 NEAREST = 5  # values that are offered where nothing is shared
@@ -20,18 +24,21 @@ NEAREST = 5  # values that are offered where nothing is shared
 def findings(
     names: tuple[str, str],
     sides: tuple[Side, Side],
-    matches: Matches,
-    single: Sequence[str],
+    single: Sequence[int],
+    named: Sequence[tuple[str, str]],
+    tolerance: float,
 ) -> ValueDiff:
     """Return the result: what pairs, what is alone, and where they part.
 
     Args:
         names: of the two.
         sides: that were run.
-        matches: of their values.
-        single: names of those that do not run in float64.
+        single: indices of those that should run in float64 and do not.
+        named: names of values that a table pairs.
+        tolerance: share of a value's largest number that always passes.
     """
     left, right = sides
+    matches = match(left, right, tolerance, pair_by_name(sides, named))
     layers = {v.place.layer for side in sides for v in side.values}
     equal = matches.apart <= matches.rounding
     doubts = find_doubts(sides, matches) if equal else matches.close
@@ -69,17 +76,19 @@ def findings(
             for value, why in theirs.lines_alone(ours)
         ],
     }
+    only_scores = any(side.only_scores for side in sides)
     return ValueDiff(
         names=names,
+        sides=sides,
         layers=frozenset(layer for layer in layers if layer is not None),
-        only_scores=any(side.only_scores for side in sides),
+        only_scores=only_scores,
         pairs=pairs,
-        alone=alone,
+        alone={side: [] for side in alone} if only_scores else alone,
         parted=None
         if same
         else find_divergence(sides, (ours, theirs), matches),
         nearest=[] if pairs else _nearest(left, right),
-        notes=_notes(names, sides, single),
+        notes=[*_notes(names, sides, single, pairs)],
         counts=[
             (len(unmatched(side, known)), len(countable(side)))
             for side, known in zip(sides, matches.explaining, strict=True)
@@ -93,39 +102,59 @@ def findings(
 
 def _coarse(sides: tuple[Side, Side], apart: float) -> str:
     """Return which line makes two functions equal only in a coarser dtype."""
-    eps = torch.finfo(sides[0].dtype).eps
-    if apart <= ROUNDING_ALONE * eps:
-        return ""
+    kind = sides[0].dtype
+    eps = torch.finfo(kind).eps
+    if isinstance(sides[1], Recording) and torch.finfo(kind).bits == 16:
+        return (
+            f" as far as {name_of_dtype(kind)} tells: it cannot tell exact "
+            f"GELU from tanh's, nor an eps of 1e-6 from 1e-5"
+        )
     coarser = [
         (torch.finfo(dtype).eps, side, dtype)
         for side in sides
         for dtype in side.dtypes
         if torch.finfo(dtype).eps > eps
     ]
-    if not coarser:
+    if apart <= ROUNDING_ALONE * eps or not coarser:
         return ""
     _, side, dtype = max(coarser, key=itemgetter(0))
-    kind = str(dtype).removeprefix("torch.")
     place, single = side.dtypes[dtype]
-    words = f"is a {kind} constant" if single else f"computes in {kind}"
-    return f" up to {kind}: {place} {words}"
+    name = name_of_dtype(dtype)
+    words = f"is a {name} constant" if single else f"computes in {name}"
+    return f" up to {name}: {place} {words}"
 
 
 def _notes(
-    names: tuple[str, str], sides: tuple[Side, Side], single: Sequence[str]
-) -> list[str]:
-    notes = []
-    for name, side in zip(names, sides, strict=True):
+    names: tuple[str, str],
+    sides: tuple[Side, Side],
+    single: Sequence[int],
+    pairs: Sequence[Row],
+) -> Iterator[str]:
+    left, right = sides
+    kind = name_of_dtype(left.dtype)
+    for i, (name, side) in enumerate(zip(names, sides, strict=True)):
         if side.scripted:
             parts = ", ".join(side.scripted[:3])
-            notes.append(
+            yield (
                 f"{name}: {parts} is scripted; its values are recorded, its "
                 f"lines are not seen"
             )
-        if name in single:
-            kind = str(side.dtype).removeprefix("torch.")
-            notes.append(f"{name} does not run in float64: both ran in {kind}")
-    return notes
+        if i in single:
+            yield f"{name} does not run in float64: both ran in {kind}"
+        if isinstance(right, Recording) and side.only_scores:
+            yield f"{name} is {IN_ARRAYS}, and its scores alone are compared"
+    if not isinstance(right, Recording):
+        return
+    if isinstance(left, Recording) and not left.only_scores:
+        units = ROUNDING_OF_RECORDINGS
+        yield f"{units} units of rounding of {kind} pass, unmeasured"
+    else:
+        yield f"run in {kind}, that of {names[1]}"
+    if late := out_of_order(pairs, left.values):
+        yield (
+            f"{late[1]} is computed before {late[0]} and stands behind it in "
+            f"{names[1]}: arrays are meant in the order of computation"
+        )
 
 
 def _nearest(left: Side, right: Side) -> list[Row]:

@@ -59,13 +59,13 @@ class Recording(Side):
         ignored: Sequence[str] = (),
         scores: str | None = None,
     ):
-        self.path = path
+        self.path, self.name = path, str(path)
         arrays = read_arrays(path) if arrays is None else arrays
         self.named_scores = scores if scores in arrays else None
-        self.ignored = set[str]()
+        self.named = {scores} & arrays.keys()  # of the words given
         for name in [*arrays]:
             words = {name, *re.split(r"[\W_]+", name)} & {*ignored}
-            self.ignored |= words
+            self.named |= words
             if words:
                 del arrays[name]
         if TOKENS not in arrays:

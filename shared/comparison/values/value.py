@@ -84,6 +84,11 @@ class Value:
         return place.path, place.function, place.layer, self.stack[1:]
 
 
+def name_of_dtype(dtype: torch.dtype) -> str:
+    """Return "float32" for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
 def real(value: Tensor) -> Tensor:
     """Return a value with an axis of two for the parts of complex numbers."""
     return torch.view_as_real(value) if value.is_complex() else value

@@ -15,6 +15,7 @@ from ..terminal import TWO_COLUMNS, print_trimmed
 from .gradients import GradientDiff
 from .matching import NEAR
 from .rows import NOWHERE, Divergence, Row, Section
+from .side import Side
 from .terminal import Numbers, tables
 from .value import HEAD
 from .weights import WeightMatch, describe
@@ -29,6 +30,7 @@ class ValueDiff:
 
     Attributes:
         names: of the two sides.
+        sides: for the values of some lines: they run again.
         layers: of both sides.
         only_scores: whether nothing but scores is known of a side.
         pairs: lines that compute one value, in the order of the left.
@@ -50,6 +52,7 @@ class ValueDiff:
     """
 
     names: tuple[str, str]
+    sides: tuple[Side, Side]
     layers: frozenset[int]
     only_scores: bool
     pairs: Sequence[Row]
