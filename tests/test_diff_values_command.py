@@ -200,7 +200,7 @@ def test_a_recording_is_written_and_compared(diff, duet, tmp_path):
     assert re.search(r"they part at \d+ layer 1 model.py:33 relu", out)
     for words in ((), ("relu.safetensors",)):
         _, _, err = diff(target, *(words or (target,)), "--ignore", "preatt")
-        assert "ignored" in err.splitlines()[-1]
+        assert "no array 'preatt'" in err.splitlines()[-1]
     words = target, file, "--table", "table.json", "--scores"
     names = load_file(tmp_path / file)
     scores = next(name for name in names if name.endswith("22 head"))

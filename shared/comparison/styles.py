@@ -81,25 +81,16 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two styles that ran one set of weights on the same tokens.
+    """Two styles that ran one set of weights on the same tokens."""
 
-    Attributes:
-        styles: the two packages.
-        config: sizes of both models.
-        state: the weights in the GPT-2 layout.
-        tokens: the ids that both ran, on the device of the weights.
-        models: each style's, in eval mode.
-        log_probs: of each model, for every position.
-        differences: the largest absolute one at each common stage.
-    """
-
-    styles: tuple[Style, Style]
-    config: GPTConfig
-    state: Mapping[str, Tensor]
+    styles: tuple[Style, Style]  # the two packages
+    config: GPTConfig  # sizes of both models
+    state: Mapping[str, Tensor]  # the weights in the GPT-2 layout
+    # the ids that both ran, on the device of the weights
     tokens: Int[Tensor, "batch time"]
-    models: tuple[Any, Any]
-    log_probs: tuple[Tensor, Tensor]
-    differences: dict[str, float]
+    models: tuple[Any, Any]  # each style's, in eval mode
+    log_probs: tuple[Tensor, Tensor]  # of each model, for every position
+    differences: dict[str, float]  # the largest at each common stage
 
     @property
     def names(self) -> tuple[str, str]:

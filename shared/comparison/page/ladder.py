@@ -14,23 +14,14 @@ from .render import fill
 
 @dataclass(frozen=True)
 class Climbed:
-    """A rung after its training.
+    """A rung after its training."""
 
-    Attributes:
-        name: what it adds.
-        kind: its class.
-        parameters: how many it has.
-        curve: (step, validation loss) points.
-        seconds: that it took.
-        sample: text that it wrote.
-    """
-
-    name: str
-    kind: type
-    parameters: int
-    curve: Sequence[tuple[float, float]]
-    seconds: float
-    sample: str
+    name: str  # what it adds
+    kind: type  # its class
+    parameters: int  # how many it has
+    curve: Sequence[tuple[float, float]]  # (step, validation loss) points
+    seconds: float  # that it took
+    sample: str  # text that it wrote
 
     @property
     def loss(self) -> float:

@@ -20,26 +20,17 @@ ROWS = 2  # of drawn tokens: a cache may mix its rows up
 
 @dataclass(frozen=True)
 class CacheDiff:
-    """What decoding with a cache gives, beside the full pass.
+    """What decoding with a cache gives, beside the full pass."""
 
-    Attributes:
-        says: the convention, "past_key_values and use_cache=True".
-        tokens: of the row that is shown.
-        fed: how many tokens each piece had.
-        apart: how far the scores of each position are apart; None where a
-            piece has those of its last position only.
-        rounding: how far apart rounding may bring them.
-        position: the first that differs, None where none does.
-        line: the first whose value differs there, if it is found.
-    """
-
-    says: str
-    tokens: list[int]
-    fed: list[int]
+    says: str  # the convention, "past_key_values and use_cache=True"
+    tokens: list[int]  # of the row that is shown
+    fed: list[int]  # how many tokens each piece had
+    # how far the scores of each position are apart; None where a piece has
+    # those of its last position only
     apart: list[float | None]
-    rounding: float
-    position: int | None = None
-    line: Line | None = None
+    rounding: float  # how far apart rounding may bring them
+    position: int | None = None  # the first that differs, if one does
+    line: Line | None = None  # the first whose value differs there, if found
 
     @property
     def same(self) -> bool:

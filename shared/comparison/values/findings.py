@@ -140,7 +140,8 @@ def _notes(
                 f"lines are not seen"
             )
         if i in single:
-            yield f"{name} does not run in float64: both ran in {kind}"
+            own = name_of_dtype(side.dtype)
+            yield f"{name} does not run in float64: both ran in {own}"
         if isinstance(right, Recording) and side.only_scores:
             yield f"{name} is {IN_ARRAYS}, and its scores alone are compared"
     if not isinstance(right, Recording):

@@ -15,23 +15,14 @@ UNITS = 2**10  # units of rounding of the largest number of a gradient
 
 @dataclass(frozen=True)
 class GradientDiff:
-    """The first gradient that differs, in the order of the backward pass.
+    """The first gradient that differs, in the order of the backward pass."""
 
-    Attributes:
-        name: of the right's weight.
-        sources: of the left's.
-        apart: the largest difference, in sorted order.
-        size: of the left's largest number.
-        compared: how many gradients were compared.
-        detached: lines of the right that detach a value, if any.
-    """
-
-    name: str
-    sources: tuple[str, ...]
-    apart: float
-    size: float
-    compared: int
-    detached: tuple[Place, ...]
+    name: str  # of the right's weight
+    sources: tuple[str, ...]  # of the left's
+    apart: float  # the largest difference, in sorted order
+    size: float  # of the left's largest number
+    compared: int  # how many gradients were compared
+    detached: tuple[Place, ...]  # lines of the right that detach a value
 
     def __str__(self) -> str:
         lines = " and ".join(map(str, self.detached))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from ...invariants.places import Place
 
@@ -11,26 +12,16 @@ MOVED = "in another order"
 
 @dataclass(frozen=True)
 class Row:
-    """A value: the line that computes it on the left, the right, or both.
+    """A value: the line that computes it on the left, the right, or both."""
 
-    Attributes:
-        left: the line of the left, None where only the right has it.
-        right: the line of the right, None where only the left has it.
-        shape: of the value.
-        difference: the largest absolute one, None for a line alone.
-        why: what is known about a line alone.
-        order: number of the value in the left's run and in the right's, -1
-            where a side has none.
-        times: how many values these lines compute in turn, head by head.
-    """
-
-    left: Place | None
-    right: Place | None
-    shape: tuple[int, ...]
-    difference: float | None = None
-    why: str = ""
+    left: Place | None  # the line of the left
+    right: Place | None  # the line of the right
+    shape: tuple[int, ...]  # of the value
+    difference: float | None = None  # the largest; None for a line alone
+    why: str = ""  # what is known about a line alone
+    # number of the value in the left's run and in the right's, or -1
     order: tuple[int, int] = (-1, -1)
-    times: int = 1
+    times: int = 1  # how many values these compute in turn, head by head
 
     def __str__(self) -> str:
         left, right = (str(side or "-") for side in (self.left, self.right))
@@ -68,29 +59,20 @@ class Divergence(Row):
 
     The left is the line nearest to the right's, whose value no value of the
     left equals. The difference is None where no value of the left is near.
-
-    Attributes:
-        inputs: largest difference of what the right's line is computed
-            from; None where the left has not all of it in the same order.
-        factor: c where the right's numbers are c times the left's, in any
-            order, else None.
-        cause: what the factor suggests, or "".
-        shown: the right's line and up to two others that may be at fault:
-            the one that the left goes on from, those that lay out its
-            inputs, and those that follow.
-        scores: how far the log-probabilities are apart, if both sides have
-            them.
-        before: a step that the left alone takes on the way there.
-        in_order: whether a factor of 1 holds without another order.
     """
 
+    # largest difference of what the right's line is computed from; None where
+    # the left has not all of it in the same order
     inputs: float | None = None
+    # c where the right's numbers are c times the left's, in any order
     factor: float | None = None
-    cause: str = ""
+    cause: str = ""  # what the factor suggests
+    # the right's line and up to two others that may be at fault: the one that
+    # the left goes on from, those that lay out its inputs, those that follow
     shown: tuple[Place, ...] = ()
-    scores: float | None = 0.0
-    before: Place | None = None
-    in_order: bool = False
+    scores: float | None = 0.0  # how far apart, if both sides have them
+    before: Place | None = None  # a step of the left alone on the way there
+    in_order: bool = False  # whether a factor of 1 holds in the same order
 
     @property
     def layer(self) -> int | None:
@@ -104,38 +86,33 @@ class Divergence(Row):
         if self.inputs is not None:
             bound = f" to {self.inputs:.1g}" if self.inputs else ""
             given = f"its inputs are equal{bound}, "
-        cause = f" ({self.cause})" if self.cause else ""
         left = str(self.left)
         if self.left is not None and self.left.of_module:
             left += f" ({self.left.of_module})"
+        apart = ""
+        if self.difference is not None:
+            apart = f", {self.difference:.2g} apart"
         if self.factor is not None and abs(self.factor - 1) < 1e-6:
             order = "" if self.in_order else " in another order"
             output = f"its numbers are those of {left}{order}"
         elif self.factor is not None:
             output = f"it is {self.factor:.4g} times {left}"
+        elif self.right.recorded:
+            output = f"expected from {left}{apart}"
         else:
-            nowhere = "no value on the left equals its output; "
-            output = f"{nowhere}the left continues at {left}"
-            if self.right.recorded:
-                output = f"expected from {left}"
-            elif self.difference is not None:
-                output = f"{nowhere}nearest is {left}"
-            if self.difference is not None:
-                output += f", {self.difference:.2g} apart"
-        output += cause
+            goes_on = "nearest is" if apart else "the left continues at"
+            output = "no value on the left equals its output; "
+            output += f"{goes_on} {left}{apart}"
+        if self.cause:
+            output += f" ({self.cause})"
         if self.before is not None:
             output += f"; the left first computes {self.before}"
-        others = " and ".join(map(str, self.shown[1:]))
-        also = f"; look also at {others}" if others else ""
-        return (
-            f"they part at {self.right}{self.right.site}{layer}: {given}"
-            f"{output}{also}"
-            + (
-                ""
-                if self.scores is None
-                else f"; scores {self.scores:.2g} apart"
-            )
-        )
+        if others := " and ".join(map(str, self.shown[1:])):
+            output += f"; look also at {others}"
+        if self.scores is not None:
+            output += f"; scores {self.scores:.2g} apart"
+        place = f"{self.right}{self.right.site}{layer}"
+        return f"they part at {place}: {given}{output}"
 
 
 @dataclass(frozen=True)
@@ -152,16 +129,13 @@ class Section:
 
     def does_more(self, place: Place) -> bool:
         """Whether other rows have the line with another operation."""
-        operations = {
-            other.op
+        return not place.inside and any(
+            other is not None
+            and replace(other, op=place.op, layer=place.layer) == place
+            and other.op != place.op
             for row in self.rows
             for other in (row.left, row.right)
-            if other is not None
-            and (other.path, other.line) == (place.path, place.line)
-            and other.span == place.span
-            and not other.inside
-        }
-        return len(operations) > 1 and not place.inside
+        )
 
     @property
     def title(self) -> str:
@@ -169,13 +143,12 @@ class Section:
         first, *others = self.layers or (None,)
         if not others:
             return "" if first is None else f"layer {first}"
-        apart = max(
-            row.difference or 0.0
-            for rows in self.rows_by_layer
-            for row in rows
-        )
+        rows = chain.from_iterable(self.rows_by_layer)
+        apart = max(row.difference or 0.0 for row in rows)
         more = f"layers {others[0]} to {others[-1]} run"
         if len(others) == 1:
             more = f"layer {others[0]} runs"
-        more += f" the same lines; there the sides differ by {apart:.1g}"
-        return f"layer {first}; {more}"
+        return (
+            f"layer {first}; {more} the same lines; there the sides differ by "
+            f"{apart:.1g}"
+        )

@@ -13,61 +13,44 @@ from rich.text import Text
 from ...console import printable
 from ..terminal import TWO_COLUMNS, print_trimmed
 from .gradients import GradientDiff
-from .matching import NEAR
 from .rows import NOWHERE, Divergence, Row, Section
 from .side import Side
 from .terminal import Numbers, tables
 from .value import HEAD
 from .weights import WeightMatch, describe
 
-SCORES = 10.0  # a size of log-probabilities
 WIDE = "white-space: pre; overflow-x: auto; line-height: 1.35"  # in HTML
 
 
 @dataclass(frozen=True)
 class ValueDiff:
-    """What diff_by_value found.
+    """What diff_by_value found."""
 
-    Attributes:
-        names: of the two sides.
-        sides: for the values of some lines: they run again.
-        layers: of both sides.
-        only_scores: whether nothing but scores is known of a side.
-        pairs: lines that compute one value, in the order of the left.
-        alone: for "left" and "right" the lines without counterpart.
-        parted: where the two part, None where they are one function.
-        nearest: in two models that share nothing, the nearest values.
-        notes: what could not be recorded, and the precision of the run.
-        counts: of each side values without a counterpart, and all values.
-        apart: how far the log-probabilities are apart.
-        rounding: how far apart rounding may bring them.
-        scored: whether both sides have scores; where one has none, `apart`
-            and `rounding` are 0.
-        coarse: why the two are one function only up to a coarser dtype than
-            that of the run, or "".
-        weights: of each weight of the right its counterpart on the left;
-            none where a side has no weights.
-        gradient: the first gradient that differs, if they were compared.
-        gradients: how many gradients were compared.
-    """
-
-    names: tuple[str, str]
-    sides: tuple[Side, Side]
-    layers: frozenset[int]
-    only_scores: bool
-    pairs: Sequence[Row]
+    names: tuple[str, str]  # of the two sides
+    sides: tuple[Side, Side]  # they run again for the values of some lines
+    layers: frozenset[int]  # of both sides
+    only_scores: bool  # whether nothing but scores is known of a side
+    pairs: Sequence[Row]  # of lines for one value, in the left's order
+    # for "left" and "right" the lines without counterpart
     alone: Mapping[str, Sequence[Row]]
-    parted: Divergence | None
-    nearest: Sequence[Row]
-    notes: Sequence[str]
+    parted: Divergence | None  # where the two part, if they do
+    nearest: Sequence[Row]  # values of two models that share nothing
+    notes: Sequence[str]  # what could not be recorded, and the precision
+    # of each side values without a counterpart, and all values
     counts: Sequence[tuple[int, int]]
+    # how far the log-probabilities are apart, and how far rounding may bring
+    # them; 0 where a side has no scores
     apart: float
     rounding: float
-    scored: bool
+    scored: bool  # whether both sides have scores
+    # why the two are one function only up to a coarser dtype than that of
+    # the run, or ""
     coarse: str
+    # of each weight of the right its counterpart on the left; none where a
+    # side has no weights
     weights: Sequence[WeightMatch] = ()
-    gradient: GradientDiff | None = None
-    gradients: int = 0
+    gradient: GradientDiff | None = None  # the first that differs, if compared
+    gradients: int = 0  # how many gradients were compared
 
     @property
     def same(self) -> bool:
@@ -87,25 +70,21 @@ class ValueDiff:
         """The finding in one sentence."""
         if self.gradient is not None:
             return str(self.gradient)
-        if self.parted is None and not self.scored:
-            return (
-                f"{self._hidden}one function{self.coarse} as far as these "
-                f"values tell"
-            )
         if self.parted is None:
-            equal = f", {self.gradients} gradients equal" * bool(
-                self.gradients
-            )
-            found = (
-                "scores"
-                if self.only_scores
-                else f"{len(self.pairs)} intermediate values of all layers "
-                f"agree on both sides up to rounding; log-probabilities"
-            )
+            one = f"{self._hidden}one function{self.coarse}"
+            if not self.scored:
+                return f"{one} as far as these values tell"
+            found = "scores"
+            if not self.only_scores:
+                found = (
+                    f"{len(self.pairs)} intermediate values of all layers "
+                    f"agree on both sides up to rounding; log-probabilities"
+                )
+            count = self.gradients
+            equal = f", {count} gradients equal" if count else ""
             return (
-                f"one function{self.coarse}: {found} "
-                f"{self.apart:.1g} apart, rounding can cause up to "
-                f"{self.rounding:.1g}{equal}{self._coverage}"
+                f"{one}: {found} {self.apart:.1g} apart, rounding can cause "
+                f"up to {self.rounding:.1g}{equal}{self._coverage}"
             )
         if self.pairs:
             rounded = any("rounded" in match.how for match in self.weights)
@@ -121,20 +100,15 @@ class ValueDiff:
                 f"{self.parted}; no array is on the left: are weights and "
                 f"tokens the same?"
             )
-        if self.apart <= NEAR * SCORES:
-            return (
-                f"two functions that share no value but nearly their scores: "
-                f"{self.apart:.1g} apart, rounding can cause up to "
-                f"{self.rounding:.1g}"
-            )
         near = "; ".join(
             f"{row.left} and {row.right}, {row.difference:.2g} apart"
             for row in self.nearest
         )
         return (
-            f"two functions that share no value, not even at the embedding: "
-            f"are these the same weights? {self.weights_sentence}; the "
-            f"nearest values: {near or 'none has the size of another'}"
+            f"two functions that share no value, not even at the embedding, "
+            f"scores {self.apart:.2g} apart: are these the same weights? "
+            f"{self.weights_sentence}; the nearest values: "
+            f"{near or 'none has the size of another'}"
         )
 
     @property
@@ -155,18 +129,19 @@ class ValueDiff:
 
     @property
     def _hidden(self) -> str:
-        """The words for two functions whose scores are equal, else ""."""
+        """The words for two functions whose scores do not tell, else ""."""
         alone, count = self.counts[1]
+        of = f"{count} values of {self.names[1]} have"
         if not self.scored:
             return (
-                f"{count - alone} of {count} values of {self.names[1]} have a "
-                f"counterpart, and no scores were compared; "
+                f"{count - alone} of {of} a counterpart, and no scores were "
+                f"compared; "
             )
         if self.parted is None or self.apart > self.rounding:
             return ""
         return (
-            f"two functions: {alone} of {count} values of {self.names[1]} "
-            f"have no counterpart, though rounding explains the scores; "
+            f"two functions: {alone} of {of} no counterpart, though rounding "
+            f"explains the scores; "
         )
 
     @property
@@ -286,10 +261,9 @@ class ValueDiff:
         print_trimmed(
             console, *tables(sections, self.names, wide, whole, numbers or {})
         )
+        alone = [row for s in sections for row in s.rows]
+        folded = sum(None in (row.left, row.right) for row in alone)
         dim = []
-        folded = sum(
-            not (r.left and r.right) for s in sections for r in s.rows
-        )
         if folded and not whole:
             dim.append(f"lines of one side alone: {folded}; --all shows them")
         if self.parted is not None and any(self.alone.values()):

@@ -21,23 +21,15 @@ Index = dict[int, tuple[str, bool, int]]
 
 @dataclass(frozen=True)
 class WeightMatch:
-    """A weight of the right, and what it is on the left.
+    """A weight of the right, and what it is on the left."""
 
-    Attributes:
-        name: of the weight on the right.
-        how: "equal", "transposed", "rows in another order", "halves
-            interleaved", "joined", "part", "zero" or "absent", perhaps with
-            "rounded to bfloat16" behind it.
-        sources: names of the left; of an absent one the nearest.
-        apart: how far an absent one is from the nearest, in sorted order.
-        twins: all names of the left whose numbers are those of an equal one.
-    """
-
-    name: str
+    name: str  # of the weight on the right
+    # "equal", "transposed", "rows in another order", "halves interleaved",
+    # "joined", "part", "zero" or "absent", perhaps with "rounded to bfloat16"
     how: str
-    sources: tuple[str, ...] = ()
-    apart: float | None = None
-    twins: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()  # of the left; of an absent one the nearest
+    apart: float | None = None  # from the nearest, in sorted order
+    twins: tuple[str, ...] = ()  # all of the left with an equal one's numbers
 
 
 def match_weights(left: nn.Module, right: nn.Module) -> list[WeightMatch]:
