@@ -30,13 +30,13 @@ def find_divergence(
     ours, theirs = flows
     lines: set[tuple[object, object]] = {
         (_line(ours.values[n]), _line(theirs.values[r]))
-        for n, r, _ in (*matches.pairs, *matches.moved)
+        for n, r in matches.pairs
     }
     chains = [[flow.same_call(v) for v in flow.starts()] for flow in flows]
     if theirs.recorded:  # few arrays: a later value may stand beside one
         chains[0] = [ours.open[:WIDE] or chains[0][0]]
-    named = {r: n for n, r in matches.named}
-    partner = {r: n for n, r, _ in (*matches.moved, *matches.pairs)} | named
+    named = {r: n for n, r in matches.parted}
+    partner = {r: n for n, r in matches.pairs} | named
     before = {r for chain in chains[1] for r in chain[0].inputs}
     repeats = {
         chain[0].number: [
@@ -66,7 +66,7 @@ def find_divergence(
             found = [near[0]]
         if chain[0].number in named:
             origin = ours.values[named[chain[0].number]]
-            gap = matches.named[origin.number, chain[0].number]
+            gap = matches.parted[origin.number, chain[0].number]
             found = [Fit(origin, chain[0], gap, 0)]
         fits.append(min(found, key=attrgetter("rank")))
     # stable: the first of a rank is first, in a file the first with any
@@ -212,8 +212,7 @@ def _counterparts(
 
     A step that the right leaves out would stand behind one of them.
     """
-    partner = {n: r for n, r, _ in (*matches.moved, *matches.pairs)}
-    _, theirs = flows
+    partner, theirs = dict([*matches.pairs]), flows[1]
     return [
         theirs.values[partner[number]].place
         for chain in chains

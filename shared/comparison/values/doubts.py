@@ -2,7 +2,8 @@
 
 from .flow import ALIKE
 from .layouts import largest, nearest_layout
-from .matching import Matches
+from .matching import Matches, Sides, as_sides
+from .naming import pair_lines
 from .recording import name_of
 from .side import Side, unit_of
 from .value import Value
@@ -10,7 +11,6 @@ from .value import Value
 FINE = 2.0**-40  # units of rounding below hide nothing
 MOST = 0.5  # of a recording's arrays may have no counterpart
 DOUBTED = 1.5  # times what passes as rounding
-Doubts = tuple[set[int], set[int]]
 
 
 def unmatched(side: Side, known: set[int]) -> list[Value]:
@@ -23,7 +23,7 @@ def countable(side: Side) -> list[Value]:
     return [v for v in side.values if not (v.digest.trivial or v.place.inside)]
 
 
-def find_doubts(sides: tuple[Side, Side], matches: Matches) -> Doubts:
+def find_doubts(sides: tuple[Side, Side], matches: Matches) -> Sides:
     """Return the numbers of values that differ by more than rounding.
 
     Each side has them almost, no multiple of them; or one line computes
@@ -33,7 +33,7 @@ def find_doubts(sides: tuple[Side, Side], matches: Matches) -> Doubts:
     """
     left, right = sides
     known = matches.explaining
-    doubts: Doubts = set(), set()
+    doubts: Sides = set(), set()
     alone = unmatched(left, known[0]), unmatched(right, known[1])
     scored = left.scored and right.scored
     if not scored:
@@ -49,9 +49,7 @@ def find_doubts(sides: tuple[Side, Side], matches: Matches) -> Doubts:
     pairs = sorted({*matches.near, *lines})
     ours, theirs = (
         side.keep(numbers) if numbers else {}
-        for side, numbers in zip(
-            sides, ({n for n, _ in pairs}, {r for _, r in pairs}), strict=True
-        )
+        for side, numbers in zip(sides, as_sides(pairs), strict=True)
     )
     for n, r in pairs:
         value, gap = nearest_layout(theirs[r], ours[n], 0.0)
@@ -71,23 +69,9 @@ def _same_lines(
     sides: tuple[Side, Side], alone: tuple[list[Value], list[Value]]
 ) -> list[tuple[int, int]]:
     """Return pairs without counterparts that one line computes."""
-    found = []
-    ours, theirs = map(_by_line, sides)
-    numbers = [{v.number for v in values} for values in alone]
-    for line in ours.keys() & theirs.keys():
-        if len(ours[line]) == len(theirs[line]):
-            for a, b in zip(ours[line], theirs[line], strict=True):
-                alike = a.shape == b.shape and a.number in numbers[0]
-                if alike and b.number in numbers[1]:
-                    found.append((a.number, b.number))
-    return found
-
-
-def _by_line(side: Side) -> dict[str, list[Value]]:
-    """Return what each line computes, as record names it."""
-    found: dict[str, list[Value]] = {}
-    for value in side.values:
-        if not value.place.inside:
-            name = name_of(value.place)
-            found.setdefault(name, []).append(value)
-    return found
+    ours, theirs = ({v.number for v in values} for values in alone)
+    return [
+        (a.number, b.number)
+        for a, b in pair_lines(*sides, lambda p: (name_of(p), p.inside))
+        if a.shape == b.shape and a.number in ours and b.number in theirs
+    ]

@@ -10,7 +10,7 @@ from ...invariants.model.calling import IN_ARRAYS
 from .divergence import find_divergence
 from .doubts import countable, find_doubts, unmatched
 from .flow import Flow
-from .matching import ROUNDING_ALONE, ROUNDING_OF_RECORDINGS, match
+from .matching import ROUNDING_ALONE, ROUNDING_OF_RECORDINGS, as_sides, match
 from .naming import pair_by_name
 from .recording import Recording, out_of_order
 from .rows import MOVED, Row
@@ -41,29 +41,32 @@ def findings(
     matches = match(left, right, tolerance, pair_by_name(sides, named))
     layers = {v.place.layer for side in sides for v in side.values}
     equal = matches.apart <= matches.rounding
-    doubts = find_doubts(sides, matches) if equal else matches.close
-    doubts[0].update(n for n, _ in matches.named)
-    doubts[1].update(r for _, r in matches.named)
+    close = as_sides(matches.near)
+    doubts = find_doubts(sides, matches) if equal else close
+    for found, more in zip(doubts, as_sides(matches.parted), strict=True):
+        found.update(more)
     same = equal and not any(doubts)
-    moved = {n for n, _, _ in matches.moved}
     pairs = [
         Row(
             a.place,
             b.place,
             a.shape,
             apart,
-            MOVED if n in moved else "",
-            (a.number, b.number),
+            MOVED if two in matches.permuted else "",
+            two,
         )
-        for n, r, apart in sorted((*matches.pairs, *matches.moved))
-        for a, b in [(left.values[n], right.values[r])]
+        for two, apart in sorted(matches.pairs.items())
+        for a, b in [(left.values[two[0]], right.values[two[1]])]
         # the inside of an operation, on both sides: no line of either
         if not a.place.inside or not b.place.inside
     ]
-    apart = (
-        {n: difference for n, _, difference in matches.pairs},
-        {r: difference for _, r, difference in matches.pairs},
-    )
+    apart = [
+        {
+            two[i]: matches.equal[two]
+            for two in matches.pairs.keys() & matches.equal.keys()
+        }
+        for i in (0, 1)
+    ]
     others = right.values, left.values
     ours, theirs = map(Flow, sides, matches.explaining, doubts, apart, others)
     alone = {

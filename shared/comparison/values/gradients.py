@@ -21,7 +21,6 @@ class GradientDiff:
     sources: tuple[str, ...]  # of the left's
     apart: float  # the largest difference, in sorted order
     size: float  # of the left's largest number
-    compared: int  # how many gradients were compared
     detached: tuple[Place, ...]  # lines of the right that detach a value
 
     def __str__(self) -> str:
@@ -58,23 +57,23 @@ def first_difference(
     order = {name: i for i, name in enumerate(theirs)}
     count = 0
     for match in sorted(matches, key=lambda m: order.get(m.name, len(order))):
-        if match.how in ("absent", "zero", "part"):
-            continue
         parts = [ours[s].flatten() for s in match.sources if s in ours]
-        if len(parts) < len(match.sources):
+        if match.how in ("absent", "zero", "part") or len(parts) < len(
+            match.sources
+        ):
             continue
         left = torch.cat(parts).double()
         right = theirs.get(match.name, torch.zeros(left.numel())).double()
         if left.numel() != right.numel():
             continue
         count += 1
-        apart, size = sorted_apart(left, right), largest(left)
-        for twin in match.twins:  # the value tells which of them it is
-            other = ours.get(twin, left).flatten().double()
-            apart = min(apart, sorted_apart(other, right))
+        # the value tells which of several of the same numbers it is
+        twins = [ours[twin].double() for twin in match.twins if twin in ours]
+        apart = min(sorted_apart(one, right) for one in (left, *twins))
+        size = largest(left)
         if apart > UNITS * unit * max(size, largest(right)):
             found = GradientDiff(
-                match.name, match.sources, apart, size, count, tuple(detached)
+                match.name, match.sources, apart, size, tuple(detached)
             )
             return found, count
     return None, count

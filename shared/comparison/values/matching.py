@@ -1,8 +1,9 @@
 """Which values of two runs are the same, whatever their layout."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate, groupby
 
 import numpy as np
@@ -30,44 +31,66 @@ TIMES_MEASURED, ROUNDING_MEASURED = 8, 4
 AT_ONCE = 2**27  # numbers that are kept of one side at a time: 1 GiB
 
 
-@dataclass(frozen=True)
+Pairs = dict[tuple[int, int], float]  # of numbers, and how far apart
+Sides = tuple[set[int], set[int]]  # numbers of the left and of the right
+
+
+@dataclass
 class Matches:
-    """What matching two recordings found."""
+    """What matching two recordings found: pairs of a left and a right value.
 
-    # numbers of a value on the left and on the right, and their largest
-    # absolute difference, in the order of the left
-    pairs: Sequence[tuple[int, int, float]]
-    # the same of values whose numbers are equal in another order
-    moved: Sequence[tuple[int, int, float]]
-    # numbers of each side whose value is on the other, those computed twice
-    # included
-    seen: tuple[set[int], set[int]]
-    # the same of those whose numbers are there in another order
-    permuted: tuple[set[int], set[int]]
-    # numbers on the left and on the right of values that are almost equal,
-    # by more than rounding, and have no other counterpart
-    near: Sequence[tuple[int, int]]
+    Differences are the largest absolute ones.
+    """
+
+    named: Sequence[tuple[int, int]]  # pairs that the user named
+    scores: tuple[int, int]  # of both sides' log-probabilities
+    equal: Pairs = field(default_factory=dict)
+    permuted: Pairs = field(default_factory=dict)  # equal in another order
+    far: Pairs = field(default_factory=dict)  # by more than rounding
     # what passes as rounding, of values of the left
-    tolerance: Mapping[int, float]
-    # how far the log-probabilities are apart, and what rounding explains; 0
-    # where a side has no scores
-    apart: float
-    rounding: float
-    # pairs that the user named and that differ by more than rounding
-    named: Mapping[tuple[int, int], float]
+    tolerance: dict[int, float] = field(default_factory=dict)
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """Each value with one other, those in another order behind."""
+        ours, theirs = map(set, as_sides(self.equal))
+        pairs = _one_to_one(self.equal, (set(), set()))
+        return pairs | _one_to_one(self.permuted, (ours, theirs))
 
     @property
-    def close(self) -> tuple[set[int], set[int]]:
-        """The numbers of each side whose value the other almost has."""
-        return {n for n, _ in self.near}, {r for _, r in self.near}
+    def apart(self) -> float:
+        """How far the log-probabilities are apart."""
+        found = self.equal | self.permuted | self.far
+        return found.get(self.scores, 0.0)
 
     @property
-    def explaining(self) -> tuple[set[int], set[int]]:
+    def rounding(self) -> float:
+        """How far rounding may bring them; 0 where a side has no scores."""
+        return self.tolerance.get(self.scores[0], 0.0)
+
+    @property
+    def parted(self) -> Pairs:
+        """Pairs that the user named and that differ."""
+        return {two: self.far[two] for two in self.named if two in self.far}
+
+    @property
+    def explaining(self) -> Sides:
         """The numbers of each side that the other has in any order."""
-        return (
-            (self.seen[0] | self.permuted[0]) - {n for n, _ in self.named},
-            (self.seen[1] | self.permuted[1]) - {r for _, r in self.named},
-        )
+        found = as_sides(self.equal | self.permuted)
+        named = as_sides(self.parted)
+        return found[0] - named[0], found[1] - named[1]
+
+    @property
+    def near(self) -> list[tuple[int, int]]:
+        """Values almost equal, by more than rounding, with no counterpart."""
+        ours, theirs = as_sides(self.equal | self.permuted)
+        return [(n, r) for n, r in self.far if not (n in ours or r in theirs)]
+
+
+def as_sides(pairs: Iterable[tuple[int, int]]) -> Sides:
+    """Return the numbers of each side in some pairs."""
+    pairs = [*pairs]
+    return {n for n, _ in pairs}, {r for _, r in pairs}
 
 
 def match(
@@ -92,52 +115,28 @@ def match(
     near = max(NEAR, NEAR_UNITS * eps, 2 * tolerance)
     candidates = _propose(left.values, right.values, near)
     scores = left.normalised, right.normalised
-    forced = [*named]
+    forced = {*named}
     if left.scored and right.scored:
-        forced += [(left.last, right.last), scores]
-    for ours, theirs in forced:
+        forced |= {(left.last, right.last), scores}
+    for ours, theirs in sorted(forced):
         if theirs not in candidates.setdefault(ours, []):
             candidates[ours].append(theirs)
-    measured = Measured({}, {}, {}, {}, {*forced})
+    found = Matches(named, scores)
     bounds = tolerance, near, in_float64(left)
     for numbers in _batches(left.values, sorted(candidates)):
         chosen = {number: candidates[number] for number in numbers}
-        _measure(left, right, chosen, measured, bounds)
-    seen = {n for n, _ in measured.equal}, {r for _, r in measured.equal}
-    taken = set[int](), set[int]()
-    pairs = _one_to_one(measured.equal, taken)
-    taken[0].update(seen[0])
-    taken[1].update(seen[1])
-    moved = _one_to_one(measured.moved, taken)
-    permuted = {n for n, _ in measured.moved}, {r for _, r in measured.moved}
-    known, others = taken[0] | permuted[0], taken[1] | permuted[1]
-    near_ones = [
-        (n, r) for n, r in measured.far if not (n in known or r in others)
-    ]
-    found = measured.equal | measured.moved | measured.far
-    return Matches(
-        pairs,
-        moved,
-        seen,
-        permuted,
-        near_ones,
-        measured.tolerance,
-        found.get(scores, 0.0),
-        measured.tolerance.get(left.normalised, 0.0),
-        {(n, r): found[n, r] for n, r in named if (n, r) in measured.far},
-    )
+        _measure(left, right, chosen, forced, found, bounds)
+    return found
 
 
-def _one_to_one(
-    found: Mapping[tuple[int, int], float], taken: tuple[set[int], set[int]]
-) -> list[tuple[int, int, float]]:
+def _one_to_one(found: Pairs, taken: Sides) -> Pairs:
     """Return pairs of values that are in no pair before."""
-    pairs = []
-    for (ours, theirs), apart in sorted(found.items()):
-        if ours not in taken[0] and theirs not in taken[1]:
-            pairs.append((ours, theirs, apart))
-            taken[0].add(ours)
-            taken[1].add(theirs)
+    pairs = {}
+    for two, apart in sorted(found.items()):
+        if two[0] not in taken[0] and two[1] not in taken[1]:
+            pairs[two] = apart
+            taken[0].add(two[0])
+            taken[1].add(two[1])
     return pairs
 
 
@@ -204,22 +203,12 @@ def _batches(
         yield [number for number, _ in batch]
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Differences of candidates, and what passes as rounding."""
-
-    equal: dict[tuple[int, int], float]
-    moved: dict[tuple[int, int], float]  # equal in another order
-    far: dict[tuple[int, int], float]  # by more than rounding
-    tolerance: dict[int, float]  # of values of the left
-    forced: set[tuple[int, int]]  # compared whatever their digests
-
-
 def _measure(
     left: Side,
     right: Side,
     candidates: Mapping[int, Sequence[int]],
-    measured: Measured,
+    forced: set[tuple[int, int]],
+    found: Matches,
     bounds: tuple[float, float, Exact | None],
 ) -> None:
     """Add the differences of candidates."""
@@ -228,7 +217,7 @@ def _measure(
         n for n, others in candidates.items() if right.coarse & {*others}
     }
     enough = _tolerances(left, right, kept, coarse, bounds)
-    measured.tolerance.update(enough)
+    found.tolerance.update(enough)
     by_right: dict[int, list[int]] = {}
     for ours, others in candidates.items():
         for theirs in others:
@@ -241,15 +230,15 @@ def _measure(
             # a mark may be the tensor's next number: the marks only propose
             within = 2 * enough[ours]
             alike = left.values[ours].digest.distance(digest) <= within
-            found, apart = measured.far, math.inf
-            if alike or (ours, theirs) in measured.forced:
+            kind, apart = found.far, math.inf
+            if alike or (ours, theirs) in forced:
                 apart = difference(kept[ours], mine, enough[ours])
-                found = measured.equal if apart <= enough[ours] else found
-            if alike and found is measured.far:
+                kind = found.equal if apart <= enough[ours] else kind
+            if alike and kind is found.far:
                 gap = sorted_apart(kept[ours], mine)
                 if gap <= enough[ours]:
-                    found, apart = measured.moved, gap
-            found[ours, theirs] = apart
+                    kind, apart = found.permuted, gap
+            kind[ours, theirs] = apart
 
     right.visit(by_right, compare)
 

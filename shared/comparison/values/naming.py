@@ -1,9 +1,11 @@
-"""A user's table of names: which value of the left is which of the right."""
+"""Values paired by names: those of a user's table, or of their lines."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 
+from ...invariants.places import Place
 from .recording import name_of
 from .side import Side
+from .value import Value
 
 LAYER = "{i}"  # in a name stands for the number of each layer
 
@@ -46,3 +48,17 @@ def _numbers(side: Side, name: str, layer: int | None) -> list[int]:
         and not v.place.inside
         and (layer is None or LAYER in name or v.place.layer == layer)
     ]
+
+
+def pair_lines(
+    left: Side, right: Side, name: Callable[[Place], Hashable]
+) -> Iterator[tuple[Value, Value]]:
+    """Yield values of lines of one name that both sides run as often."""
+    found: tuple[dict[Hashable, list[Value]], ...] = ({}, {})
+    for lines, side in zip(found, (left, right), strict=True):
+        for value in side.values:
+            lines.setdefault(name(value.place), []).append(value)
+    for line, values in found[0].items():
+        others = found[1].get(line, [])
+        if len(values) == len(others):
+            yield from zip(values, others, strict=True)

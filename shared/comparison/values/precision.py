@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from .naming import pair_lines
 from .side import Side
 
 
@@ -13,14 +14,9 @@ class Exact:
 
     def __init__(self, side: Side, run: Side):
         self.run = run
-        here, there = _by_line(side), _by_line(run)
         # a line that casts may compute in one of the two runs alone
-        self.numbers = {
-            number: there[line][i]
-            for line, numbers in here.items()
-            if len(numbers) == len(there.get(line, ()))
-            for i, number in enumerate(numbers)
-        }
+        pairs = pair_lines(side, run, lambda place: place)
+        self.numbers = {ours.number: theirs.number for ours, theirs in pairs}
         self.numbers[side.normalised] = run.normalised
 
     def visit(
@@ -40,13 +36,3 @@ def in_float64(side: Side) -> Exact | None:
     except ValueError:
         return None
     return Exact(side, run) if run.doubled else None
-
-
-def _by_line(side: Side) -> dict[object, list[int]]:
-    """Return the numbers of what each line computes, in the order of a run."""
-    found: dict[object, list[int]] = {}
-    for value in side.values:
-        place = value.place
-        line = place.path, place.line, place.span, place.op, place.inside
-        found.setdefault((*line, place.layer), []).append(value.number)
-    return found

@@ -111,11 +111,17 @@ class Recording(Side):
         wide = [
             array.size(-1)
             for name, array in self.arrays.items()
-            if array.numel() == self.tokens.numel() * array.size(-1)
-            and array.size(-1) > int(self.tokens.max())
-            and self.named_scores in (None, name)
+            if self._may_be_scores(name, array, int(self.tokens.max()) + 1)
         ]
         return wide[-1] if wide else None
+
+    def _may_be_scores(self, name: str, array: Tensor, vocab: int) -> bool:
+        """Whether an array has the size of scores, perhaps padded as in C."""
+        return (
+            array.numel() == self.tokens.numel() * array.size(-1)
+            and array.size(-1) >= vocab
+            and self.named_scores in (None, name)
+        )
 
     def may_be_of(self, kind: torch.dtype) -> bool:
         """Whether float32 arrays, but log-probabilities, hold 16 bits."""
@@ -145,26 +151,24 @@ class Recording(Side):
             self._fill_in(self.top, other)
         sizes = {math.prod(value.shape) for value in others}
         layers = len({value.place.layer for value in others} - {None})
-        rows = self.tokens.numel()
         pieces: list[tuple[str, int | None, Tensor]] = []
         for layered, group in groupby(
             self.arrays.items(),
             key=lambda item: self._holds(item[1], layers, sizes),
         ):
             members = [*group]
-            pieces += [
-                (name, i, array if i is None else array[i])
-                for i in (range(layers) if layered else [None])
-                for name, array in members
-            ]
+            if not layered:
+                pieces += [(name, None, array) for name, array in members]
+                continue
+            for i in range(layers):
+                pieces += [(name, i, array[i]) for name, array in members]
         self.tensors: list[Tensor] = []
         self.values: list[Value] = []
+        shape = *self.tokens.shape, vocab_size
         wide = {
-            i: array[..., :vocab_size].reshape(*self.tokens.shape, vocab_size)
+            i: array[..., :vocab_size].reshape(shape)
             for i, (name, _, array) in enumerate(pieces)
-            if array.size(-1) >= vocab_size  # C pads its vocabulary
-            and array.numel() == rows * array.size(-1)
-            and self.named_scores in (None, name)
+            if self._may_be_scores(name, array, vocab_size)
         }
         like: list[int] = []
         if other is not None and other.scored:
@@ -188,20 +192,18 @@ class Recording(Side):
         self.last = self.normalised = scores
         self.dtypes = {self.dtype: (self.values[0].place, False)}
         self.scored = bool(wide)
-        if not wide:
-            plain = all(value.digest.trivial for value in self.values)
-            if plain or self.named_scores:
-                of = f" in {self.named_scores!r}" if self.named_scores else ""
-                raise ValueError(
-                    f"{self.path} has no scores{of}: an array of "
-                    f"{' x '.join(map(str, (*self.tokens.shape, vocab_size)))}"
-                )
-            return
-        log_probs, step = _log_probs(self.tensors[scores])
-        if step and self.top is None:
-            name = self.values[scores].place.function
-            self._add(f"{name} ({step})", None, log_probs)
-            self.normalised = len(self.values) - 1
+        if wide:
+            log_probs, step = _log_probs(self.tensors[scores])
+            if step and self.top is None:
+                name = self.values[scores].place.function
+                self._add(f"{name} ({step})", None, log_probs)
+                self.normalised = len(self.values) - 1
+        elif self.named_scores or all(v.digest.trivial for v in self.values):
+            of = f" in {self.named_scores!r}" if self.named_scores else ""
+            size = " x ".join(map(str, shape))
+            raise ValueError(
+                f"{self.path} has no scores{of}: an array of {size}"
+            )
 
     def _fill_in(self, top: Tensor, other: Side | None) -> None:
         """Give the k log-probabilities the other side's for other tokens."""
@@ -225,23 +227,21 @@ class Recording(Side):
             return array
         above = torch.ones(time, time, dtype=torch.bool).triu(1)
         below = array.masked_fill(above, -torch.inf)
-        far = [
-            min((o.digest.distance(digest(a)) for o in others), default=0.0)
-            for a in (array, below)
-        ]
-        return below if far[1] < far[0] else array
+
+        def far(array: Tensor) -> float:
+            known = digest(array)
+            return min((o.digest.distance(known) for o in others), default=0.0)
+
+        return below if far(below) < far(array) else array
 
     def _holds(self, array: Tensor, layers: int, sizes: set[int]) -> bool:
         """Whether an array holds a value of each layer."""
         rows_too = layers == len(self.tokens) and array.numel() in sizes
         scores = array.numel() == self.tokens.numel() * array.size(-1)
         return (
-            array.dim() > 1
-            and not scores
-            and layers > 1
-            and array.size(0) == layers
+            len(array) == layers > 1
             and array.numel() // layers in sizes
-            and not rows_too
+            and not (scores or rows_too)
         )
 
     def _add(self, name: str, layer: int | None, array: Tensor) -> None:
@@ -250,21 +250,11 @@ class Recording(Side):
         if layer is None and said is not None:
             layer = int(said[1])
         place = Place(str(self.path), 0, "", name, layer=layer)
-        value = Value(
-            number=number,
-            event=number,
-            place=place,
-            shape=tuple(real(array).shape),
-            dtype=array.dtype,
-            inputs=(),
-            view=False,
-            own_step=False,
-            stack=((name, number),),
-            digest=digest(array),
-            moves=(),
-            constant=False,
+        shape, stack = tuple(real(array).shape), ((name, number),)
+        known = digest(array)
+        self.values.append(
+            Value(number, number, place, shape, array.dtype, known, stack)
         )
-        self.values.append(value)
         self.tensors.append(array)
 
     def module(self) -> None:

@@ -46,9 +46,8 @@ class Digest:
 
     def scale_of(self, other: "Digest") -> float | None:
         """Return c where the other value may be c times this one."""
-        if self.trivial or other.trivial:
-            return None
-        if (self.finite, self.other) != (other.finite, other.other):
+        alike = (self.finite, self.other) == (other.finite, other.other)
+        if self.trivial or other.trivial or not alike:
             return None
         ours, theirs = self.marks / self.size, other.marks / other.size
         for sign, marks in ((1.0, theirs), (-1.0, -theirs[::-1])):
@@ -66,16 +65,17 @@ class Value:
     place: Place  # where it is computed
     shape: tuple[int, ...]  # of the tensor
     dtype: torch.dtype  # of the tensor
-    inputs: tuple[int, ...]  # numbers of the values that it is computed from
-    view: bool  # whether it is only a part of its input, seen on its own
+    digest: Digest  # what is kept of it
+    stack: Stack  # the way to it from the model's call
+    # numbers of the values that it is computed from
+    inputs: tuple[int, ...] = ()
+    view: bool = False  # whether it is only a part of its input
     # whether it is also a step inside its own operation: a norm without
     # weights is its normalised input
-    own_step: bool
-    stack: Stack  # the way to it from the model's call
+    own_step: bool = False
     # the lines that laid its inputs out anew: views, transposes, copies
-    moves: tuple[Place, ...]
-    constant: bool  # whether no token leads to it
-    digest: Digest  # what is kept of it
+    moves: tuple[Place, ...] = ()
+    constant: bool = False  # whether no token leads to it
 
     @property
     def call(self) -> object:
