@@ -1,6 +1,6 @@
 """A likely cause of a fault, where a factor betrays it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from torch import Tensor
 
@@ -9,7 +9,7 @@ from .layouts import difference, nearest_layout
 CLOSE = 1e-5  # relative: a factor so close to a root is that root
 
 
-def likely_cause(factor: float | None, widths: Iterable[int]) -> str:
+def likely_cause(factor: float | None, widths: Collection[int]) -> str:
     """Return what a factor between two values suggests, or "".
 
     2.828 is the root of 8, the width of a head: the scores lack their
@@ -20,20 +20,18 @@ def likely_cause(factor: float | None, widths: Iterable[int]) -> str:
         factor: the right's numbers are so many times the left's.
         widths: sizes of axes of the values around.
     """
-    if factor is None or abs(abs(factor) - 1) < CLOSE:
+    if factor is None or factor <= 0:
         return ""
-    for width in sorted({*widths} - {0, 1}):
-        for power, words in ((0.5, "the root of "), (1.0, "")):
-            size = width**power
-            for times, missing in ((size, "/"), (1 / size, "*")):
-                if abs(factor / times - 1) < CLOSE:
-                    root = f"sqrt({width})" if power < 1 else str(width)
-                    inverse = "" if times > 1 else "1 / "
-                    return (
-                        f"{inverse}{size:.4g} is {inverse}{words}{width}: is "
-                        f"a factor {'1 / ' if missing == '/' else ''}{root} "
-                        f"missing?"
-                    )
+    size = max(factor, 1 / factor)
+    over, under = ("", "1 / ") if factor > 1 else ("1 / ", "")
+    for power, root, name in ((2, "the root of ", "sqrt({})"), (1, "", "{}")):
+        width = round(size**power)
+        near = abs(size / width ** (1 / power) - 1) < CLOSE
+        if near and width > 1 and width in widths:
+            return (
+                f"{over}{size:.4g} is {over}{root}{width}: is a factor "
+                f"{under}{name.format(width)} missing?"
+            )
     return ""
 
 
@@ -46,9 +44,6 @@ def own_input(
     gap = nearest_layout(right, left, 0.0)[0] - left
     for value in inputs:
         near = CLOSE * float(value.abs().max())
-        if value.numel() == gap.numel() and (
-            difference(value, gap, near) <= near
-            or difference(value, -gap, near) <= near
-        ):
+        if any(difference(value, c * gap, near) <= near for c in (1, -1)):
             return "they differ by its input: 1 + weight on one side?"
     return ""

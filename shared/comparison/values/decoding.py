@@ -1,7 +1,7 @@
 """Decoding with a cache against the full pass of the same model."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -52,14 +52,12 @@ class CacheDiff:
             )
         where = ""
         if self.line is not None:
-            layer = self.line.place.layer
-            where = f" at {self.line}"
-            where += self.line.place.site
-            where += "" if layer is None else f", layer {layer}"
+            place = self.line.place
+            layer = "" if place.layer is None else f", layer {place.layer}"
             size = f"its value is {self.line.apart:.2g} apart"
             if self.line.kept:
                 size = "it keeps {} of {} positions".format(*self.line.kept)
-            where += f": {size}"
+            where = f" at {self.line}{place.site}{layer}: {size}"
         fed = "one by one"
         if max(self.fed) > 1:
             more = " + ..." * (len(self.fed) > 3)
@@ -72,12 +70,11 @@ class CacheDiff:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
-        place = self.line and self.line.place.to_dict()
-        found = {**vars(self)}
-        del found["line"]
+        line = self.line
+        found = {k: v for k, v in vars(self).items() if k != "line"}
         return found | {
-            "place": place,
-            "inner": self.line and self.line.apart,
+            "place": line and line.place.to_dict(),
+            "inner": line and line.apart,
             "same": self.same,
             "sentence": self.sentence,
         }
@@ -131,9 +128,7 @@ def diff_cache(
                 raise SkipCheck(f"no cache was found{reason}")
             decoder.require_reset(subject.lengths.fit(4), subject.generator())
             return _compare(decoder, given.to(subject.device))
-    except SkipCheck as error:
-        raise ValueError(f"{subject.name}: {error}") from None
-    except AssertionError as error:
+    except (SkipCheck, AssertionError) as error:
         raise ValueError(f"{subject.name}: {error}") from error.__cause__
 
 
@@ -145,11 +140,8 @@ def _compare(decoder: Comparison, tokens: Tensor) -> CacheDiff:
     found: list[CacheDiff] = []
     full = decoder.full(tokens)
     forward = partial(decoder.full, tokens)
-    for fed in (
-        [1] * time,
-        [half, *[1] * (time - half)],
-        [half, time - half],
-    ):
+    ones = [1] * time
+    for fed in (ones, [half, *ones[half:]], [half, time - half]):
         several = max(fed[1:]) > 1
         if several and decoder.convention.one_at_a_time:
             continue
@@ -165,19 +157,20 @@ def _compare(decoder: Comparison, tokens: Tensor) -> CacheDiff:
                     return first
             raise
         gap = decoder.first_gap(forward, decode, (full, decoded))
-        row = gap.at[0] if gap else 0
+        row, position = gap.at if gap else (0, None)
         sizes = gaps(full, decoded)[row].tolist()
         known = decoder.scored.tolist()
-        one = CacheDiff(
-            decoder.convention.says,
-            tokens[row].tolist(),
-            fed,
-            [a if b else None for a, b in zip(sizes, known, strict=True)],
-            floor(full),
+        found.append(
+            CacheDiff(
+                decoder.convention.says,
+                tokens[row].tolist(),
+                fed,
+                [a if b else None for a, b in zip(sizes, known, strict=True)],
+                floor(full),
+                position,
+                gap and decoder.first_line(tokens, fed, gap.at[1]),
+            )
         )
         if gap is not None:
-            position = gap.at[1]
-            line = decoder.first_line(tokens, fed, position)
-            return replace(one, position=position, line=line)
-        found.append(one)
+            return found[-1]
     return found[0]

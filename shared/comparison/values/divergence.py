@@ -37,37 +37,33 @@ def find_divergence(
         chains[0] = [ours.open[:WIDE] or chains[0][0]]
     named = {r: n for n, r in matches.parted}
     partner = {r: n for n, r in matches.pairs} | named
-    before = {r for chain in chains[1] for r in chain[0].inputs}
+    starts = [chain[0] for chain in chains[1]]
     repeats = {
-        chain[0].number: [
-            v for v in theirs.repeats_before(chain[0]) if v.number in partner
+        start.number: [
+            v for v in theirs.repeats_before(start) if v.number in partner
         ]
-        for chain in chains[1]
+        for start in starts
     }
+    before = {r for start in starts for r in start.inputs}
     before |= {v.number for found in repeats.values() for v in found}
+    sources = {partner[r] for r in before if r in partner}
     kept = [
-        side.keep({v.number for values in chain for v in values} | more)
+        side.keep(more.union(*([v.number for v in c] for c in chain)))
         for side, chain, more in zip(
-            sides,
-            chains,
-            (
-                {partner[r] for r in before if r in partner}
-                | {*named.values()},
-                before,
-            ),
-            strict=True,
+            sides, chains, (sources | {*named.values()}, before), strict=True
         )
     ]
     fits: list[Fit] = []
     own = [value for chain in chains[0] for value in chain]
-    for chain in chains[1]:
-        found = [_comparable((its, chain), kept, lines) for its in chains[0]]
-        if theirs.recorded and (near := _nearest_of(chain[0], own, kept)):
-            found = [near[0]]
-        if chain[0].number in named:
-            origin = ours.values[named[chain[0].number]]
-            gap = matches.parted[origin.number, chain[0].number]
-            found = [Fit(origin, chain[0], gap, 0)]
+    for start, chain in zip(starts, chains[1], strict=True):
+        near = _nearest_of(start, own, kept) if theirs.recorded else []
+        found = near[:1] or [
+            _comparable((its, chain), kept, lines) for its in chains[0]
+        ]
+        if start.number in named:
+            origin = ours.values[named[start.number]]
+            gap = matches.parted[origin.number, start.number]
+            found = [Fit(origin, start, gap, 0)]
         fits.append(min(found, key=attrgetter("rank")))
     # stable: the first of a rank is first, in a file the first with any
     fits.sort(key=lambda fit: fit.rank == 2 if theirs.recorded else fit.rank)
@@ -196,9 +192,8 @@ def _step_before(
     chains: Sequence[Sequence[Value]], left: Value
 ) -> Place | None:
     """Return a step of the left alone that leads to a value, if any."""
-    for chain in chains:
-        start = chain[0]
-        if left in chain[1:] and _line(start)[:2] != _line(left)[:2]:
+    for start, *others in chains:
+        if left in others and _line(start)[:2] != _line(left)[:2]:
             return start.place
     return None
 

@@ -68,11 +68,10 @@ class Flow:
         }
         self.explained = self._backwards() - close | self.known
         for value in self.values:
-            moves = value.view or value.place.op in MOVES
+            moved = moves(value) and value.inputs
             plain = value.constant and not _near_a_constant(value, others)
-            if ((moves and value.inputs) or plain) and (
-                self.explained.issuperset(value.inputs)
-            ):
+            given = self.explained.issuperset(value.inputs)
+            if given and (moved or plain):
                 self.explained.add(value.number)
         self.explained |= {
             v.number for v in heads if self.explained.issuperset(v.inputs)
@@ -123,7 +122,7 @@ class Flow:
             before = self.values[number]
             if number in self.differences:
                 apart.append(self.differences[number])
-            elif before.place.op in MOVES or before.view:
+            elif moves(before):
                 further = self.inputs_apart(before)
                 if further is None:
                     return None
@@ -136,7 +135,7 @@ class Flow:
         """Yield the lines that laid a value's inputs out, nearest first."""
         for number in reversed(value.inputs):
             before = self.values[number]
-            if before.place.op in MOVES or before.view:
+            if moves(before):
                 yield before.place
                 yield from self.moves_to(before)
         yield from reversed(value.moves)
@@ -150,7 +149,7 @@ class Flow:
         """Yield what holds numbers several times on the way to a value."""
         for number in value.inputs:
             before = self.values[number]
-            if before.place.op not in MOVES and not before.view:
+            if not moves(before):
                 continue
             if len(before.inputs) == 1 and self.times(before) > 1:
                 yield before
@@ -163,9 +162,8 @@ class Flow:
         """
         for number in value.inputs:
             before = self.values[number]
-            moves = before.place.op in MOVES or before.view
             plain = before.constant or before.digest.trivial
-            if not moves or plain or number in self.known:
+            if not moves(before) or plain or number in self.known:
                 continue
             if self.known.issuperset(before.inputs) and self.cuts(before):
                 yield before
@@ -193,10 +191,8 @@ class Flow:
         for theirs in other.values:
             scale = theirs.digest.scale_of(value.digest)
             if scale is not None and abs(scale - 1) > 1e-6:
-                times = _in_words(scale)
-                return (
-                    f"equals a result of {_line(theirs.place)} times {times}"
-                )
+                of = f"{_line(theirs.place)} times {_in_words(scale)}"
+                return f"equals a result of {of}"
         if value.number not in self.used:
             return "no part of the scores"
         if value.number not in self.explained:
@@ -211,22 +207,19 @@ class Flow:
 
     def _backwards(self) -> set[int]:
         """Return the known numbers, and those that lead to them."""
-        found = set(self.known)
-        parts: dict[int, list[int]] = {}
-        others: dict[int, list[int]] = {}
+        parts: dict[int, set[int]] = {}
+        others: dict[int, set[int]] = {}
         for value in self.values:
             for number in value.inputs if value.number in self.used else ():
                 whole = math.prod(self.values[number].shape)
                 part = value.view and math.prod(value.shape) < whole
-                # the parts of a product are known with the product
-                (parts if part else others).setdefault(number, []).append(
-                    value.number
-                )
-        for value in reversed(self.values):
-            number = value.number
-            if not found.isdisjoint(others.get(number, [])) or (
-                number in parts and found.issuperset(parts[number])
-            ):
+                users = parts if part else others
+                users.setdefault(number, set()).add(value.number)
+        found = set(self.known)
+        for number in reversed(range(len(self.values))):
+            # the parts of a product are known with the product
+            some = found & others.get(number, set())
+            if some or (number in parts and found >= parts[number]):
                 found.add(number)
         return found
 
@@ -237,6 +230,11 @@ class Flow:
             if value.number in found:
                 found.update(value.inputs)
         return found
+
+
+def moves(value: Value) -> bool:
+    """Whether a value has only numbers of its input."""
+    return value.view or value.place.op in MOVES
 
 
 def _near_a_constant(value: Value, others: Sequence[Value]) -> bool:
@@ -259,10 +257,8 @@ def _line(place: Place) -> str:
 
 def _in_words(scale: float) -> str:
     """Return a factor, as a root where it may be that of a width."""
-    if 1e-3 < scale < 1e3:
-        square = max(scale, 1 / scale) ** 2
-        width = round(square)
-        near = abs(square - width) < 1e-6 * width
-        if near and math.isqrt(width) ** 2 != width:
-            return f"\u221a{width}" if scale > 1 else f"1/\u221a{width}"
+    width = round(max(scale, 1 / scale) ** 2)
+    near = abs(max(scale, 1 / scale) ** 2 - width) < 1e-6 * width
+    if 1e-3 < scale < 1e3 and near and math.isqrt(width) ** 2 != width:
+        return f"\u221a{width}" if scale > 1 else f"1/\u221a{width}"
     return f"{scale:.4g}"

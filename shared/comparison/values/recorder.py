@@ -136,7 +136,7 @@ class Recorder(Operations):
         inputs += self._note_steps(formula(*args, **kwargs), steps, operands)
         schema = getattr(func, "_schema", None)
         for result in results:
-            changed = _among(result, operands)
+            changed = any(result is operand for operand in operands)
             mutable = brought or schema is None or schema.is_mutable
             if changed and not mutable:
                 continue  # as .to() of a tensor that is so already
@@ -260,12 +260,13 @@ class Recorder(Operations):
 
     def _note_dtype(self, single: Tensor, name: str) -> None:
         """Keep the first line that computes a single number of a dtype."""
-        if single.dtype in self.dtypes or single.numel() != 1:
+        kind = single.dtype
+        if kind in self.dtypes or single.numel() != 1:
             return
-        number = float(single)
-        exact = (math.frexp(number)[0] * EXACT).is_integer()
-        if math.isfinite(number) and not exact:  # no mask, no power of two
-            self.dtypes[single.dtype] = self._find_place(name)[0], True
+        share, _ = math.frexp(float(single))
+        # no mask, no power of two
+        if math.isfinite(share) and not (share * EXACT).is_integer():
+            self.dtypes[kind] = self._find_place(name)[0], True
 
     def _known(self, tensors: list[Tensor]) -> list[int]:
         """Return the numbers of those tensors that are values."""
@@ -273,27 +274,20 @@ class Recorder(Operations):
 
     def _note_heads(self, value: Tensor, place: Place) -> None:
         """Note each head of a (batch, heads, time, size) value."""
-        if not self.by_heads or value.dim() != 4 or value.size(1) == 1:
+        number = self.numbers.get(value)
+        many = value.dim() == 4 and value.size(1) > 1
+        if not (self.by_heads and many) or number is None:
             return
-        if value not in self.numbers:
-            return
-        number = self.numbers[value]
         context = self.stack, self.laid
         if self.values:  # where the whole value comes from
-            place, self.stack = (
-                self.values[number].place,
-                self.values[number].stack,
-            )
+            whole = self.values[number]
+            place, self.stack = whole.place, whole.stack
         self.laid = []
         step = f"{place.inside}, " if place.inside else ""
         for head in range(value.size(1)):
             inside = replace(place, inside=f"{step}head {head}")
             self.note(value[:, head], inside, [number], view=True)
         self.stack, self.laid = context
-
-
-def _among(tensor: Tensor, others: list[Tensor]) -> bool:
-    return any(tensor is other for other in others)
 
 
 def _same_storage(a: Tensor, b: Tensor) -> bool:
