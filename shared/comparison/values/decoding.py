@@ -13,7 +13,7 @@ from ...invariants.decoding.compared import Comparison
 from ...invariants.errors import ModelRaised, SkipCheck
 from ...invariants.lines import Line
 from ...invariants.rounding import floor, gaps
-from .given import DRAWN, Model, as_tokens, drawn, require_fit, subject_of
+from .given import DRAWN, Model, as_tokens, fitting, subject_of
 
 ROWS = 2  # of drawn tokens: a cache may mix its rows up
 
@@ -111,11 +111,9 @@ def diff_cache(
     subject = subject_of(
         model, (ROWS, length), vocab_size, at=None, cache=cache
     )
-    vocab, longest = subject.vocab_size, subject.block_size
-    if given is None:
-        rows = subject.fit_rows(ROWS)
-        given = drawn(vocab, rows * longest).view(rows, longest)
-    require_fit(given, longest, vocab)
+    given = fitting(
+        given, subject.block_size, subject.vocab_size, subject.fit_rows(ROWS)
+    )
     if given.size(1) < 2:
         raise ValueError("decoding takes at least 2 tokens, got 1")
     try:
@@ -158,6 +156,7 @@ def _compare(decoder: Comparison, tokens: Tensor) -> CacheDiff:
             raise
         gap = decoder.first_gap(forward, decode, (full, decoded))
         row, position = gap.at if gap else (0, None)
+        line = decoder.first_line(tokens, fed, gap.at[1]) if gap else None
         sizes = gaps(full, decoded)[row].tolist()
         known = decoder.scored.tolist()
         found.append(
@@ -168,7 +167,7 @@ def _compare(decoder: Comparison, tokens: Tensor) -> CacheDiff:
                 [a if b else None for a, b in zip(sizes, known, strict=True)],
                 floor(full),
                 position,
-                gap and decoder.first_line(tokens, fed, gap.at[1]),
+                line,
             )
         )
         if gap is not None:

@@ -20,7 +20,7 @@ from .findings import findings
 from .given import (
     Model,
     as_tokens,
-    require_fit,
+    fitting,
     require_rows_first,
     size_of,
     subject_of,
@@ -238,8 +238,7 @@ def run_beside(
     kind: type[Side] = Side,
 ) -> tuple[Side, Recording]:
     """Run a model beside a file or scores, in the dtype of these."""
-    tokens = recording.tokens
-    require_fit(tokens, subject.block_size, subject.vocab_size)
+    tokens = fitting(recording.tokens, subject.block_size, subject.vocab_size)
     if dtype is None and not recording.doubled:
         dtype = recording.dtype
     if subject.in_arrays:

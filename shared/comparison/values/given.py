@@ -22,21 +22,22 @@ DRAWN = 16  # tokens, where none are given
 Model = Callable[..., Any]
 
 
-def drawn(vocab_size: int, length: int) -> Int[Tensor, "1 length"]:
-    """Return one row of drawn ids."""
-    generator = torch.Generator().manual_seed(SEED)
-    return torch.randint(vocab_size, (1, length), generator=generator)
-
-
 def size_of(given: Int[Tensor, "batch time"] | None) -> tuple[int, int]:
     """Return the rows and the length of tokens, given or to be drawn."""
     return (1, DRAWN) if given is None else (given.size(0), given.size(1))
 
 
-def require_fit(
-    given: Int[Tensor, "batch time"], longest: int, vocab_size: int
-) -> None:
-    """Refuse tokens that the models do not take."""
+def fitting(
+    given: Int[Tensor, "batch time"] | None,
+    longest: int,
+    vocab_size: int,
+    rows: int = 1,
+) -> Int[Tensor, "batch time"]:
+    """Return tokens that models take: the given ones, or drawn ones."""
+    if given is None:
+        generator = torch.Generator().manual_seed(SEED)
+        size = rows, longest
+        return torch.randint(vocab_size, size, generator=generator)
     if given.size(1) > longest:
         raise ValueError(
             f"{given.size(1)} tokens are more than the {longest} allowed"
@@ -44,6 +45,7 @@ def require_fit(
     outside = given[(given < 0) | (given >= vocab_size)]
     if outside.numel():
         raise ValueError(f"token {outside[0]} is none of the {vocab_size:,}")
+    return given
 
 
 def tokens_of_both(
@@ -63,10 +65,7 @@ def tokens_of_both(
             f"{sizes[1]:,}: they cannot be one function"
         )
     longest = min(subject.block_size for subject in subjects)
-    if given is None:
-        given = drawn(sizes[0], longest)
-    require_fit(given, longest, sizes[0])
-    return given
+    return fitting(given, longest, sizes[0])
 
 
 def as_tokens(
@@ -93,10 +92,9 @@ def subjects_of(
     for i, model in enumerate(models):
         with suppress(UnknownSize):
             found[i] = subject_of(model, at, vocab_size)
-    for i, model in enumerate(models):
-        if i not in found:
-            size = found[1 - i].vocab_size if found else vocab_size
-            found[i] = subject_of(model, at, size)
+    sizes = [subject.vocab_size for subject in found.values()]
+    for i in sorted({0, 1} - found.keys()):  # of none: what is unknown
+        found[i] = subject_of(models[i], at, (*sizes, None)[0])
     return [found[0], found[1]]
 
 

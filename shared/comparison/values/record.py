@@ -12,14 +12,7 @@ from torch import Tensor, nn
 from ...files import replace_file
 from ...invariants.context import one_run
 from ...invariants.variant import own
-from .given import (
-    Model,
-    as_tokens,
-    drawn,
-    require_fit,
-    size_of,
-    subject_of,
-)
+from .given import Model, as_tokens, fitting, size_of, subject_of
 from .recording import GRADIENT, TOKENS, name_of
 from .side import Side
 from .value import real
@@ -62,42 +55,33 @@ def record_values(
         raise ValueError(f"a recording is a .safetensors, got {path}")
     given = None if tokens is None else as_tokens(tokens)
     subject = subject_of(model, size_of(given), vocab_size)
-    if given is None:
-        given = drawn(subject.vocab_size, subject.block_size)
-    require_fit(given, subject.block_size, subject.vocab_size)
+    given = fitting(given, subject.block_size, subject.vocab_size)
     built = own(subject).model
     weights = built.parameters() if isinstance(built, nn.Module) else ()
     kinds = [w.dtype for w in weights if w.is_floating_point()]
     side = Side(subject, given, dtype or next(iter(kinds), torch.float32))
-    arrays, metadata = _arrays(side)
-    count = len(arrays)
-    for name, gradient in (side.gradients() if gradients else {}).items():
-        arrays[GRADIENT + name] = gradient.contiguous()
-    arrays[TOKENS] = given.contiguous()
-    with replace_file(path) as beside:
-        save_file(arrays, beside, metadata)
-    return count
-
-
-def _arrays(side: Side) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return what the lines of a model compute, and what is known of each."""
-    kept: dict[int, Tensor] = {}
-
-    def keep(number: int, value: Tensor) -> None:
-        kept[number] = real(value.detach().cpu()).clone().contiguous()
-
     lines = [
         value
         for value in side.values
         if not value.place.inside or value.number == side.last
     ]
-    side.visit([value.number for value in lines], keep)
-    arrays, metadata = {}, {}
-    for value in lines:
-        place = value.place
-        name = f"{value.number:04} {name_of(place)}"
-        arrays[name] = kept[value.number]
-        metadata[name] = json.dumps(
-            place.to_dict() | {"shape": list(value.shape)}
+    names = {v.number: f"{v.number:04} {name_of(v.place)}" for v in lines}
+    arrays: dict[str, Tensor] = {}
+
+    def keep(number: int, value: Tensor) -> None:
+        found = real(value.detach().cpu()).clone().contiguous()
+        arrays[names[number]] = found
+
+    side.visit(names, keep)
+    metadata = {
+        names[value.number]: json.dumps(
+            value.place.to_dict() | {"shape": list(value.shape)}
         )
-    return arrays, metadata
+        for value in lines
+    }
+    for name, gradient in (side.gradients() if gradients else {}).items():
+        arrays[GRADIENT + name] = gradient.contiguous()
+    arrays[TOKENS] = given.contiguous()
+    with replace_file(path) as beside:
+        save_file(arrays, beside, metadata)
+    return len(lines)
