@@ -33,9 +33,8 @@ def nearest_layout(
     that is near enough.
     """
     best = value, math.inf
-    for other in (
-        _layouts(value, like) if value.numel() == like.numel() else ()
-    ):
+    same_size = value.numel() == like.numel()
+    for other in _layouts(value, like) if same_size else ():
         apart = float(torch.linalg.vector_norm(like - other, math.inf))
         if not math.isfinite(apart):  # two equal infinities do not differ
             gap = minus(like, other).abs()
@@ -55,17 +54,16 @@ def _layouts(value: Tensor, like: Tensor) -> Iterator[Tensor]:
     value.
     """
     few, many = value.squeeze(), like.squeeze()
-    if few.dim() >= many.dim():
-        free = sorted(few.shape) != sorted(many.shape)
-        for axes in islice(permutations(range(few.dim())), ORDERS):
-            shape = [few.shape[axis] for axis in axes]
-            if free or (shape == [*many.shape] and _in_order(axes, few)):
-                yield few.permute(axes).reshape(like.shape)
-        return
-    for axes in islice(permutations(range(many.dim())), ORDERS):
-        turned = few.reshape([many.shape[axis] for axis in axes])
-        back = sorted(range(many.dim()), key=axes.__getitem__)
-        yield turned.permute(back).reshape(like.shape)
+    alone = few.dim() < many.dim()  # the axes of the other are permuted
+    free = alone or sorted(few.shape) != sorted(many.shape)
+    turned = many if alone else few
+    for axes in islice(permutations(range(turned.dim())), ORDERS):
+        shape = [turned.shape[axis] for axis in axes]
+        if alone:
+            back = sorted(range(len(axes)), key=axes.__getitem__)
+            yield few.reshape(shape).permute(back).reshape(like.shape)
+        elif free or (shape == [*many.shape] and _in_order(axes, few)):
+            yield few.permute(axes).reshape(like.shape)
 
 
 def _in_order(axes: Sequence[int], value: Tensor) -> bool:
@@ -81,10 +79,8 @@ def largest(value: Tensor) -> float:
     if not value.numel():
         return 0.0
     size = float(torch.linalg.vector_norm(value, math.inf))
-    if math.isfinite(size):
-        return size
-    finite = value[value.isfinite()]
-    return float(finite.abs().max()) if finite.numel() else 0.0
+    # soon found where all are finite
+    return size if math.isfinite(size) else largest(value[value.isfinite()])
 
 
 def spread(value: Tensor, exact: Tensor) -> float:
@@ -117,7 +113,7 @@ def as_table(
         value = value[0]
     while value.dim() > 2 and value.size(0) == 1:
         value = value[0]
-    if value.dim() > 1 and value.size(0) == 1 and value.size(1) == length:
+    if value.dim() > 1 and value.shape[:2] == (1, length):
         value = value[0]
     if value.dim() == 1:
         value = value.unsqueeze(1)

@@ -35,7 +35,6 @@ GRADIENT = "gradient "  # names of gradients start so, the weight's follows
 ALL_BUT = 0.02  # a sum of probabilities in 16 bits is so near to 1
 NEAR = 0.05  # of a size: so near are scores that match
 WALKED = 2**16  # objects that are looked at for a function's weights
-SUFFIXES = (".npz", ".safetensors")
 
 
 class Recording(Side):
@@ -303,7 +302,7 @@ def _log_probs(scores: Tensor) -> tuple[Tensor, str]:
 
 def out_of_order(
     pairs: Iterable[Row], left: Sequence[Value]
-) -> tuple[Place, Place] | None:
+) -> tuple[Place | None, Place | None] | None:
     """Return an array and the one behind it that it is computed from."""
     ordered = sorted(pairs, key=lambda row: row.order[1])
     for first, second in pairwise(ordered):
@@ -312,8 +311,6 @@ def out_of_order(
         for value in reversed(left[theirs + 1 : ours + 1]):
             before.update(value.inputs if value.number in before else ())
         if theirs < ours and theirs in before:
-            assert first.right is not None
-            assert second.right is not None
             return first.right, second.right
     return None
 
@@ -332,13 +329,13 @@ def scores_of(
     subject: Subject, tokens: Int[Tensor, "batch time"]
 ) -> Recording:
     """Return what is seen of a function written in arrays: its scores."""
-    name = subject.name
+    name, variant = subject.name, own(subject)
     try:
         with isolated(subject.seed):
-            scores = own(subject).scores(tokens)
+            scores = variant.scores(tokens)
     except ModelRaised as error:
         raise ValueError(f"{name}: {error}") from error.__cause__
-    if _kinds_of(own(subject).model) == {"float32"}:
+    if _kinds_of(variant.model) == {"float32"}:
         scores = scores.float()  # NumPy's float64 of float32 weights
     arrays = {TOKENS: tokens, f"scores of {name}": scores}
     side = Recording(Path(name), arrays)
@@ -384,11 +381,7 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
         raise ValueError(
             f"{path} cannot be read: {' '.join(str(error).split())}"
         ) from None
-    numbered = all(re.match(r"\d", name) for name in arrays if name != TOKENS)
-    return {
-        name: arrays[name]
-        for name in sorted(
-            arrays,
-            key=lambda n: n if numbered else header[n]["data_offsets"],
-        )
-    }
+    names = sorted(arrays, key=lambda name: header[name]["data_offsets"])
+    if all(re.match(r"\d", name) for name in arrays if name != TOKENS):
+        names.sort()
+    return {name: arrays[name] for name in names}

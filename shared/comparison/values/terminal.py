@@ -27,12 +27,8 @@ def tables(
 ) -> Iterator[RenderableType]:
     """Yield the sections' titles and tables.
 
-    Args:
-        sections: of a ValueDiff.
-        names: of the two sides.
-        wide: whether two columns fit beside each other.
-        whole: whether to show the lines of one side alone, too.
-        numbers: a text below the line of a value.
+    The two sides stand beside each other where that is wide enough. The whole
+    has lines of one side alone, too; numbers are texts below values' lines.
     """
     heads: Cells = (
         *(Text(printable(name), "bold cyan") for name in names),
@@ -85,11 +81,8 @@ def _section(
         if row.order in numbers:
             rows.append((Text(numbers[row.order], "dim"), *[""] * 3))
     for cells in rows:
-        if wide:
-            table.add_row(*cells)
-        else:
-            table.add_row(*cells[::2])
-            table.add_row(*cells[1::2])
+        for part in [cells] if wide else [cells[::2], cells[1::2]]:
+            table.add_row(*part)
     yield table
 
 

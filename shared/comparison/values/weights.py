@@ -1,7 +1,7 @@
 """Which weights of the right have a counterpart on the left, by value."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from .value import digest
+from .value import digest, name_of_dtype
 
-ROUNDED = (torch.bfloat16, torch.float16)
 SHOWN = 3  # weights without a counterpart that a sentence names
 
 Rows = Float[np.ndarray, "rows columns"]
@@ -38,29 +37,24 @@ def match_weights(left: nn.Module, right: nn.Module) -> list[WeightMatch]:
     wide = any(weight.dtype == torch.float64 for weight in parameters)
     kind = torch.float64 if wide else torch.float32
     ours, theirs = _tables(left, kind), _tables(right, kind)
-    index = _index(ours, lambda table: table)
-    found = {
-        name: _find(name, table, index, ours) for name, table in theirs.items()
-    }
-    for dtype in ROUNDED:
-        open_ones = [name for name, match in found.items() if match is None]
+    found: dict[str, WeightMatch] = {}
+    for dtype in (kind, torch.bfloat16, torch.float16):
+        open_ones = [name for name in theirs if name not in found]
         if not open_ones:
             break
-        coarse = str(dtype).removeprefix("torch.")
-
-        def rounded(table: Tensor, dtype: torch.dtype = dtype) -> Tensor:
-            return table.to(dtype).to(table.dtype)
-
-        index = _index(ours, rounded)
+        rounded = {n: t.to(dtype).to(kind) for n, t in ours.items()}
+        index = _index(rounded)
         for name in open_ones:
-            match = _find(name, theirs[name], index, ours)
+            match = _find(name, theirs[name], index, rounded)
+            if match is not None and dtype != kind:
+                how = f"{match.how}, rounded to {name_of_dtype(dtype)}"
+                match = WeightMatch(name, how, match.sources)
             if match is not None:
-                how = f"{match.how}, rounded to {coarse}"
-                found[name] = WeightMatch(name, how, match.sources)
+                found[name] = match
     return _tell_twins_apart(
         [
-            match or _nearest(name, theirs[name], ours)
-            for name, match in found.items()
+            found.get(name) or _nearest(name, table, ours)
+            for name, table in theirs.items()
         ],
         ours,
     )
@@ -89,12 +83,14 @@ def _tell_twins_apart(
 
 def describe(matches: list[WeightMatch]) -> str:
     """Return what was found in one sentence."""
-    known = [match for match in matches if match.how != "absent"]
-    kinds = Counter(match.how for match in known).most_common()
+    absent = [match for match in matches if match.how == "absent"]
+    kinds = Counter(m.how for m in matches if m not in absent).most_common()
     counts = ", ".join(f"{count} {how}" for how, count in kinds)
-    text = f"weights: {len(known)} of {len(matches)} of the right's are on "
-    text += f"the left ({counts})" if counts else "the left"
-    for match in [m for m in matches if m.how == "absent"][:SHOWN]:
+    text = (
+        f"weights: {len(matches) - len(absent)} of {len(matches)} of the "
+        f"right's are on the left" + (f" ({counts})" if counts else "")
+    )
+    for match in absent[:SHOWN]:
         text += f"; {match.name} is nowhere on the left"
         if match.sources:
             text += f": nearest {match.sources[0]}, {match.apart:.1g} apart"
@@ -110,15 +106,12 @@ def _tables(model: nn.Module, kind: torch.dtype) -> dict[str, Tensor]:
     }
 
 
-def _index(
-    tables: Mapping[str, Tensor], change: Callable[[Tensor], Tensor]
-) -> Index:
+def _index(tables: Mapping[str, Tensor]) -> Index:
     """Return where each row and each column of the weights stands."""
     found: Index = {}
     for name, table in tables.items():
-        changed = change(table)
         for across in (False, True):
-            for i, key in enumerate(_hashes(changed, across)):
+            for i, key in enumerate(_hashes(table, across)):
                 found.setdefault(key, (name, across, i))
     return found
 
@@ -147,19 +140,16 @@ def _find(
         return WeightMatch(name, "zero")
     for across in (False, True):
         keys = _hashes(table, across)
-        places = [index.get(key) for key in keys]
-        known = [place for place in places if place is not None]
-        if len(known) < len(places):
+        known = [index[key] for key in keys if key in index]
+        if len(known) < len(keys):
             continue
         sources = tuple(dict.fromkeys(source for source, _, _ in known))
         turned = known[0][1] != across and table.size(1) > 1
-        count = sum(ours[source].numel() for source in sources)
+        how = _order([i for _, _, i in known], turned)
+        if ours[sources[0]].numel() > table.numel():
+            how = "part"
         if len(sources) > 1:
             how = "joined"
-        elif count > table.numel():
-            how = "part"
-        else:
-            how = _order([i for _, _, i in known], turned)
         return WeightMatch(name, how, sources)
     return _vector(name, table, ours) if table.size(1) == 1 else None
 
@@ -217,12 +207,12 @@ def _nearest(
 ) -> WeightMatch:
     """Return the weight of the left whose numbers are nearest."""
     mine = digest(table)
-    near = {
-        source: mine.distance(digest(other))
+    near = [
+        (mine.distance(digest(other)), source)
         for source, other in ours.items()
         if other.numel() == table.numel()
-    }
+    ]
     if not near:
         return WeightMatch(name, "absent")
-    source = min(near, key=near.__getitem__)
-    return WeightMatch(name, "absent", (source,), near[source])
+    apart, source = min(near)
+    return WeightMatch(name, "absent", (source,), apart)
