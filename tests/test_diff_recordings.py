@@ -5,10 +5,14 @@ import re
 
 import numpy as np
 import numpy_gpt2
+import ported_llama
 import pytest
 import torch
+from planted_faults import plant
 from safetensors import safe_open
-from test_diff_ports import original
+from safetensors.torch import load_file
+from test_diff_ports import FAULTS, original, port_of
+from test_diff_ports import TOKENS as PORT_TOKENS
 
 from gpt_duet import assert_same_values, diff_by_value, record_values
 
@@ -394,3 +398,83 @@ def test_log_probabilities_of_the_top_k(fault, time, model, tmp_path):
     np.savez(path, tokens=IDS, ids=ids.numpy()[..., :4], logprobs=top.numpy())
     with pytest.raises(ValueError, match="one array of their shape"):
         diff_by_value(model, path)
+
+
+# --- Statistics alone -------------------------------------------------------
+
+OF_LLAMA = (
+    *("norm without its weight", "eps left out", "no scale", "mask one off"),
+    *("another base of the rotation", "gelu for silu"),
+    *("gate and up swapped", "last norm without its weight"),
+)
+
+
+def record_statistics(model, path, dtype=None):
+    record_values(model, PORT_TOKENS, path, dtype=dtype, statistics=True)
+    arrays = load_file(path)
+    del arrays["tokens"]
+    assert {tuple(array.shape) for array in arrays.values()} == {(5,)}
+    return arrays
+
+
+def test_statistics_of_sound_ports_are_one_function(tmp_path):
+    """A permutation has the same statistics: the verdict says so."""
+    left = original("Meta", "eager")
+    port = port_of(ported_llama, "Meta", left)
+    ours, theirs, whole = (tmp_path / f"{n}.safetensors" for n in "abc")
+    record_statistics(left, ours, torch.float32)
+    count = len(record_statistics(port, theirs, torch.float32))
+    record_values(port, PORT_TOKENS, whole, dtype=torch.float32)
+    for sides in ((left, theirs), (ours, port), (ours, theirs), (whole, ours)):
+        found = diff_by_value(*sides)
+        assert found.same, found.sentence
+        assert "one function as far as mean, deviation" in found.sentence
+        assert re.search(r"norm of \d\d+ arrays", found.sentence)
+        assert "another order of an array's numbers" in found.sentence
+    assert count > 60
+    # rounding is that of the run, in bfloat16 of its own
+    record_statistics(left, ours, torch.bfloat16)
+    assert "as far as bfloat16 tells" in diff_by_value(left, ours).sentence
+    with pytest.raises(ValueError, match="have no gradients"):
+        record_values(left, None, ours, statistics=True, gradients=True)
+
+
+def test_a_permutation_shows_in_no_statistics(model, tmp_path):
+    """Of a port in NumPy; a fault of it shows."""
+    path = tmp_path / "statistics.npz"
+    for fault in ("", "att"):
+        arrays = dict(dump(model, fault))
+        name = next(name for name in arrays if "_q_1" in name)
+        arrays[name] = arrays[name][..., ::-1]
+        for key, array in arrays.items():
+            x = array[np.isfinite(array)].astype(float)
+            numbers = x.mean(), x.std(), x.min(), x.max(), np.linalg.norm(x)
+            arrays[key] = np.array(numbers, np.float32)
+        np.savez(path, tokens=IDS, **arrays)
+        found = diff_by_value(model, path)
+        assert found.same == (not fault), found.sentence
+        words = " ".join(found.notes)
+        assert "alone, which no order of numbers changes" in words
+        if fault:
+            assert "att_" in found.parted.right.function, found.sentence
+
+
+@pytest.mark.parametrize("name", OF_LLAMA)
+def test_statistics_name_the_first_array_that_differs(name, tmp_path):
+    left = original("Meta", "eager")
+    fault = next(f for f in FAULTS if (f.within, f.name) == ("Meta", name))
+    module, _ = plant(fault, tmp_path)
+    sound = record_statistics(
+        port_of(ported_llama, "Meta", left), tmp_path / "sound.safetensors"
+    )
+    path = tmp_path / "faulty.safetensors"
+    faulty = record_statistics(port_of(module, "Meta", left), path)
+    found = diff_by_value(left, path)
+    assert not found.same, found.sentence
+    differing = [
+        key
+        for key, array in sorted(faulty.items())
+        if not any(array.allclose(other, 1e-9) for other in sound.values())
+        if len(array.unique()) > 3  # others are too plain to be recognised
+    ]
+    assert found.parted.right.function == differing[0], found.sentence

@@ -198,6 +198,11 @@ def test_a_recording_is_written_and_compared(diff, duet, tmp_path):
     status, out, err = diff(file, "relu.safetensors")
     assert (status, err) == (1, "")
     assert re.search(r"they part at \d+ layer 1 model.py:33 relu", out)
+    duet("record", relu, "--out", "five.safetensors", "--statistics")
+    status, out, err = diff(target, "five.safetensors")
+    assert (status, err) == (1, "")
+    assert re.search(r"they part at \d+ layer 1 model.py:33 relu", out)
+    assert "deviation, least, most and norm alone" in out
     for words in ((), ("relu.safetensors",)):
         _, _, err = diff(target, *(words or (target,)), "--ignore", "preatt")
         assert "no array 'preatt'" in err.splitlines()[-1]

@@ -42,6 +42,14 @@ def record(
         bool,
         Option("--gradients", help="Add the gradients of the weights."),
     ] = False,
+    statistics: Annotated[
+        bool,
+        Option(
+            "--statistics",
+            help="Of each value write mean, deviation, least, most and norm "
+            "alone.",
+        ),
+    ] = False,
 ) -> None:
     """Write each value that a model computes, by the line it is computed at.
 
@@ -63,5 +71,6 @@ def record(
             vocab_size=vocab_size,
             dtype=choose_dtype(dtype),
             gradients=gradients,
+            statistics=statistics,
         )
     typer.echo(f"{count} values: {out}")

@@ -30,6 +30,7 @@ from .given import (
 from .gradients import first_difference
 from .recording import Recording, scores_of
 from .side import Side, run_in_one_dtype, unit_of
+from .statistics import reduced
 from .value import name_of_dtype
 from .value_diff import ValueDiff
 from .weights import WeightMatch, match_weights
@@ -55,8 +56,9 @@ def diff_by_value(
     Both run in eval mode on the same tokens, in float64 where both can.
     Each brings its own weights. A side may be a recording: the path of an
     .npz or a .safetensors with the tokens, and with arrays in the order in
-    which they were computed, the scores among them. Beside a model it stands
-    on the right, and the model runs in its dtype. A function written in arrays
+    which they were computed, the scores among them, or with five numbers of
+    each: mean, deviation, least, most and norm. Beside a model it stands on
+    the right, and the model runs in its dtype. A function written in arrays
     of NumPy or JAX stands there, too; its scores alone are compared.
 
     Args:
@@ -99,6 +101,9 @@ def diff_by_value(
         given = file.tokens if given is None else given
         if not given.equal(file.tokens):
             raise ValueError(f"{file.name} was recorded from other tokens")
+    for file in files:
+        if not file.statistics and any(f.statistics for f in files):
+            file.reduce = reduced
     if len(files) == 2 and gradients:
         raise ValueError("gradients of two files are not compared")
     pair: list[Any] = [*files]
@@ -244,7 +249,8 @@ def run_beside(
     if subject.in_arrays:
         side: Side = scores_of(subject, tokens)
     else:
-        side = kind(subject, tokens, dtype)
+        reduce = reduced if recording.statistics else None
+        side = kind(subject, tokens, dtype, reduce)
     recording.lay_out(side, subject.vocab_size)
     return side, recording
 

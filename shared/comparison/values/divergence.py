@@ -32,7 +32,11 @@ def find_divergence(
         (_line(ours.values[n]), _line(theirs.values[r]))
         for n, r in matches.pairs
     }
-    chains = [[flow.same_call(v) for v in flow.starts()] for flow in flows]
+    chains = [[ours.same_call(v) for v in ours.starts()]]
+    # an array in front of those that the left parts from is a step of its own
+    right = dict([*matches.pairs])
+    behind = min(ours.made_of(chain[0], right) for chain in chains[0])
+    chains += [[theirs.same_call(v) for v in theirs.starts(behind)]]
     if theirs.recorded:  # few arrays: a later value may stand beside one
         chains[0] = [ours.open[:WIDE] or chains[0][0]]
     named = {r: n for n, r in matches.parted}
@@ -279,7 +283,7 @@ def _nearest_of(
     kept: Sequence[Mapping[int, Tensor]],
 ) -> list[Fit]:
     """Return the values of the left of one size, the nearest first."""
-    alike = [v for v in left if math.prod(v.shape) == math.prod(theirs.shape)]
+    alike = [v for v in left if v.digest.count == theirs.digest.count]
     alike.sort(key=lambda v: v.digest.distance(theirs.digest))
     near = [
         Fit(

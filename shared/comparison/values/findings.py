@@ -15,6 +15,7 @@ from .naming import pair_by_name
 from .recording import Recording, out_of_order
 from .rows import MOVED, Row
 from .side import Side
+from .statistics import NAMES
 from .value import name_of_dtype
 from .value_diff import ValueDiff
 
@@ -154,6 +155,8 @@ def _notes(
         yield f"{units} units of rounding of {kind} pass, unmeasured"
     else:
         yield f"run in {kind}, that of {names[1]}"
+    if right.reduce is not None:
+        yield f"compared by {NAMES} alone, which no order of numbers changes"
     if late := out_of_order(pairs, left.values):
         yield (
             f"{late[1]} is computed before {late[0]} and stands behind it in "

@@ -1,7 +1,7 @@
 """What of a model the other one explains."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ...invariants.places import Place
 from .fused_steps import OPTIONAL
@@ -83,8 +83,11 @@ class Flow:
             and value.place.inside not in OPTIONAL
         ]
 
-    def starts(self) -> list[Value]:
-        """Return the open values whose inputs are explained: the first."""
+    def starts(self, behind: int = -1) -> list[Value]:
+        """Return the open values whose inputs are explained: the first.
+
+        Of a file those behind a number, if there are any.
+        """
         found = [v for v in self.open if self.explained.issuperset(v.inputs)]
         # a part of a sum that is open elsewhere may be added in another order
         numbers = {v.number for v in self.open}
@@ -97,7 +100,9 @@ class Flow:
         }
         found = [v for v in found if v.number not in parts] or found
         if self.recorded:
-            return found[:AHEAD] or [self.values[-1]]
+            found = [v for v in found if not v.digest.trivial]
+            late = [v for v in found if v.number > behind]
+            return (late or found)[:AHEAD] or [self.values[-1]]
         return found[:STARTS] or self.open[:1] or [self.values[-1]]
 
     def same_call(self, start: Value) -> list[Value]:
@@ -110,6 +115,17 @@ class Flow:
             if value.call == start.call and reached.keys() & value.inputs:
                 reached[value.number] = value
         return [reached[number] for number in sorted(reached)][:AHEAD]
+
+    def made_of(self, value: Value, partner: Mapping[int, int]) -> int:
+        """Return the last partner of what a value is computed from, or -1."""
+        reached, last = {*value.inputs}, -1
+        for before in reversed(self.values[: value.number]):
+            number = before.number
+            if number in reached and number in partner and not before.constant:
+                last = max(last, partner[number])
+            elif number in reached:
+                reached.update(before.inputs)
+        return last
 
     def inputs_apart(self, value: Value) -> float | None:
         """Return how far a value's inputs are from the other side's.

@@ -32,7 +32,7 @@ def in_float64(side: Side) -> Exact | None:
     if not side.nudgeable or side.dtype == torch.float64:
         return None
     try:
-        run = Side(side.subject, side.tokens)
+        run = Side(side.subject, side.tokens, reduce=side.reduce)
     except ValueError:
         return None
     return Exact(side, run) if run.doubled else None

@@ -15,6 +15,7 @@ from ...invariants.variant import own
 from .given import Model, as_tokens, fitting, size_of, subject_of
 from .recording import GRADIENT, TOKENS, name_of
 from .side import Side
+from .statistics import statistics as of_value
 from .value import real
 
 
@@ -27,6 +28,7 @@ def record_values(
     vocab_size: int | None = None,
     dtype: torch.dtype | None = None,
     gradients: bool = False,
+    statistics: bool = False,
 ) -> int:
     """Write each value that a model computes to a file.
 
@@ -42,6 +44,8 @@ def record_values(
         dtype: to run in; None: that of the model's weights.
         gradients: whether to add "gradient NAME" of each parameter, of the
             mean cross-entropy of the next tokens.
+        statistics: whether to write of each value its mean, deviation, least,
+            most and norm alone, for models too large to keep.
 
     Returns:
         How many values were written.
@@ -53,13 +57,18 @@ def record_values(
     path = Path(path)
     if path.suffix != ".safetensors":
         raise ValueError(f"a recording is a .safetensors, got {path}")
+    if statistics and gradients:
+        raise ValueError("statistics have no gradients")
     given = None if tokens is None else as_tokens(tokens)
     subject = subject_of(model, size_of(given), vocab_size)
     given = fitting(given, subject.block_size, subject.vocab_size)
     built = own(subject).model
     weights = built.parameters() if isinstance(built, nn.Module) else ()
     kinds = [w.dtype for w in weights if w.is_floating_point()]
-    side = Side(subject, given, dtype or next(iter(kinds), torch.float32))
+    dtype = dtype or next(iter(kinds), torch.float32)
+    side = Side(subject, given, dtype, of_value if statistics else None)
+    # a norm may be too large for float16
+    stored = torch.promote_types(dtype, torch.bfloat16)
     lines = [
         value
         for value in side.values
@@ -70,7 +79,7 @@ def record_values(
 
     def keep(number: int, value: Tensor) -> None:
         found = real(value.detach().cpu()).clone().contiguous()
-        arrays[names[number]] = found
+        arrays[names[number]] = found.to(stored) if statistics else found
 
     side.visit(names, keep)
     metadata = {

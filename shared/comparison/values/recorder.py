@@ -53,6 +53,7 @@ class Recorder(Operations):
             is done with each value and the number of its event.
         tokens: ids that the model runs on.
         most: numbers that a first run keeps; with more it keeps digests only.
+        reduce: what is seen of each value, None for all of it.
     """
 
     supports_higher_order_operators = True
@@ -65,6 +66,7 @@ class Recorder(Operations):
         visitor: Callable[[int, Tensor], None] | None,
         tokens: Tensor,
         most: float,
+        reduce: Callable[[Tensor], Tensor] | None = None,
     ):
         super().__init__()
         self.layers = layers_of(model)
@@ -72,6 +74,7 @@ class Recorder(Operations):
         self.run = code_of(run)
         self.by_heads = by_heads
         self.visitor = visitor
+        self.reduce = reduce
         self.tokens = tokens
         self.values: list[Value] = []
         # values by their events
@@ -206,16 +209,17 @@ class Recorder(Operations):
         In a second run the number only says that the tensor is a value.
         """
         event, self.events = self.events, self.events + 1
+        seen = value if self.reduce is None else self.reduce(value)
         if self.visitor is not None:
-            self.visitor(event, value)
+            self.visitor(event, seen)
             return event
-        self.room -= value.numel()
+        self.room -= seen.numel()
         if self.kept is not None:
-            self.kept[event] = real(value.detach()).to("cpu", copy=True)
+            self.kept[event] = real(seen.detach()).to("cpu", copy=True)
             self.lines[event] = f"{place.module} {place}"
         if self.room < 0:
             self.kept = None
-        found = digest(value)
+        found = digest(seen)
         if not found.trivial:
             self.dtypes.setdefault(value.dtype, (place, False))
         own_step = False

@@ -27,6 +27,7 @@ from ...invariants.subject import Subject
 from ...invariants.variant import own
 from .rows import Row
 from .side import Side
+from .statistics import of_one_size
 from .value import Value, digest, real
 
 TOKENS = "tokens"
@@ -94,6 +95,9 @@ class Recording(Side):
         }
         if not self.arrays:
             raise ValueError(f"{path} has no arrays of floating numbers")
+        # five numbers of each, as record_values keeps of large models
+        self.statistics = {a.shape for a in self.arrays.values()} == {(5,)}
+        self.reduce = of_one_size if self.statistics else None
         self.by_heads, self.nudgeable, self.scripted = False, False, []
         self.coarse, self.detached = set[int](), []
         self.doubled = self.dtype == torch.float64
@@ -117,17 +121,22 @@ class Recording(Side):
     def _may_be_scores(self, name: str, array: Tensor, vocab: int) -> bool:
         """Whether an array has the size of scores, perhaps padded as in C."""
         return (
-            array.numel() == self.tokens.numel() * array.size(-1)
+            not self.statistics
+            and array.numel() == self.tokens.numel() * array.size(-1)
             and array.size(-1) >= vocab
             and self.named_scores in (None, name)
         )
 
     def may_be_of(self, kind: torch.dtype) -> bool:
-        """Whether float32 arrays, but log-probabilities, hold 16 bits."""
+        """Whether float32 arrays may hold 16 bits.
+
+        Log-probabilities and statistics may, whatever their numbers are.
+        """
         arrays = [
             array
             for array in self.arrays.values()
             if self.top is None
+            and not self.statistics
             and not bool((array.logsumexp(-1).abs() < ALL_BUT).all())
         ]
         return self.dtype == torch.float32 and all(
@@ -239,6 +248,7 @@ class Recording(Side):
         scores = array.numel() == self.tokens.numel() * array.size(-1)
         return (
             len(array) == layers > 1
+            and not self.statistics
             and array.numel() // layers in sizes
             and not (scores or rows_too)
         )
@@ -249,10 +259,11 @@ class Recording(Side):
         if layer is None and said is not None:
             layer = int(said[1])
         place = Place(str(self.path), 0, "", name, layer=layer)
+        array = array if self.reduce is None else self.reduce(array)
         shape, stack = tuple(real(array).shape), ((name, number),)
-        known = digest(array)
+        kind, known = array.dtype, digest(array)
         self.values.append(
-            Value(number, number, place, shape, array.dtype, known, stack)
+            Value(number, number, place, shape, kind, known, stack)
         )
         self.tensors.append(array)
 

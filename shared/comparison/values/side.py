@@ -20,6 +20,7 @@ from .recorder import Recorder
 from .value import FEWEST, number_layers, plain
 
 NUMBERS_AT_ONCE = 2**22
+Reduce = Callable[[Tensor], Tensor]
 HASH = -7046029254386353131  # odd, its bits mixed
 MARKS = 64  # numbers that a weight is known by
 SHARED = 8  # of them must be the other's
@@ -32,6 +33,7 @@ class Side:
         subject: the model.
         tokens: ids to run.
         dtype: to run in; None: float64 where the model runs there.
+        reduce: what is seen of each value, None for all of it.
 
     Raises:
         ValueError: where the model's own exception ends a run, or where its
@@ -43,6 +45,7 @@ class Side:
     most: float = 2**26
     kept: dict[int, Tensor] | None = None  # by events
     scored = True  # whether scores are among the values
+    reduce: Reduce | None = None
     # marks to know each weight by, and its unit of rounding; where a run
     # rounds in float32, that is coarser than any weight's unit: none are kept
     weights: Mapping[frozenset[int], float] = {}
@@ -52,8 +55,9 @@ class Side:
         subject: Subject,
         tokens: Int[Tensor, "batch time"],
         dtype: torch.dtype | None = None,
+        reduce: Reduce | None = None,
     ):
-        self.subject = subject
+        self.subject, self.reduce = subject, reduce
         self.run_in = dtype
         self.tokens = tokens
         self.doubled = dtype is None  # whether it runs in float64
@@ -161,7 +165,7 @@ class Side:
 
         _, recorder, scores = self._run(call, size)
         if recorder.events in wanted:  # the log-softmax that was taken here
-            visitor(wanted[recorder.events], scores.log_softmax(-1))
+            recorder.note(scores.log_softmax(-1), recorder.place, [])
 
     def keep(self, numbers: Iterable[int]) -> dict[int, Tensor]:
         """Return some values, in float64 on the CPU."""
@@ -237,7 +241,13 @@ class Side:
         count = sum(p.numel() for p in variant.parameters)
         most = max(self.most, count / 4)
         recorder = Recorder(
-            model, Side._run, self.by_heads, visitor, self.tokens, most
+            model,
+            Side._run,
+            self.by_heads,
+            visitor,
+            self.tokens,
+            most,
+            self.reduce,
         )
         try:
             with isolated(subject.seed), self.below(), recorder:

@@ -15,6 +15,7 @@ from ..terminal import TWO_COLUMNS, print_trimmed
 from .gradients import GradientDiff
 from .rows import NOWHERE, Divergence, Row, Section
 from .side import Side
+from .statistics import NAMES
 from .terminal import Numbers, tables
 from .value import HEAD
 from .weights import WeightMatch, describe
@@ -72,6 +73,12 @@ class ValueDiff:
             return str(self.gradient)
         if self.parted is None:
             one = f"{self._hidden}one function{self.coarse}"
+            if self.sides[1].reduce is not None:
+                alone, count = self.counts[1]
+                return (
+                    f"{one} as far as {NAMES} of {count - alone} arrays show: "
+                    f"another order of an array's numbers is not seen"
+                )
             if not self.scored:
                 return f"{one} as far as these values tell"
             found = "scores"
