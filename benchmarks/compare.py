@@ -1,12 +1,15 @@
 """New results against old ones of the same machine and setting."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gpt_duet.comparison import benchmark_results
-from gpt_duet.comparison.benchmark_results import Change, Results, Row, Run
+from gpt_duet.comparison.benchmark_results import Results, Row, Run
 
 from .machine import LIBRARIES
 
+MOST_ROUNDS = 1000  # that a verdict may ask the user to run
 # two machines are one where these agree; libraries may have been renewed
 IDENTITY = ("processor", "cores", "accelerator", "system")
 
@@ -14,6 +17,60 @@ IDENTITY = ("processor", "cores", "accelerator", "system")
 OPEN = {"threads", "vocabulary", "time", "prompt"}
 OPEN |= {"shape", "layers", "heads", "width"}
 Facts = dict[str, benchmark_results.Value]
+
+
+@dataclass(frozen=True)
+class Change:
+    """How one row's time changed from an old file to now."""
+
+    run: str  # the measurement, in words
+    row: Row  # the model and its sizes
+    ratio: float  # new median over old median: above 1 is slower
+    error: float  # by how much the ratio may be wrong, in 19 of 20 cases
+
+    def slower(self, tolerance: float) -> bool:
+        """Whether it surely takes longer than the tolerance allows."""
+        return self.ratio - self.error > 1 + tolerance
+
+    def verdict(self, tolerance: float) -> str:
+        """Say "slower", "faster" or "level", or how many rounds it needs."""
+        least, most = 1 / (1 + tolerance), 1 + tolerance
+        low, high = self.ratio - self.error, self.ratio + self.error
+        if low > most:
+            return "slower"
+        if high < least:
+            return "faster"
+        if low >= least and high <= most:
+            return "level"
+        rounds = len(self.row.seconds)
+        margin = min(abs(self.ratio - least), abs(self.ratio - most))
+        if math.isinf(self.error):
+            return "too noisy to say: needs at least 5 rounds"
+        # the error shrinks with the root of the rounds
+        needed = (rounds - 1) * (self.error / max(margin, 1e-9)) ** 2 + 1
+        if needed > MOST_ROUNDS:
+            return "too noisy to say, and no number of rounds will help"
+        return f"too noisy to say: needs about {math.ceil(needed)} rounds"
+
+
+def change(run: str, now: Row, old: Row) -> Change:
+    """Return how the median of a row changed, of a run that is so called."""
+    ratio = now.median / old.median
+    error = ratio * math.hypot(_uncertainty(now), _uncertainty(old))
+    return Change(run, now, ratio, error)
+
+
+def _uncertainty(row: Row) -> float:
+    """By what part of itself the median may be wrong, 19 times in 20.
+
+    Of normal errors the median's is 1.25 times the mean's, and quartiles are
+    1.35 deviations apart.
+    """
+    first, median, third = row.quartiles
+    rounds = len(row.seconds)
+    if rounds < 2:
+        return math.inf
+    return 2 * 1.25 / 1.35 * (third - first) / median / (rounds - 1) ** 0.5
 
 
 def compare_results(
@@ -35,7 +92,7 @@ def compare_results(
         rows, were = ({r.name: r for r in x.rows} for x in (run, then))
         for row in rows.values():
             if row.name in were:
-                changes.append(row.change(name, were[row.name]))
+                changes.append(change(name, row, were[row.name]))
         for where, alone in (
             ("not in the old file", rows.keys() - were.keys()),
             ("only in the old file", were.keys() - rows.keys()),

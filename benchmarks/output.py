@@ -1,19 +1,27 @@
 """Where results go: the terminal, a file, a picture, a comparison."""
 
+import csv
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import torch
 from rich.console import Console, Group
 from rich.live import Live
 from rich.measure import Measurement
 from rich.table import Table
 
-from gpt_duet.comparison.benchmark_results import Results, Run, read_results
+from gpt_duet.comparison.benchmark_results import (
+    PERCENTS,
+    Results,
+    Run,
+    read_results,
+)
 from gpt_duet.console import warn
-from gpt_duet.files import STDOUT, reserve_stdout
+from gpt_duet.files import STDOUT, reserve_stdout, write_atomically
 from gpt_duet.validation import require_different, require_parent
 
 from .chart import draw, draw_roofline, require_picture
@@ -21,6 +29,34 @@ from .compare import Facts, compare_results, require_comparable
 from .machine import load, machine_facts
 from .measure import Stopped, Tell
 from .tables import show_changes, show_results
+
+
+def save_csv(results: Results, path: Path) -> None:
+    """Write a line for each row: its run's setting, and its numbers."""
+    lines: list[dict[str, object]] = []
+    for run in results.runs:
+        for row in run.rows:
+            facts = msgspec.structs.asdict(row)
+            facts["rounds"] = len(facts.pop("seconds"))
+            del facts["operations"]
+            between = facts.pop("between_tokens")
+            facts |= {
+                f"between_{percent}": wait
+                for percent, wait in zip(PERCENTS, between, strict=False)
+            }
+            first, facts["median"], third = row.quartiles
+            facts |= {"quartile_1": first, "quartile_3": third}
+            facts["least"] = min(row.seconds)
+            part = run.part_of_peak(row)
+            possible = not row.limit and part and part <= 1
+            facts["of_peak"] = part if possible else None
+            lines.append({"what": run.what} | run.setting | facts)
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    write_atomically(path, text.getvalue())
 
 
 @dataclass
@@ -89,7 +125,7 @@ class Output:
             if "json" in files:
                 results.save(files["json"])
             if "csv" in files:
-                results.save_csv(files["csv"])
+                save_csv(results, files["csv"])
         finally:
             print_whole(console, show_results(results))
         _warn_if_busy(self._machine, "load after")

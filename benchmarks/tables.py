@@ -11,13 +11,9 @@ from rich.table import Table
 from rich.text import Text
 from torch.utils.benchmark import select_unit
 
-from gpt_duet.comparison.benchmark_results import (
-    PERCENTS,
-    Change,
-    Results,
-    Row,
-    Run,
-)
+from gpt_duet.comparison.benchmark_results import PERCENTS, Results, Row, Run
+
+from .compare import Change
 
 LEGEND = (
     "x NAME: how many times NAME's time in the same round, the median over "

@@ -16,7 +16,7 @@ from benchmarks import output
 from benchmarks.chart import draw, draw_roofline
 from benchmarks.compare import compare_results
 from benchmarks.machine import machine_facts
-from benchmarks.output import Output
+from benchmarks.output import Output, save_csv
 from benchmarks.plan import CPU
 from benchmarks.tables import (
     disagreements,
@@ -433,7 +433,7 @@ def test_each_row_is_a_line_of_csv(tmp_path):
     ours = Row("mingpt_style", [4.0, 5.0, 6.0], least_bytes=50, **waits)
     quick = Row("a, b", [1.0] * 3, least_bytes=50)  # no share above 1
     found = [forward(ours, quick, read), forward(quick, batch=2, new=3)]
-    Results(FACTS, found).save_csv(tmp_path / "a.csv")
+    save_csv(Results(FACTS, found), tmp_path / "a.csv")
     with open(tmp_path / "a.csv", newline="") as file:
         lines = [*csv.DictReader(file)]
     assert [one["name"] for one in lines] == ["mingpt_style", "a, b", "read",

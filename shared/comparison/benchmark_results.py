@@ -3,11 +3,7 @@
 msgspec reads the file and refuses what does not fit the annotations.
 """
 
-import csv
-import io
-import math
 import statistics
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -20,45 +16,9 @@ from ..timing import Quartiles, percentile, quartiles
 VERSION = 3
 PERCENTS = (50, 90, 99)  # of the times between two tokens
 
-MOST_ROUNDS = 1000  # that a verdict may ask the user to run
-
 Value = str | int | float | bool
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-
-
-@dataclass(frozen=True)
-class Change:
-    """How one row's time changed from an old file to now."""
-
-    run: str  # the measurement, in words
-    row: "Row"  # the model and its sizes
-    ratio: float  # new median over old median: above 1 is slower
-    error: float  # by how much the ratio may be wrong, in 19 of 20 cases
-
-    def slower(self, tolerance: float) -> bool:
-        """Whether it surely takes longer than the tolerance allows."""
-        return self.ratio - self.error > 1 + tolerance
-
-    def verdict(self, tolerance: float) -> str:
-        """Say "slower", "faster" or "level", or how many rounds it needs."""
-        least, most = 1 / (1 + tolerance), 1 + tolerance
-        low, high = self.ratio - self.error, self.ratio + self.error
-        if low > most:
-            return "slower"
-        if high < least:
-            return "faster"
-        if low >= least and high <= most:
-            return "level"
-        rounds = len(self.row.seconds)
-        margin = min(abs(self.ratio - least), abs(self.ratio - most))
-        if math.isinf(self.error):
-            return "too noisy to say: needs at least 5 rounds"
-        # the error shrinks with the root of the rounds
-        needed = (rounds - 1) * (self.error / max(margin, 1e-9)) ** 2 + 1
-        if needed > MOST_ROUNDS:
-            return "too noisy to say, and no number of rounds will help"
-        return f"too noisy to say: needs about {math.ceil(needed)} rounds"
 
 
 class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -115,25 +75,6 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
         """
         pairs = zip(self.seconds, other.seconds, strict=True)
         return statistics.median(ours / theirs for ours, theirs in pairs)
-
-    def change(self, run: str, old: "Row") -> Change:
-        """Return how the median changed, of a run that is so called."""
-        ratio = self.median / old.median
-        error = ratio * math.hypot(self._uncertainty, old._uncertainty)
-        return Change(run, self, ratio, error)
-
-    @property
-    def _uncertainty(self) -> float:
-        """By what part of itself the median may be wrong, 19 times in 20.
-
-        Of normal errors the median's is 1.25 times the mean's, and quartiles
-        are 1.35 deviations apart.
-        """
-        first, median, third = self.quartiles
-        rounds = len(self.seconds)
-        if rounds < 2:
-            return math.inf
-        return 2 * 1.25 / 1.35 * (third - first) / median / (rounds - 1) ** 0.5
 
 
 class Run(msgspec.Struct, forbid_unknown_fields=True):
@@ -218,33 +159,6 @@ class Results(msgspec.Struct, forbid_unknown_fields=True):
             print(text.decode())
         else:
             write_atomically(path, text.decode() + "\n")
-
-    def save_csv(self, path: Path) -> None:
-        """Write a line for each row: its run's setting, and its numbers."""
-        lines: list[dict[str, object]] = []
-        for run in self.runs:
-            for row in run.rows:
-                facts = msgspec.structs.asdict(row)
-                facts["rounds"] = len(facts.pop("seconds"))
-                del facts["operations"]
-                between = facts.pop("between_tokens")
-                facts |= {
-                    f"between_{percent}": wait
-                    for percent, wait in zip(PERCENTS, between, strict=False)
-                }
-                first, facts["median"], third = row.quartiles
-                facts |= {"quartile_1": first, "quartile_3": third}
-                facts["least"] = min(row.seconds)
-                part = run.part_of_peak(row)
-                possible = not row.limit and part and part <= 1
-                facts["of_peak"] = part if possible else None
-                lines.append({"what": run.what} | run.setting | facts)
-        names = list(dict.fromkeys(name for line in lines for name in line))
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-        write_atomically(path, text.getvalue())
 
 
 def read_results(path: Path) -> Results:

@@ -34,8 +34,8 @@ def find_divergence(
     }
     chains = [[ours.same_call(v) for v in ours.starts()]]
     # an array in front of those that the left parts from is a step of its own
-    right = dict([*matches.pairs])
-    behind = min(ours.made_of(chain[0], right) for chain in chains[0])
+    partners = dict([*matches.pairs])
+    behind = min(ours.made_of(chain[0], partners) for chain in chains[0])
     chains += [[theirs.same_call(v) for v in theirs.starts(behind)]]
     if theirs.recorded:  # few arrays: a later value may stand beside one
         chains[0] = [ours.open[:WIDE] or chains[0][0]]
