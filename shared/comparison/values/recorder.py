@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from ...invariants.places import (
 from .fused_steps import FUSED_STEPS, REPEATED
 from .value import Value, digest, real
 
+if TYPE_CHECKING:
+    from .side import Side
+
 # What multiplies queries, keys, weights and values of many heads.
 PRODUCTS = ("matmul", "bmm", "einsum", "scaled_dot_product_attention")
 # What reads a part of a tensor, be it the whole.
@@ -47,13 +50,10 @@ class Recorder(Operations):
 
     Args:
         model: whose modules' names say the layer.
-        run: the function that runs it.
-        by_heads: whether values of many heads are noted head by head, too.
+        side: whose run it is.
         visitor: None in a first run, in which digests are kept; else what
             is done with each value and the number of its event.
-        tokens: ids that the model runs on.
         most: numbers that a first run keeps; with more it keeps digests only.
-        reduce: what is seen of each value, None for all of it.
     """
 
     supports_higher_order_operators = True
@@ -61,21 +61,15 @@ class Recorder(Operations):
     def __init__(
         self,
         model: object,
-        run: Callable[..., Any],
-        by_heads: bool,
+        side: "Side",
         visitor: Callable[[int, Tensor], None] | None,
-        tokens: Tensor,
         most: float,
-        reduce: Callable[[Tensor], Tensor] | None = None,
     ):
         super().__init__()
         self.layers = layers_of(model)
         self.modules = names_of(model)
-        self.run = code_of(run)
-        self.by_heads = by_heads
+        self.side, self.run = side, code_of(type(side)._run)
         self.visitor = visitor
-        self.reduce = reduce
-        self.tokens = tokens
         self.values: list[Value] = []
         # values by their events
         self.kept: dict[int, Tensor] | None = None if visitor else {}
@@ -209,7 +203,8 @@ class Recorder(Operations):
         In a second run the number only says that the tensor is a value.
         """
         event, self.events = self.events, self.events + 1
-        seen = value if self.reduce is None else self.reduce(value)
+        reduce = self.side.reduce
+        seen = value if reduce is None else reduce(value)
         if self.visitor is not None:
             self.visitor(event, seen)
             return event
@@ -252,11 +247,11 @@ class Recorder(Operations):
         """Whether a token leads to an operand, or it is the tokens."""
         if tensor in self.made:
             return self.made[tensor]
-        whole = tensor.dtype in (torch.int64, torch.int32)
+        ids = self.side.tokens
         return (
-            whole
-            and tensor.numel() == self.tokens.numel()
-            and bool((tensor.flatten().cpu() == self.tokens.flatten()).all())
+            tensor.dtype in (torch.int64, torch.int32)
+            and tensor.numel() == ids.numel()
+            and bool((tensor.flatten().cpu() == ids.flatten()).all())
         )
 
     def _find_place(self, name: str) -> tuple[Place, Stack]:
@@ -280,7 +275,7 @@ class Recorder(Operations):
         """Note each head of a (batch, heads, time, size) value."""
         number = self.numbers.get(value)
         many = value.dim() == 4 and value.size(1) > 1
-        if not (self.by_heads and many) or number is None:
+        if not (self.side.by_heads and many) or number is None:
             return
         context = self.stack, self.laid
         if self.values:  # where the whole value comes from

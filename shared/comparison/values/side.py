@@ -240,15 +240,7 @@ class Side:
             nudge(rounded, size, subject.seed)
         count = sum(p.numel() for p in variant.parameters)
         most = max(self.most, count / 4)
-        recorder = Recorder(
-            model,
-            Side._run,
-            self.by_heads,
-            visitor,
-            self.tokens,
-            most,
-            self.reduce,
-        )
+        recorder = Recorder(model, self, visitor, most)
         try:
             with isolated(subject.seed), self.below(), recorder:
                 scores = variant.scores(self.tokens, seed=subject.seed)
