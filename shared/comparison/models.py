@@ -77,15 +77,9 @@ def stage_hooks(
 def stage_outputs(
     model: Any, stages: Stages, tokens: Int[Tensor, "batch time"]
 ) -> dict[str, Float[Tensor, "batch time features"]]:
-    """Run a model once in eval mode and keep what each stage gave.
+    """Run a model once in eval mode; return what each stage gave.
 
-    Args:
-        model: a language model with `config` and `log_probs`.
-        stages: as for `stage_modules`.
-        tokens: ids.
-
-    Returns:
-        Outputs by stage, layers spelt out, "log_probs" last.
+    Layers are spelt out in the names, and "log_probs" are last.
 
     Raises:
         ValueError: for a stage that is no submodule, or is never run.
@@ -111,9 +105,8 @@ def compare_models(
 ) -> tuple[dict[str, float], tuple[Tensor, Tensor]]:
     """Run two models; compare the outputs of their common stages.
 
-    Returns:
-        The largest absolute difference at each common stage, and the
-        log-probabilities of both.
+    Returns the largest absolute difference at each, and both models'
+    log-probabilities.
 
     Raises:
         ValueError: where the configs differ, naming field and values.
@@ -228,13 +221,10 @@ def _in_all_layers(by_stage: Mapping[str, Any], stage: str) -> list[Any]:
 def forward_times(
     models: Sequence[Any], tokens: Int[Tensor, "batch time"]
 ) -> list[Quartiles]:
-    """Time log_probs of each model in turn.
+    """Time log_probs of each model in turn; return quartiles of the seconds.
 
     Each is timed once in every round, so that a slow moment of the machine
     hits all of them, in 20 rounds or as many as start within 3 seconds.
-
-    Returns:
-        For each model the quartiles of its seconds.
     """
     runs = {
         str(number): stopwatch(partial(model.log_probs, tokens), tokens.device)

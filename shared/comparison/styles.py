@@ -148,12 +148,8 @@ def compare_pair(
 ) -> Comparison:
     """Measure how far two styles differ, and what each costs.
 
-    The second is the reference for what rounding explains.
-
-    Args:
-        pair: the two styles and what they computed.
-        weights: in words where the weights come from.
-        threads: None: small models are timed on one.
+    The second is the reference for what rounding explains. The weights say in
+    words where they come from; without threads small models are timed on one.
     """
     reference, tokens = pair.models[1], pair.tokens
     dtype = next(reference.parameters()).dtype

@@ -75,12 +75,9 @@ def name_axes(kind: str, shape: Sequence[int], time: int) -> str:
 def name_kinds(
     rows: Sequence[Row], values: Mapping[int, Tensor], side: Side
 ) -> list[str]:
-    """Return the kind of each row, "" where none is known.
+    """Return the kind of each step that both sides have, "" if not known.
 
-    Args:
-        rows: steps that both sides have, in the order of the run.
-        values: of the left by their numbers.
-        side: the left.
+    The values are those of the left side, by their numbers.
     """
     flipped = copy(side)
     flipped.tokens, flipped.kept = side.tokens.flip(1), None

@@ -19,15 +19,10 @@ NEAR = 1e-6  # of the largest number: two so close are one map
 
 
 class ValueMaps:
-    """Small maps of values; equal ones of both sides are one.
-
-    Args:
-        time: positions on each.
-        length: positions of the run.
-    """
+    """Small maps of values; equal ones of both sides are one."""
 
     def __init__(self, time: int, length: int):
-        self.time, self.length = time, length
+        self.time, self.length = time, length  # positions: shown, and run
         self.found: list[str] = []
         self.columns: list[tuple[int, ...]] = []
 

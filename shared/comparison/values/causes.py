@@ -10,15 +10,11 @@ CLOSE = 1e-5  # relative: a factor so close to a root is that root
 
 
 def likely_cause(factor: float | None, widths: Collection[int]) -> str:
-    """Return what a factor between two values suggests, or "".
+    """Return what it suggests that the right is so many times the left.
 
     2.828 is the root of 8, the width of a head: the scores lack their
     1 / sqrt(8). 5.657 is the root of 32, the model's width: the embedding's
-    scale.
-
-    Args:
-        factor: the right's numbers are so many times the left's.
-        widths: sizes of axes of the values around.
+    scale. Widths are sizes of axes of the values around.
     """
     if factor is None or factor <= 0:
         return ""

@@ -34,13 +34,12 @@ def find_divergence(
     }
     chains = [[ours.same_call(v) for v in ours.starts()]]
     # an array in front of those that the left parts from is a step of its own
-    partners = dict([*matches.pairs])
-    behind = min(ours.made_of(chain[0], partners) for chain in chains[0])
+    behind = min(ours.made_of(chain[0]) for chain in chains[0])
     chains += [[theirs.same_call(v) for v in theirs.starts(behind)]]
     if theirs.recorded:  # few arrays: a later value may stand beside one
         chains[0] = [ours.open[:WIDE] or chains[0][0]]
     named = {r: n for n, r in matches.parted}
-    partner = {r: n for n, r in matches.pairs} | named
+    partner = theirs.partner | named
     starts = [chain[0] for chain in chains[1]]
     repeats = {
         start.number: [
@@ -79,7 +78,13 @@ def find_divergence(
         for flow, v in zip(flows, (best.ours, best.theirs), strict=True)
     )
     shown = [right.place]
-    omitted = _counterparts(chains[0], flows, matches)
+    # a step that the right leaves out would stand behind one of these
+    omitted = [
+        theirs.values[ours.partner[number]].place
+        for chain in chains[0]
+        for number in reversed(chain[0].inputs)
+        if number in ours.partner
+    ]
     moves = [*theirs.moves_to(right), *theirs.moves_to(start)]
     shown += [*omitted[:1], *moves[:1], *(f.theirs.place for f in fits)]
     shown += [*(v.place for v in chain), *moves, *omitted]
@@ -200,24 +205,6 @@ def _step_before(
         if left in others and _line(start)[:2] != _line(left)[:2]:
             return start.place
     return None
-
-
-def _counterparts(
-    chains: Sequence[Sequence[Value]],
-    flows: tuple[Flow, Flow],
-    matches: Matches,
-) -> list[Place]:
-    """Return the right's lines whose values the left goes on from.
-
-    A step that the right leaves out would stand behind one of them.
-    """
-    partner, theirs = dict([*matches.pairs]), flows[1]
-    return [
-        theirs.values[partner[number]].place
-        for chain in chains
-        for number in reversed(chain[0].inputs)
-        if number in partner
-    ]
 
 
 class Fit(NamedTuple):

@@ -31,12 +31,9 @@ def findings(
 ) -> ValueDiff:
     """Return the result: what pairs, what is alone, and where they part.
 
-    Args:
-        names: of the two.
-        sides: that were run.
-        single: indices of those that should run in float64 and do not.
-        named: names of values that a table pairs.
-        tolerance: share of a value's largest number that always passes.
+    Single are the indices of sides that should run in float64 and do not;
+    named the names of values that a table pairs; the tolerance is a share of
+    a value's largest number that always passes.
     """
     left, right = sides
     matches = match(left, right, tolerance, pair_by_name(sides, named))
@@ -61,15 +58,7 @@ def findings(
         # the inside of an operation, on both sides: no line of either
         if not a.place.inside or not b.place.inside
     ]
-    apart = [
-        {
-            two[i]: matches.equal[two]
-            for two in matches.pairs.keys() & matches.equal.keys()
-        }
-        for i in (0, 1)
-    ]
-    others = right.values, left.values
-    ours, theirs = map(Flow, sides, matches.explaining, doubts, apart, others)
+    ours, theirs = (Flow(sides, i, matches, doubts[i]) for i in (0, 1))
     alone = {
         "left": [
             Row(value.place, None, value.shape, None, why, (value.number, -1))

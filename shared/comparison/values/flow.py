@@ -1,10 +1,11 @@
 """What of a model the other one explains."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ...invariants.places import Place
 from .fused_steps import OPTIONAL
+from .matching import Matches
 from .rows import NOWHERE
 from .side import Side
 from .value import HEAD, Value
@@ -35,29 +36,29 @@ class Flow:
     and a constant, unless the other side has one near it. A part of a value
     explains the whole once all parts in use are explained. A value that the
     other side has almost is not: small weights behind it may hide a fault.
-
-    Args:
-        side: whose values.
-        known: numbers of those that the other side has, in any order.
-        close: numbers of those that it has almost.
-        differences: of those in a pair, in one order.
-        others: what the other side computes.
     """
 
     def __init__(
         self,
-        side: Side,
-        known: set[int],
+        sides: tuple[Side, Side],
+        i: int,
+        matches: Matches,
         close: set[int],
-        differences: dict[int, float],
-        others: Sequence[Value],
     ):
+        """Follow the side of an index, of which some values differ."""
+        side, others = sides[i], sides[1 - i].values
+        known = matches.explaining[i]
         self.values = side.values
+        self.partner = {two[i]: two[1 - i] for two in matches.pairs}
+        self.differences = {
+            two[i]: apart
+            for two, apart in matches.pairs.items()
+            if two in matches.equal
+        }
         heads = [v for v in self.values if HEAD.search(v.place.inside)]
         unseen = {v.inputs for v in heads if v.number not in known}
         # one head says little of the others: perhaps it is a position
         self.known = known - {v.number for v in heads if v.inputs in unseen}
-        self.differences = differences
         self.used = self._upstream([side.normalised])
         self.recorded = self.values[side.last].place.recorded
         if self.recorded:  # a file says not what is made of what
@@ -116,14 +117,16 @@ class Flow:
                 reached[value.number] = value
         return [reached[number] for number in sorted(reached)][:AHEAD]
 
-    def made_of(self, value: Value, partner: Mapping[int, int]) -> int:
+    def made_of(self, value: Value) -> int:
         """Return the last partner of what a value is computed from, or -1."""
         reached, last = {*value.inputs}, -1
         for before in reversed(self.values[: value.number]):
             number = before.number
-            if number in reached and number in partner and not before.constant:
-                last = max(last, partner[number])
-            elif number in reached:
+            if number not in reached:
+                continue
+            if number in self.partner and not before.constant:
+                last = max(last, self.partner[number])
+            else:
                 reached.update(before.inputs)
         return last
 

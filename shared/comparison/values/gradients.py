@@ -41,18 +41,11 @@ def first_difference(
     detached: Sequence[Place],
     unit: float,
 ) -> tuple[GradientDiff | None, int]:
-    """Compare gradients of weights that are equal but for their layout.
+    """Return the first gradient that differs, and how many were compared.
 
-    Args:
-        ours: gradients by the names of the left's weights.
-        theirs: of the right's, in the order of the backward pass; None is
-            there for a weight without a gradient.
-        matches: which weights are whose.
-        detached: lines of the right that detach a value.
-        unit: of rounding, of both sides.
-
-    Returns:
-        The first that differs, if any, and how many were compared.
+    Both by the names of the weights, the right's in the order of its backward
+    pass, of weights that match but for their layout. Detached are lines of
+    the right that detach a value; the unit of rounding is that of both.
     """
     order = {name: i for i, name in enumerate(theirs)}
     count = 0

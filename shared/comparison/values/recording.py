@@ -146,9 +146,7 @@ class Recording(Side):
     def lay_out(self, other: Side | None, vocab_size: int) -> None:
         """Make values of the arrays: by layers where one holds them all.
 
-        Args:
-            other: the model on the other side, which has run.
-            vocab_size: its number of tokens.
+        The other side has run, and has so many tokens.
 
         Raises:
             ValueError: where the array named holds no scores, or where there
