@@ -77,7 +77,6 @@ def find_divergence(
         flow.values[v.inputs[0]] if HEAD.search(v.place.inside) else v
         for flow, v in zip(flows, (best.ours, best.theirs), strict=True)
     )
-    shown = [right.place]
     # a step that the right leaves out would stand behind one of these
     omitted = [
         theirs.values[ours.partner[number]].place
@@ -86,22 +85,20 @@ def find_divergence(
         if number in ours.partner
     ]
     moves = [*theirs.moves_to(right), *theirs.moves_to(start)]
-    shown += [*omitted[:1], *moves[:1], *(f.theirs.place for f in fits)]
-    shown += [*(v.place for v in chain), *moves, *omitted]
-    once = {(p.path, p.line): p for p in reversed(shown)}
-    ordered = sorted(once.values(), key=shown.index)[:STARTS]
+    shown = [right.place, *omitted[:1], *moves[:1]]
+    shown += [v.place for v in (*(f.theirs for f in fits), *chain)]
+    shown += [*moves, *omitted]
     factor = _factor(best.ours, best.theirs, kept)
     for number in start.inputs if factor is None else ():
         origin = ours.values[partner.get(number, best.ours.number)]
         if number in partner and best.theirs is start:
             factor = _factor(origin, start, kept)
             left = left if factor is None else origin
-    known = kept[0].get(left.number)
+    known, apart = kept[0].get(left.number), best.apart
     in_order = known is not None and (
         difference(known, kept[1][best.theirs.number])
         <= SAME_SHAPE * left.digest.size
     )
-    apart = best.apart
     for value in repeats[start.number]:
         origin = ours.values[partner[value.number]]
         known, laid = kept[0][origin.number], kept[1][value.number]
@@ -120,7 +117,8 @@ def find_divergence(
         ]
         left, right, start = (parts or [left])[0], cut, cut
         factor, apart, in_order = None, math.inf, False
-    ordered = list(dict.fromkeys([right.place, *ordered]))[:STARTS]
+    by_line = {(p.path, p.line): p for p in (*reversed(shown), right.place)}
+    shown = sorted(by_line.values(), key=[right.place, *shown].index)
     widths = {v.shape[-1] for v in theirs.values if v.shape}
     return Divergence(
         left.place,
@@ -136,7 +134,7 @@ def find_divergence(
             kept[1].get(best.theirs.number),
             [kept[1][n] for n in best.theirs.inputs if n in kept[1]],
         ),
-        shown=tuple(ordered),
+        shown=tuple(shown[:STARTS]),
         scores=matches.apart if all(s.scored for s in sides) else None,
         before=_step_before(chains[0], best.ours),
         in_order=in_order,

@@ -69,14 +69,14 @@ def tokens_of_both(
 
 
 def as_tokens(
-    tokens: Int[Tensor, "batch time"] | Sequence[int],
+    tokens: Int[Tensor, "batch time"] | Sequence[int], name: str = "tokens"
 ) -> Int[Tensor, "batch time"]:
     """Return ids as rows, or raise ValueError."""
     given = torch.as_tensor(tokens)
     whole = not given.is_floating_point() and given.dtype != torch.bool
     if given.dim() not in (1, 2) or not given.numel() or not whole:
         raise ValueError(
-            f"tokens must be ids, (batch, time) or one row of them, got "
+            f"{name} must be ids, (batch, time) or one row of them, got "
             f"{given.dtype} of shape {tuple(given.shape)}"
         )
     return given.long().reshape(-1, given.size(-1))

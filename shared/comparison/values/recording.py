@@ -25,6 +25,7 @@ from ...invariants.errors import ModelRaised
 from ...invariants.places import Place
 from ...invariants.subject import Subject
 from ...invariants.variant import own
+from .given import as_tokens
 from .rows import Row
 from .side import Side
 from .statistics import of_one_size
@@ -73,15 +74,8 @@ class Recording(Side):
                 f"{path} has no array {TOKENS!r}: the ids that it was "
                 f"computed from"
             )
-        ids = arrays.pop(TOKENS)
-        if ids.is_floating_point() or ids.dim() not in (1, 2):
-            raise ValueError(
-                f"{TOKENS} in {path} must be ids, (batch, time) or one row, "
-                f"got {ids.dtype} of shape {tuple(ids.shape)}"
-            )
-        self.tokens: Int[Tensor, "batch time"] = ids.long().reshape(
-            -1, ids.size(-1)
-        )
+        ids = as_tokens(arrays.pop(TOKENS), f"{TOKENS} in {path}")
+        self.tokens: Int[Tensor, "batch time"] = ids
         self.stored = {
             name.removeprefix(GRADIENT): arrays.pop(name)
             for name in [*arrays]
