@@ -1,7 +1,7 @@
 """The first line of a model that the other one does not explain."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
@@ -9,14 +9,14 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ...invariants.places import Place
-from .causes import likely_cause, own_input
 from .flow import ALIKE, STARTS, Flow
-from .layouts import difference
+from .layouts import difference, nearest_layout
 from .matching import Matches
 from .rows import Divergence
 from .side import Side
 from .value import HEAD, SAME_SHAPE, Value
 
+CLOSE = 1e-5  # relative: a factor so close to a root is that root
 FAR = 2.0  # of a value's size: two so far apart have nothing in common
 MOST_HEADS, MOST_MARKS = 128, 256  # of a value that repeats heads
 WIDE = 96  # values of the left that are looked at beside a recording
@@ -128,8 +128,8 @@ def find_divergence(
         order=(left.number, right.number),
         inputs=theirs.inputs_apart(start),
         factor=factor,
-        cause=likely_cause(factor, widths)
-        or own_input(
+        cause=_likely_cause(factor, widths)
+        or _own_input(
             kept[0].get(best.ours.number),
             kept[1].get(best.theirs.number),
             [kept[1][n] for n in best.theirs.inputs if n in kept[1]],
@@ -299,3 +299,39 @@ def _factor(
 def _line(value: Value) -> tuple[object, ...]:
     place = value.place
     return place.path, place.line, place.span, place.inside
+
+
+def _likely_cause(factor: float | None, widths: Collection[int]) -> str:
+    """Return what it suggests that the right is so many times the left.
+
+    2.828 is the root of 8, the width of a head: the scores lack their
+    1 / sqrt(8). 5.657 is the root of 32, the model's width: the embedding's
+    scale. Widths are sizes of axes of the values around.
+    """
+    if factor is None or factor <= 0:
+        return ""
+    size = max(factor, 1 / factor)
+    over, under = ("", "1 / ") if factor > 1 else ("1 / ", "")
+    for power, root, name in ((2, "the root of ", "sqrt({})"), (1, "", "{}")):
+        width = round(size**power)
+        near = abs(size / width ** (1 / power) - 1) < CLOSE
+        if near and width > 1 and width in widths:
+            return (
+                f"{over}{size:.4g} is {over}{root}{width}: is a factor "
+                f"{under}{name.format(width)} missing?"
+            )
+    return ""
+
+
+def _own_input(
+    left: Tensor | None, right: Tensor | None, inputs: Sequence[Tensor]
+) -> str:
+    """Return what it suggests that two values differ by an input, or ""."""
+    if left is None or right is None or left.numel() != right.numel():
+        return ""
+    gap = nearest_layout(right, left, 0.0)[0] - left
+    for value in inputs:
+        near = CLOSE * float(value.abs().max())
+        if any(difference(value, c * gap, near) <= near for c in (1, -1)):
+            return "they differ by its input: 1 + weight on one side?"
+    return ""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .layouts import difference, largest, sorted_apart, spread
-from .precision import Exact, in_float64
+from .naming import pair_lines
 from .side import Side, unit_of
 from .value import Value, plain
 
@@ -31,6 +31,8 @@ TIMES_MEASURED, ROUNDING_MEASURED = 8, 4
 AT_ONCE = 2**27  # numbers that are kept of one side at a time: 1 GiB
 
 
+# the float64 run of a side, and by its numbers those of the side's values
+Exact = tuple[Side, dict[int, int]]
 Pairs = dict[tuple[int, int], float]  # of numbers, and how far apart
 Sides = tuple[set[int], set[int]]  # numbers of the left and of the right
 
@@ -122,7 +124,7 @@ def match(
         if theirs not in candidates.setdefault(ours, []):
             candidates[ours].append(theirs)
     found = Matches(named, scores)
-    bounds = tolerance, near, in_float64(left)
+    bounds = tolerance, near, _in_float64(left)
     for numbers in _batches(left.values, sorted(candidates)):
         chosen = {number: candidates[number] for number in numbers}
         _measure(left, right, chosen, forced, found, bounds)
@@ -280,14 +282,32 @@ def _tolerances(
     def add_noise(number: int, value: Tensor) -> None:
         tolerance[number] += times * difference(kept[number], value)
 
-    def add_own(number: int, value: Tensor) -> None:
-        tolerance[number] += times * spread(kept[number], plain(value))
-
     if exact:
-        exact.visit(kept, add_own)
+        run, own = exact
+
+        def add_own(number: int, value: Tensor) -> None:
+            number = own[number]
+            tolerance[number] += times * spread(kept[number], plain(value))
+
+        run.visit([n for n in own if own[n] in kept], add_own)
     elif left.nudgeable:
         left.visit(kept, add_noise, unit / 2)
     return {
         n: min(max(tolerance[n], least * size), most * size)
         for n, size in sizes.items()
     }
+
+
+def _in_float64(side: Side) -> Exact | None:
+    """Return the float64 run of a side, None where it is one or has none."""
+    if not side.nudgeable or side.dtype == torch.float64:
+        return None
+    try:
+        run = Side(side.subject, side.tokens, reduce=side.reduce)
+    except ValueError:
+        return None
+    # a line that casts may compute in one of the two runs alone
+    pairs = pair_lines(run, side, lambda place: place)
+    own = {exact.number: value.number for exact, value in pairs}
+    own[run.normalised] = side.normalised
+    return (run, own) if run.doubled else None
