@@ -7,7 +7,6 @@ names in a model's source do not, so that a stranger's model has kinds, too.
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -47,23 +46,6 @@ _FUSED = "scaled_dot_product_attention"
 _PRODUCTS = {"linear", "addmm", "@", "bmm", "einsum", "split", _FUSED}
 
 
-@dataclass
-class _Layer:
-    """How far a layer has come."""
-
-    number: int | None = None
-    square: bool = False  # whether its scores were seen
-    weighed: bool = False  # whether its probabilities were
-    attended: bool = False  # whether its values were mixed
-    added: bool = False  # whether attention's output is in the stream
-    activated: bool = False
-
-    @property
-    def half(self) -> str:
-        """Which of its two parts runs."""
-        return "feed_forward" if self.added else "attention"
-
-
 def name_axes(kind: str, shape: Sequence[int], time: int) -> str:
     """Return what each axis of a step's value counts, "" where unknown."""
     names = _AXES.get(kind, ("batch", "time", "width"))[-len(shape) :]
@@ -84,22 +66,25 @@ def name_kinds(
     early = [r.order[0] for r in rows if r.layer is None]
     moved = flipped.keep(set(early) & values.keys())
     last = max((r.order[0] for r in rows if r.layer is not None), default=-1)
-    layer, stream, width, kinds = _Layer(), set[int](), 0, []
+    layer, stream, width, kinds = None, set[int](), 0, []
+    seen = set[str]()  # kinds of the layer so far
     for row in rows:
         number, value = row.order[0], values[row.order[0]]
         ops = {p.op for p in (row.left, row.right) if p and not p.inside}
-        if row.layer != layer.number:
-            layer = _Layer(row.layer)
+        if row.layer != layer:
+            layer, seen = row.layer, set()
         adds = bool(ops & {"+", "+="})
         grows = adds and bool(stream.intersection(side.values[number].inputs))
         if row.layer is not None:
+            added = "residual_attention" in seen
             if grows:
-                kind = "residual_" + layer.half
-                layer.added, layer.activated = True, False
+                half = "feed_forward" if added else "attention"
+                kind = f"residual_{half}"
+                seen.discard("activation")
             elif ops & _NORMS or _normal(value, width):
-                kind = "second_norm" if layer.added else "norm"
+                kind = "second_norm" if added else "norm"
             else:
-                kind = _in_layer(row, value, ops, layer, width)
+                kind = _in_layer(row, value, ops, seen, width)
         elif number < last:
             still = number in moved and value.equal(moved[number])
             kind = "embedding" if adds else "position" if still else "token"
@@ -116,29 +101,27 @@ def name_kinds(
         if kind in ("token", "embedding") or grows:
             stream.add(number)
             width = value.size(-1)
+        seen.add(kind)
         kinds.append(kind)
     return kinds
 
 
 def _in_layer(
-    row: Row, value: Tensor, ops: set[str], layer: _Layer, width: int
+    row: Row, value: Tensor, ops: set[str], seen: set[str], width: int
 ) -> str:
-    if square := _square(row, value, layer):
-        layer.square = True
-        layer.weighed |= square == "probabilities"
+    if square := _square(row, value, bool(seen & SQUARE)):
         return square
     if ops & _ACTIVATIONS:
-        layer.activated = True
         return "activation"
     if not ops & _PRODUCTS:
         return ""
-    if _FUSED in ops or (layer.weighed and not layer.attended):
-        layer.attended = True
-        return "mix" if layer.square else "attention"
-    if layer.added:
-        back = layer.activated and value.size(-1) == width
+    attended = seen & {"mix", "attention"}
+    if _FUSED in ops or ("probabilities" in seen and not attended):
+        return "mix" if seen & SQUARE else "attention"
+    if "residual_attention" in seen:
+        back = "activation" in seen and value.size(-1) == width
         return "narrow" if back else "widen"
-    return "join" if layer.attended else "project"
+    return "join" if attended else "project"
 
 
 def _normal(value: Tensor, width: int) -> bool:
@@ -150,7 +133,7 @@ def _normal(value: Tensor, width: int) -> bool:
     return bool(((size - 1).abs() < 1e-3 + 1 / width).all())
 
 
-def _square(row: Row, value: Tensor, layer: _Layer) -> str:
+def _square(row: Row, value: Tensor, again: bool) -> str:
     """Return which scores these are, "" where they are none."""
     ops = {p.op for p in (row.left, row.right) if p}
     steps = {p.inside for p in (row.left, row.right) if p} - {""}
@@ -163,6 +146,6 @@ def _square(row: Row, value: Tensor, layer: _Layer) -> str:
     later = torch.ones(time, time, dtype=torch.bool).triu(1)
     if value[..., later].max() < value[..., ~later].min() - 100:
         return "mask"
-    scaled = layer.square and ops & {"*", "/", "*=", "/="}
+    scaled = again and ops & {"*", "/", "*=", "/="}
     products = scaled or ops & {"@", "bmm", "einsum", "baddbmm"}
     return "scores" if products or "scaled scores" in steps else ""
