@@ -1,7 +1,6 @@
 """Gradients of two models that are one function: the first that differs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,35 +12,14 @@ from .weights import WeightMatch
 UNITS = 2**10  # units of rounding of the largest number of a gradient
 
 
-@dataclass(frozen=True)
-class GradientDiff:
-    """The first gradient that differs, in the order of the backward pass."""
-
-    name: str  # of the right's weight
-    sources: tuple[str, ...]  # of the left's
-    apart: float  # the largest difference, in sorted order
-    size: float  # of the left's largest number
-    detached: tuple[Place, ...]  # lines of the right that detach a value
-
-    def __str__(self) -> str:
-        lines = " and ".join(map(str, self.detached))
-        why = f"; the right detaches at {lines}" if lines else ""
-        of = ", ".join(self.sources)
-        return (
-            f"one function, another gradient: that of {self.name} is "
-            f"{self.apart:.2g} from that of {of} on the left, whose largest "
-            f"number is {self.size:.2g}{why}"
-        )
-
-
 def first_difference(
     ours: Mapping[str, Tensor],
     theirs: Mapping[str, Tensor],
     matches: Sequence[WeightMatch],
     detached: Sequence[Place],
     unit: float,
-) -> tuple[GradientDiff | None, int]:
-    """Return the first gradient that differs, and how many were compared.
+) -> tuple[str, int]:
+    """Say which gradient differs first, if any, and how many were compared.
 
     Both by the names of the weights, the right's in the order of its backward
     pass, of weights that match but for their layout. Detached are lines of
@@ -65,8 +43,11 @@ def first_difference(
         apart = min(sorted_apart(one, right) for one in (left, *twins))
         size = largest(left)
         if apart > UNITS * unit * max(size, largest(right)):
-            found = GradientDiff(
-                match.name, match.sources, apart, size, tuple(detached)
-            )
-            return found, count
-    return None, count
+            lines = " and ".join(map(str, detached))
+            why = f"; the right detaches at {lines}" if lines else ""
+            return (
+                f"one function, another gradient: that of {match.name} is "
+                f"{apart:.2g} from that of {', '.join(match.sources)} on the "
+                f"left, whose largest number is {size:.2g}{why}"
+            ), count
+    return "", count

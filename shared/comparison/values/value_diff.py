@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ...console import printable
+from ...invariants.places import Place
 from ..terminal import TWO_COLUMNS, print_trimmed
-from .gradients import GradientDiff
 from .rows import NOWHERE, Divergence, Row, Section
 from .side import Side
 from .statistics import NAMES
@@ -50,7 +50,7 @@ class ValueDiff:
     # of each weight of the right its counterpart on the left; none where a
     # side has no weights
     weights: Sequence[WeightMatch] = ()
-    gradient: GradientDiff | None = None  # the first that differs, if compared
+    gradient: str = ""  # a sentence on the first that differs, if compared
     gradients: int = 0  # how many gradients were compared
 
     @property
@@ -59,7 +59,7 @@ class ValueDiff:
 
         And have one gradient, where gradients were compared.
         """
-        return self.parted is None and self.gradient is None
+        return self.parted is None and not self.gradient
 
     @property
     def shares_nothing(self) -> bool:
@@ -69,8 +69,8 @@ class ValueDiff:
     @property
     def sentence(self) -> str:
         """The finding in one sentence."""
-        if self.gradient is not None:
-            return str(self.gradient)
+        if self.gradient:
+            return self.gradient
         if self.parted is None:
             one = f"{self._hidden}one function{self.coarse}"
             if self.sides[1].reduce is not None:
@@ -201,19 +201,11 @@ class ValueDiff:
     def to_json(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
 
-        def described(rows: Sequence[Row]) -> list[dict[str, Any]]:
-            return [
-                {
-                    "left": row.left and row.left.to_dict(),
-                    "right": row.right and row.right.to_dict(),
-                    "shape": list(row.shape),
-                    "difference": row.difference,
-                    "why": row.why,
-                }
-                for row in rows
-            ]
+        def described(row: Row, *more: str) -> dict[str, Any]:
+            names = "left", "right", "shape", "difference", "why", *more
+            return {name: _as_json(getattr(row, name)) for name in names}
 
-        parted = self.parted
+        parts = "layer", "inputs", "cause", "shown"
         return {
             "same": self.same,
             "sentence": self.sentence,
@@ -221,18 +213,12 @@ class ValueDiff:
             "rounding": self.rounding if self.scored else None,
             "counts": dict(zip(("left", "right"), self.counts, strict=True)),
             "weights": [asdict(match) for match in self.weights],
-            "gradient": self.gradient and str(self.gradient),
-            "parted": parted
-            and described([parted])[0]
-            | {
-                "layer": parted.layer,
-                "inputs": parted.inputs,
-                "cause": parted.cause,
-                "shown": [place.to_dict() for place in parted.shown],
-            },
-            "pairs": described(self.pairs),
+            "gradient": self.gradient or None,
+            "parted": self.parted and described(self.parted, *parts),
+            "pairs": [*map(described, self.pairs)],
             "alone": {
-                side: described(rows) for side, rows in self.alone.items()
+                side: [*map(described, rows)]
+                for side, rows in self.alone.items()
             },
             "notes": list(self.notes),
         }
@@ -288,6 +274,12 @@ class ValueDiff:
         colour = "bold green" if self.same else "bold red"
         sentence = Text(printable(self.sentence), style=colour)
         console.print(sentence, soft_wrap=True)
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [*map(_as_json, value)]
+    return value.to_dict() if isinstance(value, Place) else value
 
 
 def _page(record: bool) -> Console:
