@@ -30,7 +30,6 @@ ROUNDING_OF_RECORDINGS = 2**9  # less than exact GELU differs from tanh's
 TIMES_MEASURED, ROUNDING_MEASURED = 8, 4
 AT_ONCE = 2**27  # numbers that are kept of one side at a time: 1 GiB
 
-
 # the float64 run of a side, and by its numbers those of the side's values
 Exact = tuple[Side, dict[int, int]]
 Pairs = dict[tuple[int, int], float]  # of numbers, and how far apart
@@ -55,9 +54,8 @@ class Matches:
     @cached_property
     def pairs(self) -> Pairs:
         """Each value with one other, those in another order behind."""
-        ours, theirs = map(set, as_sides(self.equal))
         pairs = _one_to_one(self.equal, (set(), set()))
-        return pairs | _one_to_one(self.permuted, (ours, theirs))
+        return pairs | _one_to_one(self.permuted, as_sides(self.equal))
 
     @property
     def apart(self) -> float:

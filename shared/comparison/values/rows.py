@@ -23,16 +23,6 @@ class Row:
     order: tuple[int, int] = (-1, -1)
     times: int = 1  # how many values these compute in turn, head by head
 
-    def __str__(self) -> str:
-        left, right = (str(side or "-") for side in (self.left, self.right))
-        apart = self.why or "alone"
-        if self.difference is not None:
-            apart = f"{self.difference:.2g} apart"
-        return f"{left} | {right} | {self.shape} | {apart}"
-
-    def __repr__(self) -> str:
-        return str(self)
-
     @property
     def place(self) -> Place:
         """The line; of a pair the left's."""
@@ -113,6 +103,8 @@ class Divergence(Row):
             output += f"; scores {self.scores:.2g} apart"
         place = f"{self.right}{self.right.site}{layer}"
         return f"they part at {place}: {given}{output}"
+
+    __repr__ = __str__
 
 
 @dataclass(frozen=True)

@@ -193,17 +193,13 @@ class Side:
         model, subject = variant.model, self.subject
         if not isinstance(model, nn.Module) or self.tokens.size(1) < 2:
             return {}
-        order: dict[str, None] = {}
+        order: list[str] = []  # a name again with each part of its gradient
         parameters = dict(model.named_parameters())
         for name, parameter in parameters.items():
             parameter.grad = None
-
-            def arrive(_: Tensor, name: str = name) -> None:
-                # the order is that of the last part of the gradient
-                order.pop(name, None)
-                order[name] = None
-
-            parameter.register_post_accumulate_grad_hook(arrive)
+            parameter.register_post_accumulate_grad_hook(
+                lambda _, name=name: order.append(name)
+            )
         with isolated(subject.seed):
             scores = variant.scores(self.tokens, grad=True, seed=subject.seed)
             if not scores.requires_grad:
@@ -211,9 +207,10 @@ class Side:
             log_probs = scores[:, :-1].log_softmax(-1)
             picked = log_probs.gather(-1, self.tokens[:, 1:, None])
             (-picked.mean()).backward()
+            last_first = dict.fromkeys([*parameters, *order][::-1])
             return {
                 name: local_gradient(gradient, parameters[name]).cpu().clone()
-                for name in order | dict.fromkeys(parameters)
+                for name in reversed(last_first)
                 if (gradient := parameters[name].grad) is not None
             }
 

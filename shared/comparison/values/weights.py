@@ -176,8 +176,11 @@ def _vector(
     vectors = {n: t.flatten() for n, t in ours.items() if t.size(1) == 1}
     for source, other in vectors.items():
         if other.numel() == values.numel():
-            if other.sort().values.equal(values.sort().values):
-                how = _order(_positions(values, other), False)
+            (ours_sorted, at), (mine_sorted, by) = (
+                vector.sort(stable=True) for vector in (other, values)
+            )
+            if ours_sorted.equal(mine_sorted):
+                how = _order(at[by.argsort()].tolist(), False)
                 return WeightMatch(name, how, (source,))
         elif other.numel() % values.numel() == 0 and any(
             part.equal(values) for part in other.split(values.numel())
@@ -193,13 +196,6 @@ def _vector(
         else:
             return None
     return WeightMatch(name, "joined", tuple(sources))
-
-
-def _positions(values: Tensor, others: Tensor) -> list[int]:
-    """Return where each number of one vector stands in another."""
-    order = torch.empty_like(values, dtype=torch.int64)
-    order[values.argsort(stable=True)] = others.argsort(stable=True)
-    return order.tolist()
 
 
 def _nearest(
