@@ -24,10 +24,8 @@ Stages = Mapping[str, str]
 def stage_modules(model: Any, stages: Stages) -> dict[str, nn.Module]:
     """Return the submodule of each stage in the order of the data flow.
 
-    Args:
-        model: a language model with `config`.
-        stages: for each stage the path of its submodule, {i} standing for
-            the layer, which is spelt out in the names returned.
+    Of each stage the path is given, {i} standing for the layer, which is
+    spelt out in the names returned.
 
     Raises:
         ValueError: for a path that is no submodule of the model.

@@ -25,16 +25,11 @@ class Line(NamedTuple):
 
 
 def fold(code: str, first: int, terms: Terms) -> list[Line]:
-    """Return the lines of a piece of source, highlighted.
+    """Return some lines of a module, highlighted, from the first number on.
 
     Docstrings, checks of arguments (an if that only raises, with the comment
     above it), what only a cache runs, and signatures with annotations are
     foldable; a signature has a short form without its annotations.
-
-    Args:
-        code: some lines of a module, whole statements.
-        first: number of the first one.
-        terms: names to mark, as for `highlight`.
     """
     folded, briefs = set[int](), dict[int, str]()
     code = code.rstrip()

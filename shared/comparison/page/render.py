@@ -49,14 +49,8 @@ def render_page(
 ) -> str:
     """Return the page, with all it needs inside.
 
-    Args:
-        pair: the two styles, their models and weights.
-        comparison: what comparing found.
-        tokenizer: what made the tokens.
-        text: facts about the text: source, characters, sha256, tokenizer,
-            tokens_in_text.
-        bench: times to draw, or None.
-        bench_file: where they are from.
+    Facts about the text are source, characters, sha256, tokenizer and
+    tokens_in_text; the benchmark are times to draw, and where they are from.
     """
     config, styles, tokens = pair.config, pair.styles, pair.tokens
     differences = difference_by_concept(comparison.differences)
