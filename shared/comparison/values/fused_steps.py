@@ -44,9 +44,8 @@ def attention(
     scores = products * scale
     yield "scaled scores", scores
     if is_causal:
-        seen = torch.ones_like(scores, dtype=torch.bool).tril()
-        scores = scores.masked_fill(~seen, -math.inf)
-    elif attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.ones_like(scores, dtype=torch.bool).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attn_mask, -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
