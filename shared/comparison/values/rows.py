@@ -10,7 +10,7 @@ NOWHERE = "nowhere on the other side"
 MOVED = "in another order"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Row:
     """A value: the line that computes it on the left, the right, or both."""
 
@@ -22,6 +22,16 @@ class Row:
     # number of the value in the left's run and in the right's, or -1
     order: tuple[int, int] = (-1, -1)
     times: int = 1  # how many values these compute in turn, head by head
+
+    def __str__(self) -> str:
+        left, right = (str(side or "-") for side in (self.left, self.right))
+        apart = self.why or "alone"
+        if self.difference is not None:
+            apart = f"{self.difference:.2g} apart"
+        return f"{left} | {right} | {self.shape} | {apart}"
+
+    def __repr__(self) -> str:
+        return str(self)
 
     @property
     def place(self) -> Place:
@@ -103,8 +113,6 @@ class Divergence(Row):
             output += f"; scores {self.scores:.2g} apart"
         place = f"{self.right}{self.right.site}{layer}"
         return f"they part at {place}: {given}{output}"
-
-    __repr__ = __str__
 
 
 @dataclass(frozen=True)
