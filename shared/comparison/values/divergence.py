@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ...invariants.places import Place
 from .flow import ALIKE, STARTS, Flow
 from .layouts import difference, nearest_layout
 from .matching import Matches
@@ -117,6 +116,10 @@ def find_divergence(
         ]
         left, right, start = (parts or [left])[0], cut, cut
         factor, apart, in_order = None, math.inf, False
+    # a step of the left alone that leads to its value
+    steps = [c[0] for c in chains[0] if best.ours in c[1:]]
+    line = _line(best.ours)[:2]
+    alone = (v.place for v in steps if _line(v)[:2] != line)
     by_line = {(p.path, p.line): p for p in (*reversed(shown), right.place)}
     shown = sorted(by_line.values(), key=[right.place, *shown].index)
     widths = {v.shape[-1] for v in theirs.values if v.shape}
@@ -136,7 +139,7 @@ def find_divergence(
         ),
         shown=tuple(shown[:STARTS]),
         scores=matches.apart if all(s.scored for s in sides) else None,
-        before=_step_before(chains[0], best.ours),
+        before=next(alone, None),
         in_order=in_order,
     )
 
@@ -193,16 +196,6 @@ def _mixed(left: Tensor, right: Tensor, times: int) -> bool:
         for one in ours
         for other in theirs
     )
-
-
-def _step_before(
-    chains: Sequence[Sequence[Value]], left: Value
-) -> Place | None:
-    """Return a step of the left alone that leads to a value, if any."""
-    for start, *others in chains:
-        if left in others and _line(start)[:2] != _line(left)[:2]:
-            return start.place
-    return None
 
 
 class Fit(NamedTuple):

@@ -1,7 +1,7 @@
 """What of a model the other one explains."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ...invariants.places import Place
 from .fused_steps import OPTIONAL
@@ -59,7 +59,10 @@ class Flow:
         unseen = {v.inputs for v in heads if v.number not in known}
         # one head says little of the others: perhaps it is a position
         self.known = known - {v.number for v in heads if v.inputs in unseen}
-        self.used = self._upstream([side.normalised])
+        self.used = {side.normalised}
+        for value in reversed(self.values):
+            if value.number in self.used:
+                self.used.update(value.inputs)
         self.recorded = self.values[side.last].place.recorded
         if self.recorded:  # a file says not what is made of what
             self.used = {value.number for value in self.values}
@@ -210,7 +213,7 @@ class Flow:
         for theirs in other.values:
             scale = theirs.digest.scale_of(value.digest)
             if scale is not None and abs(scale - 1) > 1e-6:
-                of = f"{_line(theirs.place)} times {_in_words(scale)}"
+                of = f"{theirs.place} times {_in_words(scale)}"
                 return f"equals a result of {of}"
         if value.number not in self.used:
             return "no part of the scores"
@@ -221,7 +224,7 @@ class Flow:
             if reached.intersection(later.inputs):
                 reached.add(later.number)
                 if later.number in self.known:
-                    return f"on the way to {_line(later.place)}"
+                    return f"on the way to {later.place}"
         return ""
 
     def _backwards(self) -> set[int]:
@@ -242,14 +245,6 @@ class Flow:
                 found.add(number)
         return found
 
-    def _upstream(self, numbers: Iterable[int]) -> set[int]:
-        """Return the numbers and all that they are computed from."""
-        found = set(numbers)
-        for value in reversed(self.values):
-            if value.number in found:
-                found.update(value.inputs)
-        return found
-
 
 def moves(value: Value) -> bool:
     """Whether a value has only numbers of its input."""
@@ -265,13 +260,6 @@ def _near_a_constant(value: Value, others: Sequence[Value]) -> bool:
         and ours.distance(theirs.digest) <= ALIKE * ours.size
         for theirs in others
     )
-
-
-def _line(place: Place) -> str:
-    """Return where a line is, and what it says."""
-    if place.recorded:
-        return str(place)
-    return f"{place.file}:{place.line} `{place.code}`"
 
 
 def _in_words(scale: float) -> str:

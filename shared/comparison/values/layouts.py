@@ -1,7 +1,7 @@
 """Two values in one layout, and how far they are apart."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import combinations, islice, permutations
 
 import numpy as np
@@ -62,16 +62,11 @@ def _layouts(value: Tensor, like: Tensor) -> Iterator[Tensor]:
         if alone:
             back = sorted(range(len(axes)), key=axes.__getitem__)
             yield few.reshape(shape).permute(back).reshape(like.shape)
-        elif free or (shape == [*many.shape] and _in_order(axes, few)):
+            continue
+        pairs = combinations(axes, 2)
+        kept = all(few.size(a) != few.size(b) or a < b for a, b in pairs)
+        if free or (shape == [*many.shape] and kept):
             yield few.permute(axes).reshape(like.shape)
-
-
-def _in_order(axes: Sequence[int], value: Tensor) -> bool:
-    """Whether axes of one size keep their order."""
-    return all(
-        value.shape[a] != value.shape[b] or a < b
-        for a, b in combinations(axes, 2)
-    )
 
 
 def largest(value: Tensor) -> float:

@@ -42,11 +42,9 @@ WALKED = 2**16  # objects that are looked at for a function's weights
 class Recording(Side):
     """A side that is a file: nothing of it can be run again.
 
-    Args:
-        path: of an .npz or a .safetensors.
-        arrays: in place of a file's, the tokens among them.
-        ignored: arrays that are left out; of names in words, one word each.
-        scores: name of the array that holds the scores; None: it is found.
+    An .npz or a .safetensors, or arrays in its place, the tokens among them.
+    Ignored ones are left out, by name or one word of it; scores names the
+    array that holds them, None where it is to be found.
 
     Raises:
         ValueError: in one line, for a file that is none of them, or that

@@ -10,7 +10,7 @@ NOWHERE = "nowhere on the other side"
 MOVED = "in another order"
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Row:
     """A value: the line that computes it on the left, the right, or both."""
 
