@@ -19,6 +19,7 @@ CLOSE = 1e-5  # relative: a factor so close to a root is that root
 FAR = 2.0  # of a value's size: two so far apart have nothing in common
 MOST_HEADS, MOST_MARKS = 128, 256  # of a value that repeats heads
 WIDE = 96  # values of the left that are looked at beside a recording
+FEW = 8  # the same beside statistics, where all are of one size
 MEASURED = 4  # values of the left that are measured against one of the right
 
 
@@ -36,7 +37,8 @@ def find_divergence(
     behind = min(ours.made_of(chain[0]) for chain in chains[0])
     chains += [[theirs.same_call(v) for v in theirs.starts(behind)]]
     if theirs.recorded:  # few arrays: a later value may stand beside one
-        chains[0] = [ours.open[:WIDE] or chains[0][0]]
+        most = WIDE if sides[1].reduce is None else FEW
+        chains[0] = [ours.open[:most] or chains[0][0]]
     named = {r: n for n, r in matches.parted}
     partner = theirs.partner | named
     starts = [chain[0] for chain in chains[1]]

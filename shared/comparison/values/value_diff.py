@@ -75,9 +75,11 @@ class ValueDiff:
             one = f"{self._hidden}one function{self.coarse}"
             if self.sides[1].reduce is not None:
                 alone, count = self.counts[1]
+                comma = "," if self.coarse else ""
                 return (
-                    f"{one} as far as {NAMES} of {count - alone} arrays show: "
-                    f"another order of an array's numbers is not seen"
+                    f"{one}{comma} as far as {NAMES} of {count - alone} "
+                    f"arrays show: another order of an array's numbers is "
+                    f"not seen"
                 )
             if not self.scored:
                 return f"{one} as far as these values tell"
