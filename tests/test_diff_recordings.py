@@ -15,6 +15,9 @@ from test_diff_ports import FAULTS, original, port_of
 from test_diff_ports import TOKENS as PORT_TOKENS
 
 from gpt_duet import assert_same_values, diff_by_value, record_values
+from gpt_duet.comparison.values.diff import run_beside
+from gpt_duet.comparison.values.recording import Recording
+from gpt_duet.comparison.values.side import Side
 
 pytestmark = pytest.mark.unhooked
 
@@ -437,6 +440,8 @@ def test_statistics_of_sound_ports_are_one_function(tmp_path):
     assert "as far as bfloat16 tells" in diff_by_value(left, ours).sentence
     with pytest.raises(ValueError, match="have no gradients"):
         record_values(left, None, ours, statistics=True, gradients=True)
+    with pytest.raises(ValueError, match="on one process"):
+        run_beside(None, Recording(ours), None, type("Rank", (Side,), {}))
 
 
 def test_a_permutation_shows_in_no_statistics(model, tmp_path):

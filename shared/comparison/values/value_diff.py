@@ -169,9 +169,9 @@ class ValueDiff:
             ((row.order[0], 0), row)
             for row in (*self.pairs, *self.alone["left"])
         ]
-        before = sorted((pair.order[1], pair.order[0]) for pair in self.pairs)
+        orders = [pair.order for pair in self.pairs]
         for row in self.alone["right"]:
-            at = max((n for r, n in before if r < row.order[1]), default=-1)
+            at = max((n for n, r in orders if r < row.order[1]), default=-1)
             placed.append(((at, 1), row))
         placed.sort(key=itemgetter(0))
         return _last_steps(
