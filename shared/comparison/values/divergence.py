@@ -263,7 +263,8 @@ def _nearest_of(
     kept: Sequence[Mapping[int, Tensor]],
 ) -> list[Fit]:
     """Return the values of the left of one size, the nearest first."""
-    alike = [v for v in left if v.digest.count == theirs.digest.count]
+    size = theirs.digest.finite + theirs.digest.other
+    alike = [v for v in left if v.digest.finite + v.digest.other == size]
     alike.sort(key=lambda v: v.digest.distance(theirs.digest))
     near = [
         Fit(

@@ -33,11 +33,6 @@ class Digest:
     size: float  # their root mean square
     trivial: bool  # whether the value is too plain to be recognised by
 
-    @property
-    def count(self) -> int:
-        """How many numbers there are."""
-        return self.finite + self.other
-
     def is_copy(self, of: "Digest") -> bool:
         """Whether the same numbers are there, in any order."""
         alike = math.isclose(self.size, of.size, rel_tol=1e-12)
