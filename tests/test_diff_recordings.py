@@ -406,7 +406,8 @@ def test_log_probabilities_of_the_top_k(fault, time, model, tmp_path):
 # --- Statistics alone -------------------------------------------------------
 
 QUICK = ("eps left out", "mask one off")
-OF_LLAMA = QUICK + (
+OF_LLAMA = (
+    *QUICK,
     *("norm without its weight", "another base of the rotation", "no scale"),
     *("gelu for silu", "gate and up swapped", "last norm without its weight"),
 )

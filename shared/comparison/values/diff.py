@@ -243,6 +243,8 @@ def run_beside(
     kind: type[Side] = Side,
 ) -> tuple[Side, Recording]:
     """Run a model beside a file or scores, in the dtype of these."""
+    if recording.statistics and kind is not Side:
+        raise ValueError("statistics are compared on one process")
     tokens = fitting(recording.tokens, subject.block_size, subject.vocab_size)
     if dtype is None and not recording.doubled:
         dtype = recording.dtype
