@@ -436,7 +436,7 @@ def rest_left_out():
     return score
 
 
-@row("coverage", words=("position 0",), bos=BOS)
+@row("coverage", words=("positions 0 are scored, and hold bos",), bos=BOS)
 def bos_is_scored():
     score = one_pass()
     return lambda tokens: [-3.0, *score(tokens)]
