@@ -128,7 +128,7 @@ def uniform(size=VOCAB):
 # Sound -----------------------------------------------------------------------
 
 
-@row(words=("position 0 is not scored",))
+@row(words=("each position but the first is scored once",))
 def one_pass():
     return lambda tokens: given(all_log_probs(pretrained(), tokens), tokens)
 

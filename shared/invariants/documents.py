@@ -40,7 +40,8 @@ class Packing(Input):
     ) -> Case:
         """Return the case of rows whose documents have some lengths."""
 
-        def values(tokens: Tensor, sizes: list[int]) -> dict[str, Any]:
+        def values(tokens: Tensor, _: list[int]) -> dict[str, Any]:
+            sizes = lengths(tokens.size(1))
             given = self.values(tokens, sizes)
             if beside:
                 given[MASK] = torch.ones_like(tokens)
@@ -49,7 +50,7 @@ class Packing(Input):
             return given
 
         how = "in train mode " * training + f"with {self.words}{beside}"
-        given = replace(self, values=values, lengths=lengths)
+        given = replace(self, values=values)
         return Case(how, training, training, given=given, own=self.own)
 
     def text(
@@ -88,16 +89,10 @@ def packings(subject: Subject) -> list[Packing]:
     said, inputs = subject.documents, subject.caller.inputs
     beside = ("", ONES, HIDES) if subject.caller.takes_mask else ("",)
     if isinstance(said, int):
-        return [
-            Packing(
-                *("", "documents", f"id {said} at the {at} of each"),
-                lambda *_: {},
-                mark=said,
-                ends=at == "end",
-                beside=beside,
-            )
-            for at in ("end", "start")
-        ]
+        way = Packing("", "documents", "", lambda *_: {}, mark=said)
+        way, words = replace(way, beside=beside), f"id {said} at the"
+        start = replace(way, words=f"{words} start of each")
+        return [replace(start, words=f"{words} end of each", ends=True), start]
     if callable(said):
         name = f"{getattr(said, '__name__', 'documents')}()"
         make = lambda _, lengths: dict(said(lengths))  # noqa: E731

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, pairwise, starmap
 from time import perf_counter
 from typing import Any, Literal, TypeVar
 
@@ -77,10 +77,6 @@ class Scores:
         """Return those that are made first."""
         return replace(self, table=dict(islice(self.table.items(), count)))
 
-    def moved(self, other: "Scores") -> dict[tuple[int, int], float]:
-        """Return how far each is from the other's."""
-        return differences(self.table, other.table)
-
     def bound(self, share: float) -> float:
         """Return a share of the largest score, or of 1."""
         finite = filter(math.isfinite, self.table.values())
@@ -91,12 +87,8 @@ def differences(
     one: Mapping[K, float], two: Mapping[K, float]
 ) -> dict[K, float]:
     """Return how far numbers are apart; from one not there, infinitely."""
-    return {
-        key: 0.0
-        if size == two.get(key)
-        else abs(size - two.get(key, math.inf))
-        for key, size in one.items()
-    }
+    pairs = [(key, x, two.get(key, math.inf)) for key, x in one.items()]
+    return {key: 0.0 if x == y else abs(x - y) for key, x, y in pairs}
 
 
 def read_scores(answer: Any, time: int, bits: bool = False) -> Scores:
@@ -231,33 +223,31 @@ class Scoring(Scorer):
     slight: float = 0.0  # how far scores moved, as rounding may
 
     def __post_init__(self) -> None:
-        marks, time = (self.bos, self.mark), self.time
-        self.ids = torch.tensor(
-            [i for i in range(self.vocab_size) if i not in marks]
-        )
+        time = self.time
+        self.fixed = dict[int, int]()  # the ids at some positions
+        if self.mark is not None:  # three documents, the longest first
+            self.fixed = dict.fromkeys((time // 2, time * 4 // 5), self.mark)
+        self.marks = {*self.fixed}
+        if self.bos is not None:
+            self.fixed[0] = self.bos
+        ids = {*range(self.vocab_size)} - {self.bos, self.mark}
+        self.ids = torch.tensor(sorted(ids))
         self.generator = torch.Generator().manual_seed(self.seed)
         self.text, self.other = self._draw(time), self._draw(time)
         self.repeating = self._draw(max(2, time // 4), FEW).repeat(5)[:time]
         for text in (self.text, self.other, self.repeating):
-            if self.mark is not None:  # three documents, the longest first
-                text[[time // 2, time * 4 // 5]] = self.mark
-            if self.bos is not None:
-                text[0] = self.bos
+            for at, token in self.fixed.items():
+                text[at] = token
         self.scores = self.meet(self.text)
 
     def _draw(self, time: int, few: int | None = None) -> Text:
         known = self.ids[:few]
         return known[draw(len(known), 1, time, self.generator)[0]]
 
-    def fixed(self, text: Text, at: int) -> bool:
-        """Whether a position holds a mark of documents, or bos."""
-        return int(text[at]) == self.mark or (at == 0 and self.bos is not None)
-
     def change(self, text: Text, at: Iterable[int]) -> Text:
-        """Return the text with other ids at these positions."""
-        chosen = [i for i in at if not self.fixed(text, i)]
+        """Return the text with other ids at these positions, but for marks."""
+        chosen, text = sorted({*at} - self.fixed.keys()), text.clone()
         old = torch.searchsorted(self.ids, text[chosen])
-        text = text.clone()
         text[chosen] = self.ids[others(old, len(self.ids), self.generator)]
         return text
 
@@ -272,7 +262,7 @@ class Scoring(Scorer):
 
         What may be rounding is left out, and kept as slight.
         """
-        far = base.moved(self.fresh(*texts, seed=seed))
+        far = differences(base.table, self.fresh(*texts, seed=seed).table)
         least = base.bound(rounding_of(self.unit)) + 4 * self.noise
         small = [size for size in far.values() if size <= bounds * least]
         self.slight = max([self.slight, *small])
@@ -287,17 +277,13 @@ def most(moved: dict[int, float]) -> str:
 
 def scorer_coverage(scoring: Scoring) -> str:
     """Each position is scored once, and none is left out."""
-    time, bos = scoring.time, scoring.bos
-    shares = time // 2, time * 2 // 3, time - 1, time
-    lengths = {n for n in (1, 2, 3, 5, 16, 17, *shares) if n <= time}
-    refused, first = set(), True
-    for length in sorted(lengths, reverse=True):
-        text = scoring.text[:length]
-        try:
-            scores = scoring.fresh(text)
-        except ModelRaised:
-            refused.add(length)
-            continue
+    time, scored = scoring.time, dict[int, Scores]()
+    lengths = {1, 2, 3, 5, 16, 17, time // 2, time * 2 // 3, time - 1, time}
+    for length in sorted(lengths & {*range(time + 1)}, reverse=True):
+        with suppress(ModelRaised):
+            scored[length] = scoring.fresh(scoring.text[:length])
+    first = " but the first"
+    for length, scores in scored.items():
         count = Counter(scores.order)
         words = (
             f"{scores.unplaced or count.total()} scores for {length} tokens"
@@ -306,26 +292,22 @@ def scorer_coverage(scoring: Scoring) -> str:
             raise AssertionError(
                 f"{words}; pairs (position, log-probability) say which"
             )
-        first &= not count[0]
-        marks = [at for at in range(length) if text[at] == scoring.mark]
         # without context are a document's first token, or its mark
-        excused = {0, *marks, *(at + 1 for at in marks)}
+        excused = {0, *scoring.marks, *(at + 1 for at in scoring.marks)}
+        bos = {0} & {*count} if scoring.bos is not None else set()
         for wrong, what in (
             ({at for at in count if count[at] > 1}, "scored twice or more"),
             ({*range(length)} - {*count} - excused, "not scored"),
-            ({0} & {*count} if bos is not None else {}, "scored, and hold bos"),
+            (bos, "scored, and hold bos"),
         ):
             if wrong:
                 raise AssertionError(
                     f"{words}: positions {spans(wrong)} are {what}"
                 )
-    said = (
-        f"each position is scored once, at lengths {spans(lengths - refused)}"
-    )
-    if first:
-        why = "has no context" if bos is None else "is bos"
-        said += f"; position 0 is not scored: it {why}"
-    return said + (f"; lengths {spans(refused)} raised" if refused else "")
+        first = first * (not count[0])
+    said = f"each position{first} is scored once, at lengths {spans(scored)}"
+    raised = lengths & {*range(time)} - {*scored}
+    return said + f"; lengths {spans(raised)} raised" * bool(raised)
 
 
 def scorer_repeats(scoring: Scoring) -> str:
@@ -369,27 +351,22 @@ def scorer_causality(scoring: Scoring) -> str:
             count = len(order) if len(order) <= ALL else SPLITS
             for k in splits_to_try(len(order), scoring.generator, count):
                 later = [at for at in order[k:] if at not in order[:k]]
-                changed = scoring.change(text, dict.fromkeys(later))
+                changed = scoring.change(text, later)
                 if torch.equal(changed, text):
                     continue
                 tried += 1
                 if moved := scoring.moved(scores.first(k), changed):
                     leaks.append(
-                        f"in a text of {len(text)} tokens, {len(moved)} of "
-                        f"the {k} scores made before that of token {later[0]} "
-                        f"move when it and all that is scored behind it "
-                        f"change, {most(moved)}"
+                        f"{len(moved)} of the {k} scores made before that of "
+                        f"token {later[0]} of {len(text)} move when it and "
+                        f"all that is scored behind it change, {most(moved)}"
                     )
     if not tried:
         raise SkipCheck("no time, or no score that another one comes behind")
     if leaks:
-        hint = (
-            "; if scores are not made from left to right, return pairs "
-            "(position, log-probability) in the order in which they are"
-        )
         raise AssertionError(
             f"{leaks[-1]}; {len(leaks)} of {tried} splits show such a leak"
-            f"{hint * (where == 'that of the text')}"
+            f"; pairs (position, log-probability) say another order of scoring"
         )
     said = (
         f"no score moves with a token that is scored later: {tried} splits "
@@ -423,7 +400,7 @@ def scorer_normalised(scoring: Scoring) -> str:
     ):
         with scoring.budget.overtime():
             order = scoring.fresh(text).order
-        order = [at for at in order if not scoring.fixed(text, at)]
+        order = [at for at in order if at not in scoring.fixed]
         if not order:
             continue
         at = order[int(share * (len(order) - 1))]
@@ -474,19 +451,12 @@ def _sum(
     Raises:
         AssertionError: where it is not 1, and a mark does not explain it.
     """
-
-    def shares(factor: float = 1.0) -> dict[int, float]:
-        return {t: math.exp(min(factor * s, 99.0)) for t, s in found.items()}
-
     where = f"at position {at}"
     where += " of a text with repeats" * (text is scoring.repeating)
-    total, size, mark = (
-        sum(shares().values()),
-        scoring.vocab_size,
-        scoring.mark,
-    )
+    logs = torch.tensor([*found.values()], dtype=torch.float64).clamp(max=99)
+    total, size = float(logs.exp().sum()), scoring.vocab_size
     said = f"{total:.4f} {where}"
-    weighted = sum(p * abs(found[t]) for t, p in shares().items() if p)
+    weighted = float((logs.exp() * logs.abs()).nansum())
     slack = rounding_of(scoring.unit) * (1 + weighted)
     slack += (scoring.noise + scoring.slight) * total
     if len(found) < size:
@@ -494,8 +464,8 @@ def _sum(
         total = max(total, 1.0)
     if abs(total - 1) <= slack:
         return said, 1.0
-    if mark is not None and mark in found:
-        own = shares()[mark]
+    if (mark := scoring.mark) is not None and mark in found:
+        own = math.exp(min(found[mark], 99.0))
         rest = total - own
         # behind what is split off, chunks may begin elsewhere
         whole = total + own >= 1 - slack
@@ -507,29 +477,27 @@ def _sum(
     hint = ""
     other = ("nats", 1 / LN_2) if scoring.bits else ("bits (bits=True)", LN_2)
     for words, factor in (("losses", -1.0), other):
-        if abs(sum(shares(factor).values()) - 1) <= slack:
+        if abs(float((factor * logs).exp().sum()) - 1) <= slack:
             hint = f": read as {words} they sum to 1"
+    side = "much" if total > 1 else "little"
     raise AssertionError(
         f"the probabilities of a token's {size:,} candidates sum to "
-        f"{total:.6g} {where}, {abs(total - 1):.4g} too "
-        f"{'much' if total > 1 else 'little'}{hint}"
+        f"{total:.6g} {where}, {abs(total - 1):.4g} too {side}{hint}"
     )
 
 
 def scorer_documents(scoring: Scoring) -> str:
     """No token of a document moves a score of another one."""
-    text, mark = scoring.text, scoring.mark
-    numbers = text.eq(mark or 0).cumsum(0).tolist()
-    said = f"{numbers[-1] + 1} documents do not move each other"
-    for document in range(numbers[-1] + 1):
-        own = [at for at, n in enumerate(numbers) if n == document]
-        changed = scoring.change(text, own)
+    starts = [0, *sorted(scoring.marks), scoring.time]
+    said = f"{len(starts) - 1} documents do not move each other"
+    for own in starmap(range, pairwise(starts)):
+        changed = scoring.change(scoring.text, own)
         moved = {
             at: size
             for at, size in scoring.moved(scoring.scores, changed).items()
-            if at not in own and not scoring.fixed(text, at)
+            if at not in own and at not in scoring.fixed
         }
-        behind = {at for at in moved if int(text[at - 1]) == mark}
+        behind = {at for at in moved if at - 1 in scoring.marks}
         if moved.keys() - behind:
             words = (
                 f"the document at positions {spans(own)} moves {len(moved)} "
@@ -639,60 +607,50 @@ def check_scorer(
             raise ValueError(f"{name} must be at least {least}, got {size}")
     if state not in ("fresh", "kept"):
         raise ValueError(f'state must be "fresh" or "kept", got {state!r}')
-    printed = io.StringIO()
+    hush, blocked = redirect_stdout(io.StringIO()), ""
     start, count = perf_counter(), torch.get_num_threads()
-    with isolated(seed), redirect_stdout(printed), few_threads(0, 0, 1):
+    with isolated(seed), hush, few_threads(0, 0, 1):
         scoring = Scoring(
             *(make_score, bits, seed, vocab_size, bos, documents),
             *(state == "kept", block_size, bytes_per_token or str.encode),
         )
     if perf_counter() - start < SMALL:
         count = 1
-    without = {scorer_documents} if documents is None else set()
-    without |= {scorer_bytes} if bytes_per_token is None else set()
-    chosen = [each for each in PROPERTIES if each not in without]
+    given = {scorer_documents: documents, scorer_bytes: bytes_per_token}
+    chosen = [f for f in PROPERTIES if given.get(f, f) is not None]
+    uncounted = COUNTED * (bytes_per_token is None)
     report = Report(
         getattr(make_score, "__name__", type(make_score).__name__),
         vocab_size,
         block_size,
         [function.__name__ for function in chosen],
-        notes=[NOT_SEEN.format(COUNTED * (scorer_bytes in without))],
+        notes=[NOT_SEEN.format(uncounted)],
     )
     scoring.budget = clock = Budget(DEFAULT if budget is None else budget)
     on_progress(report)
     for number, function in enumerate(chosen):
-        done, name = clock.calls, function.__name__
+        calls, name, status = clock.calls, function.__name__, "passed"
         clock.start(name, 1 / (1 if number < BRIEF else len(chosen) - number))
-        # without these no other one has a verdict
-        first = [
-            n
-            for n in report.failed
-            if n == "scorer_repeats" or scoring.scores.unplaced
-        ]
         try:
-            with (
-                isolated(seed),
-                redirect_stdout(printed),
-                few_threads(0, 0, count),
-            ):
-                if first:
-                    raise SkipCheck(f"see {first[0]}")
-                status, message = "passed", function(scoring)
-        except SkipCheck as error:
-            status, message = "skipped", str(error)
-        except (ModelRaised, UnusableModel) as error:
-            if debug:
-                raise
-            status, message = "error", f"no verdict: {error}"
-        except AssertionError as error:
-            status, message = "failed", str(error)
+            if blocked:
+                raise SkipCheck(f"see {blocked}")
+            with isolated(seed), hush, few_threads(0, 0, count):
+                message = function(scoring)
+        except (SkipCheck, AssertionError, UnusableModel) as error:
+            message = str(error)
+            status = "skipped" if isinstance(error, SkipCheck) else "failed"
+            if isinstance(error, ModelRaised | UnusableModel):
+                if debug:
+                    raise
+                status, message = "error", f"no verdict: {message}"
+        # without these no other property has a verdict
+        doubtful = scoring.scores.unplaced or function is scorer_repeats
+        blocked = name if status == "failed" and doubtful else blocked
         cut = clock.not_tried if status == "passed" else ""
         message += f"; not tried: {cut}" if cut else ""
+        took = clock.elapsed, clock.calls - calls
         report.results.append(
-            CheckResult(
-                *(name, status, message, clock.elapsed, clock.calls - done),
-                not_tried=cut,
-            )
+            CheckResult(name, status, message, *took, not_tried=cut)
         )
         on_progress(report)
     return report

@@ -11,7 +11,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from ..cases import EVAL, OWN, Case
-from ..documents import packings, split
+from ..documents import packings
 from ..errors import ModelRaised, sentence
 from ..model.inputs import (
     ANSWER,
@@ -62,7 +62,7 @@ def find_inputs(subject: Subject, variant: Variant) -> Subject:
     closed |= {name for each in found for name in each.make(tokens)}
     if callable(said) or (isinstance(said, str) and said not in closed):
         met = replace(subject, caller=replace(caller, inputs=tuple(found)))
-        declared = replace(packings(met)[0], lengths=split)
+        declared = packings(met)[0]
         answered, _ = _answered(variant, [declared])
         found += answered
         closed |= {*declared.make(tokens)} if answered else set()

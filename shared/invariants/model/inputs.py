@@ -70,16 +70,6 @@ SHOWN = {  # by a mask, as shares of the length
 }
 
 
-def whole(time: int) -> list[int]:
-    """Return the length of one document."""
-    return [time]
-
-
-def halves(time: int) -> list[int]:
-    """Return the lengths of two documents; the first is empty at time 1."""
-    return [time // 2, time - time // 2]
-
-
 @dataclass(frozen=True)
 class Input:
     """One form of an argument, or of some that belong together.
@@ -89,7 +79,6 @@ class Input:
         kind: of KINDS.
         words: of a message.
         values: the arguments by name, from tokens and lengths of documents.
-        lengths: those of the documents in a row of so many tokens.
         visible: the positions that a mask shows, as shares of the length.
         single: whether a call takes one row.
         own: whether the model's own call takes it, and its log_probs not.
@@ -99,14 +88,15 @@ class Input:
     kind: str
     words: str
     values: Callable[[Tensor, list[int]], dict[str, Any]]
-    lengths: Callable[[int], list[int]] = whole
     visible: tuple[float, float] | None = None
     single: bool = False
     own: bool = False
 
     def make(self, tokens: Tensor) -> dict[str, Any]:
         """Return the arguments by their names."""
-        return self.values(tokens, self.lengths(tokens.size(1)))
+        time = tokens.size(1)
+        halves = [n for n in (time // 2, time - time // 2) if n]
+        return self.values(tokens, halves if self.kind in PACKED else [time])
 
 
 # --- How arguments are made --------------------------------------------------
@@ -178,6 +168,14 @@ def _padding(visible: tuple[float, float], hides: bool) -> Packed:
     return lambda tokens, _: shown(visible, tokens).bool() ^ hides
 
 
+def _alone(make: Make) -> Packed:
+    return lambda tokens, lengths: make(tokens)
+
+
+def _flag(flag: bool) -> Packed:
+    return lambda tokens, lengths: flag
+
+
 def _states(width: int, tokens: Tensor, lengths: list[int]) -> Tensor:
     count = len(tokens) * 3 * width
     states = torch.linspace(-1, 1, count, device=tokens.device).sin()
@@ -188,12 +186,14 @@ def _states(width: int, tokens: Tensor, lengths: list[int]) -> Tensor:
 
 USERS, FLAGS = "an argument of the user's", "a flag"
 FOUR_AXES, PADDING = "a mask of four axes", "a mask of another name"
-BLOCKS = "a BlockMask"  # of FlexAttention
+BLOCKS, AGAIN = "a BlockMask", "positions that start again"
+POSITIONS = r"pos|positions?|pos(ition)?_ids?"
 CU_SEQLENS = r"(cu_?seq_?lens?|max_?(seq_?len|length))(_(q|k|kv))?"
 WIDTHS = "hidden_size", "d_model", "n_embd"
 # By name: the kind, and the forms of its argument.
 KINDS: dict[str, tuple[str, tuple[Packed, ...]]] = {
-    "positions": (r"pos|positions?|pos(ition)?_ids?", (positions,)),
+    "positions": (POSITIONS, (positions,)),
+    AGAIN: (POSITIONS, (positions,)),
     "types of tokens": (r"token_types?(_ids?)?|types?_ids?", (documents,)),
     "documents": (
         r"(\w+_)?seg(ment)?(s|ation)?(_?ids?)?|docs?|documents?|"
@@ -212,21 +212,19 @@ KINDS: dict[str, tuple[str, tuple[Packed, ...]]] = {
             _four_axes,
         ),
     ),
-    FOUR_AXES: ("", ()),
+    FOUR_AXES: (MASK, (_four_axes,)),
     "states of an encoder": (r"encoder_hidden_states", ()),
-    FLAGS: ("", ()),
-    USERS: ("", ()),
+    **dict.fromkeys((FLAGS, USERS), ("", ())),
 }
+PACKED = AGAIN, "types of tokens", "documents", "cu_seqlens"  # two in a row
 
 
-def _kinds(name: str, parameter: inspect.Parameter) -> Iterator[str]:
-    for kind, (names, _) in KINDS.items():
-        fits = bool(re.fullmatch(names, name))
-        if kind == BLOCKS:
-            fits |= "BlockMask" in str(parameter.annotation)
-            fits &= FLEX in sys.modules
-        if fits:
-            yield kind
+def _kinds(name: str, parameter: inspect.Parameter) -> list[str]:
+    said = "BlockMask" in str(parameter.annotation)
+    if FLEX in sys.modules and (said or re.fullmatch(KINDS[BLOCKS][0], name)):
+        return [BLOCKS]
+    kinds = [kind for kind in KINDS if re.fullmatch(KINDS[kind][0], name)]
+    return [kind for kind in kinds if kind != BLOCKS]
 
 
 def required(name: str, parameter: inspect.Parameter) -> Make | None:
@@ -258,34 +256,20 @@ def inputs_of(
         one, maker = partial(_input, name, own), theirs.get(name)
         flags = _flags(name, parameter)
         if callable(maker):
-            yield [[one(USERS, _users(maker))]]
+            yield [[one(USERS, _alone(maker))]]
         elif flags is not None and maker is None:
             yield [[one(FLAGS, _flag(f), f"{name}={f}") for f in flags]]
         elif maker is None:
-            yield [*_forms(model, parameters, name, own)]
-            if name == MASK:
-                yield [[one(FOUR_AXES, _four_axes, FOUR_AXES)]]
+            for kind in _kinds(name, parameter):
+                if kind != PADDING or own or name != MASK:
+                    yield [*_forms(model, parameters, name, own, kind)]
 
 
 def _input(
-    name: str,
-    own: bool,
-    kind: str,
-    make: Packed,
-    words: str = "",
-    lengths: Callable[[int], list[int]] = whole,
-    **more: Any,
+    name: str, own: bool, kind: str, make: Packed, words: str = "", **more: Any
 ) -> Input:
     values = lambda *of: {name: make(*of)}  # noqa: E731
-    return Input(name, kind, words or name, values, lengths, own=own, **more)
-
-
-def _users(make: Make) -> Packed:
-    return lambda tokens, lengths: make(tokens)
-
-
-def _flag(flag: bool) -> Packed:
-    return lambda tokens, lengths: flag
+    return Input(name, kind, words or name, values, own=own, **more)
 
 
 def _forms(
@@ -293,32 +277,25 @@ def _forms(
     parameters: Mapping[str, inspect.Parameter],
     name: str,
     own: bool,
+    kind: str,
 ) -> Iterator[list[Input]]:
-    for kind in _kinds(name, parameters[name]):
-        one, makes = partial(_input, name, own, kind), KINDS[kind][1]
-        if kind == "positions":
-            again = f"{name} that start again"
-            yield [one(positions), one(positions, again, halves)]
-        elif kind in ("types of tokens", "documents"):
-            for make in makes:
-                yield [one(make, "", halves, single=make is _one_row)]
-        elif kind == "cu_seqlens":
-            names = [n for n in parameters if re.fullmatch(CU_SEQLENS, n)]
-            if name == next((n for n in names if n.startswith("cu")), None):
-                make = partial(_all_ends, names)
-                yield [Input(name, kind, name, make, halves, single=True)]
-        elif kind == PADDING and name == MASK and not own:
-            return  # a mask of padding has cases of its own
-        elif kind == "states of an encoder":
-            for width in all_declared(model, WIDTHS)[:1]:
-                yield [one(partial(_states, width.value))]
-        else:
-            for hides in (False, True) if kind == PADDING else ():
-                yield [
-                    one(_padding(at, hides), f"{how} {name}", visible=at)
-                    for how, at in SHOWN.items()
-                ]
-            yield from ([one(make)] for make in makes)
+    one = partial(_input, name, own, kind)
+    if kind == "cu_seqlens":
+        names = [n for n in parameters if re.fullmatch(CU_SEQLENS, n)]
+        if name == next((n for n in names if n.startswith("cu")), None):
+            values = partial(_all_ends, names)
+            yield [Input(name, kind, name, values, single=True)]
+    if kind == "states of an encoder":
+        for width in all_declared(model, WIDTHS)[:1]:
+            yield [one(partial(_states, width.value))]
+    for hides in (False, True) if kind == PADDING else ():
+        yield [
+            one(_padding(at, hides), f"{how} {name}", visible=at)
+            for how, at in SHOWN.items()
+        ]
+    words = {FOUR_AXES: kind, AGAIN: f"{name} that start again"}.get(kind, "")
+    for make in KINDS[kind][1]:
+        yield [one(make, words, single=make is _one_row)]
 
 
 def _all_ends(
