@@ -389,14 +389,10 @@ def scorer_causality(scoring: Scoring) -> str:
 
 def scorer_normalised(scoring: Scoring) -> str:
     """The probabilities of all candidates of a token sum to 1."""
-    said, rests, repeating = list[str](), list[float](), scoring.repeating
-    for number, (text, share) in enumerate(
-        (
-            (scoring.text, 0),
-            (scoring.text, 1),
-            (repeating, 0.6),
-            (repeating, 1),
-        )
+    said, rests = list[str](), list[float]()
+    texts = [*[scoring.text] * 2, *[scoring.repeating] * 2]
+    for parts, text, share in zip(
+        (4, 3, 2, 1), texts, (0, 1, 0.6, 1), strict=True
     ):
         with scoring.budget.overtime():
             order = scoring.fresh(text).order
@@ -406,7 +402,7 @@ def scorer_normalised(scoring: Scoring) -> str:
         at = order[int(share * (len(order) - 1))]
         found: dict[int, float] = {}
         drawn = torch.randperm(scoring.vocab_size, generator=scoring.generator)
-        with scoring.budget.part("the candidates", share=1 / (4 - number)):
+        with scoring.budget.part("the candidates", share=1 / parts):
             for token in dict.fromkeys([*text.tolist(), *drawn.tolist()]):
                 found[token] = _candidate(scoring, text, at, token)
         if found:

@@ -21,6 +21,10 @@ from ..tokens import draw, others, spans
 from ..variant import Variant, both, build
 
 Fault = tuple[float, str]  # how far scores move, and what a failure says
+BOUNDARY = (
+    "; the loss counts the first token of a document, predicted by the last "
+    "one before it"
+)
 UNKNOWN = (
     "the call takes nothing that says where documents are: name it with "
     "documents=..., in the shell --documents"
@@ -118,7 +122,7 @@ def _first_fault(
     beside: tuple[str, ...] = ("",),
 ) -> Fault | None:
     generator = subject.generator()
-    for variant in both(subject):
+    for variant in both(subject):  # the second one is made where it is needed
         for row, mask in product(rows, beside):
             with subject.budget.part("documents", sum(row), 1 / 2):
                 for fault in _faults(variant, way, row, mask, generator):
@@ -151,11 +155,11 @@ def _faults(
         dtype = next((dtype_name(p.dtype) for p in run.parameters), "float32")
         return f"({dtype}{run.conditions}; rounding there is {noise:.1g})"
 
-    eval_run, *_ = runs = [
+    packed, in_training = (
         variant.run_as(way.case(lambda _: lengths, training, beside))
         for training in (False, True)
-    ]
-    for run in runs:
+    )
+    for run in (packed, in_training):
         trial = Trial(run, base, changed, [0] * count, still=still)
         if leak := LeakFinder().find(trial):
             one, two = leak.trial.base[leak.row], leak.trial.changed[leak.row]
@@ -171,8 +175,8 @@ def _faults(
         if not subject.lengths.accepts(lengths[document]):
             continue
         gap = real_gap(
-            eval_run.model,
-            partial(_scores, eval_run, text, at),
+            packed.model,
+            partial(_scores, packed, text, at),
             partial(_scores, alone, text[:, at]),
         )
         if gap:
@@ -181,7 +185,7 @@ def _faults(
                 f"document {document} {row_of} has other scores alone: by "
                 f"{gap.size:.2g} at its position {gap.at[0]}, though no token "
                 f"of another was seen to move it: do its positions start "
-                f"again? {where(eval_run, gap.noise)}",
+                f"again? {where(packed, gap.noise)}",
             )
 
 
@@ -202,9 +206,5 @@ def _boundary(subject: Subject, way: Packing, lengths: list[int]) -> str:
     scores, loss = subject.find(answer, *tokens.shape), find_loss(answer)
     if scores is None or loss is None:
         return ""
-    if shifts_of(scores.detach(), targets, loss.detach()) != {1}:
-        return ""
-    return (
-        "; the loss counts the first token of a document, predicted by the "
-        "last one before it"
-    )
+    inside = shifts_of(scores.detach(), targets, loss.detach()) == {1}
+    return BOUNDARY * inside

@@ -283,7 +283,10 @@ def _forms(
     if kind == "cu_seqlens":
         names = [n for n in parameters if re.fullmatch(CU_SEQLENS, n)]
         if name == next((n for n in names if n.startswith("cu")), None):
-            values = partial(_all_ends, names)
+            values = lambda ids, sizes: {  # noqa: E731
+                name: max(sizes) if name[0] == "m" else _ends(ids, sizes)
+                for name in names
+            }
             yield [Input(name, kind, name, values, single=True)]
     if kind == "states of an encoder":
         for width in all_declared(model, WIDTHS)[:1]:
@@ -296,15 +299,6 @@ def _forms(
     words = {FOUR_AXES: kind, AGAIN: f"{name} that start again"}.get(kind, "")
     for make in KINDS[kind][1]:
         yield [one(make, words, single=make is _one_row)]
-
-
-def _all_ends(
-    names: list[str], tokens: Tensor, lengths: list[int]
-) -> dict[str, Any]:
-    return {
-        name: max(lengths) if name[0] == "m" else _ends(tokens, lengths)
-        for name in names
-    }
 
 
 def _flags(name: str, parameter: inspect.Parameter) -> list[bool] | None:
