@@ -339,7 +339,7 @@ def utf8_bytes(text):
     return np.array([len(word.encode()) for word in words_of(text)])
 
 
-row(bytes_per_token=utf8_bytes, words=("of 5 texts have",))(uniform)
+row(bytes_per_token=utf8_bytes, words=("5 of 5 texts have",))(uniform)
 
 # Broken ----------------------------------------------------------------------
 

@@ -42,13 +42,13 @@ TEXTS = (  # whose bytes are counted
     *("The cat  sat, on a mat.", "one\n\ntwo\n", "naïve café", "日本語"),
     "a 🙂 b",
 )
-COUNTED = "bytes that are counted wrongly (bytes_per_token), "
 GOES_ON = "it goes on where the first one ended, or draws random numbers"
 DRAWN = "dropout is on, or weights are drawn and not loaded"
 NOT_SEEN = (
-    "not seen: a model that was trained on the text beforehand, {}windows "
+    "not seen: a model that was trained on the text beforehand, windows "
     "longer than the texts here (block_size)"
 )
+UNCOUNTED = ", bytes that are counted wrongly (bytes_per_token)"
 
 
 # --- Scores ------------------------------------------------------------------
@@ -195,12 +195,12 @@ class Scorer:
         Raises:
             UnusableModel: where there are none; its cause is the user's own.
         """
-        inside = Inside()
         try:
             scores = self.fresh(text)
         except ModelRaised as error:
             raise UnusableModel(str(error)) from error.__cause__
-        with suppress(ModelRaised), inside:  # compiled code runs in no mode
+        inside = Inside()  # compiled code runs in no mode
+        with suppress(ModelRaised), inside:
             self.fresh(text)
         # 8 bits hold weights, which are what they are
         found = {*inside.dtypes, scores.dtype, torch.float32}
@@ -512,24 +512,23 @@ def scorer_documents(scoring: Scoring) -> str:
 
 def scorer_bytes(scoring: Scoring) -> str:
     """The bytes that are counted for a text's tokens are the text's."""
-    refused = 0
+    counted = dict[str, list[float]]()
     for text in TEXTS:
         try:
             with during("", f"bytes_per_token of {text!r}"):
-                counted = [*map(float, scoring.count(text))]
-        except ModelRaised:
-            refused += 1  # letters that a tokenizer does not know
-            if refused == len(TEXTS):
+                counted[text] = [*map(float, scoring.count(text))]
+        except ModelRaised:  # letters that a tokenizer does not know
+            if text == TEXTS[0]:
                 raise
-            continue
-        total, size = sum(counted), len(text.encode())
+    for text, sizes in counted.items():
+        total, size = sum(sizes), len(text.encode())
         if total != size:
             raise AssertionError(
-                f"the {len(counted)} tokens of {text!r} are counted as "
+                f"the {len(sizes)} tokens of {text!r} are counted as "
                 f"{total:g} bytes, and the text has {size}"
             )
-    said = f"the tokens of {len(TEXTS) - refused} texts have their bytes"
-    return said + (f"; {refused} texts raised" if refused else "")
+    count = f"{len(counted)} of {len(TEXTS)}"
+    return f"the tokens of {count} texts have their bytes"
 
 
 PROPERTIES = (
@@ -614,13 +613,12 @@ def check_scorer(
         count = 1
     given = {scorer_documents: documents, scorer_bytes: bytes_per_token}
     chosen = [f for f in PROPERTIES if given.get(f, f) is not None]
-    uncounted = COUNTED * (bytes_per_token is None)
     report = Report(
         getattr(make_score, "__name__", type(make_score).__name__),
         vocab_size,
         block_size,
         [function.__name__ for function in chosen],
-        notes=[NOT_SEEN.format(uncounted)],
+        notes=[NOT_SEEN + UNCOUNTED * (bytes_per_token is None)],
     )
     scoring.budget = clock = Budget(DEFAULT if budget is None else budget)
     on_progress(report)
