@@ -5,7 +5,6 @@ answers is given. A mask whose name does not say what it hides is given in
 the form that changes no score where it hides nothing.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -58,7 +57,7 @@ def find_inputs(subject: Subject, variant: Variant) -> Subject:
             subject = subject.noted(f"not tried: {errors[0]}")
             if first.kind == FLAGS and answered:
                 never += [e.words for e in alike if e not in answered]
-    said, tokens = subject.documents, subject.draw(1, 5)
+    said, tokens = subject.documents, subject.draw(subject.fit_rows(2), 5)
     closed |= {name for each in found for name in each.make(tokens)}
     if callable(said) or (isinstance(said, str) and said not in closed):
         met = replace(subject, caller=replace(caller, inputs=tuple(found)))
@@ -76,7 +75,7 @@ def find_inputs(subject: Subject, variant: Variant) -> Subject:
 
 
 def _answered(
-    variant: Variant, alike: Sequence[Input]
+    variant: Variant, alike: list[Input]
 ) -> tuple[list[Input], list[ModelRaised]]:
     """Return which inputs of a form the model answers, and exceptions."""
     answered, errors = list[Input](), list[ModelRaised]()

@@ -287,7 +287,7 @@ def _forms(
                 name: max(sizes) if name[0] == "m" else _ends(ids, sizes)
                 for name in names
             }
-            yield [Input(name, kind, name, values, single=True)]
+            yield [Input(name, kind, name, values, single=True, own=own)]
     if kind == "states of an encoder":
         for width in all_declared(model, WIDTHS)[:1]:
             yield [one(partial(_states, width.value))]
