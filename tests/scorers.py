@@ -128,7 +128,7 @@ def uniform(size=VOCAB):
 # Sound -----------------------------------------------------------------------
 
 
-@row(words=("position 0 is not scored",))
+@row(words=("each position but the first is scored once",))
 def one_pass():
     return lambda tokens: given(all_log_probs(pretrained(), tokens), tokens)
 
@@ -339,7 +339,7 @@ def utf8_bytes(text):
     return np.array([len(word.encode()) for word in words_of(text)])
 
 
-row(bytes_per_token=utf8_bytes, words=("of 5 texts have",))(uniform)
+row(bytes_per_token=utf8_bytes, words=("5 of 5 texts have",))(uniform)
 
 # Broken ----------------------------------------------------------------------
 
@@ -436,7 +436,7 @@ def rest_left_out():
     return score
 
 
-@row("coverage", words=("position 0",), bos=BOS)
+@row("coverage", words=("positions 0 are scored, and hold bos",), bos=BOS)
 def bos_is_scored():
     score = one_pass()
     return lambda tokens: [-3.0, *score(tokens)]

@@ -96,8 +96,8 @@ def test_a_time_limit_cuts_off_the_end():
 @pytest.mark.parametrize(
     ("right", "words"),
     [
-        (lambda s: s, "^one scorer: largest difference 0 at"),
-        (lambda s: s.half(), "^one scorer: largest difference 0.00"),
+        (lambda s: s, r"^one scorer: scores differ by up to 0 \("),
+        (lambda s: s.half(), r"^one scorer: scores differ by up to 0\.00"),
         (lambda s: s / math.log(2), r"position 1 \(token 1\).* right .* bits"),
         (lambda s: s.index_fill(0, torch.tensor([4]), -3.0), "at position 5 "),
         (lambda s: torch.cat([s[:1] * math.nan, s[1:]]), "side alone: 1$"),

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -291,7 +292,7 @@ def diff_of_scores(
         )
     print(found.sentence)
     if json_file is not None:
-        write_json(json_file, {"scorers": names} | found.to_json())
+        write_json(json_file, {"scorers": names} | asdict(found))
     return found.same
 
 

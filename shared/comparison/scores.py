@@ -2,15 +2,23 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ..invariants.context import isolated, one_run
 from ..invariants.errors import UnusableModel
-from ..invariants.scores import Score, Scorer, Scores, read_scores, rounding_of
+from ..invariants.scorer import (
+    LN_2,
+    Score,
+    Scorer,
+    Scores,
+    differences,
+    most,
+    read_scores,
+    rounding_of,
+)
 from ..invariants.tokens import spans
 from .values.recording import TOKENS, read_arrays
 
@@ -19,76 +27,25 @@ Side = Path | Callable[[], Score]
 
 @dataclass(frozen=True)
 class ScoreDiff:
-    """The scores that two sides give a text.
+    """The scores that two sides give a text, and what they show.
 
     Attributes:
+        same: whether both score the same positions alike.
+        sentence: where both part first, and by how much.
+        first: the first position whose scores differ by more than rounding.
         tokens: the text.
         left: scores in nats by position.
         right: those of the other side.
         bound: up to which a difference is rounding.
     """
 
+    same: bool
+    sentence: str
+    first: int | None
     tokens: list[int]
     left: dict[int, float]
     right: dict[int, float]
     bound: float
-
-    @property
-    def apart(self) -> dict[int, float]:
-        """How far both are apart where they are, by position."""
-        both = sorted(self.left.keys() & self.right.keys())
-        pairs = [(self.left[at], self.right[at]) for at in both]
-        sizes = [0.0 if one == two else abs(one - two) for one, two in pairs]
-        return dict(zip(both, sizes, strict=True))
-
-    @property
-    def alone(self) -> list[int]:
-        """Positions, but the first, that one side alone scores."""
-        return sorted((self.left.keys() ^ self.right.keys()) - {0})
-
-    @property
-    def parted(self) -> list[int]:
-        """Positions whose scores differ by more than rounding."""
-        return [at for at, size in self.apart.items() if size > self.bound]
-
-    @property
-    def same(self) -> bool:
-        """Whether both score the same positions alike."""
-        return bool(self.apart) and not self.parted and not self.alone
-
-    @property
-    def sentence(self) -> str:
-        """Where both part first, and by how much."""
-        apart, parted = self.apart, self.parted
-        left, right = self.left, self.right
-        if not apart:
-            return "no position is scored on both sides"
-        most = max(apart, key=apart.__getitem__)
-        largest = f"{apart[most]:.2g} at position {most}"
-        said = f"one scorer: largest difference {largest}"
-        if parted:
-            at = parted[0]
-            said = (
-                f"they part at position {at} (token {self.tokens[at]}): "
-                f"{left[at]:.5g} and {right[at]:.5g}; {len(parted)} of "
-                f"{len(apart)} scores differ, most by {largest}"
-            )
-        said += f" (rounding: {self.bound:.1g})"
-        if self.alone:
-            said += f"; scored on one side alone: {spans(self.alone)}"
-        for power, side in ((1, "left"), (-1, "right")):
-            pairs = [
-                (left[k] * math.log(2) ** power, right[k]) for k in parted
-            ]
-            if pairs and all(math.isclose(*p, rel_tol=1e-4) for p in pairs):
-                said += f"; the {side} ones are in bits, the others in nats"
-        return said
-
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as plain data."""
-        first = self.parted[0] if self.parted else None
-        found = {"same": self.same, "sentence": self.sentence, "first": first}
-        return found | asdict(self)
 
 
 @one_run
@@ -140,7 +97,39 @@ def diff_scores(
             )
         bound = max(bound, scores.bound(max(tolerance, rounding_of(unit))))
         sides.append({at: s for (at, n), s in scores.table.items() if not n})
-    return ScoreDiff([*tokens], sides[0], sides[1], bound)
+    return _compare([*tokens], sides[0], sides[1], bound)
+
+
+def _compare(
+    tokens: list[int],
+    left: dict[int, float],
+    right: dict[int, float],
+    bound: float,
+) -> ScoreDiff:
+    both = sorted(left.keys() & right.keys())
+    apart = differences({at: left[at] for at in both}, right)
+    parted = [at for at in both if apart[at] > bound]
+    alone = (left.keys() ^ right.keys()) - {0}
+    first = parted[0] if parted else None
+    said = "no position is scored on both sides"
+    if first is not None:
+        said = (
+            f"they part at position {first} (token {tokens[first]}): "
+            f"{left[first]:.5g} and {right[first]:.5g}; {len(parted)} of "
+            f"{len(both)} scores differ"
+        )
+    elif both:
+        said = "one scorer: scores differ"
+    if both:
+        said += f" {most(apart)} (rounding: {bound:.1g})"
+    if alone:
+        said += f"; scored on one side alone: {spans(alone)}"
+    for side, factor in (("left", LN_2), ("right", 1 / LN_2)):
+        pairs = [(left[at] * factor, right[at]) for at in parted]
+        if pairs and all(math.isclose(*pair, rel_tol=1e-4) for pair in pairs):
+            said += f"; the {side} ones are in bits, the others in nats"
+    same = bool(both) and not parted and not alone
+    return ScoreDiff(same, said, first, tokens, left, right, bound)
 
 
 def _from_file(

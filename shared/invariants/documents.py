@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,33 +9,25 @@ from jaxtyping import Int
 from torch import Tensor
 
 from .cases import Case
-from .model.inputs import BLOCKS, FOUR_AXES, MASK, Input, blocks, halves
+from .model.inputs import BLOCKS, FOUR_AXES, MASK, Input, documents
 from .subject import Subject
 
-COUNTED = "segments", "documents"  # kinds of arguments: ids of documents
-PROMISES = *COUNTED, "cu_seqlens"
+PROMISES = "documents", "cu_seqlens"  # kinds of arguments
+PLACES = (*PROMISES, "positions", BLOCKS, FOUR_AXES)
 ONES = " and an attention mask of ones"
 HIDES = " and an attention mask that hides the last document"
 
 
 @dataclass(frozen=True)
-class Packing:
+class Packing(Input):
     """One way to say where documents are.
 
     Attributes:
-        words: of a message.
-        make: returns the arguments, from lengths and tokens.
-        single: whether a call takes one row.
-        own: whether the model's own call takes the arguments.
         mark: the id that separates documents.
         ends: whether the mark is the last token of a document, or the first.
         beside: masks that can be given with the arguments.
     """
 
-    words: str
-    make: Callable[[list[int], Tensor], dict[str, Any]]
-    single: bool = False
-    own: bool = False
     mark: int | None = None
     ends: bool = False
     beside: tuple[str, ...] = ("",)
@@ -49,26 +40,18 @@ class Packing:
     ) -> Case:
         """Return the case of rows whose documents have some lengths."""
 
-        def make(tokens: Tensor) -> dict[str, Any]:
+        def values(tokens: Tensor, _: list[int]) -> dict[str, Any]:
             sizes = lengths(tokens.size(1))
-            given = self.make(sizes, tokens)
+            given = self.values(tokens, sizes)
             if beside:
                 given[MASK] = torch.ones_like(tokens)
             if beside == HIDES:
                 given[MASK][:, -sizes[-1] :] = 0
             return given
 
-        how = f"with {self.words}{beside}"
-        given = Input(
-            how,
-            "documents",
-            self.words,
-            make,
-            single=self.single,
-            own=self.own,
-        )
-        where = "in train mode " * training + how
-        return Case(where, training, training, given=given, own=self.own)
+        how = "in train mode " * training + f"with {self.words}{beside}"
+        given = replace(self, values=values)
+        return Case(how, training, training, given=given, own=self.own)
 
     def text(
         self, lengths: list[int], tokens: Int[Tensor, "rows time"]
@@ -81,12 +64,12 @@ class Packing:
 
     def without_cache(self, subject: Subject) -> "list[Packing]":
         """Return this packing with use_cache=False, if the call takes that."""
-        caller, make = subject.caller, self.make
-        if "use_cache" not in {*caller.arguments, *caller.own_arguments}:
+        caller = subject.caller
+        if "use_cache" not in (*caller.arguments, *caller.own_arguments):
             return []
-        words, no = f"{self.words} with use_cache=False", {"use_cache": False}
-        more = lambda lengths, tokens: make(lengths, tokens) | no  # noqa: E731
-        return [replace(self, words=words, make=more)]
+        words = f"{self.words} with use_cache=False"
+        values = lambda *of: self.values(*of) | {"use_cache": False}  # noqa: E731
+        return [replace(self, words=words, values=values)]
 
 
 def split(time: int) -> list[int]:
@@ -103,71 +86,51 @@ def promised(subject: Subject) -> bool:
 
 def packings(subject: Subject) -> list[Packing]:
     """Return how documents can be given: alternatives, if it is promised."""
-    said, caller = subject.documents, subject.caller
-    beside = ("", ONES, HIDES) if caller.takes_mask else ("",)
+    said, inputs = subject.documents, subject.caller.inputs
+    beside = ("", ONES, HIDES) if subject.caller.takes_mask else ("",)
     if isinstance(said, int):
-        way = Packing("", lambda lengths, tokens: {}, mark=said, beside=beside)
-        start = f"id {said} at the start of each"
-        end = f"id {said} at the end of each"
-        return [replace(way, words=end, ends=True), replace(way, words=start)]
+        way = Packing("", "documents", "", lambda *_: {}, mark=said)
+        way, words = replace(way, beside=beside), f"id {said} at the"
+        start = replace(way, words=f"{words} start of each")
+        return [replace(start, words=f"{words} end of each", ends=True), start]
     if callable(said):
         name = f"{getattr(said, '__name__', 'documents')}()"
-        make = lambda lengths, tokens: dict(said(lengths))  # noqa: E731
-        return [Packing(name, make, single=True, beside=beside)]
-    places = [i for i in caller.inputs if i.kind == "positions"][:1]
-    masks = [i for i in caller.inputs if i.kind in (BLOCKS, FOUR_AXES)]
-    given = [i for i in caller.inputs if i.kind in PROMISES]
+        make = lambda _, lengths: dict(said(lengths))  # noqa: E731
+        return [
+            Packing("", "documents", name, make, single=True, beside=beside)
+        ]
+    places = [i for i in inputs if i.kind == "positions"][:1]
+    given = [i for i in inputs if i.kind in PROMISES]
     if said is not None:
-        own = Input(said, "documents", said, lambda ids: {said: halves(ids)})
-        given = [i for i in caller.inputs if i.name == said][:1] or [own]
+        ids = lambda *of: {said: documents(*of)}  # noqa: E731
+        known = [i for i in inputs if i.name == said and i.kind in PLACES]
+        given = known[:1] or [Input(said, "documents", said, ids)]
+    if any(i.kind == "documents" for i in given):
+        return [_together(given + places, beside, first) for first in (0, 1)]
     if given:
-        return _counted([*given, *places], beside)
-    ways = [places, *([mask, *places] for mask in masks)]
-    return [_counted(way, beside)[0] for way in ways if way]
+        return [_together(given + places, beside)]
+    masks = [[i] for i in inputs if i.kind in (BLOCKS, FOUR_AXES)]
+    ways = [mask + places for mask in [[], *masks]]
+    return [_together(way, beside) for way in ways if way]
 
 
-def _counted(given: list[Input], beside: tuple[str, ...]) -> list[Packing]:
-    """Return packings whose documents are counted from 0, and from 1."""
-    given = list({i.name: i for i in given}.values())
-    kinds = {i.kind for i in given}
-    way = Packing(
-        " and ".join(i.words for i in given),
-        partial(_packed, given, 0),
-        any(i.single for i in given),
-        any(i.own for i in given),
-        beside=("",) if FOUR_AXES in kinds else beside,
+def _together(
+    given: list[Input], beside: tuple[str, ...], first: int = 0
+) -> Packing:
+    """Return the packing by all of these; documents are counted from first."""
+    given = [*{i.name: i for i in given}.values()]
+
+    def values(tokens: Tensor, lengths: list[int]) -> dict[str, Any]:
+        return {
+            name: value + first if i.kind == "documents" else value
+            for i in given
+            for name, value in i.values(tokens, lengths).items()
+        }
+
+    words = " and ".join(i.words for i in given) + " counted from 1" * first
+    return Packing(
+        *("", "documents", words, values),
+        single=any(i.single for i in given),
+        own=any(i.own for i in given),
+        beside=("",) if FOUR_AXES in {i.kind for i in given} else beside,
     )
-    if not kinds & {*COUNTED}:
-        return [way]
-    words, make = f"{way.words} counted from 1", partial(_packed, given, 1)
-    return [way, replace(way, words=words, make=make)]
-
-
-def _packed(
-    given: list[Input], first: int, lengths: list[int], tokens: Tensor
-) -> dict[str, Any]:
-    """Return arguments, each in the form that the model answers."""
-    rows, device = len(tokens), tokens.device
-    at = torch.cat([torch.arange(n, device=device) for n in lengths])
-    ids = (at == 0).cumsum(0) - 1
-    ends = torch.tensor([0, *lengths * rows], device=device).cumsum(0)
-    seen = (ids == ids.unsqueeze(1)).tril()
-    values = {
-        "positions": at.expand(rows, -1),
-        "cu_seqlens": ends,
-        FOUR_AXES: seen.expand(rows, 1, -1, -1),
-    }
-    made: dict[str, Any] = {}
-    for each in given:
-        if each.kind == BLOCKS:
-            made[each.name] = blocks(tuple(lengths), device)
-            continue
-        value = values.get(each.kind, (ids + first).expand(rows, -1))
-        for name, sample in each.make(tokens).items():
-            if isinstance(sample, Tensor):
-                one = sample.dim() == 1 < value.dim()
-                kept = value[0] if one else value
-                made[name] = kept.to(sample.dtype, copy=True).contiguous()
-            else:
-                made[name] = max(lengths)
-    return made

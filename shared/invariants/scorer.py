@@ -7,38 +7,206 @@ than they stand: what counts is the order in which it scores.
 import io
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise, starmap
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from .budget import DEFAULT, Budget
-from .context import few_threads, isolated, one_run
+from .context import few_threads, isolated, one_run, seed_all
 from .errors import ModelRaised, SkipCheck, UnusableModel, during
+from .model.calling import as_tensor, is_array
 from .report import CheckResult, Report
-from .rounding import dtype_name
-from .scores import Score, Scorer, Scores, Text, rounding_of
+from .rounding import Inside, dtype_name, floor_of
 from .tokens import SPLITS, draw, others, spans, splits_to_try
 
+Text = Int[Tensor, "time"]
+Score = Callable[[Text], Any]
+CountBytes = Callable[[str], Iterable[float]]
+K = TypeVar("K")
+
+LN_2 = math.log(2)
 LENGTH = 64  # of the longest text, by default
 FEW = 8  # ids of the text that repeats itself
 LITTLE = 0.5  # of the probability, left to all candidates but a mark
 ALL = 128  # scores up to which every split is tried
 SMALL = 0.5  # seconds of the first calls up to which one thread is enough
 SLACK = 16  # bounds by which fresh scorers may part: training adds rounding
-CountBytes = Callable[[str], Iterable[float]]
 TEXTS = (  # whose bytes are counted
     *("The cat  sat, on a mat.", "one\n\ntwo\n", "naïve café", "日本語"),
     "a 🙂 b",
 )
-COUNTED = "bytes that are counted wrongly (bytes_per_token), "
+GOES_ON = "it goes on where the first one ended, or draws random numbers"
+DRAWN = "dropout is on, or weights are drawn and not loaded"
 NOT_SEEN = (
-    "not seen: a model that was trained on the text beforehand, {}windows "
+    "not seen: a model that was trained on the text beforehand, windows "
     "longer than the texts here (block_size)"
 )
+UNCOUNTED = ", bytes that are counted wrongly (bytes_per_token)"
+
+
+# --- Scores ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Log-probabilities of a text's tokens, in the order of scoring.
+
+    Attributes:
+        table: in nats, by position and how often it was scored before.
+        dtype: that they came in.
+        unplaced: scores whose positions are not known: too many or too few.
+    """
+
+    table: dict[tuple[int, int], float]
+    dtype: torch.dtype = torch.float64
+    unplaced: int = 0
+
+    @property
+    def order(self) -> list[int]:
+        """The positions; one that is scored twice stands there twice."""
+        return [at for at, _ in self.table]
+
+    def first(self, count: int) -> "Scores":
+        """Return those that are made first."""
+        return replace(self, table=dict(islice(self.table.items(), count)))
+
+    def bound(self, share: float) -> float:
+        """Return a share of the largest score, or of 1."""
+        finite = filter(math.isfinite, self.table.values())
+        return share * max(1.0, *map(abs, finite), 0.0)
+
+
+def differences(
+    one: Mapping[K, float], two: Mapping[K, float]
+) -> dict[K, float]:
+    """Return how far numbers are apart; from one not there, infinitely."""
+    pairs = [(key, x, two.get(key, math.inf)) for key, x in one.items()]
+    return {key: 0.0 if x == y else abs(x - y) for key, x, y in pairs}
+
+
+def read_scores(answer: Any, time: int, bits: bool = False) -> Scores:
+    """Read what a scorer returned for so many tokens.
+
+    Args:
+        answer: (time,), or (time - 1,) without the first token, or pairs
+            (position, score). NaN, or 0 for the first token, is no score.
+        time: number of tokens.
+        bits: whether scores are in bits.
+
+    Raises:
+        UnusableModel: for anything else, and a position outside the text.
+    """
+    found = _numbers(answer)
+    shape = () if found is None else tuple(found.shape)
+    pairs = shape[1:] == (2,)
+    if found is None or not (len(shape) == 1 or pairs):
+        raise UnusableModel(
+            f"score returned {type(answer).__name__}"
+            f"{f' of shape {shape}' if shape else ''} for {time} tokens; "
+            f"return a log-probability for each, or pairs (position, "
+            f"log-probability)"
+        )
+    dtype = found.dtype if found.is_floating_point() else torch.float64
+    values = found.double().tolist()
+    if not pairs:
+        if len(values) not in (time, time - 1):
+            return Scores({}, dtype, len(values))
+        values = [*enumerate(values, time - len(values))]
+        if values[:1] == [(0, 0.0)]:
+            del values[0]
+    table, seen, unit = {}, Counter[int](), math.log(2) if bits else 1
+    for at, value in values:
+        if not 0 <= at < time:
+            raise UnusableModel(
+                f"score returned position {at:g} for {time} tokens"
+            )
+        if not math.isnan(value):
+            table[int(at), seen[at]] = value * unit
+            seen[at] += 1
+    return Scores(table, dtype)
+
+
+def _numbers(answer: Any) -> Tensor | None:
+    """Return an answer as a tensor on the CPU; None: it holds no numbers."""
+    if isinstance(answer, Tensor):
+        return answer.detach().cpu()
+    if is_array(answer):
+        return as_tensor(answer)
+    with suppress(TypeError, ValueError):
+        rows = [
+            [*map(float, row)] if isinstance(row, tuple | list) else float(row)
+            for row in answer
+        ]
+        return torch.tensor(rows, dtype=torch.float64)
+    return None
+
+
+def rounding_of(dtype: torch.dtype) -> float:
+    """Return the share of a score that is rounding in a dtype, or float32."""
+    eps = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    return floor_of(dtype) * eps
+
+
+@dataclass
+class Scorer:
+    """Fresh scorers of a text, each with the same random numbers.
+
+    Attributes:
+        make_score: builds one.
+        bits: whether its scores are in bits.
+        seed: of the random numbers.
+    """
+
+    make_score: Callable[[], Score]
+    bits: bool = False
+    seed: int = 0
+    unit = torch.float32  # the coarsest dtype that a scorer computes in
+    budget: Budget = field(default_factory=Budget, init=False)
+
+    def fresh(self, *texts: Text, seed: int | None = None) -> Scores:
+        """Return a fresh scorer's scores of a text, behind other texts."""
+        seed = self.seed if seed is None else seed
+        seed_all(seed)
+        with during("", "make_score"):
+            score = self.make_score()
+        if not callable(score):
+            raise UnusableModel(
+                f"make_score must return score(tokens), got "
+                f"{type(score).__name__}"
+            )
+        for text in texts:
+            self.budget.call()
+            seed_all(seed)
+            with during("", f"score of {len(text)} tokens"):
+                answer = score(text.clone())
+                answer = [*answer] if isinstance(answer, Iterator) else answer
+        return read_scores(answer, len(text), self.bits)
+
+    def meet(self, text: Text) -> Scores:
+        """Return the scores of a first text, and note how it rounds.
+
+        Raises:
+            UnusableModel: where there are none; its cause is the user's own.
+        """
+        try:
+            scores = self.fresh(text)
+        except ModelRaised as error:
+            raise UnusableModel(str(error)) from error.__cause__
+        inside = Inside()  # compiled code runs in no mode
+        with suppress(ModelRaised), inside:
+            self.fresh(text)
+        # 8 bits hold weights, which are what they are
+        found = {*inside.dtypes, scores.dtype, torch.float32}
+        wide = [dtype for dtype in found if torch.finfo(dtype).bits > 8]
+        self.unit = max(wide, key=lambda dtype: torch.finfo(dtype).eps)
+        return scores
 
 
 @dataclass
@@ -53,126 +221,119 @@ class Scoring(Scorer):
     count: CountBytes = str.encode  # of each of a text's tokens
     noise: float = 0.0  # how far two fresh scorers are apart
     slight: float = 0.0  # how far scores moved, as rounding may
-    blocked: str = ""  # the failed property without which none has a verdict
 
     def __post_init__(self) -> None:
-        marks, time = (self.bos, self.mark), self.time
-        self.ids = torch.tensor(
-            [i for i in range(self.vocab_size) if i not in marks]
-        )
+        time = self.time
+        self.fixed = dict[int, int]()  # the ids at some positions
+        if self.mark is not None:  # three documents, the longest first
+            self.fixed = dict.fromkeys((time // 2, time * 4 // 5), self.mark)
+        self.marks = {*self.fixed}
+        if self.bos is not None:
+            self.fixed[0] = self.bos
+        ids = {*range(self.vocab_size)} - {self.bos, self.mark}
+        self.ids = torch.tensor(sorted(ids))
         self.generator = torch.Generator().manual_seed(self.seed)
         self.text, self.other = self._draw(time), self._draw(time)
         self.repeating = self._draw(max(2, time // 4), FEW).repeat(5)[:time]
         for text in (self.text, self.other, self.repeating):
-            if self.mark is not None:  # three documents, the longest first
-                text[[time // 2, time * 4 // 5]] = self.mark
-            if self.bos is not None:
-                text[0] = self.bos
+            for at, token in self.fixed.items():
+                text[at] = token
         self.scores = self.meet(self.text)
 
     def _draw(self, time: int, few: int | None = None) -> Text:
         known = self.ids[:few]
         return known[draw(len(known), 1, time, self.generator)[0]]
 
-    def fixed(self, text: Text, at: int) -> bool:
-        """Whether a position holds a mark of documents, or bos."""
-        return int(text[at]) == self.mark or (at == 0 and self.bos is not None)
-
     def change(self, text: Text, at: Iterable[int]) -> Text:
-        """Return the text with other ids at these positions."""
-        chosen = [i for i in at if not self.fixed(text, i)]
+        """Return the text with other ids at these positions, but for marks."""
+        chosen, text = sorted({*at} - self.fixed.keys()), text.clone()
         old = torch.searchsorted(self.ids, text[chosen])
-        text = text.clone()
         text[chosen] = self.ids[others(old, len(self.ids), self.generator)]
         return text
 
-    def least(self, scores: Scores) -> float:
-        """Return the size up to which a difference of scores is rounding."""
-        return scores.bound(rounding_of(self.unit)) + 4 * self.noise
+    def moved(
+        self,
+        base: Scores,
+        *texts: Text,
+        seed: int | None = None,
+        bounds: int = 1,
+    ) -> dict[int, float]:
+        """Return how far a fresh scorer's are from the base, by position.
 
-    def apart(self, one: Scores, two: Scores, bounds: int = 1) -> str:
-        """Say by how much scores differ most, and where; "": by rounding."""
-        far = one.moved(two)
-        at = max(far, key=far.__getitem__, default=None)
-        if at is None or not far[at] > bounds * self.least(one):
-            return ""
-        return f" by up to {far[at]:.2g} (position {at[0]})"
+        What may be rounding is left out, and kept as slight.
+        """
+        far = differences(base.table, self.fresh(*texts, seed=seed).table)
+        least = base.bound(rounding_of(self.unit)) + 4 * self.noise
+        small = [size for size in far.values() if size <= bounds * least]
+        self.slight = max([self.slight, *small])
+        return {k[0]: n for k, n in far.items() if n > bounds * least}
+
+
+def most(moved: dict[int, float]) -> str:
+    """Say by how much scores moved, and where most."""
+    at = max(moved, key=moved.__getitem__)
+    return f"by up to {moved[at]:.2g} (position {at})"
 
 
 def scorer_coverage(scoring: Scoring) -> str:
     """Each position is scored once, and none is left out."""
-    time = scoring.time
-    shares = time // 2, time * 2 // 3, time - 1, time
-    lengths = {n for n in (1, 2, 3, 5, 16, 17, *shares) if n <= time}
-    refused, first = set(), True
-    for length in sorted(lengths, reverse=True):
-        text = scoring.text[:length]
-        try:
-            scores = scoring.fresh(text)
-        except ModelRaised:
-            refused.add(length)
-            continue
+    time, scored = scoring.time, dict[int, Scores]()
+    lengths = {1, 2, 3, 5, 16, 17, time // 2, time * 2 // 3, time - 1, time}
+    for length in sorted(lengths & {*range(time + 1)}, reverse=True):
+        with suppress(ModelRaised):
+            scored[length] = scoring.fresh(scoring.text[:length])
+    first = " but the first"
+    for length, scores in scored.items():
         count = Counter(scores.order)
-        total = scores.unplaced or count.total()
-        words = f"{total} scores for {length} tokens"
+        words = (
+            f"{scores.unplaced or count.total()} scores for {length} tokens"
+        )
         if scores.unplaced:
-            scoring.blocked = "scorer_coverage"
             raise AssertionError(
                 f"{words}; pairs (position, log-probability) say which"
             )
-        first &= not count[0]
-        marks = [at for at in range(length) if text[at] == scoring.mark]
         # without context are a document's first token, or its mark
-        excused = {0, *marks, *(at + 1 for at in marks)}
-        for what, wrong in (
-            ("are scored twice or more", {k for k in count if count[k] > 1}),
-            ("are not scored", {*range(length)} - {*count} - excused),
+        excused = {0, *scoring.marks, *(at + 1 for at in scoring.marks)}
+        bos = {0} & {*count} if scoring.bos is not None else set()
+        for wrong, what in (
+            ({at for at in count if count[at] > 1}, "scored twice or more"),
+            ({*range(length)} - {*count} - excused, "not scored"),
+            (bos, "scored, and hold bos"),
         ):
             if wrong:
                 raise AssertionError(
-                    f"{words}: positions {spans(wrong)} {what}"
+                    f"{words}: positions {spans(wrong)} are {what}"
                 )
-        if count[0] and scoring.bos is not None:
-            raise AssertionError(
-                f"{words}: position 0 is scored, which is bos"
-            )
-    said = (
-        f"each position is scored once, at lengths {spans(lengths - refused)}"
-    )
-    if first:
-        why = "has no context" if scoring.bos is None else "is bos"
-        said += f"; position 0 is not scored: it {why}"
-    return said + (f"; lengths {spans(refused)} raised" if refused else "")
+        first = first * (not count[0])
+    said = f"each position{first} is scored once, at lengths {spans(scored)}"
+    raised = lengths & {*range(time)} - {*scored}
+    return said + f"; lengths {spans(raised)} raised" * bool(raised)
 
 
 def scorer_repeats(scoring: Scoring) -> str:
     """Two fresh scorers give a text the same scores."""
-    first = scoring.scores
     scoring.fresh(scoring.other)
-    again = scoring.fresh(scoring.text)
-    if by := scoring.apart(first, again, SLACK):
-        scoring.blocked = "scorer_repeats"
-        raise AssertionError(
-            f"a second scorer of make_score gives other scores{by}: it goes "
-            f"on where the first one ended, or draws random numbers"
-        )
-    other = scoring.fresh(scoring.text, seed=scoring.seed + 1)
-    if by := scoring.apart(first, other, SLACK):
-        raise AssertionError(
-            f"with another random seed the scores differ{by}: dropout is on, "
-            f"or weights are drawn and not loaded"
-        )
-    scoring.noise = max(first.moved(again).values(), default=0.0)
+    for seed, words, why in (
+        (scoring.seed, "a second scorer of make_score", GOES_ON),
+        (scoring.seed + 1, "with another random seed a scorer", DRAWN),
+    ):
+        if moved := scoring.moved(
+            scoring.scores, scoring.text, seed=seed, bounds=SLACK
+        ):
+            raise AssertionError(
+                f"{words} gives other scores {most(moved)}: {why}"
+            )
+    scoring.noise, scoring.slight = scoring.slight, 0.0
     return f"two fresh scorers agree, to {scoring.noise:.2g}"
 
 
 def scorer_state(scoring: Scoring) -> str:
     """What one text leaves behind does not move the scores of the next."""
-    again = scoring.fresh(scoring.text, scoring.other, scoring.text)
-    by = scoring.apart(scoring.scores, again)
-    if not by:
+    text = scoring.text
+    moved = scoring.moved(scoring.scores, text, scoring.other, text)
+    if not moved:
         return "a text has the same scores behind another text"
-    words = f"behind another text a text's scores differ{by}"
+    words = f"behind another text a text's scores differ {most(moved)}"
     if scoring.kept:
         return f"{words}, as declared"
     raise AssertionError(f'{words}: reset the state, or declare state="kept"')
@@ -180,36 +341,32 @@ def scorer_state(scoring: Scoring) -> str:
 
 def scorer_causality(scoring: Scoring) -> str:
     """No score that was made before a token was scored changes with it."""
-    tried, leaks, where = 0, [], "that of the text"
+    tried, leaks, where = 0, list[str](), "that of the text"
     for share, text in ((0.5, scoring.text), (1.0, scoring.repeating)):
         with scoring.budget.part("the splits", share=share):
             scores = scoring.fresh(text)
-            order, least = scores.order, scoring.least(scores)
+            order = scores.order
             if order != sorted(order):
                 where = "not that of the text"
             count = len(order) if len(order) <= ALL else SPLITS
             for k in splits_to_try(len(order), scoring.generator, count):
                 later = [at for at in order[k:] if at not in order[:k]]
-                changed = scoring.change(text, dict.fromkeys(later))
+                changed = scoring.change(text, later)
                 if torch.equal(changed, text):
                     continue
                 tried += 1
-                before, other = scores.first(k), scoring.fresh(changed)
-                size = max(before.moved(other).values())
-                if size > least:
-                    leaks.append((text, before, later, other))
-                else:
-                    scoring.slight = max(scoring.slight, size)
+                if moved := scoring.moved(scores.first(k), changed):
+                    leaks.append(
+                        f"{len(moved)} of the {k} scores made before that of "
+                        f"token {later[0]} of {len(text)} move when it and "
+                        f"all that is scored behind it change, {most(moved)}"
+                    )
     if not tried:
         raise SkipCheck("no time, or no score that another one comes behind")
     if leaks:
-        hint = (
-            "; if scores are not made from left to right, return pairs "
-            "(position, log-probability) in the order in which they are"
-        )
         raise AssertionError(
-            f"{_leak(scoring, *leaks[0])}; {len(leaks)} of {tried} splits "
-            f"show such a leak{hint * (where == 'that of the text')}"
+            f"{leaks[-1]}; {len(leaks)} of {tried} splits show such a leak"
+            f"; pairs (position, log-probability) say another order of scoring"
         )
     said = (
         f"no score moves with a token that is scored later: {tried} splits "
@@ -222,66 +379,45 @@ def scorer_causality(scoring: Scoring) -> str:
         )
     start = scoring.text[: scoring.time // 2 + 1]
     with suppress(ModelRaised, UnusableModel), scoring.budget.overtime():
-        if by := scoring.apart(scoring.fresh(start), scoring.scores):
+        if moved := scoring.moved(scoring.fresh(start), scoring.text):
             said += (
-                f"; the first {len(start)} tokens alone have other scores{by}"
-                f": the length moves them"
+                f"; the first {len(start)} tokens alone have other scores "
+                f"{most(moved)}: the length moves them"
             )
     return said
 
 
-def _leak(
-    scoring: Scoring,
-    text: Text,
-    before: Scores,
-    later: list[int],
-    other: Scores,
-) -> str:
-    """Say which scores move, with one token if it is enough."""
-    at, words = later[0], "it and all that is scored behind it change"
-    one = scoring.change(text, [at])
-    with scoring.budget.overtime():
-        alone = scoring.fresh(one)
-    if by := scoring.apart(before, alone):
-        other, words = alone, f"it changes from {text[at]} to {one[at]}"
-    by = by or scoring.apart(before, other)
-    sizes, least = before.moved(other).values(), scoring.least(before)
-    return (
-        f"in a text of {len(text)} tokens, {sum(s > least for s in sizes)} of "
-        f"the {len(sizes)} scores made before that of token {at} move when "
-        f"{words},{by}"
-    )
-
-
 def scorer_normalised(scoring: Scoring) -> str:
     """The probabilities of all candidates of a token sum to 1."""
-    cases = []
-    for text, first in ((scoring.text, 0.0), (scoring.repeating, 0.6)):
+    said, rests = list[str](), list[float]()
+    texts = [*[scoring.text] * 2, *[scoring.repeating] * 2]
+    for parts, text, share in zip(
+        (4, 3, 2, 1), texts, (0, 1, 0.6, 1), strict=True
+    ):
         with scoring.budget.overtime():
             order = scoring.fresh(text).order
-        order = [at for at in order if not scoring.fixed(text, at)]
-        last = len(order) - 1
-        ends = sorted({int(first * last), last})
-        cases += [(text, order[k]) for k in ends if order]
-    sums = list[tuple[str, float]]()
-    for number, (text, at) in enumerate(cases):
-        drawn = torch.randperm(scoring.vocab_size, generator=scoring.generator)
+        order = [at for at in order if at not in scoring.fixed]
+        if not order:
+            continue
+        at = order[int(share * (len(order) - 1))]
         found: dict[int, float] = {}
-        share = 1 / (len(cases) - number)
-        with scoring.budget.part("the candidates", share=share):
+        drawn = torch.randperm(scoring.vocab_size, generator=scoring.generator)
+        with scoring.budget.part("the candidates", share=1 / parts):
             for token in dict.fromkeys([*text.tolist(), *drawn.tolist()]):
                 found[token] = _candidate(scoring, text, at, token)
         if found:
-            sums.append(_sum(scoring, text, at, found))
-    if not sums:
+            words, rest = _sum(scoring, text, at, found)
+            said.append(words)
+            rests.append(rest)
+    if not said:
         raise SkipCheck("no time, or no score")
-    said = ", ".join(words for words, _ in sums)
-    if max(rest for _, rest in sums) < LITTLE:
+    words = f"of a token's candidates sum to {', '.join(said)}"
+    if max(rests) < LITTLE:
         raise AssertionError(
             f"the mark would have more than half of the probability "
-            f"everywhere: that of a token's candidates sums to {said}"
+            f"everywhere: the probabilities {words}"
         )
-    return f"the probabilities of a token's candidates sum to {said}"
+    return f"the probabilities {words}"
 
 
 def _candidate(scoring: Scoring, text: Text, at: int, token: int) -> float:
@@ -296,9 +432,11 @@ def _splits(scoring: Scoring, text: Text, at: int, mark: int) -> bool:
     texts = text, scoring.change(text, range(at))
     with scoring.budget.overtime():
         one, two = (_candidate(scoring, each, at, mark) for each in texts)
-    # weights that are kept carry what is before it
-    same = one == two or abs(one - two) <= scoring.least(scoring.scores)
-    return scoring.kept or same
+    share = rounding_of(scoring.unit)
+    same = math.isclose(
+        one, two, rel_tol=share, abs_tol=share + 4 * scoring.noise
+    )
+    return same or scoring.kept  # weights carry what is before it
 
 
 def _sum(
@@ -309,66 +447,57 @@ def _sum(
     Raises:
         AssertionError: where it is not 1, and a mark does not explain it.
     """
-    repeats = " of a text with repeats" * (text is scoring.repeating)
-    where = f"position {at}{repeats}"
-    shares = {token: math.exp(min(s, 99.0)) for token, s in found.items()}
-    total, size = sum(shares.values()), scoring.vocab_size
-    said = f"{total:.4f} at {where}"
-    slack = rounding_of(scoring.unit) * (
-        1 + sum(p * abs(found[t]) for t, p in shares.items() if p)
-    )
+    where = f"at position {at}"
+    where += " of a text with repeats" * (text is scoring.repeating)
+    logs = torch.tensor([*found.values()], dtype=torch.float64).clamp(max=99)
+    total, size = float(logs.exp().sum()), scoring.vocab_size
+    said = f"{total:.4f} {where}"
+    weighted = float((logs.exp() * logs.abs()).nansum())
+    slack = rounding_of(scoring.unit) * (1 + weighted)
     slack += (scoring.noise + scoring.slight) * total
     if len(found) < size:
         said += f" (over {len(found):,} of {size:,})"
         total = max(total, 1.0)
     if abs(total - 1) <= slack:
         return said, 1.0
-    mark = scoring.mark
-    if mark is not None and mark in shares:
-        rest = total - shares[mark]
+    if (mark := scoring.mark) is not None and mark in found:
+        own = math.exp(min(found[mark], 99.0))
+        rest = total - own
         # behind what is split off, chunks may begin elsewhere
-        whole = total + shares[mark] >= 1 - slack
+        whole = total + own >= 1 - slack
         if rest <= 1 + slack and (whole or _splits(scoring, text, at, mark)):
             return (
                 f"{said} ({rest:.4f} without the mark {mark}, which splits "
                 f"the text: no verdict on the rest)"
             ), rest
     hint = ""
-    factor = 1 / math.log(2) if scoring.bits else math.log(2)
-    if min(found.values()) > 0:
-        hint = ": above 0 are losses, and no log-probabilities"
-    elif abs(sum(math.exp(factor * s) for s in found.values()) - 1) <= slack:
-        unit = "nats" if scoring.bits else "bits (bits=True)"
-        hint = f": read as {unit} they sum to 1"
+    other = ("nats", 1 / LN_2) if scoring.bits else ("bits (bits=True)", LN_2)
+    for words, factor in (("losses", -1.0), other):
+        if abs(float((factor * logs).exp().sum()) - 1) <= slack:
+            hint = f": read as {words} they sum to 1"
     side = "much" if total > 1 else "little"
     raise AssertionError(
         f"the probabilities of a token's {size:,} candidates sum to "
-        f"{total:.6g} at {where}, {abs(total - 1):.4g} too {side}{hint}"
+        f"{total:.6g} {where}, {abs(total - 1):.4g} too {side}{hint}"
     )
 
 
 def scorer_documents(scoring: Scoring) -> str:
     """No token of a document moves a score of another one."""
-    text, scores = scoring.text, scoring.scores
-    numbers = text.eq(scoring.mark or 0).cumsum(0).tolist()
-    said = f"{numbers[-1] + 1} documents do not move each other"
-    least = scoring.least(scores)
-    inside = [k for k in range(len(text)) if not scoring.fixed(text, k)]
-    for document in range(numbers[-1] + 1):
-        own = [at for at in inside if numbers[at] == document]
-        sizes = scores.moved(scoring.fresh(scoring.change(text, own)))
+    starts = [0, *sorted(scoring.marks), scoring.time]
+    said = f"{len(starts) - 1} documents do not move each other"
+    for own in starmap(range, pairwise(starts)):
+        changed = scoring.change(scoring.text, own)
         moved = {
             at: size
-            for (at, _), size in sizes.items()
-            if size > least and at in {*inside} - {*own}
+            for at, size in scoring.moved(scoring.scores, changed).items()
+            if at not in own and at not in scoring.fixed
         }
-        behind = {at for at in moved if int(text[at - 1]) == scoring.mark}
+        behind = {at for at in moved if at - 1 in scoring.marks}
         if moved.keys() - behind:
-            at = max(moved, key=moved.__getitem__)
             words = (
                 f"the document at positions {spans(own)} moves {len(moved)} "
-                f"scores of other documents, by up to {moved[at]:.2g} "
-                f"(position {at})"
+                f"scores of other documents, {most(moved)}"
             )
             if not scoring.kept:
                 raise AssertionError(words)
@@ -383,24 +512,23 @@ def scorer_documents(scoring: Scoring) -> str:
 
 def scorer_bytes(scoring: Scoring) -> str:
     """The bytes that are counted for a text's tokens are the text's."""
-    refused = 0
+    counted = dict[str, list[float]]()
     for text in TEXTS:
         try:
             with during("", f"bytes_per_token of {text!r}"):
-                counted = [*map(float, scoring.count(text))]
-        except ModelRaised:
-            refused += 1  # letters that a tokenizer does not know
-            if refused == len(TEXTS):
+                counted[text] = [*map(float, scoring.count(text))]
+        except ModelRaised:  # letters that a tokenizer does not know
+            if text == TEXTS[0]:
                 raise
-            continue
-        total, size = sum(counted), len(text.encode())
+    for text, sizes in counted.items():
+        total, size = sum(sizes), len(text.encode())
         if total != size:
             raise AssertionError(
-                f"the {len(counted)} tokens of {text!r} are counted as "
+                f"the {len(sizes)} tokens of {text!r} are counted as "
                 f"{total:g} bytes, and the text has {size}"
             )
-    said = f"the tokens of {len(TEXTS) - refused} texts have their bytes"
-    return said + (f"; {refused} texts raised" if refused else "")
+    count = f"{len(counted)} of {len(TEXTS)}"
+    return f"the tokens of {count} texts have their bytes"
 
 
 PROPERTIES = (
@@ -412,7 +540,7 @@ PROPERTIES = (
     scorer_documents,
     scorer_bytes,
 )
-BRIEF = ("scorer_coverage", "scorer_repeats")  # may take all seconds left
+BRIEF = 2  # of these may take all seconds left
 
 
 @one_run
@@ -461,84 +589,62 @@ def check_scorer(
             for ids outside the vocabulary.
     """
     for name, token in {"bos": bos, "documents": documents}.items():
-        if token is not None and not (
-            type(token) is int and 0 <= token < vocab_size
-        ):
+        if token is not None and token not in range(vocab_size):
             raise ValueError(
                 f"{name} must be an id from 0 to {vocab_size - 1}, "
                 f"got {token!r}"
             )
-    if vocab_size < 4:
-        raise ValueError(f"vocab_size must be at least 4, got {vocab_size}")
-    if block_size < 8:
-        raise ValueError(f"block_size must be at least 8, got {block_size}")
+    for name, size, least in (
+        ("vocab_size", vocab_size, 4),
+        ("block_size", block_size, 8),
+    ):
+        if size < least:
+            raise ValueError(f"{name} must be at least {least}, got {size}")
     if state not in ("fresh", "kept"):
         raise ValueError(f'state must be "fresh" or "kept", got {state!r}')
-    printed = io.StringIO()
+    hush, blocked = redirect_stdout(io.StringIO()), ""
     start, count = perf_counter(), torch.get_num_threads()
-    with isolated(seed), redirect_stdout(printed), few_threads(0, 0, 1):
+    with isolated(seed), hush, few_threads(0, 0, 1):
         scoring = Scoring(
-            make_score,
-            bits,
-            seed,
-            vocab_size,
-            bos,
-            documents,
-            state == "kept",
-            block_size,
-            bytes_per_token or str.encode,
+            *(make_score, bits, seed, vocab_size, bos, documents),
+            *(state == "kept", block_size, bytes_per_token or str.encode),
         )
     if perf_counter() - start < SMALL:
         count = 1
-    without = {scorer_documents} if documents is None else set()
-    without |= {scorer_bytes} if bytes_per_token is None else set()
-    chosen = [each for each in PROPERTIES if each not in without]
+    given = {scorer_documents: documents, scorer_bytes: bytes_per_token}
+    chosen = [f for f in PROPERTIES if given.get(f, f) is not None]
     report = Report(
         getattr(make_score, "__name__", type(make_score).__name__),
         vocab_size,
         block_size,
         [function.__name__ for function in chosen],
-        notes=[NOT_SEEN.format(COUNTED * (scorer_bytes in without))],
+        notes=[NOT_SEEN + UNCOUNTED * (bytes_per_token is None)],
     )
     scoring.budget = clock = Budget(DEFAULT if budget is None else budget)
     on_progress(report)
     for number, function in enumerate(chosen):
-        done, name = clock.calls, function.__name__
-        left = 1 if name in BRIEF else len(chosen) - number
-        clock.start(name, 1 / left)
-        with (
-            isolated(seed),
-            redirect_stdout(printed),
-            few_threads(0, 0, count),
-        ):
-            status, message = _judge(scoring, function, debug)
+        calls, name, status = clock.calls, function.__name__, "passed"
+        clock.start(name, 1 / (1 if number < BRIEF else len(chosen) - number))
+        try:
+            if blocked:
+                raise SkipCheck(f"see {blocked}")
+            with isolated(seed), hush, few_threads(0, 0, count):
+                message = function(scoring)
+        except (SkipCheck, AssertionError, UnusableModel) as error:
+            message = str(error)
+            status = "skipped" if isinstance(error, SkipCheck) else "failed"
+            if isinstance(error, ModelRaised | UnusableModel):
+                if debug:
+                    raise
+                status, message = "error", f"no verdict: {message}"
+        # without these no other property has a verdict
+        doubtful = scoring.scores.unplaced or function is scorer_repeats
+        blocked = name if status == "failed" and doubtful else blocked
         cut = clock.not_tried if status == "passed" else ""
         message += f"; not tried: {cut}" if cut else ""
-        calls = clock.calls - done
+        took = clock.elapsed, clock.calls - calls
         report.results.append(
-            CheckResult(
-                name, status, message, clock.elapsed, calls, not_tried=cut
-            )
+            CheckResult(name, status, message, *took, not_tried=cut)
         )
         on_progress(report)
     return report
-
-
-def _judge(
-    scoring: Scoring,
-    function: Callable[[Scoring], str],
-    debug: bool,
-) -> tuple[str, str]:
-    """Return the status of a property, and what is said of it."""
-    if scoring.blocked:
-        return "skipped", f"see {scoring.blocked}"
-    try:
-        return "passed", function(scoring)
-    except SkipCheck as error:
-        return "skipped", str(error)
-    except (ModelRaised, UnusableModel) as error:
-        if debug:
-            raise
-        return "error", f"no verdict: {error}"
-    except AssertionError as error:
-        return "failed", str(error)

@@ -128,7 +128,9 @@ def _padded(subject: Subject) -> Iterator[str]:
     yield f"{words}{', not with position_ids from the mask' * mended}"
 
 
-def _counted(tokens: Int[Tensor, "batch time"]) -> dict[str, Tensor]:
+def _counted(
+    tokens: Int[Tensor, "batch time"], lengths: list[int]
+) -> dict[str, Tensor]:
     """Return a mask that hides padding, and positions that do not count it."""
     mask = padding(LEFT.visible or (0.0, 1.0), tokens)
     return {MASK: mask, COUNTED: (mask.cumsum(1) - 1).clamp(min=0)}

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from ..cases import EVAL, OWN
 from ..check import SkipCheck, Subject, check
 from ..dependence.prover import prove_documents
-from ..documents import HIDES, Packing, packings, promised
+from ..documents import HIDES, ONES, Packing, packings, promised
 from ..errors import ModelRaised
 from ..losses import shifts_of
 from ..model.reading import find_loss
@@ -21,17 +20,11 @@ from ..rounding import dtype_name, real_gap
 from ..tokens import draw, others, spans
 from ..variant import Variant, both, build
 
-
-class Fault(NamedTuple):
-    """How far scores move, and the sentence of a failure."""
-
-    size: float
-    words: str
-
-    def __str__(self) -> str:
-        return f"{self.size:.2g}"
-
-
+Fault = tuple[float, str]  # how far scores move, and what a failure says
+BOUNDARY = (
+    "; the loss counts the first token of a document, predicted by the last "
+    "one before it"
+)
 UNKNOWN = (
     "the call takes nothing that says where documents are: name it with "
     "documents=..., in the shell --documents"
@@ -63,17 +56,19 @@ def check_documents(subject: Subject) -> str:
     if not rows:
         raise SkipCheck("no row of two documents is as long as the model asks")
     try:
-        return (_promised if promised(subject) else _seen)(subject, ways, rows)
+        if promised(subject):
+            return _promised(subject, ways, rows)
+        seen = [_seen(subject, way, rows[:2]) for way in ways]
     except ModelRaised as error:  # accepted is not obeyed, refused no fault
         raise SkipCheck(f"not tried: {error}") from error
+    return f"no promise; documents are {'; '.join(seen)}"
 
 
 def _rows(subject: Subject) -> list[list[int]]:
     """Return lengths of the documents of each row that is tried."""
     model, room = build(subject), subject.block_size
     said = [w.value for w in all_declared(model, WINDOW + TILES)]
-    fitting = [n + 2 for n in said if n + 12 <= room]
-    long = max([9, *fitting])
+    long = max([9, *(n + 2 for n in said if n + 12 <= room)])
     rows = [[long, 2, 7, 1], [7, 1, 2, long], [1, 1, 7], [2, 3], [1, 1]]
     if subject.heavy:
         rows.sort(key=lambda row: (sum(row) < 5, sum(row)))
@@ -84,48 +79,40 @@ def _promised(
     subject: Subject, ways: list[Packing], rows: list[list[int]]
 ) -> str:
     """Require that documents are apart in one of the ways to count them."""
-    faults: list[Fault] = []
+    faults = list[str]()
     for way in ways:
         fault = _first_fault(subject, way, rows, way.beside)
         if fault is None:
-            break
-        faults.append(fault)
-    else:
-        text, way = faults[0].words, ways[0]
-        for uncached in way.without_cache(subject):
-            if not _first_fault(subject, uncached, rows):
-                text += f"; {uncached.words} they are apart"
-        if way.mark is None:
-            proof = prove_documents(subject, way)
-            if proof.culprit is not None:
-                text += f"; let through at {proof.culprit}"
-        raise AssertionError(text)
-    lengths = spans({n for row in rows for n in row})
-    text = f"documents of {lengths} tokens are apart by {way.words}"
-    text += "; with attention masks beside, too" * (len(way.beside) > 1)
-    text += _boundary(subject, way, rows[0])
-    if way.mark is not None:
-        return text
-    return f"{prove_documents(subject, way)}; tested: {text}"
+            lengths = spans({n for row in rows for n in row})
+            text = f"documents of {lengths} tokens are apart by {way.words}"
+            text += "; with attention masks beside, too" * (ONES in way.beside)
+            text += _boundary(subject, way, rows[0])
+            if way.mark is not None:
+                return text
+            return f"{prove_documents(subject, way)}; tested: {text}"
+        faults.append(fault[1])
+    text, way = faults[0], ways[0]
+    for uncached in way.without_cache(subject):
+        if not _first_fault(subject, uncached, rows):
+            text += f"; {uncached.words} they are apart"
+    if way.mark is None and (proof := prove_documents(subject, way)).culprit:
+        text += f"; let through at {proof.culprit}"
+    raise AssertionError(text)
 
 
-def _seen(subject: Subject, ways: list[Packing], rows: list[list[int]]) -> str:
-    """Say what isolates documents, where nothing promises it."""
-    texts, few = [], rows[:2]
-    for way in ways:
-        fault, not_so = _first_fault(subject, way, few), []
-        for uncached in way.without_cache(subject) if fault else ():
-            not_so = [f"without it: {fault}"]
-            fault = _first_fault(subject, uncached, few)
-            way = way if fault else uncached
-        if fault:
-            texts.append(f"not isolated by {way.words}: {fault}")
-            continue
-        if masked := _first_fault(subject, way, few, way.beside[1:2]):
-            words = "with an attention mask of ones beside it"
-            not_so.append(f"{words}: {masked}")
-        texts.append("; not ".join([f"isolated by {way.words}", *not_so]))
-    return f"no promise; documents are {'; '.join(texts)}"
+def _seen(subject: Subject, way: Packing, rows: list[list[int]]) -> str:
+    """Say whether an argument that promises nothing isolates documents."""
+    fault, but = _first_fault(subject, way, rows), list[str]()
+    for uncached in way.without_cache(subject) if fault else ():
+        if fault and not _first_fault(subject, uncached, rows):
+            but.append(f"without it: {fault[0]:.2g}")
+            fault, way = None, uncached
+    if fault:
+        return f"not isolated by {way.words}: {fault[0]:.2g}"
+    if masked := _first_fault(subject, way, rows, way.beside[1:2]):
+        words = "with an attention mask of ones beside it"
+        but.append(f"{words}: {masked[0]:.2g}")
+    return "; not ".join([f"isolated by {way.words}", *but])
 
 
 def _first_fault(
@@ -135,7 +122,7 @@ def _first_fault(
     beside: tuple[str, ...] = ("",),
 ) -> Fault | None:
     generator = subject.generator()
-    for variant in both(subject):
+    for variant in both(subject):  # the second one is made where it is needed
         for row, mask in product(rows, beside):
             with subject.budget.part("documents", sum(row), 1 / 2):
                 for fault in _faults(variant, way, row, mask, generator):
@@ -154,44 +141,51 @@ def _faults(
     subject, count = variant.subject, len(lengths)
     tokens = draw(subject.vocab_size, 1, sum(lengths), generator)
     text = way.text(lengths, subject.one_document(tokens))
+    base = text.repeat(count, 1)
     ids = torch.arange(count).repeat_interleave(torch.tensor(lengths))
     mine = ids == torch.arange(count).unsqueeze(1)
-    hidden = beside == HIDES  # the last document
-    base = text.repeat(count, 1)
     new = others(base, subject.vocab_size, generator)
     new = subject.one_document(torch.where(mine, new, base))
-    changed = way.text(lengths, new)
-    still = ~mine & ~(hidden & mine[-1])
+    changed, still = way.text(lengths, new), ~mine
+    if beside == HIDES:  # the last document
+        mine, still = mine[:-1], still & ~mine[-1]
     row_of = f"of {count} ({', '.join(map(str, lengths))} tokens)"
-    eval_run, train_run = (
+
+    def where(run: Variant, noise: float) -> str:
+        dtype = next((dtype_name(p.dtype) for p in run.parameters), "float32")
+        return f"({dtype}{run.conditions}; rounding there is {noise:.1g})"
+
+    packed, in_training = (
         variant.run_as(way.case(lambda _: lengths, training, beside))
         for training in (False, True)
     )
-    for run in (eval_run, train_run):
+    for run in (packed, in_training):
         trial = Trial(run, base, changed, [0] * count, still=still)
-        leak = LeakFinder().find(trial)
-        if leak is not None:
+        if leak := LeakFinder().find(trial):
             one, two = leak.trial.base[leak.row], leak.trial.changed[leak.row]
-            at = (one != two).nonzero()[0, 0]
-            yield Fault(
+            moved = ids[(one != two).nonzero()[0, 0]]
+            yield (
                 leak.size,
-                f"document {ids[at]} {row_of} moves the scores of document "
+                f"document {moved} {row_of} moves the scores of document "
                 f"{ids[leak.position]} by {leak.size:.2g}, at position "
-                f"{leak.position} of the row {_where(run, leak.noise)}",
+                f"{leak.position} of the row {where(run, leak.noise)}",
             )
     alone = variant.run_as(OWN if way.own else EVAL)
-    for document, at in enumerate(mine[: count - hidden]):
+    for document, at in enumerate(mine):
         if not subject.lengths.accepts(lengths[document]):
             continue
-        packed = partial(_scores, eval_run, text, at)
-        single = partial(_scores, alone, text[:, at])
-        if gap := real_gap(eval_run.model, packed, single):
-            yield Fault(
+        gap = real_gap(
+            packed.model,
+            partial(_scores, packed, text, at),
+            partial(_scores, alone, text[:, at]),
+        )
+        if gap:
+            yield (
                 gap.size,
                 f"document {document} {row_of} has other scores alone: by "
                 f"{gap.size:.2g} at its position {gap.at[0]}, though no token "
                 f"of another was seen to move it: do its positions start "
-                f"again? {_where(eval_run, gap.noise)}",
+                f"again? {where(packed, gap.noise)}",
             )
 
 
@@ -199,11 +193,6 @@ def _scores(
     run: Variant, text: Tensor, at: Tensor | slice = slice(None)
 ) -> Tensor:
     return run.scores(text)[0, at]
-
-
-def _where(run: Variant, noise: float) -> str:
-    dtype = next((dtype_name(p.dtype) for p in run.parameters), "float32")
-    return f"({dtype}{run.conditions}; rounding there is {noise:.1g})"
 
 
 def _boundary(subject: Subject, way: Packing, lengths: list[int]) -> str:
@@ -217,9 +206,5 @@ def _boundary(subject: Subject, way: Packing, lengths: list[int]) -> str:
     scores, loss = subject.find(answer, *tokens.shape), find_loss(answer)
     if scores is None or loss is None:
         return ""
-    if shifts_of(scores.detach(), targets, loss.detach()) != {1}:
-        return ""
-    return (
-        "; the loss counts the first token of a document, predicted by the "
-        "last one before it"
-    )
+    inside = shifts_of(scores.detach(), targets, loss.detach()) == {1}
+    return BOUNDARY * inside

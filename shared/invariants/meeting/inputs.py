@@ -10,16 +10,14 @@ from dataclasses import replace
 from torch import Tensor
 
 from ..cases import EVAL, OWN, Case
-from ..documents import packings, split
+from ..documents import packings
 from ..errors import ModelRaised, sentence
 from ..model.inputs import (
     ANSWER,
-    CU_SEQLENS,
     FLAGS,
     FOUR_AXES,
     INSTEAD,
     MASK,
-    MAX_SEQLEN,
     PADDING,
     Input,
     passed_over,
@@ -36,42 +34,37 @@ def find_inputs(subject: Subject, variant: Variant) -> Subject:
     caller = subject.caller
     with_own = bool(caller.own_arguments) and _scores(variant, OWN) is not None
     names = [*caller.arguments, *(caller.own_arguments if with_own else ())]
-    groups: dict[tuple[str, bool], dict[int, list[Input]]] = {}
-    for each in caller.inputs:
-        four_axes = each.kind == FOUR_AXES
-        if each.own <= with_own and (caller.takes_mask or not four_axes):
-            forms = groups.setdefault((each.name, four_axes), {})
-            forms.setdefault(each.form, []).append(each)
     found, never = list[Input](), list[str]()
-    closed: set[str] = {*caller.given, *caller.never}
-    for (name, four_axes), forms in groups.items():
-        for alike in forms.values():
+    closed = {*caller.given, *caller.never, *[MASK] * caller.takes_mask}
+    for forms in filter(any, caller.forms):
+        first = forms[0][0]
+        four_axes, name = first.kind == FOUR_AXES, first.name
+        if first.own > with_own or four_axes > caller.takes_mask:
+            continue
+        for alike in forms:
             answered, errors = _answered(variant, alike)
-            found += answered
             if answered:
                 break
-        cause = errors[0].__cause__ if errors else None
+        found += answered
+        if four_axes or not errors:
+            continue
+        cause = errors[0].__cause__
         if isinstance(cause, REFUSALS) and name in sentence(cause):
             closed.add(name)
-            kind = type(cause).__name__
-            subject = subject.noted(f"the model refuses {name} ({kind})")
-        elif errors and not four_axes and not ANSWER.fullmatch(name):
+            words = type(cause).__name__
+            subject = subject.noted(f"the model refuses {name} ({words})")
+        elif not ANSWER.fullmatch(name):
             subject = subject.noted(f"not tried: {errors[0]}")
-            if answered and alike[0].kind == FLAGS and name not in closed:
+            if first.kind == FLAGS and answered:
                 never += [e.words for e in alike if e not in answered]
-    closed |= {each.name for each in found}
-    said = subject.documents
+    said, tokens = subject.documents, subject.draw(subject.fit_rows(2), 5)
+    closed |= {name for each in found for name in each.make(tokens)}
     if callable(said) or (isinstance(said, str) and said not in closed):
         met = replace(subject, caller=replace(caller, inputs=tuple(found)))
-        given = [way.case(split).given for way in packings(met)[:1]]
-        answered, _ = _answered(variant, [each for each in given if each])
-        if answered:
-            found += answered
-            closed |= {said} if isinstance(said, str) else {*said([1])}
-    if any(CU_SEQLENS.fullmatch(each.name) for each in found):
-        together = CU_SEQLENS.fullmatch, MAX_SEQLEN.fullmatch
-        closed |= {n for n in names if any(one(n) for one in together)}
-    closed |= {MASK} if caller.takes_mask else set()
+        declared = packings(met)[0]
+        answered, _ = _answered(variant, [declared])
+        found += answered
+        closed |= {*declared.make(tokens)} if answered else set()
     never += [n for n in names if n not in closed and not passed_over(n)]
     return replace(
         subject,
@@ -87,14 +80,9 @@ def _answered(
     """Return which inputs of a form the model answers, and exceptions."""
     answered, errors = list[Input](), list[ModelRaised]()
     for each in alike:
-        case = Case(
-            f"with {each.words}",
-            given=each,
-            own=each.own,
-            visible=each.visible,
-        )
+        case = Case(given=each, own=each.own, visible=each.visible)
         try:
-            scores = _scores(variant, case)
+            scores = _scores(variant, replace(case, how=f"with {each.words}"))
         except ModelRaised as error:
             errors.append(error)
             continue

@@ -143,8 +143,9 @@ class Caller:
     time_first: bool = False
     alone: bool = False  # it takes the ids of one text, (time,)
     optional: tuple[str, ...] = ()  # arguments that are None unless given
-    # forms of arguments with a default; once it is met, the answered ones
-    inputs: tuple[Input, ...] = ()
+    # alternatives of each argument with a default, each beside its like
+    forms: tuple[list[list[Input]], ...] = ()
+    inputs: tuple[Input, ...] = ()  # those that the model answers
     never: tuple[str, ...] = ()  # arguments that the user says are never given
     arguments: tuple[str, ...] = ()  # beside tokens and targets, defaulted
     own_arguments: tuple[str, ...] = ()  # in the model's own call alone
@@ -275,7 +276,7 @@ def caller_of(
         optional=tuple(
             n for n, value in defaults.items() if value is None and n != ids
         ),
-        inputs=(
+        forms=(
             *inputs_of(model, taken, theirs),
             *inputs_of(model, own_taken, theirs, own=True),
         ),

@@ -1,6 +1,7 @@
 """What a call takes beside its tokens: each argument's kind, by its name.
 
-An argument is given in the first of its forms that the model answers. Never
+An argument is made from the tokens and from the lengths of the documents in
+their rows, and given in the first of its forms that the model answers. Never
 given, and no gap in what is tried, are
 
 - caches and their flags: decoding is the matter of check_cache;
@@ -15,7 +16,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal
 
@@ -23,8 +24,10 @@ import torch
 from torch import Tensor
 
 from ..stances import FLEX
+from .sizes import all_declared
 
 Make = Callable[[Tensor], Any]  # from tokens (batch, time) to an argument
+Packed = Callable[[Tensor, list[int]], Any]  # and from documents' lengths
 
 # Arguments of a call that take the cache so far. The weak names also stand
 # for other things: only a value that the model itself returned is a cache.
@@ -48,7 +51,8 @@ FLAG = re.compile(
 # Arguments that say where a piece starts, as a number or as positions.
 NUMBERS = ("start_pos", "pos", "offset", "start_index", "past_length")
 STARTS = (*NUMBERS, "input_pos")
-CACHES = {*STRONG, *WEAK, *STARTS, "cache_position", "cache_age"}
+OTHERS = "cache_position", "cache_age", "encoder_attention_mask"
+CACHES = {*STRONG, *WEAK, *STARTS, *OTHERS}
 
 ANSWER = re.compile(
     r"(return|output)_\w+|(num_)?logits_to_keep|.*loss.*|.*reduction"
@@ -58,9 +62,6 @@ INSTEAD = re.compile(r"(decoder_)?(inputs?|tokens?)_?embed(s|ding|dings)?")
 # Flags that say whether a model is causal: False is no fault of a model's.
 CAUSAL = re.compile(r"(is_|use_)?causal(_mask)?|bidirectional|is_decoder")
 NEVER = "never"  # the user's word for an argument that is never given
-USERS, FLAGS = "an argument of the user's", "a flag"
-FOUR_AXES, PADDING = "a mask of four axes", "a mask of another name"
-BLOCKS = "a BlockMask"  # of FlexAttention
 MASK = "attention_mask"
 SHOWN = {  # by a mask, as shares of the length
     "a full": (0.0, 1.0),
@@ -77,107 +78,105 @@ class Input:
         name: of the argument.
         kind: of KINDS.
         words: of a message.
-        make: returns the arguments by their names.
+        values: the arguments by name, from tokens and lengths of documents.
         visible: the positions that a mask shows, as shares of the length.
         single: whether a call takes one row.
-        form: forms of an argument are alternatives, in this order.
         own: whether the model's own call takes it, and its log_probs not.
     """
 
     name: str
     kind: str
     words: str
-    make: Callable[[Tensor], dict[str, Any]]
+    values: Callable[[Tensor, list[int]], dict[str, Any]]
     visible: tuple[float, float] | None = None
     single: bool = False
-    form: int = 0
     own: bool = False
+
+    def make(self, tokens: Tensor) -> dict[str, Any]:
+        """Return the arguments by their names."""
+        time = tokens.size(1)
+        halves = [n for n in (time // 2, time - time // 2) if n]
+        return self.values(tokens, halves if self.kind in PACKED else [time])
 
 
 # --- How arguments are made --------------------------------------------------
 
 
-def positions(tokens: Tensor) -> Tensor:
-    """Return 0, 1, 2, ... in each row."""
-    at = torch.arange(tokens.size(1), device=tokens.device)
-    return at.expand(len(tokens), -1).clone()
+def positions(tokens: Tensor, lengths: list[int]) -> Tensor:
+    """Return 0, 1, 2, ... in each document of each row."""
+    at = [torch.arange(n, device=tokens.device) for n in lengths]
+    return torch.cat(at).repeat(len(tokens), 1)
 
 
-def halves(tokens: Tensor) -> Tensor:
-    """Return 0 in the first half of each row, and 1 in the second."""
-    return (positions(tokens) >= tokens.size(1) // 2).long()
+def documents(tokens: Tensor, lengths: list[int]) -> Tensor:
+    """Return each token's document, counted from 0 in each row."""
+    sizes = torch.tensor(lengths, device=tokens.device)
+    ids = torch.arange(len(lengths), device=tokens.device)
+    return ids.repeat_interleave(sizes).repeat(len(tokens), 1)
 
 
-def _again(tokens: Tensor) -> Tensor:
-    """Return positions of two documents in each row."""
-    return positions(tokens) - halves(tokens) * (tokens.size(1) // 2)
+def _one_row(tokens: Tensor, lengths: list[int]) -> Tensor:
+    return documents(tokens, lengths)[0]
 
 
-def _one_row(tokens: Tensor) -> Tensor:
-    return halves(tokens)[0]
-
-
-def _ends(tokens: Tensor) -> Tensor:
+def _ends(tokens: Tensor, lengths: list[int]) -> Tensor:
     """Return where documents start and end, in the rows behind each other."""
-    rows, time = tokens.shape
-    half = [row * time + time // 2 for row in range(rows)] if time > 1 else []
-    ends = sorted({*half, *range(0, rows * time + 1, time)})
-    return torch.tensor(ends, dtype=torch.int32, device=tokens.device)
+    sizes = torch.tensor([0, *lengths * len(tokens)], device=tokens.device)
+    return sizes.cumsum(0).unique().int()
 
 
-def labels(tokens: Tensor) -> Tensor:
+def _seen(tokens: Tensor, lengths: list[int]) -> Tensor:
+    """Return which tokens each one sees: earlier ones of its document."""
+    ids = _one_row(tokens, lengths)
+    return (ids.unsqueeze(1) == ids).tril()
+
+
+def _four_axes(tokens: Tensor, lengths: list[int]) -> Tensor:
+    return _seen(tokens, lengths).repeat(len(tokens), 1, 1, 1)
+
+
+def _blocks(tokens: Tensor, lengths: list[int]) -> Any:
+    return _block_mask(tuple(lengths), tokens.device)
+
+
+@lru_cache(maxsize=64)  # it takes as long as a call of a small model
+def _block_mask(lengths: tuple[int, ...], device: torch.device) -> Any:
+    make, time = sys.modules[FLEX].create_block_mask, sum(lengths)
+    with torch.inference_mode(False):  # a call that trains may get it, too
+        ids = _one_row(torch.empty(1, device=device), [*lengths])
+
+        def mask_mod(row: Any, head: Any, q: Tensor, k: Tensor) -> Tensor:
+            return (q >= k) & (ids[q] == ids[k])
+
+        return make(mask_mod, None, None, time, time, device=device)
+
+
+def labels(tokens: Tensor, lengths: list[int] | None = None) -> Tensor:
     """Return ids 0 and 1: each row's are the same, of whatever length."""
-    at = positions(tokens)
+    at = positions(tokens, [tokens.size(1)])
     return (7 * at + at // 3) % 2
 
 
 def shown(visible: tuple[float, float], tokens: Tensor) -> Tensor:
     """Return 1 at positions within shares of the length, and 0 elsewhere."""
     time = tokens.size(1)
-    at, (first, last) = positions(tokens), visible
+    at, (first, last) = positions(tokens, [time]), visible
     return ((at >= int(first * time)) & (at < last * time)).long()
 
 
-def _earlier(tokens: Tensor) -> Tensor:
-    size = tokens.size(1)
-    ones = torch.ones(size, size, dtype=torch.bool, device=tokens.device)
-    return ones.tril()
+def _padding(visible: tuple[float, float], hides: bool) -> Packed:
+    return lambda tokens, _: shown(visible, tokens).bool() ^ hides
 
 
-def _four_axes(tokens: Tensor) -> Tensor:
-    mask = _earlier(tokens)
-    return mask.expand(len(tokens), 1, *mask.shape).clone()
+def _alone(make: Make) -> Packed:
+    return lambda tokens, lengths: make(tokens)
 
 
-def _added(tokens: Tensor) -> Tensor:
-    mask = _earlier(tokens)
-    return torch.zeros(mask.shape, device=mask.device).masked_fill(
-        ~mask, -torch.inf
-    )
+def _flag(flag: bool) -> Packed:
+    return lambda tokens, lengths: flag
 
 
-@lru_cache(maxsize=64)  # it takes as long as a call of a small model
-def blocks(lengths: tuple[int, ...], device: torch.device) -> Any:
-    """Return a BlockMask: causal, within documents of some lengths."""
-    make = sys.modules[FLEX].create_block_mask
-    with torch.inference_mode(False):  # a call that trains may get it, too
-        sizes = torch.tensor(lengths, device=device)
-        ids = torch.arange(len(lengths), device=device)
-        ids, time = ids.repeat_interleave(sizes), sum(lengths)
-
-        def mask_mod(
-            row: Tensor, head: Tensor, q: Tensor, k: Tensor
-        ) -> Tensor:
-            return (q >= k) & (ids[q] == ids[k])
-
-        return make(mask_mod, None, None, time, time, device=device)
-
-
-def _blocks(tokens: Tensor) -> Any:
-    return blocks((tokens.size(1),), tokens.device)
-
-
-def _states(width: int, tokens: Tensor) -> Tensor:
+def _states(width: int, tokens: Tensor, lengths: list[int]) -> Tensor:
     count = len(tokens) * 3 * width
     states = torch.linspace(-1, 1, count, device=tokens.device).sin()
     return states.view(len(tokens), 3, width)
@@ -185,46 +184,55 @@ def _states(width: int, tokens: Tensor) -> Tensor:
 
 # --- The kinds ---------------------------------------------------------------
 
-DOCUMENT = r"(docs?|documents?|seq|sequence|sample|example)_?(ids?|idx|index)"
-CU_SEQLENS = re.compile(r"cu_?seq_?lens?(_(q|k|kv))?")
-MAX_SEQLEN = re.compile(r"max_?(seq_?len|length)(_(q|k|kv))?")
-# By name: the kind, and the forms of its argument.
-KINDS: dict[str, tuple[str, tuple[Make, ...]]] = {
-    "positions": (r"pos|positions?|pos(ition)?_ids?", ()),
-    "types of tokens": (r"token_types?(_ids?)?|types?_ids?", (halves,)),
-    "segments": (r"(\w+_)?seg(ment)?(s|ation)?(_?ids?)?", (halves, _one_row)),
-    "documents": (
-        rf"{DOCUMENT}|docs?|documents?",
-        (halves, lambda tokens: halves(tokens).int(), _one_row),
-    ),
-    "cu_seqlens": (CU_SEQLENS.pattern, ()),
-    "labels": (r"targets?|labels|y", (labels,)),
-    PADDING: (r"(?!encoder_|\w*head)\w*mask", ()),
-    FOUR_AXES: (MASK, (_four_axes,)),
-    BLOCKS: (r"\w*block_?masks?", ()),
-    "states of an encoder": (r"encoder_hidden_states", ()),
-    FLAGS: ("", ()),
-    USERS: ("", ()),
-}
+USERS, FLAGS = "an argument of the user's", "a flag"
+FOUR_AXES, PADDING = "a mask of four axes", "a mask of another name"
+BLOCKS, AGAIN = "a BlockMask", "positions that start again"
+POSITIONS = r"pos|positions?|pos(ition)?_ids?"
+CU_SEQLENS = r"(cu_?seq_?lens?|max_?(seq_?len|length))(_(q|k|kv))?"
 WIDTHS = "hidden_size", "d_model", "n_embd"
+# By name: the kind, and the forms of its argument.
+KINDS: dict[str, tuple[str, tuple[Packed, ...]]] = {
+    "positions": (POSITIONS, (positions,)),
+    AGAIN: (POSITIONS, (positions,)),
+    "types of tokens": (r"token_types?(_ids?)?|types?_ids?", (documents,)),
+    "documents": (
+        r"(\w+_)?seg(ment)?(s|ation)?(_?ids?)?|docs?|documents?|"
+        r"(docs?|documents?|seq|sequence|sample|example)_?(ids?|idx|index)",
+        (documents, lambda *of: documents(*of).int(), _one_row),
+    ),
+    "cu_seqlens": (CU_SEQLENS, ()),
+    "labels": (r"targets?|labels|y", (labels,)),
+    BLOCKS: (r"\w*block_?masks?", (_blocks,)),
+    PADDING: (
+        r"(?!encoder_|\w*head)\w*mask",
+        (
+            _seen,
+            lambda *of: ~_seen(*of),
+            lambda *of: torch.where(_seen(*of), 0.0, -torch.inf),
+            _four_axes,
+        ),
+    ),
+    FOUR_AXES: (MASK, (_four_axes,)),
+    "states of an encoder": (r"encoder_hidden_states", ()),
+    **dict.fromkeys((FLAGS, USERS), ("", ())),
+}
+PACKED = AGAIN, "types of tokens", "documents", "cu_seqlens"  # two in a row
 
 
-def takes_blocks(name: str, parameter: inspect.Parameter) -> bool:
-    """Whether an argument is a BlockMask, by its name or annotation."""
-    named = re.fullmatch(KINDS[BLOCKS][0], name)
+def _kinds(name: str, parameter: inspect.Parameter) -> list[str]:
     said = "BlockMask" in str(parameter.annotation)
-    return FLEX in sys.modules and (said or bool(named))
+    if FLEX in sys.modules and (said or re.fullmatch(KINDS[BLOCKS][0], name)):
+        return [BLOCKS]
+    kinds = [kind for kind in KINDS if re.fullmatch(KINDS[kind][0], name)]
+    return [kind for kind in kinds if kind != BLOCKS]
 
 
 def required(name: str, parameter: inspect.Parameter) -> Make | None:
     """Return how an argument without a default is made, if it is known."""
-    if takes_blocks(name, parameter):
-        return _blocks
-    for kind, (names, _) in KINDS.items():
-        if kind in ("positions", "segments", "documents") and re.fullmatch(
-            names, name
-        ):
-            return positions if kind == "positions" else torch.zeros_like
+    for kind in _kinds(name, parameter):
+        if kind in ("positions", "documents", BLOCKS):
+            make = KINDS[kind][1][0]
+            return lambda tokens: make(tokens, [tokens.size(1)])
     return None
 
 
@@ -233,8 +241,10 @@ def inputs_of(
     parameters: Mapping[str, inspect.Parameter],
     theirs: Mapping[str, Make | Literal["never"]],
     own: bool = False,
-) -> Iterator[Input]:
+) -> Iterator[list[list[Input]]]:
     """Yield the forms of each argument that can be given.
+
+    Those of a form are given beside each other, forms are alternatives.
 
     Args:
         model: whose states have a width.
@@ -243,25 +253,23 @@ def inputs_of(
         own: whether the model's own call takes them, and its log_probs not.
     """
     for name, parameter in parameters.items():
-        maker = theirs.get(name)
+        one, maker = partial(_input, name, own), theirs.get(name)
+        flags = _flags(name, parameter)
         if callable(maker):
-            forms = [[_input(name, USERS, maker)]]
-        elif maker is not None:
-            continue
-        elif (flags := _flags(name, parameter)) is not None:
-            forms = [[_flag(name, flag) for flag in flags]]
-        else:
-            forms = [*_forms(model, parameters, name, own)]
-        for form, alike in enumerate(forms):
-            yield from (replace(one, form=form, own=own) for one in alike)
+            yield [[one(USERS, _alone(maker))]]
+        elif flags is not None and maker is None:
+            yield [[one(FLAGS, _flag(f), f"{name}={f}") for f in flags]]
+        elif maker is None:
+            for kind in _kinds(name, parameter):
+                if kind != PADDING or own or name != MASK:
+                    yield [*_forms(model, parameters, name, own, kind)]
 
 
-def _input(name: str, kind: str, make: Make, words: str = "") -> Input:
-    return Input(name, kind, words or name, lambda ids: {name: make(ids)})
-
-
-def _flag(name: str, flag: bool) -> Input:
-    return _input(name, FLAGS, lambda ids: flag, f"{name}={flag}")
+def _input(
+    name: str, own: bool, kind: str, make: Packed, words: str = "", **more: Any
+) -> Input:
+    values = lambda *of: {name: make(*of)}  # noqa: E731
+    return Input(name, kind, words or name, values, own=own, **more)
 
 
 def _forms(
@@ -269,62 +277,28 @@ def _forms(
     parameters: Mapping[str, inspect.Parameter],
     name: str,
     own: bool,
+    kind: str,
 ) -> Iterator[list[Input]]:
-    """Yield the alternatives of an argument whose kind its name says."""
-    if takes_blocks(name, parameters[name]):
-        yield [_input(name, BLOCKS, _blocks)]
-    for kind, (names, makes) in KINDS.items():
-        if not re.fullmatch(names, name):
-            continue
-        if kind == "positions":
-            again = _input(name, kind, _again, f"{name} that start again")
-            yield [_input(name, kind, positions), again]
-        for make in makes:
-            words = kind if kind == FOUR_AXES else name
-            one = _input(name, kind, make, words)
-            yield [replace(one, single=make is _one_row)]
-        if kind == "cu_seqlens":
-            ends = [n for n in parameters if CU_SEQLENS.fullmatch(n)]
-            longest = [n for n in parameters if MAX_SEQLEN.fullmatch(n)]
-            make = partial(_packed, ends, longest)
-            if name == ends[0]:
-                yield [Input(name, kind, name, make, single=True)]
-        if kind == PADDING and (own or name != MASK):
-            for hides in (False, True):
-                yield [
-                    replace(
-                        _input(
-                            name,
-                            kind,
-                            partial(_padding, visible, hides),
-                            f"{how} {name}",
-                        ),
-                        visible=visible,
-                    )
-                    for how, visible in SHOWN.items()
-                ]
-            for make in (_earlier, _later, _added, _four_axes):
-                yield [_input(name, kind, make)]
-        if kind == "states of an encoder":
-            config = getattr(model, "config", None)
-            sizes = [getattr(config, width, None) for width in WIDTHS]
-            for width in [n for n in sizes if isinstance(n, int)][:1]:
-                yield [_input(name, kind, partial(_states, width))]
-
-
-def passed_over(name: str) -> bool:
-    """Whether an argument is no gap where it is not given: see above."""
-    names = FLAG, ANSWER, INSTEAD
-    with_states = "encoder_attention_mask"
-    return name in (*CACHES, with_states) or any(
-        pattern.fullmatch(name) for pattern in names
-    )
-
-
-def _packed(ends: list[str], longest: list[str], tokens: Tensor) -> dict:
-    cu_seqlens = _ends(tokens)
-    found: dict[str, Any] = {name: cu_seqlens.clone() for name in ends}
-    return found | dict.fromkeys(longest, int(cu_seqlens.diff().max()))
+    one = partial(_input, name, own, kind)
+    if kind == "cu_seqlens":
+        names = [n for n in parameters if re.fullmatch(CU_SEQLENS, n)]
+        if name == next((n for n in names if n.startswith("cu")), None):
+            values = lambda ids, sizes: {  # noqa: E731
+                name: max(sizes) if name[0] == "m" else _ends(ids, sizes)
+                for name in names
+            }
+            yield [Input(name, kind, name, values, single=True, own=own)]
+    if kind == "states of an encoder":
+        for width in all_declared(model, WIDTHS)[:1]:
+            yield [one(partial(_states, width.value))]
+    for hides in (False, True) if kind == PADDING else ():
+        yield [
+            one(_padding(at, hides), f"{how} {name}", visible=at)
+            for how, at in SHOWN.items()
+        ]
+    words = {FOUR_AXES: kind, AGAIN: f"{name} that start again"}.get(kind, "")
+    for make in KINDS[kind][1]:
+        yield [one(make, words, single=make is _one_row)]
 
 
 def _flags(name: str, parameter: inspect.Parameter) -> list[bool] | None:
@@ -339,11 +313,7 @@ def _flags(name: str, parameter: inspect.Parameter) -> list[bool] | None:
     return [] if skip else [not default]
 
 
-def _padding(
-    visible: tuple[float, float], hides: bool, tokens: Tensor
-) -> Tensor:
-    return shown(visible, tokens).bool() ^ hides
-
-
-def _later(tokens: Tensor) -> Tensor:
-    return ~_earlier(tokens)
+def passed_over(name: str) -> bool:
+    """Whether an argument is no gap where it is not given: see above."""
+    patterns = FLAG, ANSWER, INSTEAD
+    return name in CACHES or any(p.fullmatch(name) for p in patterns)
