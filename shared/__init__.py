@@ -16,7 +16,6 @@
     invariants/    the checks, for anyone's model
     comparison/    two models side by side
     pytest_plugin.py  pytest --gpt-duet TARGET
-    project.py     [tool.gpt-duet] in pyproject.toml
     targets.py     a model named on the command line, loaded
     importing.py   imports of a user's files, each alone
     console.py     messages to the user, and how a command ends

@@ -4,13 +4,14 @@ Each check is an item. Without a target, those of [tool.gpt-duet] in
 pyproject.toml run. Nothing but pytest is imported until the option is given.
 """
 
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from .cli.checking import Job
+    from .cli.job import Job
     from .invariants.runner import Run
 
 OPTION = "--gpt-duet"
@@ -37,68 +38,53 @@ def pytest_collection_modifyitems(
     given = config.getoption(OPTION)
     if given is None:
         return
-    from pathlib import Path
-
     from typer.main import get_command
 
     from .cli import build_app
-    from .cli.check import job_of
-    from .project import read_project
-    from .targets import parse_target
+    from .cli.job import jobs_of
 
     command: Any = get_command(build_app())
-    context = command.commands["check"].make_context("check", [])
+    words = ["--", *filter(None, given)]
+    context = command.commands["check"].make_context("check", words)
     try:
-        project = read_project(Path.cwd())
-        targets = list(dict.fromkeys(name for name in given if name))
-        targets = targets or list(project)
-        if not targets:
-            raise ValueError(
-                "name what builds a model, as --gpt-duet my_pkg.model:build, "
-                "or list targets in pyproject.toml"
-            )
-        for target in targets:
-            parse_target(target)
-            job = job_of(context, target, project.get(target, {}))
-            made = {"name": target, "nodeid": target, "job": job}
-            if job.scorer:
-                items.append(ScorerItem.from_parent(session, **made))
-            else:
-                items += Checks.from_parent(session, **made).collect()
+        for job in jobs_of(context):
+            items += _items(session, job)
     except ValueError as error:
         raise pytest.UsageError(f"gpt-duet: {error}") from None
 
 
-class Checks(pytest.Collector):
-    """The checks of one target."""
+def _items(session: pytest.Session, job: "Job") -> Iterator[pytest.Item]:
+    """Yield an item for each check of a model; a scorer has one for all."""
+    from .cli.checking import settings_of
+    from .invariants.parametrize import BoundCheck
 
-    def __init__(self, job: "Job", **given: Any):
-        super().__init__(**given)
-        self.job = job
-
-    def collect(self) -> "list[CheckItem]":
-        """Return an item for each check."""
-        items = []
-        for name in self.job.settings["checks"]:
-            items.append(CheckItem.from_parent(self, name=name))
-            reason = self.job.settings["expected_failures"].get(name)
-            if reason is not None:
-                items[-1].add_marker(pytest.mark.xfail(reason=reason))
-        return items
+    settings = settings_of(job)
+    runs: dict[str, Callable[[], object]] = {}
+    if job.scorer:
+        runs[job.target] = partial(_check_scorer, job)
+    for check in settings.get("checks", ()):
+        bound = BoundCheck(check, lambda _: _run(job))
+        runs[f"{job.target}::{check}"] = partial(bound, bound)
+    for name, run in runs.items():
+        made = {"name": name, "nodeid": name, "run": run}
+        item: pytest.Item = CheckItem.from_parent(session, **made)
+        check = name.rpartition("::")[2]
+        if reason := settings.get("expected_failures", {}).get(check):
+            item.add_marker(pytest.mark.xfail(reason=reason))
+        yield item
 
 
 class CheckItem(pytest.Item):
-    """One check of one target."""
+    """One check of a model, or all of a scorer."""
 
-    parent: Checks
+    def __init__(self, run: Callable[[], object], **given: Any):
+        super().__init__(**given)
+        self.run = run
 
     def runtest(self) -> None:
         """Run the check; a skip is pytest's own."""
         __tracebackhide__ = True
-        from .invariants.parametrize import BoundCheck
-
-        check: BoundCheck = BoundCheck(self.name, lambda _: _run(self.parent))
-        check(_run)  # which stands for the model
+        self.run()
 
     def repr_failure(
         self, excinfo: pytest.ExceptionInfo, style: Any = None
@@ -119,32 +105,17 @@ class CheckItem(pytest.Item):
         return self.nodeid.partition("::")[0], None, self.nodeid
 
 
-class ScorerItem(CheckItem):
-    """All checks of a scorer."""
+def _check_scorer(job: "Job") -> None:
+    from .cli.checking import check_here
 
-    def __init__(self, job: "Job", **given: Any):
-        super().__init__(**given)
-        self.job = job
-
-    def runtest(self) -> None:
-        """Run them."""
-        __tracebackhide__ = True
-        from .cli.checking import check_here
-
-        check_here(self.job, lambda report: None).raise_for_failures()
+    check_here(job, None, lambda report: None).raise_for_failures()
 
 
 @lru_cache(maxsize=1)  # the checks of a target share it
-def _run(checks: Checks) -> "Run":
+def _run(job: "Job") -> "Run":
+    from .cli.checking import load, settings_of
     from .invariants.runner import Run
-    from .targets import load_makers, load_target
 
-    job, settings = checks.job, dict(checks.job.settings)
-    ours = ("checks", "budget", "threads", "require_proof", "allow_routing")
-    first = [settings.pop(name) for name in ours]
+    model, settings = load(job, settings_of(job))
     del settings["expected_failures"], settings["debug"]
-    model = load_target(
-        job.target, settings["vocab_size"], settings["block_size"]
-    )
-    settings |= load_makers(job.cache, job.inputs, job.documents)
-    return Run(model, *first, **settings)
+    return Run(model, **settings)

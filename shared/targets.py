@@ -85,43 +85,22 @@ def load_target(
     return _alone(what, found, place)
 
 
-def load_makers(
-    cache: str | None,
-    inputs: Mapping[str, str] | None,
-    documents: str | int | None,
-) -> dict[str, Any]:
-    """Return arguments of check_model whose values are named by targets.
-
-    Args:
-        cache: makes an empty cache.
-        inputs: what makes each argument of the call, or "never".
-        documents: a target, an id, or the name of an argument.
+def load_makers(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a check with what their texts name as targets.
 
     Raises:
         ValueError: as load_target.
     """
-    made: Any = documents
-    if isinstance(documents, str) and ":" in documents:
-        made = load_target(documents)
-    elif isinstance(documents, str) and documents.isdigit():
-        made = int(documents)
-    return {
-        "cache": load_target(cache) if cache else None,
-        "inputs": {
-            name: make if make == NEVER else load_target(make)
-            for name, make in (inputs or {}).items()
-        },
-        "documents": made,
-    }
-
-
-def load_scorer(
-    target: str, settings: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """Return what makes a scorer, and its settings with what they name."""
-    count = settings.get("bytes_per_token")
-    made = {"bytes_per_token": load_target(count)} if count else {}
-    return load_target(target), settings | made
+    made = dict(settings)
+    named = ["cache", "bytes_per_token"]
+    named += ["documents"] if ":" in str(made.get("documents")) else []
+    for name in named:
+        if name in made:
+            made[name] = load_target(made[name])
+    for name, make in made.get("inputs", {}).items():
+        if make != NEVER:
+            made["inputs"] = made["inputs"] | {name: load_target(make)}
+    return made
 
 
 def parse_target(target: str) -> tuple[str, str]:

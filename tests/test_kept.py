@@ -14,6 +14,7 @@ import pytest
 from test_project import MODEL
 
 from gpt_duet.cli import kept
+from gpt_duet.cli.job import Job
 from gpt_duet.invariants.report import CheckResult, Report
 
 pytestmark = pytest.mark.unhooked  # the hook imports, and writes files
@@ -32,17 +33,18 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def asked(**given):
-    return kept.ask("m:build", {"--seed": 1} | given, {})
+def entry(seed=1, file=None, **settings):
+    job = Job("m:build", "m:build", False, {"seed": seed} | settings, file)
+    return kept.entry_of(job)
 
 
 def run(build, result=PASSED, **facts):
     """Watch what builds a model, and keep its report; whether it was."""
-    with kept.watched(asked()) as seen:
+    with kept.watched(entry()) as read:
         build()
     report = Report("m:build", 11, 8, [result.name], [result], **facts)
-    kept.keep(asked(), report, seen)
-    return kept.find(asked()) is not None
+    kept.keep(entry(), report, read)
+    return kept.find(entry()) is not None
 
 
 def read():
@@ -74,16 +76,16 @@ def write(name, text):
 )
 def test_a_result_is_that_of_all_that_was_read(here, build, change):
     assert run(build)
-    assert kept.find(asked(**{"--seed": 2})) is None
+    assert kept.find(entry(seed=2)) is None
     write("notes.txt", "no part of it")()
     os.environ["OTHER"] = "no part of it"
-    report = kept.find(asked())
+    report = kept.find(entry())
     assert report is not None
     assert report.results == [PASSED]
     assert "kept from an earlier run of the same files (20" in str(report)
     assert "--fresh runs anew" in str(report)
     change()
-    assert kept.find(asked()) is None
+    assert kept.find(entry()) is None
     assert run(build)
     assert (here / kept.FOLDER / ".gitignore").read_text() == "*\n"
 
@@ -146,16 +148,15 @@ def test_a_file_that_changes_meanwhile_may_be_another(here, monkeypatch):
 
 
 def test_neither_maps_nor_accelerators_nor_ranks_are_kept(monkeypatch):
-    assert asked() is not None
-    assert asked(**{"--map": "m.png"}) is None
-    assert kept.ask("m", {}, {"device": "cuda"}) is None
-    assert kept.ask("m", {"--device": "cpu"}, {"device": "cuda"}) is not None
+    assert entry(device="cpu") is not None
+    assert entry(file=Path("m.png")) is None
+    assert entry(device="cuda") is None
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert asked() is None
+    assert entry() is None
 
 
 def test_fresh_runs_anew_what_is_kept(here, monkeypatch, duet):
-    monkeypatch.setattr("shared.cli.check.ask", kept.ask)
+    monkeypatch.setattr("shared.cli.check.entry_of", kept.entry_of)
     write("tiny.py", MODEL)()
 
     def run(*words):

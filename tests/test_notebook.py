@@ -105,7 +105,6 @@ def test_the_map_of_influence_is_a_picture(cell):
 @pytest.mark.parametrize("place", ["notebook", "terminal", "pipe"])
 def test_progress_is_a_line_that_goes_at_the_end(cell, place, monkeypatch):
     """Where a person looks on, and in their stream alone."""
-    monkeypatch.setattr("gpt_duet.invariants.notebooks.PATIENCE", 0.0)
     shell = sys.modules["IPython"].get_ipython()
     shell.kernel = True if place == "notebook" else None
     streams = io.StringIO(), io.StringIO()
@@ -143,8 +142,6 @@ def test_a_notebook_as_jupyter_runs_it(tmp_path):
     pytest.importorskip("ipykernel")
     sources = [
         SOURCE,
-        "from gpt_duet.invariants import notebooks\n"
-        "notebooks.PATIENCE = 0.0\n"
         "check_model(GPT, checks=['causality'])",
         "influence(GPT())",
         "diff_by_value(GPT, Sums)",

@@ -22,6 +22,7 @@ import typer
 
 from ..console import fail, run, stopped_by_ctrl_c
 from ..files import release_stdout
+from ..processes import several
 
 COMMANDS = (
     "check", "compare", "diff", "record", "train", "ladder", "generate",
@@ -59,7 +60,7 @@ def _in_all_processes(function: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(function)
     def run(**options: Any) -> None:
-        if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        if not several():
             return function(**options)
         from .several import all_processes
 

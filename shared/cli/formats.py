@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from ..invariants.report import BAD
+from ..invariants.report import BAD, ORIGIN
 from ..targets import module_file
 
 # a line of a source file, as messages write it
@@ -33,31 +33,34 @@ def faults(models: Models) -> Iterator[Fault]:
     the message names, else the first of the target's file.
     """
     for model in models:
-        bad = [r for r in model.get("results", []) if r["status"] in BAD]
+        name = model["model"]
         if "error" in model:
-            bad = [{"name": "target", "message": model["error"]}]
-        for result in bad:
-            place = module_file(model["model"]), 1
-            leak = result.get("leak") or {}
+            file = _in_repository(module_file(name))
+            yield Fault(name, "target", model["error"], file, 1)
+        for result in model.get("results", []):
+            if result["status"] not in BAD:
+                continue
+            leak, text = result.get("leak") or {}, result["message"]
+            found = LINE.search(text)
             if leak.get("file") and leak.get("line"):
                 place = leak["file"], leak["line"]
-            elif "error" not in model and (
-                found := LINE.search(result["message"])
-            ):
+            elif found:
                 place = found[1].strip(), int(found[2])
+            else:
+                place = module_file(name), 1
             file = _in_repository(place[0])
-            words = model["model"], result["name"], result["message"]
-            yield Fault(*words, file, place[1])
+            yield Fault(name, result["name"], text, file, place[1])
 
 
 def annotations(models: Models) -> str:
     """Return a command of GitHub's workflows for each fault, a line each."""
     lines = []
     for fault in faults(models):
-        title = _escape(f"{fault.check}: {fault.model}", ":,")
-        place = f"file={_escape(fault.file, ':,')},line={fault.line},"
-        facts = f"{place if fault.file else ''}title={title}"
-        lines.append(f"::error {facts}::{_escape(fault.message)}")
+        facts = {"title": f"{fault.check}: {fault.model}"}
+        if fault.file:
+            facts = {"file": fault.file, "line": str(fault.line)} | facts
+        words = [f"{key}={_escape(text, ':,')}" for key, text in facts.items()]
+        lines.append(f"::error {','.join(words)}::{_escape(fault.message)}")
     return "\n".join(lines)
 
 
@@ -78,42 +81,32 @@ def write_summary(models: Models) -> None:
             stream.write("\n".join(lines) + "\n")
 
 
-def sarif(
-    models: Models, version: str, checks: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return the faults as SARIF 2.1.0.
+def sarif(models: Models) -> dict[str, Any]:
+    """Return the faults as SARIF 2.1.0."""
+    from ..invariants import CHECKS
 
-    Args:
-        models: what was checked.
-        version: of the kit.
-        checks: a sentence on each check, by its name.
-    """
+    says = {name: check.says for name, check in CHECKS.items()}
+    says["target"] = "A target is loaded, built and called."
     found = [*faults(models)]
-    names = sorted({fault.check for fault in found})
-    driver = {
-        "name": "gpt-duet",
-        "version": version,
-        "rules": [
-            {"id": n, "shortDescription": {"text": checks.get(n, n)}}
-            for n in names
-        ],
-    }
-    results = [
-        {
+    rules = [
+        {"id": name, "shortDescription": {"text": says.get(name, name)}}
+        for name in sorted({fault.check for fault in found})
+    ]
+    results = []
+    for fault in found:
+        place = {
+            "artifactLocation": {"uri": _uri(fault.file)},
+            "region": {"startLine": fault.line},
+        }
+        result = {
             "ruleId": fault.check,
             "level": "error",
             "message": {"text": f"{fault.model}: {fault.message}"},
-            "locations": [
-                {
-                    "physicalLocation": {
-                        "artifactLocation": {"uri": _uri(fault.file)},
-                        "region": {"startLine": fault.line},
-                    }
-                }
-            ],
+            "locations": [{"physicalLocation": place}],
         }
-        for fault in found
-    ]
+        results.append(result)
+    version = ORIGIN["version"]
+    driver = {"name": "gpt-duet", "version": version, "rules": rules}
     run = {"tool": {"driver": driver}, "results": results}
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
 

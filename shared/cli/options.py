@@ -109,13 +109,12 @@ Debug = Annotated[
 ]
 
 
-def given(context: typer.Context, by_option: bool = True) -> dict[str, Any]:
-    """Return what the user gave, by option ("--seed") or by parameter."""
+def given(context: typer.Context) -> dict[str, Any]:
+    """Return what the user gave, by option ("--seed")."""
     found = {}
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            key = parameter.opts[0] if by_option else name
-            found[key] = context.params[name]
+            found[parameter.opts[0]] = context.params[name]
     return found

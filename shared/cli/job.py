@@ -1,0 +1,269 @@
+"""One target of gpt-duet check: options of the shell, settings of a project.
+
+    [tool.gpt-duet]
+    budget = "60s"                       # of each target
+
+    [tool.gpt-duet.targets."my_pkg.model:build"]
+    block-size = 64
+    expect = {cache = "it has none yet"}
+
+    [tool.gpt-duet.targets.perplexity]   # any name
+    scorer = "my_pkg.evaluate:make_score"
+    vocab-size = 256
+    documents = 0                        # the id between them
+
+The names in pyproject.toml are those of the command's options, and a setting
+is read as that option is.
+"""
+
+import math
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ..console import set_debug
+from ..targets import NEVER, parse_target
+from ..validation import did_you_mean, require_seed, whole_number
+from . import options
+
+HOW_LONG = {"budget", "quick", "thorough"}
+OF_BOTH = {"vocab-size", "block-size", "documents", "seed", *HOW_LONG}
+OF_SCORERS = {"scorer", "bos", "bits", "state", "bytes-per-token"}
+# of the command, and no setting of a target
+OF_OUTPUT = {
+    "models", "list", "json", "format", "fresh", "verbose", "quiet", "debug",
+}  # fmt: skip
+# parameters of the command that are arguments of check_model, check_scorer
+IN_BOTH = ("vocab_size", "block_size", "documents", "seed", "debug")
+IN_SCORERS = ("bos", "bits", "state", "bytes_per_token")
+IN_MODELS = (
+    "outputs", "layout", "threads", "require_proof", "allow_routing", "cache",
+    "only", "skip",
+)  # fmt: skip
+UNITS = {"s": 1, "m": 60, "h": 3600}  # seconds
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One target to check; plain data, so that another process can read it.
+
+    Attributes:
+        target: its name.
+        factory: the target that makes the model or the scorer.
+        scorer: whether it makes a scorer.
+        settings: of check_model or check_scorer, as texts where they name
+            targets or a device; `only` and `skip` are the checks.
+        map_file: of a map to draw.
+    """
+
+    target: str
+    factory: str
+    scorer: bool
+    settings: dict[str, Any]
+    map_file: Path | None = None
+
+
+def jobs_of(context: Any) -> list[Job]:
+    """Return the targets that the command names, else those of the project.
+
+    Raises:
+        ValueError: for a setting or a value that no option takes, and where
+            there is no target.
+    """
+    given = context.params
+    known = {p.opts[0].removeprefix("--"): p for p in context.command.params}
+    typed = {name.removeprefix("--") for name in options.given(context)}
+    models, scorer = given["models"], given["scorer"]
+    if scorer and models:
+        raise ValueError(f"--scorer takes no model, got {models}")
+    _require_fitting(typed, scorer is not None)
+    project = {} if scorer else read_project(Path.cwd(), known)
+    targets = [scorer] if scorer else [*dict.fromkeys(models or project)]
+    if not targets:
+        raise ValueError(
+            "name what builds a model, as my_pkg.model:build, or list targets "
+            "under [tool.gpt-duet.targets] in pyproject.toml"
+        )
+    typed |= HOW_LONG if typed & HOW_LONG else set()
+    usage: Any = typer.BadParameter.__base__  # of click, or typer's own of it
+    jobs = []
+    for target in targets:
+        own = {
+            known[name].name: _as_typed(value, known[name].multiple)
+            for name, value in project.get(target, {}).items()
+            if name not in typed
+        }
+        try:
+            file = context.command.make_context(target, [], default_map=own)
+        except usage as error:
+            raise ValueError(
+                f"[tool.gpt-duet] {target}: {error.format_message()}"
+            ) from None
+        values = {name: file.params[name] for name in own}
+        jobs.append(_job(target, given | values))
+    set_debug(given["debug"])  # which each context has set
+    if len(jobs) == 1:
+        parse_target(jobs[0].factory)
+        return jobs
+    return [replace(job, map_file=_one_of_several(job)) for job in jobs]
+
+
+def read_project(
+    folder: Path, known: Collection[str]
+) -> dict[str, dict[str, Any]]:
+    """Return the targets of a folder's pyproject.toml, with their settings.
+
+    Without a table for the kit there are none. A setting of all targets goes
+    to those that have it: a model, or what a scorer is made by.
+
+    Args:
+        folder: of the project.
+        known: names of the command's options.
+
+    Raises:
+        ValueError: for a file that is not TOML, and an unknown setting.
+    """
+    file = folder / "pyproject.toml"
+    try:
+        text = file.read_text("utf-8") if file.is_file() else ""
+        common = dict(tomllib.loads(text).get("tool", {}).get("gpt-duet", {}))
+    except ValueError as error:
+        raise ValueError(f"{file.name} is no TOML: {error}") from None
+    targets = common.pop("targets", {})
+    tables = [targets, *getattr(targets, "values", list)()]
+    if not all(isinstance(one, dict) for one in tables):
+        raise ValueError(
+            f"[tool.gpt-duet] targets is a table of tables, as "
+            f'[tool.gpt-duet.targets."my_pkg.model:build"], got {targets!r}'
+        )
+    if "scorer" in common:  # a target of its own
+        made = str(common.pop("scorer"))
+        targets = {made: {"scorer": made}} | targets
+    settings = {*known} - OF_OUTPUT - {"map"}
+    for name in {*common}.union(*targets.values()) - settings:
+        raise ValueError(
+            f"[tool.gpt-duet] has no setting {name!r}"
+            f"{did_you_mean(name, settings)}"
+        )
+    for target, own in targets.items():
+        scorer = "scorer" in own
+        fit = {n: v for n, v in common.items() if _fits(n, scorer)}
+        targets[target] = fit | own
+        try:
+            _require_fitting(targets[target], scorer)
+        except ValueError as error:
+            raise ValueError(f"[tool.gpt-duet] {target}: {error}") from None
+    return targets
+
+
+def _fits(name: str, scorer: bool) -> bool:
+    """Whether a setting is one of a scorer, or else of a model."""
+    return name in OF_BOTH | OF_OUTPUT or (name in OF_SCORERS) == scorer
+
+
+def _require_fitting(names: Collection[str], scorer: bool) -> None:
+    """Refuse settings of models with a scorer, and the other way round."""
+    if wrong := [name for name in names if not _fits(name, scorer)]:
+        if scorer:
+            raise ValueError(f"--scorer takes no --{min(wrong)}")
+        raise ValueError(f"--{min(wrong)} goes with --scorer")
+    if scorer and "vocab-size" not in names:
+        raise ValueError("--scorer needs --vocab-size, the number of ids")
+
+
+def _as_typed(value: Any, several: bool) -> str | list[str]:
+    """Return a setting as the texts of an option, or as one."""
+    values = value if isinstance(value, list) else [value]
+    if isinstance(value, dict):
+        values = [f"{key}={text}" for key, text in value.items()]
+    texts = [str(one) for one in values]
+    return texts if several else " ".join(texts)
+
+
+def _job(target: str, given: Mapping[str, Any]) -> Job:
+    """Return a target's job; ValueError for a value that is out of range.
+
+    Args:
+        target: its name.
+        given: values by the command's parameters.
+    """
+    for name in ("vocab_size", "block_size"):
+        if given[name] is not None:
+            words = f"--{name.replace('_', '-')}"
+            whole_number(words, given[name], at_least=1)
+    require_seed(given["seed"])
+    scorer, documents = given["scorer"], given["documents"]
+    names = IN_BOTH + (IN_SCORERS if scorer else IN_MODELS)
+    settings = {n: given[n] for n in names if given[n] is not None}
+    settings["budget"] = _seconds(given)
+    if documents and documents.isdecimal():
+        settings["documents"] = int(documents)
+    elif documents and scorer:
+        raise ValueError(
+            f"--documents of a scorer is the id between documents, got "
+            f"{documents!r}"
+        )
+    if not scorer:
+        settings |= {
+            "compile": given["compiled"],
+            "device": given["device_name"],
+            "inputs": _pairs(
+                given["inputs"],
+                f"--input takes an argument and what makes it, as "
+                f"doc_ids=my_pkg:make or doc_ids={NEVER}",
+            ),
+            "expected_failures": _pairs(
+                given["expect"],
+                '--expect takes a check and a reason, as check_cache="why"',
+            ),
+        }
+    file = None if scorer else given["map_file"]
+    return Job(target, scorer or target, scorer is not None, settings, file)
+
+
+def _one_of_several(job: Job) -> Path | None:
+    """Return a name of a target's own for its map."""
+    if job.map_file is None:
+        return None
+    word = "".join(c if c.isalnum() else "-" for c in job.target).strip("-")
+    return job.map_file.with_stem(f"{job.map_file.stem}-{word}")
+
+
+def _seconds(given: Mapping[str, Any]) -> float | None:
+    """Return the time for the checks, None for the default.
+
+    Raises:
+        ValueError: for a text that is no time, and for two of the options.
+    """
+    if sum(map(bool, map(given.get, HOW_LONG))) > 1:
+        raise ValueError("--thorough, --quick and --budget: choose one")
+    text = "30s" if given["quick"] else given["budget"]
+    if text is None:
+        return math.inf if given["thorough"] else None
+    unit = UNITS.get(text[-1:])
+    try:
+        seconds = float(text[:-1] if unit else text) * (unit or 1)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"--budget takes 90s, 4m or seconds, got {text!r}")
+    return seconds
+
+
+def _pairs(texts: Iterable[str] | None, wanted: str) -> dict[str, str]:
+    """Return what stands behind each name, from texts such as x=my_pkg:make.
+
+    Raises:
+        ValueError: with the sentence on what is wanted.
+    """
+    pairs = {}
+    for text in texts or ():
+        name, _, value = map(str.strip, text.partition("="))
+        if not (name.isidentifier() and value):
+            raise ValueError(f"{wanted}, got {text!r}")
+        pairs[name] = value
+    return pairs
