@@ -24,17 +24,21 @@ def as_html(text: str) -> str:
     return f'<pre style="{PRE}">{html.escape(text)}</pre>'
 
 
-def progress(wanted: bool = True) -> "tqdm[Any]":
-    """Return a line that names the step that runs, gone at the end.
+def progress(total: int | None = None, wanted: bool = True) -> "tqdm[Any]":
+    """Return a line on the step that runs, gone at the end.
 
     A terminal or a notebook shows it, if it is wanted; a pipe never does.
-    Its words are those of `set_description_str`.
+    Its words are those of `set_description_str`; before them stands how
+    many steps of the total are done.
     """
     notebook = getattr(_shell(), "kernel", None) is not None
     stream = sys.stdout if notebook else sys.stderr
     hidden = not (wanted and (notebook or stream.isatty()))
-    form = "{desc}"
-    return tqdm(file=stream, disable=hidden, leave=False, bar_format=form)
+    count = "{n_fmt}/{total_fmt} |{bar:40}| " if total else ""
+    form = count + "{desc}" + " {remaining}" * bool(total)
+    return tqdm(
+        file=stream, disable=hidden, leave=False, total=total, bar_format=form
+    )
 
 
 def _shell() -> Any:

@@ -113,7 +113,7 @@ def check_model(
         never_given=[*subject.never_given],
     )
 
-    with progress(on_progress is None) as line:
+    with progress(wanted=on_progress is None) as line:
 
         def show(report: Report) -> None:
             line.set_description_str(report.under_way)
