@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -163,7 +164,7 @@ def _refuse_other_notations(target: str, path: str, what: str) -> None:
             f"{path}:{what.lstrip(':')}"
         )
     folder = Path(target)
-    if target not in STYLES and folder.is_dir():
+    if target not in STYLES and os.path.isdir(target):
         files = sorted(file.name for file in folder.glob("*.py"))
         if not files:
             raise ValueError(f"the folder {target} has no file of Python")
@@ -172,9 +173,9 @@ def _refuse_other_notations(target: str, path: str, what: str) -> None:
                 f"{target} is a folder: name a file and its factory, as "
                 f"{(folder / files[0]).as_posix()}:build"
             )
-    module, dot, name = target.rpartition(".")
-    file = Path(f"{module.replace('.', '/')}.py")
-    if dot and ":" not in target and file.is_file() and name != "py":
+    module, _, name = target.rpartition(".")
+    file = f"{module.replace('.', '/')}.py"
+    if ":" not in target and os.path.isfile(file):
         raise ValueError(
             f"{target}: a colon goes before the name, as {module}:{name}"
         )
