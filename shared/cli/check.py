@@ -66,7 +66,6 @@ def check(
             "path/to/file.py:factory, an expression in place of the factory, "
             "or a package with build_model(config), such as annotated. "
             "Default: the targets of [tool.gpt-duet] in pyproject.toml.",
-            show_default=False,
         ),
     ] = None,
     vocab_size: Annotated[
@@ -92,7 +91,6 @@ def check(
             help="How an argument of the call is made, as "
             "doc_ids=my_pkg:make (from tokens to the argument), or "
             "doc_ids=never; may be repeated.",
-            show_default=False,
         ),
     ] = None,
     documents: Annotated[
@@ -101,7 +99,6 @@ def check(
             help="What says where documents of a packed row are: an "
             "argument of the call (position_ids), an id that separates them "
             "(50256), or my_pkg:make, from their lengths to arguments.",
-            show_default=False,
         ),
     ] = None,
     only: Annotated[
@@ -115,7 +112,6 @@ def check(
         Option(
             help="Time there is: 90s, 4m or seconds; what finds most comes "
             "first. Default: 4m where all would take longer.",
-            show_default=False,
         ),
     ] = None,
     quick: Annotated[
@@ -129,7 +125,6 @@ def check(
         Option(
             help='A check that is expected to fail, and why: cache="a '
             'reason"; may be repeated.',
-            show_default=False,
         ),
     ] = None,
     require_proof: Annotated[
@@ -167,7 +162,6 @@ def check(
         Option(
             help="In place of models: what makes a scorer of texts, as "
             "my_pkg:make_score; score(tokens) gives log-probabilities.",
-            show_default=False,
         ),
     ] = None,
     bos: Annotated[
@@ -185,7 +179,6 @@ def check(
         Option(
             help="Of a scorer: from a text to the bytes counted for each of "
             "its tokens, as my_pkg:count.",
-            show_default=False,
         ),
     ] = None,
     seed: options.Seed = 0,

@@ -39,7 +39,6 @@ def diff(
             "their lines, paired by the values they compute. Each may be a "
             "recording: an .npz or .safetensors of arrays in the order in "
             "which they are computed, with the tokens.",
-            show_default=False,
         ),
     ] = None,
     cache: Annotated[
@@ -52,7 +51,6 @@ def diff(
             "build --cache my_pkg:make_cache; or this is a step: "
             "step(model, tokens, cache), with None as the first cache, "
             "returns scores and the cache.",
-            show_default=False,
         ),
     ] = None,
     scores: Annotated[
@@ -63,7 +61,6 @@ def diff(
             "or a file of log-probabilities; TEXT is a file, or ids as "
             '"1,2,3". For two models: the array of a recording that holds '
             "the scores.",
-            show_default=False,
         ),
     ] = None,
     width: Annotated[
@@ -81,7 +78,6 @@ def diff(
         Option(
             help='For two models: the ids to run, as "1,2,3". Default: a '
             "text for two styles, else 16 ids drawn from a seed.",
-            show_default=False,
         ),
     ] = None,
     tokenizer_name: options.TokenizerName = options.TOKENIZER,
@@ -129,7 +125,6 @@ def diff(
         Option(
             help="Name of arrays of a recording to leave out, or one word of "
             "it; may be repeated.",
-            show_default=False,
         ),
     ] = None,
     table: Annotated[
@@ -138,7 +133,6 @@ def diff(
             help='A JSON file of {"left": "right"}: which array, module or '
             "line on the left is which on the right; {i} stands for each "
             "layer.",
-            show_default=False,
         ),
     ] = None,
     json_file: options.Json = None,

@@ -42,7 +42,6 @@ def generate(
         Option(
             "--prompt",
             help=f'Text to go on from; may be repeated. Default: "{PROMPT}".',
-            show_default=False,
         ),
     ] = None,
     new_tokens: Annotated[
@@ -53,7 +52,6 @@ def generate(
         float | None,
         Option(
             help="0 is greedy. Default: 0, or 1 with --top-k or --top-p.",
-            show_default=False,
         ),
     ] = None,
     top_k: Annotated[

@@ -88,7 +88,6 @@ Cache = Annotated[
         metavar="MAKER",
         help="What makes an empty cache to decode with, as "
         "my_pkg:make_cache, for a model whose own is not found.",
-        show_default=False,
     ),
 ]
 Threads = Annotated[
@@ -96,7 +95,6 @@ Threads = Annotated[
     Option(
         min=1,
         help="Of the CPU. Default: one for a small model, else all cores.",
-        show_default=False,
     ),
 ]
 Debug = Annotated[
