@@ -175,7 +175,7 @@ def _refuse_other_notations(target: str, path: str, what: str) -> None:
             )
     module, _, name = target.rpartition(".")
     file = f"{module.replace('.', '/')}.py"
-    if ":" not in target and os.path.isfile(file):
+    if ":" not in target and name != "py" and os.path.isfile(file):
         raise ValueError(
             f"{target}: a colon goes before the name, as {module}:{name}"
         )

@@ -3,7 +3,6 @@
 import locale
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -230,25 +229,27 @@ def check(
     The exit status is 0 if everything holds, 1 if a check failed, 2 if the
     call was wrong, and 130 after Ctrl-C.
     """
-    if verbose and quiet:
-        raise ValueError("--verbose and --quiet: choose one")
-    if json_file == STDOUT and form == "sarif":
-        raise ValueError("--json - and --format sarif: choose one")
     require_parent(json_file)
-    require_parent(map_file)
-    if map_file is not None and map_file.suffix not in (".png", ".html"):
-        raise ValueError(f"a map ends in .png or .html, got {map_file.name}")
     if json_file not in (None, STDOUT):
         json_file = json_file.absolute()  # a model may change the folder
     console = Console(stderr=json_file == STDOUT or form == "sarif")
     shown = Shown(console, console.is_terminal and not verbose, quiet)
     try:
+        if verbose and quiet:
+            raise ValueError("--verbose and --quiet: choose one")
+        if json_file == STDOUT and form == "sarif":
+            raise ValueError("--json - and --format sarif: choose one")
+        require_parent(map_file)
+        if map_file and map_file.suffix not in (".png", ".html"):
+            raise ValueError(
+                f"a map ends in .png or .html, got {map_file.name}"
+            )
         results, status = _check_all(jobs_of(context), fresh, shown)
     except ValueError as error:
         wrong = {"ok": False, "error": str(error)}
-        with suppress(ValueError):  # no such folder
-            each = [{"model": model} | wrong for model in models or []]
-            _write(json_file, form, each, wrong)
+        named = models or [scorer or "pyproject.toml"]
+        each = [{"model": name} | wrong for name in named]
+        _write(json_file, form, each, wrong)
         raise
     _write(json_file, form, results, {"ok": status == 0})
     if status:
@@ -260,19 +261,6 @@ class Shown:
 
     def __init__(self, console: Console, brief: bool, quiet: bool):
         self.console, self.brief, self.quiet = console, brief, quiet
-
-    def grow(self, report: "Report", line: "tqdm[Any]", slow: Timer) -> None:
-        """Print the newest row, and below it the check under way."""
-        slow.cancel()
-        line.clear()
-        self.row(report)
-        for name in report.names[len(report.results) :][:1]:
-            from ..invariants import CHECKS
-
-            trains = name in CHECKS and CHECKS[name].slow
-            if trains and not (self.quiet or report.interim):
-                warn(f"{name} trains the model, which takes a while")
-        line.set_description_str(report.under_way)
 
     def row(self, report: "Report") -> None:
         """Print the newest row, or the heading before the first."""
@@ -286,13 +274,19 @@ class Shown:
         else:
             self.print(report.heading(width))
 
+    def grow(self, report: "Report", line: "tqdm[Any]", slow: Timer) -> None:
+        """Print the newest row, and below it the check under way."""
+        slow.cancel()
+        line.clear()
+        self.row(report)
+        line.set_description_str(report.under_way)
+
     def end(self, report: "Report", map_file: Path | None) -> None:
         """Print what stands below the rows; if quiet, failures alone."""
-        width = self.console.width
         if not self.quiet:
-            self.print(report.ending(width))
+            self.print(report.ending(self.console.width))
         elif not report.ok:
-            self.print(report.failures(width))
+            self.print(report.failures(self.console.width))
         if not report.interrupted and (map_file or not self.quiet):
             self.print(f"map: {map_file}\n" if map_file else "")
 
@@ -375,14 +369,11 @@ def _write(
     """
     if several() and os.environ["RANK"] != "0":
         return
-    told = models
-    if "error" in whole and not models:
-        told = [{"model": "pyproject.toml"} | whole]
     if form == "github":
-        formats.write_summary(told)
-        if text := formats.annotations(told):
+        formats.write_summary(models)
+        if text := formats.annotations(models):
             print(text)
     if form == "sarif" and file != STDOUT:
-        write_json(STDOUT, formats.sarif(told))
+        write_json(STDOUT, formats.sarif(models))
     if file is not None:
         write_json(file, ORIGIN | whole | {"models": models})

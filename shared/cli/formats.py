@@ -33,41 +33,36 @@ def faults(models: Models) -> Iterator[Fault]:
     the message names, else the first of the target's file.
     """
     for model in models:
-        name = model["model"]
-        if "error" in model:
+        name, error = model["model"], model.get("error")
+        if error:
             file = _in_repository(module_file(name))
-            yield Fault(name, "target", model["error"], file, 1)
+            yield Fault(name, "target", error, file, 1)
         for result in model.get("results", []):
-            if result["status"] not in BAD:
-                continue
-            leak, text = result.get("leak") or {}, result["message"]
-            found = LINE.search(text)
-            if leak.get("file") and leak.get("line"):
-                place = leak["file"], leak["line"]
-            elif found:
-                place = found[1].strip(), int(found[2])
-            else:
-                place = module_file(name), 1
-            file = _in_repository(place[0])
-            yield Fault(name, result["name"], text, file, place[1])
+            if result["status"] in BAD:
+                text, leak = result["message"], result.get("leak") or {}
+                found = LINE.search(text)
+                place = found.groups() if found else (module_file(name), 1)
+                if leak.get("line"):
+                    place = leak["file"], leak["line"]
+                file = _in_repository(place[0].strip())
+                yield Fault(name, result["name"], text, file, int(place[1]))
 
 
 def annotations(models: Models) -> str:
     """Return a command of GitHub's workflows for each fault, a line each."""
     lines = []
     for fault in faults(models):
-        facts = {"title": f"{fault.check}: {fault.model}"}
-        if fault.file:
-            facts = {"file": fault.file, "line": str(fault.line)} | facts
-        words = [f"{key}={_escape(text, ':,')}" for key, text in facts.items()]
-        lines.append(f"::error {','.join(words)}::{_escape(fault.message)}")
+        place = f"file={_escape(fault.file, ':,')},line={fault.line},"
+        title = _escape(f"{fault.check}: {fault.model}", ":,")
+        start = f"::error {place if fault.file else ''}title={title}"
+        lines.append(f"{start}::{_escape(fault.message)}")
     return "\n".join(lines)
 
 
 def write_summary(models: Models) -> None:
     """Add a table of Markdown to the workflow step's summary, if any."""
     lines = ["### gpt-duet check", "", "| model | passed | failed | other |"]
-    lines.append("| --- | --- | --- | --- |")
+    lines += ["| --- | --- | --- | --- |"]
     for model in models:
         found = [r["status"] for r in model.get("results", [])]
         passed, failed = found.count("passed"), sum(s in BAD for s in found)
@@ -94,8 +89,10 @@ def sarif(models: Models) -> dict[str, Any]:
     ]
     results = []
     for fault in found:
+        file = fault.file or "pyproject.toml"
+        uri = Path(file).as_uri() if os.path.isabs(file) else quote(file)
         place = {
-            "artifactLocation": {"uri": _uri(fault.file)},
+            "artifactLocation": {"uri": uri},
             "region": {"startLine": fault.line},
         }
         result = {
@@ -105,8 +102,7 @@ def sarif(models: Models) -> dict[str, Any]:
             "locations": [{"physicalLocation": place}],
         }
         results.append(result)
-    version = ORIGIN["version"]
-    driver = {"name": "gpt-duet", "version": version, "rules": rules}
+    driver = {"name": "gpt-duet", "version": ORIGIN["version"], "rules": rules}
     run = {"tool": {"driver": driver}, "results": results}
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
 
@@ -122,11 +118,6 @@ def _in_repository(file: str) -> str:
         if path.is_file() and path.is_relative_to(root):
             return path.relative_to(root).as_posix()
     return file.replace("\\", "/")
-
-
-def _uri(file: str) -> str:
-    path = Path(file or "pyproject.toml")
-    return path.as_uri() if path.is_absolute() else quote(path.as_posix())
 
 
 def _escape(text: str, also: str = "") -> str:

@@ -16,10 +16,11 @@ The names in pyproject.toml are those of the command's options, and a setting
 is read as that option is.
 """
 
-import math
+import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +105,14 @@ def jobs_of(context: Any) -> list[Job]:
                 f"[tool.gpt-duet] {target}: {error.format_message()}"
             ) from None
         values = {name: file.params[name] for name in own}
+        if (drawn := given["map_file"]) and len(targets) > 1:
+            word = re.sub(r"[\W_]", "-", target).strip("-")
+            values["map_file"] = drawn.with_stem(f"{drawn.stem}-{word}")
         jobs.append(_job(target, given | values))
     set_debug(given["debug"])  # which each context has set
     if len(jobs) == 1:
         parse_target(jobs[0].factory)
-        return jobs
-    return [replace(job, map_file=_one_of_several(job)) for job in jobs]
+    return jobs
 
 
 def read_project(
@@ -225,33 +228,24 @@ def _job(target: str, given: Mapping[str, Any]) -> Job:
     return Job(target, scorer or target, scorer is not None, settings, file)
 
 
-def _one_of_several(job: Job) -> Path | None:
-    """Return a name of a target's own for its map."""
-    if job.map_file is None:
-        return None
-    word = "".join(c if c.isalnum() else "-" for c in job.target).strip("-")
-    return job.map_file.with_stem(f"{job.map_file.stem}-{word}")
-
-
 def _seconds(given: Mapping[str, Any]) -> float | None:
     """Return the time for the checks, None for the default.
 
     Raises:
         ValueError: for a text that is no time, and for two of the options.
     """
-    if sum(map(bool, map(given.get, HOW_LONG))) > 1:
+    texts = ["30s"] * given["quick"] + ["inf"] * given["thorough"]
+    texts += [given["budget"]] if given["budget"] is not None else []
+    if len(texts) > 1:
         raise ValueError("--thorough, --quick and --budget: choose one")
-    text = "30s" if given["quick"] else given["budget"]
-    if text is None:
-        return math.inf if given["thorough"] else None
-    unit = UNITS.get(text[-1:])
-    try:
-        seconds = float(text[:-1] if unit else text) * (unit or 1)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
+    for text in texts:
+        unit = UNITS.get(text[-1:])
+        with suppress(ValueError):
+            seconds = float(text[:-1] if unit else text) * (unit or 1)
+            if seconds > 0:
+                return seconds
         raise ValueError(f"--budget takes 90s, 4m or seconds, got {text!r}")
-    return seconds
+    return None
 
 
 def _pairs(texts: Iterable[str] | None, wanted: str) -> dict[str, str]:

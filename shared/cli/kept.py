@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from functools import cache
 from importlib.util import source_from_cache
 from pathlib import Path
 from typing import Any
@@ -74,7 +73,7 @@ def watched(entry: Path) -> Iterator[Read]:
     global _read
     with suppress(OSError):
         entry.unlink(missing_ok=True)
-    _listen()
+    sys.addaudithook(_hook)  # for good: a hook cannot be taken away
     real, kind = os.stat, type(os.environ)
 
     def stat(path: Any, *how: Any, **named: Any) -> os.stat_result:
@@ -136,11 +135,6 @@ class _Environment(type(os.environ)):  # type: ignore[misc]
         return super().__getitem__(name)
 
 
-@cache  # once: a hook cannot be taken away
-def _listen() -> None:
-    sys.addaudithook(_hook)
-
-
 def _hook(event: str, given: tuple[Any, ...]) -> None:
     """Note what an audit event of Python's says."""
     if _read is None:
@@ -162,12 +156,6 @@ def _content(path: str) -> str | bool:
     """Return a file's digest, or whether there is anything else."""
     if not os.path.isfile(path):
         return os.path.exists(path)
-    facts = os.stat(path)
-    return _digest(path, facts.st_mtime_ns, facts.st_ctime_ns)
-
-
-@cache  # targets share most of their files
-def _digest(path: str, *times: int) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -129,6 +129,8 @@ def check_model(
         try:
             announce(report)
             for name in report.names:
+                if CHECKS[name].slow:
+                    tell(f"{name} trains the model, which takes a while")
                 with redirect_stdout(printed):
                     result, error = run.check(name, expected.get(name))
                 if error is not None and result.status == "error" and debug:
