@@ -4,8 +4,8 @@ Each check is an item. Without a target, those of [tool.gpt-duet] in
 pyproject.toml run. Nothing but pytest is imported until the option is given.
 """
 
-from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+import traceback
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -41,6 +41,7 @@ def pytest_collection_modifyitems(
     from typer.main import get_command
 
     from .cli import build_app
+    from .cli.checking import settings_of
     from .cli.job import jobs_of
 
     command: Any = get_command(build_app())
@@ -48,43 +49,38 @@ def pytest_collection_modifyitems(
     context = command.commands["check"].make_context("check", words)
     try:
         for job in jobs_of(context):
-            items += _items(session, job)
+            settings = settings_of(job)
+            reasons = settings.get("expected_failures", {})
+            for check in settings.get("checks", [""]):
+                name = f"{job.target}::{check}" if check else job.target
+                made = {"name": name, "nodeid": name, "job": job}
+                items.append(CheckItem.from_parent(session, **made))
+                if check in reasons:
+                    marker = pytest.mark.xfail(reason=reasons[check])
+                    items[-1].add_marker(marker)
     except ValueError as error:
         raise pytest.UsageError(f"gpt-duet: {error}") from None
-
-
-def _items(session: pytest.Session, job: "Job") -> Iterator[pytest.Item]:
-    """Yield an item for each check of a model; a scorer has one for all."""
-    from .cli.checking import settings_of
-    from .invariants.parametrize import BoundCheck
-
-    settings = settings_of(job)
-    runs: dict[str, Callable[[], object]] = {}
-    if job.scorer:
-        runs[job.target] = partial(_check_scorer, job)
-    for check in settings.get("checks", ()):
-        bound = BoundCheck(check, lambda _: _run(job))
-        runs[f"{job.target}::{check}"] = partial(bound, bound)
-    for name, run in runs.items():
-        made = {"name": name, "nodeid": name, "run": run}
-        item: pytest.Item = CheckItem.from_parent(session, **made)
-        check = name.rpartition("::")[2]
-        if reason := settings.get("expected_failures", {}).get(check):
-            item.add_marker(pytest.mark.xfail(reason=reason))
-        yield item
 
 
 class CheckItem(pytest.Item):
     """One check of a model, or all of a scorer."""
 
-    def __init__(self, run: Callable[[], object], **given: Any):
+    def __init__(self, job: "Job", **given: Any):
         super().__init__(**given)
-        self.run = run
+        self.job = job
 
     def runtest(self) -> None:
         """Run the check; a skip is pytest's own."""
         __tracebackhide__ = True
-        self.run()
+        from .cli.checking import check_here
+        from .invariants.parametrize import BoundCheck
+
+        if self.job.scorer:
+            check_here(self.job, None, lambda _: None).raise_for_failures()
+            return
+        name = self.name.rpartition("::")[2]
+        check: BoundCheck = BoundCheck(name, lambda _: _run(self.job))
+        check(_run)  # which stands for the model
 
     def repr_failure(
         self, excinfo: pytest.ExceptionInfo, style: Any = None
@@ -95,20 +91,12 @@ class CheckItem(pytest.Item):
             return super().repr_failure(excinfo, style)
         lines = [str(error), *getattr(error, "__notes__", [])]
         if (cause := error.__cause__) is not None:
-            import traceback
-
             lines += traceback.format_exception(cause, chain=False)
         return "\n".join(lines)
 
     def reportinfo(self) -> tuple[str, None, str]:
         """Return where the item is, as pytest prints it."""
         return self.nodeid.partition("::")[0], None, self.nodeid
-
-
-def _check_scorer(job: "Job") -> None:
-    from .cli.checking import check_here
-
-    check_here(job, None, lambda report: None).raise_for_failures()
 
 
 @lru_cache(maxsize=1)  # the checks of a target share it

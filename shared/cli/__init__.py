@@ -64,7 +64,7 @@ def _in_all_processes(function: Callable[..., None]) -> Callable[..., None]:
             return function(**options)
         from .several import all_processes
 
-        with all_processes(options.get("device_name", "cpu")):
+        with all_processes(options.get("device", "cpu")):
             return function(**options)
 
     return run

@@ -119,9 +119,10 @@ def check(
     thorough: Annotated[
         bool, Option("--thorough", help="Try all, however long.")
     ] = False,
-    expect: Annotated[
+    expected_failures: Annotated[
         list[str] | None,
         Option(
+            "--expect",
             help='A check that is expected to fail, and why: cache="a '
             'reason"; may be repeated.',
         ),
@@ -140,7 +141,7 @@ def check(
             help="Let a proof for texts that take the same path be enough.",
         ),
     ] = False,
-    compiled: Annotated[
+    compile: Annotated[
         bool,
         Option(
             "--compile",
@@ -181,7 +182,7 @@ def check(
         ),
     ] = None,
     seed: options.Seed = 0,
-    device_name: options.Device = "cpu",
+    device: options.Device = "cpu",
     threads: options.Threads = None,
     json_file: options.Json = None,
     form: Annotated[

@@ -22,8 +22,8 @@ from ..invariants.ranks import first, together
 from ..processes import run_alone
 from ..targets import load_makers, load_target, needed_arguments
 from ..validation import choose_device
+from . import kept
 from .job import Job
-from .kept import keep, watched
 
 MAP_LENGTH = 32
 
@@ -64,12 +64,8 @@ def check_here(
         ValueError: for a model that cannot be built, called or read, and for
             one that ends the program. Its traceback is printed first.
     """
-    if entry is None:
-        return _check(job, tell)
-    with watched(entry) as read:
-        report = _check(job, tell)
-    keep(entry, report, read)
-    return report
+    check = partial(_check, job, tell)
+    return check() if entry is None else kept.run(entry, check)
 
 
 def load(job: Job, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -37,14 +37,19 @@ OF_SCORERS = {"scorer", "bos", "bits", "state", "bytes-per-token"}
 # of the command, and no setting of a target
 OF_OUTPUT = {
     "models", "list", "json", "format", "fresh", "verbose", "quiet", "debug",
+    "map",
 }  # fmt: skip
-# parameters of the command that are arguments of check_model, check_scorer
-IN_BOTH = ("vocab_size", "block_size", "documents", "seed", "debug")
-IN_SCORERS = ("bos", "bits", "state", "bytes_per_token")
-IN_MODELS = (
-    "outputs", "layout", "threads", "require_proof", "allow_routing", "cache",
-    "only", "skip",
-)  # fmt: skip
+PAIRS = (  # parameters that are texts such as name=value
+    (
+        "inputs",
+        f"--input takes an argument and what makes it, as "
+        f"doc_ids=my_pkg:make or doc_ids={NEVER}",
+    ),
+    (
+        "expected_failures",
+        '--expect takes a check and a reason, as check_cache="why"',
+    ),
+)
 UNITS = {"s": 1, "m": 60, "h": 3600}  # seconds
 
 
@@ -79,9 +84,10 @@ def jobs_of(context: Any) -> list[Job]:
     known = {p.opts[0].removeprefix("--"): p for p in context.command.params}
     typed = {name.removeprefix("--") for name in options.given(context)}
     models, scorer = given["models"], given["scorer"]
-    if scorer and models:
-        raise ValueError(f"--scorer takes no model, got {models}")
-    _require_fitting(typed, scorer is not None)
+    if scorer and (models or given["map_file"]):
+        also = f"model, got {models}" if models else "--map"
+        raise ValueError(f"--scorer takes no {also}")
+    _require_fitting(typed - OF_OUTPUT, scorer is not None)
     project = {} if scorer else read_project(Path.cwd(), known)
     targets = [scorer] if scorer else [*dict.fromkeys(models or project)]
     if not targets:
@@ -104,11 +110,16 @@ def jobs_of(context: Any) -> list[Job]:
             raise ValueError(
                 f"[tool.gpt-duet] {target}: {error.format_message()}"
             ) from None
-        values = {name: file.params[name] for name in own}
-        if (drawn := given["map_file"]) and len(targets) > 1:
+        values = given | {name: file.params[name] for name in own}
+        scorer = values["scorer"]
+        names = [n for n in known if _fits(n, scorer is not None)]
+        settings = {known[n].name: values[known[n].name] for n in names}
+        drawn = None if scorer else given["map_file"]
+        if drawn and len(targets) > 1:
             word = re.sub(r"[\W_]", "-", target).strip("-")
-            values["map_file"] = drawn.with_stem(f"{drawn.stem}-{word}")
-        jobs.append(_job(target, given | values))
+            drawn = drawn.with_stem(f"{drawn.stem}-{word}")
+        read = _read(settings) | {"debug": given["debug"]}
+        jobs.append(Job(target, scorer or target, bool(scorer), read, drawn))
     set_debug(given["debug"])  # which each context has set
     if len(jobs) == 1:
         parse_target(jobs[0].factory)
@@ -146,7 +157,7 @@ def read_project(
     if "scorer" in common:  # a target of its own
         made = str(common.pop("scorer"))
         targets = {made: {"scorer": made}} | targets
-    settings = {*known} - OF_OUTPUT - {"map"}
+    settings = {*known} - OF_OUTPUT
     for name in {*common}.union(*targets.values()) - settings:
         raise ValueError(
             f"[tool.gpt-duet] has no setting {name!r}"
@@ -164,8 +175,9 @@ def read_project(
 
 
 def _fits(name: str, scorer: bool) -> bool:
-    """Whether a setting is one of a scorer, or else of a model."""
-    return name in OF_BOTH | OF_OUTPUT or (name in OF_SCORERS) == scorer
+    """Whether an option is one of a scorer, or else of a model."""
+    own = (name in OF_SCORERS) == scorer and name not in OF_OUTPUT
+    return own or name in OF_BOTH
 
 
 def _require_fitting(names: Collection[str], scorer: bool) -> None:
@@ -187,75 +199,60 @@ def _as_typed(value: Any, several: bool) -> str | list[str]:
     return texts if several else " ".join(texts)
 
 
-def _job(target: str, given: Mapping[str, Any]) -> Job:
-    """Return a target's job; ValueError for a value that is out of range.
+def _read(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of check_model or check_scorer, of the command's.
 
-    Args:
-        target: its name.
-        given: values by the command's parameters.
+    Raises:
+        ValueError: for a value that is out of range.
     """
+    settings = {n: v for n, v in given.items() if v is not None}
+    quick, thorough = settings.pop("quick"), settings.pop("thorough")
+    settings["budget"] = _seconds(quick, thorough, settings.get("budget"))
+    scorer = settings.pop("scorer", None)
     for name in ("vocab_size", "block_size"):
-        if given[name] is not None:
-            words = f"--{name.replace('_', '-')}"
-            whole_number(words, given[name], at_least=1)
-    require_seed(given["seed"])
-    scorer, documents = given["scorer"], given["documents"]
-    names = IN_BOTH + (IN_SCORERS if scorer else IN_MODELS)
-    settings = {n: given[n] for n in names if given[n] is not None}
-    settings["budget"] = _seconds(given)
-    if documents and documents.isdecimal():
+        words = f"--{name.replace('_', '-')}"
+        whole_number(words, settings.get(name, 1), at_least=1)
+    require_seed(settings["seed"])
+    documents = settings.get("documents", "")
+    if documents.isdecimal():
         settings["documents"] = int(documents)
     elif documents and scorer:
         raise ValueError(
             f"--documents of a scorer is the id between documents, got "
             f"{documents!r}"
         )
-    if not scorer:
-        settings |= {
-            "compile": given["compiled"],
-            "device": given["device_name"],
-            "inputs": _pairs(
-                given["inputs"],
-                f"--input takes an argument and what makes it, as "
-                f"doc_ids=my_pkg:make or doc_ids={NEVER}",
-            ),
-            "expected_failures": _pairs(
-                given["expect"],
-                '--expect takes a check and a reason, as check_cache="why"',
-            ),
-        }
-    file = None if scorer else given["map_file"]
-    return Job(target, scorer or target, scorer is not None, settings, file)
+    for name, wanted in () if scorer else PAIRS:
+        settings[name] = _pairs(settings.get(name, ()), wanted)
+    return settings
 
 
-def _seconds(given: Mapping[str, Any]) -> float | None:
+def _seconds(quick: bool, thorough: bool, text: str | None) -> float | None:
     """Return the time for the checks, None for the default.
 
     Raises:
         ValueError: for a text that is no time, and for two of the options.
     """
-    texts = ["30s"] * given["quick"] + ["inf"] * given["thorough"]
-    texts += [given["budget"]] if given["budget"] is not None else []
-    if len(texts) > 1:
+    if quick + thorough + (text is not None) > 1:
         raise ValueError("--thorough, --quick and --budget: choose one")
-    for text in texts:
-        unit = UNITS.get(text[-1:])
-        with suppress(ValueError):
-            seconds = float(text[:-1] if unit else text) * (unit or 1)
-            if seconds > 0:
-                return seconds
-        raise ValueError(f"--budget takes 90s, 4m or seconds, got {text!r}")
-    return None
+    text = "30s" if quick else "inf" if thorough else text
+    if text is None:
+        return None
+    unit = UNITS.get(text[-1:])
+    with suppress(ValueError):
+        seconds = float(text[:-1] if unit else text) * (unit or 1)
+        if seconds > 0:
+            return seconds
+    raise ValueError(f"--budget takes 90s, 4m or seconds, got {text!r}")
 
 
-def _pairs(texts: Iterable[str] | None, wanted: str) -> dict[str, str]:
+def _pairs(texts: Iterable[str], wanted: str) -> dict[str, str]:
     """Return what stands behind each name, from texts such as x=my_pkg:make.
 
     Raises:
         ValueError: with the sentence on what is wanted.
     """
     pairs = {}
-    for text in texts or ():
+    for text in texts:
         name, _, value = map(str.strip, text.partition("="))
         if not (name.isidentifier() and value):
             raise ValueError(f"{wanted}, got {text!r}")

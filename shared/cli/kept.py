@@ -15,8 +15,8 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import source_from_cache
 from pathlib import Path
@@ -67,14 +67,17 @@ def find(entry: Path | None) -> Report | None:
     return None
 
 
-@contextmanager
-def watched(entry: Path) -> Iterator[Read]:
-    """Note what this process reads inside; an older result goes."""
+def run(entry: Path, check: Callable[[], Report]) -> Report:
+    """Check a target, and keep its report; an older one goes.
+
+    A report is kept if its checks ran whole and none failed, and if all that
+    this process has read meanwhile is known.
+    """
     global _read
     with suppress(OSError):
         entry.unlink(missing_ok=True)
     sys.addaudithook(_hook)  # for good: a hook cannot be taken away
-    real, kind = os.stat, type(os.environ)
+    real, plain = os.stat, type(os.environ)
 
     def stat(path: Any, *how: Any, **named: Any) -> os.stat_result:
         _note_file(path)
@@ -84,31 +87,30 @@ def watched(entry: Path) -> Iterator[Read]:
     _read = read
     os.stat, os.environ.__class__ = stat, _Environment
     try:
-        yield read
+        report = check()
         for module in [*sys.modules.values()]:
             _note_file(getattr(module, "__file__", None))
     finally:
         _read = None
-        os.stat, os.environ.__class__ = real, kind
-
-
-def keep(entry: Path, report: Report, read: Read) -> None:
-    """Keep a report whose checks ran whole, and none of them failed."""
+        os.stat, os.environ.__class__ = real, plain
     files = [name for kind, name in read if kind == "file"]
     folders = {os.getcwd(), *map(os.path.dirname, files)}
     read |= {("modules", folder) for folder in folders}
     # a file that was changed since the start may be another than was read
     facts = [os.stat(file) for file in files if os.path.isfile(file)]
     changed = any(max(f.st_mtime, f.st_ctime) >= START for f in facts)
-    whole = report.ok and all(map(_whole, report.results))
-    if changed or not whole or any(kind == "unknown" for kind, _ in read):
-        return
-    kept = asdict(report) | {"kept": time.strftime("%Y-%m-%d %H:%M")}
-    with suppress(OSError, ValueError):  # a folder that cannot be written
-        answers = [(kind, name, ANSWERS[kind](name)) for kind, name in read]
-        entry.parent.mkdir(exist_ok=True)
-        write_atomically(entry.with_name(".gitignore"), "*\n")
-        write_atomically(entry, json.dumps({"read": answers, "report": kept}))
+    known = not changed and all(kind in ANSWERS for kind, _ in read)
+    if known and report.ok and all(map(_whole, report.results)):
+        with suppress(OSError, ValueError):  # a folder that cannot be written
+            entry.parent.mkdir(exist_ok=True)
+            write_atomically(entry.with_name(".gitignore"), "*\n")
+            answers = [
+                (kind, name, ANSWERS[kind](name)) for kind, name in read
+            ]
+            kept = asdict(report) | {"kept": time.strftime("%Y-%m-%d %H:%M")}
+            text = json.dumps({"read": answers, "report": kept})
+            write_atomically(entry, text)
+    return report
 
 
 def _whole(result: CheckResult) -> bool:
