@@ -34,6 +34,7 @@ STATUS = (
     r"(?m)^(?:check|scorer)_\w+ +((?P<green>passed)|(?P<red>failed|error)|"
     r"(?P<yellow>skipped)|(?P<magenta>expected))"
 )
+Texts = list[str] | None
 SILENCE = 10.0  # seconds until the first line, at most
 # The shades of a map, where the terminal has no others.
 ASCII = {0xB7: ".", **dict.fromkeys((0x2591, 0x2592, 0x2593, 0x2588), "#")}
@@ -58,173 +59,87 @@ def _list(wanted: bool) -> None:
 
 def check(
     context: typer.Context,
-    models: Annotated[
-        list[str] | None,
-        Argument(
-            help="What builds each model: package.module:factory, "
-            "path/to/file.py:factory, an expression in place of the factory, "
-            "or a package with build_model(config), such as annotated. "
-            "Default: the targets of [tool.gpt-duet] in pyproject.toml.",
-        ),
-    ] = None,
-    vocab_size: Annotated[
-        int | None, Option(help="Number of tokens. Default: the model's own.")
-    ] = None,
-    block_size: Annotated[
-        int | None,
-        Option(help="Longest sequence to try. Default: the model's own."),
-    ] = None,
-    outputs: Annotated[
-        Literal["auto", "logits", "log_probs"],
-        Option(help="What the model's scores are."),
-    ] = "auto",
-    layout: Annotated[
-        Literal["bt", "tb"],
-        Option(help="Order of the tokens' axes: bt (batch, time), or tb."),
-    ] = "bt",
+    models: Annotated[Texts, Argument(
+        help="What builds each model: package.module:factory, "
+        "path/to/file.py:factory, an expression in place of the factory, or a "
+        "package with build_model(config), such as annotated. Default: the "
+        "targets of [tool.gpt-duet] in pyproject.toml.")] = None,
+    vocab_size: Annotated[int | None, Option(
+        help="Number of tokens. Default: the model's own.")] = None,
+    block_size: Annotated[int | None, Option(
+        help="Longest sequence to try. Default: the model's own.")] = None,
+    outputs: Annotated[Literal["auto", "logits", "log_probs"], Option(
+        help="What the model's scores are.")] = "auto",
+    layout: Annotated[Literal["bt", "tb"], Option(
+        help="Order of the tokens' axes: bt (batch, time), or tb.")] = "bt",
     cache: options.Cache = None,
-    inputs: Annotated[
-        list[str] | None,
-        Option(
-            "--input",
-            help="How an argument of the call is made, as "
-            "doc_ids=my_pkg:make (from tokens to the argument), or "
-            "doc_ids=never; may be repeated.",
-        ),
-    ] = None,
-    documents: Annotated[
-        str | None,
-        Option(
-            help="What says where documents of a packed row are: an "
-            "argument of the call (position_ids), an id that separates them "
-            "(50256), or my_pkg:make, from their lengths to arguments.",
-        ),
-    ] = None,
-    only: Annotated[
-        list[str] | None, Option(help="Run this check only; may be repeated.")
-    ] = None,
-    skip: Annotated[
-        list[str] | None, Option(help="Leave this check out; may be repeated.")
-    ] = None,
-    budget: Annotated[
-        str | None,
-        Option(
-            help="Time there is: 90s, 4m or seconds; what finds most comes "
-            "first. Default: 4m where all would take longer.",
-        ),
-    ] = None,
-    quick: Annotated[
-        bool, Option("--quick", help="The same as --budget 30s.")
-    ] = False,
-    thorough: Annotated[
-        bool, Option("--thorough", help="Try all, however long.")
-    ] = False,
-    expected_failures: Annotated[
-        list[str] | None,
-        Option(
-            "--expect",
-            help='A check that is expected to fail, and why: cache="a '
-            'reason"; may be repeated.',
-        ),
-    ] = None,
-    require_proof: Annotated[
-        bool,
-        Option(
-            "--require-proof",
-            help="Fail where causality is tested, and not proved.",
-        ),
-    ] = False,
-    allow_routing: Annotated[
-        bool,
-        Option(
-            "--allow-routing",
-            help="Let a proof for texts that take the same path be enough.",
-        ),
-    ] = False,
-    compile: Annotated[
-        bool,
-        Option(
-            "--compile",
-            help="Compile the model, too, and hold that program against it.",
-        ),
-    ] = False,
-    show_list: Annotated[
-        bool,
-        Option(
-            "--list",
-            callback=_list,
-            is_eager=True,
-            help="List the checks, and run none.",
-        ),
-    ] = False,
-    scorer: Annotated[
-        str | None,
-        Option(
-            help="In place of models: what makes a scorer of texts, as "
-            "my_pkg:make_score; score(tokens) gives log-probabilities.",
-        ),
-    ] = None,
-    bos: Annotated[
-        int | None, Option(help="Of a scorer: the id that begins all texts.")
-    ] = None,
-    bits: Annotated[
-        bool, Option("--bits", help="Scores are in bits, not in nats.")
-    ] = False,
-    state: Annotated[
-        Literal["fresh", "kept"],
-        Option(help="Whether a scorer's state stays for the next text."),
-    ] = "fresh",
-    bytes_per_token: Annotated[
-        str | None,
-        Option(
-            help="Of a scorer: from a text to the bytes counted for each of "
-            "its tokens, as my_pkg:count.",
-        ),
-    ] = None,
+    inputs: Annotated[Texts, Option("--input",
+        help="How an argument of the call is made, as doc_ids=my_pkg:make "
+        "(from tokens to the argument), or doc_ids=never; may be repeated.",
+        )] = None,
+    documents: Annotated[str | None, Option(
+        help="What says where documents of a packed row are: an argument of "
+        "the call (position_ids), an id that separates them (50256), or "
+        "my_pkg:make, from their lengths to arguments.")] = None,
+    only: Annotated[Texts, Option(
+        help="Run this check only; may be repeated.")] = None,
+    skip: Annotated[Texts, Option(
+        help="Leave this check out; may be repeated.")] = None,
+    budget: Annotated[str | None, Option(
+        help="Time there is: 90s, 4m or seconds; what finds most comes first. "
+        "Default: 4m where all would take longer.")] = None,
+    quick: Annotated[bool, Option("--quick",
+        help="The same as --budget 30s.")] = False,
+    thorough: Annotated[bool, Option("--thorough",
+        help="Try all, however long.")] = False,
+    expected_failures: Annotated[Texts, Option("--expect",
+        help='A check that is expected to fail, and why: cache="a reason"; '
+        "may be repeated.")] = None,
+    require_proof: Annotated[bool, Option("--require-proof",
+        help="Fail where causality is tested, and not proved.")] = False,
+    allow_routing: Annotated[bool, Option("--allow-routing",
+        help="Let a proof for texts that take the same path be enough.",
+        )] = False,
+    compile: Annotated[bool, Option("--compile",
+        help="Compile the model, too, and hold that program against it.",
+        )] = False,
+    show_list: Annotated[bool, Option("--list", callback=_list, is_eager=True,
+        help="List the checks, and run none.")] = False,
+    scorer: Annotated[str | None, Option(
+        help="In place of models: what makes a scorer of texts, as "
+        "my_pkg:make_score; score(tokens) gives log-probabilities.")] = None,
+    bos: Annotated[int | None, Option(
+        help="Of a scorer: the id that begins all texts.")] = None,
+    bits: Annotated[bool, Option("--bits",
+        help="Scores are in bits, not in nats.")] = False,
+    state: Annotated[Literal["fresh", "kept"], Option(
+        help="Whether a scorer's state stays for the next text.")] = "fresh",
+    bytes_per_token: Annotated[str | None, Option(
+        help="Of a scorer: from a text to the bytes counted for each of its "
+        "tokens, as my_pkg:count.")] = None,
     seed: options.Seed = 0,
     device: options.Device = "cpu",
     threads: options.Threads = None,
     json_file: options.Json = None,
-    form: Annotated[
-        Literal["text", "github", "sarif"],
-        Option(
-            "--format",
-            callback=_reserve_for,
-            help="github: also write annotations for a workflow, and the "
-            "step's summary; sarif: write SARIF to the standard output, and "
-            "all else to the standard error.",
-        ),
-    ] = "text",
-    verbose: Annotated[
-        bool,
-        Option(
-            "--verbose",
-            "-v",
-            help="In a terminal, too, show all that a check says that passed.",
-        ),
-    ] = False,
-    quiet: Annotated[
-        bool, Option("--quiet", "-q", help="Show failures alone.")
-    ] = False,
-    fresh: Annotated[
-        bool,
-        Option(
-            "--fresh",
-            help="Run anew what passed in an earlier run of the same files, "
-            "settings and versions, whose result is kept in "
-            ".gpt_duet_cache.",
-        ),
-    ] = False,
-    map_file: Annotated[
-        Path | None,
-        Option(
-            "--map",
-            help="Draw which token influences which position, in a .png or "
-            ".html file.",
-        ),
-    ] = None,
+    form: Annotated[Literal["text", "github", "sarif"], Option("--format",
+        callback=_reserve_for,
+        help="github: also write annotations for a workflow, and the step's "
+        "summary; sarif: write SARIF to the standard output, and all else to "
+        "the standard error.")] = "text",
+    verbose: Annotated[bool, Option("--verbose", "-v",
+        help="In a terminal, too, show all that a check says that passed.",
+        )] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q",
+        help="Show failures alone.")] = False,
+    fresh: Annotated[bool, Option("--fresh",
+        help="Run anew what passed in an earlier run of the same files, "
+        "settings and versions, whose result is kept in .gpt_duet_cache.",
+        )] = False,
+    map_file: Annotated[Path | None, Option("--map",
+        help="Draw which token influences which position, in a .png or .html "
+        "file.")] = None,
     debug: options.Debug = False,
-) -> None:
+) -> None:  # fmt: skip
     """Check that models do not see future tokens, and much else.
 
     The exit status is 0 if everything holds, 1 if a check failed, 2 if the
