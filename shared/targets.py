@@ -108,32 +108,50 @@ def parse_target(target: str) -> tuple[str, str]:
     """Return the module or file, and what it names; "" for a package alone.
 
     Raises:
-        ValueError: where nothing is named, or the file is not there.
+        ValueError: where nothing is named, or the file is not there, and for
+            a name as other tools write it, with ours.
     """
     # the first colon, but for the one of a Windows drive
     drive = target[1:3] in (":\\", ":/") and target[:1].isalpha()
     path, separator, what = target[2 * drive :].partition(":")
     path, what = target[: 2 * drive] + path, what.strip()
-    _refuse_other_notations(target, path, what)
-    if not separator and target.endswith(".py"):
-        text = (
-            Path(target).read_text("utf-8") if Path(target).is_file() else ""
-        )
-        names = re.findall(r"^(?:def|class) ([A-Za-z]\w*)", text, re.MULTILINE)
-        names = _builders_first(names)
-        known = ", ".join(names[:5]) or "no function and no class"
-        raise ValueError(
-            f"{target} is a file: name its factory, as "
-            f"{target}:{[*names, 'build'][0]}; it has {known}"
-        )
-    if separator and not (path and what):
-        raise ValueError(
-            f"{target!r} is no model: write package.module:factory or "
-            f"path/to/file.py:factory"
-        )
-    if path.endswith(".py") and not Path(path).is_file():
-        raise ValueError(f"there is no file {path}")
+    there, alone = os.path.isfile(path), not separator
+    module, _, name = target.rpartition(".")
+    own = f"{module.replace('.', '/')}.py"
+    dotted = alone and name != "py" and os.path.isfile(own)
+    folder = target not in STYLES and os.path.isdir(target)
+    files = sorted(Path(target).glob("*.py")) if folder else []
+    first = files[0].as_posix() if files else ""
+    defined = _defined(path) if alone and path.endswith(".py") else []
+    for wrong, words in (
+        ("://" in target, f"{target} is an address: download the file, and "
+         f"name path/to/file.py:factory"),
+        (path.endswith(".ipynb"), f"{path} is a notebook: call check_model in "
+         f"a cell, or move the model into a file"),
+        (what.startswith(":"), f"{target}: one colon goes before the name, as "
+         f"{path}:{what.lstrip(':')}"),
+        (folder and not files, f"the folder {target} has no file of Python"),
+        (folder and Path(target, "__init__.py") not in files, f"{target} is a "
+         f"folder: name a file and its factory, as {first}:build"),
+        (dotted, f"{target}: a colon goes before the name, as "
+         f"{module}:{name}"),
+        (alone and path.endswith(".py"), f"{target} is a file: name its "
+         f"factory, as {target}:{[*defined, 'build'][0]}; it has "
+         f"{', '.join(defined[:5]) or 'no function and no class'}"),
+        (separator and not (path and what), f"{target!r} is no model: write "
+         f"package.module:factory or path/to/file.py:factory"),
+        (path.endswith(".py") and not there, f"there is no file {path}"),
+    ):  # fmt: skip
+        if wrong:
+            raise ValueError(words)
     return path, what
+
+
+def _defined(path: str) -> list[str]:
+    """Return the functions and classes of a file, likely builders first."""
+    text = Path(path).read_text("utf-8") if os.path.isfile(path) else ""
+    names = re.findall(r"^(?:def|class) ([A-Za-z]\w*)", text, re.MULTILINE)
+    return _builders_first(names)
 
 
 def module_file(target: str) -> str:
@@ -144,41 +162,6 @@ def module_file(target: str) -> str:
         path += "/__init__.py" if Path(path).is_dir() else ".py"
     found = [p for p in (path, f"src/{path}") if Path(p).is_file()]
     return found[0] if found else ""
-
-
-def _refuse_other_notations(target: str, path: str, what: str) -> None:
-    """Raise ValueError for a name as other tools write it, with ours."""
-    if "://" in target:
-        raise ValueError(
-            f"{target} is an address: download the file, and name "
-            f"path/to/file.py:factory"
-        )
-    if path.endswith(".ipynb"):
-        raise ValueError(
-            f"{path} is a notebook: call check_model in a cell, or move the "
-            f"model into a file"
-        )
-    if what.startswith(":"):
-        raise ValueError(
-            f"{target}: one colon goes before the name, as "
-            f"{path}:{what.lstrip(':')}"
-        )
-    folder = Path(target)
-    if target not in STYLES and os.path.isdir(target):
-        files = sorted(file.name for file in folder.glob("*.py"))
-        if not files:
-            raise ValueError(f"the folder {target} has no file of Python")
-        if "__init__.py" not in files:
-            raise ValueError(
-                f"{target} is a folder: name a file and its factory, as "
-                f"{(folder / files[0]).as_posix()}:build"
-            )
-    module, _, name = target.rpartition(".")
-    file = f"{module.replace('.', '/')}.py"
-    if ":" not in target and name != "py" and os.path.isfile(file):
-        raise ValueError(
-            f"{target}: a colon goes before the name, as {module}:{name}"
-        )
 
 
 def _style(

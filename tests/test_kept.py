@@ -34,7 +34,7 @@ def here(tmp_path, monkeypatch):
 
 
 def entry(seed=1, file=None, **settings):
-    job = Job("m:build", "m:build", False, {"seed": seed} | settings, file)
+    job = Job("m:build", None, {"seed": seed} | settings, file)
     return kept.entry_of(job)
 
 

@@ -73,7 +73,7 @@ def load(job: Job, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     here = Path.cwd()
     sizes = settings.get("vocab_size"), settings.get("block_size")
     with together(f"loading {job.target}"):
-        factory = load_target(job.factory, *sizes)
+        factory = load_target(job.scorer or job.target, *sizes)
     with first_on_path(here):
         return factory, load_makers(settings)
 

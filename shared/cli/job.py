@@ -59,16 +59,14 @@ class Job:
 
     Attributes:
         target: its name.
-        factory: the target that makes the model or the scorer.
-        scorer: whether it makes a scorer.
+        scorer: the target that makes one, if no model is checked.
         settings: of check_model or check_scorer, as texts where they name
             targets or a device; `only` and `skip` are the checks.
         map_file: of a map to draw.
     """
 
     target: str
-    factory: str
-    scorer: bool
+    scorer: str | None
     settings: dict[str, Any]
     map_file: Path | None = None
 
@@ -119,10 +117,10 @@ def jobs_of(context: Any) -> list[Job]:
             word = re.sub(r"[\W_]", "-", target).strip("-")
             drawn = drawn.with_stem(f"{drawn.stem}-{word}")
         read = _read(settings) | {"debug": given["debug"]}
-        jobs.append(Job(target, scorer or target, bool(scorer), read, drawn))
+        jobs.append(Job(target, scorer, read, drawn))
     set_debug(given["debug"])  # which each context has set
     if len(jobs) == 1:
-        parse_target(jobs[0].factory)
+        parse_target(jobs[0].scorer or targets[0])
     return jobs
 
 

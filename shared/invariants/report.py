@@ -77,11 +77,11 @@ class Report:
     @property
     def under_way(self) -> str:
         """How far the run is, in a line; "" at its end."""
-        done, count = len(self.results), len(self.names)
-        if done == count:
-            return ""
-        words = self.interim or self.names[done]
-        return f"{words} ({done + 1} of {count})"
+        done = len(self.results)
+        for name in self.names[done:]:
+            count = f"({done + 1} of {len(self.names)})"
+            return f"{self.interim or name} {count}"
+        return ""
 
     @property
     def errors(self) -> list[str]:
