@@ -8,7 +8,9 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from importlib.util import cache_from_source
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_project import MODEL
@@ -25,6 +27,10 @@ PASSED = CheckResult("check_shape", "passed", "7 sizes", 0.1)
 def here(tmp_path, monkeypatch):
     (tmp_path / "weights.txt").write_text("0.5")
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "early.py").write_text("")
+    (tmp_path / "late.py").write_text("")
+    early = SimpleNamespace(__file__=str(tmp_path / "early.py"))
+    monkeypatch.setitem(sys.modules, "imported_before", early)
     monkeypatch.setattr(kept, "START", 2e9)  # long after the file was written
     for name in ("OTHER", "MODEL", "OMP_PROC_BIND"):
         monkeypatch.setenv(name, "")  # so that it goes at the end
@@ -50,6 +56,11 @@ def read():
         return file.read()
 
 
+def compiled(name):
+    with suppress(FileNotFoundError):
+        Path(cache_from_source(name)).read_bytes()
+
+
 def write(name, text):
     def change():
         Path(name).parent.mkdir(exist_ok=True)
@@ -66,6 +77,9 @@ def write(name, text):
         (lambda: Path("config.json").exists(), write("config.json", "{}")),
         (lambda: os.environ.get("SIZE"), lambda: os.environ.pop("SIZE")),
         (lambda: os.getenv("MODEL"), lambda: os.environ.update(MODEL="a")),
+        # what was imported before, or as it was compiled
+        (read, write("early.py", "SIZE = 3")),
+        (lambda: compiled("late.py"), write("late.py", "SIZE = 3")),
         # a module that an import would find first, or at all
         (read, write("flash_attention.py", "")),
         (read, write("flash_attention/__init__.py", "")),
@@ -149,6 +163,11 @@ def test_neither_maps_nor_accelerators_nor_ranks_are_kept(monkeypatch):
     assert entry(device="cpu") is not None
     assert entry(file=Path("m.png")) is None
     assert entry(device="cuda") is None
+    entries = {entry()}
+    for name in ("version", "path"):
+        monkeypatch.setattr(sys, name, [*getattr(sys, name), "other"])
+        entries.add(entry())
+    assert len(entries) == 3
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert entry() is None
 
