@@ -17,7 +17,7 @@ from typer import Argument, Option
 from ..console import printable, warn
 from ..files import STDOUT, reserve_stdout, write_json
 from ..invariants.notebooks import progress
-from ..invariants.report import ORIGIN
+from ..invariants.report import BAD, ORIGIN
 from ..processes import several
 from ..validation import require_parent
 from . import formats, options
@@ -202,7 +202,7 @@ class Shown:
         if not self.quiet:
             self.print(report.ending(self.console.width))
         elif not report.ok:
-            self.print(report.failures(self.console.width))
+            self.print(report.table(self.console.width, BAD))
         if not report.interrupted and (map_file or not self.quiet):
             self.print(f"map: {map_file}\n" if map_file else "")
 

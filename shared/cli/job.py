@@ -39,17 +39,13 @@ OF_OUTPUT = {
     "models", "list", "json", "format", "fresh", "verbose", "quiet", "debug",
     "map",
 }  # fmt: skip
-PAIRS = (  # parameters that are texts such as name=value
-    (
-        "inputs",
-        f"--input takes an argument and what makes it, as "
-        f"doc_ids=my_pkg:make or doc_ids={NEVER}",
-    ),
-    (
-        "expected_failures",
-        '--expect takes a check and a reason, as check_cache="why"',
-    ),
-)
+# parameters that are texts such as name=value, and what is wanted
+PAIRS = {
+    "inputs": f"--input takes an argument and what makes it, as "
+    f"doc_ids=my_pkg:make or doc_ids={NEVER}",
+    "expected_failures": "--expect takes a check and a reason, as "
+    'check_cache="why"',
+}
 UNITS = {"s": 1, "m": 60, "h": 3600}  # seconds
 
 
@@ -108,6 +104,7 @@ def jobs_of(context: Any) -> list[Job]:
             raise ValueError(
                 f"[tool.gpt-duet] {target}: {error.format_message()}"
             ) from None
+        set_debug(given["debug"])  # which the context has set
         values = given | {name: file.params[name] for name in own}
         scorer = values["scorer"]
         names = [n for n in known if _fits(n, scorer is not None)]
@@ -118,7 +115,6 @@ def jobs_of(context: Any) -> list[Job]:
             drawn = drawn.with_stem(f"{drawn.stem}-{word}")
         read = _read(settings) | {"debug": given["debug"]}
         jobs.append(Job(target, scorer, read, drawn))
-    set_debug(given["debug"])  # which each context has set
     if len(jobs) == 1:
         parse_target(jobs[0].scorer or targets[0])
     return jobs
@@ -219,7 +215,7 @@ def _read(given: Mapping[str, Any]) -> dict[str, Any]:
             f"--documents of a scorer is the id between documents, got "
             f"{documents!r}"
         )
-    for name, wanted in () if scorer else PAIRS:
+    for name, wanted in () if scorer else PAIRS.items():
         settings[name] = _pairs(settings.get(name, ()), wanted)
     return settings
 

@@ -5,6 +5,7 @@ import json
 import re
 import textwrap
 from collections import Counter
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -130,9 +131,12 @@ class Report:
             text += f"; {len(names)} others not run (check --list shows them)"
         return text
 
-    def table(self, width: int = WIDTH) -> str:
-        """Return the table as text."""
-        rows = [self.row(result, width) for result in self.results]
+    def table(
+        self, width: int = WIDTH, statuses: Collection[str] = STATUSES
+    ) -> str:
+        """Return the table as text: rows that have one of the statuses."""
+        found = [r for r in self.results if r.status in statuses]
+        rows = [self.row(result, width) for result in found]
         return "\n".join([self.heading(width), *rows, self.ending(width)])
 
     def __str__(self) -> str:
@@ -183,11 +187,6 @@ class Report:
             start = ("", "", "")
         text = "\n".join(lines)
         return re.sub(r"[;:,] (?!\d)[^;:,]* \.\.\.$", " ...", text)
-
-    def failures(self, width: int) -> str:
-        """Return the table without what passed or was skipped."""
-        rows = [self.row(r, width) for r in self.results if r.status in BAD]
-        return "\n".join([self.heading(width), *rows, self.ending(width)])
 
     def ending(self, width: int) -> str:
         """Return the longer texts, the notes and the verdict."""
