@@ -3,8 +3,10 @@
     options.py         the options that several of them have
     choices.py         what those options choose: text, config, weights
     train_loop.py      the loop of train, and how it is resumed
+    job.py             a target of check: the shell's options and a project's
+    kept.py            results of check, kept for the next run
 
-Messages and progress bars are console.py's. A subcommand's module does not
+Messages are console.py's. A subcommand's module does not
 import torch: it does so once its options are parsed, so that --help and a
 mistyped option are answered at once.
 """
