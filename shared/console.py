@@ -1,8 +1,7 @@
-"""Messages of the commands to their user: progress, errors, exit status."""
+"""Messages of the commands to their user: facts, errors, exit status."""
 
 import re
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,17 +9,8 @@ from pathlib import Path
 from typing import Any, Never
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
-
-PATIENCE = 1.0  # seconds of work before a progress bar appears
 
 CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f]")  # but for \t and \n
 
@@ -118,36 +108,3 @@ def show_facts(console: Console, facts: Mapping[str, str]) -> None:
             console.print(table)
         else:
             console.print(head + text, soft_wrap=True)
-
-
-@contextmanager
-def progress(console: Console, total: int) -> Iterator[Callable]:
-    """Yield a function that shows how far work has come.
-
-    It is called with the number of steps that are done and a few words. In
-    a terminal a bar appears once the work has taken a while, and goes when
-    it ends; lines that the console prints meanwhile stand above it.
-    Elsewhere nothing is printed.
-    """
-    bar = Progress(
-        MofNCompleteColumn(),
-        BarColumn(),
-        TextColumn("{task.description}", markup=False),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        redirect_stdout=False,  # what is printed there is the result
-    )
-    task = bar.add_task("", total=total)
-    start = time.monotonic()
-
-    def show(done: int, words: str = "") -> None:
-        bar.update(task, completed=done, description=words)
-        if console.is_interactive and time.monotonic() - start > PATIENCE:
-            bar.start()
-
-    try:
-        yield show
-    finally:
-        if bar.live.is_started:
-            bar.stop()

@@ -17,6 +17,11 @@ GRACE = 5.0  # seconds between the word to stop and the end of the process
 Tell = Callable[[Any], None]
 
 
+def several() -> bool:
+    """Whether this process is one of several that torchrun started."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 def run_alone(
     work: Callable[[Tell], Any],
     tell: Tell,

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -85,75 +86,72 @@ def load_target(
     return _alone(what, found, place)
 
 
-def load_makers(
-    cache: str | None,
-    inputs: Mapping[str, str] | None,
-    documents: str | int | None,
-) -> dict[str, Any]:
-    """Return arguments of check_model whose values are named by targets.
-
-    Args:
-        cache: makes an empty cache.
-        inputs: what makes each argument of the call, or "never".
-        documents: a target, an id, or the name of an argument.
+def load_makers(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a check with what their texts name as targets.
 
     Raises:
         ValueError: as load_target.
     """
-    made: Any = documents
-    if isinstance(documents, str) and ":" in documents:
-        made = load_target(documents)
-    elif isinstance(documents, str) and documents.isdigit():
-        made = int(documents)
-    return {
-        "cache": load_target(cache) if cache else None,
-        "inputs": {
-            name: make if make == NEVER else load_target(make)
-            for name, make in (inputs or {}).items()
-        },
-        "documents": made,
-    }
-
-
-def load_scorer(
-    target: str, settings: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """Return what makes a scorer, and its settings with what they name."""
-    count = settings.get("bytes_per_token")
-    made = {"bytes_per_token": load_target(count)} if count else {}
-    return load_target(target), settings | made
+    made = dict(settings)
+    named = ["cache", "bytes_per_token"]
+    named += ["documents"] if ":" in str(made.get("documents")) else []
+    for name in named:
+        if name in made:
+            made[name] = load_target(made[name])
+    for name, make in made.get("inputs", {}).items():
+        if make != NEVER:
+            made["inputs"] = made["inputs"] | {name: load_target(make)}
+    return made
 
 
 def parse_target(target: str) -> tuple[str, str]:
     """Return the module or file, and what it names; "" for a package alone.
 
     Raises:
-        ValueError: where nothing is named, or the file is not there.
+        ValueError: where nothing is named, or the file is not there, and for
+            a name as other tools write it, with ours.
     """
     # the first colon, but for the one of a Windows drive
     drive = target[1:3] in (":\\", ":/") and target[:1].isalpha()
     path, separator, what = target[2 * drive :].partition(":")
     path, what = target[: 2 * drive] + path, what.strip()
-    _refuse_other_notations(target, path, what)
-    if not separator and target.endswith(".py"):
-        text = (
-            Path(target).read_text("utf-8") if Path(target).is_file() else ""
-        )
-        names = re.findall(r"^(?:def|class) ([A-Za-z]\w*)", text, re.MULTILINE)
-        names = _builders_first(names)
-        known = ", ".join(names[:5]) or "no function and no class"
-        raise ValueError(
-            f"{target} is a file: name its factory, as "
-            f"{target}:{[*names, 'build'][0]}; it has {known}"
-        )
-    if separator and not (path and what):
-        raise ValueError(
-            f"{target!r} is no model: write package.module:factory or "
-            f"path/to/file.py:factory"
-        )
-    if path.endswith(".py") and not Path(path).is_file():
-        raise ValueError(f"there is no file {path}")
+    there, alone = os.path.isfile(path), not separator
+    module, _, name = target.rpartition(".")
+    own = f"{module.replace('.', '/')}.py"
+    dotted = alone and name != "py" and os.path.isfile(own)
+    folder = target not in STYLES and os.path.isdir(target)
+    files = sorted(Path(target).glob("*.py")) if folder else []
+    first = files[0].as_posix() if files else ""
+    defined = _defined(path) if alone and path.endswith(".py") else []
+    for wrong, words in (
+        ("://" in target, f"{target} is an address: download the file, and "
+         f"name path/to/file.py:factory"),
+        (path.endswith(".ipynb"), f"{path} is a notebook: call check_model in "
+         f"a cell, or move the model into a file"),
+        (what.startswith(":"), f"{target}: one colon goes before the name, as "
+         f"{path}:{what.lstrip(':')}"),
+        (folder and not files, f"the folder {target} has no file of Python"),
+        (folder and Path(target, "__init__.py") not in files, f"{target} is a "
+         f"folder: name a file and its factory, as {first}:build"),
+        (dotted, f"{target}: a colon goes before the name, as "
+         f"{module}:{name}"),
+        (alone and path.endswith(".py"), f"{target} is a file: name its "
+         f"factory, as {target}:{[*defined, 'build'][0]}; it has "
+         f"{', '.join(defined[:5]) or 'no function and no class'}"),
+        (separator and not (path and what), f"{target!r} is no model: write "
+         f"package.module:factory or path/to/file.py:factory"),
+        (path.endswith(".py") and not there, f"there is no file {path}"),
+    ):  # fmt: skip
+        if wrong:
+            raise ValueError(words)
     return path, what
+
+
+def _defined(path: str) -> list[str]:
+    """Return the functions and classes of a file, likely builders first."""
+    text = Path(path).read_text("utf-8") if os.path.isfile(path) else ""
+    names = re.findall(r"^(?:def|class) ([A-Za-z]\w*)", text, re.MULTILINE)
+    return _builders_first(names)
 
 
 def module_file(target: str) -> str:
@@ -164,41 +162,6 @@ def module_file(target: str) -> str:
         path += "/__init__.py" if Path(path).is_dir() else ".py"
     found = [p for p in (path, f"src/{path}") if Path(p).is_file()]
     return found[0] if found else ""
-
-
-def _refuse_other_notations(target: str, path: str, what: str) -> None:
-    """Raise ValueError for a name as other tools write it, with ours."""
-    if "://" in target:
-        raise ValueError(
-            f"{target} is an address: download the file, and name "
-            f"path/to/file.py:factory"
-        )
-    if path.endswith(".ipynb"):
-        raise ValueError(
-            f"{path} is a notebook: call check_model in a cell, or move the "
-            f"model into a file"
-        )
-    if what.startswith(":"):
-        raise ValueError(
-            f"{target}: one colon goes before the name, as "
-            f"{path}:{what.lstrip(':')}"
-        )
-    folder = Path(target)
-    if target not in STYLES and folder.is_dir():
-        files = sorted(file.name for file in folder.glob("*.py"))
-        if not files:
-            raise ValueError(f"the folder {target} has no file of Python")
-        if "__init__.py" not in files:
-            raise ValueError(
-                f"{target} is a folder: name a file and its factory, as "
-                f"{(folder / files[0]).as_posix()}:build"
-            )
-    module, dot, name = target.rpartition(".")
-    file = Path(f"{module.replace('.', '/')}.py")
-    if dot and ":" not in target and file.is_file() and name != "py":
-        raise ValueError(
-            f"{target}: a colon goes before the name, as {module}:{name}"
-        )
 
 
 def _style(

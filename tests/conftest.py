@@ -65,7 +65,7 @@ def _seed(monkeypatch):
     torch.default_generator.manual_seed(0)
     torch.set_warn_always(True)  # torch would say most of them once
     monkeypatch.setattr("shared.timing.SHORTEST", 0.0)
-    monkeypatch.setattr("shared.cli.check.ask", lambda *given: None)
+    monkeypatch.setattr("shared.cli.check.entry_of", lambda job: None)
 
 
 @pytest.fixture(scope="session")

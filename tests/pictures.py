@@ -66,7 +66,6 @@ def draw(name, folder):
         "PYTHONPATH": str(ROOT),
         "COLUMNS": str(width),
         "FORCE_COLOR": "1",
-        "TTY_INTERACTIVE": "0",  # no progress bars
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "TRANSFORMERS_VERBOSITY": "error",
     }

@@ -1,6 +1,5 @@
 """gpt-duet generate, convert, tokenizers, and compare --weights."""
 
-import io
 import json
 import re
 import sys
@@ -9,13 +8,11 @@ from unittest.mock import Mock
 import pytest
 import tiktoken
 import torch
-from rich.console import Console
 
 import mingpt_style
 from shared import GPTConfig, generate, generation, load_tokenizer
 from shared.checkpoint import load_checkpoint, save_checkpoint
 from shared.comparison.styles import enlarged_random_weights
-from shared.console import progress
 from shared.protocol import load_style
 from shared.training.recipe import Recipe
 from shared.training.run_folder import Facts
@@ -149,21 +146,6 @@ def test_a_terminal_is_not_steered(done, monkeypatch):
     for more in ((), ("--stream",)):
         out, _ = done("generate", *SMALL, *words, *more)
         assert out == "ä\n\\x1b[2J\\x07\n"
-
-
-@pytest.mark.parametrize(
-    ("terminal", "patience", "bar"),
-    [(True, -1.0, True), (False, -1.0, False), (True, 60.0, False)],
-)
-def test_a_bar_comes_when_it_takes_long(monkeypatch, terminal, patience, bar):
-    monkeypatch.setattr("shared.console.PATIENCE", patience)
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=terminal)
-    with progress(console, 3) as show:
-        for done in range(3):
-            show(done, "new tokens")
-    assert ("new tokens" in screen.getvalue()) == bar
-    assert bar or screen.getvalue() == ""
 
 
 @pytest.mark.parametrize(

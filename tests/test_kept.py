@@ -8,12 +8,15 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from importlib.util import cache_from_source
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_project import MODEL
 
 from gpt_duet.cli import kept
+from gpt_duet.cli.job import Job
 from gpt_duet.invariants.report import CheckResult, Report
 
 pytestmark = pytest.mark.unhooked  # the hook imports, and writes files
@@ -24,6 +27,10 @@ PASSED = CheckResult("check_shape", "passed", "7 sizes", 0.1)
 def here(tmp_path, monkeypatch):
     (tmp_path / "weights.txt").write_text("0.5")
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "early.py").write_text("")
+    (tmp_path / "late.py").write_text("")
+    early = SimpleNamespace(__file__=str(tmp_path / "early.py"))
+    monkeypatch.setitem(sys.modules, "imported_before", early)
     monkeypatch.setattr(kept, "START", 2e9)  # long after the file was written
     for name in ("OTHER", "MODEL", "OMP_PROC_BIND"):
         monkeypatch.setenv(name, "")  # so that it goes at the end
@@ -32,22 +39,26 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def asked(**given):
-    return kept.ask("m:build", {"--seed": 1} | given, {})
+def entry(seed=1, file=None, **settings):
+    job = Job("m:build", None, {"seed": seed} | settings, file)
+    return kept.entry_of(job)
 
 
 def run(build, result=PASSED, **facts):
     """Watch what builds a model, and keep its report; whether it was."""
-    with kept.watched(asked()) as seen:
-        build()
     report = Report("m:build", 11, 8, [result.name], [result], **facts)
-    kept.keep(asked(), report, seen)
-    return kept.find(asked()) is not None
+    kept.run(entry(), lambda: (build(), report)[1])
+    return kept.find(entry()) is not None
 
 
 def read():
     with suppress(FileNotFoundError), open("weights.txt") as file:
         return file.read()
+
+
+def compiled(name):
+    with suppress(FileNotFoundError):
+        Path(cache_from_source(name)).read_bytes()
 
 
 def write(name, text):
@@ -66,6 +77,9 @@ def write(name, text):
         (lambda: Path("config.json").exists(), write("config.json", "{}")),
         (lambda: os.environ.get("SIZE"), lambda: os.environ.pop("SIZE")),
         (lambda: os.getenv("MODEL"), lambda: os.environ.update(MODEL="a")),
+        # what was imported before, or as it was compiled
+        (read, write("early.py", "SIZE = 3")),
+        (lambda: compiled("late.py"), write("late.py", "SIZE = 3")),
         # a module that an import would find first, or at all
         (read, write("flash_attention.py", "")),
         (read, write("flash_attention/__init__.py", "")),
@@ -74,16 +88,16 @@ def write(name, text):
 )
 def test_a_result_is_that_of_all_that_was_read(here, build, change):
     assert run(build)
-    assert kept.find(asked(**{"--seed": 2})) is None
+    assert kept.find(entry(seed=2)) is None
     write("notes.txt", "no part of it")()
     os.environ["OTHER"] = "no part of it"
-    report = kept.find(asked())
+    report = kept.find(entry())
     assert report is not None
     assert report.results == [PASSED]
     assert "kept from an earlier run of the same files (20" in str(report)
     assert "--fresh runs anew" in str(report)
     change()
-    assert kept.find(asked()) is None
+    assert kept.find(entry()) is None
     assert run(build)
     assert (here / kept.FOLDER / ".gitignore").read_text() == "*\n"
 
@@ -146,16 +160,20 @@ def test_a_file_that_changes_meanwhile_may_be_another(here, monkeypatch):
 
 
 def test_neither_maps_nor_accelerators_nor_ranks_are_kept(monkeypatch):
-    assert asked() is not None
-    assert asked(**{"--map": "m.png"}) is None
-    assert kept.ask("m", {}, {"device": "cuda"}) is None
-    assert kept.ask("m", {"--device": "cpu"}, {"device": "cuda"}) is not None
+    assert entry(device="cpu") is not None
+    assert entry(file=Path("m.png")) is None
+    assert entry(device="cuda") is None
+    entries = {entry()}
+    for name in ("version", "path"):
+        monkeypatch.setattr(sys, name, [*getattr(sys, name), "other"])
+        entries.add(entry())
+    assert len(entries) == 3
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert asked() is None
+    assert entry() is None
 
 
 def test_fresh_runs_anew_what_is_kept(here, monkeypatch, duet):
-    monkeypatch.setattr("shared.cli.check.ask", kept.ask)
+    monkeypatch.setattr("shared.cli.check.entry_of", kept.entry_of)
     write("tiny.py", MODEL)()
 
     def run(*words):

@@ -13,6 +13,7 @@ import torch
 import gpt_duet
 from gpt_duet.comparison.values import diff_by_value
 from gpt_duet.invariants import UnusableModel, check_model
+from gpt_duet.invariants.notebooks import progress
 
 SOURCE = """
 import torch
@@ -105,7 +106,6 @@ def test_the_map_of_influence_is_a_picture(cell):
 @pytest.mark.parametrize("place", ["notebook", "terminal", "pipe"])
 def test_progress_is_a_line_that_goes_at_the_end(cell, place, monkeypatch):
     """Where a person looks on, and in their stream alone."""
-    monkeypatch.setattr("gpt_duet.invariants.notebooks.PATIENCE", 0.0)
     shell = sys.modules["IPython"].get_ipython()
     shell.kernel = True if place == "notebook" else None
     streams = io.StringIO(), io.StringIO()
@@ -114,6 +114,8 @@ def test_progress_is_a_line_that_goes_at_the_end(cell, place, monkeypatch):
         monkeypatch.setattr(sys, name, stream)
     check_model(cell.Sums, checks=["shape", "finite"])
     gpt_duet.influence(cell.Sums())
+    with progress(3) as line:
+        line.set_description_str("tokens")
     diff_by_value(cell.GPT, cell.Sums, [1, 2, 3])
     monkeypatch.undo()
     said = {
@@ -131,9 +133,10 @@ def test_progress_is_a_line_that_goes_at_the_end(cell, place, monkeypatch):
         "check_finite (2 of 2)",
         "influence: 16 of 16 replaced tokens",
         "comparing GPT with Sums",
+        f"0/3 |{40 * ' '}| tokens ?",
     ):
         assert line in lines
-    assert shown.endswith(" \r")
+    assert not shown.rpartition("\r")[2].strip()
 
 
 @pytest.mark.slow
@@ -143,8 +146,6 @@ def test_a_notebook_as_jupyter_runs_it(tmp_path):
     pytest.importorskip("ipykernel")
     sources = [
         SOURCE,
-        "from gpt_duet.invariants import notebooks\n"
-        "notebooks.PATIENCE = 0.0\n"
         "check_model(GPT, checks=['causality'])",
         "influence(GPT())",
         "diff_by_value(GPT, Sums)",

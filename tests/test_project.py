@@ -13,8 +13,8 @@ import yaml
 from scorers import FILE
 
 from gpt_duet import Target, parametrize_with_checks
+from gpt_duet.cli.job import OF_BOTH, OF_SCORERS, read_project
 from gpt_duet.invariants.checks import choose_checks
-from gpt_duet.project import read_project
 
 MODEL = """
 import torch
@@ -122,7 +122,7 @@ def test_a_scorer_is_one_more_target(project, duet, pytest_here):
     file, sizes = project / "pyproject.toml", "vocab-size = 11\nbos = 5\n"
     text = f"[tool.gpt-duet]\nscorer = 'perplexity:peek'\n{sizes}"
     file.write_text(f"{text}targets.'tiny:Tiny' = {{only = ['shape']}}\n")
-    assert read_project(project) == {
+    assert read_project(project, OF_BOTH | OF_SCORERS | {"only"}) == {
         "perplexity:peek": {
             "scorer": "perplexity:peek",
             "vocab-size": 11,
@@ -160,7 +160,7 @@ def test_a_scorer_is_one_more_target(project, duet, pytest_here):
         ("blok-size = 3", "no setting 'blok-size': did you mean block-size"),
         ("json = 'out'", "has no setting 'json'"),
         ("block-size = true", "Invalid value for '--block-size'"),
-        ("compile = 'on'", "'--compile' does not take a value"),
+        ("compile = 'maybe'", "Invalid value for '--compile'"),
         ("block-size = 0", "--block-size must be at least 1, got 0"),
         ("layout = 'tp'", "tiny:Tiny: Invalid value for '--layout'"),
         ("only = 'shap'", "unknown check check_shap"),

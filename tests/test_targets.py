@@ -73,6 +73,7 @@ def model(tmp_path, monkeypatch):
         ("GPT(GPTConfig(vocab_size=7, block_size=4))", 7),
         ("(lambda size: GPT(GPTConfig(vocab_size=size)))(3)", 3),
         ("GPT", 11),  # the one dataclass whose fields all have defaults
+        (f"GPT(GPTConfig({256 * ' '}vocab_size=7))", 7),  # no file's name
         ("late", 5),  # an import inside the factory finds its folder
     ],
 )

@@ -3,8 +3,10 @@
     options.py         the options that several of them have
     choices.py         what those options choose: text, config, weights
     train_loop.py      the loop of train, and how it is resumed
+    job.py             a target of check: the shell's options and a project's
+    kept.py            results of check, kept for the next run
 
-Messages and progress bars are console.py's. A subcommand's module does not
+Messages are console.py's. A subcommand's module does not
 import torch: it does so once its options are parsed, so that --help and a
 mistyped option are answered at once.
 """
@@ -22,6 +24,7 @@ import typer
 
 from ..console import fail, run, stopped_by_ctrl_c
 from ..files import release_stdout
+from ..processes import several
 
 COMMANDS = (
     "check", "compare", "diff", "record", "train", "ladder", "generate",
@@ -59,11 +62,11 @@ def _in_all_processes(function: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(function)
     def run(**options: Any) -> None:
-        if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        if not several():
             return function(**options)
         from .several import all_processes
 
-        with all_processes(options.get("device_name", "cpu")):
+        with all_processes(options.get("device", "cpu")):
             return function(**options)
 
     return run

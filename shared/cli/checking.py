@@ -1,7 +1,6 @@
 """A target is checked: in this process, or in one of its own."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,55 +17,69 @@ from ..invariants import (
     influence,
     save_map,
 )
+from ..invariants.checks import choose_checks
 from ..invariants.ranks import first, together
 from ..processes import run_alone
-from ..targets import (
-    load_makers,
-    load_scorer,
-    load_target,
-    needed_arguments,
-)
-from .kept import Asked, keep, watched
+from ..targets import load_makers, load_target, needed_arguments
+from ..validation import choose_device
+from . import kept
+from .job import Job
 
 MAP_LENGTH = 32
 
 
-@dataclass(frozen=True)
-class Job:
-    """One target to check; plain data, so that another process can read it."""
+def settings_of(job: Job) -> dict[str, Any]:
+    """Return the arguments of check_model or check_scorer, without makers.
 
-    target: str
-    settings: dict[str, Any]  # arguments of check_model or check_scorer
-    map_file: Path | None = None
-    cache: str | None = None  # the target that makes one
-    # targets that make arguments, by the names of these, or "never"
-    inputs: dict[str, str] = field(default_factory=dict)
-    documents: str | int | None = None  # a target, an id or an argument's name
-    scorer: str | None = None  # the target that makes one, if no model is
-    asked: Asked | None = None  # under which its result is kept, if at all
+    Raises:
+        ValueError: for checks or a device that there are not.
+    """
+    settings = dict(job.settings)
+    if job.scorer:
+        return settings
+    left_out = choose_checks(settings.pop("skip", ()))
+    chosen = choose_checks(settings.pop("only", None) or None)
+    settings["checks"] = [name for name in chosen if name not in left_out]
+    if not settings["checks"]:
+        raise ValueError("no check is left to run")
+    settings["device"] = choose_device(settings["device"])
+    settings["expected_failures"] = {
+        choose_checks([name])[0]: reason
+        for name, reason in settings["expected_failures"].items()
+    }
+    return settings
 
 
-def check_here(job: Job, tell: Callable[[Report], None]) -> Report:
+def check_here(
+    job: Job, entry: Path | None, tell: Callable[[Report], None]
+) -> Report:
     """Check a target in this process.
 
     Args:
         job: the target, and how to check it.
+        entry: the file that keeps the result; None: it is not kept.
         tell: called with the report as it grows.
 
     Raises:
         ValueError: for a model that cannot be built, called or read, and for
             one that ends the program. Its traceback is printed first.
     """
-    if job.asked is None:
-        return _check(job, tell)
-    with watched(job.asked) as seen:
-        report = _check(job, tell)
-    keep(job.asked, report, seen)
-    return report
+    check = partial(_check, job, tell)
+    return check() if entry is None else kept.run(entry, check)
+
+
+def load(job: Job, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return what makes the model or the scorer, and its settings, loaded."""
+    here = Path.cwd()
+    sizes = settings.get("vocab_size"), settings.get("block_size")
+    with together(f"loading {job.target}"):
+        factory = load_target(job.scorer or job.target, *sizes)
+    with first_on_path(here):
+        return factory, load_makers(settings)
 
 
 def _check(job: Job, tell: Callable[[Report], None]) -> Report:
-    settings, here = job.settings, Path.cwd()
+    here = Path.cwd()
 
     def named(report: Report) -> None:
         report.model = job.target
@@ -74,20 +87,12 @@ def _check(job: Job, tell: Callable[[Report], None]) -> Report:
 
     factory = None
     try:
-        if job.scorer:
-            factory, settings = load_scorer(job.scorer, settings)
-            with first_on_path(here):
-                return check_scorer(factory, **settings, on_progress=named)
-        sizes = settings["vocab_size"], settings["block_size"]
-        with together(f"loading {job.target}"):
-            factory = load_target(job.target, *sizes)
+        factory, settings = load(job, settings_of(job))
         with first_on_path(here):
-            made = load_makers(job.cache, job.inputs, job.documents)
-            report = check_model(
-                factory, **settings, **made, on_progress=named
-            )
+            run = check_scorer if job.scorer else check_model
+            report = run(factory, **settings, on_progress=named)
             if job.map_file is not None and not report.interrupted:
-                _draw(factory, report, job)
+                _draw(factory, report, here / job.map_file, settings)
     except UnusableModel as error:
         if error.__cause__ is not None:
             show_theirs(error.__cause__)
@@ -100,7 +105,9 @@ def _check(job: Job, tell: Callable[[Report], None]) -> Report:
     return report
 
 
-def check_alone(job: Job, tell: Callable[[Report], None]) -> Report:
+def check_alone(
+    job: Job, entry: Path | None, tell: Callable[[Report], None]
+) -> Report:
     """Check a target in a new process, as `check_here` does.
 
     So nothing that its code sets for the whole process reaches another
@@ -109,24 +116,27 @@ def check_alone(job: Job, tell: Callable[[Report], None]) -> Report:
     Raises:
         ValueError: as `check_here`, and where the process ends early.
     """
-    report = run_alone(
-        partial(check_here, job), tell, job.target, module=__name__
-    )
+    work = partial(check_here, job, entry)
+    report = run_alone(work, tell, job.target, module=__name__)
     assert isinstance(report, Report)
     return report
 
 
-def _draw(factory: Callable[..., Any], report: Report, job: Job) -> None:
-    assert job.map_file is not None
+def _draw(
+    factory: Callable[..., Any],
+    report: Report,
+    file: Path,
+    settings: dict[str, Any],
+) -> None:
     length = min(MAP_LENGTH, report.block_size)
     names = ("seed", "device", "layout", "outputs")
-    how = {name: job.settings[name] for name in names}
+    how = {name: settings[name] for name in names}
     generator = torch.Generator().manual_seed(how["seed"])
     tokens = torch.randint(report.vocab_size, (length,), generator=generator)
     matrix = influence(factory, tokens, vocab_size=report.vocab_size, **how)
     if not first():
         return
     try:
-        save_map(matrix, job.map_file, f"influence in {report.model}")
+        save_map(matrix, file, f"influence in {report.model}")
     except OSError as error:
         console.warn(f"no map: {error}")

@@ -26,7 +26,6 @@ def compare(
         Argument(
             help="Two styles, each a package that writes the decoder in its "
             "own way. Default: annotated mingpt_style.",
-            show_default=False,
         ),
     ] = None,
     text: options.Text = None,

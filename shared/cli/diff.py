@@ -1,5 +1,6 @@
 """gpt-duet diff: two implementations side by side, by source or by value."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -25,9 +26,16 @@ from .diffing import (
 )
 
 NARROWEST = 40
+OF_MODELS = {"--text", "--tokens", "--vocab-size", "--json"}
+OF_ONE_PROCESS = {
+    "--layer", "--all", "--position", "--html", "--tolerance", "--ignore",
+    "--table", "--cache", "--scores",
+}  # fmt: skip
+OF_TWO = OF_ONE_PROCESS - {"--cache", "--scores"} | {"--gradients", "--dtype"}
 
 
 def diff(
+    context: typer.Context,
     names: Annotated[
         list[str] | None,
         Argument(
@@ -39,7 +47,6 @@ def diff(
             "their lines, paired by the values they compute. Each may be a "
             "recording: an .npz or .safetensors of arrays in the order in "
             "which they are computed, with the tokens.",
-            show_default=False,
         ),
     ] = None,
     cache: Annotated[
@@ -52,7 +59,6 @@ def diff(
             "build --cache my_pkg:make_cache; or this is a step: "
             "step(model, tokens, cache), with None as the first cache, "
             "returns scores and the cache.",
-            show_default=False,
         ),
     ] = None,
     scores: Annotated[
@@ -63,7 +69,6 @@ def diff(
             "or a file of log-probabilities; TEXT is a file, or ids as "
             '"1,2,3". For two models: the array of a recording that holds '
             "the scores.",
-            show_default=False,
         ),
     ] = None,
     width: Annotated[
@@ -81,7 +86,6 @@ def diff(
         Option(
             help='For two models: the ids to run, as "1,2,3". Default: a '
             "text for two styles, else 16 ids drawn from a seed.",
-            show_default=False,
         ),
     ] = None,
     tokenizer_name: options.TokenizerName = options.TOKENIZER,
@@ -129,7 +133,6 @@ def diff(
         Option(
             help="Name of arrays of a recording to leave out, or one word of "
             "it; may be repeated.",
-            show_default=False,
         ),
     ] = None,
     table: Annotated[
@@ -138,7 +141,6 @@ def diff(
             help='A JSON file of {"left": "right"}: which array, module or '
             "line on the left is which on the right; {i} stands for each "
             "layer.",
-            show_default=False,
         ),
     ] = None,
     json_file: options.Json = None,
@@ -179,27 +181,11 @@ def diff(
         )
     if cache and not names:
         names = [cache]
+    given = options.given(context).keys()
     if len(names) < 2:
-        of_two: list[tuple[str, object]] = [
-            ("layer", layer),
-            ("all", whole or None),
-            ("position", position),
-            ("html", html_file),
-            ("gradients", gradients or None),
-            ("dtype", dtype),
-            ("tolerance", tolerance or None),
-            ("ignore", ignore or None),
-            ("table", table),
-        ]
-        of_one: list[tuple[str, object]] = [
-            ("text", text),
-            ("tokens", tokens),
-            ("vocab-size", vocab_size),
-            ("json", json_file),
-        ]
-        for option, value in of_two if cache else of_one + of_two:
-            if value is not None:
-                raise ValueError(f"--{option} goes with two models")
+        _refuse(
+            given & (OF_TWO if cache else OF_TWO | OF_MODELS), "two models"
+        )
         if not cache:
             show_concepts(console, names)
             return
@@ -214,20 +200,7 @@ def diff(
 
     ids, text_of = choose_tokens(names, text, tokens, tokenizer_name)
     if current() is not None:
-        of_one_process = {
-            "cache": cache,
-            "layer": layer,
-            "all": whole or None,
-            "position": position,
-            "html": html_file,
-            "tolerance": tolerance or None,
-            "ignore": ignore or None,
-            "scores": scores,
-            "table": table,
-        }
-        for option, given in of_one_process.items():
-            if given is not None:
-                raise ValueError(f"--{option} goes with a single process")
+        _refuse(given & OF_ONE_PROCESS, "a single process")
         same = diff_of_ranks(
             names, ids, vocab_size, choose_dtype(dtype), gradients, json_file
         )
@@ -261,3 +234,9 @@ def diff(
         console.print(f"page: {html_file}", soft_wrap=True, markup=False)
     if not found.same:
         raise typer.Exit(1)
+
+
+def _refuse(given: Iterable[str], words: str) -> None:
+    """Refuse options that were given, with what they go with."""
+    for option in sorted(given):
+        raise ValueError(f"{option} goes with {words}")

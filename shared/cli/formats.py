@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from ..invariants.report import BAD
+from ..invariants.report import BAD, ORIGIN
 from ..targets import module_file
 
 # a line of a source file, as messages write it
@@ -33,38 +33,36 @@ def faults(models: Models) -> Iterator[Fault]:
     the message names, else the first of the target's file.
     """
     for model in models:
-        bad = [r for r in model.get("results", []) if r["status"] in BAD]
-        if "error" in model:
-            bad = [{"name": "target", "message": model["error"]}]
-        for result in bad:
-            place = module_file(model["model"]), 1
-            leak = result.get("leak") or {}
-            if leak.get("file") and leak.get("line"):
-                place = leak["file"], leak["line"]
-            elif "error" not in model and (
-                found := LINE.search(result["message"])
-            ):
-                place = found[1].strip(), int(found[2])
-            file = _in_repository(place[0])
-            words = model["model"], result["name"], result["message"]
-            yield Fault(*words, file, place[1])
+        name, error = model["model"], model.get("error")
+        if error:
+            file = _in_repository(module_file(name))
+            yield Fault(name, "target", error, file, 1)
+        for result in model.get("results", []):
+            if result["status"] in BAD:
+                text, leak = result["message"], result.get("leak") or {}
+                found = LINE.search(text)
+                place = found.groups() if found else (module_file(name), 1)
+                if leak.get("line"):
+                    place = leak["file"], leak["line"]
+                file = _in_repository(place[0].strip())
+                yield Fault(name, result["name"], text, file, int(place[1]))
 
 
 def annotations(models: Models) -> str:
     """Return a command of GitHub's workflows for each fault, a line each."""
     lines = []
     for fault in faults(models):
-        title = _escape(f"{fault.check}: {fault.model}", ":,")
         place = f"file={_escape(fault.file, ':,')},line={fault.line},"
-        facts = f"{place if fault.file else ''}title={title}"
-        lines.append(f"::error {facts}::{_escape(fault.message)}")
+        title = _escape(f"{fault.check}: {fault.model}", ":,")
+        start = f"::error {place if fault.file else ''}title={title}"
+        lines.append(f"{start}::{_escape(fault.message)}")
     return "\n".join(lines)
 
 
 def write_summary(models: Models) -> None:
     """Add a table of Markdown to the workflow step's summary, if any."""
     lines = ["### gpt-duet check", "", "| model | passed | failed | other |"]
-    lines.append("| --- | --- | --- | --- |")
+    lines += ["| --- | --- | --- | --- |"]
     for model in models:
         found = [r["status"] for r in model.get("results", [])]
         passed, failed = found.count("passed"), sum(s in BAD for s in found)
@@ -78,42 +76,33 @@ def write_summary(models: Models) -> None:
             stream.write("\n".join(lines) + "\n")
 
 
-def sarif(
-    models: Models, version: str, checks: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return the faults as SARIF 2.1.0.
+def sarif(models: Models) -> dict[str, Any]:
+    """Return the faults as SARIF 2.1.0."""
+    from ..invariants import CHECKS
 
-    Args:
-        models: what was checked.
-        version: of the kit.
-        checks: a sentence on each check, by its name.
-    """
+    says = {name: check.says for name, check in CHECKS.items()}
+    says["target"] = "A target is loaded, built and called."
     found = [*faults(models)]
-    names = sorted({fault.check for fault in found})
-    driver = {
-        "name": "gpt-duet",
-        "version": version,
-        "rules": [
-            {"id": n, "shortDescription": {"text": checks.get(n, n)}}
-            for n in names
-        ],
-    }
-    results = [
-        {
+    rules = [
+        {"id": name, "shortDescription": {"text": says.get(name, name)}}
+        for name in sorted({fault.check for fault in found})
+    ]
+    results = []
+    for fault in found:
+        file = fault.file or "pyproject.toml"
+        uri = Path(file).as_uri() if os.path.isabs(file) else quote(file)
+        place = {
+            "artifactLocation": {"uri": uri},
+            "region": {"startLine": fault.line},
+        }
+        result = {
             "ruleId": fault.check,
             "level": "error",
             "message": {"text": f"{fault.model}: {fault.message}"},
-            "locations": [
-                {
-                    "physicalLocation": {
-                        "artifactLocation": {"uri": _uri(fault.file)},
-                        "region": {"startLine": fault.line},
-                    }
-                }
-            ],
+            "locations": [{"physicalLocation": place}],
         }
-        for fault in found
-    ]
+        results.append(result)
+    driver = {"name": "gpt-duet", "version": ORIGIN["version"], "rules": rules}
     run = {"tool": {"driver": driver}, "results": results}
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
 
@@ -129,11 +118,6 @@ def _in_repository(file: str) -> str:
         if path.is_file() and path.is_relative_to(root):
             return path.relative_to(root).as_posix()
     return file.replace("\\", "/")
-
-
-def _uri(file: str) -> str:
-    path = Path(file or "pyproject.toml")
-    return path.as_uri() if path.is_absolute() else quote(path.as_posix())
 
 
 def _escape(text: str, also: str = "") -> str:

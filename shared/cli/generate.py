@@ -9,8 +9,9 @@ import typer
 from rich.console import Console
 from typer import Option
 
-from ..console import progress, show_facts
+from ..console import show_facts
 from ..files import STDOUT, write_json
+from ..invariants.notebooks import progress
 from ..validation import (
     EXACT_DTYPES,
     choose_device,
@@ -41,7 +42,6 @@ def generate(
         Option(
             "--prompt",
             help=f'Text to go on from; may be repeated. Default: "{PROMPT}".',
-            show_default=False,
         ),
     ] = None,
     new_tokens: Annotated[
@@ -52,7 +52,6 @@ def generate(
         float | None,
         Option(
             help="0 is greedy. Default: 0, or 1 with --top-k or --top-p.",
-            show_default=False,
         ),
     ] = None,
     top_k: Annotated[
@@ -208,14 +207,14 @@ def generate(
     growing = generation.TextStream(tokenizer)
     if stream:
         write(growing.feed(rows[0]))
-    with progress(console, new_tokens) as show:
-        for done, new in enumerate(tokens, start=1):
+    with progress(new_tokens, wanted=not stream) as line:
+        line.set_description_str("new tokens")
+        for new in tokens:
             for row, token in zip(rows, new.tolist(), strict=True):
                 row.append(token)
+            line.update()
             if stream:
                 write(growing.feed(rows[0][-1:]))
-            else:
-                show(done, "new tokens")
     if stream:
         write(growing.close() + "\n")
     texts = [generation.text_of(tokenizer, row) for row in rows]

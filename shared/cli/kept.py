@@ -1,12 +1,12 @@
 """Results of gpt-duet check that are kept for the next run.
 
-A target is watched while it is loaded, built and checked. The next run takes
-the result if all is as it was: each file that Python opened or asked for, by
-its content, the modules beside these, and each variable of the environment
-that was read. Nothing is kept where that would not be all: where a folder is
-listed, a file written, a process started, the network asked, or native code
-of other packages loaded, which may open files unseen. The clock and
-`torch.from_file` are not seen.
+A target is watched while it is loaded, built and checked: which files Python
+opens or asks for, and which variables of the environment it reads. The next
+run takes the result if each of these is as it was, and each folder of these
+files has the same modules. Nothing is kept where that would not be all:
+where a folder is listed, a file written, a process started, the network
+asked, or native code of other packages loaded, which may open files unseen.
+The clock and `torch.from_file` are not seen.
 """
 
 import hashlib
@@ -15,21 +15,19 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from functools import cache
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
 from importlib.util import source_from_cache
 from pathlib import Path
 from typing import Any
 
 from ..files import write_atomically
 from ..invariants.report import CheckResult, Report
+from ..processes import several
+from .job import Job
 
 FOLDER = ".gpt_duet_cache"  # in the current one; safe to remove
-# options that change what is printed or written, and no result
-OF_OUTPUT = {"models", "--json", "--format", "--verbose", "--quiet"}
-OF_OUTPUT |= {"--fresh", "--debug"}
 START = time.time()  # of this process, or of the one it is forked from
 # audit events after which not all is known
 UNKNOWN = (
@@ -41,138 +39,78 @@ UNKNOWN = (
 NATIVE = {*sys.stdlib_module_names, "torch", "numpy"}
 # variables that native code reads
 READ_UNSEEN = ("CUDA", "MKL", "OMP", "PYTHON", "PYTORCH", "TORCH")
-Asked = dict[str, Any]  # a target and its settings, as data of JSON
+Read = set[tuple[str, str]]  # a kind of ANSWERS and a name, or "unknown"
+
+_read: Read | None = None  # while a target is watched
 
 
-@dataclass
-class Seen:
-    """The files and variables that a target's run has read."""
-
-    paths: set[str] = field(default_factory=set)  # also of what is not there
-    names: set[str] = field(default_factory=set)  # of variables
-    unknown: str = ""  # an event after which not all is known
-
-    def path(self, path: Any) -> None:
-        """Note a file that is opened, or asked for; of a module its source."""
-        with suppress(TypeError, OSError):  # the number of an open file
-            text = os.path.abspath(os.fsdecode(path))
-            with suppress(ValueError):  # no compiled file
-                text = source_from_cache(text)
-            self.paths.add(text)
-
-
-class _Environment(type(os.environ)):  # type: ignore[misc]
-    def __getitem__(self, name: str) -> str:
-        if _seen is not None:
-            _seen.names.add(name)
-        return super().__getitem__(name)
-
-
-_seen: Seen | None = None  # while a target is watched
-
-
-@cache  # once: a hook cannot be taken away
-def _listen() -> None:
-    sys.addaudithook(_hook)
-
-
-def _hook(event: str, given: tuple[Any, ...]) -> None:
-    """Note what an audit event of Python's says."""
-    if _seen is None:
-        return
-    known = not event.startswith(UNKNOWN)
-    if event == "open":
-        _seen.path(given[0])
-        known = not given[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-    elif event == "import" and given[1] is not None:
-        known = given[0].partition(".")[0] in NATIVE
-    if not known:
-        # Python itself lists folders, and writes what it has compiled
-        caller = sys._getframe(1).f_code.co_filename
-        if event == "import" or not caller.startswith("<frozen importlib"):
-            _seen.unknown = f"{event} {given}"
-
-
-@contextmanager
-def watched(asked: Asked) -> Iterator[Seen]:
-    """Watch what this process reads inside; an older result goes."""
-    global _seen
-    with suppress(OSError):
-        _file(asked).unlink(missing_ok=True)
-    _listen()
-    seen, kind, real = Seen(), type(os.environ), os.stat
-
-    def noting(path: Any, *how: Any, **named: Any) -> os.stat_result:
-        seen.path(path)
-        return real(path, *how, **named)
-
-    _seen, os.stat = seen, noting
-    os.environ.__class__ = _Environment
-    try:
-        yield seen
-    finally:
-        _seen, os.stat = None, real
-        os.environ.__class__ = kind
-        for file in {
-            getattr(m, "__file__", 0) for m in [*sys.modules.values()]
-        }:
-            if isinstance(file, str) and os.path.isabs(file):
-                seen.path(file)
-
-
-def ask(
-    target: str, given: Mapping[str, Any], own: Mapping[str, Any]
-) -> Asked | None:
-    """Return what is asked about a target; None: its result is not kept.
-
-    Args:
-        target: its name.
-        given: the options of the shell.
-        own: the target's settings in pyproject.toml.
-    """
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    device = given.get("--device", own.get("device", "cpu"))
-    if several or "--map" in given or device != "cpu":
+def entry_of(job: Job) -> Path | None:
+    """Return the file that keeps a job's result; None: it is not kept."""
+    device = job.settings.get("device", "cpu")
+    if several() or job.map_file is not None or device != "cpu":
         return None  # an accelerator has a driver
-    return {
-        "target": target,
-        "given": {k: v for k, v in given.items() if k not in OF_OUTPUT},
-        "own": own,
-        "folder": os.getcwd(),
-        "python": [sys.version, *sys.flags, *sys.path, platform.platform()],
-    }
+    unseen = [i for i in os.environ.items() if i[0].startswith(READ_UNSEEN)]
+    facts = [job, os.getcwd(), sys.version, sys.flags, sys.path]
+    text = repr([*facts, platform.platform(), sorted(unseen)])
+    name = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return Path(FOLDER, f"{name}.json").absolute()
 
 
-def find(asked: Asked | None) -> Report | None:
+def find(entry: Path | None) -> Report | None:
     """Return a report that was kept, if all is as it was in its run."""
-    if asked is None:
-        return None
     with suppress(OSError, ValueError, KeyError, TypeError):
-        entry = json.loads(_file(asked).read_text("utf-8"))
-        if entry["state"] == _state(asked, entry["paths"], entry["names"]):
-            report = entry["report"]
+        kept = json.loads(entry.read_text("utf-8")) if entry else {}
+        if all(ANSWERS[kind](name) == was for kind, name, was in kept["read"]):
+            report = kept["report"]
             report["results"] = [CheckResult(**r) for r in report["results"]]
             return Report(**report)
     return None
 
 
-def keep(asked: Asked, report: Report, seen: Seen) -> None:
-    """Keep a report whose checks ran whole, and none of them failed."""
-    paths, names = sorted(seen.paths), sorted(seen.names)
+def run(entry: Path, check: Callable[[], Report]) -> Report:
+    """Check a target, and keep its report; an older one goes.
+
+    A report is kept if its checks ran whole and none failed, and if all that
+    this process has read meanwhile is known.
+    """
+    global _read
+    with suppress(OSError):
+        entry.unlink(missing_ok=True)
+    sys.addaudithook(_hook)  # for good: a hook cannot be taken away
+    real, plain = os.stat, type(os.environ)
+
+    def stat(path: Any, *how: Any, **named: Any) -> os.stat_result:
+        _note_file(path)
+        return real(path, *how, **named)
+
+    read: Read = set()
+    _read = read
+    os.stat, os.environ.__class__ = stat, _Environment
+    try:
+        report = check()
+        for module in [*sys.modules.values()]:
+            _note_file(getattr(module, "__file__", None))
+    finally:
+        _read = None
+        os.stat, os.environ.__class__ = real, plain
+    files = [name for kind, name in read if kind == "file"]
+    folders = {os.getcwd(), *map(os.path.dirname, files)}
+    read |= {("modules", folder) for folder in folders}
     # a file that was changed since the start may be another than was read
-    files = [os.stat(path) for path in paths if os.path.isfile(path)]
-    changed = any(max(f.st_mtime, f.st_ctime) >= START for f in files)
-    whole = report.ok and all(map(_whole, report.results))
-    if not whole or seen.unknown or changed:
-        return
-    kept = asdict(report) | {"kept": time.strftime("%Y-%m-%d %H:%M")}
-    entry = {"state": _state(asked, paths, names), "report": kept}
-    file = _file(asked)
-    with suppress(OSError, ValueError):  # a folder that cannot be written
-        file.parent.mkdir(exist_ok=True)
-        write_atomically(file.with_name(".gitignore"), "*\n")
-        entry |= {"paths": paths, "names": names}
-        write_atomically(file, json.dumps(entry))
+    facts = [os.stat(file) for file in files if os.path.isfile(file)]
+    changed = any(max(f.st_mtime, f.st_ctime) >= START for f in facts)
+    known = not changed and all(kind in ANSWERS for kind, _ in read)
+    if known and report.ok and all(map(_whole, report.results)):
+        with suppress(OSError, ValueError):  # a folder that cannot be written
+            entry.parent.mkdir(exist_ok=True)
+            write_atomically(entry.with_name(".gitignore"), "*\n")
+            answers = [
+                (kind, name, ANSWERS[kind](name)) for kind, name in read
+            ]
+            kept = asdict(report) | {"kept": time.strftime("%Y-%m-%d %H:%M")}
+            text = json.dumps({"read": answers, "report": kept})
+            write_atomically(entry, text)
+    return report
 
 
 def _whole(result: CheckResult) -> bool:
@@ -182,42 +120,59 @@ def _whole(result: CheckResult) -> bool:
     return good and "no time" not in result.message
 
 
-def _file(asked: Asked) -> Path:
-    text = repr([asked["target"], asked["given"]])
-    name = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return Path(asked["folder"], FOLDER, f"{name}.json")
+def _note_file(path: Any) -> None:
+    """Note a file that is opened, or asked for; of a module its source."""
+    with suppress(TypeError, OSError):  # the number of an open file
+        text = os.path.abspath(os.fsdecode(path))
+        with suppress(ValueError):  # no compiled file
+            text = source_from_cache(text)
+        if _read is not None:
+            _read.add(("file", text))
 
 
-def _state(asked: Asked, paths: list[str], names: list[str]) -> str:
-    """Return a digest of what a run is asked and reads, as it is now."""
-    unseen = [n for n in os.environ if n.startswith(READ_UNSEEN)]
-    facts: list[Any] = [asked, paths]
-    facts += [(n, os.environ.get(n)) for n in sorted({*names, *unseen})]
-    facts += map(_content, paths)
-    folders = {asked["folder"], *map(os.path.dirname, paths)}
-    facts += map(_modules, sorted(folders))
-    return hashlib.sha256(repr(facts).encode()).hexdigest()
+class _Environment(type(os.environ)):  # type: ignore[misc]
+    def __getitem__(self, name: str) -> str:
+        if _read is not None:
+            _read.add(("variable", name))
+        return super().__getitem__(name)
 
 
-def _content(path: str) -> str:
-    with suppress(OSError):
-        if os.path.isfile(path):
-            facts = os.stat(path)
-            times = facts.st_mtime_ns, facts.st_ctime_ns
-            return _digest(path, facts.st_ino, facts.st_size, *times)
-    return f"there: {os.path.exists(path)}"
+def _hook(event: str, given: tuple[Any, ...]) -> None:
+    """Note what an audit event of Python's says."""
+    if _read is None:
+        return
+    known = not event.startswith(UNKNOWN)
+    if event == "open":
+        _note_file(given[0])
+        known = not given[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    elif event == "import" and given[1] is not None:
+        known = given[0].partition(".")[0] in NATIVE
+    if not known:
+        # Python itself lists folders, and writes what it has compiled
+        caller = sys._getframe(1).f_code.co_filename
+        if event == "import" or not caller.startswith("<frozen importlib"):
+            _read.add(("unknown", f"{event} {given}"))
 
 
-@cache  # targets share most of their files
-def _digest(path: str, *facts: int) -> str:
+def _content(path: str) -> str | bool:
+    """Return a file's digest, or whether there is anything else."""
+    if not os.path.isfile(path):
+        return os.path.exists(path)
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _modules(folder: str) -> list[str]:
     """Return the names in a folder that an import may find."""
-    with suppress(OSError):
-        names = {*os.listdir(folder)} - {"__pycache__"}
-        ends = (".py", ".so", ".pyd")
-        return sorted(n for n in names if n.isidentifier() or n.endswith(ends))
-    return []
+    if not os.path.isdir(folder):
+        return []
+    names = {*os.listdir(folder)} - {"__pycache__"}
+    ends = (".py", ".so", ".pyd")
+    return sorted(n for n in names if n.isidentifier() or n.endswith(ends))
+
+
+ANSWERS: dict[str, Callable[[str], Any]] = {
+    "file": _content,
+    "variable": os.environ.get,
+    "modules": _modules,
+}

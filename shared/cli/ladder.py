@@ -11,8 +11,9 @@ from rich.console import Console
 from typer import Option
 
 from ..config import GPTConfig
-from ..console import fail, progress, show_facts
+from ..console import fail, show_facts
 from ..files import write_atomically
+from ..invariants.notebooks import progress
 from ..validation import require_different, require_parent
 from . import options
 
@@ -154,9 +155,10 @@ def _climb(
         trainer, count = start(build)
         curve: list[tuple[float, float]] = []
         with (
-            progress(console, recipe.steps) as show,
+            progress(recipe.steps) as line,
             few_threads(count, window, threads),
         ):
+            line.set_description_str(name)
             while not trainer.done:
                 try:
                     record = trainer.take_step()
@@ -164,7 +166,7 @@ def _climb(
                     fail(f"{name}: {error}; try a smaller --lr", status=1)
                 if record.val_loss is not None:
                     curve.append((float(record.step), record.val_loss))
-                show(record.step, name)
+                line.update()
             sample = tokenizer.decode(draw_sample(trainer, SAMPLE)[1:])
         rung = Climbed(name, build, count, curve, trainer.seconds, sample)
         shown = visible(" ".join(sample[:PRINTED].split()))

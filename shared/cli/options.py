@@ -88,7 +88,6 @@ Cache = Annotated[
         metavar="MAKER",
         help="What makes an empty cache to decode with, as "
         "my_pkg:make_cache, for a model whose own is not found.",
-        show_default=False,
     ),
 ]
 Threads = Annotated[
@@ -96,7 +95,6 @@ Threads = Annotated[
     Option(
         min=1,
         help="Of the CPU. Default: one for a small model, else all cores.",
-        show_default=False,
     ),
 ]
 Debug = Annotated[
@@ -109,13 +107,12 @@ Debug = Annotated[
 ]
 
 
-def given(context: typer.Context, by_option: bool = True) -> dict[str, Any]:
-    """Return what the user gave, by option ("--seed") or by parameter."""
+def given(context: typer.Context) -> dict[str, Any]:
+    """Return what the user gave, by option ("--seed")."""
     found = {}
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            key = parameter.opts[0] if by_option else name
-            found[key] = context.params[name]
+            found[parameter.opts[0]] = context.params[name]
     return found

@@ -46,7 +46,6 @@ def train(
             "--tie-weights/--no-tie-weights",
             help="Whether head and token embedding are one matrix, in a "
             "style that can tie. Default: as --preset, else not.",
-            show_default=False,
         ),
     ] = None,
     steps: options.Steps = 2000,

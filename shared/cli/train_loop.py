@@ -12,8 +12,9 @@ import torch
 import typer
 from rich.console import Console
 
-from ..console import fail, progress, show_facts
+from ..console import fail, show_facts
 from ..files import new_folder, write_atomically
+from ..invariants.notebooks import progress
 from ..tokenization.texts import split_ids, text_stamp
 from ..tokenization.tokenizers import Tokenizer, load_tokenizer
 from ..training.lock import locked
@@ -109,7 +110,8 @@ def train_to_the_end(run: Run, held: ExitStack) -> None:
             save(beside, trainer, run.facts)
         held.enter_context(locked(run.folder))
     steps = trainer.recipe.steps
-    with _stop_signals() as signals, progress(console, steps) as show:
+    with _stop_signals() as signals, progress(steps, wanted=writes) as line:
+        line.update(trainer.step)
         while not trainer.done:
             try:
                 record = trainer.take_step()
@@ -122,8 +124,11 @@ def train_to_the_end(run: Run, held: ExitStack) -> None:
             device = trainer.texts["train"].device
             stop = trainer.processes.any(bool(signals), device)
             speed = f"{record.tokens_per_second:,.0f} tokens/s"
-            show(record.step, f"loss {record.train_loss:.3f}, {speed}")
+            words = f"loss {record.train_loss:.3f}, {speed}"
+            line.set_description_str(words, refresh=False)
+            line.update()
             if record.val_loss is not None:
+                line.clear()
                 console.print(
                     f"step {record.step:5}  train loss "
                     f"{record.train_estimate:.4f}  validation loss "
@@ -134,6 +139,7 @@ def train_to_the_end(run: Run, held: ExitStack) -> None:
                 if record.val_loss is not None or stop:
                     save(run.folder, trainer, run.facts)
             if stop and not trainer.done:
+                line.clear()
                 console.print(
                     f"stopped at step {record.step} of {steps} and saved; go "
                     f"on with: gpt-duet train --resume {_quoted(run.folder)}",

@@ -13,11 +13,14 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> object:
     """Import the checks at the first access: a report needs no torch."""
-    if name.startswith("__") and name != "__all__":
+    if name == "__all__":
+        return __dir__()
+    if name.startswith("__"):
         raise AttributeError(name)
     return getattr(import_module(f"{__name__}.exports"), name)
 
 
 def __dir__() -> list[str]:
     """Return the names that this package gives, for a prompt to complete."""
-    return [*import_module(f"{__name__}.exports").__all__]
+    names = dir(import_module(f"{__name__}.exports"))
+    return [name for name in names if not name.startswith("_")]

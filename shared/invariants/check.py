@@ -1,5 +1,6 @@
 """A check: a function of a Subject, and how much time it may take."""
 
+import inspect
 from collections.abc import Callable
 from functools import update_wrapper
 
@@ -19,6 +20,7 @@ class Check:
     one that names the property and the case that breaks it, or SkipCheck.
 
     Attributes:
+        says: a sentence on what it checks.
         share: weight of the check when checks divide the time left; None: it
             is short, and may take all of it.
         slow: whether it runs only if it is named.
@@ -34,6 +36,7 @@ class Check:
     ):
         update_wrapper(self, function)
         self.name = function.__name__
+        self.says = (inspect.getdoc(function) or self.name).split("\n")[0]
         self.share, self.slow, self.implied_by = share, slow, implied_by
         self._function = function
 

@@ -5,7 +5,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from traceback import FrameSummary
 from types import TracebackType
 from typing import Any
 
@@ -73,20 +72,15 @@ class UnusableModel(ValueError):
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython shows: the user's own frames, and a line."""
-        cause = self.__cause__
-        lines = [f"{type(self).__name__}: {self}"]
-        if cause is None:
-            return lines
-        frames = []
-        for frame in traceback.extract_tb(cause.__traceback__):
-            cell = cell_of(frame.filename)
-            file = f"Cell {cell}" if cell else frame.filename
-            at = (file, frame.lineno, frame.name)
-            if is_theirs(frame.filename):
-                frames.append(FrameSummary(*at, line=frame.line))
-        shown = traceback.format_list(frames)
-        shown += traceback.format_exception_only(cause)
-        return [text.rstrip("\n") for text in shown] + lines
+        lines = []
+        if (cause := with_their_frames(self.__cause__)) is not None:
+            frames = traceback.extract_tb(cause.__traceback__)
+            for frame in frames:
+                if cell := cell_of(frame.filename):
+                    frame.filename = f"Cell {cell}"
+            lines = [*frames.format(), *traceback.format_exception_only(cause)]
+        lines.append(f"{type(self).__name__}: {self}")
+        return [text.rstrip("\n") for text in lines]
 
 
 class UnknownSize(UnusableModel):

@@ -1,33 +1,18 @@
 """The names that `gpt_duet.invariants` gives."""
 
-from .checks import CHECKS
-from .dependence import Proof
-from .errors import SkipCheck, UnusableModel
-from .influencing import influence
-from .meeting.meet import meet
-from .moves.pictures import save_map, text_map
-from .parametrize import Target, parametrize_with_checks
-from .proving import prove_causality
-from .report import CheckResult, Report
-from .runner import check_model
-from .scorer import check_scorer
-from .subject import Subject
-
-__all__ = [
-    "CHECKS",
-    "CheckResult",
-    "Proof",
-    "Report",
-    "SkipCheck",
-    "Subject",
-    "Target",
-    "UnusableModel",
-    "check_model",
-    "check_scorer",
-    "influence",
-    "meet",
-    "parametrize_with_checks",
-    "prove_causality",
-    "save_map",
-    "text_map",
-]
+from .checks import CHECKS as CHECKS
+from .dependence import Proof as Proof
+from .errors import SkipCheck as SkipCheck
+from .errors import UnusableModel as UnusableModel
+from .influencing import influence as influence
+from .meeting.meet import meet as meet
+from .moves.pictures import save_map as save_map
+from .moves.pictures import text_map as text_map
+from .parametrize import Target as Target
+from .parametrize import parametrize_with_checks as parametrize_with_checks
+from .proving import prove_causality as prove_causality
+from .report import CheckResult as CheckResult
+from .report import Report as Report
+from .runner import check_model as check_model
+from .scorer import check_scorer as check_scorer
+from .subject import Subject as Subject

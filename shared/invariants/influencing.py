@@ -13,7 +13,7 @@ from .meeting.meet import Settings, meet
 from .model.building import Model
 from .moves.moved import influence_of
 from .moves.pictures import svg
-from .notebooks import Progress
+from .notebooks import progress
 from .variant import precise
 
 PLAIN: Any = torch._C._disabled_torch_function_impl
@@ -103,6 +103,7 @@ def influence(
             caller = subject.caller
             caller = replace(caller, given=caller.given | given)
             variant = replace(variant, subject=replace(subject, caller=caller))
-        with Progress() as line:
-            found = influence_of(variant, ids.cpu().long(), rounds, line.show)
+        with progress() as line:
+            say = line.set_description_str
+            found = influence_of(variant, ids.cpu().long(), rounds, say)
         return found.as_subclass(InfluenceMap)

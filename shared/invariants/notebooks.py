@@ -2,11 +2,10 @@
 
 import html
 import sys
-import time
-from threading import Timer
 from typing import Any
 
-PATIENCE = 1.0  # seconds of work before its progress is shown
+from tqdm import tqdm
+
 PRE = "white-space: pre-wrap; line-height: 1.35"
 
 
@@ -25,43 +24,21 @@ def as_html(text: str) -> str:
     return f'<pre style="{PRE}">{html.escape(text)}</pre>'
 
 
-class Progress:
-    """A line that names the step that runs, rewritten as steps change.
+def progress(total: int | None = None, wanted: bool = True) -> "tqdm[Any]":
+    """Return a line on the step that runs, gone at the end.
 
-    It appears once the work has taken PATIENCE seconds, in a terminal or a
-    notebook and never in a pipe, and is cleared at the end.
+    A terminal or a notebook shows it, if it is wanted; a pipe never does.
+    Its words are those of `set_description_str`; before them stands how
+    many steps of the total are done.
     """
-
-    def __init__(self) -> None:
-        notebook = getattr(_shell(), "kernel", None) is not None
-        self._stream = sys.stdout if notebook else sys.stderr
-        self._seen = notebook or self._stream.isatty()
-        self._words, self._width, self._began = "", 0, time.monotonic()
-        self._timer = Timer(PATIENCE, self._draw)
-
-    def __enter__(self) -> "Progress":
-        if self._seen:
-            self._timer.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._seen:
-            self._timer.cancel()
-            self._timer.join()
-            self.show("")
-
-    def show(self, words: str) -> None:
-        """Show some words, none to clear the line for other output."""
-        self._words = words
-        if self._seen and time.monotonic() - self._began >= PATIENCE:
-            self._draw()
-
-    def _draw(self) -> None:
-        words = f"{self._words:<{self._width}}"
-        if words:
-            end = "" if self._words else "\r"
-            print(f"\r{words}", end=end, file=self._stream, flush=True)
-        self._width = len(self._words)
+    notebook = getattr(_shell(), "kernel", None) is not None
+    stream = sys.stdout if notebook else sys.stderr
+    hidden = not (wanted and (notebook or stream.isatty()))
+    count = "{n_fmt}/{total_fmt} |{bar:40}| " if total else ""
+    form = count + "{desc}" + " {remaining}" * bool(total)
+    return tqdm(
+        file=stream, disable=hidden, leave=False, total=total, bar_format=form
+    )
 
 
 def _shell() -> Any:

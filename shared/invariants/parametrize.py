@@ -16,38 +16,33 @@ from .runner import Run
 LONGEST = 60  # characters of an expression in a test's name
 
 
+class TargetSettings(Settings, total=False):
+    """Settings of one of several models."""
+
+    checks: Collection[str] | None
+    expected: Mapping[str, str]
+    budget: float | None
+    threads: int | None
+
+
 class Target:
     """A model with settings of its own, for `parametrize_with_checks`.
 
     Args:
         model: a model or, better, a factory, as for check_model.
-        checks: names; None: those of all models.
-        expected: reasons by name of a check that is expected to fail.
-        budget: seconds for all checks of the model.
-        threads: on the CPU.
-        **settings: vocab_size, block_size, outputs, seed, device, layout
-            and cache, as for check_model.
+        **settings: checks, expected (reasons by name of a check that is
+            expected to fail), budget, threads, vocab_size, block_size,
+            outputs, seed, device, layout, cache, inputs, documents and
+            compile; each goes before that of `parametrize_with_checks`.
 
     Raises:
         TypeError: for an unknown setting.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        checks: Collection[str] | None = None,
-        expected: Mapping[str, str] | None = None,
-        budget: float | None = None,
-        threads: int | None = None,
-        **settings: Unpack[Settings],
-    ):
-        inspect.signature(meet).bind(None, **settings)
+    def __init__(self, model: Model, **settings: Unpack[TargetSettings]):
+        for name in settings.keys() - TargetSettings.__annotations__.keys():
+            raise TypeError(f"Target has no setting {name!r}")
         self.model = model
-        self.checks = checks
-        self.expected = expected
-        self.budget = budget
-        self.threads = threads
         self.settings = settings
 
 
@@ -133,30 +128,25 @@ def parametrize_with_checks(
     import pytest
 
     inspect.signature(meet).bind(None, **settings)
+    settings |= {"checks": checks, "budget": budget, "threads": threads}
     targets = [m if isinstance(m, Target) else Target(m) for m in models]
-    names_of = [
-        choose_checks(checks if target.checks is None else target.checks)
-        for target in targets
+    given = [settings | dict(target.settings) for target in targets]
+    for own in given:
+        own["checks"] = choose_checks(own["checks"])
+    reasons_of = [
+        own.pop("expected", expected_failures or {}) for own in given
     ]
 
     @lru_cache(maxsize=1)  # the checks of a model share it
     def run_of(index: int, model: Model) -> Run:
-        own = targets[index]
-        return Run(
-            model,
-            names_of[index],
-            budget if own.budget is None else own.budget,
-            threads if own.threads is None else own.threads,
-            **(settings | {**own.settings}),
-        )
+        return Run(model, **given[index])
 
     how: Any = {} if strict is None else {"strict": strict}
     parameters, labels = [], Counter[str]()
     for index, target in enumerate(targets):
-        model, expected = target.model, target.expected
-        if expected is None:
-            given = expected_failures or {}
-            expected = given(model) if callable(given) else given
+        model, expected = target.model, reasons_of[index]
+        if callable(expected):
+            expected = expected(model)
         reasons = {
             full: reason
             for name, reason in expected.items()
@@ -167,7 +157,7 @@ def parametrize_with_checks(
         labels[label] += 1
         if labels[label] > 1:
             label += f"#{labels[label]}"
-        for name in names_of[index]:
+        for name in given[index]["checks"]:
             marks = []
             if name in reasons:
                 marks = [pytest.mark.xfail(reason=reasons[name], **how)]

@@ -5,6 +5,7 @@ import json
 import re
 import textwrap
 from collections import Counter
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -17,15 +18,12 @@ from .notebooks import as_html
 ORIGIN: dict[str, Any] = {"schema": 1, "version": "unknown"}
 with suppress(PackageNotFoundError):  # a checkout that is not installed
     ORIGIN["version"] = version("gpt-duet")
+Cells = tuple[str, str, str]  # name, status and seconds
 STATUSES = ("passed", "failed", "skipped", "expected", "error")
 BAD = ("failed", "error")
 
-COLOURS = {  # of a notebook's table
-    **dict.fromkeys(STATUSES, "gray"),
-    "passed": "green",
-    "failed": "crimson",
-    "error": "crimson",
-}
+# of a notebook's table; others are gray
+COLOURS = {"passed": "green", "failed": "crimson", "error": "crimson"}
 WIDTH = 110  # columns of the printed table
 
 CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f]")  # but for \t and \n
@@ -80,11 +78,11 @@ class Report:
     @property
     def under_way(self) -> str:
         """How far the run is, in a line; "" at its end."""
-        done, count = len(self.results), len(self.names)
-        if done == count:
-            return ""
-        words = self.interim or self.names[done]
-        return f"{words} ({done + 1} of {count})"
+        done = len(self.results)
+        for name in self.names[done:]:
+            count = f"({done + 1} of {len(self.names)})"
+            return f"{self.interim or name} {count}"
+        return ""
 
     @property
     def errors(self) -> list[str]:
@@ -133,9 +131,12 @@ class Report:
             text += f"; {len(names)} others not run (check --list shows them)"
         return text
 
-    def table(self, width: int = WIDTH) -> str:
-        """Return the table as text."""
-        rows = [self.row(result, width) for result in self.results]
+    def table(
+        self, width: int = WIDTH, statuses: Collection[str] = STATUSES
+    ) -> str:
+        """Return the table as text: rows that have one of the statuses."""
+        found = [r for r in self.results if r.status in statuses]
+        rows = [self.row(result, width) for result in found]
         return "\n".join([self.heading(width), *rows, self.ending(width)])
 
     def __str__(self) -> str:
@@ -147,8 +148,9 @@ class Report:
     def _repr_html_(self) -> str:
         cells = "".join(
             f'<tr style="text-align: left; vertical-align: top"><td>{r.name}'
-            f'</td><td style="color: {COLOURS[r.status]}">{r.status}</td><td>'
-            f"{r.seconds:.2f} s</td><td>{html.escape(r.message)}</td></tr>"
+            f'</td><td style="color: {COLOURS.get(r.status, "gray")}">'
+            f"{r.status}</td><td>{r.seconds:.2f} s</td>"
+            f"<td>{html.escape(r.message)}</td></tr>"
             for r in self.results
         )
         heading = self.heading(WIDTH).rpartition("\n")[0]
@@ -163,7 +165,7 @@ class Report:
             f"{self.block_size:,}",
             *([f"{kept}--fresh runs anew"] if self.kept else []),
             *textwrap.wrap(self.plan, width),
-            self._line("check", "", "s", "what was found", width),
+            self._line(("check", "", "s"), "what was found", width),
         ]
         return "\n".join(lines)
 
@@ -175,27 +177,16 @@ class Report:
         or the like; "..." says so.
         """
         start = (result.name, result.status, f"{result.seconds:.2f}")
-        if brief and result.status == "passed" and not _reserved(result):
-            parts = re.split(r"(?<=[;:]) |(?<=,) (?!\d)", result.message)
-            for count in range(len(parts), 0, -1):
-                words = " ".join(parts[:count])
-                if count < len(parts):
-                    words = words.rstrip(";:,") + " ..."
-                line = self._line(*start, words, width)
-                if "\n" not in line:
-                    return line
-        if result.status not in BAD:
-            return self._line(*start, result.message, width)
-        first, *others = re.split(r"(?<=;) (?![^(]*\))", result.message)
-        empty = ("", "", "")
-        lines = [self._line(*start, first, width)]
-        lines += [self._line(*empty, text, width) for text in others]
-        return "\n".join(lines)
-
-    def failures(self, width: int) -> str:
-        """Return the table without what passed or was skipped."""
-        rows = [self.row(r, width) for r in self.results if r.status in BAD]
-        return "\n".join([self.heading(width), *rows, self.ending(width)])
+        parts = [result.message]
+        if result.status in BAD:
+            parts = re.split(r"(?<=;) (?![^(]*\))", result.message)
+        short = brief and result.status == "passed" and not _reserved(result)
+        lines = []
+        for part in parts:
+            lines.append(self._line(start, part, width, short))
+            start = ("", "", "")
+        text = "\n".join(lines)
+        return re.sub(r"[;:,] (?!\d)[^;:,]* \.\.\.$", " ...", text)
 
     def ending(self, width: int) -> str:
         """Return the longer texts, the notes and the verdict."""
@@ -204,22 +195,24 @@ class Report:
         return "\n".join([*lines, *(textwrap.fill(t, width) for t in texts)])
 
     def _line(
-        self, name: str, status: str, seconds: str, message: str, width: int
+        self, cells: Cells, message: str, width: int, short: bool = False
     ) -> str:
         names = max(map(len, ["check", *self.names]))
+        name, status, seconds = cells
         start = f"{name:<{names}}  {status:8}  {seconds:>6}  "
         return textwrap.fill(
             start + message,
             max(width, len(start) + 20),
             subsequent_indent=" " * len(start),
             break_on_hyphens=False,  # the names of options
+            max_lines=1 if short else None,
+            placeholder=" ...",
         )
 
 
 def _reserved(result: CheckResult) -> bool:
     """Whether a check that passed has left something open, or assumed it."""
-    proof = result.proof or {}
+    proof = result.proof or {"proved": True}
     kinds = ("conditions", "left_out", "never_given", "assumptions", "open")
-    open_parts = [name for name in kinds if proof.get(name)]
-    unproved = bool(proof) and not proof["proved"]
-    return bool(result.not_tried or open_parts or unproved)
+    open_part = any(map(proof.get, kinds)) or not proof["proved"]
+    return bool(result.not_tried) or open_part

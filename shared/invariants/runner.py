@@ -26,7 +26,7 @@ from .errors import (
     sentence,
 )
 from .meeting.meet import Settings, learn, meet
-from .notebooks import Progress
+from .notebooks import progress
 from .ranks import Parted, current, together
 from .report import CheckResult, Report
 
@@ -113,10 +113,10 @@ def check_model(
         never_given=[*subject.never_given],
     )
 
-    with Progress() as line:
+    with progress(wanted=on_progress is None) as line:
 
         def show(report: Report) -> None:
-            line.show(report.under_way)
+            line.set_description_str(report.under_way)
 
         announce = on_progress or show
 
@@ -129,6 +129,8 @@ def check_model(
         try:
             announce(report)
             for name in report.names:
+                if CHECKS[name].slow:
+                    tell(f"{name} trains the model, which takes a while")
                 with redirect_stdout(printed):
                     result, error = run.check(name, expected.get(name))
                 if error is not None and result.status == "error" and debug:
@@ -163,8 +165,8 @@ class Run:
     def __init__(
         self,
         model_or_factory: Any,
-        names: list[str],
-        seconds: float | None = None,
+        checks: list[str],
+        budget: float | None = None,
         threads: int | None = None,
         require_proof: bool = False,
         allow_routing: bool = False,
@@ -174,26 +176,26 @@ class Run:
             if (ranks := current()) is not None:
                 ranks.apart = 0.0, ""  # of another model
             self.subject = meet(model_or_factory, **settings)
-            if "check_shape" not in names:
+            if "check_shape" not in checks:
                 self.subject.require_scores()
             self.threads, self.proofs = threads, require_proof
             self.conditions = allow_routing
             self._causes: dict[object, str] = {}  # the check that failed first
             heavy, self.plan = self.subject.heavy, ""
-            short = heavy or seconds is not None
-            if seconds is None:
-                seconds = HEAVY if heavy else DEFAULT
-                if any(CHECKS[name].slow for name in names):
-                    seconds = math.inf
-            self.subject = replace(self.subject, budget=Budget(seconds))
-            if short and seconds < math.inf:  # the main checks go first
+            short = heavy or budget is not None
+            if budget is None:
+                budget = HEAVY if heavy else DEFAULT
+                if any(CHECKS[name].slow for name in checks):
+                    budget = math.inf
+            self.subject = replace(self.subject, budget=Budget(budget))
+            if short and budget < math.inf:  # the main checks go first
                 first = (*FIRST, "check_cache") if heavy else FIRST
-                names = sorted(names, key=lambda name: name not in first)
+                checks = sorted(checks, key=lambda name: name not in first)
                 self.plan = (
-                    f"at most {seconds:.0f} s for {self.subject.parameters:,} "
+                    f"at most {budget:.0f} s for {self.subject.parameters:,} "
                     f"parameters; --thorough tries all"
                 )
-            self.names, self._left = names, [*names]
+            self.names, self._left = checks, [*checks]
 
     @property
     def notes(self) -> list[str]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...invariants.context import one_run
 from ...invariants.errors import UnknownSize
-from ...invariants.notebooks import Progress
+from ...invariants.notebooks import progress
 from ...invariants.subject import Subject
 from .findings import findings
 from .given import (
@@ -129,8 +129,8 @@ def diff_by_value(
         ran = _run(one, other, given, dtype, vocab_size or 0)
         return findings(both, *ran, named, tolerance)
 
-    with Progress() as line:
-        line.show(f"comparing {both[0]} with {both[1]}")
+    with progress() as line:
+        line.set_description_str(f"comparing {both[0]} with {both[1]}")
         found = compare(dtype)
     kind = found.sides[0].dtype
     if isinstance(other, Recording) and not found.same and dtype is None:

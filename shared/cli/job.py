@@ -1,0 +1,254 @@
+"""One target of gpt-duet check: options of the shell, settings of a project.
+
+    [tool.gpt-duet]
+    budget = "60s"                       # of each target
+
+    [tool.gpt-duet.targets."my_pkg.model:build"]
+    block-size = 64
+    expect = {cache = "it has none yet"}
+
+    [tool.gpt-duet.targets.perplexity]   # any name
+    scorer = "my_pkg.evaluate:make_score"
+    vocab-size = 256
+    documents = 0                        # the id between them
+
+The names in pyproject.toml are those of the command's options, and a setting
+is read as that option is.
+"""
+
+import re
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ..console import set_debug
+from ..targets import NEVER, parse_target
+from ..validation import did_you_mean, require_seed, whole_number
+from . import options
+
+HOW_LONG = {"budget", "quick", "thorough"}
+OF_BOTH = {"vocab-size", "block-size", "documents", "seed", *HOW_LONG}
+OF_SCORERS = {"scorer", "bos", "bits", "state", "bytes-per-token"}
+# of the command, and no setting of a target
+OF_OUTPUT = {
+    "models", "list", "json", "format", "fresh", "verbose", "quiet", "debug",
+    "map",
+}  # fmt: skip
+# parameters that are texts such as name=value, and what is wanted
+PAIRS = {
+    "inputs": f"--input takes an argument and what makes it, as "
+    f"doc_ids=my_pkg:make or doc_ids={NEVER}",
+    "expected_failures": "--expect takes a check and a reason, as "
+    'check_cache="why"',
+}
+UNITS = {"s": 1, "m": 60, "h": 3600}  # seconds
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One target to check; plain data, so that another process can read it.
+
+    Attributes:
+        target: its name.
+        scorer: the target that makes one, if no model is checked.
+        settings: of check_model or check_scorer, as texts where they name
+            targets or a device; `only` and `skip` are the checks.
+        map_file: of a map to draw.
+    """
+
+    target: str
+    scorer: str | None
+    settings: dict[str, Any]
+    map_file: Path | None = None
+
+
+def jobs_of(context: Any) -> list[Job]:
+    """Return the targets that the command names, else those of the project.
+
+    Raises:
+        ValueError: for a setting or a value that no option takes, and where
+            there is no target.
+    """
+    given = context.params
+    known = {p.opts[0].removeprefix("--"): p for p in context.command.params}
+    typed = {name.removeprefix("--") for name in options.given(context)}
+    models, scorer = given["models"], given["scorer"]
+    if scorer and (models or given["map_file"]):
+        also = f"model, got {models}" if models else "--map"
+        raise ValueError(f"--scorer takes no {also}")
+    _require_fitting(typed - OF_OUTPUT, scorer is not None)
+    project = {} if scorer else read_project(Path.cwd(), known)
+    targets = [scorer] if scorer else [*dict.fromkeys(models or project)]
+    if not targets:
+        raise ValueError(
+            "name what builds a model, as my_pkg.model:build, or list targets "
+            "under [tool.gpt-duet.targets] in pyproject.toml"
+        )
+    typed |= HOW_LONG if typed & HOW_LONG else set()
+    usage: Any = typer.BadParameter.__base__  # of click, or typer's own of it
+    jobs = []
+    for target in targets:
+        own = {
+            known[name].name: _as_typed(value, known[name].multiple)
+            for name, value in project.get(target, {}).items()
+            if name not in typed
+        }
+        try:
+            file = context.command.make_context(target, [], default_map=own)
+        except usage as error:
+            raise ValueError(
+                f"[tool.gpt-duet] {target}: {error.format_message()}"
+            ) from None
+        set_debug(given["debug"])  # which the context has set
+        values = given | {name: file.params[name] for name in own}
+        scorer = values["scorer"]
+        names = [n for n in known if _fits(n, scorer is not None)]
+        settings = {known[n].name: values[known[n].name] for n in names}
+        drawn = None if scorer else given["map_file"]
+        if drawn and len(targets) > 1:
+            word = re.sub(r"[\W_]", "-", target).strip("-")
+            drawn = drawn.with_stem(f"{drawn.stem}-{word}")
+        read = _read(settings) | {"debug": given["debug"]}
+        jobs.append(Job(target, scorer, read, drawn))
+    if len(jobs) == 1:
+        parse_target(jobs[0].scorer or targets[0])
+    return jobs
+
+
+def read_project(
+    folder: Path, known: Collection[str]
+) -> dict[str, dict[str, Any]]:
+    """Return the targets of a folder's pyproject.toml, with their settings.
+
+    Without a table for the kit there are none. A setting of all targets goes
+    to those that have it: a model, or what a scorer is made by.
+
+    Args:
+        folder: of the project.
+        known: names of the command's options.
+
+    Raises:
+        ValueError: for a file that is not TOML, and an unknown setting.
+    """
+    file = folder / "pyproject.toml"
+    try:
+        text = file.read_text("utf-8") if file.is_file() else ""
+        common = dict(tomllib.loads(text).get("tool", {}).get("gpt-duet", {}))
+    except ValueError as error:
+        raise ValueError(f"{file.name} is no TOML: {error}") from None
+    targets = common.pop("targets", {})
+    tables = [targets, *getattr(targets, "values", list)()]
+    if not all(isinstance(one, dict) for one in tables):
+        raise ValueError(
+            f"[tool.gpt-duet] targets is a table of tables, as "
+            f'[tool.gpt-duet.targets."my_pkg.model:build"], got {targets!r}'
+        )
+    if "scorer" in common:  # a target of its own
+        made = str(common.pop("scorer"))
+        targets = {made: {"scorer": made}} | targets
+    settings = {*known} - OF_OUTPUT
+    for name in {*common}.union(*targets.values()) - settings:
+        raise ValueError(
+            f"[tool.gpt-duet] has no setting {name!r}"
+            f"{did_you_mean(name, settings)}"
+        )
+    for target, own in targets.items():
+        scorer = "scorer" in own
+        fit = {n: v for n, v in common.items() if _fits(n, scorer)}
+        targets[target] = fit | own
+        try:
+            _require_fitting(targets[target], scorer)
+        except ValueError as error:
+            raise ValueError(f"[tool.gpt-duet] {target}: {error}") from None
+    return targets
+
+
+def _fits(name: str, scorer: bool) -> bool:
+    """Whether an option is one of a scorer, or else of a model."""
+    own = (name in OF_SCORERS) == scorer and name not in OF_OUTPUT
+    return own or name in OF_BOTH
+
+
+def _require_fitting(names: Collection[str], scorer: bool) -> None:
+    """Refuse settings of models with a scorer, and the other way round."""
+    if wrong := [name for name in names if not _fits(name, scorer)]:
+        if scorer:
+            raise ValueError(f"--scorer takes no --{min(wrong)}")
+        raise ValueError(f"--{min(wrong)} goes with --scorer")
+    if scorer and "vocab-size" not in names:
+        raise ValueError("--scorer needs --vocab-size, the number of ids")
+
+
+def _as_typed(value: Any, several: bool) -> str | list[str]:
+    """Return a setting as the texts of an option, or as one."""
+    values = value if isinstance(value, list) else [value]
+    if isinstance(value, dict):
+        values = [f"{key}={text}" for key, text in value.items()]
+    texts = [str(one) for one in values]
+    return texts if several else " ".join(texts)
+
+
+def _read(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of check_model or check_scorer, of the command's.
+
+    Raises:
+        ValueError: for a value that is out of range.
+    """
+    settings = {n: v for n, v in given.items() if v is not None}
+    quick, thorough = settings.pop("quick"), settings.pop("thorough")
+    settings["budget"] = _seconds(quick, thorough, settings.get("budget"))
+    scorer = settings.pop("scorer", None)
+    for name in ("vocab_size", "block_size"):
+        words = f"--{name.replace('_', '-')}"
+        whole_number(words, settings.get(name, 1), at_least=1)
+    require_seed(settings["seed"])
+    documents = settings.get("documents", "")
+    if documents.isdecimal():
+        settings["documents"] = int(documents)
+    elif documents and scorer:
+        raise ValueError(
+            f"--documents of a scorer is the id between documents, got "
+            f"{documents!r}"
+        )
+    for name, wanted in () if scorer else PAIRS.items():
+        settings[name] = _pairs(settings.get(name, ()), wanted)
+    return settings
+
+
+def _seconds(quick: bool, thorough: bool, text: str | None) -> float | None:
+    """Return the time for the checks, None for the default.
+
+    Raises:
+        ValueError: for a text that is no time, and for two of the options.
+    """
+    if quick + thorough + (text is not None) > 1:
+        raise ValueError("--thorough, --quick and --budget: choose one")
+    text = "30s" if quick else "inf" if thorough else text
+    if text is None:
+        return None
+    unit = UNITS.get(text[-1:])
+    with suppress(ValueError):
+        seconds = float(text[:-1] if unit else text) * (unit or 1)
+        if seconds > 0:
+            return seconds
+    raise ValueError(f"--budget takes 90s, 4m or seconds, got {text!r}")
+
+
+def _pairs(texts: Iterable[str], wanted: str) -> dict[str, str]:
+    """Return what stands behind each name, from texts such as x=my_pkg:make.
+
+    Raises:
+        ValueError: with the sentence on what is wanted.
+    """
+    pairs = {}
+    for text in texts:
+        name, _, value = map(str.strip, text.partition("="))
+        if not (name.isidentifier() and value):
+            raise ValueError(f"{wanted}, got {text!r}")
+        pairs[name] = value
+    return pairs
