@@ -87,6 +87,25 @@ class Unused(MLP):
         self.unused = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
 
 
+class RowsFrozen(MLP):
+    """A hook keeps five rows as they are, which is no fault."""
+
+    def add_parts(self, dim):
+        trained = (torch.arange(2 * dim) > 4).unsqueeze(1)
+        self.up.weight.register_hook(lambda grad: grad * trained)
+
+
+class UnitsOfOneLength(GPT):
+    """Takes 32 tokens, no less; ten hidden units are multiplied by 0."""
+
+    mlp = BUILDS["units_cut_off"].keywords["mlp"]
+
+    def forward(self, ids):
+        if ids.size(1) < BLOCK:
+            raise ValueError(f"{ids.size(1)} tokens are less than {BLOCK}")
+        return super().forward(ids)
+
+
 def within_limit(ids):
     if ids.size(1) > BLOCK:
         raise ValueError(f"{ids.size(1)} tokens > {BLOCK}")
@@ -608,6 +627,12 @@ PASSED = [
     (BUILDS["behind_padding"], "length_limit", "^declared are 34, taken 32: "),
     (BUILDS["padded_tables"], "loss", "given over the 64 scores of a padded"),
     (BUILDS["balance_added"], "loss", "plus .*, which targets do not change"),
+    (
+        BUILDS["positions_to_spare"],
+        "gradient_flow",
+        r"; not reached by these texts: 32 of 64 rows of wpe\.weight, 32 of 6",
+    ),
+    (gpt(mlp=RowsFrozen), "gradient_flow", "^18 parameters$"),
     (Seldom, "gradient_flow", ""),
     (SecondHead, "gradient_flow", ""),
     (
@@ -888,6 +913,11 @@ FAILED = [
         gpt(mixer=KeysDetached),
         "gradient_flow",
         r"^16 of 48 rows of \S+ move scores and never get a gradient: some",
+    ),
+    (
+        UnitsOfOneLength,
+        "gradient_flow",
+        r"^10 of 32 rows of blocks\.0\.mlp\.up\.weight, .* never move a s",
     ),
     (gpt(mlp=Unused), "gradient_flow", r"^6 of .*unused.1.bias and 2 more$"),
     (LossWithoutWayBack, "gradient_flow", "no way back.* pass of the loss"),
