@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from jaxtyping import Bool, Int, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
 from .cases import TRAIN
 from .errors import during
@@ -184,7 +184,7 @@ def _redrawn(variant: Variant, time: int) -> tuple[Slices, Slices]:
     longer: Slices = {}
     for seed in range(DRAWS):
         if seed:
-            _redraw(model, generator)
+            redraw_zeros(model, generator, matrices=True)
         for size, alive in ((time // 2, short), (time, longer)):
             size = subject.lengths.fit(size)
             rows = max(1, min(8, rows_at_once(vocab, size) // 4))
@@ -196,13 +196,3 @@ def _redrawn(variant: Variant, time: int) -> tuple[Slices, Slices]:
                 cross_entropy(scores, tokens.flip(0, 1)).backward()
             add_alive(alive, model.named_parameters())
     return short, longer
-
-
-@torch.no_grad()
-def _redraw(model: nn.Module, generator: torch.Generator) -> None:
-    """Replace zeros, and each trainable matrix by numbers of its size."""
-    redraw_zeros(model, generator)
-    for p in model.parameters():
-        if p.requires_grad and p.ndim > 1:
-            noise = torch.randn(p.shape, generator=generator).to(p)
-            p.copy_(noise * p.square().mean().sqrt())

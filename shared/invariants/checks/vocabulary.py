@@ -11,11 +11,10 @@ from ..limits import on_cpu, refusal
 from ..ranks import current
 from ..rounding import floor, gaps
 from ..tokens import rows_at_once
-from ..variant import Variant, larger, own
+from ..variant import Variant, doubled, larger, own, redraw_zeros
 
 SPARE = 128  # rows of a table beyond the vocabulary: padding to a multiple
 FEW = 16  # pairs of ids; and a heavy model's first and last ones
-ALIKE = 1e-6  # share of the largest step between ids: theirs may be rounding
 EXCLUDED = 100  # a score so far below the highest leaves no probability
 ALL_IDS = 1 << 36  # parameters times ids: up to here every id is tried
 
@@ -95,28 +94,31 @@ def _require_distinct(variant: Variant) -> str:
 
 
 def _require_told_apart(variant: Variant, ids: Int[Tensor, "ids"]) -> None:
-    """Raise where one id takes another's place and no score moves."""
+    """Raise where no score moves when one id takes another's place.
+
+    The pairs whose scores are nearest are tried, with weights drawn anew.
+    """
     subject, generator = variant.subject, variant.subject.generator()
-    vocab = subject.vocab_size
+    vocab, redrawn = subject.vocab_size, own(subject)
+    if subject.is_module:
+        model = doubled(subject, redrawn.model)
+        redraw_zeros(model, generator, matrices=True)
     if subject.heavy:
         ids = torch.cat([ids[:FEW], ids[-FEW:]]).unique()
     texts = subject.draw(1, 2, generator).repeat(len(ids), 1)
     texts[:, -1] = ids
     shares = torch.randn(vocab, generator=generator, dtype=torch.float64)
-    sums = []
-    for part in texts.split(rows_at_once(vocab, texts.size(1))):
-        last = variant.scores(part)[:, -1].cpu()
-        sums.append(last.double().nan_to_num() @ shares)
+    sums = [
+        variant.scores(part)[:, -1].cpu().double().nan_to_num() @ shares
+        for part in texts.split(rows_at_once(vocab, texts.size(1)))
+    ]
     values, order = torch.cat(sums).sort()
-    steps = values.diff()
-    if bool((steps <= ALIKE * steps.max()).all()):
-        return  # the newest token counts for nothing
-    for place in steps.argsort()[:FEW].tolist():
+    for place in values.diff().argsort()[:FEW].tolist():
         one, other = sorted(ids[order[place : place + 2]].tolist())
         base = subject.draw(3, 8, generator)
         at = torch.randint(base.size(1), (3, 1), generator=generator)
-        scores = variant.scores(base.scatter(1, at, one))
-        others = variant.scores(base.scatter(1, at, other))
+        scores = redrawn.scores(base.scatter(1, at, one))
+        others = redrawn.scores(base.scatter(1, at, other))
         if float(gaps(scores, others).max()) <= floor(scores):
             raise AssertionError(
                 f"ids {one} and {other} are one to the model: no score moves "
