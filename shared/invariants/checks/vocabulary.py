@@ -100,7 +100,7 @@ def _require_told_apart(variant: Variant, ids: Int[Tensor, "ids"]) -> None:
     """
     subject, generator = variant.subject, variant.subject.generator()
     vocab, redrawn = subject.vocab_size, own(subject)
-    if subject.is_module:
+    if subject.is_module and subject.builder.can_copy:
         model = doubled(subject, redrawn.model)
         redraw_zeros(model, generator, matrices=True)
     if subject.heavy:
