@@ -50,44 +50,37 @@ def _require_softmax(subject: Subject) -> None:
         return
     variant, tokens = own(subject), subject.draw(2, 8)
     redraw_zeros(variant.model, subject.generator())  # they would hide all
-    with _Exponentials() as seen:
-        scores = variant.scores(tokens)
-    softmaxes = []
-    for place in seen.overflow:
-        with _Exponentials(place):
-            moved = gaps(variant.scores(tokens), scores)
-        if float(moved.max()) <= floor(scores):
-            softmaxes.append(place)
-    for size in EXTREME[::-1] if softmaxes else ():
+    scores = variant.scores(tokens)
+    with _Exponentials(shift=True) as seen:
+        moved = gaps(variant.scores(tokens), scores)
+    if seen.place is None or float(moved.max()) > floor(scores):
+        return
+    for size in EXTREME[::-1]:
         scale_up(variant.model, size)
         with _Exponentials() as seen:
-            finite = variant.scores(tokens).isfinite().all()
-        over = [place for place in softmaxes if seen.overflow.get(place)]
-        if over and not finite:
+            scores = variant.scores(tokens)
+        if seen.overflow and not scores.isfinite().all():
             raise NotFinite(
                 f"scores are NaN or infinite with weights scaled up to "
-                f"activations of {size:.0f}: {over[0]} is divided by its "
+                f"activations of {size:.0f}: {seen.place} is divided by its "
                 f"sum, and overflows: subtract the largest number first"
             )
 
 
 class _Exponentials(Operations):
-    """Finds lines with exponentials above 1, and whether they overflow.
+    """Finds exponentials above 1; with shift none is."""
 
-    The largest number is subtracted before those of a shifted line.
-    """
-
-    def __init__(self, shifted: Place | None = None):
+    def __init__(self, shift: bool = False):
         super().__init__()
-        self.shifted = shifted
-        self.overflow: dict[Place, bool] = {}
+        self.shift, self.overflow = shift, False
+        self.place: Place | None = None
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "overloadpacket", func).__name__
         if name == "exp" and float(args[0].max()) > 0:  # and none is NaN
-            place = find_place(name)
-            self.overflow[place] = bool(args[0].exp().isinf().any())
-            if place == self.shifted:
+            self.place = self.place or find_place(name)
+            self.overflow |= bool(args[0].exp().isinf().any())
+            if self.shift:
                 args = (args[0] - args[0].amax(-1, keepdim=True),)
         return func(*args, **(kwargs or {}))
 
