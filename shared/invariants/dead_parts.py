@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 import torch
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from .cases import TRAIN
@@ -33,11 +33,6 @@ BOTH_ZERO = "never get a gradient: factors that are both 0"
 UNREACHED = "not reached by these texts"
 
 
-def along(tensor: Tensor, axis: int) -> Shaped[Tensor, "slices numbers"]:
-    """Return the rows of a tensor, or its columns."""
-    return tensor.transpose(0, axis).flatten(1)
-
-
 def add_alive(alive: Slices, named: Iterable[tuple[str, Tensor]]) -> None:
     """Add the rows and columns whose gradient is not exactly 0.
 
@@ -49,7 +44,7 @@ def add_alive(alive: Slices, named: Iterable[tuple[str, Tensor]]) -> None:
         if grad is None or grad.ndim < 2 or hooks:
             continue
         for axis in (0, 1):
-            slices = along(grad.to_dense(), axis)
+            slices = grad.to_dense().transpose(0, axis).flatten(1)
             if len(slices) >= LEAST and slices.size(1) > 1:
                 key, found = (name, axis), slices.any(1)
                 alive[key] = alive.get(key, found) | found
@@ -80,32 +75,32 @@ def reasons(
     """
     longest = min(subject.block_size, LONG if subject.heavy else 1 << 30)
     time = subject.lengths.fit(longest)
-    # check_vocabulary judges the rows of ids
     dead = {
         key: ~slices
         for key, slices in alive.items()
-        if slices.any() and len(slices) != subject.vocab_size
+        if 0 < int(slices.sum()) <= len(slices) - FEWEST
+        and len(slices) != subject.vocab_size  # check_vocabulary judges ids
     }
-    if time < LEAST or not in_words(dead):
+    if time < LEAST or not dead:
         return
     variant = changeable(subject, case=TRAIN)
     window = declared(variant.model, WINDOW)
     if window and window.value == 1:
         return  # no query chooses among keys
     named = dict(variant.model.named_parameters())
-    zeros = {(n, i): ~along(named[n], i).any(1) for n, i in dead}
+    zeros = {(n, i): named[n].transpose(0, i) == 0 for n, i in dead}
     tokens = subject.draw(2, time)
     with _Reads(named) as reads:
         for row in tokens.split(1):
             variant.scores(row)
     for key in [key for key in dead if key in reads.found]:
-        index, *others = reads.found[key]
+        index, *others = found = reads.found[key]
         by_tokens = not all(map(index.equal, others))
         if by_tokens or index.shape.count(time) == 1:
-            unread = _unread(dead.pop(key), [index, *others])
+            unread = _unread(dead.pop(key), found)
             shared = not by_tokens and _share_rows(index, time, len(unread))
             yield NEVER if shared else UNREACHED, key, unread
-    if not in_words(dead):
+    if not dead:
         return
     short, longer = _redrawn(variant, time)
     for key, slices in dead.items():
@@ -114,7 +109,7 @@ def reasons(
         still = slices & ~reached & ~more
         grown = bool((more & ~reached).any())
         if int(still.sum()) < FEWEST:
-            reason, still = BOTH_ZERO, slices & zeros[key]
+            reason, still = BOTH_ZERO, slices & zeros[key].flatten(1).all(1)
         elif key in reads.found:  # by distances
             idle = _unread(still, reads.found[key]).sum() > IDLE * len(still)
             dead_for_good = not grown and (idle or more.sum() == 1)
