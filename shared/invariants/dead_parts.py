@@ -1,23 +1,22 @@
 """Rows and columns of parameters that no score depends on."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from .cases import TRAIN
-from .errors import during
-from .losses import cross_entropy
 from .model.sizes import WINDOW, declared
 from .operations import Operations
 from .subject import Subject
-from .tokens import rows_at_once
 from .variant import Variant, changeable, redraw_zeros
 
 Axis = tuple[str, int]  # a parameter's name; 0 for its rows, 1 for columns
 Slices = dict[Axis, Bool[Tensor, "_"]]  # each of its own number
+
+Collect = Callable[[Variant, dict[int, int], Slices], object]
 
 FEWEST = 2  # dead slices: one may be padding, or a measure of the others
 DRAWS = 4  # of all matrices: what is dead by chance is not dead again
@@ -61,13 +60,14 @@ def in_words(slices: Slices) -> list[str]:
 
 
 def reasons(
-    subject: Subject, alive: Slices
+    subject: Subject, alive: Slices, collect: Collect
 ) -> Iterator[tuple[str, Axis, Bool[Tensor, "slices"]]]:
     """Yield why slices are dead, of parameters of which some are alive.
 
     Args:
         subject: the model.
         alive: slices that have a gradient in some texts.
+        collect: adds those that have one in texts of a length, by the seed.
 
     Yields:
         A reason, an axis and the slices; BOTH_ZERO for slices that are 0 and
@@ -89,7 +89,8 @@ def reasons(
         return  # no query chooses among keys
     named = dict(variant.model.named_parameters())
     zeros = {(n, i): named[n].transpose(0, i) == 0 for n, i in dead}
-    tokens = subject.draw(2, time)
+    generator = subject.generator()
+    tokens = subject.draw(2, time, generator)
     with _Reads(named) as reads:
         for row in tokens.split(1):
             variant.scores(row)
@@ -102,7 +103,13 @@ def reasons(
             yield NEVER if shared else UNREACHED, key, unread
     if not dead:
         return
-    short, longer = _redrawn(variant, time)
+    short: Slices = {}
+    longer: Slices = {}
+    for seed in range(DRAWS):
+        if seed:
+            redraw_zeros(variant.model, generator, matrices=True)
+        for size, found in ((time // 2, short), (time, longer)):
+            collect(variant, {seed: subject.lengths.fit(size)}, found)
     for key, slices in dead.items():
         every = torch.ones_like(slices)  # a loss of its own moves them
         reached, more = short.get(key, every), longer.get(key, every)
@@ -166,28 +173,3 @@ def _share_rows(index: Int[Tensor, "..."], time: int, rows: int) -> bool:
     """Whether positions share rows of a table that has enough."""
     axis = index.shape.index(time)
     return 1 < index.unique(dim=axis).size(axis) < time <= rows
-
-
-def _redrawn(variant: Variant, time: int) -> tuple[Slices, Slices]:
-    """Return what is alive in texts of half a length, and of that length.
-
-    After the first time all matrices are drawn anew.
-    """
-    subject, generator = variant.subject, variant.subject.generator()
-    model, vocab = variant.model, subject.vocab_size
-    short: Slices = {}
-    longer: Slices = {}
-    for seed in range(DRAWS):
-        if seed:
-            redraw_zeros(model, generator, matrices=True)
-        for size, alive in ((time // 2, short), (time, longer)):
-            size = subject.lengths.fit(size)
-            rows = max(1, min(8, rows_at_once(vocab, size) // 4))
-            ids = torch.randperm(rows * size, generator=generator) % vocab
-            tokens = ids.view(rows, size)
-            model.zero_grad()
-            scores = variant.scores(tokens, grad=True, seed=seed).float()
-            with during("in the backward pass in train mode"):
-                cross_entropy(scores, tokens.flip(0, 1)).backward()
-            add_alive(alive, model.named_parameters())
-    return short, longer
