@@ -89,8 +89,7 @@ def reasons(
         return  # no query chooses among keys
     named = dict(variant.model.named_parameters())
     zeros = {(n, i): named[n].transpose(0, i) == 0 for n, i in dead}
-    generator = subject.generator()
-    tokens = subject.draw(2, time, generator)
+    tokens = subject.draw(2, time)
     with _Reads(named) as reads:
         for row in tokens.split(1):
             variant.scores(row)
@@ -103,25 +102,21 @@ def reasons(
             yield NEVER if shared else UNREACHED, key, unread
     if not dead:
         return
-    short: Slices = {}
-    longer: Slices = {}
-    for seed in range(DRAWS):
-        if seed:
-            redraw_zeros(variant.model, generator, matrices=True)
-        for size, found in ((time // 2, short), (time, longer)):
-            collect(variant, {seed: subject.lengths.fit(size)}, found)
+    short, longer = _redrawn(variant, time, collect)
     for key, slices in dead.items():
         every = torch.ones_like(slices)  # a loss of its own moves them
         reached, more = short.get(key, every), longer.get(key, every)
         still = slices & ~reached & ~more
+        # where some slices come to life, others may in other texts
         grown = bool((more & ~reached).any())
+        revived = not still.equal(slices)
         if int(still.sum()) < FEWEST:
             reason, still = BOTH_ZERO, slices & zeros[key].flatten(1).all(1)
         elif key in reads.found:  # by distances
             idle = _unread(still, reads.found[key]).sum() > IDLE * len(still)
             dead_for_good = not grown and (idle or more.sum() == 1)
             reason = NEVER if dead_for_good else UNREACHED
-        elif grown or reads.routed or _are_spare(subject, still):
+        elif grown or revived or reads.routed or _are_spare(subject, still):
             reason = UNREACHED
         else:
             before = variant.scores(tokens)
@@ -129,6 +124,24 @@ def reasons(
             moved = not variant.scores(tokens).equal(before)
             reason = DETACHED if moved else NEVER
         yield reason, key, still
+
+
+def _redrawn(
+    variant: Variant, time: int, collect: Collect
+) -> tuple[Slices, Slices]:
+    """Return what is alive in texts of half a length, and of that length.
+
+    After the first time all matrices are drawn anew.
+    """
+    subject, generator = variant.subject, variant.subject.generator()
+    short: Slices = {}
+    longer: Slices = {}
+    for seed in range(DRAWS):
+        if seed:
+            redraw_zeros(variant.model, generator, matrices=True)
+        for size, found in ((time // 2, short), (time, longer)):
+            collect(variant, {seed: subject.lengths.fit(size)}, found)
+    return short, longer
 
 
 def _are_spare(subject: Subject, dead: Bool[Tensor, "slices"]) -> bool:
@@ -143,7 +156,7 @@ class _Reads(Operations):
 
     def __init__(self, named: dict[str, Tensor]):
         super().__init__()
-        self.names = {p.data_ptr(): name for name, p in named.items()}
+        self.names = {(p.data_ptr(), p.shape): n for n, p in named.items()}
         self.found = defaultdict[Axis, list[Int[Tensor, "..."]]](list)
         self.routed = False
 
@@ -151,7 +164,7 @@ class _Reads(Operations):
         name = getattr(func, "overloadpacket", func).__name__
         self.routed |= name in ROUTES
         if name in ("embedding", "index"):
-            of = self.names.get(args[0].data_ptr())
+            of = self.names.get((args[0].data_ptr(), args[0].shape))
             given = args[1] if name == "index" else [args[1]]
             for axis, index in enumerate(given):
                 if of and index is not None:
