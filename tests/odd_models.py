@@ -492,6 +492,13 @@ class LossAloneAndHint(LossAlone):
         return super().mask(tokens) | self.hinted
 
 
+class SkipDetached(LossAlone):
+    """A tenth of the embeddings skips the blocks, detached in float32."""
+
+    def body(self, x, mask):
+        return super().body(x, mask) + 0.1 * x.float().detach().to(x)
+
+
 class LossOfChunks(GPT):
     """It returns the loss alone, summed over pieces of the text."""
 
@@ -641,6 +648,7 @@ SOUND = ODD_TO_A_PROOF | {
 }
 HIDDEN = [  # a model, the check that finds its fault, and words
     (KeptFromInference, "gradients", "Inference tensors cannot be saved"),
+    (SkipDetached, "gradients", "stops at odd_models.py"),
     (DrawsForNothing, "purity", "the random state of Python's random"),
     (type("FlexLeaks", (GPT,), {"mixer": FlexAhead}), "causality", "sees tok"),
     (short(mixer=FullDiagonal), "causality", "block (0, 0) of 4 x 4 is list"),

@@ -87,6 +87,36 @@ class Unused(MLP):
         self.unused = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
 
 
+class RowsFrozen(MLP):
+    """A hook keeps five rows as they are, which is no fault."""
+
+    def add_parts(self, dim):
+        trained = (torch.arange(2 * dim) > 4).unsqueeze(1)
+        self.up.weight.register_hook(lambda grad: grad * trained)
+
+
+class OneOfFive(GPT):
+    """Positions are read from the first of five tables in one tensor."""
+
+    def add_parts(self, dim):
+        self.wpe = None
+        self.tables = nn.Parameter(torch.randn(5, BLOCK, dim))
+
+    def position_vectors(self, ids):
+        return self.tables[0][torch.arange(ids.size(1))]
+
+
+class UnitsOfOneLength(GPT):
+    """Takes 32 tokens, no less; ten hidden units are multiplied by 0."""
+
+    mlp = BUILDS["units_cut_off"].keywords["mlp"]
+
+    def forward(self, ids):
+        if ids.size(1) < BLOCK:
+            raise ValueError(f"{ids.size(1)} tokens are less than {BLOCK}")
+        return super().forward(ids)
+
+
 def within_limit(ids):
     if ids.size(1) > BLOCK:
         raise ValueError(f"{ids.size(1)} tokens > {BLOCK}")
@@ -608,12 +638,23 @@ PASSED = [
     (BUILDS["behind_padding"], "length_limit", "^declared are 34, taken 32: "),
     (BUILDS["padded_tables"], "loss", "given over the 64 scores of a padded"),
     (BUILDS["balance_added"], "loss", "plus .*, which targets do not change"),
+    (
+        BUILDS["positions_to_spare"],
+        "gradient_flow",
+        r"; not reached by these texts: 32 of 64 rows of wpe\.weight, 32 of 6",
+    ),
+    (gpt(mlp=RowsFrozen), "gradient_flow", "^18 parameters$"),
     (Seldom, "gradient_flow", ""),
     (SecondHead, "gradient_flow", ""),
     (
         gpt(block=RoundsABranch),
         "gradients",
         "piecewise-constant operations are est",
+    ),
+    (
+        gpt(add_parts=lambda self, dim: self.wte.weight.data[9:].fill_(0.5)),
+        "vocabulary",  # ids added later start as one, and are trained apart
+        "^17 of 17 ids$",
     ),
     (BUILDS["one_score_at_zero"], "vocabulary", "of id 16 never moves"),
     (
@@ -888,6 +929,12 @@ FAILED = [
         gpt(mixer=KeysDetached),
         "gradient_flow",
         r"^16 of 48 rows of \S+ move scores and never get a gradient: some",
+    ),
+    (OneOfFive, "gradient_flow", "^4 of 5 rows of tables never move a score$"),
+    (
+        UnitsOfOneLength,
+        "gradient_flow",
+        r"^10 of 32 rows of blocks\.0\.mlp\.up\.weight, .* never move a s",
     ),
     (gpt(mlp=Unused), "gradient_flow", r"^6 of .*unused.1.bias and 2 more$"),
     (LossWithoutWayBack, "gradient_flow", "no way back.* pass of the loss"),

@@ -1,7 +1,7 @@
 """A derivative by the backward pass, and by differences of values."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
@@ -70,19 +70,26 @@ class Pair:
         """Whether the two agree within the error of the differences."""
         if self.uncertain > ROUGH * self.size:  # nothing can be said
             return True
-        apart = abs(self.backward - self.difference)
-        return apart <= max(self.uncertain, self.least)
+        return self.apart <= max(self.uncertain, self.least)
+
+    @property
+    def apart(self) -> float:
+        """How far they are apart."""
+        return abs(self.backward - self.difference)
 
     @property
     def share(self) -> float:
         """How far they are apart, relative to the larger one."""
         largest = max(abs(self.backward), abs(self.difference))
-        return abs(self.backward - self.difference) / largest
+        return self.apart / largest
 
 
 @dataclass
 class Along:
-    """Measures the derivative of a value along directions in parameters."""
+    """Measures the derivative of a value along directions in parameters.
+
+    They are random, or those of `towards`.
+    """
 
     free: dict[str, tuple[nn.Parameter, int | None]]
     gradients: dict[str, Tensor]
@@ -90,6 +97,7 @@ class Along:
     step: float
     rounding: float
     generator: torch.Generator
+    towards: dict[str, Tensor] = field(default_factory=dict)
 
     def smoothest(self, names: list[str]) -> Pair:
         """Measure it along directions in these until one is smooth."""
@@ -117,6 +125,9 @@ class Along:
                 drawn = seed + crc32(name.encode())
                 generator = torch.Generator().manual_seed(drawn)
             noise = torch.randn(p.shape, generator=generator, dtype=kind)
+            if name in self.towards:
+                toward = self.towards[name]
+                noise = toward / toward.abs().square().mean().sqrt()
             directions[name] = noise.to(p) * size
             if padding is not None:
                 directions[name][padding] = 0

@@ -449,11 +449,19 @@ def _enlarged(subject: Subject, case: Case, time: int) -> Copy:
 
 
 @torch.no_grad()
-def redraw_zeros(model: nn.Module, generator: torch.Generator) -> None:
+def redraw_zeros(
+    model: nn.Module, generator: torch.Generator, matrices: bool = False
+) -> None:
     """Replace each 0 in trainable parameters by a random number.
 
     Parameters with hooks on their gradients keep their zeros: those may be
     how the model keeps a structure.
+
+    Args:
+        model: is changed.
+        generator: of the numbers.
+        matrices: whether all numbers of matrices are replaced, by some of
+            their size.
     """
     for index, parameter in enumerate(model.parameters()):
         hooks = getattr(parameter, "_backward_hooks", None)
@@ -463,13 +471,16 @@ def redraw_zeros(model: nn.Module, generator: torch.Generator) -> None:
         parameter = local(parameter)
         if current() is not None:  # what other ranks draw depends on zeros
             generator = torch.Generator().manual_seed(index)
-        zeros = parameter == 0
-        if not zeros.any():
-            continue
-        fan_in = parameter[0].numel() if parameter.ndim > 1 else 4
-        noise = torch.randn(parameter.shape, generator=generator)
-        noise = noise.to(parameter) / fan_in**0.5
-        parameter.copy_(torch.where(zeros, noise, parameter))
+        numbers = parameter.shape[1:].numel()
+        fan_in = max(1, numbers) if parameter.ndim > 1 else 4
+        chosen, size = parameter == 0, fan_in**-0.5
+        if matrices and parameter.ndim > 1:
+            chosen = torch.ones_like(chosen)
+            size = float(parameter.square().mean().sqrt()) or size
+        if chosen.any():
+            noise = torch.randn(parameter.shape, generator=generator)
+            noise = noise.to(parameter) * size
+            parameter.copy_(torch.where(chosen, noise, parameter))
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """Dtypes and devices."""
 
 import re
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from ..other_device import elsewhere
 from ..places import Place, find_place
 from ..ranks import current
 from ..rounding import dtype_name, gaps
-from ..variant import Variant, changeable, in_double, redraw_zeros
+from ..variant import changeable, doubled, redraw_zeros
 
 # An operation that lacks a dtype altogether; mixed dtypes read otherwise.
 NO_KERNEL = re.compile(
@@ -24,6 +24,8 @@ NO_KERNEL = re.compile(
     r"Unsupported (?:input )?dtype|MPS framework doesn't support float64"
 )
 NONE = "no kernel for"  # a dtype: the limit of PyTorch
+NARROW = (torch.float16, torch.bfloat16)
+WIDE = (torch.float32, torch.float64)
 UNIQUE = 257  # whole numbers from 0 that differ in bfloat16
 
 
@@ -72,59 +74,23 @@ def _require_width(subject: Subject, tokens: Tensor) -> str:
     """
     variant = changeable(subject)
     meant = variant.double
-    if quantised(variant.model) or any(
-        _bits(p.dtype) < 32 for p in _floats(variant)
-    ):
+    doubled(subject, variant.model)
+    kinds = {p.dtype for p in variant.parameters if p.is_floating_point()}
+    if quantised(variant.model) or not kinds or min(map(_bits, kinds)) < 32:
         return ""
-    if in_double(subject):
-        variant.model.double()
     redraw_zeros(variant.model, subject.generator())  # behind them none moves
-    scores = []
-    for narrowed in (Narrowed(widen=False), Narrowed(widen=True)):
-        with suppress(ModelRaised), narrowed:
-            scores.append(variant.scores(tokens))
-        if narrowed.place is None:
-            return ""
-    words = (
-        f"{narrowed.place} computes in {narrowed.name} inside a "
-        f"{dtype_name(_floats(variant)[0].dtype)} call"
-    )
-    if len(scores) == 2:
-        words += f": scores move by {float(gaps(*scores).max()):.2g}"
+    with Casts() as seen:
+        scores = variant.scores(tokens)
+    if seen.first is None:
+        return ""
+    place, narrow = seen.first
+    words = f"{place} computes in {narrow} inside a {dtype_name(*kinds)} call"
+    with suppress(ModelRaised), Casts(widen=True):
+        size = float(gaps(scores, variant.scores(tokens)).max())
+        words += f": scores move by {size:.2g}"
     if meant:
         raise AssertionError(words)
     return f"; {words}"
-
-
-def _floats(variant: Variant) -> list[Tensor]:
-    return [p for p in variant.parameters if p.is_floating_point()]
-
-
-class Narrowed(Operations):
-    """Finds the first line that casts wider floats to 16 bits.
-
-    Args:
-        widen: whether such casts leave numbers as they are.
-    """
-
-    def __init__(self, widen: bool):
-        super().__init__()
-        self.widen = widen
-        self.place: Place | None = None
-        self.name = ""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        dtype = kwargs.get("dtype")
-        name = getattr(func, "overloadpacket", func).__name__
-        if name == "_to_copy" and dtype in (torch.float16, torch.bfloat16):
-            given = args[0].dtype
-            if given.is_floating_point and _bits(given) > 16:
-                self.place = self.place or find_place(name)
-                self.name = self.name or dtype_name(dtype)
-                if self.widen:
-                    kwargs = kwargs | {"dtype": given}
-        return func(*args, **kwargs)
 
 
 def _answer_in(
@@ -137,13 +103,11 @@ def _answer_in(
     """
     function = "a function has no dtype to change"
     variant = changeable(subject, function)
-    positions, autocast = None, Autocast()
-    time = subject.lengths.fit(300)
+    time, seen, autocast = subject.lengths.fit(300), Casts(), Autocast()
     if dtype == torch.bfloat16 and time > UNIQUE:
-        tokens = subject.draw(1, time)
-        positions = Positions(time)
+        tokens, seen = subject.draw(1, time), Casts(time)
     try:
-        with positions or nullcontext(), autocast:
+        with seen, autocast:
             cast(variant.model, dtype)
             scores = variant.scores(tokens)
     except (ModelRaised, TypeError) as error:
@@ -163,9 +127,9 @@ def _answer_in(
         raise NotFinite(f"in {dtype_name(dtype)} scores are NaN or infinite")
     if scores.dtype != dtype and quantised(variant.model):
         return f"quantised weights keep {dtype_name(scores.dtype)} in"
-    if positions and positions.same:
+    if seen.same:
         raise AssertionError(
-            f"in bfloat16 the positions {positions.same} of {tokens.size(1)} "
+            f"in bfloat16 the positions {seen.same} of {tokens.size(1)} "
             f"are one number: count them as integers or in float32"
         )
     return scores.dtype
@@ -181,19 +145,32 @@ class Autocast(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Positions(Operations):
-    """Records positions that become equal when they are cast to bfloat16."""
+class Casts(Operations):
+    """Sees the first line that casts to 16 bits, and positions that meet.
+
+    Args:
+        positions: how many are to differ in bfloat16.
+        widen: whether casts of wider floats to 16 bits change nothing.
+    """
 
     NAMES = ("arange", "_to_copy", "copy_", "mul", "div", "add", "sub")
 
-    def __init__(self, count: int):
+    def __init__(self, positions: int = 0, widen: bool = False):
         super().__init__()
-        self.count = count
+        self.count, self.widen = positions, widen
+        self.first: tuple[Place, str] | None = None
         self.same: tuple[int, int] | None = None
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        answer = func(*args, **(kwargs or {}))
-        if getattr(func, "overloadpacket", func).__name__ in self.NAMES:
+        kwargs = kwargs or {}
+        name = getattr(func, "overloadpacket", func).__name__
+        dtype = kwargs.get("dtype")
+        if name == "_to_copy" and dtype in NARROW and args[0].dtype in WIDE:
+            self.first = self.first or (find_place(name), dtype_name(dtype))
+            if self.widen:
+                kwargs = kwargs | {"dtype": args[0].dtype}
+        answer = func(*args, **kwargs)
+        if self.count and name in self.NAMES:
             for x in (*args, answer):
                 if isinstance(x, Tensor) and answer.dtype == torch.bfloat16:
                     self._look(x)

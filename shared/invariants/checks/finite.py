@@ -1,6 +1,5 @@
 """Numbers that are none."""
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -11,10 +10,11 @@ from ..cases import EXTREME, TRAIN, TRAIN_WITHOUT_GRADIENTS, WITH_GRADIENTS
 from ..check import Subject, check
 from ..errors import NotFinite, during
 from ..losses import cross_entropy
-from ..operations import Operations, quantised
+from ..operations import Operations
 from ..places import Place, find_place
 from ..ranks import local
-from ..variant import Variant, own, scale_up
+from ..rounding import floor, gaps
+from ..variant import Variant, own, redraw_zeros, scale_up
 
 GRADIENTS = 256  # tokens: a backward pass of longer texts takes much memory
 
@@ -41,21 +41,25 @@ def check_finite(subject: Subject) -> str:
 
 
 def _require_softmax(subject: Subject) -> None:
-    """Require that no softmax overflows for want of its maximum."""
+    """Require that no softmax overflows for want of its maximum.
+
+    One is known by the scores, which stay where they are when the largest
+    number is subtracted before the exponential.
+    """
     if not (subject.is_module and subject.builder.can_copy):
         return
-    variant = own(subject)
-    if quantised(variant.model):
+    variant, tokens = own(subject), subject.draw(2, 8)
+    redraw_zeros(variant.model, subject.generator())  # they would hide all
+    scores = variant.scores(tokens)
+    with _Exponentials(shift=True) as seen:
+        moved = gaps(variant.scores(tokens), scores)
+    if seen.place is None or float(moved.max()) > floor(scores):
         return
-    tokens = subject.draw(2, 8)
-    for size in (0.0, *EXTREME[::-1]):
-        if size:
-            scale_up(variant.model, size)
-        with _Softmaxes() as seen:
+    for size in EXTREME[::-1]:
+        scale_up(variant.model, size)
+        with _Exponentials() as seen:
             scores = variant.scores(tokens)
-        if seen.place is None:
-            return
-        if size and seen.largest == math.inf and not scores.isfinite().all():
+        if seen.overflow and not scores.isfinite().all():
             raise NotFinite(
                 f"scores are NaN or infinite with weights scaled up to "
                 f"activations of {size:.0f}: {seen.place} is divided by its "
@@ -63,42 +67,22 @@ def _require_softmax(subject: Subject) -> None:
             )
 
 
-HIDES = ("tril", "mul", "masked_fill")  # how exponentials are masked
+class _Exponentials(Operations):
+    """Finds exponentials above 1; with shift none is."""
 
-
-class _Softmaxes(Operations):
-    """Finds exponentials that are divided by their sum over the last axis.
-
-    Those of numbers up to 0 are left out.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, shift: bool = False):
         super().__init__()
-        self.places: dict[int, Place] = {}  # by the memory of exponentials
-        self.sums: dict[int, Tensor] = {}  # by the memory of sums
-        self.kept: list[Tensor] = []  # so that no memory is used again
+        self.shift, self.overflow = shift, False
         self.place: Place | None = None
-        self.largest = 0.0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        answer = func(*args, **(kwargs or {}))
         name = getattr(func, "overloadpacket", func).__name__
         if name == "exp" and float(args[0].max()) > 0:  # and none is NaN
-            self.places[answer.data_ptr()] = find_place(name)
-            self.kept.append(answer)
-        elif name in HIDES and args[0].data_ptr() in self.places:
-            self.places[answer.data_ptr()] = self.places[args[0].data_ptr()]
-            self.kept.append(answer)
-        elif name == "sum" and args[0].data_ptr() in self.places:
-            self.sums[answer.data_ptr()] = args[0]
-            self.kept.append(answer)
-        elif name in ("div", "div_") and isinstance(args[1], Tensor):
-            whole = self.sums.get(args[1].data_ptr())
-            if whole is not None and whole.data_ptr() == args[0].data_ptr():
-                self.place = self.places[whole.data_ptr()]
-                most = whole.nan_to_num(math.inf, math.inf).max()  # inf * 0
-                self.largest = max(self.largest, float(most))
-        return answer
+            self.place = self.place or find_place(name)
+            self.overflow |= bool(args[0].exp().isinf().any())
+            if self.shift:
+                args = (args[0] - args[0].amax(-1, keepdim=True),)
+        return func(*args, **(kwargs or {}))
 
 
 def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int, int]]:

@@ -11,11 +11,10 @@ from ..limits import on_cpu, refusal
 from ..ranks import current
 from ..rounding import floor, gaps
 from ..tokens import rows_at_once
-from ..variant import Variant, larger, own
+from ..variant import Variant, doubled, larger, own, redraw_zeros
 
 SPARE = 128  # rows of a table beyond the vocabulary: padding to a multiple
-FEW = 16  # pairs of ids; and a heavy model's first and last ones
-ALIKE = 1e-6  # share of the largest step between ids: theirs may be rounding
+FEW = 16  # ids of a heavy model that are told apart: first and last ones
 EXCLUDED = 100  # a score so far below the highest leaves no probability
 ALL_IDS = 1 << 36  # parameters times ids: up to here every id is tried
 
@@ -69,9 +68,8 @@ def check_vocabulary(subject: Subject) -> str:
                     f"id {outside} at position {position} is answered "
                     f"without an error; the vocabulary has {vocab} ids"
                 )
-    moving = larger(subject) or own(subject)
-    note = _require_distinct(moving)
-    _require_told_apart(moving, ids)
+    note = _require_distinct(larger(subject) or own(subject))
+    _require_told_apart(subject, ids)
     return f"{len(ids)} of {vocab} ids{rest}{note}"
 
 
@@ -94,34 +92,36 @@ def _require_distinct(variant: Variant) -> str:
     return "".join(f"; the score of id {i} never moves" for i in ids)
 
 
-def _require_told_apart(variant: Variant, ids: Int[Tensor, "ids"]) -> None:
-    """Raise where one id takes another's place and no score moves."""
-    subject, generator = variant.subject, variant.subject.generator()
-    vocab = subject.vocab_size
+def _require_told_apart(subject: Subject, ids: Int[Tensor, "ids"]) -> None:
+    """Raise where no score moves when one id takes another's place.
+
+    With weights drawn anew the two whose scores are nearest are tried.
+    """
+    variant, generator = own(subject), subject.generator()
+    if subject.is_module and subject.builder.can_copy:
+        model = doubled(subject, variant.model)
+        redraw_zeros(model, generator, matrices=True)
     if subject.heavy:
         ids = torch.cat([ids[:FEW], ids[-FEW:]]).unique()
     texts = subject.draw(1, 2, generator).repeat(len(ids), 1)
     texts[:, -1] = ids
-    shares = torch.randn(vocab, generator=generator, dtype=torch.float64)
-    sums = []
-    for part in texts.split(rows_at_once(vocab, texts.size(1))):
-        last = variant.scores(part)[:, -1].cpu()
-        sums.append(last.double().nan_to_num() @ shares)
+    shares = torch.randn(subject.vocab_size, generator=generator).double()
+    sums = [
+        variant.scores(part)[:, -1].cpu().double().nan_to_num(0, 0, 0) @ shares
+        for part in texts.split(rows_at_once(len(shares), texts.size(1)))
+    ]
     values, order = torch.cat(sums).sort()
-    steps = values.diff()
-    if bool((steps <= ALIKE * steps.max()).all()):
-        return  # the newest token counts for nothing
-    for place in steps.argsort()[:FEW].tolist():
-        one, other = sorted(ids[order[place : place + 2]].tolist())
-        base = subject.draw(3, 8, generator)
-        at = torch.randint(base.size(1), (3, 1), generator=generator)
-        scores = variant.scores(base.scatter(1, at, one))
-        others = variant.scores(base.scatter(1, at, other))
-        if float(gaps(scores, others).max()) <= floor(scores):
-            raise AssertionError(
-                f"ids {one} and {other} are one to the model: no score moves "
-                f"where one takes the other's place"
-            )
+    nearest = int(values.diff().argmin())
+    one, other = sorted(ids[order[nearest : nearest + 2]].tolist())
+    base = subject.draw(3, 8, generator)
+    at = torch.randint(base.size(1), (3, 1), generator=generator)
+    scores = variant.scores(base.scatter(1, at, one))
+    others = variant.scores(base.scatter(1, at, other))
+    if float(gaps(scores, others).max()) <= floor(scores):
+        raise AssertionError(
+            f"ids {one} and {other} are one to the model: no score moves "
+            f"where one takes the other's place"
+        )
 
 
 def _ids_to_try(

@@ -16,7 +16,7 @@ from ..lines import Line, first_in_last_piece
 from ..model.sizes import has_position_table
 from ..rounding import Gap, floor, gaps, real_gap
 from ..variant import CopyFailed, copy_for
-from .conventions import POSITIONS, Text, conventions
+from .conventions import POSITIONS, Text
 from .pieces import WRONG, Decoder
 
 
@@ -65,29 +65,22 @@ class Comparison(Decoder):
 
     def require_half(self, time: int, generator: torch.Generator) -> None:
         """Require that a model that runs in bfloat16 decodes in it."""
-        chosen = self.convention
-        assert chosen is not None
+        assert self.convention is not None
         tokens = self.draw(1, time, generator)
         try:
             half = copy_for(self.subject, HALF[0])
             half.scores(tokens)
         except (CopyFailed, SkipCheck):
             return
-        half.model.eval()
-        for way in conventions(self.subject, half.model, lambda: None):
-            if way.says != chosen.says:
-                continue
-            text = Text(way, 1)
-            try:
-                for piece in tokens.split(1, 1):
-                    text.feed(piece)
-            except ModelRaised as error:
-                if re.search(r"dtype|[Ff]loat|Half", str(error)):
-                    raise AssertionError(
-                        f"in bfloat16 the full forward answers, and decoding "
-                        f"({way.says}) does not: {error}"
-                    ) from error.__cause__
-            return
+        try:
+            self.bind(half.model)
+            self.in_pieces(tokens, [1] * time)
+        except ModelRaised as error:
+            if re.search(r"dtype|[Ff]loat|Half", str(error)):
+                raise AssertionError(
+                    f"in bfloat16 the full forward answers, and decoding "
+                    f"({self.convention.says}) does not: {error}"
+                ) from error.__cause__
 
     def compare(self, tokens: Tensor, splits: list[list[int]]) -> None:
         """Require that tokens fed in pieces have the scores of the whole."""
