@@ -141,7 +141,7 @@ class Ranks:
             dist.all_reduce(total, group=self.group)
         return total
 
-    def sums(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def sums(self, values: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
         """Return the sums of all ranks by name, by one message."""
         if not values:
             return {}
@@ -244,12 +244,12 @@ class Ranks:
         """Return what each rank has, of what JSON can hold."""
         return [*map(json.loads, self.texts(json.dumps(own)))]
 
-    def by_name(self, own: Mapping[str, Any]) -> dict[str, list[Any]]:
+    def by_name(self, own: Mapping[Any, Any]) -> dict[Any, list[Any]]:
         """Return what each rank has under each name, None for nothing.
 
         Stages of a pipeline have parameters of other names.
         """
-        every = self.gather({**own})
+        every = [dict(one) for one in self.gather([*own.items()])]
         names = dict.fromkeys(name for one in every for name in one)
         return {name: [one.get(name) for one in every] for name in names}
 
