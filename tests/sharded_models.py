@@ -1280,7 +1280,7 @@ def found_of(name):
     checks += [case.fails] * bool(case.fails)
     if checks and count() == 2:  # with more processes they take too long
         report = check_model(
-            case.build, checks=checks, block_size=8, budget=45
+            case.build, checks=checks, block_size=6, budget=45
         )
         found |= {r.name[6:]: [r.status, r.message] for r in report.results}
     if case.left is not None:

@@ -54,14 +54,11 @@ class Step:
         return min(self.kinds.values(), default="whole")
 
     @property
-    def reduces(self) -> bool:
-        """Whether a collective sums it up."""
-        return any(name in self.op for name in REDUCES)
-
-    @property
-    def gathers(self) -> bool:
-        """Whether a collective brings it from other ranks, unsummed."""
-        return not self.reduces and any(name in self.op for name in GATHERS)
+    def collective(self) -> str:
+        """Whether a collective "reduces" or "gathers" here, "" if none."""
+        if any(name in self.op for name in REDUCES):
+            return "reduces"
+        return "gathers" if any(name in self.op for name in GATHERS) else ""
 
 
 def causes(
@@ -80,9 +77,8 @@ def causes(
         return
     inputs = [steps[n] for n in step.inputs]
     known = [(one, one.placed) for one in inputs if one.placed is not None]
-    if step.sum is not None and any(
-        one.reduces and name in one.inputs for one in steps.values()
-    ):
+    uses = {one.collective for one in steps.values() if name in one.inputs}
+    if step.sum is not None and "reduces" in uses:
         added = {one.place: one.value for one in inputs}
         for weight, p in run.part.named_parameters():
             added[f"the bias {weight}"] = plain(local(p))
@@ -97,7 +93,7 @@ def causes(
                     f"it {count} times"
                 )
     for one in [*inputs, step]:
-        if one.sum_placed is not None and not step.reduces:
+        if one.sum_placed is not None and step.collective != "reduces":
             yield (
                 f"an all_reduce is missing: {one.place} is a part of a sum "
                 f"on each rank, and is used unsummed; the sum over the ranks "

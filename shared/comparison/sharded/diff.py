@@ -13,7 +13,6 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from ...invariants.context import one_run
-from ...invariants.errors import UnusableModel
 from ...invariants.model.building import Builder
 from ...invariants.ranks import current, together
 from ..values.diff import beside_scores, run_beside
@@ -179,15 +178,13 @@ def diff_sharded(
 
 
 def _built(model: Model | Path, name: str) -> nn.Module:
-    """Return a module, or raise ValueError."""
-    if isinstance(model, Path):
-        raise ValueError(f"{name} is a recording: it stands on the left")
-    try:
-        built = Builder(model, SEED, None).build()
-    except UnusableModel as error:
-        raise ValueError(str(error)) from error.__cause__
+    recorded = isinstance(model, Path)
+    built = None if recorded else Builder(model, SEED, None).build()
     if not isinstance(built, nn.Module):
-        raise ValueError(f"{name} is no module, whose weights can be set")
+        raise ValueError(
+            f"{name} is no module, whose weights can be set"
+            f"{': a recording stands on the left' * recorded}"
+        )
     return built
 
 
@@ -318,7 +315,7 @@ def _parting(steps: Mapping[str, Step]) -> str:
     """
     explained = set[str]()
     for name, step in reversed([*steps.items()]):
-        shows = step.judged and step.kind and not step.gathers
+        shows = step.judged and step.kind and step.collective != "gathers"
         if shows or name in explained:
             explained.update(step.inputs)
     for name, step in steps.items():

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
@@ -181,12 +182,11 @@ def on_all_ranks(
         name: [kind, None if tensor is None else [*tensor.shape]]
         for name, (kind, tensor) in own.items()
     }
-    kinds, lost = {}, dict[str, Tensor]()
+    kinds, lost = {}, dict[str, Any]()
     for name, of_each in ranks.by_name(told).items():
         kinds[name] = {i: one[0] for i, one in enumerate(of_each) if one}
         shapes = [one and one[1] for one in of_each]
-        alike = shapes.count(shapes[0]) == len(shapes)
-        tensor = own[name][1] if name in own else None
-        if "" in kinds[name].values() and alike and tensor is not None:
-            lost[name] = tensor
+        alike = None not in shapes and shapes.count(shapes[0]) == len(shapes)
+        if alike and "" in kinds[name].values():
+            lost[name] = own[name][1]
     return kinds, ranks.sums(lost)
