@@ -1,8 +1,9 @@
 """The parameters of a rank: weights of the left put in, gradients compared."""
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from ..values.gradients import UNITS
 from ..values.layouts import largest
 from ..values.side import Side, unit_of
 from ..values.value import plain
-from .placing import Whole, find, on_all_ranks
+from .placing import Placed, Whole, find, on_all_ranks
 
 MOST = 0.5  # of a rank's parameters that are the left's: it has its own
 THIRDS = ("qkv", "c_attn", "query_key_value", "in_proj", "wqkv")
@@ -21,7 +22,8 @@ SHIFT = 0.1  # of what is drawn in place of zeros or ones
 FLOOR = 1e-3  # of the largest gradient: that of a key's bias is rounding alone
 DATA_PARALLEL = {"DistributedDataParallel", "FSDPModule"}
 
-Pieces = dict[str, tuple[str, Tensor]]
+# by the names of a rank's parameters
+Pieces = dict[str, tuple[str, Callable[[Tensor], Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,8 @@ class Run:
         left, right: the two sides.
         weights: the left's by name, none where it is a recording.
         part: the module of this rank.
-        pieces: of each parameter of this rank the left's of which it is a
-            piece, and where in that one each of its numbers stands.
+        pieces: of each parameter of this rank the name of the left's of
+            which it is a piece, and what cuts that piece out.
         ranks: all.
     """
 
@@ -63,9 +65,8 @@ def put_weights(
     pieces = pieces_of(ours, right, ranks)
 
     def piece_of(name: str) -> Tensor:
-        source, index = pieces[name]
-        weight = ours[source].detach()
-        return weight.take(index.to(weight.device)).to(theirs[name])
+        source, cut = pieces[name]
+        return cut(ours[source].detach()).to(theirs[name])
 
     other = [n for n in pieces if not piece_of(n).equal(theirs[n])]
     free = [name for name in theirs if name not in pieces]
@@ -79,13 +80,14 @@ def put_weights(
         ]
         but = []
         for name in [*other, *free]:
-            source = pieces[name][0] if name in pieces else name
-            placed, where = find(plain(theirs[name]), source, wholes), "none"
+            own = plain(theirs[name])
+            source, _ = pieces.pop(name, (name, None))
+            placed, where = find(own, source, wholes), "none of them"
             if placed is not None:
-                index = torch.arange(placed.of.tensor.numel())
-                index = placed.part_of(index.view(placed.of.shape))
-                pieces[name] = placed.of.name, index.view(theirs[name].shape)
                 where = f"{placed} of {placed.of.name}"
+                cut = partial(_part_of, placed, own.shape)
+                if cut(placed.of.tensor).equal(own):  # in no other layout
+                    pieces[name] = placed.of.name, cut
             but.append(f"{name} is {where}")
         words = "the ranks have the left's weights"
         for rank, names in enumerate(ranks.gather(but[:3])):
@@ -101,8 +103,8 @@ def put_weights(
             )
     sums = {
         name: zlib.crc32(theirs[name].cpu().float().numpy().tobytes())
-        for name, (source, index) in pieces.items()
-        if index.numel() == ours[source].numel()
+        for name, (source, _) in pieces.items()
+        if theirs[name].numel() == ours[source].numel()
     }
     apart = [
         n for n, b in ranks.by_name(sums).items() if len({*b} - {None}) > 1
@@ -144,9 +146,8 @@ def pieces_of(
         }
         best = [o for o in near if near[o] == max(near.values())]
         if len(best) == 1:
-            weight = ours[best[0]]
-            index = _index(best[0], weight, parameter, ranks)
-            pieces[name] = best[0], index
+            cut = partial(_piece_of, best[0], parameter, ranks)
+            pieces[name] = best[0], cut
     return pieces
 
 
@@ -172,25 +173,28 @@ def _cut(weight: Tensor, parameter: Tensor, ranks: Ranks) -> list[int] | None:
     return axes if fits and len(axes) < 2 else None
 
 
-def _index(
-    name: str, weight: Tensor, parameter: Tensor, ranks: Ranks
+def _part_of(placed: Placed, shape: torch.Size, weight: Tensor) -> Tensor:
+    return placed.part_of(weight).view(shape)
+
+
+def _piece_of(
+    name: str, parameter: Tensor, ranks: Ranks, weight: Tensor
 ) -> Tensor:
-    """Return where in a weight the numbers of this rank's piece stand."""
-    index = torch.arange(weight.numel()).view(weight.shape)
+    """Return what of a weight, or of its gradient, belongs to this rank."""
     if local(parameter) is not parameter:
         from torch.distributed.tensor import distribute_tensor
 
         where: Any = parameter
-        index = index.to(parameter.device)
+        whole = weight.to(parameter.device)
         mesh, placements = where.device_mesh, where.placements
-        return local(distribute_tensor(index, mesh, placements)).cpu()
+        return local(distribute_tensor(whole, mesh, placements))
     for axis in _cut(weight, parameter, ranks) or []:
         fused = any(part in THIRDS for part in name.lower().split("."))
         thirds = fused and weight.size(axis) % 3 == 0
-        parts = index.chunk(3, axis) if thirds else [index]
+        parts = weight.chunk(3, axis) if thirds else [weight]
         own = [part.chunk(ranks.count, axis)[ranks.rank] for part in parts]
-        index = torch.cat(own, axis)
-    return index
+        weight = torch.cat(own, axis)
+    return weight
 
 
 def compare_gradients(run: Run) -> dict[str, Any]:
@@ -212,29 +216,29 @@ def compare_gradients(run: Run) -> dict[str, Any]:
     own = dict[str, tuple[str, Tensor | None]]()
     for name in dict.fromkeys([*theirs, *sorted(pieces)]):
         if name in pieces:
-            source, index = pieces[name]
-            want = wanted[name] = ours[source].take(index).double()
+            source, cut = pieces[name]
+            want = wanted[name] = cut(ours[source]).cpu().double()
             mine = theirs.get(name, torch.zeros_like(want)).double()
             if differs := _differs(mine, want, unit, floor):
                 words[name] = f"{differs} of {source} on the left"
             whole = want.numel() == ours[source].numel()
             own[name] = "" if differs else "equal", mine if whole else None
     kinds, sums = on_all_ranks(own, ranks)
-    partial = [
+    summed = [
         name
         for name, total in sums.items()
         if not _differs(total, wanted[name], unit, floor)
     ]
     # of stages the backward pass reaches the last one first
     names = sorted(kinds, key=lambda name: -min(kinds[name]))
-    unlike = [n for n in names if "" in kinds[n].values() and n not in partial]
+    unlike = [n for n in names if "" in kinds[n].values() and n not in summed]
     sentence = ""
     if unlike:
         first = unlike[0]
         said = ranks.gather(words.get(first, ""))
         rank = next(i for i, text in enumerate(said) if text)
         sentence = f"on rank {rank} the gradient of {first} {said[rank]}"
-        if before := [n for n in names[: names.index(first)] if n in partial]:
+        if before := [n for n in names[: names.index(first)] if n in summed]:
             sentence += (
                 f"; that of {before[-1]}, reached before by the backward "
                 f"pass, is a part of a sum on each rank: is a sum missing "
@@ -248,7 +252,7 @@ def compare_gradients(run: Run) -> dict[str, Any]:
     return {
         "same": not sentence,
         "gradients": len(names),
-        "partial_gradients": tuple(partial),
+        "partial_gradients": tuple(summed),
         "gradient": sentence,
     }
 
