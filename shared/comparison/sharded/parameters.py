@@ -14,7 +14,7 @@ from ..values.gradients import UNITS
 from ..values.layouts import largest
 from ..values.side import Side, unit_of
 from ..values.value import plain
-from .placing import Placed, Whole, find, on_all_ranks
+from .placing import Whole, find, on_all_ranks
 
 MOST = 0.5  # of a rank's parameters that are the left's: it has its own
 THIRDS = ("qkv", "c_attn", "query_key_value", "in_proj", "wqkv")
@@ -85,9 +85,8 @@ def put_weights(
             placed, where = find(own, source, wholes), "none of them"
             if placed is not None:
                 where = f"{placed} of {placed.of.name}"
-                cut = partial(_part_of, placed, own.shape)
-                if cut(placed.of.tensor).equal(own):  # in no other layout
-                    pieces[name] = placed.of.name, cut
+                if placed.part_of(placed.of.tensor).equal(own):  # not turned
+                    pieces[name] = placed.of.name, placed.part_of
             but.append(f"{name} is {where}")
         words = "the ranks have the left's weights"
         for rank, names in enumerate(ranks.gather(but[:3])):
@@ -171,10 +170,6 @@ def _cut(weight: Tensor, parameter: Tensor, ranks: Ranks) -> list[int] | None:
     fits = all(size in (part, ranks.count * part) for _, (size, part) in pairs)
     fits &= weight.dim() == parameter.dim()
     return axes if fits and len(axes) < 2 else None
-
-
-def _part_of(placed: Placed, shape: torch.Size, weight: Tensor) -> Tensor:
-    return placed.part_of(weight).view(shape)
 
 
 def _piece_of(
