@@ -218,6 +218,8 @@ def loaded(model, single, cut=piece):
     """Weights of a model on one process, or of one axis this rank's part."""
     whole = dict(filled(single, 0).named_parameters())
     for name, p in model.named_parameters():
+        if name == "scale":
+            continue
         name = name.replace("attn.bias", "attn.out.bias")
         weight = whole[name.replace("ff.bias", "ff.down.bias")]
         axes = [i for i in range(p.dim()) if p.size(i) != weight.size(i)]
@@ -309,6 +311,39 @@ class CutByThirds(FusedParallel):
 
     def cut(self, weight, axis):
         return piece(weight, axis)
+
+
+class InterleavedAttention(FusedAttention):
+    """Each head's query, key and value side by side, as Megatron has them."""
+
+    def projected(self, x):
+        heads = self.qkv(x).unflatten(-1, (self.heads, 3, -1))
+        return [part.transpose(1, 2) for part in heads.unbind(-2)]
+
+
+class InterleavedGPT(GPT):
+    class block(Block):
+        attention = InterleavedAttention
+
+
+class InterleavedParallel(TensorParallel):
+    """It loads its own weights, and has one that the left has not."""
+
+    class block(Block):
+        class attention(InterleavedAttention, ParallelAttention):
+            pass
+
+        mlp = ParallelMLP
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def logits(self, x):
+        return super().logits(x) * self.scale.mean()
+
+    def fill(self):
+        loaded(self, InterleavedGPT())
 
 
 class Scattered(torch.autograd.Function):
@@ -1000,6 +1035,10 @@ def fused():
     return filled(FusedGPT(), 0)
 
 
+def interleaved():
+    return filled(InterleavedGPT(), 0)
+
+
 def unlike(build):
     """Return what builds the same with other weights, zeros among them."""
 
@@ -1090,6 +1129,10 @@ CASES = {
         proved=True,
     ),
     "fused": sound(built(FusedParallel), left=fused),
+    "interleaved": sound(
+        built(InterleavedParallel), "30 gradients equal", "0-23 of axis 0",
+        left=interleaved,
+    ),
     "sequence parallel": sound(
         built(ReducedNorms), "4 of them as the sum over the ranks"
     ),
@@ -1237,7 +1280,7 @@ def found_of(name):
     checks += [case.fails] * bool(case.fails)
     if checks and count() == 2:  # with more processes they take too long
         report = check_model(
-            case.build, checks=checks, block_size=8, budget=45
+            case.build, checks=checks, block_size=6, budget=45
         )
         found |= {r.name[6:]: [r.status, r.message] for r in report.results}
     if case.left is not None:

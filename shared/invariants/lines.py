@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .dependence.call import tensors_in
-from .dependence.collectives import finish, is_collective
+from .dependence.collectives import finished, is_collective
 from .dependence.shadows import UNSET
 from .operations import Operations, below_autograd
 from .places import Place, code_of, find_call, layers_of, names_of
@@ -255,7 +255,7 @@ class _Lines(Operations):
         answer = func(*args, **(kwargs or {}))
         name = getattr(func, "overloadpacket", func).__name__
         if is_collective(func):
-            finish(func, answer)
+            finished(func, args, answer)
         if name in UNSET:
             return answer  # whatever the memory held
         for value in filter(is_value, tensors_in((answer,))):

@@ -12,10 +12,12 @@ import json
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from functools import lru_cache
+from itertools import islice
 from time import perf_counter
-from types import FrameType
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -25,7 +27,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 PATIENCE = 300  # seconds until a rank that does not arrive counts as lost
 FRAMES = 16  # from an operation to the code of torch that calls it
-SIZE = 2048  # bytes of a message to the other ranks
+SIZE = 2048  # bytes of a message to the other ranks; longer ones take two
+LONGEST_HEAD = 512  # of these
 ALIKE = 1e-6  # share by which one gradient may differ between ranks
 Measure = Callable[[Tensor, Tensor], tuple[float, float, int]]
 # of statuses: the verdict of all ranks is the first of these
@@ -60,7 +63,6 @@ class Ranks:
 
     def __init__(self) -> None:
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
-        self.world = dist.group.WORLD
         self.clock = 0.0
         self.stage, self.since, self.longest = "the start", perf_counter(), 0.0
         self.apart: tuple[float, str] = (0.0, "")
@@ -75,13 +77,10 @@ class Ranks:
         except RuntimeError as error:
             raise self._lost(error) from None
 
-    # --- Messages ------------------------------------------------------------
-
-    def exchange(self, text: str) -> list[str]:
-        """Return the texts of all ranks."""
-        own = torch.zeros(SIZE, dtype=torch.uint8, device="cpu")
-        data = bytearray(text.encode()[:SIZE])
-        own[: len(data)] = torch.frombuffer(data, dtype=torch.uint8)
+    def _exchange(self, data: bytes, size: int) -> list[bytes]:
+        """Return the messages of all ranks, each cut at a size."""
+        padded = bytearray(data[:size].ljust(size, b"\0"))
+        own = torch.frombuffer(padded, dtype=torch.uint8)
         every = [torch.empty_like(own) for _ in range(self.count)]
         try:
             dist.all_gather(every, own, group=self.group)
@@ -90,8 +89,7 @@ class Ranks:
         now = perf_counter()
         self.longest = max(self.longest, now - self.since)
         self.since = now
-        texts = [bytes(t.numpy()).rstrip(b"\0") for t in every]
-        return [t.decode(errors="ignore") for t in texts]
+        return [bytes(one.numpy()).rstrip(b"\0") for one in every]
 
     def _lost(self, error: Exception) -> RankLost:
         first = str(error).split("\n")[0][:200]
@@ -106,61 +104,63 @@ class Ranks:
         Raises:
             Parted: where another rank is elsewhere.
         """
-        with _outside():
-            lines = self.exchange(f"{what}\n{perf_counter()}\n{text}")
-        heads, clocks, texts = zip(
-            *(line.split("\n", 2) for line in lines), strict=True
-        )
-        self.clock = float(clocks[0])
-        for rank, head in enumerate(heads):
-            if head != what:
-                raise Parted(
-                    f"the ranks take different ways: rank {self.rank} is at "
-                    f"{what}, rank {rank} at {head}"
-                )
-        return list(texts)
-
-    def texts(self, text: str) -> list[str]:
-        """Return the texts of all ranks, of any length."""
         data = text.encode()
-        sizes = [*map(int, self.step("a text", str(len(data))))]
+        head = f"{what}\n{perf_counter()}\n{len(data)}\n".encode()
         with _outside():
-            own = torch.zeros(max(sizes) + 1, dtype=torch.uint8, device="cpu")
-            if data:
-                own[: len(data)] = torch.tensor([*data], dtype=torch.uint8)
-            every = [torch.empty_like(own) for _ in sizes]
-            dist.all_gather(every, own, group=self.group)
-        pairs = zip(every, sizes, strict=True)
-        return [bytes(t[:n].tolist()).decode() for t, n in pairs]
+            lines = self._exchange(head + data, SIZE)
+            heads = [line.split(b"\n", 3) for line in lines]
+            self.clock = float(heads[0][1])
+            for rank, (other, *_) in enumerate(heads):
+                if other != what.encode():
+                    raise Parted(
+                        f"the ranks take different ways: rank {self.rank} is "
+                        f"at {what}, rank {rank} at {other.decode()}"
+                    )
+            texts, most = [h[3] for h in heads], max(int(h[2]) for h in heads)
+            if most > SIZE - LONGEST_HEAD:
+                texts = self._exchange(data, most)
+        return [text.decode() for text in texts]
 
-    def summed(self, values: Tensor) -> Tensor:
-        """Return the sum of all ranks, which have one shape."""
-        self.step("values", f"{tuple(values.shape)}")
+    def reduced(self, values: Tensor, how: str = "SUM") -> Tensor:
+        """Return the sum of all ranks, or their "MAX", each at its place."""
+        self.step("numbers", f"{tuple(values.shape)}")
         with _outside(), torch.no_grad():
-            total = values.detach().cpu().clone().contiguous()
-            dist.all_reduce(total, group=self.group)
-        return total
+            kind = values.dtype if values.is_floating_point() else torch.int64
+            total = values.detach().to("cpu", kind, copy=True).contiguous()
+            dist.all_reduce(
+                total, getattr(dist.ReduceOp, how), group=self.group
+            )
+        return total.to(values)
 
-    def sums(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def sums(self, values: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
         """Return the sums of all ranks by name, by one message."""
         if not values:
             return {}
-        flat = torch.cat(
-            [value.double().flatten() for value in values.values()]
-        )
-        parts = self.summed(flat).split([v.numel() for v in values.values()])
+        flat = [value.double().flatten() for value in values.values()]
+        parts = self.reduced(torch.cat(flat)).split([*map(len, flat)])
         pairs = zip(values.items(), parts, strict=True)
         return {name: part.view(value.shape) for (name, value), part in pairs}
 
-    def finish(self, what: str, text: str) -> list[str]:
-        """Wait until all ranks are at the end of something."""
+    def gather(self, own: Any, what: str = "a text") -> list[Any]:
+        """Return what each rank has, of what JSON can hold."""
+        return [*map(json.loads, self.step(what, json.dumps(own)))]
+
+    def by_name(self, own: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """Return what each rank has under each name, None for nothing.
+
+        Stages of a pipeline have parameters of other names.
+        """
+        every = self.gather({**own})
+        names = dict.fromkeys(name for one in every for name in one)
+        return {name: [one.get(name) for one in every] for name in names}
+
+    def finish(self, what: str, own: Any) -> list[Any]:
+        """Wait until all ranks are at the end of something, and gather."""
         while True:
             try:
-                return self.step(f"the end of {what}", text)
+                return self.gather(own, f"the end of {what}")
             except Parted:
                 continue  # the others learn by it that this rank is there
-
-    # --- What all ranks must have in common ----------------------------------
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:
@@ -175,14 +175,10 @@ class Ranks:
             raised = error
         own = isinstance(raised, Exception)
         words = f"{type(raised).__name__}: {raised}" if own else ""
-        texts = self.finish(what, "\n".join([str(self.serial), words]))
-        serials, others = zip(*(t.split("\n", 1) for t in texts), strict=True)
-        self.serial = max(map(int, serials))
-        if own:
-            assert raised is not None
-            raise raised
-        for rank, text in enumerate(others):
-            if text:
+        found = self.finish(what, [self.serial, words])
+        self.serial = max(serial for serial, _ in found)
+        for rank, (_, text) in enumerate(found):
+            if text and not own:
                 raise RankRaised(f"rank {rank}: {text}")
         if raised is not None:
             raise raised
@@ -195,31 +191,29 @@ class Ranks:
         """
         with _outside(), torch.no_grad():
             own = scores.detach().cpu().contiguous()
-            bits = _bits(own)
-        shape = f"{tuple(own.shape)} {own.dtype}"
-        texts = self.step("the scores", f"{shape} {bits}")
-        if len({*texts}) == 1:
+            told = [f"{tuple(own.shape)} {own.dtype}", bits(own)]
+        every = self.gather(told, "the scores")
+        if every.count(told) == self.count:
             return scores
-        for rank, text in enumerate(texts):
-            if text.rpartition(" ")[0] != texts[0].rpartition(" ")[0]:
+        for rank, (kind, _) in enumerate(every):
+            if kind != every[0][0]:
                 raise RankRaised(
                     f"rank 0 returns scores of another shape or dtype than "
-                    f"rank {rank}: {texts[0].rpartition(' ')[0]} and "
-                    f"{text.rpartition(' ')[0]}"
+                    f"rank {rank}: {every[0][0]} and {kind}"
                 )
         with _outside(), torch.no_grad():
             first = own.clone()
             dist.broadcast(first, 0, group=self.group)
-            words = "{} {:.2g} {}".format(*measure(own, first))
-        found = [t.split() for t in self.step("the difference", words)]
-        worst = max(range(self.count), key=lambda rank: float(found[rank][0]))
-        share, size, at = found[worst]
-        if float(share) > self.apart[0]:
-            words = (
-                f"rank {worst} returns other scores than rank 0: position "
-                f"{at} moves by {size} at length {first.size(1)}"
+            apart = measure(own, first)
+        shares = self.gather(apart, "the difference")
+        rank = max(range(self.count), key=lambda one: shares[one][0])
+        share, size, at = shares[rank]
+        if share > self.apart[0]:
+            self.apart = (
+                share,
+                f"rank {rank} returns other scores than rank 0: position "
+                f"{at} moves by {size:.2g} at length {first.size(1)}",
             )
-            self.apart = float(share), words
         # computed from this rank's, so that a proof and a graph go through
         common = scores + (first.to(scores.device) - scores).detach()
         with _outside():
@@ -230,28 +224,6 @@ class Ranks:
         """Raise AssertionError if a rank has returned other scores."""
         if self.apart[0] > 1:
             raise AssertionError(self.apart[1])
-
-    def largest(self, values: Tensor) -> Tensor:
-        """Return the largest number of all ranks, each at its place."""
-        self.step("numbers", f"{tuple(values.shape)}")
-        with _outside(), torch.no_grad():
-            kind = values.dtype if values.dtype.is_floating_point else None
-            most = values.detach().cpu().to(kind or torch.int64, copy=True)
-            dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group)
-        return most.to(values)
-
-    def gather(self, own: Any) -> list[Any]:
-        """Return what each rank has, of what JSON can hold."""
-        return [*map(json.loads, self.texts(json.dumps(own)))]
-
-    def by_name(self, own: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """Return what each rank has under each name, None for nothing.
-
-        Stages of a pipeline have parameters of other names.
-        """
-        every = self.gather({**own})
-        names = dict.fromkeys(name for one in every for name in one)
-        return {name: [one.get(name) for one in every] for name in names}
 
     def inner(
         self, products: Mapping[str, tuple[Tensor, float]]
@@ -268,7 +240,7 @@ class Ranks:
         """
         with _outside(), torch.no_grad():
             own = {
-                name: [part, _bits(local(p).detach().cpu().contiguous())]
+                name: [part, bits(local(p).detach().cpu().contiguous())]
                 for name, (p, part) in products.items()
             }
         found = []
@@ -297,9 +269,8 @@ class Ranks:
         Of verdicts with one status it is the one with the least evidence; a
         rank that another one's end has stopped has no verdict.
         """
-        texts = self.finish(name, f"{status}\n{evidence}\n{message}")
-        found = [text.split("\n", 2) for text in texts]
-        order = [(WORST.index(kind), int(proof)) for kind, proof, _ in found]
+        found = self.finish(name, [status, evidence, message])
+        order = [(WORST.index(kind), proof) for kind, proof, _ in found]
         rank = order.index(min(order))
         self.weaker = evidence > order[rank][1]
         status, _, message = found[rank]
@@ -307,13 +278,12 @@ class Ranks:
         return "error" if status == "parted" else status, where + message
 
 
-def _bits(tensor: Tensor) -> int:
+def bits(tensor: Tensor) -> int:
     """Return a number that is the same for the same bits."""
     return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 _ranks: Ranks | None = None  # while a model is checked on several
-_known: Ranks | None = None  # its group is made once
 
 
 @contextmanager
@@ -330,7 +300,7 @@ def _outside() -> Iterator[None]:
 @contextmanager
 def joined() -> Iterator[None]:
     """Check with all ranks inside, where torch.distributed has several."""
-    global _ranks, _known
+    global _ranks
     several = (
         _ranks is None
         and dist.is_available()
@@ -341,10 +311,7 @@ def joined() -> Iterator[None]:
     if not several:
         yield
         return
-    if _known is None or _known.world is not dist.group.WORLD:
-        _known = Ranks()
-        atexit.register(_forget)  # its threads would end the process
-    _ranks = _known
+    _ranks = _ranks_of(dist.group.WORLD)
     try:
         yield
     except RankLost as error:
@@ -353,9 +320,11 @@ def joined() -> Iterator[None]:
         _ranks = None
 
 
-def _forget() -> None:
-    global _known
-    _known = None
+@lru_cache(maxsize=1)
+def _ranks_of(world: object) -> Ranks:
+    """Return the ranks of a process group; theirs is made once."""
+    atexit.register(_ranks_of.cache_clear)  # threads would end the process
+    return Ranks()
 
 
 def current() -> Ranks | None:
@@ -373,14 +342,9 @@ def now() -> float:
     return perf_counter() if _ranks is None else _ranks.clock
 
 
-@contextmanager
-def together(what: str) -> Iterator[None]:
+def together(what: str) -> AbstractContextManager[None]:
     """Run what is inside on all ranks at once."""
-    if _ranks is None:
-        yield
-        return
-    with _ranks.together(what):
-        yield
+    return nullcontext() if _ranks is None else _ranks.together(what)
 
 
 def same(scores: Tensor, measure: Measure) -> Tensor:
@@ -392,7 +356,7 @@ def same(scores: Tensor, measure: Measure) -> Tensor:
 
 def largest(values: Tensor) -> Tensor:
     """Return the largest number of all ranks, each at its place."""
-    return values if _ranks is None else _ranks.largest(values)
+    return values if _ranks is None else _ranks.reduced(values, "MAX")
 
 
 def largest_of(sizes: Mapping[str, float]) -> dict[str, float]:
@@ -422,13 +386,9 @@ def in_fully_shard() -> bool:
     """Whether code of torch.distributed.fsdp runs."""
     if "torch.distributed.fsdp" not in sys.modules:
         return False
-    frame: FrameType | None = sys._getframe()
-    for _ in range(FRAMES):
-        name = frame.f_globals.get("__name__", "") if frame else ""
-        if name.startswith("torch.distributed.fsdp."):
-            return True
-        frame = frame.f_back if frame else None
-    return False
+    frames = islice(walk_stack(sys._getframe()), FRAMES)
+    names = (frame.f_globals.get("__name__", "") for frame, _ in frames)
+    return any(name.startswith("torch.distributed.fsdp.") for name in names)
 
 
 def local_gradient(gradient: Tensor, parameter: Tensor) -> Tensor:

@@ -1,20 +1,22 @@
 """Sentences for the step at which a sharded model parts from its original."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import permutations
 
 import torch
 from torch import Tensor
 
-from ...invariants.ranks import Ranks
-from ..values.side import Side
-from ..values.value import Value
-from .placing import Finder, Placed, as_runs
+from ...invariants.ranks import local
+from ..values.value import plain
+from .parameters import Run
+from .placing import OTHER, Placed, Whole, as_runs, find
 
 REDUCES = ("all_reduce", "allreduce", "reduce_scatter")
 GATHERS = ("gather", "all_to_all", "alltoall", "broadcast")
 POINTWISE = ("+", "-", "*", "/", "+=", "-=", "*=", "/=", "where")
+PART_OF_SUM = "a part of a sum"
+PUT_BACK = "were the pieces gathered, and put back in their order?"
 
 
 @dataclass
@@ -23,11 +25,11 @@ class Step:
 
     Attributes:
         place, op, module: where it is computed, what, and in which.
-        inputs: the events that it is computed from.
+        inputs: the names of those that it is computed from.
         distinct: whether the model's own code computes it, and it has enough
             different numbers to be recognised.
-        constant: whether it depends on no token.
-        placed: where this rank's stands on the left.
+        judged: whether the left must have it: it depends on tokens, too.
+        value: this rank's, if it has one, and placed: where it stands.
         kinds: how it stands there, "" for nowhere, by the ranks that have it.
         sum: of all ranks, where one is lost; sum_placed: where it stands.
     """
@@ -35,218 +37,133 @@ class Step:
     place: str
     op: str
     module: str
-    inputs: set[int]
+    inputs: dict[str, None]
     distinct: bool
-    constant: bool
+    judged: bool
+    value: Tensor | None = None
     placed: Placed | None = None
     kinds: dict[int, str] = field(default_factory=dict)
     sum: Tensor | None = None
     sum_placed: Placed | None = None
 
     @property
-    def judged(self) -> bool:
-        """Whether the left must have it."""
-        return self.distinct and not self.constant
+    def kind(self) -> str:
+        """How the ranks together have it, "" where one has it not."""
+        if self.sum_placed is not None:
+            return PART_OF_SUM
+        return min(self.kinds.values(), default="whole")
 
     @property
-    def lost_on(self) -> list[int]:
-        """The ranks whose value the left has nowhere."""
-        return [rank for rank, kind in self.kinds.items() if not kind]
-
-    @property
-    def partial(self) -> bool:
-        """Whether it is a part of a sum over the ranks."""
-        return bool(self.lost_on) and self.sum_placed is not None
-
-    @property
-    def matched(self) -> bool:
-        """Whether the left has it, in whatever way."""
-        return not self.lost_on or self.sum_placed is not None
-
-    @property
-    def reduces(self) -> bool:
-        """Whether a collective sums it up."""
-        return any(name in self.op for name in REDUCES)
-
-    @property
-    def gathers(self) -> bool:
-        """Whether a collective brings it from other ranks, unsummed."""
-        return not self.reduces and any(name in self.op for name in GATHERS)
+    def collective(self) -> str:
+        """Whether a collective "reduces" or "gathers" here, "" if none."""
+        if any(name in self.op for name in REDUCES):
+            return "reduces"
+        return "gathers" if any(name in self.op for name in GATHERS) else ""
 
 
-def cause(
-    event: int,
-    steps: dict[int, Step],
-    kept: dict[int, Tensor],
-    finder: Finder,
-    left: Side,
-    parameters: Mapping[str, Tensor],
-    sources: Mapping[str, str],
-    ranks: Ranks,
-) -> str:
-    """Return what this rank sees at the step that parts, or "".
+def causes(
+    name: str, steps: Mapping[str, Step], wholes: Mapping[int, Whole], run: Run
+) -> Iterator[str]:
+    """Yield what this rank sees at the step that parts, the likeliest first.
 
     Args:
-        event: of that step.
+        name: of that step; nothing is yielded where this rank has it not.
         steps: all that lead to the scores.
-        kept: values of this rank by their events.
-        finder: the values of the left.
-        left: the model on one process.
-        parameters: of this rank.
-        sources: the left's parameter of each.
-        ranks: all.
+        wholes: the values of the left by their numbers.
+        run: both models on this rank.
     """
-    step, module = steps[event], left.module()
-    if event not in kept:  # another rank's
-        return ""
-    names = dict(module.named_parameters()) if module is not None else {}
-    weighted = {*map(_owner, names)}
-
-    def followed(placed: Placed) -> list[Value]:
-        """Return what the left makes of a value by the same operation."""
-        return [
-            value
-            for value in left.values
-            if placed.value in value.inputs and value.place.op == step.op
-        ]
-
-    inputs = [(e, steps[e]) for e in sorted(step.inputs) if e in steps]
-    summed = any(one.reduces for one in steps.values() if event in one.inputs)
-    bias = _bias(step, finder, parameters, ranks.count) if summed else ""
-    if bias:
-        return (
-            f"every rank adds {bias}, so the sum over the ranks has it "
-            f"{ranks.count} times"
-        )
-    partial = [one for _, one in inputs if one.partial]
-    if partial and not step.reduces:
-        return (
-            f"an all_reduce is missing: {partial[0].place} is a part of a "
-            f"sum on each rank, and is used unsummed; the sum over the ranks "
-            f"is {_line(left, partial[0].sum_placed)} on the left"
-        )
-    if step.partial:
-        return (
-            f"an all_reduce is missing: each rank returns a part of the sum "
-            f"that is {_line(left, step.sum_placed)} on the left"
-        )
+    step, count = steps[name], run.ranks.count
+    if step.value is None:
+        return
+    inputs = [steps[n] for n in step.inputs]
+    known = [(one, one.placed) for one in inputs if one.placed is not None]
+    uses = {one.collective for one in steps.values() if name in one.inputs}
+    if step.sum is not None and "reduces" in uses:
+        added = {one.place: one.value for one in inputs}
+        for weight, p in run.part.named_parameters():
+            added[f"the bias {weight}"] = plain(local(p))
+        shapes = step.sum.shape, step.sum.shape[-1:]
+        for what, value in added.items():
+            if value is None or value.shape not in shapes:
+                continue
+            total = step.sum - (count - 1) * value
+            if find(total, step.op, wholes.values()):
+                yield (
+                    f"every rank adds {what}, so the sum over the ranks has "
+                    f"it {count} times"
+                )
+    for one in [*inputs, step]:
+        if one.sum_placed is not None and step.collective != "reduces":
+            yield (
+                f"an all_reduce is missing: {one.place} is a part of a sum "
+                f"on each rank, and is used unsummed; the sum over the ranks "
+                f"is {one.sum_placed.of.name} on the left"
+            )
     if step.placed is not None:
-        return (
-            f"the numbers are the left's, in another order or a part of "
-            f"them: {step.placed}; were the ranks' pieces gathered and put "
-            f"back in their order?"
+        yield (
+            f"the numbers are those of {step.placed.of.name}, in another "
+            f"order or a part of them: {step.placed}; {PUT_BACK}"
         )
-    known = [(one, one.placed) for _, one in inputs if one.placed is not None]
-    if step.op in POINTWISE:
-        for one, first in known:
-            for other, second in known:
-                if words := _positions(one, first, other, second, ranks):
-                    return words
-    owners = {_owner(name): _owner(s) for name, s in sources.items()}
-    own = owners.get(step.module, "")
-    for one, placed in known:
-        theirs = {value.place.module for value in followed(placed)} & weighted
-        if own and theirs and own not in theirs:
-            return (
-                f"{own} is given {one.place}, which the left gives to "
-                f"{min(theirs)}: do layers, or stages, run in another order?"
+    for (one, first), (other, second) in permutations(known, 2):
+        if step.op not in POINTWISE:
+            if first.of is second.of and first != second:
+                yield (
+                    f"{one.place} and its other input are both parts of "
+                    f"{first.of.name}, {first} and {second}: is a fused "
+                    f"weight of queries, keys and values cut as if it were "
+                    f"one?"
+                )
+        elif one.judged:
+            own = f"rank {run.ranks.rank} counts positions from 0"
+            axes = zip(
+                *(first.of.shape[::-1], first.picked[::-1]),
+                *(second.of.shape[::-1], second.picked[::-1]),
+                strict=False,
             )
-    for (one, first), (_, second) in combinations(known, 2):
-        if first.value == second.value and first.picked != second.picked:
-            return (
-                f"{one.place} and its other input are both parts of "
-                f"{_line(left, first)}, {first} and {second}: is a fused "
-                f"weight of queries, keys and values cut as if it were one?"
-            )
-    expected = ""
-    for _, placed in known:
-        for value in followed(placed):
-            whole = finder.values.get(value.number)
-            if whole is None or value.shape != placed.shape:
-                continue
-            want = placed.part_of(whole)
-            if want.numel() != kept[event].numel():
-                continue
-            expected = f"; the left continues at {value.place}"
-            if words := _mask(kept[event], want, placed):
-                return words + expected
-    for one, placed in known:
-        if not placed.ascending:
-            return (
-                f"its input {one.place} is that of {_line(left, placed)} in "
-                f"another order ({placed}): were the pieces gathered, and "
-                f"put back in their order?{expected}"
-            )
-    made = ", ".join(
-        f"{one.place} is {_line(left, placed)} ({placed})"
+            for size, ours, same, theirs in axes:
+                alike = (size, len(ours)) == (same, len(theirs))
+                if alike and ours != theirs:
+                    yield (
+                        f"{one.place} is at {as_runs(ours)} on the left, "
+                        f"{other.place} at {as_runs(theirs)}: "
+                        f"{PUT_BACK if other.judged else own}"
+                    )
+    after = [
+        (one, placed, value)
         for one, placed in known
-    )
+        for value in run.left.values
+        if placed.of.number in value.inputs and value.place.op == step.op
+    ]
+    to = {of.place.module for _, _, of in after} & {*map(owner, run.weights)}
+    owners = {owner(n): owner(source) for n, (source, _) in run.pieces.items()}
+    own = owners.get(step.module, "")
+    if own and to and own not in to:
+        yield (
+            f"{own} is given {after[0][0].place}, which the left gives to "
+            f"{min(to)}: do layers, or stages, run in another order?"
+        )
+    expected = ""
+    for _, placed, of in after:
+        if of.number in wholes and of.shape == placed.of.shape:
+            want = placed.part_of(wholes[of.number].tensor)
+            if want.numel() == step.value.numel():
+                expected = f"; the left continues at {of.place}"
+                if words := _mask(step.value, want, placed):
+                    yield words + expected
+    for one, placed in known:
+        if placed.kind == OTHER:
+            yield (
+                f"its input {one.place} is that of {placed.of.name} in "
+                f"another order ({placed}): {PUT_BACK}{expected}"
+            )
+    made = ", ".join(f"{one.place} is {p.of.name} ({p})" for one, p in known)
     made = f"; of its inputs, {made}" if made else ""
-    return f"no value on the left equals it, or its sum{made}{expected}"
+    yield f"no value on the left equals it, or its sum{made}{expected}"
 
 
-def _owner(name: str) -> str:
+def owner(name: str) -> str:
     """Return the name of the module that has a parameter."""
     return name.rpartition(".")[0]
-
-
-def _line(left: Side, placed: Placed | None) -> str:
-    if placed is None:
-        return ""
-    bias, number = divmod(placed.value, len(left.values))
-    return str(left.values[number].place) + " without its bias" * bias
-
-
-def _bias(
-    step: Step, finder: Finder, parameters: Mapping[str, Tensor], count: int
-) -> str:
-    """Return the vector that the ranks' sum has too often, or ""."""
-    total = step.sum
-    if total is None or step.sum_placed is not None:
-        return ""
-    for number, value in finder.values.items():
-        if value.shape != total.shape:
-            continue
-        near = count * finder.near[number]
-        gap = (total - value).reshape(-1, total.size(-1))
-        often = gap[0] / (count - 1)
-        if not bool((gap - gap[0]).abs().max() <= near):
-            continue
-        for name, bias in parameters.items():
-            if bias.shape != often.shape:
-                continue
-            if float((bias.detach() - often).abs().max()) <= near:
-                return f"the bias {name}"
-    return ""
-
-
-def _positions(
-    one: Step, first: Placed, other: Step, second: Placed, ranks: Ranks
-) -> str:
-    """Say that a rank joins values of two parts, or in two orders, or ""."""
-    pairs = zip(
-        first.shape[::-1],
-        second.shape[::-1],
-        first.picked[::-1],
-        second.picked[::-1],
-        strict=False,
-    )
-    for size, same, ours, theirs in pairs:
-        if size != same or ours == theirs or len(ours) != len(theirs):
-            continue
-        if {*ours} == {*theirs}:
-            return (
-                f"{one.place} holds {as_runs(ours)} of the left's axis of "
-                f"{size}, {other.place} {as_runs(theirs)}: were the pieces "
-                f"put back in their order?"
-            )
-        if theirs == (*range(len(theirs)),):
-            return (
-                f"{one.place} is at {as_runs(ours)} on the left, "
-                f"{other.place} at {as_runs(theirs)}: rank {ranks.rank} "
-                f"counts positions from 0"
-            )
-    return ""
 
 
 def _mask(value: Tensor, want: Tensor, placed: Placed) -> str:

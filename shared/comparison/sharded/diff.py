@@ -13,9 +13,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from ...invariants.context import one_run
-from ...invariants.errors import UnusableModel
 from ...invariants.model.building import Builder
-from ...invariants.ranks import Ranks, current, on_any, together
+from ...invariants.ranks import current, together
 from ..values.diff import beside_scores, run_beside
 from ..values.given import (
     SEED,
@@ -26,14 +25,11 @@ from ..values.given import (
     tokens_of_both,
 )
 from ..values.recording import Recording
-from ..values.side import Side, run_in_one_dtype, unit_of
+from ..values.side import Side, run_in_one_dtype
 from ..values.value import plain
-from .causes import Step, cause
-from .gradients import compare_gradients
-from .placing import OTHER, Finder
-from .weights import put_weights, sources_of
-
-DATA_PARALLEL = {"DistributedDataParallel", "FSDPModule"}
+from .causes import PART_OF_SUM, Step, causes
+from .parameters import Run, compare_gradients, pieces_of, put_weights
+from .placing import OTHER, Whole, find, on_all_ranks
 
 
 @dataclass(frozen=True)
@@ -48,9 +44,9 @@ class ShardedDiff:
             inf for other shapes, and rounding: how far that may be.
         values: how many values of the sharded model lead to its scores.
         matched: how many of them the left has, or a sum of all ranks is the
-            left's; sliced, reordered and partial: how many of these are a
-            part of a value of the left's on some rank, are one in another
-            order, or are a part of a sum.
+            left's; sliced and partial: how many of these are on some rank a
+            part of a value of the left's, or one in another order, and how
+            many a part of a sum.
         where: the line that parts, and cause: what is seen there.
         weights: which weights the ranks ran with.
         gradients: how many were compared; partial_gradients: the names of
@@ -65,9 +61,8 @@ class ShardedDiff:
     values: int
     matched: int
     sliced: int
-    reordered: int
     partial: int
-    weights: str
+    weights: str = ""
     where: str = ""
     cause: str = ""
     gradients: int = 0
@@ -77,36 +72,29 @@ class ShardedDiff:
     @property
     def sentence(self) -> str:
         """The finding in one sentence."""
-        order = self.reordered
-        more = f", {order} in another order" if order else ""
         count = (
             f"{self.matched} of {self.values} values matched ({self.sliced} "
-            f"sliced{more}, {self.partial} partial sums)"
+            f"sliced, {self.partial} partial sums)"
         )
         if self.same or self.gradient:
+            sums = len(self.partial_gradients)
+            equal = f"{self.gradients} gradients equal" + (
+                f", {sums} of them as the sum over the ranks, which the "
+                f"training code has to make" * bool(sums)
+            )
+            if not self.gradients:
+                equal = "gradients are not compared"
             return (
                 f"one function over {self.ranks} ranks"
                 f"{', another gradient' * bool(self.gradient)}: "
-                f"{self._of_gradients}; {count}; scores {self.apart:.1g} "
+                f"{self.gradient or equal}; {count}; scores {self.apart:.1g} "
                 f"apart, rounding can cause up to {self.rounding:.1g}; "
                 f"{self.weights}"
             )
-        where = f" at {self.where}" if self.where else ""
-        cause = f": {self.cause}" if self.cause else ""
         return (
-            f"two functions over {self.ranks} ranks: they part{where}{cause}; "
-            f"scores {self.apart:.2g} apart, {count}; {self.weights}"
-        )
-
-    @property
-    def _of_gradients(self) -> str:
-        parts = len(self.partial_gradients)
-        if not self.gradients:
-            return "gradients are not compared"
-        return self.gradient or (
-            f"{self.gradients} gradients equal"
-            + f", {parts} of them as the sum over the ranks, which the "
-            f"training code has to make" * bool(parts)
+            f"two functions over {self.ranks} ranks: they part at "
+            f"{self.where}: {self.cause}; scores {self.apart:.2g} apart, "
+            f"{count}; {self.weights}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -160,301 +148,177 @@ def diff_sharded(
         raise ValueError("a sharded model is compared on several processes")
     ranks.apart = 0.0, ""
     given = None if tokens is None else as_tokens(tokens)
-    built = _built(right, names[1])
+    part = _built(right, names[1])
     sides: tuple[Side, Side]
     if isinstance(left, Path):
-        whole, recording = None, Recording(left)
+        recording = Recording(left)
         if given is not None and not given.equal(recording.tokens):
             raise ValueError(f"{left} was recorded from other tokens")
-        subject = beside_scores(built, recording, vocab_size)
+        subject = beside_scores(part, recording, vocab_size)
         sides = run_beside(subject, recording, dtype, Rank)[::-1]
-        weights = "the ranks have their own weights"
-        sources = sources_of(recording.stored, built, ranks.count)
+        weights = dict[str, Tensor]()
+        words = "the ranks have their own weights"
+        pieces = pieces_of(recording.stored, part, ranks)
     else:
         whole = _built(left, names[0])
+        weights = dict(whole.named_parameters(remove_duplicate=False))
         with together("putting weights"):
-            weights, sources = put_weights(whole, built, ranks)
-        one, other = subjects_of((whole, built), size_of(given), vocab_size)
+            words, pieces = put_weights(weights, part, ranks)
+        one, other = subjects_of((whole, part), size_of(given), vocab_size)
         given = tokens_of_both((one, other), names, given)
         sides = Side(one, given, dtype), Rank(other, given, dtype)
         run_in_one_dtype(sides)
+    run = Run(sides[0], sides[1], weights, part, pieces, ranks)
     with together("the comparison"):
-        found = _compare(sides, ranks, weights, sources)
-    if not (gradients and found.same):
-        return found
-    with together("the gradients"):
-        return _with_gradients(found, sides, (whole, built), sources, ranks)
-
-
-def _with_gradients(
-    found: ShardedDiff,
-    sides: tuple[Side, Side],
-    modules: tuple[nn.Module | None, nn.Module],
-    sources: Mapping[str, str],
-    ranks: Ranks,
-) -> ShardedDiff:
-    """Add the first gradient that differs.
-
-    A model that is data parallel has another text on each rank, and the mean
-    of their gradients: with one text nothing would show a parameter that is
-    left out.
-    """
-    whole, built = modules
-    own_text = whole is not None and _is_data_parallel(built)
-    if own_text:
-        vocab_size = sides[1].scores.size(-1)
-        for side in sides:
-            side.tokens = (side.tokens + ranks.rank) % vocab_size
-    ranks.own_texts = own_text
-    ours, theirs = (side.gradients() for side in sides)
-    ranks.own_texts = False
-    if whole is not None:  # also of tied weights, and of those without
-        weights = dict(whole.named_parameters(remove_duplicate=False))
-        known = {id(weights[name]): grad for name, grad in ours.items()}
-        ours = {
-            name: known.get(id(w), torch.zeros_like(w).cpu())
-            for name, w in weights.items()
-        }
-    if own_text:
-        ours = {n: g / ranks.count for n, g in ranks.sums(ours).items()}
-    parameters = {
-        name: p
-        for name, p in built.named_parameters()
-        if sources.get(name) in ours
-    }
-    if on_any(bool(parameters) and not theirs):
-        return found
-    count, partial, gradient = compare_gradients(
-        ours,
-        theirs,
-        parameters,
-        sources,
-        ranks,
-        min(unit_of(*sides), 2.0**-16),
-    )
-    if gradient and own_text:
-        gradient += (
-            "; each rank ran a text of its own, and the left's is the mean "
-            "over them: does anything reduce it?"
-        )
-    return replace(
-        found,
-        same=not gradient,
-        gradients=count,
-        partial_gradients=tuple(partial),
-        gradient=gradient,
-    )
-
-
-def _is_data_parallel(model: nn.Module) -> bool:
-    """Whether every rank is meant to have a text of its own."""
-    kinds = {
-        kind.__name__ for m in model.modules() for kind in type(m).__mro__
-    }
-    meshes = [getattr(p, "device_mesh", None) for p in model.parameters()]
-    one_axis = all(mesh is None or mesh.ndim == 1 for mesh in meshes)
-    return bool(kinds & DATA_PARALLEL) and one_axis
+        found = replace(_compare(run), weights=words)
+    if gradients and found.same:
+        with together("the gradients"):
+            found = replace(found, **compare_gradients(run))
+    return found
 
 
 def _built(model: Model | Path, name: str) -> nn.Module:
-    """Return a module, or raise ValueError."""
-    if isinstance(model, Path):
-        raise ValueError(f"{name} is a recording: it stands on the left")
-    try:
-        built = Builder(model, SEED, None).build()
-    except UnusableModel as error:
-        raise ValueError(str(error)) from error.__cause__
+    recorded = isinstance(model, Path)
+    built = None if recorded else Builder(model, SEED, None).build()
     if not isinstance(built, nn.Module):
-        raise ValueError(f"{name} is no module, whose weights can be set")
+        raise ValueError(
+            f"{name} is no module, whose weights can be set"
+            f"{': a recording stands on the left' * recorded}"
+        )
     return built
 
 
-def _compare(
-    sides: tuple[Side, Side],
-    ranks: Ranks,
-    weights: str,
-    sources: Mapping[str, str],
-) -> ShardedDiff:
-    left, right = sides
-    finder = _values_of(left)
-    numbers = _numbers(right.lines, ranks)
-    steps, last = _steps(right, numbers, ranks)
-    assert right.kept is not None
-    kept = {numbers[e]: plain(value) for e, value in right.kept.items()}
-    _place(steps, kept, finder, ranks)
-    wanted, near = finder.values[left.last], finder.near[left.last]
+def _compare(run: Run) -> ShardedDiff:
+    left, right, ranks = run.left, run.right, run.ranks
+    wholes = _values_of(run)
+    steps = _steps(run, wholes)
+    wanted, near = wholes[left.last].tensor, wholes[left.last].near
     apart = float((right.scores - wanted).abs().max())
     same = apart <= near and ranks.apart[0] <= 1
-    if not same and kept[last].shape == wanted.shape:
+    own = [*steps.values()][-1].value
+    if not same and own is not None and own.shape == wanted.shape:
         # where ranks return others, the scores above are rank 0's on all
-        apart = max(apart, float((kept[last] - wanted).abs().max()))
-    judged = [step for step in steps.values() if step.judged]
-    kinds = [{*step.kinds.values()} for step in judged if not step.lost_on]
+        apart = max(apart, float((own - wanted).abs().max()))
+    kinds = Counter(step.kind for step in steps.values() if step.judged)
     result = ShardedDiff(
         ranks=ranks.count,
         same=same,
         apart=max(ranks.gather(apart)),
         rounding=near,
-        values=len(judged),
-        matched=sum(step.matched for step in judged),
-        sliced=sum("sliced" in kind for kind in kinds),
-        reordered=sum(kind & {"sliced", OTHER} == {OTHER} for kind in kinds),
-        partial=sum(step.partial for step in judged),
-        weights=weights,
+        values=kinds.total(),
+        matched=kinds.total() - kinds[""],
+        sliced=kinds["sliced"] + kinds[OTHER],
+        partial=kinds[PART_OF_SUM],
     )
     if result.same:
         return result
-    event = _parting(steps, last)
-    step, module = steps[event], right.module()
-    parameters = dict(module.named_parameters()) if module else {}
-    if step.matched:
-        step.placed = finder.find(right.scores, "")
-    causes = ranks.gather(
-        cause(event, steps, kept, finder, left, parameters, sources, ranks)
-    )
-    bad = step.lost_on or [*range(ranks.count)]
-    words = causes[bad[0]]
-    if len(bad) < ranks.count:
-        words = f"rank {bad[0]}" + (f": {words}" if words else "")
-    return replace(result, where=step.place, cause=words)
+    name = _parting(steps)
+    step = steps[name]
+    if step.kind:
+        step.placed = find(right.scores, "", wholes.values())
+    words = ranks.gather(next(causes(name, steps, wholes, run), ""))
+    lost_on = [rank for rank, kind in step.kinds.items() if not kind]
+    cause = words[min(lost_on, default=0)]
+    if 0 < len(lost_on) < ranks.count:
+        cause = f"rank {lost_on[0]}: {cause}"
+    return replace(result, where=step.place, cause=cause)
 
 
-def _values_of(left: Side) -> Finder:
+def _values_of(run: Run) -> dict[int, Whole]:
     """Return the values of the left, those of products also unbiased.
 
     Ranks sum up before they add a bias.
     """
-    known = {v.number: v for v in left.values if not v.digest.trivial}
-    values = left.keep({*known, left.last})
-    ops = {v.number: v.place.op for v in left.values}
-    module = left.module()
-    biases = dict(module.named_parameters()) if module else {}
-    for number, value in known.items():
-        bias = biases.get(f"{value.place.module}.bias")
-        if bias is None or value.place.op not in ("linear", "addmm"):
+    left = run.left
+    known = {v.number for v in left.values if not v.digest.trivial}
+    found, eps = dict[int, Whole](), torch.finfo(left.dtype).eps
+    for n, value in left.keep({*known, left.last}).items():
+        place = left.values[n].place
+        found[n] = Whole(n, str(place), place.op, value, eps)
+        bias = run.weights.get(f"{place.module}.bias")
+        if bias is None or bias.shape != value.shape[-1:]:
             continue
-        if bias.numel() == value.shape[-1]:
-            without = number + len(left.values)
-            values[without] = values[number] - plain(bias)
-            ops[without] = value.place.op
-    return Finder(values, ops, torch.finfo(left.dtype).eps)
+        if place.op in ("linear", "addmm"):
+            name, without = f"{place} without its bias", value - plain(bias)
+            found[~n] = Whole(~n, name, place.op, without, eps)
+    return found
 
 
-def _place(
-    steps: dict[int, Step],
-    kept: Mapping[int, Tensor],
-    finder: Finder,
-    ranks: Ranks,
-) -> None:
-    """Find each step on the left; of one that is lost the ranks' sum."""
-    own = {}
-    for event in kept.keys() & steps.keys():
-        step = steps[event]
-        if step.distinct:
-            step.placed = finder.find(kept[event], step.op)
-        kind = step.placed.kind if step.placed else ""
-        own[str(event)] = kind, [*kept[event].shape]
-    summed = dict[str, Tensor]()
-    for name, of_each in ranks.by_name(own).items():
-        step = steps[int(name)]
-        step.kinds = {i: one[0] for i, one in enumerate(of_each) if one}
-        shapes = [one and one[1] for one in of_each]
-        alike = None not in shapes and shapes.count(shapes[0]) == len(shapes)
-        if step.judged and step.lost_on and alike:
-            summed[name] = kept[int(name)]
-    for name, total in ranks.sums(summed).items():
-        step = steps[int(name)]
-        step.sum, step.sum_placed = total, finder.find(total, step.op)
+def _steps(run: Run, wholes: Mapping[int, Whole]) -> dict[str, Step]:
+    """Return what leads to the scores on some rank, these at the end.
 
-
-def _numbers(lines: dict[int, str], ranks: Ranks) -> dict[int, int]:
-    """Return a number of each event that is the same on all ranks.
-
-    A rank may run fewer lines than the others: no token may be sent to its
-    experts. A line, and how often it has run by then, identify an event.
+    A line and how often it has run by then name a step: a rank may run fewer
+    lines than the others, as where no token is sent to its experts. Each is
+    looked for on the left; of one that is lost the ranks' sum.
     """
-    often = Counter[str]()
-    own = []
-    for line in lines.values():
+    right, ranks = run.right, run.ranks
+    often, names = Counter[str](), dict[int, str]()
+    for event, line in right.lines.items():
         often[line] += 1
-        own.append(f"{often[line]} {line}")
-    order, *others = ranks.gather(own)
-    for keys in others:
-        at, known = len(order), {key: i for i, key in enumerate(order)}
-        added: dict[int, list[str]] = {}
-        for key in reversed(keys):
-            if key in known:
-                at = known[key]
-            else:  # a later stage runs before what all do next
-                added.setdefault(at, []).insert(0, key)
-        parts = [[*added.get(i, ()), key] for i, key in enumerate(order)]
-        order = [*chain(*parts), *added.get(len(parts), ())]
-    numbers = {key: i for i, key in enumerate(order)}
-    return {e: numbers[key] for e, key in zip(lines, own, strict=True)}
-
-
-def _steps(
-    right: Side, number: dict[int, int], ranks: Ranks
-) -> tuple[dict[int, Step], int]:
-    """Return what leads to the scores on some rank, by event; the scores'.
-
-    One that a rank takes for a copy of another has its place from the rank
-    that does not.
-    """
-    events = {v.number: number[v.event] for v in right.values}
+        names[event] = f"{often[line]} {line}"
     last = right.values[right.last]
     while not last.place.in_model and last.inputs:
         last = right.values[last.inputs[0]]
     own = {
-        str(events[v.number]): {
-            "place": str(v.place),
-            "op": v.place.op,
-            "module": v.place.module,
-            "inputs": [events[n] for n in v.inputs],
-            "distinct": v.place.in_model and not v.digest.trivial,
-            "constant": v.constant,
-        }
+        names[v.event]: [
+            *(str(v.place), v.place.op, v.place.module),
+            [names[right.values[n].event] for n in v.inputs],
+            v.place.in_model and not v.digest.trivial,
+            not v.constant,
+        ]
         for v in right.values
     }
-    steps: dict[int, Step] = {}
-    for event, of_each in ranks.by_name(own).items():
-        found = [one for one in of_each if one]
-        steps[int(event)] = Step(
-            found[0]["place"],
-            found[0]["op"],
-            found[0]["module"],
-            inputs={n for one in found for n in one["inputs"]},
-            distinct=all(one["distinct"] for one in found),
-            constant=all(one["constant"] for one in found),
+    every = dict[str, Step]()
+    for name, of_each in ranks.by_name(own).items():
+        place, op, module, inputs, distinct, moves = zip(
+            *filter(None, of_each), strict=True
         )
-    # a rank that adds 0 takes its last step for a copy of the one before
-    ends = ranks.gather(events[last.number])
-    sent = ranks.gather([events[n] for n in right.sent])
-    wanted, todo = set[int](), [*ends, *chain(*sent)]
+        every[name] = Step(
+            *(place[0], op[0], module[0], dict.fromkeys(chain(*inputs))),
+            distinct=all(distinct),
+            judged=all(distinct) and any(moves),
+        )
+    ends = ranks.gather(names[last.event])
+    sent = ranks.gather([names[right.values[n].event] for n in right.sent])
+    # popped from behind: what ranks send, and the scores of the last stage
+    todo = [*ends, *[*chain(*sent)][::-1]]
+    steps, seen = dict[str, Step](), set[str]()
     while todo:
-        event = todo.pop()
-        if event not in wanted and event in steps:
-            wanted.add(event)
-            todo += steps[event].inputs
-    return {e: steps[e] for e in sorted(wanted)}, max(ends)
+        if (name := todo[-1]) in seen:
+            steps[name] = every[todo.pop()]
+        else:
+            seen.add(name)
+            todo += [n for n in every[name].inputs if n not in seen][::-1]
+    assert right.kept is not None
+    placed = dict[str, tuple[str, Tensor | None]]()
+    for event, value in right.kept.items():
+        if (step := steps.get(names[event])) is not None:
+            step.value = plain(value)
+            if step.distinct:
+                step.placed = find(step.value, step.op, wholes.values())
+            kind = step.placed.kind if step.placed else ""
+            placed[names[event]] = kind, step.value if step.judged else None
+    kinds, sums = on_all_ranks(placed, ranks)
+    for name, step in steps.items():
+        step.kinds = kinds.get(name, {})
+        if name in sums:
+            step.sum = sums[name]
+            step.sum_placed = find(step.sum, step.op, wholes.values())
+    return steps
 
 
-def _parting(steps: dict[int, Step], last: int) -> int:
+def _parting(steps: Mapping[str, Step]) -> str:
     """Return the first event that the left lacks, and that matters.
 
     One that leads to what the left has is a step on another way to it. A
     gathered part comes from one rank alone, so it shows nothing of others.
     """
-    reaches: dict[int, bool] = dict.fromkeys(steps, False)
-    for event in reversed(steps):
-        step = steps[event]
-        shows = step.judged and step.matched and not step.gathers
-        passes = not step.matched or step.gathers or not step.judged
-        if shows or (passes and reaches[event]):
-            for before in step.inputs:
-                if before in reaches:
-                    reaches[before] = True
-    for event, step in steps.items():
-        if step.judged and not step.matched and not reaches[event]:
-            return event
-    return last
+    explained = set[str]()
+    for name, step in reversed([*steps.items()]):
+        shows = step.judged and step.kind and step.collective != "gathers"
+        if shows or name in explained:
+            explained.update(step.inputs)
+    for name, step in steps.items():
+        if step.judged and not step.kind and name not in explained:
+            return name
+    return name

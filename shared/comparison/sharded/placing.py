@@ -1,50 +1,46 @@
-"""Where the numbers of a rank stand among those of one process."""
+"""How a tensor of a rank relates to those of one process."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...invariants.ranks import Ranks
 from ..values.layouts import largest, nearest_layout
 
 UNITS = 2**9  # of rounding: sums in another order are that far apart
 FINER = 2**16  # the same in float64, in which no fault is so small
 OTHER = "another order"
-PROBES = 16  # numbers of a value that are looked for first
+PROBES = 16  # numbers of a tensor that are looked for first
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A value of a rank, as a part of a value of one process.
+    """A tensor of a rank, as a part of one on one process.
 
     Attributes:
-        value: number of the value of one process.
-        shape: of that value.
+        of: the tensor of one process.
         picked: for each of its axes the indices that the rank has, in the
             order it has them.
     """
 
-    value: int
-    shape: tuple[int, ...]
+    of: "Whole"
     picked: tuple[tuple[int, ...], ...]
 
     @property
     def kind(self) -> str:
         """Whether it is "whole", "sliced", or in "another order"."""
-        sizes = [*map(len, self.picked)]
-        if sizes != [*self.shape]:
-            return "sliced"
-        return "whole" if self.ascending else OTHER
-
-    @property
-    def ascending(self) -> bool:
-        """Whether the rank has the numbers in the order of the left."""
-        return all([*p] == sorted(p) for p in self.picked)
+        if any([*p] != sorted(p) for p in self.picked):
+            return OTHER
+        whole = [*map(len, self.picked)] == [*self.of.shape]
+        return "whole" if whole else "sliced"
 
     def part_of(self, whole: Tensor) -> Tensor:
-        """Return what the rank has of a value of that shape."""
+        """Return what the rank has of a tensor of that shape."""
         for axis, indices in enumerate(self.picked):
             whole = whole.index_select(axis, torch.tensor(indices))
         return whole
@@ -53,121 +49,96 @@ class Placed:
         words = [
             f"{as_runs(picked)} of axis {axis}"
             for axis, picked in enumerate(self.picked)
-            if picked != (*range(self.shape[axis]),)
+            if picked != (*range(self.of.shape[axis]),)
         ]
         return " and ".join(words) or "all"
 
 
 def as_runs(picked: Iterable[int]) -> str:
     """Return indices as runs: "0-3, 12-15"."""
-    runs: list[list[int]] = []
-    for index in picked:
-        if runs and index == runs[-1][1] + 1:
-            runs[-1][1] = index
-        else:
-            runs.append([index, index])
-    texts = [f"{a}-{b}" if a < b else str(a) for a, b in runs[:4]]
+    pairs = groupby(enumerate(picked), key=lambda pair: pair[1] - pair[0])
+    runs = [[index for _, index in run] for _, run in pairs]
+    texts = [f"{r[0]}-{r[-1]}" if r[1:] else str(r[0]) for r in runs[:4]]
     return ", ".join(texts) + ", ..." * (len(runs) > 4)
 
 
-class Finder:
-    """The values of one process, in which those of a rank are looked for.
+class Whole:
+    """A tensor of one process, in which those of a rank are looked for.
 
     Args:
-        values: in float64, by their numbers.
-        ops: what computes each.
-        eps: unit of rounding of the dtype that both ran in.
+        number: to know it by, name: what it is, and op: what computes it.
+        tensor: in float64.
+        eps: unit of rounding of the dtype that it was computed in.
     """
 
     def __init__(
-        self, values: dict[int, Tensor], ops: dict[int, str], eps: float
+        self, number: int, name: str, op: str, tensor: Tensor, eps: float
     ):
-        self.values, self.ops = values, ops
+        self.number, self.name, self.op = number, name, op
+        self.tensor, self.shape = tensor, tuple(tensor.shape)
         units = FINER if eps == torch.finfo(torch.float64).eps else UNITS
-        self.near = {n: units * eps * largest(v) for n, v in values.items()}
-        self.order = {
-            n: np.argsort(v.flatten().numpy(), kind="stable")
-            for n, v in values.items()
-        }
-        self.sorted = {
-            n: v.flatten().numpy()[self.order[n]] for n, v in values.items()
-        }
+        self.near = units * eps * largest(tensor)
+        flat = tensor.flatten().numpy()
+        self.order = np.argsort(flat, kind="stable")
+        self.sorted = flat[self.order]
+        self.between = (self.sorted[1:] + self.sorted[:-1]) / 2
 
-    def find(self, value: Tensor, op: str) -> Placed | None:
-        """Return where a value of a rank stands, None if nowhere."""
-        numbers = value.flatten().numpy()
-        known = np.unique(numbers[np.isfinite(numbers)])
-        if not len(known):
-            return None
-        ends = np.linspace(0, len(known) - 1, PROBES).round().astype(int)
-        candidates = sorted(
-            (self.values[n].numel(), self.ops[n] != op, n)
-            for n in self.values
-            if self.values[n].numel() >= value.numel()
-            and (
-                self.values[n].numel() % value.numel() == 0
-                # tokens that were sent to the rank of their expert
-                or self.values[n].shape[-1:] == value.shape[-1:]
-            )
-        )
-        for _, _, number in candidates:
-            if self._all_in(known[ends], number):
-                found = self._against(value, number)
-                if found is not None:
-                    return found
-        return None
-
-    def _nearest(
-        self, numbers: np.ndarray, number: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return of sorted numbers the places nearest, and the distances."""
-        table = self.sorted[number]
-        right = np.searchsorted(table, numbers).clip(1, len(table) - 1)
-        left = right - 1
-        nearer = np.abs(numbers - table[left]) <= np.abs(
-            numbers - table[right]
-        )
-        at = np.where(nearer, left, right)
-        return at, np.abs(numbers - table[at])
-
-    def _all_in(self, numbers: np.ndarray, number: int) -> bool:
+    def nearest(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return where the nearest of the sorted numbers are, and how far."""
+        at = np.searchsorted(self.between, numbers)
         with np.errstate(invalid="ignore"):
-            apart = self._nearest(numbers, number)[1]
-        return bool((apart <= self.near[number]).all())
+            return at, np.abs(numbers - self.sorted[at])
 
-    def _against(self, value: Tensor, number: int) -> Placed | None:
-        whole, near = self.values[number], self.near[number]
-        shape = tuple(whole.shape)
-        if nearest_layout(value, whole, near)[1] <= near:
-            every = tuple(tuple(range(size)) for size in shape)
-            return Placed(number, shape, every)
-        table = self.sorted[number]
-        numbers = value.flatten().numpy()
+    def place(self, tensor: Tensor) -> Placed | None:
+        """Return which part of this one a tensor is, None if it is none."""
+        if nearest_layout(tensor, self.tensor, self.near)[1] <= self.near:
+            return Placed(self, tuple(tuple(range(s)) for s in self.shape))
+        numbers = tensor.flatten().numpy()
+        at, apart = self.nearest(numbers)
         with np.errstate(invalid="ignore"):
-            at, apart = self._nearest(numbers, number)
-            steps = np.diff(table, prepend=-np.inf, append=np.inf)
-            alone = np.minimum(steps[:-1], steps[1:]) > 4 * near
-        known = np.isfinite(numbers) & alone[at] & (apart <= near)
-        if not known.any():
-            return None
-        axes = np.unravel_index(self.order[number][at[known]], shape)
-        ours = np.unravel_index(np.flatnonzero(known), value.shape)
+            steps = np.diff(self.sorted, prepend=-np.inf, append=np.inf)
+        alone = np.minimum(steps[:-1], steps[1:]) > 4 * self.near
+        known = np.isfinite(numbers) & alone[at] & (apart <= self.near)
+        axes = np.unravel_index(self.order[at[known]], self.shape)
+        ours = np.unravel_index(np.flatnonzero(known), tensor.shape)
         for picked in (
-            _axis_by_axis(axes, ours, shape, tuple(value.shape)),
-            tuple(_first_seen(axis) for axis in axes),
+            _axis_by_axis(axes, ours, self.shape, tuple(tensor.shape)),
+            tuple(tuple(dict.fromkeys(axis.tolist())) for axis in axes),
         ):
-            if picked is None:
-                continue
-            if np.prod([len(p) for p in picked]) != value.numel():
-                continue
-            placed = Placed(number, shape, picked)
-            if nearest_layout(value, placed.part_of(whole), near)[1] <= near:
-                return placed
+            placed = Placed(self, picked)
+            if np.prod([*map(len, picked)]) == tensor.numel():
+                part = placed.part_of(self.tensor)
+                if nearest_layout(tensor, part, self.near)[1] <= self.near:
+                    return placed
         return None
 
 
-def _first_seen(axis: np.ndarray) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(axis.tolist()))
+def find(tensor: Tensor, op: str, wholes: Iterable[Whole]) -> Placed | None:
+    """Return where a tensor of a rank stands, None if nowhere.
+
+    One that the same operation computes is preferred.
+    """
+    known = np.unique(tensor[tensor.isfinite()].numpy())
+    if not len(known):
+        return None
+    probes = known[np.linspace(0, len(known) - 1, PROBES).round().astype(int)]
+    candidates = [
+        whole
+        for whole in wholes
+        if (size := whole.tensor.numel()) >= tensor.numel()
+        # tokens that were sent to the rank of their expert are any number
+        and (
+            whole.shape[-1:] == tensor.shape[-1:] or not size % tensor.numel()
+        )
+    ]
+    for whole in sorted(
+        candidates, key=lambda w: (w.tensor.numel(), w.op != op)
+    ):
+        near = whole.nearest(probes)[1] <= whole.near
+        placed = whole.place(tensor) if near.all() else None
+        if placed is not None:
+            return placed
+    return None
 
 
 def _axis_by_axis(
@@ -175,20 +146,47 @@ def _axis_by_axis(
     ours: tuple[np.ndarray, ...],
     shape: tuple[int, ...],
     own: tuple[int, ...],
-) -> tuple[tuple[int, ...], ...] | None:
-    """Return the index on the left of each index, where axes are the same."""
-    if len(shape) != len(own):
-        return None
+) -> tuple[tuple[int, ...], ...]:
+    """Return the index on the left of each index, () where axes differ."""
     picked = []
-    for here, there, size, whole in zip(ours, axes, own, shape, strict=True):
+    for here, there, size, whole in zip(ours, axes, own, shape, strict=False):
         table = np.full(size, -1)
         table[here] = there
         every, known = np.arange(size), np.flatnonzero(table >= 0)
+        if len(shape) != len(own) or not len(known):
+            return ()
         # rows of equal numbers alone follow the nearest that is known
-        between = (known[1:] + known[:-1]) / 2
-        nearest = known[np.searchsorted(between, every)]
+        nearest = known[np.searchsorted((known[1:] + known[:-1]) / 2, every)]
         table = table[nearest] + every - nearest
         if table.min() < 0 or table.max() >= whole:
-            return None
+            return ()
         picked.append(tuple(table.tolist()))
     return tuple(picked)
+
+
+def on_all_ranks(
+    own: Mapping[str, tuple[str, Tensor | None]], ranks: Ranks
+) -> tuple[dict[str, dict[int, str]], dict[str, Tensor]]:
+    """Return how tensors stand on all ranks, and sums of those that do not.
+
+    Args:
+        own: by name how a tensor of this rank stands on the left, "" for
+            nowhere, and the tensor itself where it may be a part of a sum.
+        ranks: all; each calls this.
+
+    Returns:
+        By name how it stands on each rank that has it, and the sum over the
+        ranks of each that stands nowhere on one of them.
+    """
+    told = {
+        name: [kind, None if tensor is None else [*tensor.shape]]
+        for name, (kind, tensor) in own.items()
+    }
+    kinds, lost = {}, dict[str, Any]()
+    for name, of_each in ranks.by_name(told).items():
+        kinds[name] = {i: one[0] for i, one in enumerate(of_each) if one}
+        shapes = [one and one[1] for one in of_each]
+        alike = None not in shapes and shapes.count(shapes[0]) == len(shapes)
+        if alike and "" in kinds[name].values():
+            lost[name] = own[name][1]
+    return kinds, ranks.sums(lost)

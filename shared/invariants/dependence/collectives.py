@@ -5,9 +5,8 @@ codes as they send numbers: int32, which gloo and NCCL both take. A reduction
 takes the latest of all ranks, whatever it computes.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,15 +38,6 @@ RECEIVED = ("recv_", "recv_any_source_")
 OTHER_TAG = 1 << 16  # of messages with codes, between two ranks
 
 
-@dataclass
-class Coming:
-    """Codes that another rank sends; waited for when they are needed."""
-
-    out: Tensor
-    codes: Tensor
-    work: Any
-
-
 @cache
 def is_collective(func: Any) -> bool:
     """Whether an operation sends numbers to other ranks."""
@@ -55,17 +45,21 @@ def is_collective(func: Any) -> bool:
     return named or str(func).startswith(COPY_IN)
 
 
-def finish(func: Any, result: Any) -> bool:
-    """Wait for what a collective writes in place; return whether it does.
+def finished(func: Any, args: tuple, result: Any) -> tuple[Any, list[Tensor]]:
+    """Wait for a collective, but for what may not be sent yet.
 
-    What is received may not be sent yet, and is not waited for.
+    Returns a result that need not be waited for, and what is written.
     """
     space, _, name = func._schema.name.partition("::")
-    never = (*NOTHING_WRITTEN, *RECEIVED)
-    waits = space == NAMESPACES[0] and name not in never
-    if waits:
+    if name in NOTHING_WRITTEN:
+        return result, []
+    written = tensors_in((result if space == NAMESPACES[1] else args[0],))
+    if space == NAMESPACES[0] and name not in RECEIVED:
         _work_of(result).wait()
-    return waits
+        if isinstance(result, tuple):
+            # each wait of gloo's copies anew what has no codes
+            result = (*result[:-1], _done(written))
+    return result, written
 
 
 def carry(shadows: "Shadows", func: Any, args: tuple, kwargs: dict) -> Any:
@@ -84,15 +78,11 @@ def carry(shadows: "Shadows", func: Any, args: tuple, kwargs: dict) -> Any:
     if name.startswith("_wrap_tensor") or name == "wait_tensor":
         return func(*args, **kwargs)  # the same storage
     reduces = "reduce_op" in names
-    given = []
-    if not shadows.blind:
-        given = _as_codes(shadows, (args, kwargs), reduces)
+    given = () if shadows.blind else _as_codes(shadows, args, kwargs, reduces)
     result, written = finished(func, args, func(*args, **kwargs))
     if shadows.blind:
         for out in written:
             shadows.storages.meet(out)
-        return result
-    if not given:
         return result
     found = []
     for part, named in given:
@@ -104,84 +94,63 @@ def carry(shadows: "Shadows", func: Any, args: tuple, kwargs: dict) -> Any:
         answer = func(*changed, **named)
         if functional:
             answer = tree_map(torch.ops._c10d_functional.wait_tensor, answer)
-            outs = tensors_in(_flat(answer))
-        else:
-            outs = tensors_in(_flat(changed[0]))
-            work = _work_of(answer)
-            if name in RECEIVED:
-                for out, codes in zip(written, outs, strict=True):
-                    coming = Coming(out, codes, work)
-                    shadows.coming[out.untyped_storage()._cdata] = coming
-                return result
-            if name == "send":
-                shadows.sent.append((outs, work))
-                return result
-            work.wait()
-        found.append(outs)
-    for index, out in enumerate(written):
-        codes = found[0][index].to(CODES)
+            found.append(tensors_in((answer,)))
+            continue
+        found.append(tensors_in((changed[0],)))
+        work = _work_of(answer)
+        if name in RECEIVED:
+            for one in zip(written, *found, strict=True):
+                shadows.coming[one[0].untyped_storage()._cdata] = *one, work
+            return result
+        if name == "send":
+            shadows.sent.append((found, work))
+            return result
+        work.wait()
+    for out, codes, *low in zip(written, *found, strict=False):
+        codes = codes.to(CODES)
         if reduces:
-            low = found[1][index] > 0
-            codes = as_lowered(codes, low & (codes > FREE))
+            codes = as_lowered(codes, (low[0] > 0) & (codes > FREE))
         shadows.storages.write(out, codes)
     return result
-
-
-def finished(func: Any, args: tuple, result: Any) -> tuple[Any, list[Tensor]]:
-    """Return a result that need not be waited for, and what is written."""
-    space, _, name = func._schema.name.partition("::")
-    if name in NOTHING_WRITTEN:
-        return result, []
-    functional = space == NAMESPACES[1]
-    written = tensors_in(_flat(result if functional else args[0]))
-    if finish(func, result) and isinstance(result, tuple):
-        # each wait of gloo's copies anew what has no codes
-        result = (*result[:-1], _done(written))
-    return result, written
 
 
 def settle(shadows: "Shadows", tensor: Tensor) -> None:
     """Wait for the codes of a tensor that another rank sends."""
     coming = shadows.coming.pop(tensor.untyped_storage()._cdata, None)
     if coming is not None:
-        coming.work.wait()
-        shadows.storages.write(coming.out, coming.codes.to(CODES))
+        out, codes, work = coming
+        work.wait()
+        shadows.storages.write(out, codes.to(CODES))
 
 
-def _as_codes(shadows: "Shadows", args: tuple, reduces: bool) -> list[Any]:
-    """Return arguments with codes in place of tensors.
+def _as_codes(
+    shadows: "Shadows", args: tuple, kwargs: dict, reduces: bool
+) -> list[Any]:
+    """Return arguments with codes in place of tensors, laid out as these.
 
     Of a reduction first those that are as plain as can be, then where a
     number is as good as minus infinity, or may be.
     """
 
-    def codes_of(tensor: Any) -> Any:
-        if not isinstance(tensor, Tensor):
-            return tensor
-        codes = shadows.codes(tensor)
-        codes = plain(codes) if reduces else codes
-        return _laid_out(codes, tensor)
+    def codes_of(value: Any, low: bool) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        codes = shadows.codes(value)
+        if low:
+            low_codes = is_hidden(codes) | is_lowered(codes)
+            if value.is_floating_point():
+                low_codes = low_codes | where_known(
+                    codes, value.abs() >= -STRONG
+                )
+            codes = low_codes
+        elif reduces:
+            codes = plain(codes)
+        return torch.empty_like(value, dtype=torch.int32).copy_(codes)
 
-    def low_of(tensor: Any) -> Any:
-        if not isinstance(tensor, Tensor):
-            return tensor
-        codes = shadows.codes(tensor)
-        low = is_hidden(codes) | is_lowered(codes)
-        if tensor.is_floating_point():
-            low = low | where_known(codes, tensor.abs() >= -STRONG)
-        return _laid_out(low, tensor)
-
-    how: list[Callable[[Any], Any]] = [codes_of, low_of]
-    return [tree_map(f, args) for f in how[: 1 + reduces]]
-
-
-def _laid_out(codes: Tensor, tensor: Tensor) -> Tensor:
-    """Return a code for each number of a tensor, with its strides."""
-    return torch.empty_like(tensor, dtype=torch.int32).copy_(codes)
-
-
-def _flat(values: Any) -> list[Any]:
-    return list(values) if isinstance(values, list | tuple) else [values]
+    return [
+        tree_map(partial(codes_of, low=low), (args, kwargs))
+        for low in (False, True)[: 1 + reduces]
+    ]
 
 
 def _done(written: list[Tensor]) -> Any:
@@ -199,26 +168,23 @@ def _work_of(answer: Any) -> Any:
     return dist.Work.unbox(last)
 
 
-class _Operator(Exception):
-    """Carries a reduction's operator out of a call that is not made."""
-
-
 class _Caught(TorchDispatchMode):
+    """Keeps the operator of a reduction, which is not made."""
+
+    operator: Any = None
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func._schema.name == "c10d::allreduce_":
-            raise _Operator(args[2])
-        return func(*args, **(kwargs or {}))
+        self.operator = args[2]
+        raise NotImplementedError
 
 
 @cache
 def _max() -> Any:
     """Return the operator "max" as operations take it.
 
-    Python cannot make one: it is read from a call, which is not made.
+    Python cannot make one: it is read from a call.
     """
-    try:
-        with _Caught():
-            dist.all_reduce(torch.zeros(1), dist.ReduceOp.MAX)
-    except _Operator as caught:
-        return caught.args[0]
-    raise RuntimeError("this torch reduces by another operation")
+    number, caught = torch.zeros(1), _Caught()
+    with suppress(NotImplementedError), caught:
+        dist.all_reduce(number, dist.ReduceOp.MAX)
+    return caught.operator
