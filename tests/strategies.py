@@ -1,12 +1,29 @@
 """Hypothesis strategies: small configs, tokens, models of both styles."""
 
+import pytest
 import torch
+from _pytest.mark import ParameterSet
 from hypothesis import strategies as st
 
 import annotated
 import mingpt_style
 from shared.checkpoint.gpt2_layout import State
 from shared.config import ACTIVATIONS, GPTConfig
+
+
+def one_in(count, rows):
+    """Return rows of a test as parameters, all but one in so many slow."""
+    found = []
+    for index, row in enumerate(rows):
+        if not isinstance(row, ParameterSet):
+            row = pytest.param(*(row if type(row) is tuple else (row,)))
+        if index % count:
+            row = pytest.param(
+                *row.values, id=row.id, marks=[*row.marks, pytest.mark.slow]
+            )
+        found.append(row)
+    return found
+
 
 STYLES = {"annotated": annotated, "mingpt_style": mingpt_style}
 

@@ -80,6 +80,7 @@ def rows_of(path):
 # Every kind of measurement, at toy size
 
 
+@pytest.mark.slow
 def test_forward_with_everything(bench, tmp_path):
     pytest.importorskip("x_transformers")
     file, plot = tmp_path / "found.json", tmp_path / "found.svg"

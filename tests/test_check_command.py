@@ -154,6 +154,7 @@ def here(project, monkeypatch, duet):
     return run
 
 
+@pytest.mark.slow
 def test_styles_modules_and_files(here, project):
     targets = ["annotated", "my_pkg.model:build", "my_pkg/model.py:Leaky"]
     checks = ["check_shape", "check_causality"]
@@ -308,6 +309,7 @@ def test_the_users_own_exception_is_shown_as_theirs(project, here):
         assert str(ROOT / "shared") not in err
 
 
+@pytest.mark.slow
 def test_a_project_with_folders_named_like_ours_works(project):
     source = "from my_pkg.model import build\n"
     for own in ("tests", "benchmarks", "shared"):
@@ -617,6 +619,7 @@ def process():
 """
 
 
+@pytest.mark.slow
 def test_a_target_does_not_touch_the_next_one(here, project):
     (project / "spoils.py").write_text(SPOILS)
     (project / "model.v2.py").write_text("from my_pkg.model import Leaky\n")

@@ -173,6 +173,7 @@ def test_documents_of_a_row(model, documents, status, words):
     assert re.search(words, result.message), result.message
 
 
+@pytest.mark.slow
 def test_what_a_function_makes_is_given_to_the_other_checks():
     """The proof of causality is of such rows, too, and leaves none out."""
     for model, documents, words in (

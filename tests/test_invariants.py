@@ -14,6 +14,7 @@ from correct_models import CORRECT
 from measurements import MEASUREMENTS
 from readme import OF_CHECKS, filled, ways
 from small_gpt import BLOCK, GPT, VOCAB
+from strategies import one_in
 
 from gpt_duet.comparison.values import diff_by_value, diff_cache
 from gpt_duet.config import GPTConfig
@@ -129,19 +130,8 @@ def is_accused_of_nothing(model, report):
         assert holds is (not model.open)
 
 
-def one_in(count, parameters):
-    """Mark all but one in so many as slow."""
-    slow = pytest.mark.slow
-    return [
-        p
-        if i % count == 0
-        else pytest.param(*p.values, id=p.id, marks=[*p.marks, slow])
-        for i, p in enumerate(parameters)
-    ]
-
-
 @pytest.mark.usefixtures("calls_of_a_second")
-@pytest.mark.parametrize("model", one_in(6, as_parameters(CORRECT)))
+@pytest.mark.parametrize("model", one_in(12, as_parameters(CORRECT)))
 def test_a_correct_model_is_accused_of_nothing(model, monkeypatch):
     """In some 200 calls, and more where some checks have no time then."""
     monkeypatch.setattr(GPT, "layers", 1 + model.deep)
@@ -415,6 +405,7 @@ print(*{name.split(".")[0] for name in sys.modules.keys() - before})
 """
 
 
+@pytest.mark.slow
 def test_checks_need_little_beside_torch():
     """Neither their import nor a printed report loads what commands need."""
     run = [sys.executable, "-c", IMPORTS]

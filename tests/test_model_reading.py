@@ -27,6 +27,7 @@ from small_gpt import (
     Unlimited,
     cross_entropy,
 )
+from strategies import one_in
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -155,6 +156,7 @@ def test_weights_are_put_back_where_a_forward_raises():
     assert weight.equal(torch.ones(3))
 
 
+@pytest.mark.slow
 def test_a_model_whose_copy_is_none_is_not_accused():
     model = MinGPT(GPTConfig())
     report = check_model(model)
@@ -440,7 +442,9 @@ ONE_CAUSE = [  # a model, the check that fails, words, and how many refer to it
 
 
 @pytest.mark.unhooked
-@pytest.mark.parametrize(("model", "check", "words", "others"), ONE_CAUSE)
+@pytest.mark.parametrize(
+    ("model", "check", "words", "others"), one_in(2, ONE_CAUSE)
+)
 def test_one_cause_is_one_failure(model, check, words, others, monkeypatch):
     monkeypatch.chdir(Path(__file__).parent)
     report = check_model(model, budget=450)
@@ -703,7 +707,7 @@ STRANGERS = {
     ),
     "AutoregressiveModel": "--vocab-size 65 --block-size 12 --layout tb",
 }
-ODD = ("Llama", "Autoregressive")  # in the fast run
+ODD = ("Llama",)  # in the fast run
 
 
 @pytest.mark.unhooked

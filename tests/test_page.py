@@ -117,6 +117,7 @@ def test_two_functions_are_told_apart(tmp_path, scale_weights):
     assert f"{place}Where they part</a>" in text
 
 
+@pytest.mark.slow
 def test_a_style_that_sees_the_future_is_caught(tmp_path, monkeypatch):
     monkeypatch.setattr("third_style.CAUSAL", False)
     words = ("annotated", "third_style")

@@ -97,6 +97,7 @@ def test_the_command_runs_all_targets_with_their_settings(project, duet):
     assert "1 failed" in out
 
 
+@pytest.mark.slow
 def test_arguments_of_the_call_are_made_as_the_file_says(
     project, duet, pytest_here
 ):
@@ -117,6 +118,7 @@ def test_arguments_of_the_call_are_made_as_the_file_says(
     assert status == 1
 
 
+@pytest.mark.slow
 def test_a_scorer_is_one_more_target(project, duet, pytest_here):
     (project / "perplexity.py").write_text(FILE)
     file, sizes = project / "pyproject.toml", "vocab-size = 11\nbos = 5\n"
