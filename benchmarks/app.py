@@ -182,7 +182,7 @@ def bench(
         size, batch = preset or "gpt2", batch or "1"
         time, new = prompt or "16", 32 if new is None else new
     sizes = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd}
-    given = {"vocab_size": vocab_size, "time": asked}
+    given = {"vocabulary": vocab_size, "time": asked, "prompt": asked}
     open_ = {name for name, size in given.items() if size is None}
     plan = make_plan(
         size,
@@ -197,7 +197,7 @@ def bench(
         installed=peers == "all", cache=cache, own=own, log_probs=log_probs,
         compile=compile_, profile=profile, limits=limits,
         open=frozenset(open_ if only_peers and preset is None else ()),
-        shaped=None if only_peers else True,
+        shaped=not only_peers,
     )  # fmt: skip
     output.prepare(kind, [plan.setting(*size) for size in plan.sizes])
     raise typer.Exit(output.take(partial(measure, plan)))
@@ -218,9 +218,8 @@ def _names(option: str, text: str) -> list[str]:
 
 
 def _counts(option: str, text: str | None) -> list[int]:
-    names = [] if text is None else _names(option, text)
-    if wrong := [name for name in names if not name.lstrip("-").isdecimal()]:
-        raise ValueError(
-            f"{option} must be whole numbers, as 1,8,32; got {wrong[0]!r}"
-        )
-    return [whole_number(option, int(name), 1, 2**31 - 1) for name in names]
+    numbers: list[int | str] = [
+        int(name) if name.lstrip("-").isdecimal() else name
+        for name in ([] if text is None else _names(option, text))
+    ]
+    return [whole_number(option, n, 1, 2**31 - 1) for n in numbers]

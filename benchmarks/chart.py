@@ -21,12 +21,6 @@ AXES = {"time": "tokens in a row", "prompt": "tokens read", "batch": "rows"}
 TITLE = ("shape", "layers", "width", "batch", "time", "prompt", "new")
 
 
-def require_picture(path: Path | None) -> None:
-    """Refuse a name that ends neither in .svg nor in .png."""
-    if path is not None and path.suffix not in (".svg", ".png"):
-        raise ValueError(f"a plot ends in .svg or .png, got {path.name}")
-
-
 def draw(results: Results, path: Path) -> None:
     """Draw every run as bars, and sweeps of length or rows as lines."""
     panels = _panels(results.runs)

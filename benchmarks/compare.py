@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpt_duet.comparison import benchmark_results
-from gpt_duet.comparison.benchmark_results import Results, Row, Run
+from gpt_duet.comparison.benchmark_results import Results, Row, Run, Value
 
 from .machine import LIBRARIES
 
@@ -16,7 +15,7 @@ IDENTITY = ("processor", "cores", "accelerator", "system")
 # settings that may be known only once the models are built
 OPEN = {"threads", "vocabulary", "time", "prompt"}
 OPEN |= {"shape", "layers", "heads", "width"}
-Facts = dict[str, benchmark_results.Value]
+Facts = dict[str, Value]
 
 
 @dataclass(frozen=True)
@@ -28,12 +27,11 @@ class Change:
     ratio: float  # new median over old median: above 1 is slower
     error: float  # by how much the ratio may be wrong, in 19 of 20 cases
 
-    def slower(self, tolerance: float) -> bool:
-        """Whether it surely takes longer than the tolerance allows."""
-        return self.ratio - self.error > 1 + tolerance
-
     def verdict(self, tolerance: float) -> str:
-        """Say "slower", "faster" or "level", or how many rounds it needs."""
+        """Say "slower", "faster" or "level", or how many rounds it needs.
+
+        Slower is what surely takes longer than the tolerance allows.
+        """
         least, most = 1 / (1 + tolerance), 1 + tolerance
         low, high = self.ratio - self.error, self.ratio + self.error
         if low > most:
@@ -51,13 +49,6 @@ class Change:
         if needed > MOST_ROUNDS:
             return "too noisy to say, and no number of rounds will help"
         return f"too noisy to say: needs about {math.ceil(needed)} rounds"
-
-
-def change(run: str, now: Row, old: Row) -> Change:
-    """Return how the median of a row changed, of a run that is so called."""
-    ratio = now.median / old.median
-    error = ratio * math.hypot(_uncertainty(now), _uncertainty(old))
-    return Change(run, now, ratio, error)
 
 
 def _uncertainty(row: Row) -> float:
@@ -92,7 +83,10 @@ def compare_results(
         rows, were = ({r.name: r for r in x.rows} for x in (run, then))
         for row in rows.values():
             if row.name in were:
-                changes.append(change(name, row, were[row.name]))
+                old_row = were[row.name]
+                ratio = row.median / old_row.median
+                error = math.hypot(_uncertainty(row), _uncertainty(old_row))
+                changes.append(Change(name, row, ratio, ratio * error))
         for where, alone in (
             ("not in the old file", rows.keys() - were.keys()),
             ("only in the old file", were.keys() - rows.keys()),

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpt_duet.comparison.models import largest_difference
 from gpt_duet.timing import clock_for
 
 from .models import Candidate
@@ -53,7 +54,7 @@ def require_sound(
         changed = row.clone()
         changed[:, first:] = (changed[:, first:] + 1) % vocab_size
         moved, _ = answer(candidate, changed)
-        leak = _farthest(moved[:, :first], once[:, :first])
+        leak = largest_difference(moved[:, :first], once[:, :first])
         if not leak <= tolerance:
             raise ValueError(
                 f"{name} sees the future: tokens from {first} on move earlier "
@@ -61,10 +62,6 @@ def require_sound(
                 "timed"
             )
     return seconds
-
-
-def _farthest(a: Tensor, b: Tensor) -> float:
-    return (a.float() - b.float()).abs().max().item()
 
 
 def _rounding(once: Tensor, again: Tensor) -> float:
@@ -79,7 +76,7 @@ def _rounding(once: Tensor, again: Tensor) -> float:
         16 * torch.finfo(dtype).eps * spread
         for dtype in (torch.float32, once.dtype)
     )
-    return least + min(_farthest(again, once), most)
+    return least + min(largest_difference(again, once), most)
 
 
 def require_as_eager(
@@ -88,7 +85,7 @@ def require_as_eager(
     """Refuse what computes something else compiled; return its first time."""
     found, seconds = answer(compiled, tokens, grad=grad)
     expected, _ = answer(eager, tokens, grad=grad)
-    difference = _farthest(found.detach(), expected.detach())
+    difference = largest_difference(found, expected)
     spread = expected.float().std().item()
     # the order of sums changes: some roundings, none of them systematic
     tolerance = 4 * torch.finfo(expected.dtype).eps ** 0.5 * spread

@@ -5,7 +5,7 @@ import os
 import platform
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -73,8 +73,8 @@ def _processor() -> str:
     return found[1] if found else platform.processor() or platform.machine()
 
 
-def keep_freed_memory() -> bool:
-    """Let the process keep the memory that it frees; return whether it does.
+def keep_freed_memory() -> None:
+    """Let the process keep the memory that it frees.
 
     glibc gives large blocks back to the system, and whoever asks next pays
     for fresh pages, up to a third of a forward pass. Other C libraries are
@@ -82,28 +82,24 @@ def keep_freed_memory() -> bool:
 
     Source: the GNU C Library's manual, "Malloc Tunable Parameters".
     """
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    mallopt = ctypes.CDLL(None).mallopt
-    no_blocks_apart = mallopt(M_MMAP_MAX, 0)
-    return bool(mallopt(M_TRIM_THRESHOLD, 2**31 - 1) and no_blocks_apart)
+    if platform.libc_ver()[0] == "glibc":
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_MAX, 0)  # no blocks of their own
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-_measured: dict[tuple, list[Row]] = {}  # once in a process
-
-
-def limits(dtype: torch.dtype, device: torch.device) -> list[Row]:
-    """Return how fast a device is in a dtype; measured once in a process."""
-    key = dtype, device, torch.get_num_threads(), SQUARE, MOVED
-    if key not in _measured:
-        tasks = limit_tasks(dtype, device)
-        watches = {n: stopwatch(run, device) for n, (run, _) in tasks.items()}
-        times = interleave(watches, LIMIT_ROUNDS)
-        _measured[key] = [
-            Row(name, times[name], limit=True, **work)
-            for name, (_, work) in tasks.items()
-        ]
-    return _measured[key]
+@cache  # measured once in a process
+def limits(
+    dtype: torch.dtype, device: torch.device, threads: int
+) -> list[Row]:
+    """Return how fast a device is in a dtype, with torch's present threads."""
+    tasks = limit_tasks(dtype, device)
+    watches = {n: stopwatch(run, device) for n, (run, _) in tasks.items()}
+    times = interleave(watches, LIMIT_ROUNDS)
+    return [
+        Row(name, times[name], limit=True, **work)
+        for name, (_, work) in tasks.items()
+    ]
 
 
 def limit_tasks(
@@ -122,12 +118,10 @@ def limit_tasks(
     memory = f"{MOVED >> 20} MiB"
     little, moved = source[: MOVED // 32], "least_bytes"
     multiply = partial(torch.mm, a, b, out=product)
+    copy = partial(target.copy_, source)
     return {
         f"matmul {size} x {size}": (multiply, {"flops": 2 * size**3}),
-        f"copy of {memory}": (
-            lambda: target.copy_(source),
-            {moved: 2 * MOVED},
-        ),
+        f"copy of {memory}": (copy, {moved: 2 * MOVED}),
         f"read of {memory}": (source.sum, {moved: MOVED}),
         f"read of {MOVED >> 23} MiB": (little.sum, {moved: MOVED // 8}),
     }

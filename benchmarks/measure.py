@@ -6,7 +6,7 @@ The clock and the order of a round are shared/timing.py's.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import chain, pairwise, repeat
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -73,7 +73,7 @@ def measure(plan: Plan, tell: Tell = lambda text: None) -> list[Run]:
         ready.append((tokens, first))
     decoding = plan.kind == "generate"
     for one in everyone:
-        if decoding and one.cached and plan.device.type == "cpu":
+        if decoding and one.cached_by == "kit" and plan.device.type == "cpu":
             optimize_for_decoding(one.model)
     runs: list[Run] = []
     try:
@@ -111,14 +111,14 @@ def _time(
         watches[name] = stopwatch(run, device)
         if isinstance(run, Decoding):
             decodings[name], watches[name] = run, run.timed
-    machine = limits(plan.dtypes[0], device) if plan.limits else []
+    threads = torch.get_num_threads()
+    machine = limits(plan.dtypes[0], device, threads) if plan.limits else []
 
     def before(number: int) -> None:
         tell(f"round {number + 1} of {plan.rounds}")
         tokens.draw(number)
 
-    batch, time = tokens.ids.shape
-    setting = plan.setting(batch, time, torch.get_num_threads())
+    setting = plan.setting(*tokens.ids.shape, threads)
     seconds: dict[str, list[float]] = {}
     try:
         interleave(watches, plan.rounds, before, plan.budget, seconds)
@@ -161,8 +161,12 @@ def _passes(
                 "parameters": each.parameters,
                 "note": note,
             }
-            make = training_step if training else forward_pass
-            yield each.name, make(each, tokens), facts
+            run = (
+                training_step(each, tokens)
+                if training
+                else lambda each=each: each.scores(tokens.ids)
+            )
+            yield each.name, run, facts
 
 
 def row_work(
@@ -177,11 +181,6 @@ def row_work(
         return flops, None
     with torch.no_grad():
         return flops, read + rows * candidate.scores(row).nbytes
-
-
-def forward_pass(candidate: Candidate, tokens: Tokens) -> Callable[[], Tensor]:
-    """Return a pass over the tokens that were drawn last."""
-    return lambda: candidate.scores(tokens.ids)
 
 
 def training_step(candidate: Candidate, tokens: Tokens) -> Callable[[], float]:
@@ -247,7 +246,7 @@ def _decodings(
         run = Decoding(one, tokens, plan.new)
         # the prompt is read with the first new token
         _, moved = row_work(one, tokens.ids[:1, :1], batch)
-        cache, cached = None, one.decodes_with_cache
+        cache, cached = None, bool(one.cached_by)
         moved = moved * plan.new if moved and cached else None
         if moved and one.configured:
             size = next(one.model.parameters()).itemsize
@@ -267,21 +266,6 @@ def _decodings(
         yield one.name, run, facts
 
 
-class _Streamer:
-    """Calls a function at each token of transformers' generate."""
-
-    def __init__(self, each: Callable):
-        # the prompt comes first
-        self._calls: Iterator[Callable] = chain([int], repeat(each))
-
-    def put(self, value: Tensor) -> None:
-        """Take the prompt, then each token."""
-        next(self._calls)()
-
-    def end(self) -> None:
-        """Take the end of the text."""
-
-
 def decode(
     candidate: Candidate, ids: Tensor, new: int, each: Callable = int
 ) -> Tensor:
@@ -289,11 +273,13 @@ def decode(
 
     Models of transformers do so themselves, without an end.
     """
-    if candidate.decoder is None and candidate.generates:
+    if candidate.cached_by == "transformers":
         return candidate.model.generate(
             ids, attention_mask=torch.ones_like(ids),
             max_new_tokens=new, min_new_tokens=new, do_sample=False,
-            use_cache=True, pad_token_id=0, streamer=_Streamer(each),
+            use_cache=True, pad_token_id=0,
+            # asked at each token whether to stop: no
+            stopping_criteria=[lambda ids, scores: bool(each())],
         )  # fmt: skip
     kept = isinstance(candidate.model, LanguageModel)
     columns = (

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gpt_duet.comparison.models import largest_difference
@@ -16,7 +15,6 @@ from gpt_duet.invariants import meet
 from gpt_duet.invariants.decoding.conventions import Text
 from gpt_duet.invariants.decoding.pieces import Decoder
 from gpt_duet.invariants.errors import UnknownSize
-from gpt_duet.invariants.subject import Subject
 from gpt_duet.protocol import cache_reader, load_style
 from gpt_duet.targets import load_target
 
@@ -32,7 +30,6 @@ class Candidate:
     model: Any  # what computes
     call: Callable[[Tensor], Any]  # (batch, time) ids to scores, or an answer
     output: str = "logits"  # or "log-probs"
-    log_softmax: bool = False  # whether it is taken of what the call gives
     note: str = ""  # what a reader of its row has to know
     style: bool = True  # not a peer
     configured: bool = True  # built of the plan's config
@@ -47,26 +44,17 @@ class Candidate:
         They are the answer, its `logits`, or its first part.
         """
         found = self.call(tokens)
-        if hasattr(found, "logits"):
-            found = found.logits
-        elif isinstance(found, tuple | list):
-            found = found[0]
-        return F.log_softmax(found, dim=-1) if self.log_softmax else found
+        found = getattr(found, "logits", found)
+        return found[0] if isinstance(found, tuple | list) else found
 
     @property
-    def cached(self) -> bool:
-        """Whether it decodes with a key-value cache of the kit's contract."""
-        return cache_reader(self.model) is not None
-
-    @property
-    def generates(self) -> bool:
-        """Whether it decodes itself, as the models of transformers do."""
-        return hasattr(self.model, "generation_config")
-
-    @property
-    def decodes_with_cache(self) -> bool:
-        """Whether it reads each token once."""
-        return self.cached or self.decoder is not None or self.generates
+    def cached_by(self) -> str:
+        """Who keeps its keys and values in decoding, "" for nobody."""
+        if self.decoder is not None:
+            return "user"  # by the function that was named
+        if hasattr(self.model, "generation_config"):
+            return "transformers"
+        return "kit" if cache_reader(self.model) is not None else ""
 
     def decode(self, ids: Tensor, new: int) -> Iterator[Tensor]:
         """Yield new ids (batch,), the likeliest ones.
@@ -74,20 +62,16 @@ class Candidate:
         The decoder's cache serves where there is one, else the whole text is
         read for each of them.
         """
-        if self.decoder is not None:
-            assert self.decoder.convention is not None
-            if not self.decoder.convention.apart:
-                self.decoder.start_again()
-            text = Text(self.decoder.convention, len(ids))
-        piece = ids
+        decoder, read = self.decoder, self.scores
+        if decoder is not None:
+            assert decoder.convention is not None
+            if not decoder.convention.apart:
+                decoder.start_again()
+            read = partial(decoder.scores, Text(decoder.convention, len(ids)))
         for _ in range(new):
-            if self.decoder is not None:
-                scores = self.decoder.scores(text, piece)
-            else:
-                scores = self.scores(ids)
-            piece = scores[:, -1:].argmax(dim=-1)
-            ids = torch.cat([ids, piece], dim=1)
-            yield piece[:, 0]
+            column = read(ids)[:, -1:].argmax(dim=-1)
+            yield column[:, 0]
+            ids = column if decoder else torch.cat([ids, column], dim=1)
 
     @property
     def parameters(self) -> int | None:
@@ -108,13 +92,17 @@ class Candidate:
         """Return the same, ending in log-softmax."""
         if self.output == "log-probs":
             return self
-        return replace(self, log_softmax=True, output="log-probs")
+        return replace(
+            self,
+            call=lambda tokens: self.scores(tokens).log_softmax(dim=-1),
+            output="log-probs",
+        )
 
     def compiled(self) -> "Candidate":
         """Return the same through torch.compile; a style in one graph."""
         call = torch.compile(self.scores, fullgraph=self.style, dynamic=False)
         name = f"{self.name} compiled"
-        return replace(self, name=name, call=call, log_softmax=False, note="")
+        return replace(self, name=name, call=call, note="")
 
 
 def build_styles(
@@ -160,17 +148,19 @@ def _difference(built: Sequence[tuple[str, Any, str]], row: Tensor) -> float:
     last, model, _ = built[-1]
     with torch.inference_mode():
         expected = model.log_probs(row)
-        bound, worst = rounding_bound(model, row, expected), 0.0
-        for name, other, _ in built[:-1]:
-            found = largest_difference(other.log_probs(row), expected)
-            if not found <= bound:
-                far = f"{found:.2g} (bound {bound:.2g}) in float32"
-                raise ValueError(
-                    f"the styles differ by {far}: {name} and {last}; what "
-                    "computes something else is not timed"
-                )
-            worst = max(worst, found)
-    return worst
+        bound = rounding_bound(model, row, expected)
+        found = {
+            name: largest_difference(other.log_probs(row), expected)
+            for name, other, _ in built[:-1]
+        }
+    for name, apart in found.items():
+        if not apart <= bound:
+            raise ValueError(
+                f"the styles differ by {apart:.2g} (bound {bound:.2g}) in "
+                f"float32: {name} and {last}; what computes something else "
+                "is not timed"
+            )
+    return max(found.values())
 
 
 def _as_called(name: str, model: Any, note: str, tokens: Tensor) -> Candidate:
@@ -223,14 +213,15 @@ def build_peers(plan: Plan) -> tuple[list[Candidate], list[str]]:
 def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
     """Call and read someone's own model as gpt-duet check does.
 
-    ValueError for one without scores of the plan's vocabulary, or that says
-    it cannot read the plan's longest text.
+    ValueError for one without scores of the plan's vocabulary, that says it
+    cannot read the plan's longest text, or without the cache that was named.
     """
-    name, vocab, longest = peer.name, plan.config.vocab_size, plan.longest
+    name, vocab = peer.name, plan.config.vocab_size
+    longest = max(plan.times) + plan.new  # tokens that it reads in a row
     cache = load_target(plan.cache) if plan.cache else None
     met = partial(meet, lambda: peer.model, block_size=longest, cache=cache)
     met = partial(met, outputs="logits")
-    own = "vocab_size" in plan.open and not peer.configured
+    own = "vocabulary" in plan.open and not peer.configured
     try:
         try:
             subject = met(vocab_size=None if own else vocab)
@@ -248,6 +239,13 @@ def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
             f"{longest} is asked for: see --time (with generate --prompt and "
             "--new-tokens)"
         )
+    decoder = None
+    if plan.cache:  # found on a copy in float64, and timed on the model
+        decoder = Decoder(subject, enlarged=False)
+        if decoder.convention is None:
+            reason = f": {decoder.reason}" if decoder.reason else ""
+            raise ValueError(f"{name}: no cache was found{reason}")
+        decoder.bind(peer.model)
     given = subject.caller.given
 
     def call(tokens: Tensor) -> Tensor:
@@ -260,22 +258,8 @@ def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
         note=f"called with {', '.join(given)}" if given else "",
         vocab_size=subject.vocab_size,
         longest=subject.block_size,
-        decoder=_decoder_of(peer, subject) if plan.cache else None,
+        decoder=decoder,
     )
-
-
-def _decoder_of(peer: Candidate, subject: Subject) -> Decoder:
-    """Return what decodes with the cache that the user's function makes.
-
-    The convention is found on a copy in float64, and timed on the model;
-    ValueError where there is none.
-    """
-    decoder = Decoder(subject, enlarged=False)
-    if decoder.convention is None:
-        reason = f": {decoder.reason}" if decoder.reason else ""
-        raise ValueError(f"{peer.name}: no cache was found{reason}")
-    decoder.bind(peer.model)
-    return decoder
 
 
 def fit_to_peers(plan: Plan, peers: Sequence[Candidate]) -> Plan:
@@ -284,9 +268,9 @@ def fit_to_peers(plan: Plan, peers: Sequence[Candidate]) -> Plan:
     ValueError where the peers have several vocabularies.
     """
     shaped = bool(plan.styles) or any(peer.configured for peer in peers)
-    plan = replace(plan, shaped=shaped)
+    plan, open_ = replace(plan, shaped=shaped, open=frozenset()), plan.open
     found = {p.vocab_size: p.name for p in peers if p.vocab_size}
-    if "vocab_size" in plan.open and found:
+    if "vocabulary" in open_ and found:
         size, *more = found
         if more:
             each = ", ".join(f"{n} has {v}" for v, n in found.items())
@@ -296,7 +280,7 @@ def fit_to_peers(plan: Plan, peers: Sequence[Candidate]) -> Plan:
             )
         plan = replace(plan, config=plan.config.replace(vocab_size=size))
     lengths = [peer.longest for peer in peers if peer.longest]
-    if "time" in plan.open and lengths:
+    if "time" in open_ and lengths:
         time = max(1, min(*plan.times, *lengths, min(lengths) - plan.new))
         plan = replace(plan, times=(time,))
     return plan

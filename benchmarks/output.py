@@ -11,8 +11,8 @@ import msgspec
 import torch
 from rich.console import Console, Group
 from rich.live import Live
-from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from gpt_duet.comparison.benchmark_results import (
     PERCENTS,
@@ -24,7 +24,7 @@ from gpt_duet.console import warn
 from gpt_duet.files import STDOUT, reserve_stdout, write_atomically
 from gpt_duet.validation import require_different, require_parent
 
-from .chart import draw, draw_roofline, require_picture
+from .chart import draw, draw_roofline
 from .compare import Facts, compare_results, require_comparable
 from .machine import load, machine_facts
 from .measure import Stopped, Tell
@@ -47,9 +47,8 @@ def save_csv(results: Results, path: Path) -> None:
             first, facts["median"], third = row.quartiles
             facts |= {"quartile_1": first, "quartile_3": third}
             facts["least"] = min(row.seconds)
-            part = run.part_of_peak(row)
-            possible = not row.limit and part and part <= 1
-            facts["of_peak"] = part if possible else None
+            part = None if row.limit else run.part_of_peak(row)
+            facts["of_peak"] = part if part and part <= 1 else None
             lines.append({"what": run.what} | run.setting | facts)
     names = list(dict.fromkeys(name for line in lines for name in line))
     text = io.StringIO(newline="")
@@ -76,7 +75,10 @@ class Output:
             require_parent(path if path != STDOUT else None)
         require_different(dict(self.files), compare=self.compare)
         for name in ("plot", "roofline"):
-            require_picture(self.files.get(name))
+            path = self.files.get(name)
+            if path and path.suffix not in (".svg", ".png"):
+                ends = f"--{name} ends in .svg or .png"
+                raise ValueError(f"{ends}, got {path.name}")
         if not 0 <= (given := self.tolerance) < float("inf"):
             raise ValueError(f"tolerance must be a number from 0, got {given}")
         self._old = read_results(self.compare) if self.compare else None
@@ -120,7 +122,7 @@ class Output:
         """
         results = self._results(runs)
         files = {name: path for name, path in self.files.items() if path}
-        console = plain_console(stderr=files.get("json") == STDOUT)
+        console = Console(stderr=files.get("json") == STDOUT)
         try:
             if "json" in files:
                 results.save(files["json"])
@@ -138,7 +140,7 @@ class Output:
         changes, notes = compare_results(self._old, results)
         print_whole(console, show_changes(changes, self.tolerance, notes))
         return any(
-            change.slower(self.tolerance)
+            change.verdict(self.tolerance) == "slower"
             for change in changes
             if not change.row.limit
         )
@@ -154,23 +156,15 @@ def _warn_if_busy(machine: Facts, moment: str) -> None:
         )
 
 
-def plain_console(stderr: bool = False) -> Console:
-    """Return a console that prints every character as it stands."""
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
-
-
 def print_whole(console: Console, shown: Group) -> None:
     """Print what is shown, in a terminal too narrow for a table as well.
 
     rich would cut numbers off; a terminal lets lines go on in the next.
     """
-    narrow, options = console.width, console.options.update(max_width=9999)
+    width = console.width
     for part in shown.renderables:
-        if isinstance(part, Table):
-            whole = Measurement.get(console, options, part).maximum
-            console.width = max(narrow, whole)
+        console.width = 9999 if isinstance(part, Table) else width
         console.print(part)
-        console.width = narrow
 
 
 @contextmanager
@@ -179,6 +173,6 @@ def telling() -> Iterator[Tell]:
 
     Without an animation: its thread would take time from what is measured.
     """
-    console = plain_console(stderr=True)
+    console = Console(stderr=True)
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield lambda text: live.update(text, refresh=console.is_terminal)
+        yield lambda text: live.update(Text(text), refresh=console.is_terminal)

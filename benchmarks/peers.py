@@ -110,11 +110,9 @@ def build_peer(name: str, config: GPTConfig) -> tuple[Any, bool]:
     if isinstance(build, nn.Module):
         return build, False
     try:
-        wanted = inspect.signature(build)
-        wanted.bind(None)
+        wanted = inspect.signature(build).bind(config).signature
+        first, *_ = wanted.parameters.values()
+        takes = first.default is first.empty or first.name == "config"
     except (TypeError, ValueError):
-        return build(), False
-    first = next(iter(wanted.parameters.values()))
-    if first.default is not first.empty and first.name != "config":
-        return build(), False
-    return build(config), True
+        takes = False
+    return (build(config) if takes else build()), takes

@@ -51,20 +51,14 @@ class Plan:
     new: int = 0  # tokens that generate appends
     threads: int | None = None  # of the CPU; None: by the work of each size
     limits: bool = True  # measure how fast the machine can be
-    # sizes that the user left to the peers: vocab_size, time
+    # settings that the user left to the peers, until these are built
     open: frozenset[str] = frozenset()
-    # whether some row is built of the config; None: not yet known
-    shaped: bool | None = True
+    shaped: bool = True  # whether it is known that a row has config's shape
 
     @property
     def reference(self) -> str:
         """The name of the row that the others are compared to."""
         return [*(self.styles or self.peers)][-1]
-
-    @property
-    def longest(self) -> int:
-        """Most tokens in a row that a model reads."""
-        return max(self.times) + self.new
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
@@ -95,14 +89,13 @@ class Plan:
             "threads": threads or self.threads or 0,
             "rounds": self.rounds,
         }
-        left_out = {name for name, value in facts.items() if value in ("", 0)}
-        left_out -= {"compile", "log_probs"}  # False is a setting
-        if not self.shaped:
-            left_out |= {"shape", "layers", "heads", "width"}
-        if self.shaped is None:
-            named = {"time": {"time", "prompt"}, "vocab_size": {"vocabulary"}}
-            left_out = left_out.union(*(named[name] for name in self.open))
-        return {k: v for k, v in facts.items() if k not in left_out}
+        sizes = {"shape", "layers", "heads", "width"}
+        left_out = self.open | (set() if self.shaped else sizes)
+        return {
+            name: value
+            for name, value in facts.items()
+            if name not in left_out and (value or value is False)
+        }
 
 
 def dtype_name(dtype: torch.dtype) -> str:

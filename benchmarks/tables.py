@@ -42,7 +42,13 @@ def show_results(results: Results) -> Group:
         shown = [table for table in made if len(table.columns) > 1]
         parts += ["", title, *(part for t in shown for part in (t, ""))][:-1]
         parts += _lines(f"{r.name}: {r.note}" for r in run.models if r.note)
-        parts += _lines(_operations(r) for r in run.models if r.operations)
+        for row in run.models:
+            shares = [
+                f"{name.removeprefix('aten::')} {part:.0%}"
+                for name, part in row.operations.items()
+            ]
+            if shares:
+                parts += _lines([f"{row.name}: {', '.join(shares)}"])
         rounds = len(run.rows[0].seconds)
         if rounds != run.setting.get("rounds", rounds):
             asked = run.setting["rounds"]
@@ -59,12 +65,15 @@ def _lines(texts: Iterable[str]) -> list[RenderableType]:
 def _cells(run: Run, row: Row) -> list[dict[str, str]]:
     """Return a row's cells in each table: its times, work, particulars."""
     ours, rate = run.row(run.reference), row.tokens_per_second or 0
-    batch, ratio = int(run.setting.get("batch", 1)), ""
-    if ours and not row.limit:
-        ratio = f"{row.ratio(ours):.2f}"
+    batch, ratio, part = int(run.setting.get("batch", 1)), "", None
+    if not row.limit:
+        ratio = f"{row.ratio(ours):.2f}" if ours else ""
+        part = run.part_of_peak(row)
+    first, median, third = row.quartiles
+    _, unit = select_unit(median)
     times = {
-        "median": seconds(row.median),
-        "quartiles": _spread(row),
+        "median": seconds(median),
+        "quartiles": f"{_short(first / unit)}-{_short(third / unit)}",
         "least": seconds(min(row.seconds)),
         "95th": seconds(row.percentile_95),
         f"x {run.reference}": ratio,
@@ -72,7 +81,7 @@ def _cells(run: Run, row: Row) -> list[dict[str, str]]:
     work = {
         "operations": _amount(row.flops, "FLOP"),
         "bytes": _amount(row.least_bytes, "B"),
-        "of peak": _share(run, row),
+        "of peak": f"{part:.0%}" if part and part <= 1 else "",
         "tokens/s": f"{rate:,.0f}" if rate else "",
     }
     if rate and row.first_token and batch > 1:
@@ -108,38 +117,18 @@ def _table(cells: Iterable[dict[str, str]], rows: Sequence[Row]) -> Table:
     return table
 
 
-def _operations(row: Row) -> str:
-    parts = ", ".join(
-        f"{name.removeprefix('aten::')} {part:.0%}"
-        for name, part in row.operations.items()
-    )
-    return f"{row.name}: {parts}"
-
-
 def disagreements(run: Run) -> list[str]:
     """Name both ratios to the reference where they differ by 5 %."""
-    ours = run.row(run.reference)
-    ratios = [
-        (row.name, row.ratio(ours), row.median / ours.median)
-        for row in run.models
-        if ours is not None
-    ]
-    found = [
-        f"{name} {within:.2f} and {overall:.2f}"
-        for name, within, overall in ratios
-        if abs(within / overall - 1) > 0.05
-    ]
+    ours, found = run.row(run.reference), []
+    for row in run.models if ours else ():
+        within, overall = row.ratio(ours), row.median / ours.median
+        if abs(within / overall - 1) > 0.05:
+            found.append(f"{row.name} {within:.2f} and {overall:.2f}")
     return [
         f"x {run.reference} within rounds, and by the medians: "
         f"{', '.join(found)}; the machine's speed changed between rounds: "
         "measure again, with more --rounds"
     ][: len(found)]
-
-
-def _share(run: Run, row: Row) -> str:
-    """The part of the peak; blank where it is none, as it is above 1."""
-    part = None if row.limit else run.part_of_peak(row)
-    return f"{part:.0%}" if part and part <= 1 else ""
 
 
 def _beyond_peak(run: Run) -> list[str]:
@@ -179,7 +168,7 @@ def show_changes(
         f"{level} level, {words.count('faster')} faster, {unknown} too noisy "
         "to say"
     )
-    return Group(*parts, *_lines(notes), verdict)
+    return Group(*parts, *_lines(notes), Text(verdict))
 
 
 def seconds(value: float | None) -> str:
@@ -201,10 +190,3 @@ def _amount(count: int | None, unit: str) -> str:
         return ""
     power = min((len(str(count)) - 1) // 3, 5)
     return f"{_short(count / 1000**power)} {' kMGTP'[power].strip()}{unit}"
-
-
-def _spread(row: Row) -> str:
-    """The quartiles, in the median's unit."""
-    first, median, third = row.quartiles
-    _, size = select_unit(median)
-    return f"{_short(first / size)}-{_short(third / size)}"

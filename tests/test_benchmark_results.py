@@ -190,10 +190,11 @@ def test_slower_is_what_median_and_quartiles_say(now, tolerance, slower):
     # a noisy old time is no proof
     (change, _), _ = compare_results(results(1, 2, 3), results(2, 3, 4))
     assert change.ratio == 1.5
-    assert not change.slower(0.1)
+    assert change.verdict(0.1) != "slower"
     found, notes = compare_results(results(), results(*now, rounds=7))
     assert [c.row.name for c in found] == ["mingpt_style", "matmul"]
-    assert [c.slower(tolerance) for c in found] == [slower, False]
+    verdicts = [c.verdict(tolerance) == "slower" for c in found]
+    assert verdicts == [slower, False]
     assert notes == []
     verdict = f"{int(slower)} of 1 slower, by more than {tolerance:.0%}"
     assert verdict in printed(show_changes(found, tolerance))

@@ -46,7 +46,7 @@ def _small_limits(monkeypatch):
     """A quiet machine, measured in no time, and threads put back."""
     monkeypatch.setattr(machine, "SQUARE", 16)
     monkeypatch.setattr(machine, "MOVED", 2**20)
-    monkeypatch.setattr(machine, "_measured", {})
+    machine.limits.cache_clear()
     monkeypatch.setattr(output, "load", lambda: 0.5)
     monkeypatch.setattr(
         everything, "run_alone", lambda work, tell, *limit: work(tell)
