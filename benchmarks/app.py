@@ -210,10 +210,8 @@ def main() -> None:
 
 def _names(option: str, text: str) -> list[str]:
     names = [part.strip() for part in text.split(",")]
-    if not all(names):
-        raise ValueError(f"{option} has an empty name: {text!r}")
-    if len(set(names)) < len(names):
-        raise ValueError(f"{option} has a name twice: {text!r}")
+    if "" in names or len({*names}) < len(names):
+        raise ValueError(f"{option} has an empty name, or one twice: {text!r}")
     return names
 
 

@@ -41,9 +41,9 @@ def require_sound(
     name = candidate.name
     scores, seconds = answer(candidate, tokens)
     expected = (*tokens.shape, vocab_size)
-    found = getattr(scores, "shape", None)
-    if found is None or tuple(found) != expected:
-        shown = type(scores).__name__ if found is None else tuple(found)
+    found = tuple(getattr(scores, "shape", ()))
+    if found != expected:
+        shown = found or type(scores).__name__
         raise ValueError(f"{name} answers {shown}; {expected} is required")
     if tokens.size(1) < 2:
         return seconds

@@ -118,7 +118,8 @@ def _time(
         tell(f"round {number + 1} of {plan.rounds}")
         tokens.draw(number)
 
-    setting = plan.setting(*tokens.ids.shape, threads)
+    batch, time = tokens.ids.shape
+    setting = plan.setting(batch, time, threads)
     seconds: dict[str, list[float]] = {}
     try:
         interleave(watches, plan.rounds, before, plan.budget, seconds)

@@ -15,11 +15,12 @@ from gpt_duet.invariants import meet
 from gpt_duet.invariants.decoding.conventions import Text
 from gpt_duet.invariants.decoding.pieces import Decoder
 from gpt_duet.invariants.errors import UnknownSize
+from gpt_duet.invariants.rounding import dtype_name
 from gpt_duet.protocol import cache_reader, load_style
 from gpt_duet.targets import load_target
 
 from .peers import PEERS, build_peer
-from .plan import Plan, dtype_name
+from .plan import Plan
 
 
 @dataclass(frozen=True)
@@ -200,9 +201,6 @@ def build_peers(plan: Plan) -> tuple[list[Candidate], list[str]]:
             continue
         if isinstance(model, torch.nn.Module):
             model = model.to(plan.device, plan.dtypes[0]).eval()
-        if not callable(model):
-            kind = type(model).__name__
-            raise ValueError(f"{name} builds {kind}, which cannot be called")
         peer = Candidate(
             name, model, model, style=False, configured=configured
         )

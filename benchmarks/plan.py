@@ -10,6 +10,7 @@ import torch
 
 from gpt_duet.comparison.benchmark_results import Value
 from gpt_duet.config import GPTConfig, preset_fields, preset_names
+from gpt_duet.invariants.rounding import dtype_name
 
 from . import STYLES, Kind
 from .peers import PEERS
@@ -96,11 +97,6 @@ class Plan:
             for name, value in facts.items()
             if name not in left_out and (value or value is False)
         }
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype: "float32"."""
-    return str(dtype).removeprefix("torch.")
 
 
 class Tokens:

@@ -12,6 +12,7 @@ from rich.text import Text
 from torch.utils.benchmark import select_unit
 
 from gpt_duet.comparison.benchmark_results import PERCENTS, Results, Row, Run
+from gpt_duet.timing import percentile
 
 from .compare import Change
 
@@ -75,7 +76,7 @@ def _cells(run: Run, row: Row) -> list[dict[str, str]]:
         "median": seconds(median),
         "quartiles": f"{_short(first / unit)}-{_short(third / unit)}",
         "least": seconds(min(row.seconds)),
-        "95th": seconds(row.percentile_95),
+        "95th": seconds(percentile(row.seconds, 95)),
         f"x {run.reference}": ratio,
     }
     work = {

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -54,22 +54,18 @@ def stage_hooks(
 
     Both get the stage's name, the layer spelt out, `after` its output too.
     """
-    hooks = []
-    with eval_mode(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad(), ExitStack() as hooks:
         for stage, module in stage_modules(model, stages).items():
-            hooks += [
+            for hook in (
                 module.register_forward_pre_hook(
                     lambda *_, stage=stage: before(stage)
                 ),
                 module.register_forward_hook(
                     lambda *args, stage=stage: after(stage, args[-1])
                 ),
-            ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+            ):
+                hooks.enter_context(hook)
+        yield
 
 
 def stage_outputs(

@@ -84,10 +84,8 @@ def pair_sources(left: Style, right: Style) -> dict[str, list[PartPair]]:
 
 def concept_names(left: Style, right: Style) -> list[str]:
     """Return the concepts of either style, the common six first."""
-    both = dict.fromkeys([*left.COMPONENTS, *right.COMPONENTS])
-    return [c for c in CONCEPTS if c in both] + [
-        c for c in both if c not in CONCEPTS
-    ]
+    both = {**left.COMPONENTS, **right.COMPONENTS}
+    return [concept for concept in {**CONCEPTS, **both} if concept in both]
 
 
 def read_part(component: Any) -> Part:

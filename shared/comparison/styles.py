@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..config import GPTConfig
 from ..invariants.context import few_threads
+from ..invariants.rounding import dtype_name
 from ..names import short_name
 from ..protocol import Style
 from ..timing import Quartiles
@@ -38,12 +39,12 @@ class Comparison:
     # largest difference of log-probabilities that rounding explains
     bound: float
     # number of parameters by component, for each style
-    parameters: tuple[dict[str, int], dict[str, int]]
+    parameters: Sequence[dict[str, int]]
     # for each style the likeliest next ids with their probabilities
-    next_tokens: tuple[list[tuple[int, float]], list[tuple[int, float]]]
+    next_tokens: Sequence[list[tuple[int, float]]]
     # of one forward pass, for each style: first quartile, median and third
     # quartile
-    seconds: tuple[Quartiles, Quartiles]
+    seconds: Sequence[Quartiles]
     threads: int  # with how many it was timed
     # for each part that a style has of its own, and did not run with, how far
     # it would be from the other style, in words
@@ -155,28 +156,22 @@ def compare_pair(
     dtype = next(reference.parameters()).dtype
     size = sum(p.numel() for p in reference.parameters())
     with few_threads(size, tokens.numel(), threads) as threads:
-        ours, theirs = forward_times(pair.models, tokens)
         return Comparison(
             styles=pair.names,
             config=pair.config,
             weights=weights,
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=dtype_name(dtype),
             device=str(tokens.device),
             differences=pair.differences,
             bound=rounding_bound(reference, tokens, pair.log_probs[1]),
-            parameters=(
-                count_parameters(pair.models[0], pair.styles[0].STAGES),
-                count_parameters(pair.models[1], pair.styles[1].STAGES),
-            ),
-            next_tokens=(
-                _likeliest(pair.log_probs[0]),
-                _likeliest(pair.log_probs[1]),
-            ),
-            seconds=(ours, theirs),
-            threads=threads,
-            original_parts=[
-                note for side in (0, 1) for note in _original_parts(pair, side)
+            parameters=[
+                count_parameters(model, style.STAGES)
+                for model, style in zip(pair.models, pair.styles, strict=True)
             ],
+            next_tokens=[*map(_likeliest, pair.log_probs)],
+            seconds=forward_times(pair.models, tokens),
+            threads=threads,
+            original_parts=[*_original_parts(pair)],
         )
 
 
@@ -207,25 +202,25 @@ def _likeliest(
     return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
 
-def _original_parts(pair: Pair, side: int) -> Iterator[str]:
-    """Build one style with each part of its own, and compare."""
-    style: Any = pair.styles[side]
-    notes = getattr(style, "ORIGINAL_PARTS_NOTES", {})
-    arguments = inspect.signature(style.from_gpt2).parameters
-    for argument, part in getattr(style, "ORIGINAL_PARTS", {}).items():
-        with torch.inference_mode():
-            own = style.from_gpt2(pair.state, pair.config, **{argument: part})
-            difference = largest_difference(
-                own.eval().log_probs(pair.tokens), pair.log_probs[1 - side]
+def _original_parts(pair: Pair) -> Iterator[str]:
+    """Build each style with each part of its own, and compare."""
+    for name, style, other in zip(
+        pair.names, pair.styles, pair.log_probs[::-1], strict=True
+    ):
+        build: Any = style.from_gpt2
+        notes = getattr(style, "ORIGINAL_PARTS_NOTES", {})
+        arguments = inspect.signature(build).parameters
+        for argument, part in getattr(style, "ORIGINAL_PARTS", {}).items():
+            with torch.inference_mode():
+                own = build(pair.state, pair.config, **{argument: part}).eval()
+                apart = largest_difference(own.log_probs(pair.tokens), other)
+            default = getattr(arguments.get(argument), "default", None)
+            used = getattr(default, "__name__", "another")
+            if hasattr(nn, used):
+                used = f"nn.{used}"
+            note = f" ({notes[argument]})" if argument in notes else ""
+            yield (
+                f"In this comparison {name} ran with {used}; with its own "
+                f"{part.__name__}{note} the log-probabilities of the two "
+                f"models differ by {apart:.2g}"
             )
-        default = getattr(arguments.get(argument), "default", None)
-        used = getattr(default, "__name__", "another")
-        if hasattr(nn, used):
-            used = f"nn.{used}"
-        note = f" ({notes[argument]})" if argument in notes else ""
-        name = short_name(style.__name__)
-        yield (
-            f"In this comparison {name} ran with {used}; with its own "
-            f"{part.__name__}{note} the log-probabilities of the two models "
-            f"differ by {difference:.2g}"
-        )

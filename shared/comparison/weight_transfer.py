@@ -20,12 +20,7 @@ from .models import largest_difference, stage_outputs
 # What is set to zero to measure a part alone: the token table, whose scale
 # rounds, and what the blocks add to the residual stream.
 TOKENS = ("wte.weight",)
-BLOCKS = (
-    "attn.c_proj.weight",
-    "attn.c_proj.bias",
-    "mlp.c_proj.weight",
-    "mlp.c_proj.bias",
-)
+BLOCKS = ("c_proj.weight", "c_proj.bias")
 BOTH = (*TOKENS, *BLOCKS)
 
 

@@ -80,9 +80,8 @@ def _foldable(tree: ast.Module) -> Iterator[tuple[int, int, str]]:
                     test=ast.Compare(ast.Name("cache"), [ast.IsNot()]),
                     orelse=[],
                 )
+                | ast.Expr(value=ast.Constant(value=str()))
             ):
-                yield node.lineno, node.end_lineno or 0, ""
-            case ast.Expr(value=ast.Constant(value=str())):
                 yield node.lineno, node.end_lineno or 0, ""
 
 

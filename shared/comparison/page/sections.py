@@ -17,9 +17,9 @@ from .highlight import spans
 SIGN = "\u00d7"  # between the numbers of a shape
 
 
-def unused_parts(pair: Pair) -> tuple[set[str], set[str]]:
+def unused_parts(pair: Pair) -> list[set[str]]:
     """Return for each style the classes that its model has no object of."""
-    left, right = (
+    return [
         {
             part.__qualname__
             for parts in style.COMPONENTS.values()
@@ -28,13 +28,12 @@ def unused_parts(pair: Pair) -> tuple[set[str], set[str]]:
             if not any(isinstance(module, part) for module in model.modules())
         }
         for style, model in zip(pair.styles, pair.models, strict=True)
-    )
-    return left, right
+    ]
 
 
 def architecture(
     pair: Pair,
-    unused: tuple[set[str], set[str]],
+    unused: Sequence[set[str]],
     differences: Mapping[str, float],
 ) -> list[dict[str, Any]]:
     """Return the parts in the order of the data flow.
@@ -57,15 +56,15 @@ def architecture(
         ("head", "head", scores),
     ):
         names = []
-        for side, (style, model) in enumerate(
-            zip(pair.styles, pair.models, strict=True)
+        for style, model, left_out in zip(
+            pair.styles, pair.models, unused, strict=True
         ):
             found = style.COMPONENTS.get(concept, ())
             if concept == "model":
                 norm = stage_modules(model, style.STAGES).get("final_norm")
                 found = () if norm is None else (type(norm),)
             every = (_name(part) for part in found)
-            names.append([n for n in every if n not in unused[side]])
+            names.append([name for name in every if name not in left_out])
         parts.append(
             {
                 "concept": concept,
@@ -95,7 +94,10 @@ def concept_sections(
     Differences are the largest by concept; flops are those of each style.
     """
     sections = []
-    values = _equal_values(styles)
+    # the lines of both styles that compute the same
+    state = enlarged_random_weights(styles[1], TINY, 0)
+    ours, theirs = (style.from_gpt2(state, TINY) for style in styles)
+    values = diff_by_value(ours, theirs).pairs
     for concept, pairs in pair_sources(*styles).items():
         terms: list[dict[str, list[str]]] = [
             {
@@ -160,13 +162,6 @@ def _correspondences(
         for term, names in left.items()
         if names and right.get(term)
     ]
-
-
-def _equal_values(styles: tuple[Style, Style]) -> Sequence[Row]:
-    """Return the lines of both styles that compute the same."""
-    state = enlarged_random_weights(styles[1], TINY, 0)
-    left, right = (style.from_gpt2(state, TINY) for style in styles)
-    return diff_by_value(left, right).pairs
 
 
 def _names_by_value(

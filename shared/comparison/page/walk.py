@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...invariants.rounding import dtype_name
 from ..values import Place, ValueDiff
 from ..values.factors import find_factors
 from ..values.rows import Row, Section
@@ -108,10 +109,7 @@ def make_walk(
                 )
                 for row in rows
             ],
-            "places": [
-                _find(sources[0], step.row.left),
-                _find(sources[1], step.row.right),
-            ],
+            "places": [*map(_find, sources, (step.row.left, step.row.right))],
         }
         for step, rows in zip(every, versions, strict=True)
     ]
@@ -132,7 +130,7 @@ def make_walk(
     texts = [text_of(token) for token in tokens[:time]]
     return {
         "found": found,
-        "run": f"on {len(tokens)} tokens in {str(sides[0].dtype)[6:]}",
+        "run": f"on {len(tokens)} tokens in {dtype_name(sides[0].dtype)}",
         "tokens": texts,
         "steps": steps,
         "boxes": _boxes(steps),
@@ -158,14 +156,13 @@ def fold_steps(found: ValueDiff) -> list[Step]:
 
     Where two models part is the last step.
     """
-    sections = found.sections()
-    titles = [section.title for section in sections]
+    sections = [(section, section.title) for section in found.sections()]
     if found.parted is not None:
-        sections.append(Section((), [[found.parted]]))
-        titles.append("where they part")
+        parting = Section((), [[found.parted]])
+        sections.append((parting, "where they part"))
     steps: list[Step] = []
     lead: list[Step] = []
-    for section, title in zip(sections, titles, strict=True):
+    for section, title in sections:
         for row in section.rows:
             step = Step(row, section, title, "", [])
             if None in (row.left, row.right):

@@ -15,6 +15,7 @@ from torch import Tensor
 from ...invariants.context import one_run
 from ...invariants.errors import UnknownSize
 from ...invariants.notebooks import progress
+from ...invariants.rounding import dtype_name
 from ...invariants.subject import Subject
 from .findings import findings
 from .given import (
@@ -31,7 +32,6 @@ from .gradients import first_difference
 from .recording import Recording, scores_of
 from .side import Side, run_in_one_dtype, unit_of
 from .statistics import reduced
-from .value import name_of_dtype
 from .value_diff import ValueDiff
 from .weights import WeightMatch, match_weights
 
@@ -139,7 +139,7 @@ def diff_by_value(
     if isinstance(other, Subject) and found.same and kind != torch.float64:
         finer = found if dtype is None else compare(None)
         if not finer.same and finer.sides[0].dtype == torch.float64:
-            hidden = f"in {name_of_dtype(kind)} rounding hides this"
+            hidden = f"in {dtype_name(kind)} rounding hides this"
             notes = [*finer.notes, f"run in float64: {hidden}"]
             found = replace(finer, notes=notes)
     stored = isinstance(other, Recording) and bool(other.stored)
@@ -228,7 +228,7 @@ def _hints_at_dtype(
             continue
         with suppress(ValueError):  # the model may not run in it
             if compare(kind).same:
-                name = name_of_dtype(kind)
+                name = dtype_name(kind)
                 yield (
                     f"rounding in {name} explains the difference: if "
                     f"{recording.name} was computed in it, give --dtype {name}"

@@ -7,6 +7,7 @@ from operator import itemgetter
 import torch
 
 from ...invariants.model.calling import IN_ARRAYS
+from ...invariants.rounding import dtype_name
 from .divergence import find_divergence
 from .flow import ALIKE, Flow
 from .layouts import largest, nearest_layout
@@ -23,7 +24,7 @@ from .recording import Recording, name_of, out_of_order
 from .rows import MOVED, Row
 from .side import Side, unit_of
 from .statistics import NAMES
-from .value import Value, name_of_dtype
+from .value import Value
 from .value_diff import ValueDiff
 
 FINE = 2.0**-40  # units of rounding below hide nothing
@@ -80,6 +81,7 @@ def findings(
         ],
     }
     only_scores = any(side.only_scores for side in sides)
+    parted = None if same else find_divergence(sides, (ours, theirs), matches)
     return ValueDiff(
         names=names,
         sides=sides,
@@ -87,9 +89,7 @@ def findings(
         only_scores=only_scores,
         pairs=pairs,
         alone={side: [] for side in alone} if only_scores else alone,
-        parted=None
-        if same
-        else find_divergence(sides, (ours, theirs), matches),
+        parted=parted,
         nearest=[] if pairs else _nearest(left, right),
         notes=[*_notes(names, sides, single, pairs)],
         counts=[
@@ -109,7 +109,7 @@ def _coarse(sides: tuple[Side, Side], apart: float) -> str:
     eps = torch.finfo(kind).eps
     if isinstance(sides[1], Recording) and torch.finfo(kind).bits == 16:
         return (
-            f" as far as {name_of_dtype(kind)} tells: it cannot tell exact "
+            f" as far as {dtype_name(kind)} tells: it cannot tell exact "
             f"GELU from tanh's, nor an eps of 1e-6 from 1e-5"
         )
     coarser = [
@@ -122,7 +122,7 @@ def _coarse(sides: tuple[Side, Side], apart: float) -> str:
         return ""
     _, side, dtype = max(coarser, key=itemgetter(0))
     place, single = side.dtypes[dtype]
-    name = name_of_dtype(dtype)
+    name = dtype_name(dtype)
     words = f"is a {name} constant" if single else f"computes in {name}"
     return f" up to {name}: {place} {words}"
 
@@ -134,7 +134,7 @@ def _notes(
     pairs: Sequence[Row],
 ) -> Iterator[str]:
     left, right = sides
-    kind = name_of_dtype(left.dtype)
+    kind = dtype_name(left.dtype)
     for i, (name, side) in enumerate(zip(names, sides, strict=True)):
         if side.scripted:
             parts = ", ".join(side.scripted[:3])
@@ -143,7 +143,7 @@ def _notes(
                 f"lines are not seen"
             )
         if i in single:
-            own = name_of_dtype(side.dtype)
+            own = dtype_name(side.dtype)
             yield f"{name} does not run in float64: both ran in {own}"
         if isinstance(right, Recording) and side.only_scores:
             yield f"{name} is {IN_ARRAYS}, and its scores alone are compared"

@@ -119,7 +119,7 @@ class Recorder(Operations):
             return answer
         of_shape = name.endswith("_like") or name.startswith("new_")
         inputs = [] if of_shape else self._known(operands)
-        place, stack = self._find_place(name)
+        place, stack = find_call(name, self.layers, self.modules, self.run)
         if name.startswith("detach") and place.in_model:
             self.detached.append(place)
         self.place, self.stack = place, stack
@@ -254,9 +254,6 @@ class Recorder(Operations):
             and bool((tensor.flatten().cpu() == ids.flatten()).all())
         )
 
-    def _find_place(self, name: str) -> tuple[Place, Stack]:
-        return find_call(name, self.layers, self.modules, self.run)
-
     def _note_dtype(self, single: Tensor, name: str) -> None:
         """Keep the first line that computes a single number of a dtype."""
         kind = single.dtype
@@ -265,7 +262,8 @@ class Recorder(Operations):
         share, _ = math.frexp(float(single))
         # no mask, no power of two
         if math.isfinite(share) and not (share * EXACT).is_integer():
-            self.dtypes[kind] = self._find_place(name)[0], True
+            place, _ = find_call(name, self.layers, self.modules, self.run)
+            self.dtypes[kind] = place, True
 
     def _known(self, tensors: list[Tensor]) -> list[int]:
         """Return the numbers of those tensors that are values."""

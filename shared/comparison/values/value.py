@@ -84,11 +84,6 @@ class Value:
         return place.path, place.function, place.layer, self.stack[1:]
 
 
-def name_of_dtype(dtype: torch.dtype) -> str:
-    """Return "float32" for torch.float32."""
-    return str(dtype).removeprefix("torch.")
-
-
 def real(value: Tensor) -> Tensor:
     """Return a value with an axis of two for the parts of complex numbers."""
     return torch.view_as_real(value) if value.is_complex() else value
@@ -109,9 +104,7 @@ def plain(value: Tensor) -> Tensor:
 def digest(value: Tensor) -> Digest:
     """Return the digest of a value of any shape and floating dtype."""
     flat = plain(value).flatten()
-    finite = flat
-    if not bool(flat.sum().isfinite()):
-        finite = flat[flat.isfinite()]
+    finite = flat if bool(flat.sum().isfinite()) else flat[flat.isfinite()]
     count = finite.numel()
     if count == 0:
         return Digest(0, flat.numel(), np.zeros(0), 0.0, trivial=True)

@@ -190,14 +190,12 @@ class ValueDiff:
             rows = list(group)
             keys = [row.key for row in rows]
             last = sections[-1] if sections else Section((), [[]])
-            if number is None:
-                sections.append(Section((), [rows]))
-            elif last.layers and keys == [row.key for row in last.rows]:
-                sections[-1] = Section(
-                    (*last.layers, number), [*last.rows_by_layer, rows]
-                )
+            layers = () if number is None else (number,)
+            if layers and last.layers and keys == [r.key for r in last.rows]:
+                layers, every = (*last.layers, number), last.rows_by_layer
+                sections[-1] = Section(layers, [*every, rows])
             else:
-                sections.append(Section((number,), [rows]))
+                sections.append(Section(layers, [rows]))
         return sections
 
     def to_json(self) -> dict[str, Any]:

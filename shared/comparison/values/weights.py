@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from .value import digest, name_of_dtype
+from ...invariants.rounding import dtype_name
+from .value import digest
 
 SHOWN = 3  # weights without a counterpart that a sentence names
 
@@ -47,7 +48,7 @@ def match_weights(left: nn.Module, right: nn.Module) -> list[WeightMatch]:
         for name in open_ones:
             match = _find(name, theirs[name], index, rounded)
             if match is not None and dtype != kind:
-                how = f"{match.how}, rounded to {name_of_dtype(dtype)}"
+                how = f"{match.how}, rounded to {dtype_name(dtype)}"
                 match = WeightMatch(name, how, match.sources)
             if match is not None:
                 found[name] = match
