@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
 from gpt_duet.console import stopped_by_ctrl_c
 from gpt_duet.validation import choose_device, whole_number
@@ -23,6 +23,7 @@ app = typer.Typer(
 
 ROUNDS: dict[Kind, int] = {"forward": 10, "generate": 3, "train-step": 5}
 
+ALONE = {"everything", "device_name", "json_file", "csv"}  # what --all takes
 Size = int | None
 Text = str | None
 File = Path | None
@@ -31,6 +32,7 @@ File = Path | None
 @app.command()
 @stopped_by_ctrl_c()
 def bench(
+    call: Context,
     kind: Annotated[Kind | None, Argument(
         help="What is timed. Default: forward, for about a minute.")] = None,
     everything: Annotated[bool, Option("--all",
@@ -123,11 +125,9 @@ def bench(
 
     gpt-duet bench train-step --device cuda --dtype bfloat16 --compile
     """
-    if everything and any(
-        (kind, preset, n_layer, n_head, n_embd, vocab_size, block_size, batch,
-         time, prompt, new, own, peer, only_peers, log_probs, compile_,
-         profile, threads, rounds, budget, plot, roofline, compare)
-    ):  # fmt: skip
+    sources = {name: call.get_parameter_source(name) for name in call.params}
+    named = {n for n, s in sources.items() if s and s.name != "DEFAULT"}
+    if everything and named - ALONE:
         raise ValueError("--all takes --device, --json and --csv alone")
     if budget is None:
         budget = math.inf if kind else 50

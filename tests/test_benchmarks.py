@@ -796,6 +796,7 @@ def test_ctrl_c_keeps_whole_rounds(bench, tmp_path, monkeypatch):
         ("forward --csv a --json a", ["--json", "--csv", "one file"]),
         ("forward --all", ["--all takes --device"]),
         ("--all --rounds 3", ["--all takes --device"]),
+        ("--all --no-limits", ["--all takes --device"]),
         ("forward --new 3", ["--new-tokens", "generate", "forward"]),
         ("forward --only-peers", ["--only-peers takes --peer"]),
         ("generate --compile", ["generate takes no", "--compile"]),
