@@ -5,6 +5,7 @@ import io
 import linecache
 import re
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +13,7 @@ import torch
 
 import gpt_duet
 from gpt_duet.comparison.values import diff_by_value
-from gpt_duet.invariants import UnusableModel, check_model
-from gpt_duet.invariants.notebooks import progress
+from gpt_duet.invariants import UnusableModel, check_model, notebooks
 
 SOURCE = """
 import torch
@@ -104,19 +104,30 @@ def test_the_map_of_influence_is_a_picture(cell):
 
 
 @pytest.mark.parametrize("place", ["notebook", "terminal", "pipe"])
-def test_progress_is_a_line_that_goes_at_the_end(cell, place, monkeypatch):
-    """Where a person looks on, and in their stream alone."""
+def test_progress_is_a_line_while_it_takes_long(cell, place, monkeypatch):
+    """Where a person looks on, and in their stream alone; then it is gone."""
     shell = sys.modules["IPython"].get_ipython()
     shell.kernel = True if place == "notebook" else None
     streams = io.StringIO(), io.StringIO()
     for name, stream in zip(("stdout", "stderr"), streams, strict=True):
         stream.isatty = lambda: place == "terminal"
         monkeypatch.setattr(sys, name, stream)
-    check_model(cell.Sums, checks=["shape", "finite"])
-    gpt_duet.influence(cell.Sums())
-    with progress(3) as line:
-        line.set_description_str("tokens")
-    diff_by_value(cell.GPT, cell.Sums, [1, 2, 3])
+    for patience in (60.0, 0.0):
+        monkeypatch.setattr(notebooks, "PATIENCE", patience)
+        assert [stream.getvalue() for stream in streams] == ["", ""]
+        check_model(cell.Sums, checks=["shape", "finite"])
+        gpt_duet.influence(cell.Sums())
+        with notebooks.progress(3) as line:
+            line.set_description_str("tokens")
+        diff_by_value(cell.GPT, cell.Sums, [1, 2, 3])
+    monkeypatch.setattr(notebooks, "PATIENCE", 0.01)
+    with notebooks.progress() as line:  # comes while nothing is said
+        line.set_description_str("one long step")
+        end = time.monotonic() + 10 * (place != "pipe")
+        while time.monotonic() < end and not any(
+            "one long step" in stream.getvalue() for stream in streams
+        ):
+            time.sleep(0.01)
     monkeypatch.undo()
     said = {
         name: stream.getvalue()
@@ -133,6 +144,7 @@ def test_progress_is_a_line_that_goes_at_the_end(cell, place, monkeypatch):
         "check_finite (2 of 2)",
         "influence: 16 of 16 replaced tokens",
         "comparing GPT with Sums",
+        "one long step",
         f"0/3 |{40 * ' '}| tokens ?",
     ):
         assert line in lines
@@ -147,6 +159,11 @@ def test_a_notebook_as_jupyter_runs_it(tmp_path):
     sources = [
         SOURCE,
         "check_model(GPT, checks=['causality'])",
+        "from gpt_duet.invariants.notebooks import progress\n"
+        "import time\n"
+        "with progress() as line:\n"
+        "    line.set_description_str('one long step')\n"
+        "    time.sleep(2)",
         "influence(GPT())",
         "diff_by_value(GPT, Sums)",
         "check_model(lambda: GPT(bad=True))",
@@ -156,9 +173,9 @@ def test_a_notebook_as_jupyter_runs_it(tmp_path):
     client.NotebookClient(
         notebook, timeout=300, allow_errors=True, kernel_name="python3"
     ).execute()
-    said = "".join(o.text for o in notebook.cells[1].outputs if "text" in o)
-    assert "\rcheck_causality (1 of 1)" in said
-    _, report, picture, found, bad = [
+    said = "".join(o.text for o in notebook.cells[2].outputs)
+    assert "\rone long step" in said
+    _, report, _, picture, found, bad = [
         [output for output in c.outputs if output.output_type != "stream"]
         for c in notebook.cells
     ]

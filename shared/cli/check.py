@@ -193,9 +193,9 @@ class Shown:
     def grow(self, report: "Report", line: "tqdm[Any]", slow: Timer) -> None:
         """Print the newest row, and below it the check under way."""
         slow.cancel()
-        line.clear()
-        self.row(report)
-        line.set_description_str(report.under_way)
+        line.set_description_str(report.under_way, refresh=False)
+        with line.external_write_mode():
+            self.row(report)
 
     def end(self, report: "Report", map_file: Path | None) -> None:
         """Print what stands below the rows; if quiet, failures alone."""

@@ -2,10 +2,14 @@
 
 import html
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Timer
 from typing import Any
 
 from tqdm import tqdm
 
+PATIENCE = 1.0  # seconds of work before its line appears
 PRE = "white-space: pre-wrap; line-height: 1.35"
 
 
@@ -24,21 +28,44 @@ def as_html(text: str) -> str:
     return f'<pre style="{PRE}">{html.escape(text)}</pre>'
 
 
-def progress(total: int | None = None, wanted: bool = True) -> "tqdm[Any]":
-    """Return a line on the step that runs, gone at the end.
+class _Line(tqdm):
+    """A line that is hidden while it has a delay."""
 
-    A terminal or a notebook shows it, if it is wanted; a pipe never does.
-    Its words are those of `set_description_str`; before them stands how
-    many steps of the total are done.
+    def display(self, *message: Any, **place: Any) -> None:
+        if not self.delay:
+            super().display(*message, **place)
+
+    def appear(self) -> None:
+        self.delay = 0
+        self.refresh()
+
+
+@contextmanager
+def progress(
+    total: int | None = None, wanted: bool = True
+) -> "Iterator[tqdm[Any]]":
+    """Yield a line on the step that runs; it goes at the end.
+
+    A terminal or a notebook shows it after PATIENCE seconds, if it is wanted;
+    a pipe never does. Its words are those of `set_description_str`; before
+    them stands how many steps of the total are done.
     """
     notebook = getattr(_shell(), "kernel", None) is not None
     stream = sys.stdout if notebook else sys.stderr
-    hidden = not (wanted and (notebook or stream.isatty()))
+    if not (wanted and (notebook or stream.isatty())):
+        yield tqdm(disable=True)
+        return
     count = "{n_fmt}/{total_fmt} |{bar:40}| " if total else ""
     form = count + "{desc}" + " {remaining}" * bool(total)
-    return tqdm(
-        file=stream, disable=hidden, leave=False, total=total, bar_format=form
-    )
+    how = {"delay": PATIENCE, "leave": False, "bar_format": form}
+    with _Line(total=total, file=stream, **how) as line:
+        timer = Timer(PATIENCE, line.appear)
+        timer.start()
+        try:
+            yield line
+        finally:
+            timer.cancel()
+            timer.join()  # else it might draw after the end
 
 
 def _shell() -> Any:
