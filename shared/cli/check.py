@@ -40,12 +40,6 @@ SILENCE = 10.0  # seconds until the first line, at most
 ASCII = {0xB7: ".", **dict.fromkeys((0x2591, 0x2592, 0x2593, 0x2588), "#")}
 
 
-def _reserve_for(form: str) -> str:
-    if form == "sarif":
-        reserve_stdout()
-    return form
-
-
 def _list(wanted: bool) -> None:
     if wanted:
         from ..invariants import CHECKS
@@ -122,7 +116,6 @@ def check(
     threads: options.Threads = None,
     json_file: options.Json = None,
     form: Annotated[Literal["text", "github", "sarif"], Option("--format",
-        callback=_reserve_for,
         help="github: also write annotations for a workflow, and the step's "
         "summary; sarif: write SARIF to the standard output, and all else to "
         "the standard error.")] = "text",
@@ -145,6 +138,8 @@ def check(
     The exit status is 0 if everything holds, 1 if a check failed, 2 if the
     call was wrong, and 130 after Ctrl-C.
     """
+    if form == "sarif":
+        reserve_stdout()
     require_parent(json_file)
     if json_file not in (None, STDOUT):
         json_file = json_file.absolute()  # a model may change the folder

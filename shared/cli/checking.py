@@ -17,7 +17,7 @@ from ..invariants import (
     influence,
     save_map,
 )
-from ..invariants.checks import choose_checks
+from ..invariants.checks import choose_checks, full_names
 from ..invariants.ranks import first, together
 from ..processes import run_alone
 from ..targets import load_makers, load_target, needed_arguments
@@ -43,10 +43,8 @@ def settings_of(job: Job) -> dict[str, Any]:
     if not settings["checks"]:
         raise ValueError("no check is left to run")
     settings["device"] = choose_device(settings["device"])
-    settings["expected_failures"] = {
-        choose_checks([name])[0]: reason
-        for name, reason in settings["expected_failures"].items()
-    }
+    expected = full_names(settings["expected_failures"])
+    settings["expected_failures"] = expected
     return settings
 
 

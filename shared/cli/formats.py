@@ -33,19 +33,18 @@ def faults(models: Models) -> Iterator[Fault]:
     the message names, else the first of the target's file.
     """
     for model in models:
-        name, error = model["model"], model.get("error")
-        if error:
-            file = _in_repository(module_file(name))
-            yield Fault(name, "target", error, file, 1)
-        for result in model.get("results", []):
-            if result["status"] in BAD:
-                text, leak = result["message"], result.get("leak") or {}
-                found = LINE.search(text)
-                place = found.groups() if found else (module_file(name), 1)
-                if leak.get("line"):
-                    place = leak["file"], leak["line"]
-                file = _in_repository(place[0].strip())
-                yield Fault(name, result["name"], text, file, int(place[1]))
+        name, bad = model["model"], model.get("results", [])
+        bad = [result for result in bad if result["status"] in BAD]
+        if "error" in model:
+            bad = [{"name": "target", "message": model["error"]}]
+        for result in bad:
+            text, leak = result["message"], result.get("leak") or {}
+            found = LINE.search(text)
+            place = found.groups() if found else (module_file(name), 1)
+            if leak.get("line"):
+                place = leak["file"], leak["line"]
+            file = _in_repository(place[0].strip())
+            yield Fault(name, result["name"], text, file, int(place[1]))
 
 
 def annotations(models: Models) -> str:

@@ -19,26 +19,22 @@ is read as that option is.
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from ..console import set_debug
 from ..targets import NEVER, parse_target
-from ..validation import did_you_mean, require_seed, whole_number
+from ..validation import did_you_mean, require_seed
 from . import options
 
 HOW_LONG = {"budget", "quick", "thorough"}
 OF_BOTH = {"vocab-size", "block-size", "documents", "seed", *HOW_LONG}
 OF_SCORERS = {"scorer", "bos", "bits", "state", "bytes-per-token"}
 # of the command, and no setting of a target
-OF_OUTPUT = {
-    "models", "list", "json", "format", "fresh", "verbose", "quiet", "debug",
-    "map",
-}  # fmt: skip
+OF_OUTPUT = {"json", "format", "fresh", "verbose", "quiet", "debug"}
+OF_COMMAND = {"models", "map", "list", *OF_OUTPUT}
 # parameters that are texts such as name=value, and what is wanted
 PAIRS = {
     "inputs": f"--input takes an argument and what makes it, as "
@@ -46,7 +42,7 @@ PAIRS = {
     "expected_failures": "--expect takes a check and a reason, as "
     'check_cache="why"',
 }
-UNITS = {"s": 1, "m": 60, "h": 3600}  # seconds
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}  # seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,10 +74,8 @@ def jobs_of(context: Any) -> list[Job]:
     known = {p.opts[0].removeprefix("--"): p for p in context.command.params}
     typed = {name.removeprefix("--") for name in options.given(context)}
     models, scorer = given["models"], given["scorer"]
-    if scorer and (models or given["map_file"]):
-        also = f"model, got {models}" if models else "--map"
-        raise ValueError(f"--scorer takes no {also}")
-    _require_fitting(typed - OF_OUTPUT, scorer is not None)
+    no_setting = OF_OUTPUT if scorer else OF_COMMAND
+    _require_fitting(typed - no_setting, scorer is not None)
     project = {} if scorer else read_project(Path.cwd(), known)
     targets = [scorer] if scorer else [*dict.fromkeys(models or project)]
     if not targets:
@@ -93,19 +87,17 @@ def jobs_of(context: Any) -> list[Job]:
     usage: Any = typer.BadParameter.__base__  # of click, or typer's own of it
     jobs = []
     for target in targets:
-        own = {
-            known[name].name: _as_typed(value, known[name].multiple)
-            for name, value in project.get(target, {}).items()
-            if name not in typed
-        }
+        own = project.get(target, {})
+        values = dict(given)
         try:
-            file = context.command.make_context(target, [], default_map=own)
+            for name in own.keys() - typed:
+                option = known[name]
+                text = _as_typed(own[name], option.multiple)
+                values[option.name] = option.process_value(context, text)
         except usage as error:
             raise ValueError(
                 f"[tool.gpt-duet] {target}: {error.format_message()}"
             ) from None
-        set_debug(given["debug"])  # which the context has set
-        values = given | {name: file.params[name] for name in own}
         scorer = values["scorer"]
         names = [n for n in known if _fits(n, scorer is not None)]
         settings = {known[n].name: values[known[n].name] for n in names}
@@ -151,7 +143,7 @@ def read_project(
     if "scorer" in common:  # a target of its own
         made = str(common.pop("scorer"))
         targets = {made: {"scorer": made}} | targets
-    settings = {*known} - OF_OUTPUT
+    settings = {*known} - OF_COMMAND
     for name in {*common}.union(*targets.values()) - settings:
         raise ValueError(
             f"[tool.gpt-duet] has no setting {name!r}"
@@ -170,7 +162,7 @@ def read_project(
 
 def _fits(name: str, scorer: bool) -> bool:
     """Whether an option is one of a scorer, or else of a model."""
-    own = (name in OF_SCORERS) == scorer and name not in OF_OUTPUT
+    own = (name in OF_SCORERS) == scorer and name not in OF_COMMAND
     return own or name in OF_BOTH
 
 
@@ -178,7 +170,7 @@ def _require_fitting(names: Collection[str], scorer: bool) -> None:
     """Refuse settings of models with a scorer, and the other way round."""
     if wrong := [name for name in names if not _fits(name, scorer)]:
         if scorer:
-            raise ValueError(f"--scorer takes no --{min(wrong)}")
+            raise ValueError(f"a scorer has no setting {min(wrong)!r}")
         raise ValueError(f"--{min(wrong)} goes with --scorer")
     if scorer and "vocab-size" not in names:
         raise ValueError("--scorer needs --vocab-size, the number of ids")
@@ -203,9 +195,6 @@ def _read(given: Mapping[str, Any]) -> dict[str, Any]:
     quick, thorough = settings.pop("quick"), settings.pop("thorough")
     settings["budget"] = _seconds(quick, thorough, settings.get("budget"))
     scorer = settings.pop("scorer", None)
-    for name in ("vocab_size", "block_size"):
-        words = f"--{name.replace('_', '-')}"
-        whole_number(words, settings.get(name, 1), at_least=1)
     require_seed(settings["seed"])
     documents = settings.get("documents", "")
     if documents.isdecimal():
@@ -231,12 +220,10 @@ def _seconds(quick: bool, thorough: bool, text: str | None) -> float | None:
     text = "30s" if quick else "inf" if thorough else text
     if text is None:
         return None
-    unit = UNITS.get(text[-1:])
-    with suppress(ValueError):
-        seconds = float(text[:-1] if unit else text) * (unit or 1)
-        if seconds > 0:
-            return seconds
-    raise ValueError(f"--budget takes 90s, 4m or seconds, got {text!r}")
+    found = re.fullmatch(r"(\d*\.?\d+|inf)([smh]?)", text)
+    if not found or float(found[1]) == 0:
+        raise ValueError(f"--budget takes 90s, 4m or seconds, got {text!r}")
+    return float(found[1]) * UNITS[found[2]]
 
 
 def _pairs(texts: Iterable[str], wanted: str) -> dict[str, str]:

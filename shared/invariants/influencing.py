@@ -16,7 +16,6 @@ from .moves.pictures import svg
 from .notebooks import progress
 from .variant import precise
 
-PLAIN: Any = torch._C._disabled_torch_function_impl
 DRAWN = 16  # tokens, where none are given
 
 
@@ -24,7 +23,7 @@ class InfluenceMap(Tensor):
     """The matrix of `influence`; a notebook shows it as a picture."""
 
     # what is computed of it is a plain tensor
-    __torch_function__ = PLAIN
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     def _repr_html_(self) -> str:
         return svg(self)
@@ -59,28 +58,14 @@ def influence(
         ValueError: for more than one sequence, or a model that cannot be
             called.
     """
-    if tokens is None:
-        settings.setdefault("block_size", DRAWN)
-        subject = meet(model, **settings)
-        subject.require_scores()
-        tokens = subject.draw(1, subject.block_size)
-    if isinstance(tokens, str):
-        raise ValueError(
-            f"influence takes ids, as [1, 2, 3], and no text: got {tokens!r}"
-        )
-    ids = torch.as_tensor(tokens)
-    if ids.ndim == 2 and ids.size(0) == 1:
-        ids = ids[0]
-    if ids.ndim != 1 or ids.numel() == 0:
-        raise ValueError(
-            f"influence takes the ids of one sequence, got shape "
-            f"{tuple(ids.shape)}"
-        )
-    if ids.is_floating_point() or ids.dtype == torch.bool:
-        raise ValueError(f"tokens must be whole numbers, got {ids.dtype}")
-    settings["block_size"] = ids.numel()
+    ids = None if tokens is None else _ids(tokens)
+    settings.setdefault("block_size", DRAWN)
+    if ids is not None:
+        settings["block_size"] = ids.numel()
     subject = meet(model, **settings)
     subject.require_scores()
+    if ids is None:
+        ids = subject.draw(1, subject.block_size)[0]
     if ids.numel() > subject.block_size:
         raise ValueError(
             f"{ids.numel()} tokens are more than the {subject.block_size} "
@@ -92,18 +77,28 @@ def influence(
             f"token {outside[0]} is outside the vocabulary of "
             f"{subject.vocab_size}"
         )
+    inputs = (settings.get("inputs") or {}).items()
+    given = {name: make for name, make in inputs if callable(make)}
+    caller = subject.caller
+    caller = replace(caller, given=caller.given | given)
     with isolated(subject.seed):
-        variant = precise(subject)
-        given = {
-            name: make
-            for name, make in (settings.get("inputs") or {}).items()
-            if callable(make)
-        }
-        if given:
-            caller = subject.caller
-            caller = replace(caller, given=caller.given | given)
-            variant = replace(variant, subject=replace(subject, caller=caller))
+        variant = precise(replace(subject, caller=caller))
         with progress() as line:
             say = line.set_description_str
             found = influence_of(variant, ids.cpu().long(), rounds, say)
         return found.as_subclass(InfluenceMap)
+
+
+def _ids(tokens: Any) -> Int[Tensor, "time"]:
+    """Return the ids of one sequence, which may be a row of a batch."""
+    ids = torch.as_tensor([] if isinstance(tokens, str) else tokens)
+    if ids.ndim == 2 and ids.size(0) == 1:
+        ids = ids[0]
+    whole = not ids.is_floating_point() and ids.dtype != torch.bool
+    if ids.ndim != 1 or ids.numel() == 0 or not whole:
+        shape = f"{ids.dtype} of shape {tuple(ids.shape)}"
+        raise ValueError(
+            f"influence takes ids, the whole numbers of one sequence, as "
+            f"[1, 2, 3], got {tokens!r:.40}, {shape}"
+        )
+    return ids

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache, partial
 from typing import Any, Unpack
 
-from .checks import choose_checks
+from .checks import choose_checks, full_names
 from .context import one_run
 from .errors import UnusableModel, with_their_frames
 from .meeting.meet import Settings, meet
@@ -129,13 +129,7 @@ def parametrize_with_checks(
 
     inspect.signature(meet).bind(None, **settings)
     settings |= {"checks": checks, "budget": budget, "threads": threads}
-    targets = [m if isinstance(m, Target) else Target(m) for m in models]
-    given = [settings | dict(target.settings) for target in targets]
-    for own in given:
-        own["checks"] = choose_checks(own["checks"])
-    reasons_of = [
-        own.pop("expected", expected_failures or {}) for own in given
-    ]
+    given: list[dict[str, Any]] = []
 
     @lru_cache(maxsize=1)  # the checks of a model share it
     def run_of(index: int, model: Model) -> Run:
@@ -143,15 +137,15 @@ def parametrize_with_checks(
 
     how: Any = {} if strict is None else {"strict": strict}
     parameters, labels = [], Counter[str]()
-    for index, target in enumerate(targets):
-        model, expected = target.model, reasons_of[index]
-        if callable(expected):
-            expected = expected(model)
-        reasons = {
-            full: reason
-            for name, reason in expected.items()
-            for full in choose_checks([name])
-        }
+    for index, target in enumerate(models):
+        if not isinstance(target, Target):
+            target = Target(target)
+        model, own = target.model, settings | dict(target.settings)
+        expected = own.pop("expected", expected_failures)
+        reasons = full_names(
+            expected(model) if callable(expected) else expected
+        )
+        given.append(own | {"checks": choose_checks(own["checks"])})
         label = name_of(model) or f"model{index}"
         label = " ".join(label.split())[:LONGEST]
         labels[label] += 1

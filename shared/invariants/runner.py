@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from .budget import DEFAULT, HEAVY, Budget
-from .checks import CHECKS, choose_checks
+from .checks import CHECKS, choose_checks, full_names
 from .context import isolated, one_run
 from .dependence.proof import Proof
 from .errors import (
@@ -87,10 +87,7 @@ def check_model(
             unknown check, and sizes that contradict the model's own.
     """
     names = choose_checks(checks)
-    expected = {
-        choose_checks([name])[0]: reason
-        for name, reason in (expected_failures or {}).items()
-    }
+    expected = full_names(expected_failures)
     printed = io.StringIO()
     with redirect_stdout(printed), together("meeting the model"):
         run = Run(

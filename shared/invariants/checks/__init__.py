@@ -4,7 +4,7 @@ Those come first whose failure explains failures of others.
 """
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from .batch_independence import check_batch_independence
 from .cache import check_cache
@@ -83,3 +83,12 @@ def choose_checks(names: Collection[str] | None) -> list[str]:
             f"{'' if hint else ', '.join(CHECKS)}"
         )
     return [name for name in CHECKS if name in full]
+
+
+def full_names(reasons: Mapping[str, str] | None) -> dict[str, str]:
+    """Return reasons by the full names of checks.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    return {choose_checks([n])[0]: why for n, why in (reasons or {}).items()}
