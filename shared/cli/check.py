@@ -216,9 +216,7 @@ def _check_all(
 ) -> tuple[list[dict[str, Any]], int]:
     """Return the results of all targets, and the exit status.
 
-    Raises:
-        ValueError: for a setting that does not exist, and where the only
-            target cannot be checked.
+    One target that cannot be checked does not lose the others' results.
     """
     entries = [entry_of(job) for job in jobs]
     kept = [None if fresh else find(entry) for entry in entries]
@@ -270,13 +268,9 @@ def _write(
     models: Sequence[dict[str, Any]],
     whole: dict[str, Any],
 ) -> None:
-    """Write the results of all models, from the first process alone.
+    """Write all results, from the first process alone.
 
-    Args:
-        file: of JSON; None: none.
-        form: github or sarif, beside it.
-        models: the results.
-        whole: the fields of the JSON that hold for all models together.
+    The JSON has fields for the models as a whole, and for each of them.
     """
     if several() and os.environ["RANK"] != "0":
         return

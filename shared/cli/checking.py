@@ -5,8 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from .. import console
 from ..importing import first_on_path, show_theirs
 from ..invariants import (
@@ -68,12 +66,10 @@ def check_here(
 
 def load(job: Job, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return what makes the model or the scorer, and its settings, loaded."""
-    here = Path.cwd()
     sizes = settings.get("vocab_size"), settings.get("block_size")
     with together(f"loading {job.target}"):
         factory = load_target(job.scorer or job.target, *sizes)
-    with first_on_path(here):
-        return factory, load_makers(settings)
+    return factory, load_makers(settings)
 
 
 def _check(job: Job, tell: Callable[[Report], None]) -> Report:
@@ -115,8 +111,7 @@ def check_alone(
         ValueError: as `check_here`, and where the process ends early.
     """
     work = partial(check_here, job, entry)
-    report = run_alone(work, tell, job.target, module=__name__)
-    assert isinstance(report, Report)
+    report: Report = run_alone(work, tell, job.target, module=__name__)
     return report
 
 
@@ -129,9 +124,8 @@ def _draw(
     length = min(MAP_LENGTH, report.block_size)
     names = ("seed", "device", "layout", "outputs")
     how = {name: settings[name] for name in names}
-    generator = torch.Generator().manual_seed(how["seed"])
-    tokens = torch.randint(report.vocab_size, (length,), generator=generator)
-    matrix = influence(factory, tokens, vocab_size=report.vocab_size, **how)
+    how |= {"vocab_size": report.vocab_size, "block_size": length}
+    matrix = influence(factory, **how)
     if not first():
         return
     try:

@@ -186,11 +186,7 @@ def _as_typed(value: Any, several: bool) -> str | list[str]:
 
 
 def _read(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of check_model or check_scorer, of the command's.
-
-    Raises:
-        ValueError: for a value that is out of range.
-    """
+    """Return arguments of check_model or check_scorer, of the command's."""
     settings = {n: v for n, v in given.items() if v is not None}
     quick, thorough = settings.pop("quick"), settings.pop("thorough")
     settings["budget"] = _seconds(quick, thorough, settings.get("budget"))
@@ -210,11 +206,7 @@ def _read(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _seconds(quick: bool, thorough: bool, text: str | None) -> float | None:
-    """Return the time for the checks, None for the default.
-
-    Raises:
-        ValueError: for a text that is no time, and for two of the options.
-    """
+    """Return the time for the checks, None for the default."""
     if quick + thorough + (text is not None) > 1:
         raise ValueError("--thorough, --quick and --budget: choose one")
     text = "30s" if quick else "inf" if thorough else text
@@ -229,8 +221,7 @@ def _seconds(quick: bool, thorough: bool, text: str | None) -> float | None:
 def _pairs(texts: Iterable[str], wanted: str) -> dict[str, str]:
     """Return what stands behind each name, from texts such as x=my_pkg:make.
 
-    Raises:
-        ValueError: with the sentence on what is wanted.
+    The sentence on what is wanted is for a text of another kind.
     """
     pairs = {}
     for text in texts:

@@ -104,9 +104,7 @@ def run(entry: Path, check: Callable[[], Report]) -> Report:
         with suppress(OSError, ValueError):  # a folder that cannot be written
             entry.parent.mkdir(exist_ok=True)
             write_atomically(entry.with_name(".gitignore"), "*\n")
-            answers = [
-                (kind, name, ANSWERS[kind](name)) for kind, name in read
-            ]
+            answers = [(kind, n, ANSWERS[kind](n)) for kind, n in read]
             kept = asdict(report) | {"kept": time.strftime("%Y-%m-%d %H:%M")}
             text = json.dumps({"read": answers, "report": kept})
             write_atomically(entry, text)
@@ -164,11 +162,10 @@ def _content(path: str) -> str | bool:
 
 def _modules(folder: str) -> list[str]:
     """Return the names in a folder that an import may find."""
-    if not os.path.isdir(folder):
-        return []
-    names = {*os.listdir(folder)} - {"__pycache__"}
+    names = [*os.listdir(folder)] if os.path.isdir(folder) else []
     ends = (".py", ".so", ".pyd")
-    return sorted(n for n in names if n.isidentifier() or n.endswith(ends))
+    own = [n for n in names if n.isidentifier() or n.endswith(ends)]
+    return sorted({*own} - {"__pycache__"})
 
 
 ANSWERS: dict[str, Callable[[str], Any]] = {

@@ -112,10 +112,8 @@ def place_of(error: BaseException) -> str:
 
 
 def _their_frame(error: BaseException) -> traceback.FrameSummary | None:
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if is_theirs(frame.filename):
-            return frame
-    return None
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return next((f for f in frames if is_theirs(f.filename)), None)
 
 
 def is_theirs(file: str) -> bool:

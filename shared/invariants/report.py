@@ -104,10 +104,7 @@ class Report:
         __tracebackhide__ = True
         bad = [r for r in self.results if r.status in BAD]
         if bad:
-            counts = f"{len(self.failed)} checks failed"
-            if self.errors:
-                counts += f", {len(self.errors)} broke"
-            lines = [f"{self.model}: {counts}"]
+            lines = [f"{self.model}: {self.verdict}"]
             lines += [f"{r.name}: {r.message}" for r in bad]
             raise AssertionError("\n".join(lines))
 
@@ -181,11 +178,11 @@ class Report:
         if result.status in BAD:
             parts = re.split(r"(?<=;) (?![^(]*\))", result.message)
         short = brief and result.status == "passed" and not _reserved(result)
-        lines = []
-        for part in parts:
-            lines.append(self._line(start, part, width, short))
-            start = ("", "", "")
-        text = "\n".join(lines)
+        starts = [start, *[("", "", "")] * len(parts)]
+        text = "\n".join(
+            self._line(start, part, width, short)
+            for start, part in zip(starts, parts, strict=False)
+        )
         return re.sub(r"[;:,] (?!\d)[^;:,]* \.\.\.$", " ...", text)
 
     def ending(self, width: int) -> str:
