@@ -575,6 +575,19 @@ def no_mask():
     return score
 
 
+@row("causality", "normalised")
+def draws_a_little_and_peeks():
+    """It draws noise of 1e-4, and each score moves by 1.2e-3 with the next."""
+    model = everyones()
+
+    def score(tokens):
+        scores = given(all_log_probs(model, tokens), tokens)
+        scores[:-1] += 1.2e-3 * (tokens[2:] % 2)
+        return scores + 1e-4 * torch.randn(len(scores))
+
+    return score
+
+
 @row("causality", words=("all that is scored behind it",))
 def temperature_of_the_text():
     """The last token's temperature is that of all."""

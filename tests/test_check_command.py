@@ -278,7 +278,7 @@ def test_a_map_is_of_the_model_as_checked(here, project, monkeypatch):
         (["my_pkg.model:build", "--vocab-size", "12"], "vocab_size=11"),
         (["my_pkg.model:needs"], "needs(size, depth) needs size and depth"),
         (["my_pkg.model:asks"], "no arguments: asks(size) needs size"),
-        (["annotated", "--block-size", "0"], "block_size must be at least 1"),
+        (["annotated", "--block-size", "0"], "--block-size must be at least"),
         (["annotated", "--bogus"], "No such option: --bogus"),
         (["annotated", "--seed", "x"], "gpt-duet check -h lists what there"),
         (["my_pkg/model.py"], "; it has build, Tiny, Leaky, Fo"),

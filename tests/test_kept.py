@@ -30,6 +30,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "early.py").write_text("")
     (tmp_path / "late.py").write_text("")
+    (tmp_path / "latest").symlink_to("early.py")
     early = SimpleNamespace(__file__=str(tmp_path / "early.py"))
     monkeypatch.setitem(sys.modules, "imported_before", early)
     monkeypatch.setattr(kept, "START", 2e9)  # long after the file was written
@@ -70,6 +71,14 @@ def write(name, text):
     return change
 
 
+def linked(name):
+    def change():
+        Path("latest").unlink()
+        Path("latest").symlink_to(name)
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("build", "change"),
     one_in(
@@ -80,6 +89,7 @@ def write(name, text):
             (lambda: Path("config.json").exists(), write("config.json", "{}")),
             (lambda: os.environ.get("SIZE"), lambda: os.environ.pop("SIZE")),
             (lambda: os.getenv("MODEL"), lambda: os.environ.update(MODEL="a")),
+            (lambda: Path("latest").resolve(), linked("late.py")),
             # what was imported before, or as it was compiled
             (read, write("early.py", "SIZE = 3")),
             (lambda: compiled("late.py"), write("late.py", "SIZE = 3")),

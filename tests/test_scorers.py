@@ -154,8 +154,8 @@ def here(tmp_path, monkeypatch, duet):
         ("mine:raises --vocab-size 11", 2, "(mine.py, line 16)"),
         ("mine:table --vocab-size 11", 2, "gives Tensor"),
         ("mine:make", 2, "--scorer needs --vocab-size"),
-        ("mine:make --vocab-size 11 --only shape", 2, "no setting 'only'"),
-        ("mine:make --vocab-size 11 mine:x", 2, "no setting 'models'"),
+        ("mine:make --vocab-size 11 --only shape", 2, "takes no --only"),
+        ("mine:make --vocab-size 11 mine:x", 2, "--scorer takes no model"),
     ],
 )
 def test_a_scorer_in_the_shell(here, words, status, said):

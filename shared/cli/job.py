@@ -26,7 +26,7 @@ from typing import Any
 import typer
 
 from ..targets import NEVER, parse_target
-from ..validation import did_you_mean, require_seed
+from ..validation import did_you_mean, require_seed, whole_number
 from . import options
 
 HOW_LONG = {"budget", "quick", "thorough"}
@@ -170,7 +170,8 @@ def _require_fitting(names: Collection[str], scorer: bool) -> None:
     """Refuse settings of models with a scorer, and the other way round."""
     if wrong := [name for name in names if not _fits(name, scorer)]:
         if scorer:
-            raise ValueError(f"a scorer has no setting {min(wrong)!r}")
+            also = "model" if "models" in wrong else f"--{min(wrong)}"
+            raise ValueError(f"--scorer takes no {also}")
         raise ValueError(f"--{min(wrong)} goes with --scorer")
     if scorer and "vocab-size" not in names:
         raise ValueError("--scorer needs --vocab-size, the number of ids")
@@ -191,6 +192,9 @@ def _read(given: Mapping[str, Any]) -> dict[str, Any]:
     quick, thorough = settings.pop("quick"), settings.pop("thorough")
     settings["budget"] = _seconds(quick, thorough, settings.get("budget"))
     scorer = settings.pop("scorer", None)
+    for name in ("vocab_size", "block_size"):
+        words = f"--{name.replace('_', '-')}"
+        whole_number(words, settings.get(name, 1), at_least=1)
     require_seed(settings["seed"])
     documents = settings.get("documents", "")
     if documents.isdecimal():

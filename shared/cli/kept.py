@@ -77,22 +77,28 @@ def run(entry: Path, check: Callable[[], Report]) -> Report:
     with suppress(OSError):
         entry.unlink(missing_ok=True)
     sys.addaudithook(_hook)  # for good: a hook cannot be taken away
-    real, plain = os.stat, type(os.environ)
+    real, follow, plain = os.stat, os.readlink, type(os.environ)
 
     def stat(path: Any, *how: Any, **named: Any) -> os.stat_result:
         _note_file(path)
         return real(path, *how, **named)
 
+    def readlink(path: Any, **named: Any) -> Any:
+        read.add(("link", os.path.abspath(os.fsdecode(path))))
+        return follow(path, **named)
+
     read: Read = set()
     _read = read
-    os.stat, os.environ.__class__ = stat, _Environment
+    os.stat, os.readlink = stat, readlink
+    os.environ.__class__ = _Environment
     try:
         report = check()
         for module in [*sys.modules.values()]:
             _note_file(getattr(module, "__file__", None))
     finally:
         _read = None
-        os.stat, os.environ.__class__ = real, plain
+        os.stat, os.readlink = real, follow
+        os.environ.__class__ = plain
     files = [name for kind, name in read if kind == "file"]
     folders = {os.getcwd(), *map(os.path.dirname, files)}
     read |= {("modules", folder) for folder in folders}
@@ -170,6 +176,7 @@ def _modules(folder: str) -> list[str]:
 
 ANSWERS: dict[str, Callable[[str], Any]] = {
     "file": _content,
+    "link": os.readlink,
     "variable": os.environ.get,
     "modules": _modules,
 }

@@ -91,8 +91,8 @@ def reasons(
     zeros = {(n, i): named[n].transpose(0, i) == 0 for n, i in dead}
     tokens = subject.draw(2, time)
     with _Reads(named) as reads:
-        for row in tokens.split(1):
-            variant.scores(row)
+        for rows in (tokens, tokens.flip(0)):  # whose indices tokens decide
+            variant.scores(rows)
     for key in [key for key in dead if key in reads.found]:
         index, *others = found = reads.found[key]
         by_tokens = not all(map(index.equal, others))
@@ -163,11 +163,11 @@ class _Reads(Operations):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "overloadpacket", func).__name__
         self.routed |= name in ROUTES
-        if name in ("embedding", "index"):
+        if name in ("embedding", "index", "index_select"):
             of = self.names.get((args[0].data_ptr(), args[0].shape))
-            given = args[1] if name == "index" else [args[1]]
-            for axis, index in enumerate(given):
-                if of and index is not None:
+            given = enumerate(args[1] if name == "index" else [args[1]])
+            for axis, index in [args[1:]] if name == "index_select" else given:
+                if of and index is not None and index.dtype != torch.bool:
                     self.found[of, axis].append(index.cpu().clone())
         return func(*args, **(kwargs or {}))
 

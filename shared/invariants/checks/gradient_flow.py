@@ -67,11 +67,13 @@ def check_gradient_flow(subject: Subject) -> str:
             raise AssertionError(f"{_first(parts[fault], 3)} {fault}")
     faint = _faint(model, sizes)
     by_loss = _by_loss_alone(subject, sizes, scored)
+    hooked = [n for n, p in model.named_parameters() if p._backward_hooks]
     notes = {
         f"only rounding reaches {len(faint)}": faint,
         f"the returned loss alone, and no score, has a gradient for "
         f"{len(by_loss)}": by_loss,
         "frozen": frozen,
+        "rows not judged, as a hook may mask their gradient": hooked,
         UNREACHED: parts.get(UNREACHED),
     }
     return f"{len(sizes)} parameters" + "".join(

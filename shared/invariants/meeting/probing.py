@@ -39,7 +39,7 @@ from ..variant import Copy, Variant
 
 Size = tuple[int, int]  # of batch and time
 OTHER_KIND = TypeError, AttributeError  # of a function written in arrays
-ALONE = "it takes the ids of one text, (time,): texts go through one by one"
+ALONE = "texts go through one by one, as ids (time,)"
 
 
 def probe(
@@ -49,7 +49,7 @@ def probe(
 
     Targets are added if the model scores fewer positions without them; other
     sizes are tried if the model refuses the first, and `at` before all; at
-    last the ids of a text alone, without an axis of rows.
+    last, where none is answered, the ids of a text without an axis of rows.
 
     Returns:
         The subject with its caller and reader, or a fault, and a size that
@@ -64,7 +64,7 @@ def probe(
     for alone, sizes in product(
         (False, True), _sizes(vocab, subject.block_size, at)
     ):
-        if alone and max(rows for rows, _ in sizes) > 1:
+        if alone and (unread or max(rows for rows, _ in sizes) > 1):
             continue
         given = replace(subject.caller, alone=alone)
         for caller in _callers(given, copy.model):
@@ -85,7 +85,9 @@ def probe(
             if reader is not None:
                 found = replace(subject, caller=caller, reader=reader)
                 if alone:
-                    found = replace(found, rows=1).noted(ALONE)
+                    found = replace(found, rows=1).noted(
+                        f"{ALONE}: {raised[0][0]}"
+                    )
                 if caller.arrays or is_array(reach(answers[-1], reader.path)):
                     found = replace(found, in_arrays=True).noted(IN_ARRAYS)
                 if sizes[-1] == at:
