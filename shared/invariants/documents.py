@@ -68,8 +68,13 @@ class Packing(Input):
         if "use_cache" not in (*caller.arguments, *caller.own_arguments):
             return []
         words = f"{self.words} with use_cache=False"
-        values = lambda *of: self.values(*of) | {"use_cache": False}  # noqa: E731
-        return [replace(self, words=words, values=values)]
+        return [
+            replace(
+                self,
+                words=words,
+                values=lambda *of: self.values(*of) | {"use_cache": False},
+            )
+        ]
 
 
 def split(time: int) -> list[int]:
@@ -95,16 +100,23 @@ def packings(subject: Subject) -> list[Packing]:
         return [replace(start, words=f"{words} end of each", ends=True), start]
     if callable(said):
         name = f"{getattr(said, '__name__', 'documents')}()"
-        make = lambda _, lengths: dict(said(lengths))  # noqa: E731
         return [
-            Packing("", "documents", name, make, single=True, beside=beside)
+            Packing(
+                name="",
+                kind="documents",
+                words=name,
+                values=lambda _, lengths: dict(said(lengths)),
+                single=True,
+                beside=beside,
+            )
         ]
     places = [i for i in inputs if i.kind == "positions"][:1]
     given = [i for i in inputs if i.kind in PROMISES]
     if said is not None:
-        ids = lambda *of: {said: documents(*of)}  # noqa: E731
         known = [i for i in inputs if i.name == said and i.kind in PLACES]
-        given = known[:1] or [Input(said, "documents", said, ids)]
+        given = known[:1] or [
+            Input(said, "documents", said, lambda *of: {said: documents(*of)})
+        ]
     if any(i.kind == "documents" for i in given):
         return [_together(given + places, beside, first) for first in (0, 1)]
     if given:

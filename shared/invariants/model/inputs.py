@@ -268,8 +268,14 @@ def inputs_of(
 def _input(
     name: str, own: bool, kind: str, make: Packed, words: str = "", **more: Any
 ) -> Input:
-    values = lambda *of: {name: make(*of)}  # noqa: E731
-    return Input(name, kind, words or name, values, own=own, **more)
+    return Input(
+        name,
+        kind,
+        words or name,
+        lambda *of: {name: make(*of)},
+        own=own,
+        **more,
+    )
 
 
 def _forms(
@@ -283,11 +289,12 @@ def _forms(
     if kind == "cu_seqlens":
         names = [n for n in parameters if re.fullmatch(CU_SEQLENS, n)]
         if name == next((n for n in names if n.startswith("cu")), None):
-            values = lambda ids, sizes: {  # noqa: E731
-                name: max(sizes) if name[0] == "m" else _ends(ids, sizes)
-                for name in names
-            }
-            yield [Input(name, kind, name, values, single=True, own=own)]
+
+            def ends(ids: Tensor, sizes: list[int]) -> dict[str, Any]:
+                longest = {n: max(sizes) for n in names if n.startswith("max")}
+                return dict.fromkeys(names, _ends(ids, sizes)) | longest
+
+            yield [Input(name, kind, name, ends, single=True, own=own)]
     if kind == "states of an encoder":
         for width in all_declared(model, WIDTHS)[:1]:
             yield [one(partial(_states, width.value))]
