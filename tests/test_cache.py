@@ -58,6 +58,7 @@ def test_any_pieces_equal_the_full_forward(data):
     assert (got - want).abs().max() < 1e-11
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=25)
 def test_cached_uncached_and_the_other_style_write_the_same(data):

@@ -333,6 +333,7 @@ def test_a_project_with_folders_named_like_ours_works(project):
     assert "gpt-duet bench" in done.stdout
 
 
+@pytest.mark.slow
 def test_each_line_is_printed_when_it_is_known_and_ctrl_c_keeps_them(project):
     words = ("--only=shape", "--only=state_dict", "--json=out.json")
     process = start("my_pkg.model:Slow", *words, folder=project)
@@ -383,6 +384,7 @@ def test_what_is_asked_for_is_done(here, words, status, printed, said):
         json.loads(out)
 
 
+@pytest.mark.slow
 def test_json_has_the_leak_as_fields_and_that_of_the_report(here, project):
     only = ("--only=shape", "--only=causality")
     good, bad = "my_pkg.model:build", "my_pkg.model:missing"
@@ -424,6 +426,7 @@ def test_json_of_a_mistake(here, project, words):
     assert content["models"][0]["model"] == words[0]
 
 
+@pytest.mark.slow
 def test_rows_are_short_in_a_terminal_and_failures_stand_alone(
     here, monkeypatch
 ):

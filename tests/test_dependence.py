@@ -658,6 +658,7 @@ def test_memory_that_nothing_wrote_is_no_token():
     assert f"{text} position 0" in left.sentence
 
 
+@pytest.mark.slow
 def test_flex_attention_is_followed():
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
 

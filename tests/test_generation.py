@@ -208,6 +208,7 @@ def test_a_stream_of_bytes_is_the_text_of_all_of_them(chunks):
     )
 
 
+@pytest.mark.slow
 @given(st.text(max_size=20))
 def test_no_piece_of_a_text_is_half_a_character(text):
     stream = TextStream(load_tokenizer("bytes"))

@@ -189,6 +189,7 @@ def test_neither_maps_nor_accelerators_nor_ranks_are_kept(monkeypatch):
     assert entry() is None
 
 
+@pytest.mark.slow
 def test_fresh_runs_anew_what_is_kept(here, monkeypatch, duet):
     monkeypatch.setattr("shared.cli.check.entry_of", kept.entry_of)
     write("tiny.py", MODEL)()

@@ -335,6 +335,7 @@ def parting(tmp_path_factory):
     return page_of(folder, "diff", first, f"{source}:build(Again)", status=1)
 
 
+@pytest.mark.slow
 def test_the_page_opens_where_two_models_part(parting):
     walk = data_of(parting)["walk"]
     names = [step["name"] for step in walk["steps"]]
