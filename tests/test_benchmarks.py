@@ -677,6 +677,7 @@ def test_anyones_model_decodes_greedily_from_its_scores(own_peer):
     assert found.tolist() == [[1, 2, 3, 3, 3, 3, 3], [4, 5, 6, 6, 6, 6, 6]]
 
 
+@pytest.mark.unhooked
 @pytest.mark.parametrize(
     ("peer", "message"),
     [

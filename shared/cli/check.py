@@ -40,7 +40,7 @@ SILENCE = 10.0  # seconds until the first line, at most
 ASCII = {0xB7: ".", **dict.fromkeys((0x2591, 0x2592, 0x2593, 0x2588), "#")}
 
 
-def _list(wanted: bool) -> None:
+def _list(wanted: bool) -> bool:
     if wanted:
         from ..invariants import CHECKS
 
@@ -49,6 +49,7 @@ def _list(wanted: bool) -> None:
             only = f" Slow: --only {name.removeprefix('check_')}."
             print(f"{name:<{width}}  {one.says}{only if one.slow else ''}")
         raise typer.Exit
+    return wanted
 
 
 def check(
