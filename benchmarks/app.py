@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Context, Option
 
-from gpt_duet.console import stopped_by_ctrl_c
+from gpt_duet.console import given_options, stopped_by_ctrl_c
 from gpt_duet.validation import choose_device, whole_number
 
 from . import STYLES, Kind
@@ -23,7 +23,7 @@ app = typer.Typer(
 
 ROUNDS: dict[Kind, int] = {"forward": 10, "generate": 3, "train-step": 5}
 
-ALONE = {"everything", "device_name", "json_file", "csv"}  # what --all takes
+WITH_ALL = {"--all", "--device", "--json", "--csv"}  # the only options then
 Size = int | None
 Text = str | None
 File = Path | None
@@ -125,9 +125,7 @@ def bench(
 
     gpt-duet bench train-step --device cuda --dtype bfloat16 --compile
     """
-    sources = {name: call.get_parameter_source(name) for name in call.params}
-    named = {n for n, s in sources.items() if s and s.name != "DEFAULT"}
-    if everything and named - ALONE:
+    if everything and given_options(call).keys() - WITH_ALL:
         raise ValueError("--all takes --device, --json and --csv alone")
     if budget is None:
         budget = math.inf if kind else 50

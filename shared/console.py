@@ -108,3 +108,14 @@ def show_facts(console: Console, facts: Mapping[str, str]) -> None:
             console.print(table)
         else:
             console.print(head + text, soft_wrap=True)
+
+
+def given_options(context: Any) -> dict[str, Any]:
+    """Return what the user gave to a command, by option ("--seed")."""
+    found = {}
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            found[parameter.opts[0]] = context.params[name]
+    return found

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from _pytest.mark import ParameterSet
 from hypothesis import strategies as st
 
 import annotated
@@ -15,7 +14,7 @@ def one_in(count, rows):
     """Return rows of a test as parameters, all but one in so many slow."""
     found = []
     for index, row in enumerate(rows):
-        if not isinstance(row, ParameterSet):
+        if not isinstance(row, type(pytest.param())):
             row = pytest.param(*(row if type(row) is tuple else (row,)))
         if index % count:
             row = pytest.param(

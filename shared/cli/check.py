@@ -169,7 +169,7 @@ def check(
 
 
 class Shown:
-    """What is printed of reports: each row as it comes."""
+    """Prints reports, each row as soon as its check ends."""
 
     def __init__(self, console: Console, brief: bool, quiet: bool):
         self.console, self.brief, self.quiet = console, brief, quiet

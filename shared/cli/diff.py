@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from typer import Argument, Option
 
+from ..console import given_options
 from ..files import STDOUT, write_atomically, write_json
 from ..validation import require_different, require_parent, whole_number
 from . import options
@@ -181,7 +182,7 @@ def diff(
         )
     if cache and not names:
         names = [cache]
-    given = options.given(context).keys()
+    given = given_options(context).keys()
     if len(names) < 2:
         _refuse(
             given & (OF_TWO if cache else OF_TWO | OF_MODELS), "two models"

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from typer import Option
 
-from ..console import show_facts
+from ..console import given_options, show_facts
 from ..files import STDOUT, write_json
 from ..invariants.notebooks import progress
 from ..validation import (
@@ -129,7 +129,7 @@ def generate(
     device = choose_device(device_name)
 
     if checkpoint_folder is not None:
-        given = options.given(context)
+        given = given_options(context)
         for option in BROUGHT:
             if option in given:
                 raise ValueError(

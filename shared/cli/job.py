@@ -25,9 +25,9 @@ from typing import Any
 
 import typer
 
+from ..console import given_options
 from ..targets import NEVER, parse_target
 from ..validation import did_you_mean, require_seed, whole_number
-from . import options
 
 HOW_LONG = {"budget", "quick", "thorough"}
 OF_BOTH = {"vocab-size", "block-size", "documents", "seed", *HOW_LONG}
@@ -72,7 +72,7 @@ def jobs_of(context: Any) -> list[Job]:
     """
     given = context.params
     known = {p.opts[0].removeprefix("--"): p for p in context.command.params}
-    typed = {name.removeprefix("--") for name in options.given(context)}
+    typed = {name.removeprefix("--") for name in given_options(context)}
     models, scorer = given["models"], given["scorer"]
     no_setting = OF_OUTPUT if scorer else OF_COMMAND
     _require_fitting(typed - no_setting, scorer is not None)

@@ -1,9 +1,8 @@
 """Options that several subcommands have, declared once."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
 from typer import Option
 
 from ..config import ACTIVATIONS, preset_names
@@ -105,14 +104,3 @@ Debug = Annotated[
         help="Show whole tracebacks, the kit's own part too.",
     ),
 ]
-
-
-def given(context: typer.Context) -> dict[str, Any]:
-    """Return what the user gave, by option ("--seed")."""
-    found = {}
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            found[parameter.opts[0]] = context.params[name]
-    return found

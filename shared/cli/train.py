@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
+from ..console import given_options
 from ..files import require_new_folder
 from ..validation import choose_device, choose_dtype
 from . import options
@@ -88,7 +89,7 @@ def train(
     from . import choices
     from .train_loop import Run, resume_run, train_to_the_end
 
-    given = options.given(context)
+    given = given_options(context)
     device = own_device(choose_device(device_name))
     with join_processes(device) as processes, ExitStack() as held:
         if resume is not None:

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -24,6 +25,13 @@ LONG = 256  # tokens of a heavy model's texts, at most
 LEAST = 4  # slices of an axis, and tokens of a text, that are looked at
 IDLE = 1 / 3  # of a table: more than the last buckets of distances
 ROUTES = ("topk", "sort", "argmax", "nonzero")  # tokens choose experts
+
+# operations that read a table, and from their arguments the axes and indices
+READERS: dict[str, Callable[[tuple], Iterable[tuple[int, Any]]]] = {
+    "embedding": lambda args: [(0, args[1])],
+    "index": lambda args: enumerate(args[1]),
+    "index_select": lambda args: [args[1:3]],
+}
 
 # why slices have no gradient
 NEVER = "never move a score"
@@ -163,10 +171,9 @@ class _Reads(Operations):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "overloadpacket", func).__name__
         self.routed |= name in ROUTES
-        if name in ("embedding", "index", "index_select"):
+        if name in READERS:
             of = self.names.get((args[0].data_ptr(), args[0].shape))
-            given = enumerate(args[1] if name == "index" else [args[1]])
-            for axis, index in [args[1:]] if name == "index_select" else given:
+            for axis, index in READERS[name](args):
                 if of and index is not None and index.dtype != torch.bool:
                     self.found[of, axis].append(index.cpu().clone())
         return func(*args, **(kwargs or {}))

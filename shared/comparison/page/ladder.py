@@ -16,7 +16,7 @@ from .render import fill
 class Climbed:
     """A rung after its training."""
 
-    name: str  # what it adds
+    name: str  # of the part that the rung adds
     kind: type  # its class
     parameters: int  # how many it has
     curve: Sequence[tuple[float, float]]  # (step, validation loss) points

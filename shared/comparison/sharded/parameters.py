@@ -161,9 +161,9 @@ def _shared(name: str, other: str) -> int:
 
 
 def _cut(weight: Tensor, parameter: Tensor, ranks: Ranks) -> list[int] | None:
-    """Return the axis of which a parameter is one rank's piece, if any.
+    """Return the axis along which a parameter was cut out of a weight.
 
-    None for a parameter that is neither a piece nor the whole weight.
+    An empty list stands for the whole weight, None for no part of it.
     """
     pairs = [*enumerate(zip(weight.shape, parameter.shape, strict=False))]
     axes = [axis for axis, (size, part) in pairs if size != part]

@@ -178,12 +178,12 @@ def on_all_ranks(
         By name how it stands on each rank that has it, and the sum over the
         ranks of each that stands nowhere on one of them.
     """
-    told = {
+    own_facts = {
         name: [kind, None if tensor is None else [*tensor.shape]]
         for name, (kind, tensor) in own.items()
     }
     kinds, lost = {}, dict[str, Any]()
-    for name, of_each in ranks.by_name(told).items():
+    for name, of_each in ranks.by_name(own_facts).items():
         kinds[name] = {i: one[0] for i, one in enumerate(of_each) if one}
         shapes = [one and one[1] for one in of_each]
         alike = None not in shapes and shapes.count(shapes[0]) == len(shapes)

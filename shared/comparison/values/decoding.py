@@ -20,13 +20,13 @@ ROWS = 2  # of drawn tokens: a cache may mix its rows up
 
 @dataclass(frozen=True)
 class CacheDiff:
-    """What decoding with a cache gives, beside the full pass."""
+    """The scores of decoding with a cache, compared with the full pass."""
 
     says: str  # the convention, "past_key_values and use_cache=True"
     tokens: list[int]  # of the row that is shown
     fed: list[int]  # how many tokens each piece had
-    # how far the scores of each position are apart; None where a piece has
-    # those of its last position only
+    # how far the scores of each position are apart; None where a piece
+    # returns scores of its last position alone
     apart: list[float | None]
     rounding: float  # how far apart rounding may bring them
     position: int | None = None  # the first that differs, if one does

@@ -184,7 +184,7 @@ def _unmatched(side: Side, known: set[int]) -> list[Value]:
 
 
 def _countable(side: Side) -> list[Value]:
-    """Return the values that a counterpart can be told of."""
+    """Return the values whose counterpart can be recognised."""
     return [v for v in side.values if not (v.digest.trivial or v.place.inside)]
 
 

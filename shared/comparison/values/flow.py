@@ -45,7 +45,7 @@ class Flow:
         matches: Matches,
         close: set[int],
     ):
-        """Follow the side of an index, of which some values differ."""
+        """Follow the values of one side; i is its index."""
         side, others = sides[i], sides[1 - i].values
         known = matches.explaining[i]
         self.values = side.values

@@ -82,7 +82,6 @@ class Found:
         notes: what the answer rests on.
         path: a hash of the operations that carried codes, in their order.
         scores: that came out.
-        steps: of the run, where they were asked for.
     """
 
     reached: Codes
@@ -90,7 +89,6 @@ class Found:
     notes: Notes = field(default_factory=Notes)
     path: int = 0
     scores: Tensor | None = None
-    steps: "Recorded | None" = None
 
     def open(self, shown: slice = slice(None)) -> list[tuple[int, int]]:
         """Return the (row, position) whose scores too late a token reaches."""
@@ -127,8 +125,7 @@ def follow(
         scores = run(tokens, targets)
     codes = shadows.codes(scores)
     reached = largest(plain(codes).amax(2).expand(tokens.shape).cpu())
-    steps = tape if isinstance(tape, Recorded) else None
-    return Found(reached, allowed, shadows.notes, shadows.path, scores, steps)
+    return Found(reached, allowed, shadows.notes, shadows.path, scores)
 
 
 def _mark(

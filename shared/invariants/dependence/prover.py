@@ -302,7 +302,6 @@ class Prover:
             found = self._follow(run, tokens, targets, order)
             self.scores, self.path = found.scores, found.path
             self.notes.update(found.notes)
-            self.steps[order, tokens.size(1)] = found.steps
             if on_any(bool(found.notes.left)) or found.open(
                 run.variant.case.shown(tokens.size(1))
             ):
@@ -320,11 +319,14 @@ class Prover:
         order: Order,
     ) -> Found:
         shown = run.variant.case.shown(tokens.size(1))
-        keep = tokens.size(1) in self.sizes and not order.losses
-        keep &= current() is None  # ranks may part, each at another step
+        time = tokens.size(1)
+        # ranks may part, each at another step: they are recorded together
+        one_process = current() is None
+        keep = time in self.sizes and not order.losses and one_process
         for routing in sorted({self.routing, True}):
             tape = Recorded() if keep else None
             found = follow(run, tokens, targets, order, routing, tape)
+            self.steps[order, time] = tape
             if not found.open(shown):
                 self.routing = routing
                 return found
@@ -362,11 +364,11 @@ class Prover:
 
         There the rules are held against changed tokens.
         """
-        few = FEWER if self.subject.heavy else CONTROL
-        fit, found = self.subject.lengths.fit, sorted(lengths)
-        short = [t for t in found if few // 2 < t <= few] or [fit(few)]
-        long = [t for t in found if t <= LONG_CONTROL]
-        return {short[-1], *long[-1:]} if few == CONTROL else {short[-1]}
+        heavy, fit = self.subject.heavy, self.subject.lengths.fit
+        few = FEWER if heavy else CONTROL
+        short = [t for t in lengths if few // 2 < t <= few]
+        long = [t for t in lengths if t <= LONG_CONTROL and not heavy]
+        return {max(short, default=fit(few)), *sorted(long)[-1:]}
 
     def _controlled(self, run: Followed, proved: list[int]) -> bool:
         """Change tokens one by one; a wrong rule makes the proof void."""

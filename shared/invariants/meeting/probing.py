@@ -39,7 +39,6 @@ from ..variant import Copy, Variant
 
 Size = tuple[int, int]  # of batch and time
 OTHER_KIND = TypeError, AttributeError  # of a function written in arrays
-ALONE = "texts go through one by one, as ids (time,)"
 
 
 def probe(
@@ -86,7 +85,8 @@ def probe(
                 found = replace(subject, caller=caller, reader=reader)
                 if alone:
                     found = replace(found, rows=1).noted(
-                        f"{ALONE}: {raised[0][0]}"
+                        f"texts go through one by one, as ids (time,): "
+                        f"{raised[0][0]}"
                     )
                 if caller.arrays or is_array(reach(answers[-1], reader.path)):
                     found = replace(found, in_arrays=True).noted(IN_ARRAYS)
