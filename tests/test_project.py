@@ -14,7 +14,7 @@ from scorers import FILE
 
 from gpt_duet import Target, parametrize_with_checks
 from gpt_duet.cli.job import OF_BOTH, OF_SCORERS, read_project
-from gpt_duet.invariants.checks import choose_checks
+from gpt_duet.invariants.runner import choose_checks
 
 MODEL = """
 import torch

@@ -15,8 +15,8 @@ from ..invariants import (
     influence,
     save_map,
 )
-from ..invariants.checks import choose_checks, full_names
 from ..invariants.ranks import first, together
+from ..invariants.runner import choose_checks, full_names
 from ..processes import run_alone
 from ..targets import load_makers, load_target, needed_arguments
 from ..validation import choose_device

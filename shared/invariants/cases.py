@@ -17,7 +17,7 @@ from torch import Tensor
 from .model.building import Model
 from .model.calling import Caller
 from .model.inputs import KINDS, MASK, SHOWN, Input, labels, shown
-from .stances import as_compiled
+from .operations import as_compiled
 from .subject import Subject
 from .tokens import SHORT, lengths_to_try
 

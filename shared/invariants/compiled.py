@@ -22,17 +22,17 @@ from .dependence.proof import Open, Proof
 from .errors import ModelRaised
 from .model.building import KeptState, Model, unwrapped
 from .moves.leaks import LeakFinder, Trial
-from .operations import Operations
-from .places import Place, find_place
-from .rounding import dtype_name, floor, gaps
-from .stances import (
+from .operations import (
     DYNAMO,
     FLEX,
+    Operations,
     as_written,
     compiled_frames,
     flex_as_written,
     runs_compiled,
 )
+from .places import Place, find_place
+from .rounding import dtype_name, floor, gaps
 from .subject import Subject
 from .tokens import others, spans
 from .variant import Copy, Variant, own, precise

@@ -11,9 +11,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from .operations import Operations
-from .ranks import joined
-from .stances import as_written
+from .errors import (
+    HookRaised,
+    ModelRaised,
+    place_of,
+    sentence,
+    with_their_frames,
+)
+from .operations import Operations, as_written
+from .ranks import joined, together
 
 # --- Random numbers ----------------------------------------------------------
 
@@ -135,8 +141,6 @@ def one_run(function: Callable[P, R]) -> Callable[P, R]:
             except ValueError as error:
                 if len(_devices) > 1 or kwargs.get("debug"):
                     raise
-                from .errors import with_their_frames
-
                 # a user's mistake: none of the frames between are theirs
                 cause = with_their_frames(error.__cause__)
                 raise error.with_traceback(None) from cause
@@ -194,3 +198,24 @@ def modes_kept(given: Iterable[object]) -> Iterator[None]:
     finally:
         for part, training in modes:
             part.training = training
+
+
+@contextmanager
+def during(what: str, who: str = "the model") -> Iterator[None]:
+    """Turn an exception inside into a failure that says when it came.
+
+    All that runs a model is inside: several ranks begin and end it together.
+
+    Raises:
+        ModelRaised: with the model's own exception as its cause.
+    """
+    try:
+        with together(what or who), callers_device():
+            yield
+    except HookRaised:
+        raise
+    except Exception as error:
+        place = place_of(error)
+        where = f" ({place})" if place else ""
+        words = f"{who} raised {sentence(error)}{where} {what}"
+        raise ModelRaised(words.rstrip()) from error

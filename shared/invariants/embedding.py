@@ -5,8 +5,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from .context import during
 from .derivatives import gradients_of
-from .errors import during
 from .model.building import is_mapped
 from .ranks import largest, on_any
 from .variant import Variant

@@ -2,8 +2,6 @@
 
 import re
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -11,9 +9,7 @@ from typing import Any
 import jaxtyping
 import torch
 
-from .context import callers_device
 from .notebooks import cell_of
-from .ranks import together
 
 # Frames that are not the user's: of the checks, of PyTorch, of Python.
 KIT = Path(__file__).resolve().parents[1]
@@ -163,24 +159,3 @@ def causes_of(
 
 class HookRaised(Exception):
     """A hook of the checks raised: no fault of the model."""
-
-
-@contextmanager
-def during(what: str, who: str = "the model") -> Iterator[None]:
-    """Turn an exception inside into a failure that says when it came.
-
-    All that runs a model is inside: several ranks begin and end it together.
-
-    Raises:
-        ModelRaised: with the model's own exception as its cause.
-    """
-    try:
-        with together(what or who), callers_device():
-            yield
-    except HookRaised:
-        raise
-    except Exception as error:
-        place = place_of(error)
-        where = f" ({place})" if place else ""
-        words = f"{who} raised {sentence(error)}{where} {what}"
-        raise ModelRaised(words.rstrip()) from error

@@ -5,7 +5,7 @@ from .dependence import Proof as Proof
 from .errors import SkipCheck as SkipCheck
 from .errors import UnusableModel as UnusableModel
 from .influencing import influence as influence
-from .meeting.meet import meet as meet
+from .meeting import meet as meet
 from .moves.pictures import save_map as save_map
 from .moves.pictures import text_map as text_map
 from .parametrize import Target as Target

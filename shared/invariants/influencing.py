@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .context import isolated, one_run
-from .meeting.meet import Settings, meet
+from .meeting import Settings, meet
 from .model.building import Model
 from .moves.moved import influence_of
 from .moves.pictures import svg

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from .dependence.call import tensors_in
-from .dependence.collectives import finished, is_collective
-from .dependence.shadows import UNSET
+from .dependence.shadows import UNSET, finished, is_collective
 from .operations import Operations, below_autograd
 from .places import Place, code_of, find_call, layers_of, names_of
 

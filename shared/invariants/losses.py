@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from .context import seed_all
-from .errors import during
-from .model.reading import find_loss
+from .context import during, seed_all
+from .model.calling import find_loss
 from .variant import DROPOUT_SEED, Variant
 
 

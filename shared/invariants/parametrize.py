@@ -6,12 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache, partial
 from typing import Any, Unpack
 
-from .checks import choose_checks, full_names
 from .context import one_run
 from .errors import UnusableModel, with_their_frames
-from .meeting.meet import Settings, meet
+from .meeting import Settings, meet
 from .model.building import Model, name_of
-from .runner import Run
+from .runner import Run, choose_checks, full_names
 
 LONGEST = 60  # characters of an expression in a test's name
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .errors import ModelRaised
-from .model.reading import find_loss
+from .model.calling import find_loss
 
 MARKS = (-100, -1)  # for no target: PyTorch's own, and minGPT's
 

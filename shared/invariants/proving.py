@@ -7,7 +7,7 @@ from .compiled import require_same_program, require_true_blocks
 from .context import isolated, one_run
 from .dependence.proof import Open, Proof
 from .dependence.prover import prove_positions
-from .meeting.meet import Settings, meet
+from .meeting import Settings, meet
 
 
 @one_run

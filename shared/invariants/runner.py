@@ -1,5 +1,6 @@
 """Runs the checks on a model, one after the other."""
 
+import difflib
 import io
 import math
 import traceback
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from .budget import DEFAULT, HEAVY, Budget
-from .checks import CHECKS, choose_checks, full_names
+from .checks import CHECKS
 from .context import isolated, one_run
 from .dependence.proof import Proof
 from .errors import (
@@ -25,7 +26,7 @@ from .errors import (
     place_of,
     sentence,
 )
-from .meeting.meet import Settings, learn, meet
+from .meeting import Settings, learn, meet
 from .notebooks import progress
 from .ranks import Parted, current, together
 from .report import CheckResult, Report
@@ -321,3 +322,37 @@ class Run:
             f"a fault of the check, not of the model: {sentence(error)} "
             f"({Path(frame.filename).name}:{frame.lineno})"
         )
+
+
+def choose_checks(names: Collection[str] | None) -> list[str]:
+    """Return full names of checks, in the order of the list.
+
+    Args:
+        names: with or without "check_"; None: all but the slow one.
+
+    Raises:
+        ValueError: for an unknown name, with those known.
+    """
+    if names is None:
+        return [name for name, c in CHECKS.items() if not c.slow]
+    if isinstance(names, str):
+        names = [names]
+    full = {n if n.startswith("check_") else f"check_{n}" for n in names}
+    unknown = sorted(full - CHECKS.keys())
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], CHECKS)
+        hint = f": did you mean {' or '.join(near)}?" if near else ""
+        raise ValueError(
+            f"unknown check {', '.join(unknown)}{hint or '; known: '}"
+            f"{'' if hint else ', '.join(CHECKS)}"
+        )
+    return [name for name in CHECKS if name in full]
+
+
+def full_names(reasons: Mapping[str, str] | None) -> dict[str, str]:
+    """Return reasons by the full names of checks.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    return {choose_checks([n])[0]: why for n, why in (reasons or {}).items()}

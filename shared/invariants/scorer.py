@@ -19,8 +19,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from .budget import DEFAULT, Budget
-from .context import few_threads, isolated, one_run, seed_all
-from .errors import ModelRaised, SkipCheck, UnusableModel, during
+from .context import during, few_threads, isolated, one_run, seed_all
+from .errors import ModelRaised, SkipCheck, UnusableModel
 from .model.calling import as_tensor, is_array
 from .report import CheckResult, Report
 from .rounding import Inside, dtype_name, floor_of

@@ -13,8 +13,7 @@ from .budget import Budget
 from .context import few_threads
 from .errors import ModelRaised, SkipCheck, UnusableModel
 from .model.building import Builder
-from .model.calling import IN_ARRAYS, Caller
-from .model.reading import Reader, find_scores, follow
+from .model.calling import IN_ARRAYS, Caller, Reader, find_scores, follow
 from .model.sizes import Declared, Lengths
 from .tokens import draw
 

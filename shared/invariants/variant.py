@@ -19,11 +19,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from .cases import CROWD_OF, ENLARGED, EVAL, LARGER, Case
-from .context import RecordedDraws, isolated, seed_all
-from .errors import ModelRaised, SkipCheck, during
+from .context import RecordedDraws, during, isolated, seed_all
+from .errors import ModelRaised, SkipCheck
 from .model.building import KeptState, Model, cast
-from .model.calling import MASK
-from .model.reading import describe
+from .model.calling import MASK, describe
 from .operations import is_plain
 from .position_losses import PositionLosses
 from .ranks import current, local, same

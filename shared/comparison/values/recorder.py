@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...invariants.dependence.call import tensors_in
-from ...invariants.dependence.collectives import (
+from ...invariants.dependence.shadows import (
     NAMESPACES,
+    UNSET,
     finished,
     is_collective,
 )
-from ...invariants.dependence.shadows import UNSET
 from ...invariants.lines import is_value
 from ...invariants.operations import Operations
 from ...invariants.places import (

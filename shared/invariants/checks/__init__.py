@@ -3,9 +3,6 @@
 Those come first whose failure explains failures of others.
 """
 
-import difflib
-from collections.abc import Collection, Mapping
-
 from .batch_independence import check_batch_independence
 from .cache import check_cache
 from .causal_gradients import check_causal_gradients
@@ -58,37 +55,3 @@ CHECKS = {
         check_entropy_bound,
     )
 }
-
-
-def choose_checks(names: Collection[str] | None) -> list[str]:
-    """Return full names of checks, in the order of the list.
-
-    Args:
-        names: with or without "check_"; None: all but the slow one.
-
-    Raises:
-        ValueError: for an unknown name, with those known.
-    """
-    if names is None:
-        return [name for name, c in CHECKS.items() if not c.slow]
-    if isinstance(names, str):
-        names = [names]
-    full = {n if n.startswith("check_") else f"check_{n}" for n in names}
-    unknown = sorted(full - CHECKS.keys())
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], CHECKS)
-        hint = f": did you mean {' or '.join(near)}?" if near else ""
-        raise ValueError(
-            f"unknown check {', '.join(unknown)}{hint or '; known: '}"
-            f"{'' if hint else ', '.join(CHECKS)}"
-        )
-    return [name for name in CHECKS if name in full]
-
-
-def full_names(reasons: Mapping[str, str] | None) -> dict[str, str]:
-    """Return reasons by the full names of checks.
-
-    Raises:
-        ValueError: for an unknown name.
-    """
-    return {choose_checks([n])[0]: why for n, why in (reasons or {}).items()}

@@ -13,7 +13,7 @@ from ..dependence.prover import prove_documents
 from ..documents import HIDES, ONES, Packing, packings, promised
 from ..errors import ModelRaised
 from ..losses import shifts_of
-from ..model.reading import find_loss
+from ..model.calling import find_loss
 from ..model.sizes import TILES, WINDOW, all_declared
 from ..moves.leaks import LeakFinder, Trial
 from ..rounding import dtype_name, real_gap

@@ -6,7 +6,8 @@ import torch
 
 from ..cases import TRAIN
 from ..check import Subject, check
-from ..errors import SkipCheck, during
+from ..context import during
+from ..errors import SkipCheck
 from ..losses import cross_entropy
 from ..variant import changeable
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ..cases import EXTREME, TRAIN, TRAIN_WITHOUT_GRADIENTS, WITH_GRADIENTS
 from ..check import Subject, check
-from ..errors import NotFinite, during
+from ..context import during
+from ..errors import NotFinite
 from ..losses import cross_entropy
 from ..operations import Operations
 from ..places import Place, find_place

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..cases import TRAIN
 from ..check import Subject, check
+from ..context import during
 from ..dead_parts import (
     BOTH_ZERO,
     DETACHED,
@@ -18,9 +19,9 @@ from ..dead_parts import (
     in_words,
     reasons,
 )
-from ..errors import SkipCheck, during
+from ..errors import SkipCheck
 from ..losses import cross_entropy, scores_and_loss
-from ..model.reading import tensors_in
+from ..model.calling import tensors_in
 from ..operations import quantised
 from ..ranks import current, largest_of, local, local_gradient
 from ..tokens import rows_at_once

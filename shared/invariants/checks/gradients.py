@@ -9,8 +9,9 @@ from torch.overrides import TorchFunctionMode
 
 from ..cases import EVAL, INFERENCE, TRAIN
 from ..check import Subject, check
+from ..context import during
 from ..derivatives import WIDE, Along, Pair, gradients_of
-from ..errors import ModelRaised, SkipCheck, during
+from ..errors import ModelRaised, SkipCheck
 from ..operations import is_plain
 from ..places import Place, find_place
 from ..ranks import current, largest_of, local, local_gradient

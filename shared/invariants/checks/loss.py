@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from ..cases import TRAIN, WITH_GRADIENTS
 from ..check import Subject, check
+from ..context import during
 from ..derivatives import gradients_of
-from ..errors import ModelRaised, SkipCheck, during
+from ..errors import ModelRaised, SkipCheck
 from ..losses import (
     added_to,
     close,

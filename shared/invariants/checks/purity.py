@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from ..cases import EVAL, TRAIN, WITH_GRADIENTS
 from ..check import Subject, check
-from ..context import random_states, seed_all
-from ..errors import during
+from ..context import during, random_states, seed_all
 from ..model.building import Model
 from ..operations import parts_of
 from ..ranks import local

@@ -5,8 +5,9 @@ from torch import Tensor
 
 from ..cases import EVAL, TRAIN_WITHOUT_GRADIENTS
 from ..check import Subject, check
-from ..errors import FoundOut, ModelRaised, during, sentence
-from ..model.reading import TIME_FIRST
+from ..context import during
+from ..errors import FoundOut, ModelRaised, sentence
+from ..model.calling import TIME_FIRST
 from ..rounding import floor, gaps
 from ..tokens import draw
 from ..variant import Variant, own

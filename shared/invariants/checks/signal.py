@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..check import SkipCheck, Subject, check
 from ..model.building import hooked, is_mapped
-from ..model.reading import tensors_in
+from ..model.calling import tensors_in
 from ..rounding import minus
 from ..variant import Variant, larger, precise
 

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import during
-from ..model.calling import MASK, TARGETS, maker_of, token_argument
+from ..context import during
+from ..model.calling import MASK, TARGETS, maker_of, tensors_in, token_argument
 from ..model.inputs import CACHED, FLAG, NUMBERS, STARTS, STRONG, WEAK
-from ..model.reading import tensors_in
 from ..subject import Subject
 from .makers import (
     MAKES,

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..context import seed_all
-from ..errors import SkipCheck, during
+from ..context import during, seed_all
+from ..errors import SkipCheck
 from ..model.building import KeptState
 from ..model.calling import token_argument
 from ..model.inputs import CACHED, FLAG

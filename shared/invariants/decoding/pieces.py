@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from ..errors import ModelRaised
 from ..model.building import KeptState
-from ..model.calling import MASK
+from ..model.calling import MASK, describe
 from ..model.inputs import STATES
-from ..model.reading import describe
 from ..model.sizes import padding_ids
 from ..subject import Subject
 from ..tokens import draw

@@ -29,7 +29,7 @@ from ..documents import Packing, split
 from ..errors import ModelRaised, sentence
 from ..losses import added_to, scores_and_loss, shifts_of
 from ..model.building import KeptState
-from ..model.reading import find_loss
+from ..model.calling import find_loss
 from ..places import Place, place_of_code
 from ..ranks import current, on_any
 from ..rounding import minus

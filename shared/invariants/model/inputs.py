@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..stances import FLEX
+from ..operations import FLEX
 from .sizes import all_declared
 
 Make = Callable[[Tensor], Any]  # from tokens (batch, time) to an argument
