@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import CodeType
 
 import torch
 from torch import Tensor
@@ -21,16 +21,12 @@ from ...invariants.operations import Operations
 from ...invariants.places import (
     Place,
     Stack,
-    code_of,
     find_call,
     layers_of,
     names_of,
 )
 from .fused_steps import FUSED_STEPS, REPEATED
 from .value import Value, digest, real
-
-if TYPE_CHECKING:
-    from .side import Side
 
 # What multiplies queries, keys, weights and values of many heads.
 PRODUCTS = ("matmul", "bmm", "einsum", "scaled_dot_product_attention")
@@ -50,7 +46,10 @@ class Recorder(Operations):
 
     Args:
         model: whose modules' names say the layer.
-        side: whose run it is.
+        tokens: the ids of the run.
+        run: the kit's function that runs the model: no line is above it.
+        by_heads: whether heads are values of their own, too.
+        reduce: what is seen of each value, None for all of it.
         visitor: None in a first run, in which digests are kept; else what
             is done with each value and the number of its event.
         most: numbers that a first run keeps; with more it keeps digests only.
@@ -61,14 +60,19 @@ class Recorder(Operations):
     def __init__(
         self,
         model: object,
-        side: "Side",
+        *,
+        tokens: Tensor,
+        run: CodeType | None,
+        by_heads: bool,
+        reduce: Callable[[Tensor], Tensor] | None,
         visitor: Callable[[int, Tensor], None] | None,
         most: float,
     ):
         super().__init__()
         self.layers = layers_of(model)
         self.modules = names_of(model)
-        self.side, self.run = side, code_of(type(side)._run)
+        self.tokens, self.run = tokens, run
+        self.by_heads, self.reduce = by_heads, reduce
         self.visitor = visitor
         self.values: list[Value] = []
         # values by their events
@@ -203,8 +207,7 @@ class Recorder(Operations):
         In a second run the number only says that the tensor is a value.
         """
         event, self.events = self.events, self.events + 1
-        reduce = self.side.reduce
-        seen = value if reduce is None else reduce(value)
+        seen = value if self.reduce is None else self.reduce(value)
         if self.visitor is not None:
             self.visitor(event, seen)
             return event
@@ -247,7 +250,7 @@ class Recorder(Operations):
         """Whether a token leads to an operand, or it is the tokens."""
         if tensor in self.made:
             return self.made[tensor]
-        ids = self.side.tokens
+        ids = self.tokens
         return (
             tensor.dtype in (torch.int64, torch.int32)
             and tensor.numel() == ids.numel()
@@ -273,7 +276,7 @@ class Recorder(Operations):
         """Note each head of a (batch, heads, time, size) value."""
         number = self.numbers.get(value)
         many = value.dim() == 4 and value.size(1) > 1
-        if not (self.side.by_heads and many) or number is None:
+        if not (self.by_heads and many) or number is None:
             return
         context = self.stack, self.laid
         if self.values:  # where the whole value comes from

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ...invariants.context import isolated, one_run
 from ...invariants.errors import ModelRaised
 from ...invariants.operations import below_autograd
+from ...invariants.places import code_of
 from ...invariants.ranks import local, local_gradient
 from ...invariants.rounding import nudge
 from ...invariants.subject import Subject
@@ -237,7 +238,15 @@ class Side:
             nudge(rounded, size, subject.seed)
         count = sum(p.numel() for p in variant.parameters)
         most = max(self.most, count / 4)
-        recorder = Recorder(model, self, visitor, most)
+        recorder = Recorder(
+            model,
+            tokens=self.tokens,
+            run=code_of(type(self)._run),
+            by_heads=self.by_heads,
+            reduce=self.reduce,
+            visitor=visitor,
+            most=most,
+        )
         try:
             with isolated(subject.seed), self.below(), recorder:
                 scores = variant.scores(self.tokens, seed=subject.seed)
