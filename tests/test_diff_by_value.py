@@ -618,6 +618,28 @@ def test_a_model_may_take_gradients_itself():
     assert found.same, found.sentence
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weight: weight.requires_grad_(False),
+        lambda weight: weight.register_hook(lambda gradient: 2 * gradient),
+    ],
+    ids=["frozen", "hook"],
+)
+def test_what_changes_a_gradient_alone_is_seen(change):
+    """On either side, and it is nothing where both sides have it."""
+    left, right = Toy(), Toy()
+    for sides in ((left, right), (right, left)):
+        change(right.head.weight)
+        found = diff_by_value(*sides, TOKENS, gradients=True)
+        assert "another gradient: that of head.weight" in found.sentence
+    change(left.head.weight)
+    change(left.head.weight)
+    found = diff_by_value(left, right, TOKENS, gradients=True)
+    assert found.same, found.sentence
+    assert ", 3 gradients equal" in found.sentence
+
+
 def test_a_scripted_part_is_said():
     part = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
     left, right = Toy(), Toy()

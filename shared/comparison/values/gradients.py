@@ -45,9 +45,14 @@ def first_difference(
         if apart > UNITS * unit * max(size, largest(right)):
             lines = " and ".join(map(str, detached))
             why = f"; the right detaches at {lines}" if lines else ""
+            sources = ", ".join(match.sources)
+            if not right.any():
+                why = f"; {match.name} gets none at all{why}"
+            elif not left.any():
+                why = f"; {sources} gets none at all{why}"
             return (
                 f"one function, another gradient: that of {match.name} is "
-                f"{apart:.2g} from that of {', '.join(match.sources)} on the "
-                f"left, whose largest number is {size:.2g}{why}"
+                f"{apart:.2g} from that of {sources} on the left, whose "
+                f"largest number is {size:.2g}{why}"
             ), count
     return "", count

@@ -188,7 +188,8 @@ class Side:
         """Return the gradient of each parameter, in the backward's order.
 
         Of the mean cross-entropy of the next tokens; the tokens of one
-        position have none.
+        position have none. It is 0 where nothing comes back, first of all of
+        what is frozen.
         """
         variant = self._variant()
         model, subject = variant.model, self.subject
@@ -198,22 +199,26 @@ class Side:
         parameters = dict(model.named_parameters())
         for name, parameter in parameters.items():
             parameter.grad = None
-            parameter.register_post_accumulate_grad_hook(
-                lambda _, name=name: order.append(name)
-            )
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(
+                    lambda _, name=name: order.append(name)
+                )
         with isolated(subject.seed):
             scores = variant.scores(self.tokens, grad=True, seed=subject.seed)
-            if not scores.requires_grad:
-                return {}
-            log_probs = scores[:, :-1].log_softmax(-1)
-            picked = log_probs.gather(-1, self.tokens[:, 1:, None])
-            (-picked.mean()).backward()
-            last_first = dict.fromkeys([*parameters, *order][::-1])
-            return {
-                name: local_gradient(gradient, parameters[name]).cpu().clone()
-                for name in reversed(last_first)
-                if (gradient := parameters[name].grad) is not None
-            }
+            if scores.requires_grad:
+                log_probs = scores[:, :-1].log_softmax(-1)
+                picked = log_probs.gather(-1, self.tokens[:, 1:, None])
+                (-picked.mean()).backward()
+        last_first = dict.fromkeys([*parameters, *order][::-1])
+        found = {}
+        for name in reversed(last_first):
+            weight, gradient = parameters[name], parameters[name].grad
+            found[name] = (
+                torch.zeros_like(local(weight.detach()), device="cpu")
+                if gradient is None
+                else local_gradient(gradient, weight).cpu().clone()
+            )
+        return found
 
     def _variant(self) -> Variant:
         """Return a new copy in the dtype of the run."""

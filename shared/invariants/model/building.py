@@ -126,7 +126,7 @@ class Builder:
             device: where it goes, if elsewhere.
         """
         if seed is None and self.original is not None:
-            return copy.deepcopy(self.original).to(device or self.device)
+            return deep_copy(self.original).to(device or self.device)
         with isolated(self.seed if seed is None else seed), callers_device():
             model = self._make() if self.fresh else self._copy(self.given)
             elsewhere = torch.empty(0)  # of a model without tensors
@@ -155,7 +155,7 @@ class Builder:
         """Copy a model from now on, and return a copy: building takes long."""
         if self.fresh and isinstance(model, nn.Module):
             with suppress(Exception):
-                copied = copy.deepcopy(model)
+                copied = deep_copy(model)
                 self.original = model
                 return copied
         return model
@@ -202,7 +202,7 @@ class Builder:
         if not isinstance(model, nn.Module) or not self.can_copy:
             return model
         try:
-            return copy.deepcopy(model)
+            return deep_copy(model)
         except Exception as error:
             self._give_up(f"the model cannot be copied ({sentence(error)})")
             return model
@@ -235,6 +235,16 @@ class Builder:
             f"{reason}: checks that change weights are left out; give a "
             f"factory"
         )
+
+
+def deep_copy(model: nn.Module) -> nn.Module:
+    """Copy a model with the hooks on its gradients, which torch leaves out."""
+    copied = copy.deepcopy(model)
+    pairs = zip(model.parameters(), copied.parameters(), strict=True)
+    for parameter, twin in pairs:
+        if hooks := parameter._backward_hooks:
+            twin._backward_hooks = hooks.copy()
+    return copied
 
 
 def is_factory(given: Model) -> bool:
