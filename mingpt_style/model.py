@@ -86,6 +86,17 @@ class GPT(nn.Module):
             )
         return logits, loss
 
+    def hidden(
+        self, idx: Int[Tensor, "batch time"], cache: Cache | None = None
+    ) -> Float[Tensor, "batch time n_embd"]:
+        """Return the final hidden states, before the head."""
+        blocks = self.transformer.h
+        x = self.embed(idx, 0 if cache is None else cache[0].length)
+        caches: list = cache or [None] * len(blocks)
+        for block, layer_cache in zip(blocks, caches, strict=True):
+            x = block(x, layer_cache)
+        return self.transformer.ln_f(x)
+
     def embed(
         self, idx: Int[Tensor, "batch time"], start: int = 0
     ) -> Float[Tensor, "batch time n_embd"]:
@@ -99,17 +110,6 @@ class GPT(nn.Module):
         pos = torch.arange(start, T, device=idx.device)
         x = self.transformer.wte(idx) + self.transformer.wpe(pos)
         return self.transformer.drop(x)
-
-    def hidden(
-        self, idx: Int[Tensor, "batch time"], cache: Cache | None = None
-    ) -> Float[Tensor, "batch time n_embd"]:
-        """Return the final hidden states, before the head."""
-        blocks = self.transformer.h
-        x = self.embed(idx, 0 if cache is None else cache[0].length)
-        caches: list = cache or [None] * len(blocks)
-        for block, layer_cache in zip(blocks, caches, strict=True):
-            x = block(x, layer_cache)
-        return self.transformer.ln_f(x)
 
     def log_probs(
         self, tokens: Int[Tensor, "batch time"]
