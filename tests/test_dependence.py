@@ -23,7 +23,7 @@ from small_gpt import GPT, Attention, angles
 from torch import nn
 from uncertified import SIZES, UNCERTIFIED, Around, pads, scores
 
-from gpt_duet import GPTConfig, prove_causality
+from gpt_duet import GPTConfig, check_model, prove_causality
 from gpt_duet.invariants.dependence.call import RULES
 from gpt_duet.invariants.dependence.codes import CODES, KNOWN, plain
 from gpt_duet.invariants.dependence.proof import lengths_in_words
@@ -976,6 +976,13 @@ def test_a_loss_that_comes_alone_is_followed(kind, open_):
     proof = prove_causality(kind, lengths=(2, 7))
     assert proof.proved == (not open_), str(proof)
     assert (open_ or "in train mode by the loss alone") in str(proof)
+
+
+def test_a_copy_that_parts_an_array_from_its_tensor_is_none():
+    model = UNCERTIFIED["OneMemory"]()
+    report = check_model(model, checks=["causality"], **SIZES)
+    assert "an array shares a tensor's memory" in "".join(report.notes)
+    assert "proved" not in report.results[0].message.replace("not proved", "")
 
 
 @pytest.mark.parametrize("name", UNCERTIFIED)

@@ -49,6 +49,7 @@ from .engine import (
     Order,
     Recorded,
     Tokens,
+    changed,
     control,
     follow,
 )
@@ -136,6 +137,7 @@ class Prover:
         self.raised = ""
         self.path = 0  # of the run followed last
         self.controlled: set[int] = set()  # paths
+        self.alone: set[int] = set()  # those that were run unfollowed, too
         self.moving: tuple[str, ...] | None = None  # see Followed
         self.copies: dict[tuple[torch.dtype | None, bool], Copy] = {}
         self.scores: Tensor | None = None  # of the run followed last
@@ -214,6 +216,8 @@ class Prover:
             tokens, targets = self.texts(case, time)
             try:
                 open_ = self._is_open(run, tokens, targets)
+                if open_ is None and on_any(not self._hides(run, time)):
+                    return None
             except OutOfTime:
                 self.cut = True
                 break
@@ -340,24 +344,72 @@ class Prover:
         A module of torch's takes other kernels where no mode sees it. In
         train mode these may draw other random numbers.
         """
-        case = run.variant.case
-        if case.training or self.scores is None or run.variant.subject.noisy:
+        if self.scores is None or self._draws(run):
+            return True
+        tokens, targets = self.texts(run.variant.case, time)
+        everywhere = torch.ones_like(tokens, dtype=torch.bool)
+        run.reset()
+        scores = run(tokens, targets)
+        text = "the model computes other scores where it is not followed"
+        return self._are_equal(run, scores, self.scores, everywhere, text)
+
+    def _hides(self, run: Followed, time: int) -> bool:
+        """Whether later tokens move no score where nobody follows them.
+
+        Numbers may be written where no mode sees it, at one length alone.
+        A case that draws has a run more, once for each sequence of operations.
+        """
+        case, subject = run.variant.case, self.subject
+        if subject.heavy or case.losses or self._may_part():
             return True
         tokens, targets = self.texts(case, time)
-        run.reset()
-        shown = case.shown(time)
-        apart = minus(run(tokens, targets), self.scores)[:, shown]
-        coarse = case == AUTOCAST or self.scores.element_size() < 4
+        before = self.scores
+        if before is None or self._draws(run):
+            if self.path in self.alone:
+                return True
+            self.alone.add(self.path)
+            run.reset()
+            before = run(tokens, targets)
+        for order in self._orders(run):
+            codes = order.codes(*tokens.shape)
+            late, generator = codes > codes.median(), subject.generator()
+            other = changed(tokens, late, subject.vocab_size, generator)
+            run.reset()
+            scores = run(other, targets)
+            text = "scores move where it is not followed"
+            if not self._are_equal(run, scores, before, ~late, text):
+                return False
+        return True
+
+    def _draws(self, run: Followed) -> bool:
+        """Whether it may draw other random numbers where it is followed."""
+        return run.variant.case.training or self.subject.noisy
+
+    def _are_equal(
+        self,
+        run: Followed,
+        scores: Tensor,
+        before: Tensor,
+        where: Tensor,
+        text: str,
+    ) -> bool:
+        """Whether scores are equal but for rounding; if not, say so."""
+        case, time = run.variant.case, scores.size(1)
+        shown, where = case.shown(time), where.to(scores.device)
+        apart = minus(scores, before).abs().amax(-1).masked_fill(~where, 0.0)
+        most = float(apart[:, shown].max())
+        coarse = case == AUTOCAST or scores.element_size() < 4
         share = APART_COARSE if coarse else APART
         # NaN is the matter of check_finite
-        if not bool(apart.abs().max() > share * self.scores[:, shown].std()):
+        if not most > share * float(before[:, shown].std()):
             return True
-        self._add(
-            f"{case.name}: the model computes other scores where it is not "
-            f"followed, {float(apart.abs().max()):.2g} apart at length {time}"
-        )
+        self._add(f"{case.name}: {text}, {most:.2g} apart at length {time}")
         self.proof.at = case, time
         return False
+
+    def _may_part(self) -> bool:
+        """Whether other tokens may take another path, by the conditions."""
+        return bool(self.notes.reads or self.notes.routed)
 
     def _control_sizes(self, lengths: list[int]) -> set[int]:
         """Return a short length, and a longer one unless the model is heavy.
@@ -387,8 +439,7 @@ class Prover:
                     text = "numbers that no operation made depend on tokens"
                 self._add(f"{place}: {text}", place)
                 return False
-            reads = self.notes.reads or self.notes.routed
-            if on_any(bool(found.parted and not reads)):
+            if on_any(bool(found.parted and not self._may_part())):
                 at = found.parted or "on another rank"
                 text = f"{at}: other tokens take another path"
                 self._add(text, found.parted)

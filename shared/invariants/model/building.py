@@ -7,9 +7,10 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -239,12 +240,24 @@ class Builder:
 
 def deep_copy(model: nn.Module) -> nn.Module:
     """Copy a model with the hooks on its gradients, which torch leaves out."""
+    _require_own_memory(model)
     copied = copy.deepcopy(model)
     pairs = zip(model.parameters(), copied.parameters(), strict=True)
     for parameter, twin in pairs:
         if hooks := parameter._backward_hooks:
             twin._backward_hooks = hooks.copy()
     return copied
+
+
+def _require_own_memory(model: nn.Module) -> None:
+    """Refuse an array in a tensor's memory: their copies would part."""
+    held = [v for m in model.modules() for v in _flat(vars(m)).values()]
+    arrays = [value for value in held if isinstance(value, np.ndarray)]
+    tensors = [v for v in held if isinstance(v, torch.Tensor) and v.is_cpu]
+    for array, tensor in product(arrays, tensors):
+        with suppress(RuntimeError, TypeError):  # it has no array
+            if np.may_share_memory(array, tensor.detach().numpy()):
+                raise ValueError("an array shares a tensor's memory")
 
 
 def is_factory(given: Model) -> bool:
@@ -303,6 +316,7 @@ class KeptState:
         self.parts = {n: _children(m) for n, m in self.modules.items()}
         self.states: dict[str, dict] = {}
         with suppress(Exception):
+            _require_own_memory(model)
             self.states = self._copy(
                 {n: self._state(m) for n, m in self.modules.items()}
             )
