@@ -205,10 +205,11 @@ class Side:
                 )
         with isolated(subject.seed):
             scores = variant.scores(self.tokens, grad=True, seed=subject.seed)
-            if scores.requires_grad:
-                log_probs = scores[:, :-1].log_softmax(-1)
-                picked = log_probs.gather(-1, self.tokens[:, 1:, None])
-                (-picked.mean()).backward()
+            if not scores.requires_grad:
+                return {}
+            log_probs = scores[:, :-1].log_softmax(-1)
+            picked = log_probs.gather(-1, self.tokens[:, 1:, None])
+            (-picked.mean()).backward()
         last_first = dict.fromkeys([*parameters, *order][::-1])
         found = {}
         for name in reversed(last_first):

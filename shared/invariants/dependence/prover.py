@@ -216,7 +216,7 @@ class Prover:
             tokens, targets = self.texts(case, time)
             try:
                 open_ = self._is_open(run, tokens, targets)
-                if open_ is None and on_any(not self._hides(run, time)):
+                if open_ is None and not self._hides(run, time):
                     return None
             except OutOfTime:
                 self.cut = True
@@ -360,12 +360,12 @@ class Prover:
         A case that draws has a run more, once for each sequence of operations.
         """
         case, subject = run.variant.case, self.subject
-        if subject.heavy or case.losses or self._may_part():
+        if subject.heavy or case.losses or on_any(self._may_part()):
             return True
         tokens, targets = self.texts(case, time)
         before = self.scores
         if before is None or self._draws(run):
-            if self.path in self.alone:
+            if not on_any(self.path not in self.alone):
                 return True
             self.alone.add(self.path)
             run.reset()
@@ -377,7 +377,8 @@ class Prover:
             run.reset()
             scores = run(other, targets)
             text = "scores move where it is not followed"
-            if not self._are_equal(run, scores, before, ~late, text):
+            equal = self._are_equal(run, scores, before, ~late, text)
+            if on_any(not equal):
                 return False
         return True
 
