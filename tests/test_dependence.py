@@ -19,7 +19,7 @@ from odd_models import (
     ShiftsInside,
     SortedLabels,
 )
-from small_gpt import GPT, Attention, angles
+from small_gpt import DIM, GPT, Attention, angles
 from torch import nn
 from uncertified import SIZES, UNCERTIFIED, Around, pads, scores
 
@@ -503,6 +503,23 @@ def test_how_low_a_mask_must_be(number, proved, words):
     assert not words or any(words in text for text in said)
     if number in (-1e9, -1e4):
         assert any("test_dependence.py:" in text for text in said)
+
+
+class Gate(GPT):
+    """All is mixed as soon as a number that is no weight is not 0."""
+
+    gate = 0.0
+
+    def embed(self, tokens):
+        x = super().embed(tokens)
+        return x + self.gate * x.flip(1)
+
+
+@pytest.mark.parametrize("gate", [0.0, torch.tensor(0.0), torch.zeros(DIM)])
+def test_a_shut_gate_is_said(gate):
+    proof = prove_causality(type("", (Gate,), {"gate": gate}), lengths=(2, 7))
+    assert proof.proved
+    assert "the factor 0 stays 0 (test_dep" in "".join(proof.assumptions)
 
 
 def branches(self, tokens):

@@ -123,7 +123,7 @@ class Call:
         values: what in-place operations have overwritten, by id.
         outs: the tensors it returned.
         note: called with "assumption", "weak" or "padding", and a mask's
-            number; with "routed", and any.
+            number; with "routed" or "zero", and any.
     """
 
     def __init__(

@@ -190,6 +190,8 @@ class Proof:
         say = self.assumptions.append
         for place, number in notes.masks.items():
             say(f"scores stay below {-number * HALF:.2g} in size ({place})")
+        if notes.zeros:
+            say(f"the factor 0 stays 0 ({_few(notes.zeros)})")
         on = self.conditions.append
         if notes.routed:
             on(f"tokens are routed as in this text ({_few(notes.routed)})")

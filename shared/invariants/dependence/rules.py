@@ -122,7 +122,11 @@ def product(call: Call) -> Tensor:
     a, b = call.codes("self"), call.codes("other")
     zero = call.zeros("self")
     if call.name != "div":
-        zero = zero | call.zeros("other")
+        zeros = call.zeros("other")
+        shut = call.name == "mul" and bool(zero.all() or zeros.all())
+        if shut and bool((codes > 0).any()):  # of more than a first token
+            call.note("zero", 0.0)  # no mask, but a gate
+        zero = zero | zeros
     if call.hides and bool(is_hidden(a).any() | is_hidden(b).any()):
         pairs = [("self", "other"), ("other", "self")]
         for one, other in pairs[: 1 if call.name == "div" else 2]:

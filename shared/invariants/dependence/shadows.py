@@ -89,14 +89,16 @@ class Notes:
 
     Each by its place: what Python code read of the tokens, which of these
     numbers left torch, which finite masks count as minus infinity, which do
-    not, where a token may hide all that such a mask leaves, unknown
-    operations, and losses of scores that depend on their targets.
+    not, what is multiplied by nothing but 0, where a token may hide all that
+    such a mask leaves, unknown operations, and losses of scores that depend on
+    their targets.
     """
 
     reads: dict[Place, int] = field(default_factory=dict)
     left: dict[Place, str] = field(default_factory=dict)
     masks: dict[Place, float] = field(default_factory=dict)
     weak: dict[Place, float] = field(default_factory=dict)
+    zeros: dict[Place, float] = field(default_factory=dict)
     padding: dict[Place, float] = field(default_factory=dict)
     unknown: dict[Place, str] = field(default_factory=dict)
     routed: dict[Place, str] = field(default_factory=dict)
@@ -461,7 +463,9 @@ class Shadows(Operations):
             self.routed = True
             self.notes.routed.setdefault(place, kind)
             return
-        kinds = {"assumption": self.notes.masks, "weak": self.notes.weak}
+        found = self.notes
+        kinds = {"assumption": found.masks, "weak": found.weak}
+        kinds["zero"] = found.zeros
         notes = kinds.get(kind, self.notes.padding)
         notes[place] = max(number, notes.get(place, number))
 
