@@ -5,9 +5,10 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import partial
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,8 @@ from .importing import Alone, first_on_path, import_file, import_module, roots
 from .names import KIT, STYLES, package_of
 from .validation import did_you_mean
 
+# module or file, and what it names; the colon of a Windows drive is no other
+PARTS = re.compile(r"(?s)((?:[A-Za-z]:[\\/])?[^:]*)(:?)(.*)")
 BUILDS = re.compile("build|make|create|get")  # names of a factory, as a rule
 NEVER = "never"  # given, an argument of the call
 # of a style's model, where no others are given
@@ -81,7 +84,7 @@ def load_target(
         return _alone(what, _from_class(found, module, target), place)
     from torch import nn  # late: the error of a missing file comes at once
 
-    if isinstance(found, nn.Module) or not _without_arguments(found):
+    if isinstance(found, nn.Module) or _needed(found):
         return found
     return _alone(what, found, place)
 
@@ -111,11 +114,8 @@ def parse_target(target: str) -> tuple[str, str]:
         ValueError: where nothing is named, or the file is not there, and for
             a name as other tools write it, with ours.
     """
-    # the first colon, but for the one of a Windows drive
-    drive = target[1:3] in (":\\", ":/") and target[:1].isalpha()
-    path, separator, what = target[2 * drive :].partition(":")
-    path, what = target[: 2 * drive] + path, what.strip()
-    there, alone = os.path.isfile(path), not separator
+    path, separator, what = PARTS.findall(target)[0]
+    there, alone, what = os.path.isfile(path), not separator, what.strip()
     module, _, name = target.rpartition(".")
     own = f"{module.replace('.', '/')}.py"
     dotted = alone and name != "py" and os.path.isfile(own)
@@ -147,21 +147,12 @@ def parse_target(target: str) -> tuple[str, str]:
     return path, what
 
 
-def _defined(path: str) -> list[str]:
+def _defined(path: str | None) -> list[str]:
     """Return the functions and classes of a file, likely builders first."""
-    text = Path(path).read_text("utf-8") if os.path.isfile(path) else ""
-    names = re.findall(r"^(?:def|class) ([A-Za-z]\w*)", text, re.MULTILINE)
-    return _builders_first(names)
-
-
-def module_file(target: str) -> str:
-    """Return the file that a target names, from the current folder, or ""."""
-    path = target.partition(":")[0]
-    if not path.endswith(".py"):
-        path = path.replace(".", "/")
-        path += "/__init__.py" if Path(path).is_dir() else ".py"
-    found = [p for p in (path, f"src/{path}") if Path(p).is_file()]
-    return found[0] if found else ""
+    file = Path(path or "")
+    text = file.read_text("utf-8", "replace") if file.is_file() else ""
+    names = re.findall(r"(?m)^(?:def|class) ([A-Za-z]\w*)", text)
+    return sorted(names, key=lambda name: not BUILDS.match(name))
 
 
 def _style(
@@ -180,40 +171,14 @@ def _style(
         raise
     build = getattr(module, "build_model", None)
     if not callable(build):
-        built = _builders(module)
-        example = f"{name}:{built[0] if built else 'build'}"
         raise ValueError(
             f"{name} has no build_model(config): name the factory, as "
-            f"{example}"
+            f"{name}:{[*_defined(vars(module).get('__file__')), 'build'][0]}"
         )
     given = {"vocab_size": vocab_size, "block_size": block_size}
-    sizes = {key: size for key, size in given.items() if size is not None}
-    chosen: dict[str, Any] = STYLE_SIZES | sizes
-    config = GPTConfig(**chosen)
-
-    return _alone(name, partial(build, config), Alone())
-
-
-def _builders(module: ModuleType) -> list[str]:
-    """Return what a module defines that may build a model, likeliest first."""
-    from torch import nn
-
-    names = [
-        name
-        for name, found in vars(module).items()
-        if getattr(found, "__module__", "") == module.__name__
-        and not name.startswith("_")
-        and (
-            issubclass(found, nn.Module)
-            if isinstance(found, type)
-            else inspect.isfunction(found) and _without_arguments(found)
-        )
-    ]
-    return _builders_first(names)
-
-
-def _builders_first(names: list[str]) -> list[str]:
-    return sorted(names, key=lambda name: not BUILDS.match(name))
+    own = {key: size for key, size in given.items() if size is not None}
+    sizes: dict[str, Any] = STYLE_SIZES | own
+    return _alone(name, partial(build, GPTConfig(**sizes)), Alone())
 
 
 def _expression(module: ModuleType, text: str) -> Callable[[], Any]:
@@ -245,27 +210,23 @@ def _from_class(
         ValueError: for one that needs other arguments, with the expression
             to write instead.
     """
-    if _without_arguments(cls):
+    needed = _needed(cls)
+    if not needed:
         return cls
-    needed = [
-        p
-        for p in inspect.signature(cls).parameters.values()
-        if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
-    ]
-    arguments = ", ".join(f"{p.name}=..." for p in needed)
+    arguments = ", ".join(f"{name}=..." for name in needed)
     if len(needed) == 1:
         configs = [
             found
             for found in vars(module).values()
             if isinstance(found, type) and is_dataclass(found)
         ]
-        wanted = needed[0].annotation
+        wanted = inspect.signature(cls).parameters[needed[0]].annotation
         fit = [c for c in configs if wanted in (c, c.__name__)] or configs
-        ready = [c for c in fit if not _open_fields(c)]
+        ready = [c for c in fit if not _needed(c)]
         if len(ready) == 1:
-            return lambda: cls(ready[0]())
+            return lambda: cls(**{needed[0]: ready[0]()})
         if len(fit) == 1:
-            inner = ", ".join(f"{name}=..." for name in _open_fields(fit[0]))
+            inner = ", ".join(f"{name}=..." for name in _needed(fit[0]))
             arguments = f"{fit[0].__name__}({inner})"
     raise ValueError(
         f"{cls.__name__} needs arguments: write an expression, as "
@@ -275,14 +236,7 @@ def _from_class(
 
 def needed_arguments(function: Any) -> str:
     """Say which arguments a function needs, if a factory was meant."""
-    if not inspect.isfunction(function):
-        return ""
-    needed = [
-        p.name
-        for p in inspect.signature(function).parameters.values()
-        if p.default is p.empty
-        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
+    needed = _needed(function) if inspect.isfunction(function) else []
     if not needed:
         return ""
     return (
@@ -291,33 +245,25 @@ def needed_arguments(function: Any) -> str:
     )
 
 
-def _open_fields(config: type) -> list[str]:
-    """Return the fields of a dataclass that have no default."""
-    return [
-        field.name
-        for field in fields(config)
-        if field.init
-        and field.default is MISSING
-        and field.default_factory is MISSING
-    ]
-
-
-def _without_arguments(function: Callable[..., Any]) -> bool:
+def _needed(function: Callable[..., Any]) -> list[str]:
+    """Return the arguments without a default; of a function in C "..."."""
     try:
-        inspect.signature(function).bind()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return False
-    return True
+        return ["..."]
+    open_ = [p for p in parameters if p.default is p.empty]
+    some = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [p.name for p in open_ if p.kind not in some]
 
 
 def _attribute(module: ModuleType, name: str, path: str) -> Any:
-    found: Any = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            public = [n for n in vars(module) if not n.startswith("_")]
-            there = _builders(module) or public
-            words = f"; it has {', '.join(there[:5])}" if there else ""
-            near = did_you_mean(part, public) or words or ": it is empty"
-            raise ValueError(f"{path} has no {name!r}{near}")
-        found = getattr(found, part)
-    return found
+    try:
+        return attrgetter(name)(module)
+    except AttributeError:
+        public = [n for n in vars(module) if not n.startswith("_")]
+        there = _defined(vars(module).get("__file__")) or public
+        words = (
+            f"; it has {', '.join(there[:5])}" if there else ": it is empty"
+        )
+        near = did_you_mean(name, public) or words
+        raise ValueError(f"{path} has no {name!r}{near}") from None

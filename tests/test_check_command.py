@@ -507,7 +507,8 @@ def test_github_gets_annotations_and_a_summary(here, project, monkeypatch):
     assert out.startswith("::error file=my_pkg/model.py,line=1,title=target")
     (project / "pyproject.toml").write_text("[tool.gpt-duet]\na, b\n")
     _, out, _ = here(*words)
-    assert out.startswith("::error title=target%3A pyproject.toml::")
+    place = "file=pyproject.toml,line=1,title=target%3A pyproject.toml"
+    assert out.startswith(f"::error {place}::")
 
 
 def test_a_commands_signs_are_escaped(tmp_path, monkeypatch):

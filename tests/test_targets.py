@@ -94,7 +94,7 @@ def test_what_a_target_builds(model, what, vocab_size):
         ("Open", r"write an expression, as '.*:Open\(depth=..., config=...\)"),
         ("GPT(", "is no name and no expression"),
         ("lates", "has no 'lates': did you mean late"),
-        ("xyz", "has no 'xyz'; it has GPT, Open, late"),
+        ("xyz", "has no 'xyz'; it has GPTConfig, GPT, Open, late"),
         ("SIZE", "gives int for SIZE, which is no model"),
         (":GPT", r"one colon goes before the name, as .*model.py:GPT"),
         ("", "is no model"),

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ..invariants.report import BAD, ORIGIN
-from ..targets import module_file
 
 # a line of a source file, as messages write it
-LINE = re.compile(r"([\w./\\ -]*\w\.py)(?::|, line )(\d+)")
+LINE = re.compile(r"([\w./\\-]*\w\.py)(?::|, line )(\d+)")
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 Models = Sequence[Mapping[str, Any]]  # as `check --json` writes them
 
@@ -30,21 +29,23 @@ def faults(models: Models) -> Iterator[Fault]:
     """Yield all that is wrong.
 
     The line is the one that a leak comes through, else the first one that
-    the message names, else the first of the target's file.
+    the message names, else the first of the target's file; all that are not
+    in the repository are left out.
     """
     for model in models:
-        name, bad = model["model"], model.get("results", [])
-        bad = [result for result in bad if result["status"] in BAD]
+        path = model["model"].partition(":")[0]
+        stem = path.replace(".", "/")
+        own = [(f, 1) for f in (path, f"{stem}.py", f"{stem}/__init__.py")]
+        bad = [r for r in model.get("results", []) if r["status"] in BAD]
         if "error" in model:
             bad = [{"name": "target", "message": model["error"]}]
         for result in bad:
             text, leak = result["message"], result.get("leak") or {}
-            found = LINE.search(text)
-            place = found.groups() if found else (module_file(name), 1)
-            if leak.get("line"):
-                place = leak["file"], leak["line"]
-            file = _in_repository(place[0].strip())
-            yield Fault(name, result["name"], text, file, int(place[1]))
+            places = [(leak.get("file") or "", leak.get("line") or 1)]
+            places += [*LINE.findall(text), *own]
+            found = ((_in_repository(file), n) for file, n in places)
+            file, line = next((f for f in found if f[0]), ("", 1))
+            yield Fault(model["model"], result["name"], text, file, int(line))
 
 
 def annotations(models: Models) -> str:
@@ -88,10 +89,8 @@ def sarif(models: Models) -> dict[str, Any]:
     ]
     results = []
     for fault in found:
-        file = fault.file or "pyproject.toml"
-        uri = Path(file).as_uri() if os.path.isabs(file) else quote(file)
         place = {
-            "artifactLocation": {"uri": uri},
+            "artifactLocation": {"uri": quote(fault.file or "pyproject.toml")},
             "region": {"startLine": fault.line},
         }
         result = {
@@ -107,7 +106,7 @@ def sarif(models: Models) -> dict[str, Any]:
 
 
 def _in_repository(file: str) -> str:
-    """Return a file's path from the root of the repository, if it is there.
+    """Return a file's path from the root of the repository, else "".
 
     The root is the workflow's, else the current folder; a package may lie
     in a folder src.
@@ -116,7 +115,7 @@ def _in_repository(file: str) -> str:
     for path in (Path(file).resolve(), Path("src", file).resolve()):
         if path.is_file() and path.is_relative_to(root):
             return path.relative_to(root).as_posix()
-    return file.replace("\\", "/")
+    return ""
 
 
 def _escape(text: str, also: str = "") -> str:
