@@ -19,7 +19,6 @@ from .names import STYLES
 from .validation import did_you_mean
 
 LONGEST = 20  # lines of a user's traceback
-CALLS = ("_wrapped_call_impl", "_call_impl")  # of every torch module
 OURS = Path(__file__).resolve().parent
 OUR_PACKAGES = ("annotated", "benchmarks", "mingpt_style", "shared", "tests")
 
@@ -167,7 +166,8 @@ def theirs_shown() -> Iterator[None]:
     """Run models from here inside; print an exception of their code.
 
     Raises:
-        ValueError: the kit's own, without its cause, which is printed.
+        ValueError: the kit's own, without its cause, which is printed, and
+            for a model that ends the program.
     """
     try:
         with first_on_path(Path.cwd()):
@@ -176,6 +176,10 @@ def theirs_shown() -> Iterator[None]:
         if error.__cause__ is not None:
             show_theirs(error.__cause__)
         raise ValueError(str(error)) from None
+    except SystemExit as error:
+        show_theirs(error)
+        words = f"SystemExit: {error.code}"
+        raise ValueError(f"the model ends the program: {words}") from None
 
 
 def _paths(module: Any) -> list[Path]:
@@ -199,24 +203,16 @@ def _theirs(name: str, error: BaseException) -> ValueError:
 
 
 def show_theirs(error: BaseException) -> None:
-    """Print the part of a traceback that is not ours, its end if it is long.
+    """Print the user's own part of a traceback, its end if it is long.
 
     With --debug all of it is printed.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [
-        frame
-        for frame in frames
-        if console.debug
-        or not (
-            frame.filename.startswith(("<frozen", str(OURS)))
-            or frame.name in CALLS
-        )
-    ]
-    lines = ["Traceback (most recent call last):\n"]
-    lines += traceback.format_list(traceback.StackSummary.from_list(theirs))
-    lines += traceback.format_exception_only(error)
-    lines = "".join(lines).splitlines()
+    from .invariants.errors import with_their_frames  # late: it brings torch
+
+    if not console.debug:
+        error = with_their_frames(error) or error.with_traceback(None)
+    text = "".join(traceback.format_exception(error, chain=False))
+    lines = text.splitlines()
     if len(lines) > LONGEST and not console.debug:
         lines[1 : 2 - LONGEST] = ["  ..."]
     print(console.printable("\n".join(lines)), file=sys.stderr)

@@ -638,7 +638,7 @@ def test_a_target_does_not_touch_the_next_one(here, project):
     assert {"m-my-pkg-model-build.html", "m-model-v2-py-Leaky.html"} <= maps
 
 
-def test_a_model_that_ends_the_program_is_a_failure(here, project):
+def test_a_model_that_ends_the_program_is_a_failure(here, project, duet):
     (project / "ends.py").write_text(ENDS)
     (project / "leaves.py").write_text("import sys\nsys.exit(0)\n")
     targets = ["leaves:build", "ends:factory", "ends:Forward"]
@@ -647,6 +647,8 @@ def test_a_model_that_ends_the_program_is_a_failure(here, project):
         (model,) = json.loads(out)["models"]
         assert (status, model["ok"]) == (2, False)
         assert "SystemExit" in model["error"]
+    status, _, err = duet("diff", "ends:Forward", "my_pkg.model:build")
+    assert (status, "ends the program: SystemExit" in err) == (2, True), err
     targets += ["ends:process", "my_pkg.model:build"]
     status, out, _ = here(*targets, "--only=shape")
     assert status == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import console
-from ..importing import first_on_path, show_theirs
+from ..importing import theirs_shown
 from ..invariants import (
     Report,
     UnusableModel,
@@ -79,23 +79,16 @@ def _check(job: Job, tell: Callable[[Report], None]) -> Report:
         report.model = job.target
         tell(report)
 
-    factory = None
-    try:
+    run = check_scorer if job.scorer else check_model
+    with theirs_shown():
         factory, settings = load(job, settings_of(job))
-        with first_on_path(here):
-            run = check_scorer if job.scorer else check_model
+        try:
             report = run(factory, **settings, on_progress=named)
             if job.map_file is not None and not report.interrupted:
                 _draw(factory, report, here / job.map_file, settings)
-    except UnusableModel as error:
-        if error.__cause__ is not None:
-            show_theirs(error.__cause__)
-        raise ValueError(f"{error}{needed_arguments(factory)}") from None
-    except SystemExit as error:
-        show_theirs(error)
-        raise ValueError(
-            f"{job.target} ends the program: SystemExit: {error.code}"
-        ) from None
+        except UnusableModel as error:
+            words = f"{error}{needed_arguments(factory)}"
+            raise ValueError(words) from error.__cause__
     return report
 
 

@@ -14,7 +14,8 @@ from .notebooks import cell_of
 # Frames that are not the user's: of the checks, of PyTorch, of Python.
 KIT = Path(__file__).resolve().parents[1]
 OURS = (
-    *(str(KIT / "invariants"), str(KIT / "comparison")),
+    *(str(KIT / room) for room in ("invariants", "comparison", "cli")),
+    *(str(KIT / f"{name}.py") for name in ("targets", "importing")),
     *(str(Path(m.__file__ or "").parent) for m in (torch, jaxtyping)),
     "<@beartype",  # the code of a shape check
 )
