@@ -138,7 +138,7 @@ def parse_target(target: str) -> tuple[str, str]:
         (alone and path.endswith(".py"), f"{target} is a file: name its "
          f"factory, as {target}:{[*defined, 'build'][0]}; it has "
          f"{', '.join(defined[:5]) or 'no function and no class'}"),
-        (separator and not (path and what), f"{target!r} is no model: write "
+        (not (path and (alone or what)), f"{target!r} is no model: write "
          f"package.module:factory or path/to/file.py:factory"),
         (path.endswith(".py") and not there, f"there is no file {path}"),
     ):  # fmt: skip

@@ -166,14 +166,21 @@ def test_a_scorer_is_one_more_target(project, duet, pytest_here):
         ("block-size = 0", "--block-size must be at least 1, got 0"),
         ("layout = 'tp'", "tiny:Tiny: Invalid value for '--layout'"),
         ("only = 'shap'", "unknown check check_shap"),
-        ("targets = ['a:b']", "targets is a table of tables"),
-        ("targets.'a:b' = 3", "targets is a table of tables"),
+        ("targets = ['a:b']", "targets is a table, as [tool.gpt-duet.targ"),
+        ("targets.'a:b' = ['c']", "toml: a:b is a table, as [tool.gpt-duet"),
         ("[tool", "pyproject.toml is no TOML"),
+        ("tool = 3", "pyproject.toml: tool is a table, as [tool.gpt-duet."),
+        ("tool.gpt-duet = 3", "pyproject.toml: gpt-duet is a table, as [too"),
+        ("tool.gpt-duet = [{}]", "gpt-duet is a table, as [tool.gpt-duet.ta"),
+        ("targets.a = {scorer = '', vocab-size = 9}", "a: scorer is empty"),
+        ("cache = ''", "[tool.gpt-duet] tiny:Tiny: cache is empty"),
+        ("tool.gpt-duet.targets.'' = {}", "'' is no model: write package.m"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(project, refused, text, message):
     head = "[tool.gpt-duet]\ntargets.'tiny:Tiny'.seed = 1\n"
     head = "[tool.gpt-duet]\n" if "targets = " in text else head
+    head = "" if text.startswith("tool") else head
     (project / "pyproject.toml").write_text(f"{head}{text}\n")
     assert message in refused("check")
 

@@ -27,7 +27,7 @@ import typer
 
 from ..console import given_options
 from ..targets import NEVER, parse_target
-from ..validation import did_you_mean, require_seed, whole_number
+from ..validation import did_you_mean, whole_number
 
 HOW_LONG = {"budget", "quick", "thorough"}
 OF_BOTH = {"vocab-size", "block-size", "documents", "seed", *HOW_LONG}
@@ -90,14 +90,16 @@ def jobs_of(context: Any) -> list[Job]:
         own = project.get(target, {})
         values = dict(given)
         try:
+            _require_fitting(own, "scorer" in own)
             for name in own.keys() - typed:
                 option = known[name]
                 text = _as_typed(own[name], option.multiple)
+                if text == "":
+                    raise ValueError(f"{name} is empty")
                 values[option.name] = option.process_value(context, text)
-        except usage as error:
-            raise ValueError(
-                f"[tool.gpt-duet] {target}: {error.format_message()}"
-            ) from None
+        except (ValueError, usage) as error:
+            words = getattr(error, "format_message", error.__str__)()
+            raise ValueError(f"[tool.gpt-duet] {target}: {words}") from None
         scorer = values["scorer"]
         names = [n for n in known if _fits(n, scorer is not None)]
         settings = {known[n].name: values[known[n].name] for n in names}
@@ -130,16 +132,13 @@ def read_project(
     file = folder / "pyproject.toml"
     try:
         text = file.read_text("utf-8") if file.is_file() else ""
-        common = dict(tomllib.loads(text).get("tool", {}).get("gpt-duet", {}))
+        content = tomllib.loads(text)
     except ValueError as error:
         raise ValueError(f"{file.name} is no TOML: {error}") from None
-    targets = common.pop("targets", {})
-    tables = [targets, *getattr(targets, "values", list)()]
-    if not all(isinstance(one, dict) for one in tables):
-        raise ValueError(
-            f"[tool.gpt-duet] targets is a table of tables, as "
-            f'[tool.gpt-duet.targets."my_pkg.model:build"], got {targets!r}'
-        )
+    common = _table(_table(content, "tool"), "gpt-duet")
+    named = _table(common, "targets")
+    targets = {name: _table(named, name) for name in named}
+    common.pop("targets", None)
     if "scorer" in common:  # a target of its own
         made = str(common.pop("scorer"))
         targets = {made: {"scorer": made}} | targets
@@ -150,14 +149,20 @@ def read_project(
             f"{did_you_mean(name, settings)}"
         )
     for target, own in targets.items():
-        scorer = "scorer" in own
-        fit = {n: v for n, v in common.items() if _fits(n, scorer)}
-        targets[target] = fit | own
-        try:
-            _require_fitting(targets[target], scorer)
-        except ValueError as error:
-            raise ValueError(f"[tool.gpt-duet] {target}: {error}") from None
+        fit = [name for name in common if _fits(name, "scorer" in own)]
+        targets[target] = {name: common[name] for name in fit} | own
     return targets
+
+
+def _table(content: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a table of a file, empty where there is none."""
+    found = content.get(name, {})
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"pyproject.toml: {name} is a table, as "
+            f'[tool.gpt-duet.targets."my_pkg.model:build"], got {found!r}'
+        )
+    return found
 
 
 def _fits(name: str, scorer: bool) -> bool:
@@ -192,18 +197,11 @@ def _read(given: Mapping[str, Any]) -> dict[str, Any]:
     quick, thorough = settings.pop("quick"), settings.pop("thorough")
     settings["budget"] = _seconds(quick, thorough, settings.get("budget"))
     scorer = settings.pop("scorer", None)
-    for name in ("vocab_size", "block_size"):
+    for name, least in {"vocab_size": 1, "block_size": 1, "seed": 0}.items():
         words = f"--{name.replace('_', '-')}"
-        whole_number(words, settings.get(name, 1), at_least=1)
-    require_seed(settings["seed"])
-    documents = settings.get("documents", "")
-    if documents.isdecimal():
-        settings["documents"] = int(documents)
-    elif documents and scorer:
-        raise ValueError(
-            f"--documents of a scorer is the id between documents, got "
-            f"{documents!r}"
-        )
+        whole_number(words, settings.get(name, 1), at_least=least)
+    if settings.get("documents", "").isdecimal():
+        settings["documents"] = int(settings["documents"])
     for name, wanted in () if scorer else PAIRS.items():
         settings[name] = _pairs(settings.get(name, ()), wanted)
     return settings
