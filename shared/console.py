@@ -98,10 +98,8 @@ def show_facts(console: Console, facts: Mapping[str, str]) -> None:
     """
     width = max(map(len, facts)) + 2
     for name, fact in facts.items():
-        head, text = (
-            Text(name.ljust(width), "bold cyan"),
-            Text(printable(fact)),
-        )
+        head = Text(name.ljust(width), "bold cyan")
+        text = Text(printable(fact))
         if console.is_terminal:
             table = Table.grid(padding=0)
             table.add_row(head, text)
@@ -114,8 +112,7 @@ def given_options(context: Any) -> dict[str, Any]:
     """Return what the user gave to a command, by option ("--seed")."""
     found = {}
     for parameter in context.command.params:
-        name = parameter.name or ""
-        source = context.get_parameter_source(name)
+        source = context.get_parameter_source(parameter.name)
         if source is not None and source.name == "COMMANDLINE":
-            found[parameter.opts[0]] = context.params[name]
+            found[parameter.opts[0]] = context.params[parameter.name]
     return found

@@ -1,7 +1,6 @@
 """Files that are written whole or not at all."""
 
 import json
-import math
 import os
 import shutil
 import sys
@@ -47,7 +46,9 @@ def write_atomically(path: Path, content: str) -> None:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file, or to STDOUT; NaN becomes null."""
-    text = json.dumps(_finite(content), indent=2, allow_nan=False)
+    text = json.dumps(content)
+    finite = json.loads(text, parse_constant=lambda name: None)
+    text = json.dumps(finite, indent=2)
     if path == STDOUT:
         release_stdout()
         print(text)
@@ -114,17 +115,6 @@ def new_folder(path: Path) -> Iterator[Path]:
         ) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-
-
-def _finite(content: Any) -> Any:
-    """Return content with None for NaN and infinity."""
-    if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
-    if isinstance(content, float) and not math.isfinite(content):
-        return None
-    return content
 
 
 def _not_written() -> tuple[type[Exception], ...]:

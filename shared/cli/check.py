@@ -18,7 +18,7 @@ from ..console import printable, warn
 from ..files import STDOUT, reserve_stdout, write_json
 from ..invariants.notebooks import progress
 from ..invariants.report import BAD, ORIGIN
-from ..processes import several
+from ..processes import run_alone, several
 from ..validation import require_parent
 from . import formats, options
 from .job import Job, jobs_of
@@ -222,12 +222,12 @@ def _check_all(
     entries = [entry_of(job) for job in jobs]
     kept = [None if fresh else find(entry) for entry in entries]
     if None in kept:  # else torch is not imported
-        from .checking import check_alone, check_here, settings_of
+        from .checking import check_here, settings_of
 
         for job in jobs:
             settings_of(job)
-        in_turn = len(jobs) > 1 and not several()
-        check_target = check_alone if in_turn else check_here
+    # so nothing that a target sets for its process reaches the next one
+    apart = len(jobs) > 1 and not several()
     results: list[dict[str, Any]] = []
     status = 0
     try:
@@ -242,7 +242,12 @@ def _check_all(
                 try:
                     with progress() as line:
                         tell = partial(shown.grow, line=line, slow=slow)
-                        report = check_target(job, entry, tell)
+                        work = partial(check_here, job, entry)
+                        if apart:
+                            room = check_here.__module__
+                            report = run_alone(work, tell, job.target, room)
+                        else:
+                            report = work(tell)
                 except ValueError as error:
                     if len(jobs) == 1:
                         raise

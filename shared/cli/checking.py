@@ -1,4 +1,4 @@
-"""A target is checked: in this process, or in one of its own."""
+"""A target is loaded, built and checked in this process."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,6 @@ from ..invariants import (
 )
 from ..invariants.ranks import first, together
 from ..invariants.runner import choose_checks, full_names
-from ..processes import run_alone
 from ..targets import load_makers, load_target, needed_arguments
 from ..validation import choose_device
 from . import kept
@@ -89,22 +88,6 @@ def _check(job: Job, tell: Callable[[Report], None]) -> Report:
         except UnusableModel as error:
             words = f"{error}{needed_arguments(factory)}"
             raise ValueError(words) from error.__cause__
-    return report
-
-
-def check_alone(
-    job: Job, entry: Path | None, tell: Callable[[Report], None]
-) -> Report:
-    """Check a target in a new process, as `check_here` does.
-
-    So nothing that its code sets for the whole process reaches another
-    target.
-
-    Raises:
-        ValueError: as `check_here`, and where the process ends early.
-    """
-    work = partial(check_here, job, entry)
-    report: Report = run_alone(work, tell, job.target, module=__name__)
     return report
 
 

@@ -10,11 +10,16 @@ from typer import Argument, Option
 
 from ..console import given_options
 from ..files import STDOUT, write_atomically, write_json
-from ..validation import require_different, require_parent, whole_number
-from . import options
-from .diffing import (
+from ..importing import theirs_shown
+from ..validation import (
     DTYPES,
     choose_dtype,
+    require_different,
+    require_parent,
+    whole_number,
+)
+from . import options
+from .diffing import (
     choose_tokens,
     decode,
     diff_of_ranks,
@@ -35,6 +40,7 @@ OF_ONE_PROCESS = {
 OF_TWO = OF_ONE_PROCESS - {"--cache", "--scores"} | {"--gradients", "--dtype"}
 
 
+@theirs_shown()
 def diff(
     context: typer.Context,
     names: Annotated[
@@ -200,10 +206,11 @@ def diff(
     from ..invariants.ranks import current
 
     ids, text_of = choose_tokens(names, text, tokens, tokenizer_name)
+    wanted = dtype and choose_dtype(dtype, DTYPES)
     if current() is not None:
         _refuse(given & OF_ONE_PROCESS, "a single process")
         same = diff_of_ranks(
-            names, ids, vocab_size, choose_dtype(dtype), gradients, json_file
+            names, ids, vocab_size, wanted, gradients, json_file
         )
         raise typer.Exit(not same)
     if cache:
@@ -215,7 +222,7 @@ def diff(
         names,
         ids,
         vocab_size=vocab_size,
-        dtype=choose_dtype(dtype),
+        dtype=wanted,
         tolerance=tolerance,
         gradients=gradients,
         ignore=ignore or (),

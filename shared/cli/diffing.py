@@ -24,7 +24,6 @@ NUMBERS = 6  # of a value that are shown at one position
 TOKENS = 24  # of the default text that two styles are run on
 STYLES = ("annotated", "mingpt_style")
 RECORDINGS = (".npz", ".safetensors")
-DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
 def show_concepts(console: Console, names: Sequence[str]) -> None:
@@ -85,16 +84,6 @@ def choose_tokens(
     return None, str
 
 
-def choose_dtype(name: str | None) -> Any:
-    """Return the dtype of a name, None for none."""
-    import torch
-
-    if name is not None and name not in DTYPES:
-        words = f"--dtype must be one of {', '.join(DTYPES)}"
-        raise ValueError(f"{words}, got {name!r}")
-    return name and getattr(torch, name)
-
-
 def read_table(path: Path) -> dict[str, str]:
     """Return a JSON file's names of the left with those of the right."""
     try:
@@ -146,28 +135,23 @@ def diff_values(
     vocab_size: int | None,
     **settings: Any,
 ) -> "ValueDiff":
-    """Run two models, two styles from one set of weights.
-
-    An exception of a user's code is printed as theirs.
-    """
+    """Run two models, two styles from one set of weights."""
     from ..comparison.values import diff_by_value
-    from ..importing import theirs_shown
 
     styles = [*filter(_style, names)]
     sizes = _default_sizes(names, vocab_size) if len(styles) == 1 else ""
     left, right = load_sides(names, vocab_size)
     try:
-        with theirs_shown():
-            found = diff_by_value(
-                left,
-                right,
-                ids,
-                vocab_size=vocab_size,
-                names=(names[0], names[1]),
-                **settings,
-            )
+        found = diff_by_value(
+            left,
+            right,
+            ids,
+            vocab_size=vocab_size,
+            names=(names[0], names[1]),
+            **settings,
+        )
     except ValueError as error:
-        raise ValueError(f"{error}{sizes}") from None
+        raise ValueError(f"{error}{sizes}") from error.__cause__
     if found.shares_nothing:
         raise ValueError(f"{found.sentence}{sizes}")
     return found
@@ -183,20 +167,18 @@ def diff_of_ranks(
 ) -> bool:
     """Show where a sharded model parts from its original; say if they do."""
     from ..comparison.sharded.diff import diff_sharded
-    from ..importing import theirs_shown
     from ..invariants.ranks import first
 
     left, right = (load_side(name, vocab_size) for name in names)
-    with theirs_shown():
-        found = diff_sharded(
-            left,
-            right,
-            ids,
-            vocab_size=vocab_size,
-            names=(names[0], names[1]),
-            dtype=dtype,
-            gradients=gradients,
-        )
+    found = diff_sharded(
+        left,
+        right,
+        ids,
+        vocab_size=vocab_size,
+        names=(names[0], names[1]),
+        dtype=dtype,
+        gradients=gradients,
+    )
     print(printable(found.sentence))
     if json_file is not None and first():
         write_json(json_file, {"models": names} | found.to_json())
@@ -245,12 +227,10 @@ def decode(
     """
     from ..comparison.values.decoding import diff_cache
     from ..comparison.values.terminal import show_decoding
-    from ..importing import theirs_shown
 
     (model,) = load_sides([name], vocab_size)
-    with theirs_shown():
-        make = load_side(maker, None) if maker else None
-        found = diff_cache(model, ids, vocab_size=vocab_size, cache=make)
+    make = load_side(maker, None) if maker else None
+    found = diff_cache(model, ids, vocab_size=vocab_size, cache=make)
     show_decoding(console, found, text_of)
     if json_file is not None:
         write_json(json_file, {"model": name} | found.to_json())
@@ -265,7 +245,6 @@ def diff_of_scores(
 ) -> bool:
     """Show where two scorers of a text part; say if they are one."""
     from ..comparison.scores import diff_scores
-    from ..importing import theirs_shown
     from ..tokenization import load_tokenizer
     from ..tokenization.texts import read_text
 
@@ -282,14 +261,8 @@ def diff_of_scores(
         else:
             raise ValueError(f"{text!r} is no file, and no ids as 1,2,3")
     left, right = (load_side(name, None) for name in names[:2])
-    with theirs_shown():
-        found = diff_scores(
-            left,
-            right,
-            ids,
-            names=(names[0], names[1]),
-            tolerance=tolerance,
-        )
+    both = names[0], names[1]
+    found = diff_scores(left, right, ids, names=both, tolerance=tolerance)
     print(found.sentence)
     if json_file is not None:
         write_json(json_file, {"scorers": names} | asdict(found))

@@ -6,11 +6,13 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from ..validation import require_parent
+from ..importing import theirs_shown
+from ..validation import DTYPES, choose_dtype, require_parent
 from . import options
-from .diffing import choose_dtype, choose_tokens
+from .diffing import choose_tokens
 
 
+@theirs_shown()
 def record(
     target: Annotated[
         str,
@@ -58,19 +60,17 @@ def record(
     """
     require_parent(out)
     from ..comparison.values import record_values
-    from ..importing import theirs_shown
     from ..targets import load_target
 
     ids, _ = choose_tokens([target], text, tokens, tokenizer_name)
     model = load_target(target, vocab_size)
-    with theirs_shown():
-        count = record_values(
-            model,
-            ids,
-            out,
-            vocab_size=vocab_size,
-            dtype=choose_dtype(dtype),
-            gradients=gradients,
-            statistics=statistics,
-        )
+    count = record_values(
+        model,
+        ids,
+        out,
+        vocab_size=vocab_size,
+        dtype=choose_dtype(dtype, DTYPES) if dtype else None,
+        gradients=gradients,
+        statistics=statistics,
+    )
     typer.echo(f"{count} values: {out}")

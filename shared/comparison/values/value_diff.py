@@ -224,18 +224,21 @@ class ValueDiff:
         }
 
     def __str__(self) -> str:
-        console = _page(record=False)
-        self.show(console)
-        assert isinstance(console.file, StringIO)
-        return console.file.getvalue().rstrip()
+        return self._page().export_text().rstrip()
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        console = _page(record=True)
-        self.show(console, whole=False)
+        page = self._page(whole=False)
         pre = f'<pre style="{WIDE}">{{code}}</pre>'
-        return console.export_html(inline_styles=True, code_format=pre)
+        return page.export_html(inline_styles=True, code_format=pre)
+
+    def _page(self, whole: bool = True) -> Console:
+        """Print into a console that exports it, in a notebook as well."""
+        how: Any = {"highlight": False, "force_jupyter": False}
+        page = Console(file=StringIO(), width=TWO_COLUMNS, record=True, **how)
+        self.show(page, whole=whole)
+        return page
 
     def show(
         self,
@@ -280,17 +283,6 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, tuple):
         return [*map(_as_json, value)]
     return value.to_dict() if isinstance(value, Place) else value
-
-
-def _page(record: bool) -> Console:
-    """Return a console that prints into a text, in a notebook as well."""
-    return Console(
-        file=StringIO(),
-        width=TWO_COLUMNS,
-        highlight=False,
-        record=record,
-        force_jupyter=False,
-    )
 
 
 def _join_heads(rows: Iterable[Row]) -> list[Row]:
