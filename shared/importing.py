@@ -87,25 +87,21 @@ def import_module(name: str) -> ModuleType:
     """
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if f"{name}.".startswith(f"{missing}.") and missing:
-            if (Path("src") / missing.partition(".")[0]).is_dir():
-                raise ValueError(
-                    f"no module {name!r}: {missing!r} is under src/: install "
-                    f"your package (pip install -e .), or name its file, as "
-                    f"src/{name.replace('.', '/')}.py:build"
-                ) from None
-            here = [path.stem for path in Path.cwd().iterdir()]
-            near = did_you_mean(missing, (*STYLES, *here))
-            raise ValueError(
-                f"no module {name!r}{near or ': '}"
-                + f"there is no {missing!r} in {Path.cwd()} or among the "
-                f"installed packages" * (not near)
-            ) from None
-        raise _theirs(name, error) from None
     except (Exception, SystemExit) as error:
-        raise _theirs(name, error) from None
+        missing = isinstance(error, ModuleNotFoundError) and error.name
+        if not missing or not f"{name}.".startswith(f"{missing}."):
+            raise _theirs(name, error) from None
+        if Path("src", missing.partition(".")[0]).is_dir():
+            raise ValueError(
+                f"no module {name!r}: {missing!r} is under src/: install "
+                f"your package (pip install -e .), or name its file, as "
+                f"src/{name.replace('.', '/')}.py:build"
+            ) from None
+        here = [path.stem for path in Path.cwd().iterdir()]
+        near = did_you_mean(missing, (*STYLES, *here))
+        words = f": there is no {missing!r} in {Path.cwd()} or among the "
+        words = near or f"{words}installed packages"
+        raise ValueError(f"no module {name!r}{words}") from None
 
 
 def import_file(path: Path) -> ModuleType:
@@ -143,8 +139,7 @@ def _packages(path: Path) -> list[str]:
 def roots(path: Path) -> tuple[Path, ...]:
     """Return where a file's imports start: its package's folder, its own."""
     path = path.resolve()
-    above = path.parents[len(_packages(path))]
-    return tuple(dict.fromkeys((above, path.parent)))
+    return path.parents[len(_packages(path))], path.parent
 
 
 @contextmanager

@@ -84,7 +84,7 @@ def load_target(
         return _alone(what, _from_class(found, module, target), place)
     from torch import nn  # late: the error of a missing file comes at once
 
-    if isinstance(found, nn.Module) or _needed(found):
+    if isinstance(found, nn.Module) or needed_arguments(found):
         return found
     return _alone(what, found, place)
 
@@ -210,7 +210,7 @@ def _from_class(
         ValueError: for one that needs other arguments, with the expression
             to write instead.
     """
-    needed = _needed(cls)
+    needed = needed_arguments(cls)
     if not needed:
         return cls
     arguments = ", ".join(f"{name}=..." for name in needed)
@@ -222,11 +222,13 @@ def _from_class(
         ]
         wanted = inspect.signature(cls).parameters[needed[0]].annotation
         fit = [c for c in configs if wanted in (c, c.__name__)] or configs
-        ready = [c for c in fit if not _needed(c)]
+        ready = [c for c in fit if not needed_arguments(c)]
         if len(ready) == 1:
             return lambda: cls(**{needed[0]: ready[0]()})
         if len(fit) == 1:
-            inner = ", ".join(f"{name}=..." for name in _needed(fit[0]))
+            inner = ", ".join(
+                f"{name}=..." for name in needed_arguments(fit[0])
+            )
             arguments = f"{fit[0].__name__}({inner})"
     raise ValueError(
         f"{cls.__name__} needs arguments: write an expression, as "
@@ -234,18 +236,7 @@ def _from_class(
     )
 
 
-def needed_arguments(function: Any) -> str:
-    """Say which arguments a function needs, if a factory was meant."""
-    needed = _needed(function) if inspect.isfunction(function) else []
-    if not needed:
-        return ""
-    return (
-        f"; a factory takes no arguments: {function.__name__}"
-        f"({', '.join(needed)}) needs {' and '.join(needed)}"
-    )
-
-
-def _needed(function: Callable[..., Any]) -> list[str]:
+def needed_arguments(function: Callable[..., Any]) -> list[str]:
     """Return the arguments without a default; of a function in C "..."."""
     try:
         parameters = inspect.signature(function).parameters.values()

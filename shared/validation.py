@@ -96,11 +96,6 @@ def choose_device(name: str) -> "torch.device":
     return device
 
 
-def require_seed(seed: int) -> None:
-    """Refuse a seed that torch's generators do not take."""
-    whole_number("seed", seed)
-
-
 def require_parent(path: Path | None) -> None:
     """Refuse a path that cannot be written, before any work is done."""
     if path is None:

@@ -515,9 +515,8 @@ def test_a_commands_signs_are_escaped(tmp_path, monkeypatch):
     from gpt_duet.cli.formats import annotations, write_summary
 
     model = {"model": "a,b*a|b*", "error": "50% of\nall"}
-    assert annotations([model]) == (
-        "::error title=target%3A a%2Cb*a|b*::50%25 of%0Aall"
-    )
+    (line,) = annotations([model])
+    assert line == "::error title=target%3A a%2Cb*a|b*::50%25 of%0Aall"
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     write_summary([model])
     text = (tmp_path / "summary.md").read_text()

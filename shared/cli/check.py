@@ -282,8 +282,8 @@ def _write(
         return
     if form == "github":
         formats.write_summary(models)
-        if text := formats.annotations(models):
-            print(text)
+        for line in formats.annotations(models):
+            print(line)
     if form == "sarif" and file != STDOUT:
         write_json(STDOUT, formats.sarif(models))
     if file is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,7 @@ def settings_of(job: Job) -> dict[str, Any]:
     if not settings["checks"]:
         raise ValueError("no check is left to run")
     settings["device"] = choose_device(settings["device"])
-    expected = full_names(settings["expected_failures"])
-    settings["expected_failures"] = expected
+    settings["expected_failures"] = full_names(settings["expected_failures"])
     return settings
 
 
@@ -86,7 +86,11 @@ def _check(job: Job, tell: Callable[[Report], None]) -> Report:
             if job.map_file is not None and not report.interrupted:
                 _draw(factory, report, here / job.map_file, settings)
         except UnusableModel as error:
-            words = f"{error}{needed_arguments(factory)}"
+            words = str(error)
+            if isfunction(factory) and (needed := needed_arguments(factory)):
+                call = f"{factory.__name__}({', '.join(needed)})"
+                words += f"; a factory takes no arguments: {call} needs "
+                words += " and ".join(needed)
             raise ValueError(words) from error.__cause__
     return report
 

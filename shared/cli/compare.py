@@ -15,7 +15,7 @@ from ..validation import (
     choose_dtype,
     require_different,
     require_parent,
-    require_seed,
+    whole_number,
 )
 from . import options
 
@@ -64,7 +64,7 @@ def compare(
     names = tuple(styles or ("annotated", "mingpt_style"))
     if len(names) != 2:
         raise ValueError(f"compare takes two styles, got {len(names)}")
-    require_seed(seed)
+    whole_number("seed", seed)
     if bench_file is not None and html_file is None:
         raise ValueError("--bench is drawn in a page: give --html, too")
     for path in (json_file, html_file):

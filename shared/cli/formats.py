@@ -48,15 +48,13 @@ def faults(models: Models) -> Iterator[Fault]:
             yield Fault(model["model"], result["name"], text, file, int(line))
 
 
-def annotations(models: Models) -> str:
-    """Return a command of GitHub's workflows for each fault, a line each."""
-    lines = []
+def annotations(models: Models) -> Iterator[str]:
+    """Yield a command of GitHub's workflows for each fault."""
     for fault in faults(models):
         place = f"file={_escape(fault.file, ':,')},line={fault.line},"
         title = _escape(f"{fault.check}: {fault.model}", ":,")
         start = f"::error {place if fault.file else ''}title={title}"
-        lines.append(f"{start}::{_escape(fault.message)}")
-    return "\n".join(lines)
+        yield f"{start}::{_escape(fault.message)}"
 
 
 def write_summary(models: Models) -> None:

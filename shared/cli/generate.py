@@ -17,7 +17,6 @@ from ..validation import (
     choose_device,
     choose_dtype,
     require_parent,
-    require_seed,
     whole_number,
 )
 from . import options
@@ -102,7 +101,7 @@ def generate(
     The text goes to stdout, the facts about the model to stderr. From one
     set of weights both styles write the same text.
     """
-    require_seed(seed)
+    whole_number("seed", seed)
     require_parent(json_file)
     import torch
 

@@ -47,20 +47,14 @@ UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}  # seconds
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One target to check; plain data, so that another process can read it.
+    """One target to check; plain data, so that another process can read it."""
 
-    Attributes:
-        target: its name.
-        scorer: the target that makes one, if no model is checked.
-        settings: of check_model or check_scorer, as texts where they name
-            targets or a device; `only` and `skip` are the checks.
-        map_file: of a map to draw.
-    """
-
-    target: str
-    scorer: str | None
+    target: str  # its name
+    scorer: str | None  # the target that makes one, if no model is checked
+    # of check_model or check_scorer, as texts where they name targets or a
+    # device; `only` and `skip` are the checks
     settings: dict[str, Any]
-    map_file: Path | None = None
+    map_file: Path | None = None  # of a map to draw
 
 
 def jobs_of(context: Any) -> list[Job]:
@@ -120,11 +114,8 @@ def read_project(
     """Return the targets of a folder's pyproject.toml, with their settings.
 
     Without a table for the kit there are none. A setting of all targets goes
-    to those that have it: a model, or what a scorer is made by.
-
-    Args:
-        folder: of the project.
-        known: names of the command's options.
+    to those that have it: a model, or what a scorer is made by. Known are the
+    names of the command's options.
 
     Raises:
         ValueError: for a file that is not TOML, and an unknown setting.

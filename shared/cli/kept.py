@@ -10,17 +10,18 @@ The clock and `torch.from_file` are not seen.
 """
 
 import hashlib
-import json
 import os
 import platform
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import replace
 from importlib.util import source_from_cache
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ..files import write_atomically
 from ..invariants.report import CheckResult, Report
@@ -40,6 +41,7 @@ NATIVE = {*sys.stdlib_module_names, "torch", "numpy"}
 # variables that native code reads
 READ_UNSEEN = ("CUDA", "MKL", "OMP", "PYTHON", "PYTORCH", "TORCH")
 Read = set[tuple[str, str]]  # a kind of ANSWERS and a name, or "unknown"
+Kept = tuple[list[tuple[str, str, Any]], Report]  # each with its answer
 
 _read: Read | None = None  # while a target is watched
 
@@ -58,12 +60,12 @@ def entry_of(job: Job) -> Path | None:
 
 def find(entry: Path | None) -> Report | None:
     """Return a report that was kept, if all is as it was in its run."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        kept = json.loads(entry.read_text("utf-8")) if entry else {}
-        if all(ANSWERS[kind](name) == was for kind, name, was in kept["read"]):
-            report = kept["report"]
-            report["results"] = [CheckResult(**r) for r in report["results"]]
-            return Report(**report)
+    if entry is None:
+        return None
+    with suppress(OSError, msgspec.DecodeError):
+        read, report = msgspec.json.decode(entry.read_bytes(), type=Kept)
+        if all(ANSWERS[kind](name) == was for kind, name, was in read):
+            return report
     return None
 
 
@@ -111,8 +113,8 @@ def run(entry: Path, check: Callable[[], Report]) -> Report:
             entry.parent.mkdir(exist_ok=True)
             write_atomically(entry.with_name(".gitignore"), "*\n")
             answers = [(kind, n, ANSWERS[kind](n)) for kind, n in read]
-            kept = asdict(report) | {"kept": time.strftime("%Y-%m-%d %H:%M")}
-            text = json.dumps({"read": answers, "report": kept})
+            kept = replace(report, kept=time.strftime("%Y-%m-%d %H:%M"))
+            text = msgspec.json.encode((answers, kept)).decode()
             write_atomically(entry, text)
     return report
 

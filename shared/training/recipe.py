@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..validation import is_number, require_seed, whole_number
+from ..validation import is_number, whole_number
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Recipe:
             object.__setattr__(self, name, count)
         if not is_number(self.lr) or self.lr <= 0:
             raise ValueError(f"lr must be a number above 0, got {self.lr!r}")
-        require_seed(self.seed)
+        whole_number("seed", self.seed)
 
     @property
     def warmup_steps(self) -> int:
