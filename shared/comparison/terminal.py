@@ -136,8 +136,8 @@ def print_trimmed(console: Console, *blocks: RenderableType) -> None:
     """Print without spaces at the end of lines."""
     with console.capture() as capture:
         console.print(*blocks, sep="\n")
-    for line in capture.get().splitlines():
-        console.file.write(line.rstrip() + "\n")
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    console.print(Text.from_ansi("\n".join(lines)), soft_wrap=True)
 
 
 def _concept(
