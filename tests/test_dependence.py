@@ -1,5 +1,6 @@
 """Proofs of causality: their rules, and what they prove of models."""
 
+import copy
 import importlib
 import json
 import math
@@ -125,6 +126,7 @@ EXACT = {
         lambda x: x.clone().set_(x[1:3].clone()) * 1,
         lambda x: x.T[::2].unflatten(1, (2, 2)).flatten(0, 1) * 1,
         lambda x: x.expand(2, 4, 4).reshape(8, 4) * 1,
+        lambda x: copy.deepcopy(x.detach()).cumsum(0),
     ],
     "in place": [
         into(slices_set),
@@ -1008,3 +1010,5 @@ def test_a_leak_past_a_rule_has_no_certificate(name):
     proof = prove_causality(leaky, **SIZES)
     assert not proof.proved, str(proof)
     assert proof.open or proof.conditions
+    outside = "numbers that no operation made depend on tokens"
+    assert outside in str(proof) or name != "pickled"

@@ -220,6 +220,8 @@ def test_a_leak_is_found_where_time_comes_first(fault, where):
 def test_short_blocks_work(length):
     report = check_model(lambda: GPT(block_size=length))
     assert report.ok, str(report)
+    calls = {r.name: (r.forwards, r.backwards) for r in report.results}
+    assert min(calls["check_gradient_flow"]) > 0
 
 
 # --- The runner -------------------------------------------------------------

@@ -529,6 +529,16 @@ class LastAlone(CachedGPT):
         return scores[:, -1], cache
 
 
+class HandedBack(GPT):
+    """A cache that no call reads."""
+
+    def init_cache(self, rows):
+        return [torch.zeros(rows, 2)]
+
+    def decode(self, ids, cache):
+        return self(ids), cache
+
+
 class GoesOn(CachedGPT, Unlimited):
     """Declares two tokens fewer than it has positions."""
 
@@ -767,6 +777,7 @@ SKIPPED = [
     (lambda: TrainableGPT(block_size=2), "loss", "needs three tokens"),
 ]
 FAILED = [
+    (HandedBack, "cache", "init_cache and decode.*, position 1 of 7"),
     (gpt(FORGETS, kernel_size=6), "context_use", ""),
     (gpt(FORGETS, chunk_size=6), "context_use", ""),
     (partial(fading, 9), "context_use", "never change with token 9$"),

@@ -534,6 +534,7 @@ def test_what_is_set_for_all_is_left_as_it_was(what):
 
     try:
         report = check_model(Sets, checks=["purity"])
+        assert torch.get_default_dtype() == torch.float
     finally:
         change(old)
     words = f"a forward in train mode changes {what}"
@@ -576,6 +577,26 @@ def test_what_a_forward_changes_is_named(what):
 
 
 # --- What a model refuses, and answers in another shape ----------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        ("no token_type_ids here", "the model refuses token_type_ids ("),
+        ("of another shape", "not tried: "),
+    ],
+)
+def test_an_argument_that_is_refused_is_noted(words, note):
+    class Refuses(GPT):
+        def forward(self, tokens, token_type_ids=None):
+            if token_type_ids is not None:
+                raise ValueError(words)
+            return super().forward(tokens)
+
+    report = check_model(Refuses, checks=["shape"])
+    assert note in "".join(report.notes), report.notes
+    refused = "refuses" in note
+    assert ("token_type_ids" in report.never_given) != refused
 
 
 @forward

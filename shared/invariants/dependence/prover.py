@@ -351,7 +351,10 @@ class Prover:
         run.reset()
         scores = run(tokens, targets)
         text = "the model computes other scores where it is not followed"
-        return self._are_equal(run, scores, self.scores, everywhere, text)
+        apart = self._apart(run, scores, self.scores, everywhere)
+        if apart:
+            self._add(f"{run.variant.case.name}: {text}, {apart}")
+        return not apart
 
     def _hides(self, run: Followed, time: int) -> bool:
         """Whether later tokens move no score where nobody follows them.
@@ -376,9 +379,11 @@ class Prover:
             other = changed(tokens, late, subject.vocab_size, generator)
             run.reset()
             scores = run(other, targets)
-            text = "scores move where it is not followed"
-            equal = self._are_equal(run, scores, before, ~late, text)
-            if on_any(not equal):
+            apart = self._apart(run, scores, before, ~late)
+            if on_any(bool(apart)):
+                if self._controlled(run, [time]):  # else it names the line
+                    text = "scores move where it is not followed"
+                    self._add(f"{case.name}: {text}, {apart}")
                 return False
         return True
 
@@ -386,15 +391,10 @@ class Prover:
         """Whether it may draw other random numbers where it is followed."""
         return run.variant.case.training or self.subject.noisy
 
-    def _are_equal(
-        self,
-        run: Followed,
-        scores: Tensor,
-        before: Tensor,
-        where: Tensor,
-        text: str,
-    ) -> bool:
-        """Whether scores are equal but for rounding; if not, say so."""
+    def _apart(
+        self, run: Followed, scores: Tensor, before: Tensor, where: Tensor
+    ) -> str:
+        """Say how far scores are apart, "" where rounding may explain it."""
         case, time = run.variant.case, scores.size(1)
         shown, where = case.shown(time), where.to(scores.device)
         apart = minus(scores, before).abs().amax(-1).masked_fill(~where, 0.0)
@@ -403,10 +403,9 @@ class Prover:
         share = APART_COARSE if coarse else APART
         # NaN is the matter of check_finite
         if not most > share * float(before[:, shown].std()):
-            return True
-        self._add(f"{case.name}: {text}, {most:.2g} apart at length {time}")
+            return ""
         self.proof.at = case, time
-        return False
+        return f"{most:.2g} apart at length {time}"
 
     def _may_part(self) -> bool:
         """Whether other tokens may take another path, by the conditions."""
