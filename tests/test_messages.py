@@ -107,6 +107,17 @@ class OneOfFive(GPT):
         return self.tables[0][torch.arange(ids.size(1))]
 
 
+class UnitsBesideChoices(GPT):
+    """Ten hidden units are multiplied by 0, and tokens choose elsewhere."""
+
+    mlp = BUILDS["units_cut_off"].keywords["mlp"]
+
+    def scores(self, x):
+        scores = super().scores(x)
+        self.best = scores.topk(2).indices
+        return scores + x.sort(1).values[..., :1] * 1e-3
+
+
 class UnitsOfOneLength(GPT):
     """Takes 32 tokens, no less; ten hidden units are multiplied by 0."""
 
@@ -943,10 +954,13 @@ FAILED = [
         r"^16 of 48 rows of \S+ move scores and never get a gradient: some",
     ),
     (OneOfFive, "gradient_flow", "^4 of 5 rows of tables never move a score$"),
-    (
-        UnitsOfOneLength,
-        "gradient_flow",
-        r"^10 of 32 rows of blocks\.0\.mlp\.up\.weight, .* never move a s",
+    *(
+        (
+            build,
+            "gradient_flow",
+            r"^10 of 32 rows of blocks\.0\.mlp\.up\.weight, .* never move a s",
+        )
+        for build in (UnitsOfOneLength, UnitsBesideChoices)
     ),
     (gpt(mlp=Unused), "gradient_flow", r"^6 of .*unused.1.bias and 2 more$"),
     (LossWithoutWayBack, "gradient_flow", "no way back.* pass of the loss"),
@@ -979,6 +993,11 @@ FAILED = [
         r" is (\S{4})\d*, but .* or \1\d* shifted by one; no sum",
     ),
     (SecondHead, "loss", "shifted by one; no sum, second shift or mean over"),
+    (
+        losing(lambda x, i: mean(x, i) + 0.1 * mean(x / 2, i)),
+        "loss",
+        "gives it, nor a term beside the mean that targets do not change$",
+    ),
     (losing(late(lambda *x: None)), "loss", "no loss for 1 x 13 targets"),
     *(
         (losing(loss), "loss", f"it is the loss {words}$")

@@ -6,8 +6,10 @@ those of the written one to rounding, and no token may move earlier ones.
 """
 
 import sys
+from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
 from time import perf_counter
 from typing import Any
@@ -31,7 +33,7 @@ from .operations import (
     flex_as_written,
     runs_compiled,
 )
-from .places import Place, find_place
+from .places import find_place
 from .rounding import dtype_name, floor, gaps
 from .subject import Subject
 from .tokens import others, spans
@@ -69,53 +71,40 @@ def require_same_program(subject: Subject, proof: Proof) -> str:
     inner = unwrapped(program)
     kept = KeptState(inner) if isinstance(inner, nn.Module) else None
     torch._dynamo.reset()  # a frame that a mode saw would be left to Python
-    start, before, done = perf_counter(), compiled_frames(), Done()
+    start, before, why = perf_counter(), compiled_frames(), ""
+    at = defaultdict[bool, list[int]](
+        list
+    )  # by whether gradients are recorded
+    longest = subject.lengths.fit(subject.block_size)
+    lengths = dict.fromkeys([longest, *subject.fit(1, TILE, TILE + 1)])
     with modes_kept([program]), as_written():
         try:
-            for time, case in product(_lengths(subject), _cases(variant)):
+            for time, case in product(lengths, _cases(variant)):
                 with subject.budget.part(COMPILED.name, time, 1 / 2):
-                    done.dtype = _compare(variant.run_as(case), time)
-                    done.at[case.grad].append(time)
+                    dtype = _compare(variant.run_as(case), time)
+                    at[case.grad].append(time)
         except ModelRaised as error:
-            done.why = str(error)
+            why = str(error)
         finally:
             if kept is not None:
                 kept.put_back()
-    if done.at[False] and compiled_frames() == before:
-        done.why = "dynamo leaves all of it to Python"
-    if done.why:
+    if at[False] and compiled_frames() == before:
+        why = "dynamo leaves all of it to Python"
+    if why:
         proof.holds = False
-        text = f"the compiled program did not run: {done.why}"
+        text = f"the compiled program did not run: {why}"
         proof.open.append(Open(text))
         return ""
-    if not done.at[False]:
+    if not at[False]:
         proof.left_out.append("the compiled program")
         return ""
-    graph = f", with gradients at {spans(done.at[True])}"
+    graph = f", with gradients at {spans(at[True])}" * bool(at[True])
     return (
         f"the proof is of the program as it is written; compiled, in "
-        f"{done.dtype} on {subject.device}, it gives the same scores at "
-        f"{spans(done.at[False])}{graph * bool(done.at[True])}, and shows no "
+        f"{dtype} on {subject.device}, it gives the same scores at "
+        f"{spans(at[False])}{graph}, and shows no "
         f"leak there ({perf_counter() - start:.0f} s to compile and compare)"
     )
-
-
-@dataclass
-class Done:
-    """Lengths that were compared, without and with gradients recorded."""
-
-    at: dict[bool, list[int]] = field(
-        default_factory=lambda: {False: [], True: []}
-    )
-    dtype: str = ""
-    why: str = ""  # the program did not run
-
-
-def _lengths(subject: Subject) -> list[int]:
-    """Return the longest length, then one token and those around a tile."""
-    longest = subject.lengths.fit(subject.block_size)
-    rest = [t for t in subject.fit(1, TILE, TILE + 1) if t != longest]
-    return [longest, *rest]
 
 
 def _variant(subject: Subject, program: Model) -> Variant:
@@ -175,8 +164,7 @@ def _require_no_leak(
         raise AssertionError(
             f"compiled, position {leak.position} sees the tokens from "
             f"{splits[leak.row]} on: at length {time} its scores move by "
-            f"{leak.size:.2g} ({leak.dtype}{compiled.conditions}; rounding "
-            f"there is {leak.noise:.1g})"
+            f"{leak.size:.2g} {compiled.precision(leak.dtype, leak.noise)}"
         )
 
 
@@ -203,32 +191,34 @@ def require_true_blocks(subject: Subject) -> str:
     """
     if FLEX not in sys.modules or not subject.is_module:
         return ""
-    seen, longest = _Masks(), subject.block_size
+    seen, done = _Masks(), list[int]()
     with flex_as_written():
         variant = own(subject)
-
-        def look(*lengths: int) -> None:
-            for time, case in product(subject.fit(*lengths), (EVAL, TRAIN)):
-                if time > longest or time in seen.lengths[case.mode]:
-                    continue
-                with subject.budget.part("block masks", time, 1 / 6):
-                    seen.lengths[case.mode].append(time)
-                    rows = subject.fit_rows(2)
-                    with seen:
-                        variant.run_as(case).scores(subject.draw(rows, time))
-                    if seen.untrue:
-                        raise AssertionError(seen.untrue)
-
-        look(SHORT)
-        # some models make masks for long texts alone
-        if seen.sizes or not subject.takes_seconds(longest):
-            look(longest)
-        for size in sorted(seen.sizes):
-            look(size - 1, size, size + 1, 2 * size)
+        for wanted in _lengths_of_masks(subject, seen):
+            time = subject.lengths.fit(wanted)
+            if time > subject.block_size or time in done:
+                continue
+            done.append(time)
+            tokens = subject.draw(subject.fit_rows(2), time)
+            for case in (EVAL, TRAIN):
+                with subject.budget.part("block masks", time, 1 / 6), seen:
+                    variant.run_as(case).scores(tokens)
+                if seen.untrue:
+                    raise AssertionError(seen.untrue)
     if not seen.sizes:
         return ""
-    lengths = ", ".join(map(str, sorted(seen.lengths[EVAL.mode])))
+    lengths = ", ".join(map(str, sorted(done)))
     return f"the lists of each BlockMask match its mask_mod at {lengths}"
+
+
+def _lengths_of_masks(subject: Subject, seen: "_Masks") -> Iterator[int]:
+    """Yield lengths of texts, then those near the blocks that were seen."""
+    yield SHORT
+    # some models make masks for long texts alone
+    if seen.sizes or not subject.takes_seconds(subject.block_size):
+        yield subject.block_size
+    for size in sorted(seen.sizes):
+        yield from (size - 1, size, size + 1, 2 * size)
 
 
 class _Masks(Operations):
@@ -238,9 +228,6 @@ class _Masks(Operations):
         super().__init__()
         self.sizes: set[int] = set()  # of blocks
         self.untrue = ""  # how a mask's lists contradict its mask_mod
-        self.lengths: dict[str, list[int]] = {
-            case.mode: [] for case in (EVAL, TRAIN)
-        }
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if getattr(func, "__name__", "") == "flex_attention":
@@ -269,7 +256,8 @@ def _untrue(query: Tensor, key: Tensor, blocks: tuple[Any, ...]) -> str:
         spread = where.repeat_interleave(high, 2).repeat_interleave(wide, 3)
         return spread[:, :, :tall, :long]
 
-    place, at = getattr(blocks[2], "made", (None, False))[0], find_place("")
+    place = getattr(blocks[2], "made", (None, False))[0]
+    made = "" if place is None else f", made at {place},"
     for wrong, words in (
         (
             pairs(full) & ~shown,
@@ -288,15 +276,11 @@ def _untrue(query: Tensor, key: Tensor, blocks: tuple[Any, ...]) -> str:
         later = found[found[:, 3] > found[:, 2]]
         one, other = [*later, *found[:1]][0][2:].tolist()
         return (
-            f"the BlockMask of {at}{_made(place)} is not its mask_mod: block "
-            f"({one // high}, {other // wide}) of {high} x {wide} "
+            f"the BlockMask of {find_place('')}{made} is not its mask_mod: "
+            f"block ({one // high}, {other // wide}) of {high} x {wide} "
             f"{words.format(one, other)} (length {tall})"
         )
     return ""
-
-
-def _made(place: Place | None) -> str:
-    return "" if place is None else f", made at {place},"
 
 
 def _listed(

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from .cases import TRAIN
+from .errors import ModelRaised
 from .model.sizes import WINDOW, declared
 from .operations import Operations
 from .subject import Subject
@@ -124,7 +126,12 @@ def reasons(
             idle = _unread(still, reads.found[key]).sum() > IDLE * len(still)
             dead_for_good = not grown and (idle or more.sum() == 1)
             reason = NEVER if dead_for_good else UNREACHED
-        elif grown or revived or reads.routed or _are_spare(subject, still):
+        elif (
+            grown
+            or revived
+            or _are_spare(subject, still)
+            or (reads.routed and _rerouted(variant, time, collect, key, still))
+        ):
             reason = UNREACHED
         else:
             before = variant.scores(tokens)
@@ -152,6 +159,21 @@ def _redrawn(
     return short, longer
 
 
+def _rerouted(
+    variant: Variant,
+    time: int,
+    collect: Collect,
+    key: Axis,
+    dead: Bool[Tensor, "slices"],
+) -> bool:
+    """Whether slices come to life where tokens choose at random."""
+    alive: Slices = {}
+    with suppress(ModelRaised), _RandomChoices():
+        for seed in range(DRAWS):
+            collect(variant, {seed: time}, alive)
+    return bool((alive.get(key, dead) & dead).any())
+
+
 def _are_spare(subject: Subject, dead: Bool[Tensor, "slices"]) -> bool:
     """Whether slices are rows of a head behind those of all ids."""
     ids, behind = dead.tensor_split([subject.vocab_size])
@@ -176,6 +198,17 @@ class _Reads(Operations):
             for axis, index in READERS[name](args):
                 if of and index is not None and index.dtype != torch.bool:
                     self.found[of, axis].append(index.cpu().clone())
+        return func(*args, **(kwargs or {}))
+
+
+class _RandomChoices(Operations):
+    """Shuffles the numbers that choices are made by."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "overloadpacket", func).__name__ in ROUTES:
+            x, *rest = args
+            order = torch.randperm(x.numel()).to(x.device)
+            args = x.flatten()[order].view_as(x), *rest
         return func(*args, **(kwargs or {}))
 
 

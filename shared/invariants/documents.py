@@ -62,19 +62,16 @@ class Packing(Input):
         ends = torch.tensor(lengths).cumsum(0)[:-1] - int(self.ends)
         return tokens.index_fill(1, ends, self.mark)
 
-    def without_cache(self, subject: Subject) -> "list[Packing]":
+    def without_cache(self, subject: Subject) -> "Packing | None":
         """Return this packing with use_cache=False, if the call takes that."""
         caller = subject.caller
         if "use_cache" not in (*caller.arguments, *caller.own_arguments):
-            return []
-        words = f"{self.words} with use_cache=False"
-        return [
-            replace(
-                self,
-                words=words,
-                values=lambda *of: self.values(*of) | {"use_cache": False},
-            )
-        ]
+            return None
+        return replace(
+            self,
+            words=f"{self.words} with use_cache=False",
+            values=lambda *of: self.values(*of) | {"use_cache": False},
+        )
 
 
 def split(time: int) -> list[int]:
@@ -94,10 +91,18 @@ def packings(subject: Subject) -> list[Packing]:
     said, inputs = subject.documents, subject.caller.inputs
     beside = ("", ONES, HIDES) if subject.caller.takes_mask else ("",)
     if isinstance(said, int):
-        way = Packing("", "documents", "", lambda *_: {}, mark=said)
-        way, words = replace(way, beside=beside), f"id {said} at the"
-        start = replace(way, words=f"{words} start of each")
-        return [replace(start, words=f"{words} end of each", ends=True), start]
+        return [
+            Packing(
+                name="",
+                kind="documents",
+                words=f"id {said} at the {end} of each",
+                values=lambda *_: {},
+                mark=said,
+                ends=end == "end",
+                beside=beside,
+            )
+            for end in ("end", "start")
+        ]
     if callable(said):
         name = f"{getattr(said, '__name__', 'documents')}()"
         return [

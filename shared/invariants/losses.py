@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from .context import during, seed_all
@@ -29,16 +29,16 @@ def mean_loss(
     targets: Int[Tensor, "batch time"],
     shift: int,
     mark: int | None = None,
-    total: bool = False,
-) -> Float[Tensor, ""]:
-    """Return the mean cross-entropy of shifted targets, or its sum."""
+    reduction: str = "mean",
+) -> Float[Tensor, "*shape"]:
+    """Return the cross-entropy of shifted targets, in float64."""
     if shift:
         scores, targets = scores[:, :-shift], targets[:, shift:]
     return cross_entropy(
         scores.double(),
         targets,
         ignore_index=-100 if mark is None else mark,
-        reduction="sum" if total else "mean",
+        reduction=reduction,
     )
 
 
@@ -52,38 +52,20 @@ def added_to(
         change; and the share by which the targets are smoothed.
     """
     for shift in (0, 1):
+        means = [float(mean_loss(scores, ids, shift)) for ids in targets]
         rest = [
-            float(loss.detach().double() - mean_loss(scores, ids, shift))
-            for ids, loss in zip(targets, losses, strict=True)
+            float(loss.detach().double()) - mean
+            for mean, loss in zip(means, losses, strict=True)
         ]
         if abs(rest[0] - rest[1]) <= 1e-6 * abs(float(losses[0].detach())):
             return {shift}, rest[0], 0.0
         # a share of the mean over all ids, in place of the target's
-        shares = [
-            value / float(_all_ids(scores, shift) - mean)
-            for value, mean in zip(
-                rest,
-                (mean_loss(scores, ids, shift) for ids in targets),
-                strict=True,
-            )
-        ]
+        kept = scores.double()[:, : scores.size(1) - shift]
+        every = -float(kept.log_softmax(-1).mean())
+        shares = [r / (every - m) for r, m in zip(rest, means, strict=True)]
         if 0 < shares[0] < 1 and math.isclose(*shares, rel_tol=1e-4):
             return {shift}, 0.0, shares[0]
     return set(), 0.0, 0.0
-
-
-def _all_ids(scores: Tensor, shift: int) -> Tensor:
-    """Return the mean cross-entropy of targets that are every id alike."""
-    kept = scores.double()[:, : scores.size(1) - shift]
-    return -kept.log_softmax(-1).mean()
-
-
-def normaliser(
-    scores: Float[Tensor, "batch time vocab"],
-    counted: Bool[Tensor, "batch time"],
-) -> float:
-    """Return the mean square of the normalisers of counted positions."""
-    return float(scores.double().logsumexp(-1)[counted].square().mean())
 
 
 def close(a: Tensor, b: Tensor) -> bool:
@@ -124,7 +106,10 @@ def wrong_loss(
     where = "" if mark is None else f", some of them {mark}"
     cause = f"it is the loss {name}"
     if not close(wrong[name], loss):
-        cause = "no sum, second shift or mean over other targets gives it"
+        cause = (
+            "no sum, second shift or mean over other targets gives it, nor a "
+            "term beside the mean that targets do not change"
+        )
     batch, time = targets.shape
     return AssertionError(
         f"the loss of {batch} x {time} targets{where} is {float(loss):.6g}, "
@@ -139,38 +124,30 @@ def _wrong_losses(
     mark: int | None,
 ) -> dict[str, Tensor]:
     """Return losses that models are known to return, by a description."""
-    batch, time = targets.shape
     none = -100 if mark is None else mark
     losses = {"shifted twice": mean_loss(scores, targets, 2, mark)}
     for shift, where in ((0, ""), (1, ", shifted by one")):
-        total = mean_loss(scores, targets, shift, mark, total=True)
-        steps = time - shift
-        rows = zip(scores.split(1), targets.split(1), strict=True)
-        without = targets.masked_fill(targets == 0, none)
-        losses |= {
-            f"summed{where}": total,
-            f"summed over time, averaged over the batch{where}": total / batch,
-            f"summed over the batch, averaged over time{where}": total / steps,
-            f"that leaves id 0 out{where}": mean_loss(
-                scores, without, shift, mark
+        each = mean_loss(scores, targets, shift, mark, "none")
+        ids = targets[:, shift:].to(each.device)
+        each, counted = each.view(ids.shape), ids != none
+        total, (rows, steps) = each.sum(), ids.shape
+        filled = targets.masked_fill(targets == none, 0)
+        found = {
+            "summed": total,
+            "summed over time, averaged over the batch": total / rows,
+            "summed over the batch, averaged over time": total / steps,
+            "that leaves id 0 out": each[counted & (ids != 0)].mean(),
+            "that leaves the last position out": (
+                each[:, :-1][counted[:, :-1]].mean()
             ),
-            f"that leaves the last position out{where}": mean_loss(
-                scores[:, :-1], targets[:, :-1], shift, mark
+            "in bits": total / counted.sum() / math.log(2),
+            "averaged over each row first": (
+                (each.sum(1) / counted.sum(1)).mean()
             ),
-            f"in bits{where}": mean_loss(scores, targets, shift, mark)
-            / math.log(2),
-            f"averaged over each row first{where}": torch.stack(
-                [mean_loss(*row, shift, mark) for row in rows]
-            ).mean(),
+            "averaged over padding, too": each.mean(),
+            f"that counts {none} as id 0": mean_loss(scores, filled, shift),
         }
-        if mark is not None:
-            filled = targets.masked_fill(targets == mark, 0)
-            losses |= {
-                f"averaged over padding, too{where}": total / (batch * steps),
-                f"that counts {mark} as id 0{where}": mean_loss(
-                    scores, filled, shift
-                ),
-            }
+        losses |= {f"{name}{where}": loss for name, loss in found.items()}
     return losses
 
 

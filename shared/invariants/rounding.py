@@ -113,6 +113,14 @@ def floor(scores: Float[Tensor, "..."]) -> float:
     return floor_of(scores.dtype) * rounding(scores)
 
 
+def differ(
+    scores: Float[Tensor, "*batch vocab"],
+    others: Float[Tensor, "*batch vocab"],
+) -> bool:
+    """Whether scores differ from others by more than is ignored of those."""
+    return float(gaps(scores, others).max()) > floor(others)
+
+
 def is_real(
     model: Model,
     difference: Callable[[], Float[Tensor, "..."]],
@@ -153,6 +161,7 @@ class Gap:
     at: list[int]
     size: float
     noise: float
+    dtype: str  # of the scores
 
 
 def real_gap(
@@ -177,7 +186,7 @@ def real_gap(
     if size > floor(scores) and is_real(
         model, lambda: minus(other()[at], one()[at]), noise
     ):
-        return Gap([int(i) for i in at], size, noise)
+        return Gap([int(i) for i in at], size, noise, dtype_name(scores.dtype))
     return None
 
 

@@ -12,6 +12,7 @@ The rule of precision is here:
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from .model.calling import MASK, describe
 from .operations import is_plain
 from .position_losses import PositionLosses
 from .ranks import current, local, same
-from .rounding import floor, gaps
+from .rounding import Gap, floor, gaps, real_gap
 from .subject import Subject
 from .tokens import SHORT, rows_at_once
 
@@ -86,6 +87,10 @@ class Variant:
         if case.dtype == torch.float64:
             case = replace(case, dtype=None)
         return "".join(f", {part}" for part in (case.how, case.copy) if part)
+
+    def precision(self, dtype: str, noise: float) -> str:
+        """Return the words of a failure for all that its size depends on."""
+        return f"({dtype}{self.conditions}; rounding there is {noise:.1g})"
 
     @property
     def double(self) -> bool:
@@ -240,6 +245,25 @@ class Variant:
         with RecordedDraws() as seen:
             self.scores(tokens)
         return seen.shapes
+
+
+Part = tuple[Variant, Tensor, Any]  # a call by its tokens, and which scores
+
+
+def gap_between(
+    one: Part, other: Part, known: tuple[Tensor, Tensor] | None = None
+) -> Gap | None:
+    """Return where the same scores of two calls really differ, or None.
+
+    Known holds these scores of both.
+    """
+
+    def scores(part: Part) -> Tensor:
+        variant, tokens, at = part
+        return variant.scores(tokens)[at]
+
+    ways = partial(scores, one), partial(scores, other)
+    return real_gap(one[0].model, *ways, known)
 
 
 def _apart(scores: Tensor, others: Tensor) -> tuple[float, float, int]:

@@ -1,12 +1,13 @@
 """Rows of a batch do not depend on each other."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache
+from itertools import chain
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from ..cases import (
@@ -15,7 +16,6 @@ from ..cases import (
     MASKED,
     ROWS,
     TRAIN_WITHOUT_GRADIENTS,
-    Case,
     cases_of,
 )
 from ..check import SkipCheck, Subject, check
@@ -23,9 +23,8 @@ from ..dependence.prover import prove_rows
 from ..errors import ModelRaised, NotFinite
 from ..model.inputs import MASK, PADDING, SHOWN, Input
 from ..model.inputs import shown as padding
-from ..rounding import Gap, dtype_name, real_gap
 from ..tokens import SHORT, draw, others
-from ..variant import Variant, both, precise
+from ..variant import Variant, both, gap_between, precise
 
 LEFT = next(case for case in MASKED if case.visible == SHOWN["a left-padded"])
 COUNTED = "position_ids"
@@ -81,7 +80,7 @@ def check_batch_independence(subject: Subject) -> str:
 def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int]]:
     """Yield a variant, a length and a number of rows; train mode, too."""
     variants = both(subject)  # the larger one is made where it is needed
-    fresh = next(variants)
+    fresh, longest = next(variants), subject.block_size
     few = FEWER if subject.heavy else FEW
     seven, crowd = subject.lengths.fit(7), subject.lengths.fit(128)
     for case in cases_of(ROWS, subject):  # every case, at one short length
@@ -90,7 +89,11 @@ def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int]]:
             yield one, crowd, one.rows_at_once(crowd)
         else:
             yield one, seven, few
-    for variant, time in _variants(fresh, variants, subject):
+    for variant, time in chain(
+        ((fresh, time) for time in subject.fit(1, 2)),
+        ((enlarged, seven) for enlarged in variants),
+        ((precise(subject, t), t) for t in [longest] if t > SHORT),
+    ):
         rows = 2 if few * time * subject.vocab_size > 1 << 26 else few
         for case in (EVAL, TRAIN_WITHOUT_GRADIENTS):
             yield variant.run_as(case), time, rows
@@ -104,16 +107,9 @@ def _padded(subject: Subject) -> Iterator[str]:
     if LEFT not in cases_of(CAUSALITY, subject) or time < 4:
         return
     variant, tokens = precise(subject), subject.draw(1, time)
-    shown = LEFT.shown(time)
-    alone = partial(variant.scores, tokens[:, shown])
-
-    def gap(case: Case) -> Gap | None:
-        padded = variant.run_as(case)
-        return real_gap(
-            variant.model, lambda: padded.scores(tokens)[:, shown], alone
-        )
-
-    found = gap(LEFT)
+    shown = slice(None), LEFT.shown(time)
+    alone = variant, tokens[shown], ...
+    found = gap_between((variant.run_as(LEFT), tokens, shown), alone)
     if found is None:
         return
     words = (
@@ -124,7 +120,7 @@ def _padded(subject: Subject) -> Iterator[str]:
         yield f"{words}: do positions count the padding?"
         return
     case = replace(LEFT, given=Input(COUNTED, PADDING, COUNTED, _counted))
-    mended = gap(case) is None
+    mended = not gap_between((variant.run_as(case), tokens, shown), alone)
     yield f"{words}{', not with position_ids from the mask' * mended}"
 
 
@@ -136,96 +132,62 @@ def _counted(
     return {MASK: mask, COUNTED: (mask.cumsum(1) - 1).clamp(min=0)}
 
 
-def _variants(
-    fresh: Variant, larger: Iterator[Variant], subject: Subject
-) -> Iterator[tuple[Variant, int]]:
-    for time in subject.fit(1, 2):
-        yield fresh, time
-    for variant in larger:
-        yield variant, subject.lengths.fit(7)
-    longest = subject.block_size
-    if longest > SHORT:
-        yield precise(subject, longest), longest
-
-
 def _try(
     variant: Variant, time: int, rows: int, generator: torch.Generator
 ) -> set[str]:
     """Compare a batch with others; return notes for the report."""
-    vocab, training = variant.subject.vocab_size, variant.case.training
-    tokens = draw(vocab, rows, time, generator)
-    short = time <= SHORT and rows <= FEW
-    some = range(rows) if short else (0, rows - 1)
-    batch = _Batch(variant, tokens)
-    if not training:  # other shapes have other dropout masks
-        batch.compare_shapes(some, short)
-    for row in sorted({0, 1 % rows, rows - 1}) if short else some:
-        replaced = others(tokens, vocab, generator)
-        replaced[row] = tokens[row]
-        batch.compare(row, replaced, row, "with the other rows replaced")
-        if short:
-            far = (row + 1) % rows
-            equal = tokens[row].repeat(rows, 1)
-            changed = equal.clone()
-            changed[far] = others(equal[far], vocab, generator)
-            what = f"with row {far} changed among equal rows"
-            same = _Batch(variant, equal)
-            same.compare(row, changed, row, what)
-            batch.notes |= same.notes
-    return batch.notes
-
-
-class _Batch:
-    """A batch and its scores, to be compared with other batches."""
-
-    def __init__(self, variant: Variant, tokens: Int[Tensor, "rows time"]):
-        self.variant, self.tokens = variant, tokens
-        self.scores = variant.scores(tokens)
-        self.notes: set[str] = set()
-
-    def compare_shapes(self, some: Iterable[int], short: bool) -> None:
-        """Require the same of rows alone, in another order, and repeated."""
-        rows, order = len(self.tokens), self.tokens.roll(1, 0)
-        for row in some:
-            self.compare(row, self.tokens[row : row + 1], 0, "alone")
-        moved = self.variant.scores(order)
-        for row in some:
-            new = (row + 1) % rows
-            self.compare(row, order, new, "in another order", moved)
-        if short:
-            self.compare(0, self.tokens.repeat(2, 1), rows, "repeated")
-
-    def compare(
-        self,
-        row: int,
-        others: Int[Tensor, "others time"],
-        other: int,
-        what: str,
-        others_scores: Float[Tensor, "others time vocab"] | None = None,
-    ) -> None:
-        """Require the scores of a row to be those of the same one in others.
-
-        What was done to the batch is said in a failure.
-        """
-        variant, training = self.variant, self.variant.case.training
-        if others_scores is None:
-            others_scores = variant.scores(others)
-        gap = real_gap(
-            variant.model,
-            lambda: variant.scores(self.tokens)[row],
-            lambda: variant.scores(others)[other],
-            (self.scores[row], others_scores[other]),
+    notes = set[str]()
+    kept = lru_cache(2)(variant.scores)  # of the batch and the last other one
+    for tokens, row, other, place, what in _batches(
+        variant, time, rows, generator
+    ):
+        gap = gap_between(
+            (variant, tokens, row),
+            (variant, other, place),
+            (kept(tokens)[row], kept(other)[place]),
         )
         if gap is None:
-            return
-        if training and variant.draws(self.tokens) != variant.draws(others):
-            self.notes.add(DRAWS)
-            return
-        rows, time = self.tokens.shape
+            continue
+        draws = variant.draws
+        if variant.case.training and draws(tokens) != draws(other):
+            notes.add(DRAWS)
+            continue
         raise AssertionError(
-            f"row {row} of a batch of {rows} depends on other rows: {what} (a "
-            f"batch of {len(others)}), its scores at position {gap.at[0]} "
-            f"move by {gap.size:.2g} at length {time} "
-            f"({dtype_name(self.scores.dtype)}{variant.conditions}; "
-            f"rounding there is {gap.noise:.1g})"
+            f"row {row} of a batch of {len(tokens)} depends on other rows: "
+            f"{what} (a batch of {len(other)}), its scores at position "
+            f"{gap.at[0]} move by {gap.size:.2g} at length {time} "
+            f"{variant.precision(gap.dtype, gap.noise)}"
         )
+    return notes
+
+
+def _batches(
+    variant: Variant, time: int, rows: int, generator: torch.Generator
+) -> Iterator[tuple[Tensor, int, Tensor, int, str]]:
+    """Yield a batch and a row, another batch and where that row is in it.
+
+    The last is how a failure says what was done to the batch.
+    """
+    vocab = variant.subject.vocab_size
+    tokens = draw(vocab, rows, time, generator)
+    short = time <= SHORT and rows <= FEW
+    ends = sorted({0, 1 % rows, rows - 1} if short else {0, rows - 1})
+    some = range(rows) if short else ends
+    if not variant.case.training:  # other shapes have other dropout masks
+        for row in some:
+            yield tokens, row, tokens[row : row + 1], 0, "alone"
+        order = tokens.roll(1, 0)
+        for row in some:
+            yield tokens, row, order, (row + 1) % rows, "in another order"
+        if short:
+            yield tokens, 0, tokens.repeat(2, 1), rows, "repeated"
+    for row in ends:
+        replaced = others(tokens, vocab, generator)
+        replaced[row] = tokens[row]
+        yield tokens, row, replaced, row, "with the other rows replaced"
+    for row in ends if short else ():
+        far, equal = (row + 1) % rows, tokens[row].repeat(rows, 1)
+        changed = equal.clone()
+        changed[far] = others(equal[far], vocab, generator)
+        what = f"with row {far} changed among equal rows"
+        yield equal, row, changed, row, what

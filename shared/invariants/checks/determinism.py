@@ -1,7 +1,6 @@
 """The same input, the same output."""
 
-import itertools
-from collections.abc import Iterable
+from itertools import count, product
 
 from torch import Tensor
 
@@ -9,7 +8,7 @@ from ..cases import AGAIN, WITH_GRADIENTS, cases_of
 from ..check import Subject, check
 from ..errors import FoundOut
 from ..ranks import current
-from ..rounding import floor, gaps, require_finite
+from ..rounding import differ, gaps, require_finite
 from ..tokens import others
 from ..variant import Variant, own
 
@@ -29,14 +28,14 @@ def check_determinism(subject: Subject) -> str:
     variant = own(subject)
     tokens = subject.draw(2, 8, generator)
     first = variant.scores(tokens, seed=1, go_on=True)
-    seeds = itertools.count(2)
+    seeds = count(2)
 
     def compare(variant: Variant, after: str) -> None:
         scores = variant.scores(tokens, seed=next(seeds), go_on=True)
         _require_same(scores, first, after)
 
-    for count in range(2, 10):
-        compare(variant, f"at call {count}")
+    for call in range(2, 10):
+        compare(variant, f"at call {call}")
     compare(variant.run_as(WITH_GRADIENTS), WITH_GRADIENTS.how)
     for case in cases_of(AGAIN, subject):
         if case.own or case.targets:
@@ -50,14 +49,15 @@ def check_determinism(subject: Subject) -> str:
         variant.scores(mixed, go_on=True)
         compare(variant, f"after an input of shape {tuple(mixed.shape)}")
     longer, rows = subject.draw(2, 24, generator), slice(None)
-    half = slice(longer.size(1) // 2)
+    parts = (0,), (-1,), (rows, 0), (rows, -1)
+    half = rows, slice(longer.size(1) // 2)
     batches = []
-    for ids, parts in (
-        (tokens, ((0,), (-1,), (rows, 0), (rows, -1))),
-        (longer, ((rows, half),)),
-    ):
-        mixed = others(ids, subject.vocab_size, generator)
-        batches += _alike(ids, mixed, parts)
+    for ids, part in (*product([tokens], parts), (longer, half)):
+        unlike = others(ids, subject.vocab_size, generator)
+        unlike[:, 1:-1:2] = 0  # which may count as padding
+        mixed = unlike.clone()
+        mixed[part] = ids[part]
+        batches += [ids, mixed, unlike]
     answers = [variant.scores(ids, go_on=True) for ids in batches]
     other = own(subject)
     for ids, answer in reversed([*zip(batches, answers, strict=True)]):
@@ -72,24 +72,12 @@ def check_determinism(subject: Subject) -> str:
 
 def _require_same(scores: Tensor, first: Tensor, after: str) -> None:
     """Require that the same tokens have the same scores as at first."""
-    moved = gaps(scores, first)
-    if float(moved.max()) > floor(first):
+    if differ(scores, first):
         require_finite(first, infinite=True)
-        position = int(moved.amax(0).argmax())
+        moved = gaps(scores, first).amax(0)
         raise FoundOut(
             f"the same tokens give other scores {after}: position "
-            f"{position} moves by {float(moved.max()):.2g} at length "
-            f"{moved.size(1)}",
+            f"{int(moved.argmax())} moves by {float(moved.max()):.2g} at "
+            f"length {len(moved)}",
             keeps_state=True,
         )
-
-
-def _alike(tokens: Tensor, others: Tensor, parts: Iterable) -> list[Tensor]:
-    """Return batches of which two in a row agree in a part."""
-    others[:, 1:-1:2] = 0  # which may count as padding
-    batches = []
-    for part in parts:
-        mixed = others.clone()
-        mixed[part] = tokens[part]
-        batches += [tokens, mixed, others]
-    return batches

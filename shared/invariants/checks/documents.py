@@ -1,11 +1,9 @@
 """Documents that are packed in one row do not see each other."""
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import product
 
 import torch
-from torch import Tensor
 
 from ..cases import EVAL, OWN
 from ..check import SkipCheck, Subject, check
@@ -16,9 +14,8 @@ from ..losses import shifts_of
 from ..model.calling import find_loss
 from ..model.sizes import TILES, WINDOW, all_declared
 from ..moves.leaks import LeakFinder, Trial
-from ..rounding import dtype_name, real_gap
 from ..tokens import draw, others, spans
-from ..variant import Variant, both, build
+from ..variant import Variant, both, build, gap_between
 
 Fault = tuple[float, str]  # how far scores move, and what a failure says
 BOUNDARY = (
@@ -92,9 +89,9 @@ def _promised(
             return f"{prove_documents(subject, way)}; tested: {text}"
         faults.append(fault[1])
     text, way = faults[0], ways[0]
-    for uncached in way.without_cache(subject):
-        if not _first_fault(subject, uncached, rows):
-            text += f"; {uncached.words} they are apart"
+    uncached = way.without_cache(subject)
+    if uncached and not _first_fault(subject, uncached, rows):
+        text += f"; {uncached.words} they are apart"
     if way.mark is None and (proof := prove_documents(subject, way)).culprit:
         text += f"; let through at {proof.culprit}"
     raise AssertionError(text)
@@ -103,10 +100,10 @@ def _promised(
 def _seen(subject: Subject, way: Packing, rows: list[list[int]]) -> str:
     """Say whether an argument that promises nothing isolates documents."""
     fault, but = _first_fault(subject, way, rows), list[str]()
-    for uncached in way.without_cache(subject) if fault else ():
-        if fault and not _first_fault(subject, uncached, rows):
-            but.append(f"without it: {fault[0]:.2g}")
-            fault, way = None, uncached
+    uncached = way.without_cache(subject)
+    if fault and uncached and not _first_fault(subject, uncached, rows):
+        but.append(f"without it: {fault[0]:.2g}")
+        fault, way = None, uncached
     if fault:
         return f"not isolated by {way.words}: {fault[0]:.2g}"
     if masked := _first_fault(subject, way, rows, way.beside[1:2]):
@@ -150,11 +147,6 @@ def _faults(
     if beside == HIDES:  # the last document
         mine, still = mine[:-1], still & ~mine[-1]
     row_of = f"of {count} ({', '.join(map(str, lengths))} tokens)"
-
-    def where(run: Variant, noise: float) -> str:
-        dtype = next((dtype_name(p.dtype) for p in run.parameters), "float32")
-        return f"({dtype}{run.conditions}; rounding there is {noise:.1g})"
-
     packed, in_training = (
         variant.run_as(way.case(lambda _: lengths, training, beside))
         for training in (False, True)
@@ -168,31 +160,22 @@ def _faults(
                 leak.size,
                 f"document {moved} {row_of} moves the scores of document "
                 f"{ids[leak.position]} by {leak.size:.2g}, at position "
-                f"{leak.position} of the row {where(run, leak.noise)}",
+                f"{leak.position} of the row "
+                f"{run.precision(leak.dtype, leak.noise)}",
             )
     alone = variant.run_as(OWN if way.own else EVAL)
     for document, at in enumerate(mine):
         if not subject.lengths.accepts(lengths[document]):
             continue
-        gap = real_gap(
-            packed.model,
-            partial(_scores, packed, text, at),
-            partial(_scores, alone, text[:, at]),
-        )
+        gap = gap_between((packed, text, (0, at)), (alone, text[:, at], 0))
         if gap:
             yield (
                 gap.size,
                 f"document {document} {row_of} has other scores alone: by "
                 f"{gap.size:.2g} at its position {gap.at[0]}, though no token "
                 f"of another was seen to move it: do its positions start "
-                f"again? {where(packed, gap.noise)}",
+                f"again? {packed.precision(gap.dtype, gap.noise)}",
             )
-
-
-def _scores(
-    run: Variant, text: Tensor, at: Tensor | slice = slice(None)
-) -> Tensor:
-    return run.scores(text)[0, at]
 
 
 def _boundary(subject: Subject, way: Packing, lengths: list[int]) -> str:

@@ -204,12 +204,9 @@ def _check_device(subject: Subject, tokens: Tensor) -> str:
         return "no other device: the ranks are on this one"
     try:
         with elsewhere(), torch.no_grad():
-            moved, ids = (
-                variant.model.to(ELSEWHERE).eval(),
-                tokens.to(ELSEWHERE),
-            )
-            answer = subject.caller.call(moved, ids)
-            scores = subject.read(answer, *ids.shape)
+            moved = variant.model.to(ELSEWHERE).eval()
+            answer = subject.caller.call(moved, tokens.to(ELSEWHERE))
+            scores = subject.read(answer, *tokens.shape)
     except Exception as error:
         if isinstance(error, RuntimeError) and "same device" in str(error):
             raise AssertionError(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from ..cases import EXTREME, TRAIN, TRAIN_WITHOUT_GRADIENTS, WITH_GRADIENTS
@@ -14,7 +14,7 @@ from ..losses import cross_entropy
 from ..operations import Operations
 from ..places import Place, find_place
 from ..ranks import local
-from ..rounding import floor, gaps
+from ..rounding import differ
 from ..variant import Variant, own, redraw_zeros, scale_up
 
 GRADIENTS = 256  # tokens: a backward pass of longer texts takes much memory
@@ -53,8 +53,8 @@ def _require_softmax(subject: Subject) -> None:
     redraw_zeros(variant.model, subject.generator())  # they would hide all
     scores = variant.scores(tokens)
     with _Exponentials(shift=True) as seen:
-        moved = gaps(variant.scores(tokens), scores)
-    if seen.place is None or float(moved.max()) > floor(scores):
+        moved = differ(variant.scores(tokens), scores)
+    if seen.place is None or moved:
         return
     for size in EXTREME[::-1]:
         scale_up(variant.model, size)
@@ -122,30 +122,22 @@ def _try(
     if grad:
         model.zero_grad()
     scores = variant.scores(tokens, seed=seed, grad=grad)
-    _require_finite(scores.detach(), time, mode)
-    if not scores.requires_grad:
-        return
-    with during(f"in the backward pass {mode}, at length {time}"):
-        cross_entropy(scores.float(), tokens.roll(1, 0)).backward()
-    for name, parameter in model.named_parameters():
-        gradient = parameter.grad
-        if gradient is None:
-            continue
-        if not local(gradient).to_dense().isfinite().all():
-            raise AssertionError(
-                f"the gradient of {name} is NaN or infinite at length {time} "
-                f"{mode}, while the scores are finite"
-            )
-
-
-def _require_finite(
-    scores: Float[Tensor, "batch time vocab"], time: int, mode: str
-) -> None:
-    bad = ~torch.isfinite(scores)
-    if bad.any():
+    if (bad := ~torch.isfinite(scores)).any():
         row, position = bad.any(-1).nonzero()[0].tolist()
         raise NotFinite(
             f"{float(bad.double().mean()):.2%} of the scores are NaN or "
             f"infinite at length {time} {mode}, first at position {position} "
             f"of row {row}"
         )
+    if not scores.requires_grad:
+        return
+    with during(f"in the backward pass {mode}, at length {time}"):
+        cross_entropy(scores.float(), tokens.roll(1, 0)).backward()
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad
+        numbers = None if gradient is None else local(gradient).to_dense()
+        if numbers is not None and not numbers.isfinite().all():
+            raise AssertionError(
+                f"the gradient of {name} is NaN or infinite at length {time} "
+                f"{mode}, while the scores are finite"
+            )

@@ -1,10 +1,11 @@
 """No gradient is missing."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..cases import TRAIN
 from ..check import Subject, check
@@ -28,6 +29,7 @@ from ..tokens import rows_at_once
 from ..variant import Variant, changeable, larger
 
 STEPS = 5  # of training, until no factor behind a zero is 0
+OWN_LOSS = "of the loss"
 ROUNDING_SHARE = 1e-6  # of the largest gradient: in float32, rounding
 
 
@@ -66,7 +68,11 @@ def check_gradient_flow(subject: Subject) -> str:
     for fault in (NEVER, DETACHED, BOTH_ZERO):
         if fault in parts:
             raise AssertionError(f"{_first(parts[fault], 3)} {fault}")
-    faint = _faint(model, sizes)
+    unit = max(
+        torch.finfo(p.dtype).eps for p in variant.parameters if p.requires_grad
+    )
+    least = max(ROUNDING_SHARE, 16 * unit) * max(sizes.values())
+    faint = [name for name, size in sizes.items() if 0 < size < least]
     by_loss = _by_loss_alone(subject, sizes, scored)
     hooked = [n for n, p in model.named_parameters() if p._backward_hooks]
     notes = {
@@ -123,15 +129,6 @@ def _reasons(variant: Variant, alive: Slices) -> dict[str, list[str]]:
     }
 
 
-def _faint(model: nn.Module, sizes: dict[str, float]) -> list[str]:
-    """Return the parameters whose gradients are as small as rounding."""
-    kinds = {p.dtype for p in model.parameters() if p.requires_grad}
-    unit = max(torch.finfo(dtype).eps for dtype in kinds)
-    share = max(ROUNDING_SHARE, 16 * unit)
-    largest = max(sizes.values())
-    return [n for n, s in sizes.items() if 0 < s < share * largest]
-
-
 def _by_loss_alone(
     subject: Subject, sizes: dict[str, float], scored: set[str]
 ) -> list[str]:
@@ -151,34 +148,6 @@ def _first(names: list[str], count: int) -> str:
     more = len(names) - count
     rest = f" and {more} more" if more > 0 else ""
     return ", ".join(names[:count]) + rest
-
-
-def _backward_of_own_loss(
-    variant: Variant, tokens: Tensor, targets: Tensor
-) -> None:
-    """Add the gradients of the loss that a model returns, if it does."""
-    if variant.subject.caller.target_name is None:
-        return
-    loss = None
-    with suppress(AssertionError):  # the matter of check_loss
-        _, loss = scores_and_loss(variant, tokens, targets)
-    if loss is not None and loss.requires_grad:
-        with during("in the backward pass of the loss"):
-            loss.backward()
-
-
-def _backward_of_all_scores(variant: Variant, tokens: Tensor) -> None:
-    """Add the gradients of whatever else is a score of each id."""
-    width = variant.subject.reader.width
-    answer = variant.answer(tokens, grad=True)
-    others = [
-        scores.log_softmax(-1)[..., 0].mean()
-        for _, scores in tensors_in(answer)
-        if scores.requires_grad and scores.shape[-1:] == (width,)
-    ]
-    if others:
-        with during("in the backward pass of all its scores"):
-            torch.stack(others).sum().backward()
 
 
 def _stuck_at_zero(variant: Variant) -> list[str]:
@@ -219,7 +188,7 @@ def _gradient_sizes(
     that have one, scored the names of parameters that have one by a score.
     """
     subject, model = variant.subject, variant.model
-    vocab, short = subject.vocab_size, subject.lengths.fit(32)
+    short = subject.lengths.fit(32)
     # a part may act in long texts only
     several = dict(enumerate([*[short] * 3, subject.block_size] * 4))
     trainable = {
@@ -230,36 +199,19 @@ def _gradient_sizes(
     sizes = dict.fromkeys(trainable, 0.0)
     for seed, time in (lengths or several).items():
         generator = torch.Generator().manual_seed(subject.seed + seed)
-        batch = max(1, min(8, rows_at_once(vocab, time) // 4))
+        batch = max(1, min(8, rows_at_once(subject.vocab_size, time) // 4))
         tokens, targets = (
             subject.draw(batch, time, generator) for _ in range(2)
         )
         model.zero_grad()
-        scores = variant.scores(tokens, grad=True, seed=seed)
-        if not scores.requires_grad:
-            row = tokens[:1]
-            scores = subject.read(variant.answer(row), *row.shape)
-            if why := quantised(model):
-                raise SkipCheck(f"{why}: no gradient passes")
-            if scores.is_inference():
-                raise SkipCheck("the model answers in inference mode")
-            raise AssertionError(
-                "the scores carry no gradient in train mode: something "
-                "detaches them"
-            )
-        if scores.dtype != torch.float64:
-            scores = scores.float()
-        with during("in the backward pass in train mode"):
-            cross_entropy(scores, targets).backward()
-        if seed > 0:  # something has no gradient by the scores
-            _backward_of_all_scores(variant, tokens)
-        if scored is not None:
+        for what, loss in _losses(variant, tokens, targets, seed):
+            with during(f"in the backward pass {what}"):
+                loss.backward()
             grads = {n: p.grad for n, p in trainable.items()}
-            scored |= {
-                n for n, g in grads.items() if g is not None and g.any()
-            }
-        if seed > 0:
-            _backward_of_own_loss(variant, tokens, targets)
+            if scored is not None and what != OWN_LOSS:
+                scored |= {
+                    n for n, g in grads.items() if g is not None and g.any()
+                }
         for name, parameter in trainable.items():
             if parameter.grad is not None:
                 # NaN is check_finite's matter
@@ -272,3 +224,46 @@ def _gradient_sizes(
         if all(sizes.values()):
             break
     return sizes
+
+
+def _losses(
+    variant: Variant, tokens: Tensor, targets: Tensor, seed: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield losses, and how a failure in their backward pass names them.
+
+    After the first seed, which leaves something without a gradient, these are
+    also those of all else that scores ids, and of the model's own loss.
+    """
+    subject = variant.subject
+    scores = variant.scores(tokens, grad=True, seed=seed)
+    if not scores.requires_grad:
+        row = tokens[:1]
+        scores = subject.read(variant.answer(row), *row.shape)
+        if why := quantised(variant.model):
+            raise SkipCheck(f"{why}: no gradient passes")
+        if scores.is_inference():
+            raise SkipCheck("the model answers in inference mode")
+        raise AssertionError(
+            "the scores carry no gradient in train mode: something "
+            "detaches them"
+        )
+    if scores.dtype != torch.float64:
+        scores = scores.float()
+    yield "in train mode", cross_entropy(scores, targets)
+    if seed == 0:
+        return
+    others = [
+        scores.log_softmax(-1)[..., 0].mean()
+        for _, scores in tensors_in(variant.answer(tokens, grad=True))
+        if scores.requires_grad
+        and scores.shape[-1:] == (subject.reader.width,)
+    ]
+    if others:
+        yield "of all its scores", torch.stack(others).sum()
+    if subject.caller.target_name is None:
+        return
+    loss = None
+    with suppress(AssertionError):  # the matter of check_loss
+        _, loss = scores_and_loss(variant, tokens, targets)
+    if loss is not None and loss.requires_grad:
+        yield OWN_LOSS, loss

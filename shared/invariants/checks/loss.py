@@ -17,7 +17,6 @@ from ..losses import (
     added_to,
     close,
     mean_loss,
-    normaliser,
     scores_and_loss,
     shifts_of,
     tolerance_of,
@@ -79,13 +78,10 @@ def _check_loss_of(variant: Variant) -> str:
     if case is None:
         return f"takes {name}, returns no loss of one number"
     shifts = case.shifts
-    for batch, length, last in (
-        (3, 7, False),
-        (1, 13, False),
-        (2, LONGEST, True),
-    ):
+    for batch, length in ((3, 7), (1, 13), (2, LONGEST)):
         time, batch = subject.lengths.fit(length), subject.fit_rows(batch)
-        start = -batch * time if last else -1  # the last ids, or the first
+        # the last ids, or the first
+        start = -batch * time if length == LONGEST else -1
         ids = (torch.arange(batch * time) + start).view(batch, time) % vocab
         other = _loss_of(variant, ids, generator)
         if other is None:
@@ -236,8 +232,8 @@ def _terms(case: _Loss, counted: Bool[Tensor, "batch time"]) -> list[float]:
     """Return what may be added where only some positions are counted."""
     if not case.added:
         return [0.0]
-    whole = normaliser(case.scores, torch.ones_like(counted))
-    share = normaliser(case.scores, counted) / whole
+    squares = case.scores.double().logsumexp(-1).square()
+    share = float(squares[counted].mean() / squares.mean())
     return [case.added, case.added * share]  # a z-loss of these positions
 
 
@@ -271,12 +267,9 @@ def _besides(
 
 def _require_gradient(variant: Variant, targets: Tensor, case: _Loss) -> None:
     """Require that the loss has a gradient, that of the cross-entropy."""
-    model = variant.model
-    if not isinstance(model, nn.Module):
-        return
-    weights = [p for p in model.parameters() if p.requires_grad and p.numel()]
-    caller = variant.subject.caller
-    if not weights or caller.no_gradients or quantised(model):
+    weights = [p for p in variant.parameters if p.requires_grad and p.numel()]
+    no_gradients = variant.subject.caller.no_gradients
+    if not weights or no_gradients or quantised(variant.model):
         return
     trained, evaluated = map(variant.run_as, (TRAIN, WITH_GRADIENTS))
     # a call in train mode may change weights that eval mode's graph holds
@@ -294,7 +287,6 @@ def _require_gradient(variant: Variant, targets: Tensor, case: _Loss) -> None:
         return
     if not (scores.requires_grad and loss.requires_grad):
         return
-    means = [mean_loss(scores, targets, s) for s in case.shifts]
 
     def gradient(value: Tensor) -> float:
         """Return the size of a gradient."""
@@ -306,7 +298,8 @@ def _require_gradient(variant: Variant, targets: Tensor, case: _Loss) -> None:
         return math.hypot(*norms)
 
     sizes = []
-    for mean in means:  # of a large model one set of gradients at a time
+    for shift in case.shifts:  # one set of gradients at a time
+        mean = mean_loss(scores, targets, shift)
         with during("in the backward pass of the loss"):
             sizes.append((gradient(loss - mean), gradient(mean)))
     apart, size = min(sizes)

@@ -1,5 +1,7 @@
 """The order of what came before counts."""
 
+from functools import partial
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -87,20 +89,11 @@ def _swapped_in_vain(
     """
     # where it takes seconds, only if there is no limit
     share = 0 if subject.takes_seconds((1 + len(pairs)) * time) else 1 / 2
+    vocab, generator = subject.vocab_size, subject.generator()
     with subject.budget.part("swaps", time, share):
-        return _unmoved(subject, pairs, time)
-    return None
-
-
-def _unmoved(
-    subject: Subject, pairs: list[tuple[int, int]], time: int
-) -> list[tuple[int, int]]:
-    vocab = subject.vocab_size
-    generator = subject.generator()
-    for variant in both(subject, time):
-        for _ in range(3):
+        for variant in (v for v in both(subject, time) for _ in range(3)):
             if not pairs:
-                return []
+                break
             text = draw(vocab, 1, time, generator)[0]
             for one, other in pairs:
                 text[other] = others(text[one], vocab, generator)
@@ -119,7 +112,14 @@ def _unmoved(
                 for pair, count in zip(pairs, counts, strict=True)
                 if max(sizes[pair], base) < ALIKE * count
             ]
-    return pairs
+        return pairs
+    return None
+
+
+def _differences(variant: Variant, batch: Tensor) -> Tensor:
+    """Return how the last scores of all rows differ from the first row's."""
+    last = variant.scores(batch)[:, -1]
+    return minus(last[1:], last[0].expand_as(last[1:]))
 
 
 def _moved(
@@ -146,20 +146,14 @@ def _some_permutation(subject: Subject) -> str:
             swaps = [_swapped(tokens, at, at + 1) for at in (time - 3, 0)]
             backwards = torch.cat([tokens[:-1].flip(0), tokens[-1:]])
             batch = torch.stack([tokens, *swaps, backwards])
-
-            def difference(
-                batch: Tensor = batch, variant: Variant = variant
-            ) -> Tensor:
-                last = variant.scores(batch)[:, -1]
-                return minus(last[1:], last[0].expand_as(last[1:]))
-
+            difference = partial(_differences, variant, batch)
             scores = variant.scores(batch)
-            size = float(difference().abs().max())
+            size, deviation = float(difference().abs().max()), scores.std()
             largest = max(largest, size)
-            share = max(share, size / float(scores.std() + 1e-30))
-            clear = size > CLEAR * float(scores.std())
+            share = max(share, size / float(deviation + 1e-30))
             if size > floor(scores) and (
-                clear or is_real(variant.model, difference, rounding(scores))
+                size > CLEAR * deviation
+                or is_real(variant.model, difference, rounding(scores))
             ):
                 return f"the last scores move by {size:.2g}"
     require_finite(scores)

@@ -2,18 +2,16 @@
 
 import math
 from collections.abc import Iterator
-from functools import partial
 
 import torch
-from torch import Tensor
 
 from ..cases import PREFIX, cases_of
 from ..check import SkipCheck, Subject, check
 from ..model.branches import branches_on_length
 from ..places import short_path
-from ..rounding import dtype_name, floor, gaps, real_gap
+from ..rounding import floor, gaps
 from ..tokens import SHORT, draw, rows_at_once, splits_to_try
-from ..variant import Variant, both, precise
+from ..variant import Variant, both, gap_between, precise
 
 
 @check(
@@ -83,24 +81,21 @@ def _compare(
         return
     tokens = draw(vocab, min(2, rows_at_once(vocab, time)), time, generator)
 
-    def whole_text(split: int) -> Tensor:
-        return variant.scores(tokens)[:, :split]
-
-    def alone(split: int) -> Tensor:
-        return variant.scores(tokens[:, :split])
-
     whole = variant.scores(tokens)
-    moved = {s: float(gaps(alone(s), whole[:, :s]).max()) for s in prefixes}
+    moved = {}
+    for split in prefixes:
+        alone = variant.scores(tokens[:, :split])
+        moved[split] = float(gaps(alone, whole[:, :split]).max())
     apart = [s for s in prefixes if moved[s] > floor(whole)]
     for split in sorted(apart, key=lambda s: -moved[s])[:3]:
-        gap = real_gap(
-            variant.model, partial(whole_text, split), partial(alone, split)
+        first = slice(None), slice(split)
+        gap = gap_between(
+            (variant, tokens, first), (variant, tokens[first], ...)
         )
         if gap is not None:
             raise AssertionError(
                 f"position {gap.at[1]} depends on the length: alone, the "
                 f"first {split} of {time} tokens give it scores that differ "
-                f"by {gap.size:.2g} ({dtype_name(whole.dtype)}"
-                f"{variant.conditions}; rounding there is "
-                f"{gap.noise:.1g})"
+                f"by {gap.size:.2g} "
+                f"{variant.precision(gap.dtype, gap.noise)}"
             )

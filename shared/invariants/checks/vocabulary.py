@@ -9,7 +9,7 @@ from ..embedding import Lookups
 from ..errors import NotFinite
 from ..limits import on_cpu, refusal
 from ..ranks import current
-from ..rounding import floor, gaps
+from ..rounding import differ
 from ..tokens import rows_at_once
 from ..variant import Variant, doubled, larger, own, redraw_zeros
 
@@ -115,9 +115,8 @@ def _require_told_apart(subject: Subject, ids: Int[Tensor, "ids"]) -> None:
     one, other = sorted(ids[order[nearest : nearest + 2]].tolist())
     base = subject.draw(3, 8, generator)
     at = torch.randint(base.size(1), (3, 1), generator=generator)
-    scores = variant.scores(base.scatter(1, at, one))
-    others = variant.scores(base.scatter(1, at, other))
-    if float(gaps(scores, others).max()) <= floor(scores):
+    pair = [variant.scores(base.scatter(1, at, i)) for i in (one, other)]
+    if not differ(*pair):
         raise AssertionError(
             f"ids {one} and {other} are one to the model: no score moves "
             f"where one takes the other's place"
