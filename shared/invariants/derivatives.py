@@ -31,15 +31,13 @@ def gradients_of(
     for tensor in tensors:
         tensor.grad = None
     value.backward(retain_graph=how.get("retain_graph"))
-    grads = [tensor.grad for tensor in tensors]
+    grads = []
     for tensor in tensors:
+        if tensor.grad is None and how.get("materialize_grads"):
+            tensor.grad = torch.zeros_like(tensor)
+        grads.append(tensor.grad)
         tensor.grad = None
-    if not how.get("materialize_grads"):
-        return grads
-    return [
-        torch.zeros_like(tensor) if grad is None else grad
-        for tensor, grad in zip(tensors, grads, strict=True)
-    ]
+    return grads
 
 
 def _has_reentrant(value: Tensor) -> bool:
@@ -119,7 +117,6 @@ class Along:
             p, padding = self.free[name]
             p = local(p)
             size = float(p.detach().abs().double().square().mean()) ** 0.5
-            size = size or 1.0
             kind = torch.complex64 if p.is_complex() else torch.float32
             if ranks is not None:
                 drawn = seed + crc32(name.encode())
@@ -128,20 +125,20 @@ class Along:
             if name in self.towards:
                 toward = self.towards[name]
                 noise = toward / toward.abs().square().mean().sqrt()
-            directions[name] = noise.to(p) * size
+            directions[name] = noise.to(p) * (size or 1.0)
             if padding is not None:
                 directions[name][padding] = 0
             gradient = self.gradients[name].conj()
             part = float((gradient * directions[name]).sum().real)
             products[name] = p, part
-        of_all = ranks.inner(products) if ranks else []
-        parts = [part for part, _ in of_all]
-        if ranks is None:
-            parts = [part for _, part in products.values()]
+        parts = [part for _, part in products.values()]
+        if ranks is not None:
+            of_all = ranks.inner(products)
+            parts = [part for part, _ in of_all]
         wide, near = (
             self._difference(directions, by) for by in (step, step / 2)
         )
-        if len(of_all) == 1:
+        if ranks is not None and len(of_all) == 1:
             parts = [min(of_all[0], key=lambda one: abs(one - near))]
         size = sum(part**2 for part in parts) ** 0.5 + abs(near)
         return Pair(
@@ -156,9 +153,8 @@ class Along:
         moved, values = [self.free[name][0] for name in directions], []
         for sign in (1, -1):
             with put_back_after(moved), torch.no_grad():
-                for p, direction in zip(
-                    moved, directions.values(), strict=True
-                ):
-                    local(p).add_(direction, alpha=sign * step)
+                for name, direction in directions.items():
+                    p = local(self.free[name][0])
+                    p.add_(direction, alpha=sign * step)
                 values.append(self.value())
         return (values[0] - values[1]) / (2 * step)

@@ -93,9 +93,7 @@ def gradients_at(
     found = [
         g.reshape(*shape, -1).abs().amax(-1) for g in grads if g is not None
     ]
-    if subject.caller.time_first:
-        found = [size.mT for size in found]
     if on_any(not found):
         return None
-    # NaN is kept: amax returns it
-    return largest(torch.stack(found).amax(0))
+    most = largest(torch.stack(found).amax(0))  # which returns NaN
+    return most.mT if subject.caller.time_first else most

@@ -25,11 +25,9 @@ def check_causality(subject: Subject) -> str:
     position that it can depend on (dependence/). Where the proof is open,
     and a little where it is not, sequences that are equal up to a split go
     through in batches of equal shape; before the split the scores must be
-    the same. In eval and
-    train mode (the same dropout in both), one row alone, with and without
-    gradients and masks, in several dtypes, ended in each id, and on copies
-    with larger weights, in which a mask of -1e4 no longer hides a leak. A
-    difference counts if it stays when weights are nudged: see rounding.py.
+    the same: in each case of the table (cases.py), ended in each id, and with
+    larger weights, in which a mask of -1e4 no longer hides a leak. A
+    difference counts if it stays when weights are nudged (rounding.py).
     Reports: huggingface/transformers 48745; karpathy/nanochat 844.
     """
     if subject.block_size < 2:
@@ -68,11 +66,8 @@ def _tried(finder: LeakFinder) -> Iterator[str]:
     for label, lengths in finder.tried.items():
         whole = [t for t, done in lengths.items() if len(done) == t - 1]
         parts = [f"all splits at {spans(whole)}"] if whole else []
-        parts += [
-            f"{len(done)} of {time - 1} at {time}"
-            for time, done in sorted(lengths.items())
-            if time not in whole
-        ]
+        for time in sorted(lengths.keys() - {*whole}):
+            parts.append(f"{len(lengths[time])} of {time - 1} at {time}")
         names.setdefault(", ".join(parts), []).append(label)
     for text, labels in names.items():
         yield f"{in_short(labels)}: {text}"

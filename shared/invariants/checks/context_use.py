@@ -25,10 +25,10 @@ def check_context_use(subject: Subject) -> str:
 
     Why: a window one too short, a cache that drops the first token, or scores
     that come a step late cost quality and show nowhere else.
-    How: each token of short sequences is replaced, several times, on the
-    fresh model and with larger weights; of the longest sequence some tokens,
-    by value or by gradient. A declared window may forget what is outside it;
-    lengths near it and its double are tried, too.
+    How: each token of short texts is replaced, on the fresh model and with
+    larger weights; of the longest text some tokens, by value or by gradient.
+    A declared window may forget what is outside it; lengths near it and its
+    double are tried, too.
     Reports: huggingface/transformers 39408, a sliding window off by one.
     """
     longest = subject.block_size
@@ -67,20 +67,15 @@ def _require_use(
     seen = [s for s in columns if s not in unused]
     if not unused:
         return ""
+    note = f"; at length {time}"
     if window is not None and max(unused) < time - window.value:
-        return (
-            f"; at length {time} tokens up to {max(unused)} are outside "
-            f"the declared {window}"
-        )
-    if (  # influence falls off towards the tokens that show none
-        seen
-        and max(unused) < min(seen)
-        and used[min(seen)] < FADED * max(used[s] for s in seen)
-    ):
-        return (
-            f"; at length {time} memory fades below rounding before "
-            f"token {min(seen)}"
-        )
+        last = max(unused)
+        return f"{note} tokens up to {last} are outside the declared {window}"
+    first = min(seen, default=0)
+    most = max((used[s] for s in seen), default=0.0)
+    # influence falls off towards the tokens that show none
+    if max(unused) < first and used[first] < FADED * most:
+        return f"{note} memory fades below rounding before token {first}"
     declared = f" (declared: {window})" if window else ""
     late = ", the newest: do they come a step late?"
     raise AssertionError(
@@ -124,6 +119,6 @@ def _used(
             shares = (grads[0] / grads[0].max()).tolist()
             scale = max(used.get(s, 0.0) for s in columns) or 1.0
             for s in columns:
-                if not used.get(s) and shares[s] > 0:
-                    used[s] = shares[s] * scale
+                if shares[s] > 0:
+                    used[s] = used.get(s) or shares[s] * scale
     return used

@@ -7,7 +7,6 @@ from torch import Tensor
 from ..cases import AGAIN, WITH_GRADIENTS, cases_of
 from ..check import Subject, check
 from ..errors import FoundOut
-from ..ranks import current
 from ..rounding import differ, gaps, require_finite
 from ..tokens import others
 from ..variant import Variant, own
@@ -64,10 +63,7 @@ def check_determinism(subject: Subject) -> str:
         what = "after batches that agree with theirs in a row or a column"
         scores = other.scores(ids, go_on=True)
         _require_same(scores, answer, what)
-    found = f"{19 + len(batches)} calls, with other inputs between them"
-    if (ranks := current()) is not None:
-        found += f"; {ranks.count} ranks return the same scores"
-    return found
+    return f"{19 + len(batches)} calls, with other inputs between them"
 
 
 def _require_same(scores: Tensor, first: Tensor, after: str) -> None:

@@ -37,11 +37,10 @@ def check_documents(subject: Subject) -> str:
     How: documents of 1, 2, 7 and more tokens than a window stand at the
     start, in the middle and at the end of a row; each is replaced, and no
     score of another may move; each is compared with itself alone. In eval
-    and train mode, with attention masks beside what says where documents
-    are, and with larger weights. An argument whose purpose it is, or a
-    declaration, promises that documents are apart; of position_ids that
-    start again the report says what was seen. A proof, as in check_causality,
-    has documents in place of positions, in both orders.
+    and train mode, with attention masks beside, and with larger weights. An
+    argument whose purpose it is, or a declaration, promises that documents
+    are apart; of position_ids that start again the report says what was seen.
+    A proof, as in check_causality, has documents in place of positions.
     Reports: huggingface/transformers 46634; huggingface/nanoVLM 204.
     """
     ways = packings(subject)

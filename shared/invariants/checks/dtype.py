@@ -37,13 +37,11 @@ def check_dtype(subject: Subject) -> str:
     another device; float16 has no -1e9 for a mask, and bfloat16 no 257th
     position.
     How: a forward in each dtype, in bfloat16 of up to 300 tokens, where
-    consecutive positions must stay different; and a forward on the given
-    device, or on an emulated one. In float64, the first line that casts to 16
-    bits, and how far its scores are from those without such casts: a failure
-    of a model that is built in float64.
-    Reports: masks and positions made with torch.arange(T), without the
-    device ("Let's build GPT", cell 82); huggingface/transformers 29285,
-    rotary positions in bfloat16.
+    consecutive positions must stay different; one on the given device, or on
+    an emulated one; and one in float64, whose first line that casts to 16
+    bits fails a model that is built in float64.
+    Reports: torch.arange(T) without the device ("Let's build GPT", cell 82);
+    huggingface/transformers 29285, rotary positions in bfloat16.
     """
     tokens = subject.draw(subject.fit_rows(2), 5)
     answers = {dtype: _answer_in(subject, dtype, tokens) for dtype in CASTS}

@@ -25,8 +25,8 @@ def check_finite(subject: Subject) -> str:
     """Neither scores nor gradients are ever NaN or infinite.
 
     Why: one NaN, after one step of an optimiser, is in every weight.
-    How: random ids, id 0 first, all ids equal; one token and up to the
-    longest; eval mode and, with several dropout masks, train mode. Where
+    How: random ids, id 0 first, all ids equal; one token to the longest text;
+    in eval mode and, with several dropout masks, train mode. Where
     exponentials are divided by their sum, weights grow until these overflow.
     Reports: dropout on masked scores turns -inf into NaN in one of ten
     passes in train mode ("GPT from Scratch", listing 5).

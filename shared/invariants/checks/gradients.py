@@ -31,12 +31,11 @@ def check_gradients(subject: Subject) -> str:
     Why: with a backward of one's own, a detached factor, or a block that is
     recomputed with another dropout mask, training goes somewhere else.
     How: the derivative of a random combination of scores along a random
-    direction must be what central differences say, in eval and train mode;
-    if not, each parameter is tried alone. In float32, where they are rough,
-    a direction is what a detach takes away. A call in inference mode comes
-    first: a table that it leaves cannot be trained with. The report names
-    straight-through estimators; padding rows and parameters with gradient
-    hooks are left out.
+    direction must be that of central differences, in eval and train mode; if
+    not, each parameter is tried alone. In float32, where these are rough, a
+    direction is what a detach takes away. A call in inference mode comes
+    first: a table that it leaves cannot be trained with. Padding rows and
+    parameters with gradient hooks are left out.
     Reports: allenai/OLMo-core 828, openai/guided-diffusion 167: checkpointed
     blocks with another dropout mask in the backward pass.
     """
@@ -49,9 +48,8 @@ def check_gradients(subject: Subject) -> str:
     tokens = subject.draw(3, 8, generator)
     tokens[:, -1] = tokens[:, 0]  # an id that comes twice
     note, ranks = "", current()
-    plain = all(is_plain(type(p)) for p in variant.parameters)
     # fully_shard keeps what it gathers in that mode
-    if ranks is None and plain:
+    if ranks is None and all(is_plain(type(p)) for p in variant.parameters):
         with suppress(ModelRaised):  # as who looks before training may do
             variant.run_as(INFERENCE).scores(tokens)
     for case in (EVAL, TRAIN):

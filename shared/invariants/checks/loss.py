@@ -24,7 +24,7 @@ from ..losses import (
 )
 from ..model.building import hooked
 from ..operations import quantised
-from ..rounding import floor, gaps
+from ..rounding import differ, floor, gaps
 from ..tokens import others
 from ..variant import Variant, both
 
@@ -145,21 +145,18 @@ def _loss_of(
     name, vocab = subject.caller.target_name, subject.vocab_size
     tokens = subject.draw(len(first), first.size(1), generator)
     second = others(first, vocab, generator)
+    hidden = torch.tensor(subject.hidden, dtype=torch.long)
     for ids in (first, second):  # none whose score is minus infinity
-        ids[
-            torch.isin(ids, torch.tensor(subject.hidden, dtype=torch.long))
-        ] = subject.scored[0]
+        ids[torch.isin(ids, hidden)] = subject.scored[0]
     scores, loss = scores_and_loss(variant, tokens, first)
     again, second_loss = scores_and_loss(variant, tokens, second)
     if scores is None or again is None:
         scores = variant.scores(tokens)
-    elif float((moved := gaps(scores.detach(), again.detach())).max()) > floor(
-        scores
-    ):
-        position = int(moved.amax(0).argmax())
+    elif differ(scores.detach(), again.detach()):
+        moved = gaps(scores.detach(), again.detach()).amax(0)
         raise AssertionError(
-            f"the scores move with {name}: those of position {position} by "
-            f"{float(moved.max()):.2g}"
+            f"the scores move with {name}: those of position "
+            f"{int(moved.argmax())} by {float(moved.max()):.2g}"
         )
     elif name not in subject.caller.given and not variant.case.training:
         own = subject.without_hidden(scores)

@@ -49,22 +49,18 @@ def check_signal(subject: Subject) -> str:
         precise(subject).scores(subject.draw(2, time))
     if enlarged is None and not choices.found:
         raise SkipCheck("no part and no attention can be seen")
+    unscaled = ""
     for first, times, width in choices.found:
+        scale = f"products of queries and keys are multiplied by {times:.4g}"
         if times > 1 and first > SHARP:
             raise AssertionError(
                 f"a fresh model's attention has decided: the largest "
                 f"probability is {first:.2f} on average over {time} "
-                f"positions; products of queries and keys are multiplied by "
-                f"{times:.4g}, where 1 / sqrt({width}) = {width**-0.5:.4g} "
-                f"keeps them small"
+                f"positions; {scale}, where 1 / sqrt({width}) = "
+                f"{width**-0.5:.4g} keeps them small"
             )
-    unscaled = ""
-    for _, times, width in choices.found:
         if times >= 1 and width > 1:
-            unscaled = (
-                f"; products of queries and keys are multiplied by "
-                f"{times:.4g} where 1/sqrt({width}) is usual"
-            )
+            unscaled = f"; {scale} where 1/sqrt({width}) is usual"
     count = len(choices.found)
     return f"every part moves; {count} parts choose positions{unscaled}"
 
@@ -95,13 +91,8 @@ def _spread(value: Any) -> float:
     """Return the share by which rows of vectors differ; -1: there are none."""
     shares = [-1.0]
     for _, x in tensors_in(value):
-        if (
-            x.is_floating_point()
-            and x.ndim > 1
-            and x.shape[:-1].numel() > 1
-            and x.numel()
-        ):
-            rows = x.detach().flatten(0, -2)
+        rows = x.detach().flatten(0, -2) if x.ndim > 1 else x.new_empty(0)
+        if x.is_floating_point() and len(rows) > 1 and x.numel():
             gap = minus(rows, rows[:1].expand_as(rows)).abs().max()
             shares.append(float(gap / rows.abs().max().clamp(1e-300)))
     return max(shares)
@@ -118,8 +109,7 @@ class _Choices(TorchFunctionMode):
     def __init__(self, time: int):
         super().__init__()
         self.time = time
-        # for each softmax: the mean of a row's largest probability, the factor
-        # of its products, and the width of a query
+        # mean of rows' largest probability, factor of products, query's width
         self.found: list[tuple[float, float, int]] = []
         self._products = self._query = self._key = torch.empty(0)
 

@@ -1,5 +1,7 @@
 """The ends of the vocabulary."""
 
+from itertools import product
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -52,22 +54,17 @@ def check_vocabulary(subject: Subject) -> str:
     end = min(seen.rows, default=0)
     spare = end - vocab if vocab < end < vocab + SPARE else 0
     rest = f"; the token table has {spare} rows to spare" if spare else ""
-    refused: tuple[int, ...] = (vocab + spare, vocab + spare + 100, -1)
-    if current() is not None:
-        refused = ()
-        rest += (
-            "; no id outside: where one rank alone refuses it, the others "
-            "would wait"
-        )
-    for outside in refused:
-        for position in sorted({0, short - 1}):
-            tokens = subject.draw(2, short, generator)
-            tokens[1, position] = outside
-            if refusal(variant, tokens) is None:
-                raise AssertionError(
-                    f"id {outside} at position {position} is answered "
-                    f"without an error; the vocabulary has {vocab} ids"
-                )
+    outside: tuple[int, ...] = vocab + spare, vocab + spare + 100, -1
+    if current() is not None:  # where one rank refuses, the others would wait
+        outside, rest = (), f"{rest}; no id outside, on several ranks"
+    for id, position in product(outside, sorted({0, short - 1})):
+        tokens = subject.draw(2, short, generator)
+        tokens[1, position] = id
+        if refusal(variant, tokens) is None:
+            raise AssertionError(
+                f"id {id} at position {position} is answered without an "
+                f"error; the vocabulary has {vocab} ids"
+            )
     note = _require_distinct(larger(subject) or own(subject))
     _require_told_apart(subject, ids)
     return f"{len(ids)} of {vocab} ids{rest}{note}"
