@@ -154,11 +154,9 @@ def _require_no_leak(
 ) -> None:
     subject, time = compiled.subject, tokens.size(1)
     splits = [max(1, time // 2), time - 1][: len(tokens)]
-    changed = tokens.clone()
-    for row, split in enumerate(splits):
-        changed[row, split:] = others(
-            tokens[row, split:], subject.vocab_size, subject.generator()
-        )
+    after = torch.arange(time) >= torch.tensor(splits).unsqueeze(1)
+    drawn = others(tokens, subject.vocab_size, subject.generator())
+    changed = torch.where(after, drawn, tokens)
     leak = LeakFinder().find(Trial(compiled, tokens, changed, splits))
     if leak is not None:
         raise AssertionError(

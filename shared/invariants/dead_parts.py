@@ -112,7 +112,12 @@ def reasons(
             yield NEVER if shared else UNREACHED, key, unread
     if not dead:
         return
-    short, longer = _redrawn(variant, time, collect)
+    generator, short, longer = subject.generator(), Slices(), Slices()
+    for seed in range(DRAWS):
+        if seed:
+            redraw_zeros(variant.model, generator, matrices=True)
+        collect(variant, {seed: subject.lengths.fit(time // 2)}, short)
+        collect(variant, {seed: time}, longer)
     for key, slices in dead.items():
         every = torch.ones_like(slices)  # a loss of its own moves them
         reached, more = short.get(key, every), longer.get(key, every)
@@ -139,24 +144,6 @@ def reasons(
             moved = not variant.scores(tokens).equal(before)
             reason = DETACHED if moved else NEVER
         yield reason, key, still
-
-
-def _redrawn(
-    variant: Variant, time: int, collect: Collect
-) -> tuple[Slices, Slices]:
-    """Return what is alive in texts of half a length, and of that length.
-
-    After the first time all matrices are drawn anew.
-    """
-    subject, generator = variant.subject, variant.subject.generator()
-    short: Slices = {}
-    longer: Slices = {}
-    for seed in range(DRAWS):
-        if seed:
-            redraw_zeros(variant.model, generator, matrices=True)
-        for size, found in ((time // 2, short), (time, longer)):
-            collect(variant, {seed: subject.lengths.fit(size)}, found)
-    return short, longer
 
 
 def _rerouted(

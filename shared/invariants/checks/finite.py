@@ -34,9 +34,12 @@ def check_finite(subject: Subject) -> str:
     generator = subject.generator()
     for variant, time, rows, calls in _sizes(subject):
         with subject.budget.part(variant.case.name, time, 1 / 3):
-            tokens = _texts(subject, time, generator)[:rows]
+            tokens = subject.draw(5, time, generator)
+            tokens[1, 0] = tokens[2] = 0
+            tokens[3] = subject.vocab_size - 1
+            tokens[4] = tokens[4, 0].clone()
             for seed in range(calls):
-                _try(variant, tokens, seed)
+                _try(variant, tokens[:rows], seed)
     _require_softmax(subject)
     return f"lengths 1 to {subject.budget.reached}, eval and train mode"
 
@@ -101,16 +104,6 @@ def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int, int]]:
             yield variant.run_as(WITH_GRADIENTS), time, rows, 1
         train = TRAIN if grads else TRAIN_WITHOUT_GRADIENTS
         yield variant.run_as(train), time, rows, 4 if 3 < time <= 16 else 1
-
-
-def _texts(
-    subject: Subject, time: int, generator: torch.Generator
-) -> Int[Tensor, "5 time"]:
-    tokens = subject.draw(5, time, generator)
-    tokens[1, 0] = 0
-    tokens[2], tokens[3] = 0, subject.vocab_size - 1
-    tokens[4] = tokens[4, 0].clone()
-    return tokens
 
 
 def _try(

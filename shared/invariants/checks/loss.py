@@ -286,7 +286,6 @@ def _require_gradient(variant: Variant, targets: Tensor, case: _Loss) -> None:
         return
 
     def gradient(value: Tensor) -> float:
-        """Return the size of a gradient."""
         found = gradients_of(
             value, weights, retain_graph=True, materialize_grads=True
         )

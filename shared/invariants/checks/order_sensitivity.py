@@ -59,12 +59,9 @@ def check_order_sensitivity(subject: Subject) -> str:
 def _same_positions(subject: Subject, time: int) -> str:
     """Raise where two positions are one; name tokens swapped in vain."""
     powers = [1 << k for k in range((time - 2).bit_length())]
-    far = [(0, s) for s in powers]
-    beside = [(s, s + 1) for s in powers if 8 <= s < time - 2]
-    for one, other in (
-        *(_swapped_in_vain(subject, far, time) or []),
-        *(_swapped_in_vain(subject, beside, time) or []),
-    ):
+    pairs = [(0, s) for s in powers]
+    pairs += [(s, s + 1) for s in powers if 8 <= s < time - 2]
+    for one, other in _swapped_in_vain(subject, pairs, time) or ():
         step = int(one > 0)  # the first token stays the first
         near = [(one + d * step, other + d) for d in (-1, 1)]
         near = [(a, b) for a, b in near if a < b < time - 1]
