@@ -75,12 +75,6 @@ class Pair:
         """How far they are apart."""
         return abs(self.backward - self.difference)
 
-    @property
-    def share(self) -> float:
-        """How far they are apart, relative to the larger one."""
-        largest = max(abs(self.backward), abs(self.difference))
-        return self.apart / largest
-
 
 @dataclass
 class Along:
@@ -108,9 +102,8 @@ class Along:
 
     def _measure(self, names: list[str], step: float) -> Pair:
         directions, products = {}, {}
-        ranks, generator = current(), self.generator
-        if ranks is not None:  # stages draw for other names
-            seed = int(torch.randint(2**31, (), generator=generator))
+        ranks = current()  # whose stages have parameters of other names
+        seed = int(torch.randint(2**31, (), generator=self.generator))
         for name in names:
             if name not in self.free:  # another rank's
                 continue
@@ -118,10 +111,8 @@ class Along:
             p = local(p)
             size = float(p.detach().abs().double().square().mean()) ** 0.5
             kind = torch.complex64 if p.is_complex() else torch.float32
-            if ranks is not None:
-                drawn = seed + crc32(name.encode())
-                generator = torch.Generator().manual_seed(drawn)
-            noise = torch.randn(p.shape, generator=generator, dtype=kind)
+            drawn = torch.Generator().manual_seed(seed + crc32(name.encode()))
+            noise = torch.randn(p.shape, generator=drawn, dtype=kind)
             if name in self.towards:
                 toward = self.towards[name]
                 noise = toward / toward.abs().square().mean().sqrt()

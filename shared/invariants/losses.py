@@ -2,16 +2,16 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from .context import during, seed_all
 from .model.calling import find_loss
-from .variant import DROPOUT_SEED, Variant
+from .variant import Variant
 
 
 def cross_entropy(
@@ -162,17 +162,11 @@ def scores_and_loss(
         ModelRaised: for a call with targets that the model refuses.
         AssertionError: for changed targets, and a loss that is no number.
     """
-    subject, model, case = variant.subject, variant.model, variant.case
-    if isinstance(model, nn.Module):
-        model.train(case.training)
-    name = subject.caller.target_name or ""
-    given = [x.to(subject.device, copy=True) for x in (tokens, targets)]
-    variant.start_again()
-    if case.training or subject.noisy:
-        seed_all(DROPOUT_SEED if case.training else subject.seed)
-    with during(f"when given {name}"), torch.set_grad_enabled(case.grad):
-        answer = subject.caller.call_own(model, given[0], **{name: given[1]})
-    if not given[1].equal(targets.to(subject.device)):
+    subject, name = variant.subject, variant.subject.caller.target_name
+    given = targets.to(subject.device, copy=True)
+    run = variant.run_as(replace(variant.case, own=True))
+    answer = run.answer(tokens, targets=given)
+    if not given.equal(targets.to(subject.device)):
         raise AssertionError(f"a forward changes its {name}")
     loss = find_loss(answer)
     if loss is not None and not torch.isfinite(loss):

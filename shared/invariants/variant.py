@@ -222,6 +222,8 @@ class Variant:
         what = f"on tokens of shape {tuple(tokens.shape)}, {case.mode}"
         masked = mask is not None or case.visible is not None
         what += ", with an attention mask" * masked
+        if targets is not None:
+            what += f", with {subject.caller.target_name}"
         with during(what), torch.set_grad_enabled(case.grad or grad):
             return case.call(subject.caller, self.model, ids, extra)
 

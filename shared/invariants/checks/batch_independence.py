@@ -40,13 +40,12 @@ def check_batch_independence(subject: Subject) -> str:
 
     Why: statistics over the batch make evaluation depend on who else is in
     it, and carry one sequence's future into another.
-    How: a proof, as in check_causality, with rows in place of positions, in
-    both orders. A proof does not see what depends on the number of rows or
-    on a row's place: so a batch is compared with each row alone, another
-    order, twice over, and other rows; one row changed among equal ones. Where
-    shapes and so dropout masks are the same, in train mode, too.
-    Reports: huggingface/transformers 18809, one example changes the others
-    of its batch.
+    How: a proof, as in check_causality, with rows in place of positions. It
+    does not see what depends on the number of rows or on a row's place: so a
+    batch is compared with each row alone, another order, twice over, other
+    rows, and one changed among equal ones; in train mode, too, where shapes
+    and so dropout masks are the same.
+    Reports: huggingface/transformers 18809, rows of a batch change others.
     """
     if subject.fit_rows(2) < 2:
         raise SkipCheck("the model takes one row")

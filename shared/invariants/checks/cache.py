@@ -11,15 +11,13 @@ def check_cache(subject: Subject) -> str:
     """Decoding with a cache, in any split, equals the full forward.
 
     Why: a cache that is one position off answers fluently, and wrongly.
-    How: a sequence token by token, whole and in pieces, in several rows; two
-    in turns, and one after another with the same first row; rows that begin
-    with padding, where a mask is taken; a token past the end; a plain pass
-    after decoding; in bfloat16, where the full forward runs in it. A cache
-    may refuse pieces of several tokens behind the first. The convention is
-    found by signature and state; where none is, the model's own generate is
-    compared with and without its cache.
-    Reports: pytorch/executorch 2010, rotary positions that start again at 0
-    with each call.
+    How: a text token by token, whole and in pieces, in several rows; two in
+    turns, and one after another with the same first row; rows that begin with
+    padding; a token past the end; a plain pass after decoding; in bfloat16. A
+    cache may refuse pieces of several tokens behind the first. The convention
+    is found by signature and state; where none is, the model's own generate
+    is compared with and without its cache.
+    Reports: pytorch/executorch 2010, rotary positions from 0 at each call.
     """
     subject.require_no_state()
     if getattr(subject.builder.build(), "can_cache_kv", True) is False:

@@ -22,8 +22,7 @@ def check_causal_gradients(subject: Subject) -> str:
     How: row t of equal rows has the gradient of a random combination of
     position t's scores; what lies after t must be 0 to rounding. In eval and
     train mode, and with larger weights.
-    Reports: triton-lang/triton 4541, a backward kernel that ignores the
-    causal flag of its forward.
+    Reports: triton-lang/triton 4541, a backward without the causal flag.
     """
     longest = subject.block_size
     if longest < 2:

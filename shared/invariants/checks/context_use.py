@@ -23,8 +23,8 @@ FADED = 1e-10  # share of the largest influence below which memory fades
 def check_context_use(subject: Subject) -> str:
     """Every token so far can change the last output, the newest included.
 
-    Why: a window one too short, a cache that drops the first token, or scores
-    that come a step late cost quality and show nowhere else.
+    Why: a window one too short, a first token that is dropped, or scores that
+    come a step late cost quality and show nowhere else.
     How: each token of short texts is replaced, on the fresh model and with
     larger weights; of the longest text some tokens, by value or by gradient.
     A declared window may forget what is outside it; lengths near it and its

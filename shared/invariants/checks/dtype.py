@@ -123,8 +123,6 @@ def _answer_in(
         if dtype == torch.float16:
             return "NaN or infinite in"
         raise NotFinite(f"in {dtype_name(dtype)} scores are NaN or infinite")
-    if scores.dtype != dtype and quantised(variant.model):
-        return f"quantised weights keep {dtype_name(scores.dtype)} in"
     if seen.same:
         raise AssertionError(
             f"in bfloat16 the positions {seen.same} of {tokens.size(1)} "

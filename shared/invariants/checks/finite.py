@@ -28,8 +28,7 @@ def check_finite(subject: Subject) -> str:
     How: random ids, id 0 first, all ids equal; one token to the longest text;
     in eval mode and, with several dropout masks, train mode. Where
     exponentials are divided by their sum, weights grow until these overflow.
-    Reports: dropout on masked scores turns -inf into NaN in one of ten
-    passes in train mode ("GPT from Scratch", listing 5).
+    Reports: dropout on scores of -inf ("GPT from Scratch", listing 5).
     """
     generator = subject.generator()
     for variant, time, rows, calls in _sizes(subject):

@@ -40,14 +40,12 @@ def check_gradient_flow(subject: Subject) -> str:
     Why: a parameter that the optimiser never moves is dead weight: a layer
     that is never called, a detached branch, two factors that are both 0; or
     a part of it: hidden units that are cut off, positions that share a row.
-    How: train mode, cross-entropy of random targets, batch after batch, and
-    with it the loss that the model returns; what has no gradient then is
-    tried with zeros redrawn, and, if it has one there, once more after some
-    steps. Rows and columns without one are tried in the longest texts and
-    with other weights. Mere rounding (a key's bias), frozen parameters and
-    rows that texts do not reach pass and are mentioned.
-    Reports: state-spaces/s4 26, parameters that are used and yet get no
-    gradient.
+    How: cross-entropy of random targets in train mode, and the loss that the
+    model returns; what has no gradient is tried with zeros redrawn, and, if it
+    has one there, after some steps. Rows and columns without one are tried in
+    the longest texts and with other weights. Mere rounding (a key's bias),
+    frozen parameters and rows that texts do not reach pass and are mentioned.
+    Reports: state-spaces/s4 26, parameters in use without a gradient.
     """
     subject.require_gradients()
     function = "a function has no parameters to see"

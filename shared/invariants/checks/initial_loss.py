@@ -15,8 +15,7 @@ def check_initial_loss(subject: Subject) -> str:
     Why: a model that starts out sure of itself spends its first steps
     unlearning, and hides a wrong initialisation or head.
     How: the mean cross-entropy of random targets given random tokens.
-    Reports: Karpathy's recipe for training neural networks, "verify loss @
-    init".
+    Reports: Karpathy's recipe for training networks, "verify loss @ init".
     """
     generator = subject.generator()
     time = subject.lengths.fit(32)

@@ -16,8 +16,7 @@ def check_length_limit(subject: Subject) -> str:
     How: the declared limit must work, and one token and seven more must
     raise; a model without a table of positions and without the contract
     (log_probs) may answer, and the report says so. On the CPU.
-    Reports: "GPT from Scratch" under python -O: a length beyond the mask is
-    accepted, and not causal.
+    Reports: "GPT from Scratch" under python -O, not causal past its mask.
     """
     if subject.limit is None:
         raise SkipCheck("no limit declared")

@@ -43,8 +43,7 @@ def check_loss(subject: Subject) -> str:
     How: the scores must not move with targets, and the loss must be the mean
     cross-entropy, of targets as given or shifted by one inside, at several
     lengths, with every id and with marks of absence; so must its gradient.
-    Reports: huggingface/transformers 44642, targets shifted by the caller
-    and once more by the model.
+    Reports: huggingface/transformers 44642, targets shifted twice.
     """
     if subject.caller.target_name is None:
         raise SkipCheck("the model takes no targets")

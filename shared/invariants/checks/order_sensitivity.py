@@ -36,8 +36,7 @@ def check_order_sensitivity(subject: Subject) -> str:
     and neighbours at 8, 16, ... with each other: where that does nothing,
     though each token counts and a swap beside them does something, two
     positions are one.
-    Reports: Vaswani et al. 2017, section 3.5: without positions attention
-    cannot make use of the order.
+    Reports: Vaswani et al. 2017, section 3.5: attention has no order.
     """
     longest = subject.block_size
     if longest < 3:

@@ -29,8 +29,7 @@ def check_prefix_consistency(subject: Subject) -> str:
     input was trained on other scores than it generates from.
     How: all prefixes at lengths to 16, some of the longest; shapes differ,
     so only what stays when weights are nudged counts.
-    Reports: ggml-org/llama.cpp 4479, tokens one at a time or all at once
-    give different logits.
+    Reports: ggml-org/llama.cpp 4479, other logits for one token at a time.
     """
     longest = subject.block_size
     if longest < 2:

@@ -34,8 +34,7 @@ def check_purity(subject: Subject) -> str:
     settings are compared. A buffer that is not saved may grow where scores
     stay. In train mode weights and buffers may change, and random numbers be
     drawn, but no generator seeded.
-    Reports: running statistics updated in eval mode; a manual_seed inside
-    forward.
+    Reports: running statistics in eval mode; a manual_seed in forward.
     """
     generator, variant = subject.generator(), own(subject)
     for time in subject.fit(5, subject.block_size):
@@ -52,8 +51,7 @@ def _require_pure(variant: Variant, tokens: Tensor) -> None:
     subject, model, case = variant.subject, variant.model, variant.case
     if isinstance(model, nn.Module):
         model.train(case.training)
-    if subject.keeps_state:
-        variant.start_again()
+    variant.start_again()
     where = f"a forward {case.mode}"
     # as the model takes them, so that what it does to them is seen
     given = tokens.clone()

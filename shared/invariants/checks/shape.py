@@ -21,8 +21,7 @@ def check_shape(subject: Subject) -> str:
     How: one row, one token, and several sizes up to the longest, in eval
     and train mode; slices that are not contiguous. Scores in which time
     comes first must be those of the same row and position in that reading.
-    Reports: karpathy/nanoGPT, whose forward answers for the last position
-    only unless it is given targets.
+    Reports: karpathy/nanoGPT, the last position alone without targets.
     """
     if subject.fault:
         raise AssertionError(subject.fault)

@@ -36,8 +36,7 @@ def check_signal(subject: Subject) -> str:
     must differ where its input does. A fresh model that multiplies products
     of queries and keys by more than 1 fails if the largest probability of
     attention is near 1 on average; normed queries are left out.
-    Reports: Vaswani et al. 2017, section 3.2.1: large products push the
-    softmax to where its gradients are extremely small.
+    Reports: Vaswani et al. 2017, section 3.2.1, on large products.
     """
     enlarged = larger(subject)
     if enlarged is not None:

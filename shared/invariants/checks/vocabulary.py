@@ -27,11 +27,9 @@ def check_vocabulary(subject: Subject) -> str:
 
     Why: an id that wraps around or is clamped is another token's text.
     How: all ids, or of a large model some; then vocab, vocab + 100 and -1 in
-    the first and last place; with spare rows in the table those behind them.
-    On the CPU. Of two scores that never move, but for excluded ones, no
-    training can tell the ids apart.
-    Reports: karpathy/nanoGPT pads its vocabulary to 50304, and samples ids
-    that no tokenizer knows.
+    the first and last place, behind spare rows of the table; on the CPU. Of
+    two scores that never move no training can tell the ids apart.
+    Reports: karpathy/nanoGPT pads to 50304 ids, some of no tokenizer.
     """
     vocab = subject.vocab_size
     generator = subject.generator()
