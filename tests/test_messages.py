@@ -107,6 +107,23 @@ class OneOfFive(GPT):
         return self.tables[0][torch.arange(ids.size(1))]
 
 
+class HalfOfExperts(MLP):
+    """Stacked experts; the router's bias keeps all tokens with one half."""
+
+    def make_parts(self, dim):
+        self.router = nn.Linear(dim, 40)
+        self.up, self.down = (
+            nn.Parameter(torch.randn(40, dim) / 3) for _ in range(2)
+        )
+        self.register_buffer("bias", torch.linspace(9, -9, 40).sign() * 9)
+
+    def forward(self, x):
+        scores = self.router(x) + self.bias
+        best, ids = scores.topk(1, -1)
+        shares = torch.zeros_like(scores).scatter(-1, ids, best.sigmoid())
+        return F.gelu(x @ self.up.T) * shares @ self.down
+
+
 class UnitsBesideChoices(GPT):
     """Ten hidden units are multiplied by 0, and tokens choose elsewhere."""
 

@@ -108,7 +108,11 @@ def reasons(
         by_tokens = not all(map(index.equal, others))
         if by_tokens or index.shape.count(time) == 1:
             unread = _unread(dead.pop(key), found)
-            shared = not by_tokens and _share_rows(index, time, len(unread))
+            shared = False  # positions share rows of a table that has enough
+            if not by_tokens:
+                axis = index.shape.index(time)
+                count = index.unique(dim=axis).size(axis)
+                shared = 1 < count < time <= len(unread)
             yield NEVER if shared else UNREACHED, key, unread
     if not dead:
         return
@@ -207,9 +211,3 @@ def _unread(
     for index in found:
         unread[index.flatten()] = False
     return unread
-
-
-def _share_rows(index: Int[Tensor, "..."], time: int, rows: int) -> bool:
-    """Whether positions share rows of a table that has enough."""
-    axis = index.shape.index(time)
-    return 1 < index.unique(dim=axis).size(axis) < time <= rows

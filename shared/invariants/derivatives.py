@@ -75,6 +75,11 @@ class Pair:
         """How far they are apart."""
         return abs(self.backward - self.difference)
 
+    @property
+    def share(self) -> float:
+        """How far they are apart, relative to the larger one."""
+        return self.apart / max(abs(self.backward), abs(self.difference))
+
 
 @dataclass
 class Along:
@@ -102,8 +107,9 @@ class Along:
 
     def _measure(self, names: list[str], step: float) -> Pair:
         directions, products = {}, {}
-        ranks = current()  # whose stages have parameters of other names
-        seed = int(torch.randint(2**31, (), generator=self.generator))
+        ranks, generator = current(), self.generator
+        if ranks is not None:  # stages draw for other names
+            seed = int(torch.randint(2**31, (), generator=generator))
         for name in names:
             if name not in self.free:  # another rank's
                 continue
@@ -111,8 +117,10 @@ class Along:
             p = local(p)
             size = float(p.detach().abs().double().square().mean()) ** 0.5
             kind = torch.complex64 if p.is_complex() else torch.float32
-            drawn = torch.Generator().manual_seed(seed + crc32(name.encode()))
-            noise = torch.randn(p.shape, generator=drawn, dtype=kind)
+            if ranks is not None:
+                drawn = seed + crc32(name.encode())
+                generator = torch.Generator().manual_seed(drawn)
+            noise = torch.randn(p.shape, generator=generator, dtype=kind)
             if name in self.towards:
                 toward = self.towards[name]
                 noise = toward / toward.abs().square().mean().sqrt()

@@ -99,8 +99,7 @@ def _answer_in(
     A text names a failure that is not the model's fault: PyTorch has no
     kernel for the dtype, or the range of the dtype is too small.
     """
-    function = "a function has no dtype to change"
-    variant = changeable(subject, function)
+    variant = changeable(subject, "a function has no dtype to change")
     time, seen, autocast = subject.lengths.fit(300), Casts(), Autocast()
     if dtype == torch.bfloat16 and time > UNIQUE:
         tokens, seen = subject.draw(1, time), Casts(time)

@@ -52,8 +52,7 @@ def check_entropy_bound(subject: Subject) -> str:
 
 def _train(subject: Subject, ids: int, repeat: bool) -> float:
     """Return the lowest mean loss of 50 steps in a row."""
-    function = "a function cannot be trained"
-    variant = changeable(subject, function, TRAIN)
+    variant = changeable(subject, "a function cannot be trained", TRAIN)
     model = variant.model
     generator = subject.generator()
     time = subject.lengths.fit(18)

@@ -48,8 +48,7 @@ def check_gradient_flow(subject: Subject) -> str:
     Reports: state-spaces/s4 26, parameters in use without a gradient.
     """
     subject.require_gradients()
-    function = "a function has no parameters to see"
-    variant = changeable(subject, function, TRAIN)
+    variant = changeable(subject, "a function has no parameters to see", TRAIN)
     model = variant.model
     frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
     if frozen and len(frozen) == len([*model.parameters()]):

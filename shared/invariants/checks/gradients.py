@@ -119,9 +119,7 @@ def _compare(
         if not one.equal(two):  # spectral norm estimates anew each time
             return "; in train mode each call changes the next one's scores"
     require_finite(scores)
-    name, pair = max(
-        wrong.items(), key=lambda item: item[1].apart / item[1].size
-    )
+    name, pair = max(wrong.items(), key=lambda item: item[1].share)
     where = ""
     with suppress(AssertionError), Attached() as attached:
         along.gradients = gradients(variant.scores(tokens, grad=True))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..cases import TRAIN, WITH_GRADIENTS
@@ -209,7 +209,11 @@ def _try_marks(variant: Variant, targets: Tensor, case: _Loss) -> str:
             continue
         if loss is None:
             continue
-        terms = _terms(case, marked != mark)
+        terms = [case.added or 0.0]
+        if case.added:  # a z-loss of the positions that are counted
+            squares = case.scores.double().logsumexp(-1).square()
+            share = float(squares[marked != mark].mean() / squares.mean())
+            terms.append(case.added * share)
         if mark != -100:
             # to some models -1 is an id like any other, as in indexing
             ids = marked.remainder(case.scores.size(-1))
@@ -222,15 +226,6 @@ def _try_marks(variant: Variant, targets: Tensor, case: _Loss) -> str:
             raise wrong_loss(case.scores, marked, loss - terms[0], mark)
         found += f", {mark} left out"
     return found
-
-
-def _terms(case: _Loss, counted: Bool[Tensor, "batch time"]) -> list[float]:
-    """Return what may be added where only some positions are counted."""
-    if not case.added:
-        return [0.0]
-    squares = case.scores.double().logsumexp(-1).square()
-    share = float(squares[counted].mean() / squares.mean())
-    return [case.added, case.added * share]  # a z-loss of these positions
 
 
 def _besides(
