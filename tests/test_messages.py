@@ -682,6 +682,11 @@ PASSED = [
         "gradient_flow",
         r"; not reached by these texts: 32 of 64 rows of wpe\.weight, 32 of 6",
     ),
+    (
+        gpt(mlp=HalfOfExperts),
+        "gradient_flow",
+        r"; not reached by these texts: 20 of 40 rows of \S+up, 20 of 40 rows",
+    ),
     (gpt(mlp=RowsFrozen), "gradient_flow", "; rows not judged, as a hook may"),
     (Seldom, "gradient_flow", ""),
     (SecondHead, "gradient_flow", ""),
