@@ -163,7 +163,7 @@ def _batches(
     tokens: Int[Tensor, "rows time"],
     generator: torch.Generator,
 ) -> Iterator[tuple[int, Tensor, int, str]]:
-    """Yield a row, another batch, that row's place there, and what was done."""
+    """Yield a row, another batch, its place there, and what was done."""
     rows, time = tokens.shape
     short = time <= SHORT and rows <= FEW
     ends = sorted({0, 1 % rows, rows - 1} if short else {0, rows - 1})
