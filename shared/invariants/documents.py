@@ -91,18 +91,10 @@ def packings(subject: Subject) -> list[Packing]:
     said, inputs = subject.documents, subject.caller.inputs
     beside = ("", ONES, HIDES) if subject.caller.takes_mask else ("",)
     if isinstance(said, int):
-        return [
-            Packing(
-                name="",
-                kind="documents",
-                words=f"id {said} at the {end} of each",
-                values=lambda *_: {},
-                mark=said,
-                ends=end == "end",
-                beside=beside,
-            )
-            for end in ("end", "start")
-        ]
+        way = Packing("", "documents", "", lambda *_: {}, mark=said)
+        way, words = replace(way, beside=beside), f"id {said} at the"
+        start = replace(way, words=f"{words} start of each")
+        return [replace(start, words=f"{words} end of each", ends=True), start]
     if callable(said):
         name = f"{getattr(said, '__name__', 'documents')}()"
         return [
