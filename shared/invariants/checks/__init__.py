@@ -3,19 +3,55 @@
 Those come first whose failure explains failures of others.
 """
 
-from importlib import import_module
+from .batch_independence import check_batch_independence
+from .cache import check_cache
+from .causal_gradients import check_causal_gradients
+from .causality import check_causality
+from .context_use import check_context_use
+from .determinism import check_determinism
+from .documents import check_documents
+from .dtype import check_dtype
+from .entropy_bound import check_entropy_bound
+from .finite import check_finite
+from .gradient_flow import check_gradient_flow
+from .gradients import check_gradients
+from .initial_loss import check_initial_loss
+from .length_limit import check_length_limit
+from .loss import check_loss
+from .normalised import check_normalised
+from .order_sensitivity import check_order_sensitivity
+from .prefix_consistency import check_prefix_consistency
+from .purity import check_purity
+from .shape import check_shape
+from .signal import check_signal
+from .state_dict import check_state_dict
+from .vocabulary import check_vocabulary
 
-from ..check import Check
-
-ORDER = (
-    "shape finite determinism causality causal_gradients batch_independence "
-    "prefix_consistency documents order_sensitivity context_use purity "
-    "normalised initial_loss signal loss gradient_flow gradients state_dict "
-    "dtype length_limit vocabulary cache entropy_bound"
-)
-CHECKS: dict[str, Check] = {
-    f"check_{name}": getattr(
-        import_module(f".{name}", __name__), f"check_{name}"
+CHECKS = {
+    check.name: check
+    for check in (
+        check_shape,
+        check_finite,
+        check_determinism,
+        check_causality,
+        check_causal_gradients,
+        check_batch_independence,
+        check_prefix_consistency,
+        check_documents,
+        check_order_sensitivity,
+        check_context_use,
+        check_purity,
+        check_normalised,
+        check_initial_loss,
+        check_signal,
+        check_loss,
+        check_gradient_flow,
+        check_gradients,
+        check_state_dict,
+        check_dtype,
+        check_length_limit,
+        check_vocabulary,
+        check_cache,
+        check_entropy_bound,
     )
-    for name in ORDER.split()
 }
