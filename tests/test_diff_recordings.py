@@ -10,7 +10,7 @@ import pytest
 import torch
 from planted_faults import plant
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_diff_ports import FAULTS, original, port_of
 from test_diff_ports import TOKENS as PORT_TOKENS
 
@@ -340,6 +340,22 @@ def test_a_recording_without_scores_is_judged_by_values(
             assert "scores 0" not in found.sentence
 
 
+@pytest.mark.parametrize("inner", ["act_1", "last"])
+def test_a_wide_array_is_no_padded_scores(inner, model, tmp_path):
+    """Of a file that ends in it, beside files that lack it, or scores, too."""
+    arrays = dump(model)
+    names = [name for name, _ in arrays]
+    end = next(i for i, name in enumerate(names) if name.endswith(inner))
+    np.savez(tmp_path / "part.npz", tokens=IDS, **dict(arrays[: end + 1]))
+    for without in ("act", "act logits"):
+        left = {n: a for n, a in arrays if n.split("_")[1] not in without}
+        np.savez(tmp_path / "left.npz", tokens=IDS, **left)
+        found = diff_by_value(tmp_path / "left.npz", tmp_path / "part.npz")
+        assert "no scores were compared" in found.sentence, found.sentence
+        assert found.same == (inner == "last"), found.sentence
+        assert found.same or "scores " not in found.sentence.split("; ")[-1]
+
+
 def test_the_array_of_the_scores_is_named(model, tmp_path):
     """Of two that might be, and none that cannot."""
     path, arrays = tmp_path / "dump.npz", dict(dump(model))
@@ -432,8 +448,8 @@ def test_statistics_of_sound_ports_are_one_function(tmp_path):
     for sides in ((left, theirs), (ours, port), (ours, theirs), (whole, ours)):
         found = diff_by_value(*sides)
         assert found.same, found.sentence
-        assert "one function as far as mean, deviation" in found.sentence
-        assert re.search(r"norm of \d\d+ arrays", found.sentence)
+        words = r"no difference in mean, deviation, .* norm of \d\d+ of \d"
+        assert re.match(words, found.sentence), found.sentence
         assert "another order of an array's numbers" in found.sentence
     assert count > 60
     # rounding is that of the run, in bfloat16 of its own
@@ -443,6 +459,28 @@ def test_statistics_of_sound_ports_are_one_function(tmp_path):
         record_values(left, None, ours, statistics=True, gradients=True)
     with pytest.raises(ValueError, match="on one process"):
         run_beside(None, Recording(ours), None, type("Rank", (Side,), {}))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float32]
+)
+def test_statistics_of_16_bits_hint_at_the_dtype(dtype, model, tmp_path):
+    """Least and most are numbers of the values: those of 16 bits.
+
+    That 16 bits would hide another GELU says nothing of float32.
+    """
+    path = tmp_path / "five.safetensors"
+    other = original("Written", "eager", torch.float32)
+    if dtype is torch.float32:
+        other.transformer.h[1].mlp.act = torch.nn.GELU()
+    five = record_statistics(other, path, dtype)
+    wide = {name: array.float() for name, array in five.items()}
+    save_file(wide | {"tokens": torch.tensor([PORT_TOKENS])}, path)
+    found = diff_by_value(model, path)
+    assert not found.same
+    name = str(dtype).removeprefix("torch.")
+    hint = f"give --dtype {name}" in " ".join(found.notes)
+    assert hint == (dtype is not torch.float32), found.notes
 
 
 def test_a_permutation_shows_in_no_statistics(model, tmp_path):

@@ -37,6 +37,7 @@ GRADIENT = "gradient "  # names of gradients start so, the weight's follows
 ALL_BUT = 0.02  # a sum of probabilities in 16 bits is so near to 1
 NEAR = 0.05  # of a size: so near are scores that match
 WALKED = 2**16  # objects that are looked at for a function's weights
+SCORES = re.compile(r"logits|scores|probs|\b(lm_)?head$")  # names of scores
 
 
 class Recording(Side):
@@ -102,13 +103,17 @@ class Recording(Side):
 
     @property
     def width(self) -> int | None:
-        """The vocabulary of the last array that may hold scores."""
+        """The vocabulary of the last array whose name says it has scores."""
         wide = [
             array.size(-1)
             for name, array in self.arrays.items()
             if self._may_be_scores(name, array, int(self.tokens.max()) + 1)
+            and self._says_scores(name)
         ]
         return wide[-1] if wide else None
+
+    def _says_scores(self, name: str) -> bool:
+        return name == self.named_scores or SCORES.search(name) is not None
 
     def _may_be_scores(self, name: str, array: Tensor, vocab: int) -> bool:
         """Whether an array has the size of scores, perhaps padded as in C."""
@@ -122,13 +127,13 @@ class Recording(Side):
     def may_be_of(self, kind: torch.dtype) -> bool:
         """Whether float32 arrays may hold 16 bits.
 
-        Log-probabilities and statistics may, whatever their numbers are.
+        Log-probabilities may, whatever their numbers are; of statistics
+        least and most are numbers of the values.
         """
         arrays = [
-            array
+            array[2:4] if self.statistics else array
             for array in self.arrays.values()
             if self.top is None
-            and not self.statistics
             and not bool((array.logsumexp(-1).abs() < ALL_BUT).all())
         ]
         return self.dtype == torch.float32 and all(
@@ -178,10 +183,13 @@ class Recording(Side):
                 < NEAR * log_probs.size
             ]
         if not like and self.named_scores is None:
+            # a wider one is padded, as in C, or an inner value
             wide = {
                 i: array
                 for i, array in wide.items()
-                if not _is_inner(pieces[i][2], vocab_size, other)
+                for name, _, whole in [pieces[i]]
+                if whole.size(-1) == vocab_size or self._says_scores(name)
+                if not _is_inner(whole, other)
             }
         scores = max(like or wide, default=-1)  # others may follow
         for i, (name, layer, array) in enumerate(pieces):
@@ -278,12 +286,11 @@ class Recording(Side):
             visitor(number, self.tensors[number])
 
 
-def _is_inner(array: Tensor, vocab_size: int, other: Side | None) -> bool:
+def _is_inner(array: Tensor, other: Side | None) -> bool:
     """Whether an array may be a value on the other side's way to scores."""
-    known, wide = digest(array), array.size(-1) > vocab_size
+    known = digest(array)
     return other is not None and any(
         value.digest.distance(known) < NEAR * known.size
-        or (wide and math.prod(value.shape) == array.numel())
         for value in other.values
         if value.number not in (other.last, other.normalised)
         and not value.digest.trivial

@@ -72,15 +72,14 @@ class ValueDiff:
         if self.gradient:
             return self.gradient
         if self.parted is None:
-            one = f"{self._hidden}one function{self.coarse}"
             if self.sides[1].reduce is not None:
                 alone, count = self.counts[1]
-                comma = "," if self.coarse else ""
                 return (
-                    f"{one}{comma} as far as {NAMES} of {count - alone} "
-                    f"arrays show: another order of an array's numbers is "
-                    f"not seen"
+                    f"no difference in {NAMES} of {count - alone} of {count} "
+                    f"arrays{self.coarse}; another order of an array's "
+                    f"numbers, as of positions, is not seen"
                 )
+            one = f"{self._hidden}one function{self.coarse}"
             if not self.scored:
                 return f"{one} as far as these values tell"
             found = "scores"
