@@ -486,7 +486,7 @@ def test_statistics_of_16_bits_hint_at_the_dtype(dtype, model, tmp_path):
 def test_a_permutation_shows_in_no_statistics(model, tmp_path):
     """Of a port in NumPy; a fault of it shows."""
     path = tmp_path / "statistics.npz"
-    for fault in ("", "att"):
+    for fault in ("", "att", "norm"):
         arrays = dict(dump(model, fault))
         name = next(name for name in arrays if "_q_1" in name)
         arrays[name] = arrays[name][..., ::-1]
@@ -494,13 +494,16 @@ def test_a_permutation_shows_in_no_statistics(model, tmp_path):
             x = array[np.isfinite(array)].astype(float)
             numbers = x.mean(), x.std(), x.min(), x.max(), np.linalg.norm(x)
             arrays[key] = np.array(numbers, np.float32)
+        if fault == "norm":  # that of more numbers
+            arrays[key][-1] *= 2
         np.savez(path, tokens=IDS, **arrays)
         found = diff_by_value(model, path)
         assert found.same == (not fault), found.sentence
         words = " ".join(found.notes)
         assert "alone, which no order of numbers changes" in words
         if fault:
-            assert "att_" in found.parted.right.function, found.sentence
+            named = found.parted.right.function
+            assert {"att": "att_", "norm": "logits"}[fault] in named, named
 
 
 @pytest.mark.parametrize(

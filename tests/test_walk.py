@@ -21,10 +21,9 @@ from shared import GPTConfig
 from shared.checkpoint import SMALL_MODEL, load_checkpoint
 from shared.comparison.page.folding import fold
 from shared.comparison.page.kinds import name_kinds
-from shared.comparison.page.value_maps import ValueMaps
+from shared.comparison.page.value_maps import ValueMaps, find_factors
 from shared.comparison.page.walk import fold_steps, make_walk, next_tokens
 from shared.comparison.values import diff_by_value
-from shared.comparison.values.factors import find_factors
 from shared.comparison.values.layouts import as_table
 from shared.tokenization.texts import default_passage
 from shared.tokenization.tokenizers import DEFAULT, load_tokenizer

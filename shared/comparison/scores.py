@@ -27,25 +27,15 @@ Side = Path | Callable[[], Score]
 
 @dataclass(frozen=True)
 class ScoreDiff:
-    """The scores that two sides give a text, and what they show.
+    """The scores that two sides give a text, and what they show."""
 
-    Attributes:
-        same: whether both score the same positions alike.
-        sentence: where both part first, and by how much.
-        first: the first position whose scores differ by more than rounding.
-        tokens: the text.
-        left: scores in nats by position.
-        right: those of the other side.
-        bound: up to which a difference is rounding.
-    """
-
-    same: bool
-    sentence: str
-    first: int | None
-    tokens: list[int]
-    left: dict[int, float]
-    right: dict[int, float]
-    bound: float
+    same: bool  # whether both score the same positions alike
+    sentence: str  # where both part first, and by how much
+    first: int | None  # position whose scores differ by more than rounding
+    tokens: list[int]  # the text
+    left: dict[int, float]  # scores in nats by position
+    right: dict[int, float]  # those of the other side
+    bound: float  # up to which a difference is rounding
 
 
 @one_run

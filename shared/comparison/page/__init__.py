@@ -4,10 +4,9 @@ render.py        what was compared, put into the template
 sections.py      the drawing, and for each concept source, terms, costs
 highlight.py     source in colours, corresponding names marked
 folding.py       source without docstrings, checks and annotations
-numbers.py       influence maps, packed into the page
 walk.py          a forward pass step by step
 kinds.py         the kind of each step, by its value
-value_maps.py    its values as maps, packed into the page
+value_maps.py    its values, and influence, as maps packed into the page
 ladder.py        the page of gpt-duet ladder
 files/           the template, its style sheet and its script
 """

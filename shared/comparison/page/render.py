@@ -23,8 +23,8 @@ from ..text import token_text, visible
 from ..values import ValueDiff, diff_by_value
 from ..weight_transfer import measure_weight_transfer
 from .folding import fold
-from .numbers import influence_data
 from .sections import SIGN, architecture, concept_sections, unused_parts
+from .value_maps import influence_data
 from .walk import make_walk
 
 WALK_TOKENS = 16  # the first ones: enough to see, and soon loaded

@@ -1,21 +1,34 @@
-"""Values of a forward pass as small maps that travel inside a page.
+"""Matrices of numbers, small enough to travel inside a page.
 
-A byte a number: 128 is 0, 1 and 255 are the largest of either sign, 0 is a
-masked score. Behind them the first numbers of each position, in float32.
+Values of a forward pass have a byte a number: 128 is 0, 1 and 255 are the
+largest of either sign, 0 is a masked score. Behind them the first numbers of
+each position, in float32. Influence has a byte for a size from 1e-20 to 1e5 in
+steps of a tenth of a decade. All in base64, row by row.
 """
 
 import base64
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..values.factors import Factors
+from ...invariants import influence
 from ..values.layouts import as_table, largest, nearest_layout
+from ..values.side import Side
 
 COLUMNS = 128  # of a map; of more features evenly spaced ones
 NUMBERS = 6  # of each position that can be read
-NEAR = 1e-6  # of the largest number: two so close are one map
+NEAR = 1e-5  # of the largest number: two so close are one map
+SMALLEST, LARGEST = -20.0, 5.0
+# Multiplications that one influence map may cost, and its sides.
+EFFORT, SHORTEST, LONGEST = 6e9, 8, 48
+DEEP = 3  # steps back from scores: by a scaled query to the query
+
+Factors = tuple[Tensor, Tensor, float, int]  # query, key, c, heads
 
 
 class ValueMaps:
@@ -91,3 +104,79 @@ class ValueMaps:
         self.found.append(base64.b64encode(data).decode())
         self.columns.append(columns)
         return len(self.found) - 1
+
+
+def sizes(matrix: Float[Tensor, "*shape"]) -> str:
+    """Return |matrix| as bytes of base64: 0 is 0, 255 is NaN or more."""
+    size = matrix.detach().cpu().double().abs().nan_to_num(nan=math.inf)
+    scale = 254 / (LARGEST - SMALLEST)
+    level = 1 + (size.clamp(min=1e-300).log10() - SMALLEST) * scale
+    code = torch.where(size == 0, 0.0, level.round().clamp(1, 255))
+    return base64.b64encode(code.to(torch.uint8).numpy().tobytes()).decode()
+
+
+def influence_data(
+    models: tuple[Any, Any], tokens: Int[Tensor, "1 time"]
+) -> dict:
+    """Return the influence maps of both models, and what they leak.
+
+    The larger the model, the fewer of the text's tokens are tried.
+    """
+    count = sum(p.numel() for p in models[0].parameters())
+    side = max(SHORTEST, min(LONGEST, math.isqrt(int(EFFORT) // count)))
+    ids = tokens[0, :side]
+    maps = [influence(model, ids, rounds=1) for model in models]
+    return {
+        "time": len(ids),
+        "left": sizes(maps[0]),
+        "right": sizes(maps[1]),
+        "early": [m.triu(1).max().item() for m in maps],
+        "largest": [m.max().item() for m in maps],
+    }
+
+
+def find_factors(
+    side: Side, scores: Mapping[int, Tensor]
+) -> dict[int, Factors]:
+    """Return for scores, by their number, what they are the products of.
+
+    Scores are c times the query by the key, both (time, heads * width). Those
+    are left out that no two values on the way to them give: with a bias added.
+    """
+    near = {}
+    for number in scores:
+        ring, near[number] = {number}, set[int]()
+        for _ in range(DEEP):
+            ring = {n for m in ring for n in side.values[m].inputs}
+            near[number] |= ring
+    kept = side.keep(set[int]().union(*near.values())) if near else {}
+    found = {
+        number: _split(value, [kept[n] for n in sorted(near[number])])
+        for number, value in scores.items()
+    }
+    return {number: two for number, two in found.items() if two is not None}
+
+
+def _split(scores: Tensor, values: list[Tensor]) -> Factors | None:
+    """Return the two values whose products are the scores.
+
+    Of several pairs the one with a c nearest to one over the root of the
+    width.
+    """
+    time = scores.size(-1)
+    scores = scores[0] if scores.dim() == 4 else scores
+    scores = scores.reshape(-1, time, time)
+    heads = len(scores)
+    tables = [as_table(value, time)[0] for value in values]
+    tables = [t for t in tables if len(t) == time and t.size(1) % heads == 0]
+    found: list[tuple[float, Factors]] = []
+    for pair in permutations(tables, 2):
+        query, key = (t.reshape(time, heads, -1).movedim(1, 0) for t in pair)
+        if query.shape != key.shape:
+            continue
+        products = query @ key.mT
+        c = float((scores * products).sum() / products.square().sum())
+        if largest(c * products - scores) <= NEAR * largest(scores):
+            off = abs(c**2 * query.size(-1) - 1)
+            found.append((off, (*pair, c, heads)))
+    return min(found, key=lambda each: each[0], default=(0, None))[1]

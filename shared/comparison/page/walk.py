@@ -18,12 +18,11 @@ from torch.nn import functional as F
 
 from ...invariants.rounding import dtype_name
 from ..values import Place, ValueDiff
-from ..values.factors import find_factors
 from ..values.rows import Row, Section
 from ..values.side import Side
 from .folding import fold
 from .kinds import GROUPS, SQUARE, name_axes, name_kinds
-from .value_maps import ValueMaps
+from .value_maps import ValueMaps, find_factors
 
 ROWS = 32  # positions on a map: the first ones
 MAPS = 200  # of one side; further layers are left out

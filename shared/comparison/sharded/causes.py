@@ -21,30 +21,22 @@ PUT_BACK = "were the pieces gathered, and put back in their order?"
 
 @dataclass
 class Step:
-    """One value of the sharded model, on all ranks.
+    """One value of the sharded model, on all ranks."""
 
-    Attributes:
-        place, op, module: where it is computed, what, and in which.
-        inputs: the names of those that it is computed from.
-        distinct: whether the model's own code computes it, and it has enough
-            different numbers to be recognised.
-        judged: whether the left must have it: it depends on tokens, too.
-        value: this rank's, if it has one, and placed: where it stands.
-        kinds: how it stands there, "" for nowhere, by the ranks that have it.
-        sum: of all ranks, where one is lost; sum_placed: where it stands.
-    """
-
-    place: str
-    op: str
-    module: str
-    inputs: dict[str, None]
+    place: str  # where it is computed
+    op: str  # by which operation
+    module: str  # and in which module
+    inputs: dict[str, None]  # the names of those that it is computed from
+    # whether the model's own code computes it, and it has enough different
+    # numbers to be recognised
     distinct: bool
-    judged: bool
-    value: Tensor | None = None
-    placed: Placed | None = None
+    judged: bool  # whether the left must have it: it depends on tokens, too
+    value: Tensor | None = None  # this rank's, if it has one
+    placed: Placed | None = None  # where that stands on the left
+    # how it stands there, "" for nowhere, by the ranks that have it
     kinds: dict[int, str] = field(default_factory=dict)
-    sum: Tensor | None = None
-    sum_placed: Placed | None = None
+    sum: Tensor | None = None  # of all ranks, where one is lost
+    sum_placed: Placed | None = None  # where the sum stands
 
     @property
     def kind(self) -> str:

@@ -34,40 +34,24 @@ from .placing import OTHER, Whole, find, on_all_ranks
 
 @dataclass(frozen=True)
 class ShardedDiff:
-    """A comparison of a sharded model with its original on one process.
+    """A comparison of a sharded model with its original on one process."""
 
-    Attributes:
-        ranks: how many processes.
-        same: whether all ranks return the left's scores, and have its
-            gradients, where they were compared.
-        apart: how far the scores of a rank are from the left's, at most;
-            inf for other shapes, and rounding: how far that may be.
-        values: how many values of the sharded model lead to its scores.
-        matched: how many of them the left has, or a sum of all ranks is the
-            left's; sliced and partial: how many of these are on some rank a
-            part of a value of the left's, or one in another order, and how
-            many a part of a sum.
-        where: the line that parts, and cause: what is seen there.
-        weights: which weights the ranks ran with.
-        gradients: how many were compared; partial_gradients: the names of
-            those that are parts of a sum over the ranks; gradient: how the
-            first one differs.
-    """
-
-    ranks: int
+    ranks: int  # how many processes
+    # whether all ranks return the left's scores, and have its gradients,
+    # where they were compared
     same: bool
-    apart: float
-    rounding: float
-    values: int
-    matched: int
-    sliced: int
-    partial: int
-    weights: str = ""
-    where: str = ""
-    cause: str = ""
-    gradients: int = 0
-    partial_gradients: tuple[str, ...] = ()
-    gradient: str = ""
+    apart: float  # how far a rank's scores are from the left's, at most
+    rounding: float  # how far that may be
+    values: int  # of the sharded model that lead to its scores
+    matched: int  # of these the left has, or a sum of all ranks is the left's
+    sliced: int  # of these are on some rank a part, or in another order
+    partial: int  # of these are a part of a sum
+    weights: str = ""  # which weights the ranks ran with
+    where: str = ""  # the line that parts
+    cause: str = ""  # what is seen there
+    gradients: int = 0  # how many were compared
+    partial_gradients: tuple[str, ...] = ()  # names: parts of a sum over ranks
+    gradient: str = ""  # how the first one differs
 
     @property
     def sentence(self) -> str:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ...invariants.ranks import Ranks, local, on_any
-from ..values.gradients import UNITS
 from ..values.layouts import largest
 from ..values.side import Side, unit_of
 from ..values.value import plain
+from ..values.weights import UNITS
 from .placing import Whole, find, on_all_ranks
 
 MOST = 0.5  # of a rank's parameters that are the left's: it has its own
@@ -22,28 +22,20 @@ SHIFT = 0.1  # of what is drawn in place of zeros or ones
 FLOOR = 1e-3  # of the largest gradient: that of a key's bias is rounding alone
 DATA_PARALLEL = {"DistributedDataParallel", "FSDPModule"}
 
-# by the names of a rank's parameters
+# by the name of a rank's parameter that of the left's of which it is a piece,
+# and what cuts that piece out
 Pieces = dict[str, tuple[str, Callable[[Tensor], Tensor]]]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A model on one process, and a rank's part of it, both run.
-
-    Attributes:
-        left, right: the two sides.
-        weights: the left's by name, none where it is a recording.
-        part: the module of this rank.
-        pieces: of each parameter of this rank the name of the left's of
-            which it is a piece, and what cuts that piece out.
-        ranks: all.
-    """
+    """A model on one process, and a rank's part of it, both run."""
 
     left: Side
     right: Side
-    weights: Mapping[str, Tensor]
-    part: nn.Module
-    pieces: Pieces
+    weights: Mapping[str, Tensor]  # the left's, none where it is a recording
+    part: nn.Module  # of this rank
+    pieces: Pieces  # the left's that its parameters are pieces of
     ranks: Ranks
 
 

@@ -20,15 +20,10 @@ PROBES = 16  # numbers of a tensor that are looked for first
 
 @dataclass(frozen=True)
 class Placed:
-    """A tensor of a rank, as a part of one on one process.
+    """A tensor of a rank, as a part of one on one process."""
 
-    Attributes:
-        of: the tensor of one process.
-        picked: for each of its axes the indices that the rank has, in the
-            order it has them.
-    """
-
-    of: "Whole"
+    of: "Whole"  # the tensor of one process
+    # for each of its axes the indices that the rank has, in its order
     picked: tuple[tuple[int, ...], ...]
 
     @property

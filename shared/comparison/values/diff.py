@@ -28,12 +28,11 @@ from .given import (
     subjects_of,
     tokens_of_both,
 )
-from .gradients import first_difference
 from .recording import Recording, scores_of
 from .side import Side, run_in_one_dtype, unit_of
-from .statistics import reduced
+from .value import reduced
 from .value_diff import ValueDiff
-from .weights import WeightMatch, match_weights
+from .weights import WeightMatch, first_difference, match_weights
 
 
 @one_run

@@ -18,13 +18,13 @@ from .matching import (
     Sides,
     as_sides,
     match,
+    pair_by_name,
+    pair_lines,
 )
-from .naming import pair_by_name, pair_lines
 from .recording import Recording, name_of, out_of_order
 from .rows import MOVED, Row
 from .side import Side, unit_of
-from .statistics import NAMES
-from .value import Value
+from .value import NAMES, Value
 from .value_diff import ValueDiff
 
 FINE = 2.0**-40  # units of rounding below hide nothing

@@ -1,7 +1,7 @@
 """What of a model the other one explains."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from ...invariants.places import Place
 from .fused_steps import OPTIONAL
@@ -155,12 +155,23 @@ class Flow:
 
     def moves_to(self, value: Value) -> Iterator[Place]:
         """Yield the lines that laid a value's inputs out, nearest first."""
+        before = [*self.moved_before(value)]
+        yield from (v.place for v in before)
+        for later in (*reversed(before), value):
+            yield from reversed(later.moves)
+
+    def moved_before(
+        self, value: Value, but: Collection[int] = ()
+    ) -> Iterator[Value]:
+        """Yield what only moves numbers on the way to a value.
+
+        The nearest first; nothing behind one of some numbers.
+        """
         for number in reversed(value.inputs):
             before = self.values[number]
-            if moves(before):
-                yield before.place
-                yield from self.moves_to(before)
-        yield from reversed(value.moves)
+            if moves(before) and number not in but:
+                yield before
+                yield from self.moved_before(before, but)
 
     def times(self, value: Value) -> int:
         """Return how often what moves numbers holds those of its input."""
@@ -169,28 +180,20 @@ class Flow:
 
     def repeats_before(self, value: Value) -> Iterator[Value]:
         """Yield what holds numbers several times on the way to a value."""
-        for number in value.inputs:
-            before = self.values[number]
-            if not moves(before):
-                continue
+        for before in self.moved_before(value):
             if len(before.inputs) == 1 and self.times(before) > 1:
                 yield before
-            yield from self.repeats_before(before)
 
     def parts_before(self, value: Value) -> Iterator[Value]:
         """Yield parts without a counterpart on the way to a value.
 
         The other side computes the whole values, and not these parts.
         """
-        for number in value.inputs:
-            before = self.values[number]
-            plain = before.constant or before.digest.trivial
-            if not moves(before) or plain or number in self.known:
-                continue
+        plain = {v.number for v in self.values if v.constant}
+        plain |= {v.number for v in self.values if v.digest.trivial}
+        for before in self.moved_before(value, plain | self.known):
             if self.known.issuperset(before.inputs) and self.cuts(before):
                 yield before
-            else:
-                yield from self.parts_before(before)
 
     def cuts(self, value: Value) -> bool:
         """Whether a value that is moved is a part of its one input."""

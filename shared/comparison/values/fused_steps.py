@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 # Steps that some models take in another way: no difference is placed there.
-RAW_SCORES, VARIANCE, MEAN_SQUARE = "query @ key", "variance", "mean square"
+RAW_SCORES, MEAN_SQUARE = "query @ key", "mean square"
 REPEATED = {"repeated keys": 1, "repeated values": 2}  # the operand's index
-OPTIONAL = {RAW_SCORES, VARIANCE, MEAN_SQUARE, *REPEATED}
+OPTIONAL = {RAW_SCORES, MEAN_SQUARE, *REPEATED}
 Steps = Iterator[tuple[str, Tensor]]
 
 
@@ -85,9 +85,7 @@ def layer_norm(
     axes = [-1 - axis for axis in range(len(normalized_shape))]
     centred = input - input.mean(axes, keepdim=True)
     yield "centred", centred
-    variance = centred.square().mean(axes, keepdim=True)
-    yield VARIANCE, variance
-    yield "normalised", centred / (variance + eps).sqrt()
+    yield from rms_norm(centred, normalized_shape, eps=eps)
 
 
 def rms_norm(

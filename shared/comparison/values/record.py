@@ -15,8 +15,8 @@ from ...invariants.variant import own
 from .given import Model, as_tokens, fitting, size_of, subject_of
 from .recording import GRADIENT, TOKENS, name_of
 from .side import Side
-from .statistics import statistics as of_value
 from .value import real
+from .value import statistics as of_value
 
 
 @one_run

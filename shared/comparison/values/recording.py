@@ -28,8 +28,7 @@ from ...invariants.variant import own
 from .given import as_tokens
 from .rows import Row
 from .side import Side
-from .statistics import of_one_size
-from .value import Value, digest, real
+from .value import Value, digest, of_one_size, real
 
 TOKENS = "tokens"
 TOP = "ids"  # of the k likeliest tokens, whose log-probabilities are given

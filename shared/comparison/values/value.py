@@ -1,4 +1,4 @@
-"""A value that a model computes, and the few numbers kept of it."""
+"""A value that a model computes, and the few numbers kept of it: a digest."""
 
 import math
 import re
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ...invariants.places import Place, Stack
@@ -17,6 +18,7 @@ MARKS = 33  # order statistics that are kept of a value
 MASKED = -1e30  # scores below are masked, whatever stands for -inf
 MOST = 0.6  # of a model's values are in its layers
 FEWEST = 4  # different numbers that a value must have to be told from others
+NAMES = "mean, deviation, least, most and norm"
 
 
 @dataclass(frozen=True)
@@ -152,3 +154,34 @@ def number_layers(values: Sequence[Value]) -> Sequence[Value]:
             place = replace(value.place, layer=i // times)
             found[number] = replace(value, place=place)
     return found
+
+
+def statistics(value: Float[Tensor, "..."]) -> Float[Tensor, "5"]:
+    """Return mean, deviation, least, most and norm of the finite numbers.
+
+    In float64; the deviation is that of all numbers, not of a sample.
+    """
+    numbers = plain(value).flatten()
+    numbers = numbers[numbers.isfinite()]
+    if not numbers.numel():
+        return torch.zeros(5, dtype=torch.float64)
+    deviation, mean = torch.std_mean(numbers, correction=0)
+    ends = *numbers.aminmax(), torch.linalg.vector_norm(numbers)
+    return torch.stack([mean, deviation, *ends])
+
+
+def of_one_size(found: Float[Tensor, "5"]) -> Float[Tensor, "5"]:
+    """Return statistics with the logarithm of the norm.
+
+    Of how many times the root mean square it is, in units of that: it is of
+    the size of the others, and one bound of rounding fits all.
+    """
+    *others, norm = found.double()
+    size = torch.hypot(*others[:2])
+    times = (norm / size).log().nan_to_num(0.0, 0.0, 0.0)
+    return torch.stack([*others, size * times])
+
+
+def reduced(value: Float[Tensor, "..."]) -> Float[Tensor, "5"]:
+    """Return what is compared of a value beside statistics."""
+    return of_one_size(statistics(value))

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from io import StringIO
-from itertools import groupby
-from operator import itemgetter
+from itertools import chain, groupby
 from typing import Any
 
 from rich.console import Console
@@ -15,9 +14,8 @@ from ...invariants.places import Place
 from ..terminal import TWO_COLUMNS, print_trimmed
 from .rows import NOWHERE, Divergence, Row, Section
 from .side import Side
-from .statistics import NAMES
 from .terminal import Numbers, tables
-from .value import HEAD
+from .value import HEAD, NAMES
 from .weights import WeightMatch, describe
 
 WIDE = "white-space: pre; overflow-x: auto; line-height: 1.35"  # in HTML
@@ -164,17 +162,17 @@ class ValueDiff:
         follows a parting is left out: it is different, as a matter of
         course. What is computed head by head is one row.
         """
-        placed = [
-            ((row.order[0], 0), row)
-            for row in (*self.pairs, *self.alone["left"])
-        ]
         orders = [pair.order for pair in self.pairs]
-        for row in self.alone["right"]:
-            at = max((n for n, r in orders if r < row.order[1]), default=-1)
-            placed.append(((at, 1), row))
-        placed.sort(key=itemgetter(0))
+
+        def place(row: Row) -> tuple[int, bool]:
+            if row.left is not None:
+                return row.order[0], False
+            before = (n for n, r in orders if r < row.order[1])
+            return max(before, default=-1), True
+
+        every = sorted(chain(self.pairs, *self.alone.values()), key=place)
         return _last_steps(
-            _join_heads(row for _, row in placed if row.why != NOWHERE)
+            _join_heads(row for row in every if row.why != NOWHERE)
         )
 
     def sections(self, layer: int | None = None) -> list[Section]:
