@@ -1,8 +1,8 @@
 """Two models beside each other: outputs stage by stage, costs, time."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -42,32 +42,6 @@ def stage_modules(model: Any, stages: Stages) -> dict[str, nn.Module]:
         raise ValueError(f"no such stage of {name}: {error}") from None
 
 
-@contextmanager
-def stage_hooks(
-    model: Any,
-    stages: Stages,
-    *,
-    before: Callable[[str], None] = lambda stage: None,
-    after: Callable[[str, Any], None],
-) -> Iterator[None]:
-    """Put a model in eval mode, and call functions around its stages.
-
-    Both get the stage's name, the layer spelt out, `after` its output too.
-    """
-    with eval_mode(model), torch.no_grad(), ExitStack() as hooks:
-        for stage, module in stage_modules(model, stages).items():
-            for hook in (
-                module.register_forward_pre_hook(
-                    lambda *_, stage=stage: before(stage)
-                ),
-                module.register_forward_hook(
-                    lambda *args, stage=stage: after(stage, args[-1])
-                ),
-            ):
-                hooks.enter_context(hook)
-        yield
-
-
 def stage_outputs(
     model: Any, stages: Stages, tokens: Int[Tensor, "batch time"]
 ) -> dict[str, Float[Tensor, "batch time features"]]:
@@ -83,12 +57,19 @@ def stage_outputs(
     def keep(stage: str, output: Any) -> None:
         found[stage] = output[0] if isinstance(output, tuple) else output
 
-    with stage_hooks(model, stages, after=keep):
+    modules = stage_modules(model, stages)
+    with eval_mode(model), torch.no_grad(), ExitStack() as hooks:
+        for stage, module in modules.items():
+            hook = module.register_forward_hook(
+                lambda *args, stage=stage: keep(stage, args[-1])
+            )
+            hooks.enter_context(hook)
         log_probs = model.log_probs(tokens)
-    names = stage_modules(model, stages)
-    if missing := [stage for stage in names if stage not in found]:
+    if missing := [stage for stage in modules if stage not in found]:
         raise ValueError(f"stages that were never run: {', '.join(missing)}")
-    return {stage: found[stage] for stage in names} | {"log_probs": log_probs}
+    return {stage: found[stage] for stage in modules} | {
+        "log_probs": log_probs
+    }
 
 
 def compare_models(
@@ -169,6 +150,7 @@ def count_parameters(model: Any, stages: Stages) -> dict[str, int]:
     }
 
 
+@torch.no_grad()
 def count_flops(
     model: Any, stages: Stages, tokens: Int[Tensor, "batch time"]
 ) -> dict[str, int]:
@@ -179,21 +161,17 @@ def count_flops(
     were computed, also the masked ones.
     """
     counter = FlopCounterMode(display=False)
-    counts: dict[str, int] = {}
-
-    def start(stage: str) -> None:
-        counts[stage] = -counter.get_total_flops()
-
-    def end(stage: str, _output: Any) -> None:
-        counts[stage] += counter.get_total_flops()
-
+    run: Any = nn.Module()  # by its call the counter learns all names
+    run.model, run.forward = model, model.log_probs
     # the fused kernels are not counted on every device: this one is
-    with (
-        stage_hooks(model, stages, before=start, after=end),
-        sdpa_kernel(SDPBackend.MATH),
-        counter,
-    ):
-        model.log_probs(tokens)
+    with eval_mode(model), sdpa_kernel(SDPBackend.MATH), counter:
+        run(tokens)
+    by_name = counter.get_flop_counts()
+    names = {module: name for name, module in run.named_modules()}
+    counts = {
+        stage: sum(by_name.get(f"Module.{names[module]}", {}).values())
+        for stage, module in stage_modules(model, stages).items()
+    }
     found = {
         name: sum(_in_all_layers(counts, concept.stage))
         for name, concept in CONCEPTS.items()
