@@ -356,6 +356,17 @@ def test_a_wide_array_is_no_padded_scores(inner, model, tmp_path):
         assert found.same or "scores " not in found.sentence.split("; ")[-1]
 
 
+def test_equal_scores_of_other_arrays_are_two_functions(model, tmp_path):
+    arrays, noise = dict(dump(model)), np.random.default_rng(0)
+    for name in [*arrays][:12]:
+        other = noise.standard_normal(arrays[name].shape)
+        arrays[name] = other.astype(np.float32)
+    np.savez(tmp_path / "dump.npz", tokens=IDS, **arrays)
+    found = diff_by_value(model, tmp_path / "dump.npz")
+    assert not found.same
+    assert "though rounding explains the scores" in found.sentence
+
+
 def test_the_array_of_the_scores_is_named(model, tmp_path):
     """Of two that might be, and none that cannot."""
     path, arrays = tmp_path / "dump.npz", dict(dump(model))

@@ -58,11 +58,8 @@ def causes(
 ) -> Iterator[str]:
     """Yield what this rank sees at the step that parts, the likeliest first.
 
-    Args:
-        name: of that step; nothing is yielded where this rank has it not.
-        steps: all that lead to the scores.
-        wholes: the values of the left by their numbers.
-        run: both models on this rank.
+    Nothing where this rank has it not. Steps are all that lead to the scores;
+    wholes the values of the left by their numbers.
     """
     step, count = steps[name], run.ranks.count
     if step.value is None:

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from ...invariants.context import one_run
 from ...invariants.model.building import Builder
 from ...invariants.ranks import current, together
-from ..values.diff import beside_scores, run_beside
+from ..values.diff import run_beside, subjects_of
 from ..values.given import (
     SEED,
     Model,
     as_tokens,
     size_of,
-    subjects_of,
     tokens_of_both,
 )
 from ..values.recording import Recording
@@ -138,7 +137,8 @@ def diff_sharded(
         recording = Recording(left)
         if given is not None and not given.equal(recording.tokens):
             raise ValueError(f"{left} was recorded from other tokens")
-        subject = beside_scores(part, recording, vocab_size)
+        at = size_of(recording.tokens)
+        _, subject = subjects_of((recording, part), at, vocab_size)
         sides = run_beside(subject, recording, dtype, Rank)[::-1]
         weights = dict[str, Tensor]()
         words = "the ranks have their own weights"

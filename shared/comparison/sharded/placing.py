@@ -57,23 +57,22 @@ def as_runs(picked: Iterable[int]) -> str:
     return ", ".join(texts) + ", ..." * (len(runs) > 4)
 
 
+@dataclass(eq=False)
 class Whole:
-    """A tensor of one process, in which those of a rank are looked for.
+    """A tensor of one process, in which those of a rank are looked for."""
 
-    Args:
-        number: to know it by, name: what it is, and op: what computes it.
-        tensor: in float64.
-        eps: unit of rounding of the dtype that it was computed in.
-    """
+    number: int  # to know it by
+    name: str  # what it is
+    op: str  # what computes it
+    tensor: Tensor  # in float64
+    eps: float  # unit of rounding of the dtype that it was computed in
 
-    def __init__(
-        self, number: int, name: str, op: str, tensor: Tensor, eps: float
-    ):
-        self.number, self.name, self.op = number, name, op
-        self.tensor, self.shape = tensor, tuple(tensor.shape)
-        units = FINER if eps == torch.finfo(torch.float64).eps else UNITS
-        self.near = units * eps * largest(tensor)
-        flat = tensor.flatten().numpy()
+    def __post_init__(self):
+        self.shape = tuple(self.tensor.shape)
+        fine = self.eps == torch.finfo(torch.float64).eps
+        units = FINER if fine else UNITS
+        self.near = units * self.eps * largest(self.tensor)
+        flat = self.tensor.flatten().numpy()
         self.order = np.argsort(flat, kind="stable")
         self.sorted = flat[self.order]
         self.between = (self.sorted[1:] + self.sorted[:-1]) / 2
@@ -164,14 +163,9 @@ def on_all_ranks(
 ) -> tuple[dict[str, dict[int, str]], dict[str, Tensor]]:
     """Return how tensors stand on all ranks, and sums of those that do not.
 
-    Args:
-        own: by name how a tensor of this rank stands on the left, "" for
-            nowhere, and the tensor itself where it may be a part of a sum.
-        ranks: all; each calls this.
-
-    Returns:
-        By name how it stands on each rank that has it, and the sum over the
-        ranks of each that stands nowhere on one of them.
+    Own is by name how a tensor of this rank stands on the left, "" for
+    nowhere, and the tensor itself where it may be a part of a sum. All ranks
+    call this; a tensor is summed that stands nowhere on one of them.
     """
     own_facts = {
         name: [kind, None if tensor is None else [*tensor.shape]]

@@ -3,7 +3,7 @@
 from ...invariants.places import Place
 from .decoding import CacheDiff, diff_cache
 from .diff import assert_same_values, diff_by_value
-from .record import record_values
+from .recording import record_values
 from .rows import Divergence, Row
 from .value_diff import ValueDiff
 

@@ -25,7 +25,6 @@ from .given import (
     require_rows_first,
     size_of,
     subject_of,
-    subjects_of,
     tokens_of_both,
 )
 from .recording import Recording, scores_of
@@ -87,12 +86,13 @@ def diff_by_value(
             that raises, or one of which nothing can be recorded.
     """
     given: Any = None if tokens is None else as_tokens(tokens)
-    models: Any = left, right
-    files = [
+    sides: list[Any] = [
         Recording(side, None, ignore, scores)
-        for side in models
         if isinstance(side, Path)
+        else side
+        for side in (left, right)
     ]
+    files = [side for side in sides if isinstance(side, Recording)]
     for word in (*ignore, *filter(None, [scores])):
         if not any(word in file.named for file in files):
             raise ValueError(f"there is no array {word!r} in a recording")
@@ -105,14 +105,9 @@ def diff_by_value(
             file.reduce = reduced
     if len(files) == 2 and gradients:
         raise ValueError("gradients of two files are not compared")
-    pair: list[Any] = [*files]
-    if not files:
-        pair += subjects_of(models, size_of(given), vocab_size)
-    for i, side in enumerate(models):
-        if files and not isinstance(side, Path):
-            pair.insert(i, beside_scores(side, files[0], vocab_size))
+    pair = subjects_of(sides, size_of(given), vocab_size)
     if len(files) == 2 and vocab_size is None:
-        vocab_size = min(file.width or sys.maxsize for file in files)
+        vocab_size = min(file.vocab_size or sys.maxsize for file in files)
     both = names or (pair[0].name, pair[1].name)
     named = [*(table or {}).items()]
     if _place(pair[0], vocab_size) > _place(pair[1], vocab_size):
@@ -126,18 +121,19 @@ def diff_by_value(
 
     def compare(dtype: torch.dtype | None) -> ValueDiff:
         ran = _run(one, other, given, dtype, vocab_size or 0)
-        return findings(both, *ran, named, tolerance)
+        return findings(both, ran, named, tolerance)
 
     with progress() as line:
         line.set_description_str(f"comparing {both[0]} with {both[1]}")
         found = compare(dtype)
-    kind = found.sides[0].dtype
     if isinstance(other, Recording) and not found.same and dtype is None:
         hints = [*_hints_at_dtype(compare, other)]
         found = replace(found, notes=[*found.notes, *hints])
-    if isinstance(other, Subject) and found.same and kind != torch.float64:
-        finer = found if dtype is None else compare(None)
+    coarse = dtype not in (None, torch.float64)
+    if isinstance(other, Subject) and found.same and coarse:
+        finer = compare(None)
         if not finer.same and finer.sides[0].dtype == torch.float64:
+            kind = found.sides[0].dtype
             hidden = f"in {dtype_name(kind)} rounding hides this"
             notes = [*finer.notes, f"run in float64: {hidden}"]
             found = replace(finer, notes=notes)
@@ -149,7 +145,7 @@ def _place(side: Subject | Recording, vocab_size: int | None) -> int:
     """Return a key of order: scores alone stand on the right."""
     if isinstance(side, Subject):
         return int(side.in_arrays)
-    return 2 + (side.width != vocab_size)
+    return 2 + (side.vocab_size != vocab_size)
 
 
 def _run(
@@ -158,23 +154,19 @@ def _run(
     tokens: Int[Tensor, "batch time"],
     dtype: torch.dtype | None,
     vocab_size: int,
-) -> tuple[tuple[Side, Side], list[int]]:
-    """Run two sides in one dtype, None for float64 or a recording's.
-
-    Returns them, and which do not run in float64 though they should.
-    """
+) -> tuple[Side, Side]:
+    """Run two sides in one dtype, None for float64 or a recording's."""
     if isinstance(other, Subject):
         assert isinstance(one, Subject)
         models = Side(one, tokens, dtype), Side(other, tokens, dtype)
-        single = [i for i in (0, 1) if not (dtype or models[i].doubled)]
         run_in_one_dtype(models)
-        return models, single
+        return models
     other = copy(other)
     if isinstance(one, Subject):
-        return run_beside(one, other, dtype), []
+        return run_beside(one, other, dtype)
     one.lay_out(None, vocab_size)
     other.lay_out(one, vocab_size)
-    return (one, other), []
+    return one, other
 
 
 def _with_weights(found: ValueDiff, gradients: bool) -> ValueDiff:
@@ -199,20 +191,26 @@ def _with_weights(found: ValueDiff, gradients: bool) -> ValueDiff:
     return replace(found, gradient=first, gradients=count)
 
 
-def beside_scores(
-    model: Model, recording: Recording, vocab_size: int | None
-) -> Subject:
-    """Meet a model; one that says no vocabulary has the recording's."""
-    at = size_of(recording.tokens)
-    try:
-        return subject_of(model, at, vocab_size)
-    except UnknownSize as error:
-        if recording.width is None:
-            raise
+def subjects_of(
+    models: Sequence[Any],
+    at: tuple[int, int],
+    vocab_size: int | None,
+) -> list[Any]:
+    """Return models as subjects; the other, or a file, may say how wide."""
+    found: dict[int, Subject | Recording] = {}
+    for i, model in enumerate(models):
+        with suppress(UnknownSize):
+            recorded = isinstance(model, Recording)
+            found[i] = model if recorded else subject_of(model, at, vocab_size)
+    sizes = (side.vocab_size for side in found.values())
+    known = next(filter(None, sizes), None)
+    for i in sorted({0, 1} - found.keys()):  # of none: what is unknown
         try:
-            return subject_of(model, at, recording.width)
-        except ValueError:  # it is padded, or none of the model's
-            raise error from None
+            found[i] = subject_of(models[i], at, known)
+        except ValueError as error:
+            words = f"; is --vocab-size not {known}?" * (known is not None)
+            raise ValueError(f"{error}{words}") from error.__cause__
+    return [found[0], found[1]]
 
 
 def _hints_at_dtype(
@@ -223,10 +221,8 @@ def _hints_at_dtype(
     An engine that runs in 16 bits may write its log-probabilities wider.
     """
     for kind in (torch.bfloat16, torch.float16):
-        if not recording.may_be_of(kind):
-            continue
         with suppress(ValueError):  # the model may not run in it
-            if compare(kind).same:
+            if recording.may_be_of(kind) and compare(kind).same:
                 name = dtype_name(kind)
                 yield (
                     f"rounding in {name} explains the difference: if "

@@ -44,7 +44,10 @@ def find_divergence(
     starts = [chain[0] for chain in chains[1]]
     repeats = {
         start.number: [
-            v for v in theirs.repeats_before(start) if v.number in partner
+            v
+            for v in theirs.moved_before(start)
+            if v.number in partner and len(v.inputs) == 1
+            if theirs.times(v) > 1
         ]
         for start in starts
     }

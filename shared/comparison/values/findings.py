@@ -36,15 +36,13 @@ NEAREST = 5  # values that are offered where nothing is shared
 def findings(
     names: tuple[str, str],
     sides: tuple[Side, Side],
-    single: Sequence[int],
     named: Sequence[tuple[str, str]],
     tolerance: float,
 ) -> ValueDiff:
     """Return the result: what pairs, what is alone, and where they part.
 
-    Single are the indices of sides that should run in float64 and do not;
-    named the names of values that a table pairs; the tolerance is a share of
-    a value's largest number that always passes.
+    Named are the names of values that a table pairs; the tolerance is a share
+    of a value's largest number that always passes.
     """
     left, right = sides
     matches = match(left, right, tolerance, pair_by_name(sides, named))
@@ -91,7 +89,7 @@ def findings(
         alone={side: [] for side in alone} if only_scores else alone,
         parted=parted,
         nearest=[] if pairs else _nearest(left, right),
-        notes=[*_notes(names, sides, single, pairs)],
+        notes=[*_notes(names, sides, pairs)],
         counts=[
             (len(_unmatched(side, known)), len(_countable(side)))
             for side, known in zip(sides, matches.explaining, strict=True)
@@ -130,19 +128,18 @@ def _coarse(sides: tuple[Side, Side], apart: float) -> str:
 def _notes(
     names: tuple[str, str],
     sides: tuple[Side, Side],
-    single: Sequence[int],
     pairs: Sequence[Row],
 ) -> Iterator[str]:
     left, right = sides
     kind = dtype_name(left.dtype)
-    for i, (name, side) in enumerate(zip(names, sides, strict=True)):
+    for name, side in zip(names, sides, strict=True):
         if side.scripted:
             parts = ", ".join(side.scripted[:3])
             yield (
                 f"{name}: {parts} is scripted; its values are recorded, its "
                 f"lines are not seen"
             )
-        if i in single:
+        if side.single:
             own = dtype_name(side.dtype)
             yield f"{name} does not run in float64: both ran in {own}"
         if isinstance(right, Recording) and side.only_scores:
@@ -210,33 +207,27 @@ def _doubts(sides: tuple[Side, Side], matches: Matches) -> Sides:
     arrays = _countable(right)
     if arrays[0].place.recorded and len(alone[1]) > MOST * len(arrays):
         doubts[1].update(v.number for v in alone[1])
-    lines = _same_lines(sides, alone)
-    pairs = sorted({*matches.near, *lines})
-    ours, theirs = (
-        side.keep(numbers) if numbers else {}
-        for side, numbers in zip(sides, as_sides(pairs), strict=True)
-    )
-    for n, r in pairs:
-        value, gap = nearest_layout(theirs[r], ours[n], 0.0)
-        inside = left.values[n].place.inside or right.values[r].place.inside
-        like = gap <= ALIKE * left.values[n].digest.size and not inside
-        if not like and (n, r) not in lines:
-            continue
-        factor = float((value * ours[n]).sum() / ours[n].square().sum())
-        rest = largest(value - factor * ours[n])
-        if not rest <= DOUBTED * matches.tolerance.get(n, 0.0):
-            doubts[0].add(n)
-            doubts[1].add(r)
-    return doubts
-
-
-def _same_lines(
-    sides: tuple[Side, Side], alone: tuple[list[Value], list[Value]]
-) -> list[tuple[int, int]]:
-    """Return pairs without counterparts that one line computes."""
     ours, theirs = ({v.number for v in values} for values in alone)
-    return [
+    lines = [  # without a counterpart, though one line computes them
         (a.number, b.number)
         for a, b in pair_lines(*sides, lambda p: (name_of(p), p.inside))
         if a.shape == b.shape and a.number in ours and b.number in theirs
     ]
+    pairs = sorted({*matches.near, *lines})
+    kept = [
+        side.keep(numbers) if numbers else {}
+        for side, numbers in zip(sides, as_sides(pairs), strict=True)
+    ]
+    for n, r in pairs:
+        mine = kept[0][n]
+        value, gap = nearest_layout(kept[1][r], mine, 0.0)
+        inside = left.values[n].place.inside or right.values[r].place.inside
+        like = gap <= ALIKE * left.values[n].digest.size and not inside
+        if not like and (n, r) not in lines:
+            continue
+        factor = float((value * mine).sum() / mine.square().sum())
+        rest = largest(value - factor * mine)
+        if not rest <= DOUBTED * matches.tolerance.get(n, 0.0):
+            doubts[0].add(n)
+            doubts[1].add(r)
+    return doubts

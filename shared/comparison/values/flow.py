@@ -178,12 +178,6 @@ class Flow:
         of = self.values[value.inputs[0]].shape
         return math.prod(value.shape) // math.prod(of)
 
-    def repeats_before(self, value: Value) -> Iterator[Value]:
-        """Yield what holds numbers several times on the way to a value."""
-        for before in self.moved_before(value):
-            if len(before.inputs) == 1 and self.times(before) > 1:
-                yield before
-
     def parts_before(self, value: Value) -> Iterator[Value]:
         """Yield parts without a counterpart on the way to a value.
 

@@ -81,22 +81,6 @@ def as_tokens(
     return given.long().reshape(-1, given.size(-1))
 
 
-def subjects_of(
-    models: tuple[Model, Model],
-    at: tuple[int, int],
-    vocab_size: int | None,
-) -> list[Subject]:
-    """Return both models as subjects; one may say the other's vocabulary."""
-    found: dict[int, Subject] = {}
-    for i, model in enumerate(models):
-        with suppress(UnknownSize):
-            found[i] = subject_of(model, at, vocab_size)
-    sizes = [subject.vocab_size for subject in found.values()]
-    for i in sorted({0, 1} - found.keys()):  # of none: what is unknown
-        found[i] = subject_of(models[i], at, (*sizes, None)[0])
-    return [found[0], found[1]]
-
-
 def require_rows_first(subject: Subject) -> None:
     """Refuse a model of torch that takes (time, batch), if calls show it."""
     with isolated(SEED), suppress(ModelRaised):

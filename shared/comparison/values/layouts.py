@@ -108,10 +108,6 @@ def as_table(
         value = value[0]
     while value.dim() > 2 and value.size(0) == 1:
         value = value[0]
-    if value.dim() > 1 and value.shape[:2] == (1, length):
-        value = value[0]
-    if value.dim() == 1:
-        value = value.unsqueeze(1)
     axes = [axis for axis in range(value.dim()) if value.size(axis) == length]
     if not axes:
         return value.reshape(1, -1), 1

@@ -156,16 +156,20 @@ def _propose(
     groups: dict[tuple[int, int], list[Value]] = {}
     for value in right:
         key = value.digest.finite, value.digest.other
-        groups.setdefault(key, []).append(value)
+        if not value.digest.trivial:
+            groups.setdefault(key, []).append(value)
     proposed = {}
     for value in left:
         ours = value.digest
         others = [
             other
             for other in groups.get((ours.finite, ours.other), [])
-            if _may_pair(value, other)
+            # what an operation gives is no step inside another of its kind,
+            # though their numbers may be the same
+            if not (value.own_step and other.place.inside)
+            and not (other.own_step and value.place.inside)
         ]
-        if not others:
+        if not others or ours.trivial:
             continue
         marks = np.stack([other.digest.marks for other in others])
         scale = np.maximum(np.abs(ours.marks), ours.size)
@@ -175,20 +179,6 @@ def _propose(
         if near:
             proposed[value.number] = near
     return proposed
-
-
-def _may_pair(ours: Value, theirs: Value) -> bool:
-    """Whether two values can stand for the same thing.
-
-    What an operation gives is no step inside another of its kind, though
-    their numbers may be the same.
-    """
-    return not (
-        ours.digest.trivial
-        or theirs.digest.trivial
-        or (ours.own_step and theirs.place.inside)
-        or (theirs.own_step and ours.place.inside)
-    )
 
 
 def _goes_head_by_head(side: Side, other: Side) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import CodeType
 
 import torch
@@ -30,54 +30,39 @@ from .value import Value, digest, real
 
 # What multiplies queries, keys, weights and values of many heads.
 PRODUCTS = ("matmul", "bmm", "einsum", "scaled_dot_product_attention")
-# What reads a part of a tensor, be it the whole.
-PARTS = ("alias", "select", "slice")
-# Operations that return memory before its numbers are written.
-NOT_YET = (*UNSET, "recv_")
+PARTS = ("alias", "select", "slice")  # read a part, be it the whole
+NOT_YET = (*UNSET, "recv_")  # return memory before its numbers are written
 WAIT = torch.ops._c10d_functional.wait_tensor
 EXACT = 2**12  # a number of 12 bits is the same in every dtype
 NEAR = 1e-6  # of a value's size: rounding may explain so much
 
 
+@dataclass(eq=False)
 class Recorder(Operations):
     """Notes each floating result of an operation called inside.
 
     To be entered in `below_autograd`.
-
-    Args:
-        model: whose modules' names say the layer.
-        tokens: the ids of the run.
-        run: the kit's function that runs the model: no line is above it.
-        by_heads: whether heads are values of their own, too.
-        reduce: what is seen of each value, None for all of it.
-        visitor: None in a first run, in which digests are kept; else what
-            is done with each value and the number of its event.
-        most: numbers that a first run keeps; with more it keeps digests only.
     """
+
+    model: object  # whose modules' names say the layer
+    tokens: Tensor  # the ids of the run
+    run: CodeType | None  # runs the model: no line is above this function
+    by_heads: bool  # whether heads are values of their own, too
+    reduce: Callable[[Tensor], Tensor] | None  # what is seen; None: all
+    # None in a first run, in which digests are kept; else what is done with
+    # each value and the number of its event
+    visitor: Callable[[int, Tensor], None] | None
+    room: float  # for numbers that a first run keeps; without it only digests
 
     supports_higher_order_operators = True
 
-    def __init__(
-        self,
-        model: object,
-        *,
-        tokens: Tensor,
-        run: CodeType | None,
-        by_heads: bool,
-        reduce: Callable[[Tensor], Tensor] | None,
-        visitor: Callable[[int, Tensor], None] | None,
-        most: float,
-    ):
+    def __post_init__(self):
         super().__init__()
-        self.layers = layers_of(model)
-        self.modules = names_of(model)
-        self.tokens, self.run = tokens, run
-        self.by_heads, self.reduce = by_heads, reduce
-        self.visitor = visitor
+        self.layers = layers_of(self.model)
+        self.modules = names_of(self.model)
         self.values: list[Value] = []
         # values by their events
-        self.kept: dict[int, Tensor] | None = None if visitor else {}
-        self.room = most
+        self.kept: dict[int, Tensor] | None = None if self.visitor else {}
         self.lines: dict[int, str] = {}  # of these events
         self.numbers = WeakTensorKeyDictionary()
         self.detached: list[Place] = []  # lines of the model's own

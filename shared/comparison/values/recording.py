@@ -1,4 +1,4 @@
-"""A side that is a file, written by a port in any language.
+"""A side that is a file, written by a port in any language, or of a run.
 
 A file has the tokens, and arrays in the order in which they were computed:
 in an .npz the order of its members; in a .safetensors the numbers that all
@@ -17,18 +17,20 @@ from types import FunctionType, ModuleType
 import numpy as np
 import torch
 from jaxtyping import Int
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ...invariants.context import isolated
+from ...files import replace_file
+from ...invariants.context import isolated, one_run
 from ...invariants.errors import ModelRaised
 from ...invariants.places import Place
 from ...invariants.subject import Subject
 from ...invariants.variant import own
-from .given import as_tokens
+from .given import Model, as_tokens, fitting, size_of, subject_of
 from .rows import Row
 from .side import Side
 from .value import Value, digest, of_one_size, real
+from .value import statistics as of_value
 
 TOKENS = "tokens"
 TOP = "ids"  # of the k likeliest tokens, whose log-probabilities are given
@@ -101,15 +103,14 @@ class Recording(Side):
         return max(kinds, key=lambda kind: torch.finfo(kind).eps)
 
     @property
-    def width(self) -> int | None:
+    def vocab_size(self) -> int | None:
         """The vocabulary of the last array whose name says it has scores."""
-        wide = [
-            array.size(-1)
-            for name, array in self.arrays.items()
-            if self._may_be_scores(name, array, int(self.tokens.max()) + 1)
-            and self._says_scores(name)
-        ]
-        return wide[-1] if wide else None
+        for name, array in reversed(self.arrays.items()):
+            least = int(self.tokens.max()) + 1
+            fits = self._may_be_scores(name, array, least)
+            if fits and self._says_scores(name):
+                return array.size(-1)
+        return None
 
     def _says_scores(self, name: str) -> bool:
         return name == self.named_scores or SCORES.search(name) is not None
@@ -392,3 +393,79 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
     if all(re.match(r"\d", name) for name in arrays if name != TOKENS):
         names.sort()
     return {name: arrays[name] for name in names}
+
+
+@one_run
+def record_values(
+    model: Model,
+    tokens: Int[Tensor, "batch time"] | Sequence[int] | None,
+    path: Path | str,
+    *,
+    vocab_size: int | None = None,
+    dtype: torch.dtype | None = None,
+    gradients: bool = False,
+    statistics: bool = False,
+) -> int:
+    """Write each value that a model computes to a file.
+
+    Names are "0012 layer 1 block.py:43 ln_1": number, layer, line, and the
+    module or the operation; the metadata has file, line, operation, layer
+    and shape of each as JSON. "tokens" are the ids.
+
+    Args:
+        model: as for diff_by_value.
+        tokens: ids; None: 16 drawn from a seed.
+        path: of the .safetensors.
+        vocab_size: number of tokens, where the model does not declare it.
+        dtype: to run in; None: that of the model's weights.
+        gradients: whether to add "gradient NAME" of each parameter, of the
+            mean cross-entropy of the next tokens.
+        statistics: whether to write of each value its mean, deviation, least,
+            most and norm alone, for models too large to keep.
+
+    Returns:
+        How many values were written.
+
+    Raises:
+        ValueError: for tokens that do not fit, a model that raises, or one
+            of which nothing can be recorded.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise ValueError(f"a recording is a .safetensors, got {path}")
+    if statistics and gradients:
+        raise ValueError("statistics have no gradients")
+    given = None if tokens is None else as_tokens(tokens)
+    subject = subject_of(model, size_of(given), vocab_size)
+    given = fitting(given, subject.block_size, subject.vocab_size)
+    weights = own(subject).parameters
+    kinds = [w.dtype for w in weights if w.is_floating_point()]
+    dtype = dtype or next(iter(kinds), torch.float32)
+    side = Side(subject, given, dtype, of_value if statistics else None)
+    # a norm may be too large for float16
+    stored = torch.promote_types(dtype, torch.bfloat16)
+    lines = [
+        value
+        for value in side.values
+        if not value.place.inside or value.number == side.last
+    ]
+    names = {v.number: f"{v.number:04} {name_of(v.place)}" for v in lines}
+    arrays: dict[str, Tensor] = {}
+
+    def keep(number: int, value: Tensor) -> None:
+        found = real(value.detach().cpu()).clone().contiguous()
+        arrays[names[number]] = found.to(stored) if statistics else found
+
+    side.visit(names, keep)
+    metadata = {
+        names[value.number]: json.dumps(
+            value.place.to_dict() | {"shape": list(value.shape)}
+        )
+        for value in lines
+    }
+    for name, gradient in (side.gradients() if gradients else {}).items():
+        arrays[GRADIENT + name] = gradient.contiguous()
+    arrays[TOKENS] = given.contiguous()
+    with replace_file(path) as beside:
+        save_file(arrays, beside, metadata)
+    return len(lines)

@@ -46,6 +46,7 @@ class Side:
     most: float = 2**26
     kept: dict[int, Tensor] | None = None  # by events
     scored = True  # whether scores are among the values
+    single = False  # whether it should run in float64, and does not
     reduce: Reduce | None = None
     # marks to know each weight by, and its unit of rounding; where a run
     # rounds in float32, that is coarser than any weight's unit: none are kept
@@ -79,6 +80,7 @@ class Side:
             self.below = nullcontext
             self.record()
         self.doubled &= self.dtype == torch.float64
+        self.single = dtype is None and not self.doubled
 
     @property
     def only_scores(self) -> bool:
@@ -119,8 +121,7 @@ class Side:
         self.lines, self.sent = recorder.lines, recorder.sent
         self.dtypes = recorder.dtypes
         self.coarse = self._coarse()
-        lines = {(p.path, p.line): p for p in reversed(recorder.detached)}
-        self.detached = list(lines.values())[::-1]
+        self.detached = recorder.detached
         self.scripted = [
             name or type(part).__name__
             for name, part in (model.named_modules() if is_module else ())
@@ -243,15 +244,14 @@ class Side:
             rounded = [w for w in weights if w.is_floating_point() and w.dim()]
             nudge(rounded, size, subject.seed)
         count = sum(p.numel() for p in variant.parameters)
-        most = max(self.most, count / 4)
         recorder = Recorder(
             model,
-            tokens=self.tokens,
-            run=code_of(type(self)._run),
-            by_heads=self.by_heads,
-            reduce=self.reduce,
-            visitor=visitor,
-            most=most,
+            self.tokens,
+            code_of(type(self)._run),
+            self.by_heads,
+            self.reduce,
+            visitor,
+            room=max(self.most, count / 4),
         )
         try:
             with isolated(subject.seed), self.below(), recorder:

@@ -47,7 +47,11 @@ def match_weights(left: nn.Module, right: nn.Module) -> list[WeightMatch]:
         if not open_ones:
             break
         rounded = {n: t.to(dtype).to(kind) for n, t in ours.items()}
-        index = _index(rounded)
+        index: Index = {}
+        for name, table in rounded.items():
+            for across in (False, True):
+                for i, key in enumerate(_hashes(table, across)):
+                    index.setdefault(key, (name, across, i))
         for name in open_ones:
             match = _find(name, theirs[name], index, rounded)
             if match is not None and dtype != kind:
@@ -108,16 +112,6 @@ def _tables(model: nn.Module, kind: torch.dtype) -> dict[str, Tensor]:
         for name, weight in model.named_parameters()
         if weight.dim() and weight.numel() and weight.is_floating_point()
     }
-
-
-def _index(tables: Mapping[str, Tensor]) -> Index:
-    """Return where each row and each column of the weights stands."""
-    found: Index = {}
-    for name, table in tables.items():
-        for across in (False, True):
-            for i, key in enumerate(_hashes(table, across)):
-                found.setdefault(key, (name, across, i))
-    return found
 
 
 def _hashes(table: Tensor, across: bool = False) -> list[int]:
@@ -249,7 +243,7 @@ def first_difference(
         apart = min(sorted_apart(one, right) for one in (left, *twins))
         size = largest(left)
         if apart > UNITS * unit * max(size, largest(right)):
-            lines = " and ".join(map(str, detached))
+            lines = " and ".join(dict.fromkeys(map(str, detached)))
             why = f"; the right detaches at {lines}" if lines else ""
             sources = ", ".join(match.sources)
             if not right.any():
