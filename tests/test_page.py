@@ -15,11 +15,11 @@ import mingpt_style
 from shared import GPTConfig
 from shared.comparison.benchmark_results import Results, Row, Run
 from shared.comparison.models import count_flops, difference_by_concept
-from shared.comparison.page.highlight import highlight, spans
+from shared.comparison.page.folding import highlight, spans
+from shared.comparison.page.sections import measure_weight_transfer
 from shared.comparison.page.value_maps import sizes
 from shared.comparison.sources import read_part
 from shared.comparison.styles import enlarged_random_weights
-from shared.comparison.weight_transfer import measure_weight_transfer
 
 STYLES = (annotated, mingpt_style)
 TOKENS = torch.arange(12)[None]

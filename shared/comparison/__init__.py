@@ -9,9 +9,5 @@
     text.py             texts and tokens, every character visible
     benchmark_results.py  the file of a benchmark
 
-Measured for the page:
-
-    weight_transfer.py  how both styles take over a GPT-2 checkpoint
-
-And shown by terminal.py and page/ (one HTML file).
+Shown by terminal.py and page/ (one HTML file).
 """

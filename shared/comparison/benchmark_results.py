@@ -26,17 +26,13 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     name: str  # what ran
     seconds: Annotated[list[Seconds], Meta(min_length=1)]  # one number a round
-    # whether it is no model, but something the machine can do
-    limit: bool = False
-    # floating-point operations of one run, None if not counted
-    flops: Count | None = None
-    # bytes that one run moves to and from memory at least
-    least_bytes: Count | None = None
+    limit: bool = False  # no model, but something the machine can do
+    flops: Count | None = None  # of one run, where they were counted
+    least_bytes: Count | None = None  # that one run moves in memory at least
     tokens: Count | None = None  # number of tokens of one run
     output: str = ""  # "logits" or "log-probs"
     parameters: Count | None = None  # number of parameters
-    # time of the first run: warming up, compiling
-    first_seconds: Seconds | None = None
+    first_seconds: Seconds | None = None  # with warming up, compiling
     peak_bytes: Count | None = None  # most memory of one run, without weights
     # of decoding: the time to the first token, and PERCENTS of the times
     # between two tokens
@@ -44,8 +40,7 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     between_tokens: list[Seconds] = []
     cache_bytes: Count | None = None  # keys and values at the end of the text
     note: str = ""  # what a reader has to know
-    # parts of the time by operation, where it was profiled
-    operations: dict[str, float] = {}
+    operations: dict[str, float] = {}  # parts of the time, if profiled
 
     @property
     def quartiles(self) -> Quartiles:

@@ -108,7 +108,7 @@ def align(
     right: Sequence[Any],
     keys: Sequence[Sequence[Hashable]],
 ) -> list[tuple[Any, Any]]:
-    """PartPair two sequences: equal keys together, the rest in order.
+    """Pair two sequences: equal keys together, the rest in order.
 
     Each item stands in one pair, with None where it has no partner.
     """

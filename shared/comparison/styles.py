@@ -36,19 +36,13 @@ class Comparison:
     dtype: str  # "float32" or "float64"
     device: str  # where both ran
     differences: dict[str, float]  # largest absolute difference at each stage
-    # largest difference of log-probabilities that rounding explains
-    bound: float
-    # number of parameters by component, for each style
-    parameters: Sequence[dict[str, int]]
-    # for each style the likeliest next ids with their probabilities
+    bound: float  # of log-probabilities: what rounding explains
+    parameters: Sequence[dict[str, int]]  # of each style by component
+    # of each style the likeliest next ids with their probabilities
     next_tokens: Sequence[list[tuple[int, float]]]
-    # of one forward pass, for each style: first quartile, median and third
-    # quartile
-    seconds: Sequence[Quartiles]
+    seconds: Sequence[Quartiles]  # of one forward pass of each style
     threads: int  # with how many it was timed
-    # for each part that a style has of its own, and did not run with, how far
-    # it would be from the other style, in words
-    original_parts: list[str]
+    original_parts: list[str]  # how far parts would be that did not run
 
     @property
     def largest(self) -> float:
@@ -87,8 +81,7 @@ class Pair:
     styles: tuple[Style, Style]  # the two packages
     config: GPTConfig  # sizes of both models
     state: Mapping[str, Tensor]  # the weights in the GPT-2 layout
-    # the ids that both ran, on the device of the weights
-    tokens: Int[Tensor, "batch time"]
+    tokens: Int[Tensor, "batch time"]  # that both ran, on one device
     models: tuple[Any, Any]  # each style's, in eval mode
     log_probs: tuple[Tensor, Tensor]  # of each model, for every position
     differences: dict[str, float]  # the largest at each common stage

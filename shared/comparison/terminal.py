@@ -17,8 +17,7 @@ from .styles import Comparison
 from .text import token_text
 
 TOKENS = 20  # that are shown
-# Below this width the two columns stand one under the other.
-TWO_COLUMNS = 120
+TWO_COLUMNS = 120  # below it they stand one under the other
 NARROW = 66  # below it the columns of tables are as narrow as their cells
 ALONE = "(no counterpart)"
 

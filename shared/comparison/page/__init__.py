@@ -2,8 +2,8 @@
 
 render.py        what was compared, put into the template
 sections.py      the drawing, and for each concept source, terms, costs
-highlight.py     source in colours, corresponding names marked
-folding.py       source without docstrings, checks and annotations
+folding.py       source in colours, corresponding names marked, and without
+                 docstrings, checks and annotations
 walk.py          a forward pass step by step
 kinds.py         the kind of each step, by its value
 value_maps.py    its values, and influence, as maps packed into the page

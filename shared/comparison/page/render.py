@@ -21,9 +21,14 @@ from ..models import count_flops, difference_by_concept
 from ..styles import Comparison, Pair
 from ..text import token_text, visible
 from ..values import ValueDiff, diff_by_value
-from ..weight_transfer import measure_weight_transfer
 from .folding import fold
-from .sections import SIGN, architecture, concept_sections, unused_parts
+from .sections import (
+    SIGN,
+    architecture,
+    concept_sections,
+    measure_weight_transfer,
+    unused_parts,
+)
 from .value_maps import influence_data
 from .walk import make_walk
 

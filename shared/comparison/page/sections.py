@@ -1,20 +1,35 @@
-"""The page's drawing of both styles, and its sections, one a concept."""
+"""The page's drawing of both styles, its sections, one a concept, and tables.
+
+How both styles take over a GPT-2 checkpoint's weights is measured part by
+part: on weights with which the rest of the model is the same in both styles
+to the last bit, so that what differs is the part's own.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
 
+from ...checkpoint.gpt2_layout import read_gpt2
+from ...config import GPTConfig
 from ...protocol import Style
 from ..concepts import CONCEPTS
-from ..models import stage_modules
+from ..models import largest_difference, stage_modules, stage_outputs
 from ..sources import TINY, Part, PartPair, pair_sources
 from ..styles import Comparison, Pair, enlarged_random_weights
 from ..values import Place, Row, diff_by_value
-from .highlight import spans
+from .folding import spans
 
 SIGN = "\u00d7"  # between the numbers of a shape
+# What is set to zero to measure a part alone: the token table, whose scale
+# rounds, and what the blocks add to the residual stream.
+TOKENS = ("wte.weight",)
+BLOCKS = ("c_proj.weight", "c_proj.bias")
+BOTH = (*TOKENS, *BLOCKS)
 
 
 def unused_parts(pair: Pair) -> list[set[str]]:
@@ -199,3 +214,74 @@ def _part_called(place: Place) -> str:
     name = r"\w+(?:\[[^]]*\](?=\())?"  # one that is called may be indexed
     found = re.match(rf"self\.(?:\w+\.)*({name})[(\[]", place.code)
     return found[1] if found else ""
+
+
+@dataclass(frozen=True)
+class TransferRow:
+    """One part of the model, and what taking over its weights costs."""
+
+    name: str  # the common term
+    written: tuple[str, str]  # how each style writes it, "" if unsaid
+    transferred: tuple[str, str]  # how each takes over a GPT-2 checkpoint's
+    error: float  # largest difference that is its own; NaN without the stage
+    where: str  # what was compared
+    absorbed: bool  # False where the error is no rounding but mathematics
+
+
+def measure_weight_transfer(
+    styles: tuple[Style, Style],
+    state: Mapping[str, Tensor],
+    config: GPTConfig,
+    tokens: Int[Tensor, "batch time"],
+) -> list[TransferRow]:
+    """Measure every part on the first block of a model."""
+    state = {
+        name: tensor
+        for name, tensor in read_gpt2(state, config).items()
+        if not name.startswith("h.") or name.startswith("h.0.")
+    }
+    config = replace(config, n_layer=1, tie_weights=False)
+    other = "gelu_tanh" if config.activation == "relu" else "relu"
+    bent = replace(config, activation=other)
+    exact = replace(config, norm_eps=0.0)
+    tied = replace(config, tie_weights=True)
+    rows = []
+    for name, stage, zeroed, configs, where in (
+        ("token table", "embedding", ("wpe.weight",), (config, config),
+         "in the embedding, with a position table of zeros"),
+        ("position table", "embedding", TOKENS, (config, config),
+         "in the embedding, with a token table of zeros"),
+        ("attention's matrices", "block.0.attention", TOKENS, (config, config),
+         "in the first attention, on equal inputs"),
+        ("norm", "final_norm", BOTH, (exact, exact),
+         "in the last norm, computed by each style's own class with eps 0"),
+        ("head", "log_probs", BOTH, (config, config),
+         "in the log-probabilities, on equal inputs"),
+        ("tied head", "log_probs", BLOCKS, (tied, tied),
+         "in the log-probabilities, from a checkpoint without lm_head.weight"),
+        ("activation", "log_probs", (), (config, bent),
+         f"in the log-probabilities, between {config.activation} and {other}"),
+    ):  # fmt: skip
+        weights = {
+            key: torch.zeros_like(tensor) if key.endswith(zeroed) else tensor
+            for key, tensor in state.items()
+            if name != "tied head" or not key.startswith("lm_head")
+        }
+        outputs, words = [], []
+        for style, own_config in zip(styles, configs, strict=True):
+            build: Any = style.from_gpt2
+            parts = getattr(style, "ORIGINAL_PARTS", {})
+            model = build(
+                weights, own_config, **parts if name == "norm" else {}
+            )
+            found = stage_outputs(model, style.STAGES, tokens)
+            outputs.append(found.get(stage, torch.tensor(torch.nan)))
+            says = getattr(style, "WEIGHT_TRANSFER", {})
+            words.append(says.get(name, ("", "")))
+        written, transferred = zip(*words, strict=True)
+        error = largest_difference(*outputs)
+        absorbed = name != "activation"
+        rows.append(
+            TransferRow(name, written, transferred, error, where, absorbed)
+        )
+    return rows

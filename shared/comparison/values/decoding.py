@@ -25,8 +25,7 @@ class CacheDiff:
     says: str  # the convention, "past_key_values and use_cache=True"
     tokens: list[int]  # of the row that is shown
     fed: list[int]  # how many tokens each piece had
-    # how far the scores of each position are apart; None where a piece
-    # returns scores of its last position alone
+    # of the scores of each position; None where a piece returns its last alone
     apart: list[float | None]
     rounding: float  # how far apart rounding may bring them
     position: int | None = None  # the first that differs, if one does

@@ -64,8 +64,7 @@ class Divergence(Row):
     # largest difference of what the right's line is computed from; None where
     # the left has not all of it in the same order
     inputs: float | None = None
-    # c where the right's numbers are c times the left's, in any order
-    factor: float | None = None
+    factor: float | None = None  # c: the right is c times the left
     cause: str = ""  # what the factor suggests
     # the right's line and up to two others that may be at fault: the one that
     # the left goes on from, those that lay out its inputs, those that follow

@@ -1,6 +1,6 @@
 """A diff by value in the terminal: two columns, in the order of the run."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rich.console import Console, RenderableType
 from rich.rule import Rule
@@ -36,10 +36,24 @@ def tables(
         "apart",
     )
     for section in sections:
-        rows = [r for r in section.rows if whole or (r.left and r.right)]
-        if rows:
-            yield from _section(section, rows, heads, wide, numbers)
-            heads = ()
+        shown = [r for r in section.rows if whole or (r.left and r.right)]
+        if not shown:
+            continue
+        yield Rule(Text(section.title, "bold"), style="cyan", align="left")
+        table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        for options in ({"ratio": 1}, {"justify": "right", "no_wrap": True}):
+            for _ in range(1 + wide):
+                table.add_column(**options)
+        rows = [heads] if heads else []
+        heads = ()
+        for row in shown:
+            rows.append(_cells(section, row))
+            if row.order in numbers:
+                rows.append((Text(numbers[row.order], "dim"), *[""] * 3))
+        for cells in rows:
+            for part in [cells] if wide else [cells[::2], cells[1::2]]:
+                table.add_row(*part)
+        yield table
 
 
 def show_decoding(
@@ -61,29 +75,6 @@ def show_decoding(
     print_trimmed(console, table)
     colour = "bold green" if found.same else "bold red"
     console.print(Text(found.sentence, style=colour), soft_wrap=True)
-
-
-def _section(
-    section: Section,
-    shown: Sequence[Row],
-    heads: Cells,
-    wide: bool,
-    numbers: Numbers,
-) -> Iterator[RenderableType]:
-    yield Rule(Text(section.title, "bold"), style="cyan", align="left")
-    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-    for options in ({"ratio": 1}, {"justify": "right", "no_wrap": True}):
-        for _ in range(1 + wide):
-            table.add_column(**options)
-    rows = [heads] if heads else []
-    for row in shown:
-        rows.append(_cells(section, row))
-        if row.order in numbers:
-            rows.append((Text(numbers[row.order], "dim"), *[""] * 3))
-    for cells in rows:
-        for part in [cells] if wide else [cells[::2], cells[1::2]]:
-            table.add_row(*part)
-    yield table
 
 
 def _cells(section: Section, row: Row) -> Cells:

@@ -69,8 +69,7 @@ class Value:
     dtype: torch.dtype  # of the tensor
     digest: Digest  # what is kept of it
     stack: Stack  # the way to it from the model's call
-    # numbers of the values that it is computed from
-    inputs: tuple[int, ...] = ()
+    inputs: tuple[int, ...] = ()  # numbers of what it is computed from
     view: bool = False  # whether it is only a part of its input
     # whether it is also a step inside its own operation: a norm without
     # weights is its normalised input

@@ -30,24 +30,16 @@ class ValueDiff:
     layers: frozenset[int]  # of both sides
     only_scores: bool  # whether nothing but scores is known of a side
     pairs: Sequence[Row]  # of lines for one value, in the left's order
-    # for "left" and "right" the lines without counterpart
-    alone: Mapping[str, Sequence[Row]]
+    alone: Mapping[str, Sequence[Row]]  # of "left" and "right"
     parted: Divergence | None  # where the two part, if they do
     nearest: Sequence[Row]  # values of two models that share nothing
     notes: Sequence[str]  # what could not be recorded, and the precision
-    # of each side values without a counterpart, and all values
-    counts: Sequence[tuple[int, int]]
-    # how far the log-probabilities are apart, and how far rounding may bring
-    # them; 0 where a side has no scores
-    apart: float
-    rounding: float
+    counts: Sequence[tuple[int, int]]  # of each side values alone, and all
+    apart: float  # the log-probabilities; 0 where a side has no scores
+    rounding: float  # how far it may bring them
     scored: bool  # whether both sides have scores
-    # why the two are one function only up to a coarser dtype than that of
-    # the run, or ""
-    coarse: str
-    # of each weight of the right its counterpart on the left; none where a
-    # side has no weights
-    weights: Sequence[WeightMatch] = ()
+    coarse: str  # why they are one function up to a coarser dtype only, or ""
+    weights: Sequence[WeightMatch] = ()  # the right's, where both have them
     gradient: str = ""  # a sentence on the first that differs, if compared
     gradients: int = 0  # how many gradients were compared
 
