@@ -38,7 +38,7 @@ GRADIENT = "gradient "  # names of gradients start so, the weight's follows
 ALL_BUT = 0.02  # a sum of probabilities in 16 bits is so near to 1
 NEAR = 0.05  # of a size: so near are scores that match
 WALKED = 2**16  # objects that are looked at for a function's weights
-SCORES = re.compile(r"logits|scores|probs|\b(lm_)?head$")  # names of scores
+SCORES = re.compile(r"(?i)logits|scores|probs|\b(lm_)?head$")  # in their name
 
 
 class Recording(Side):
