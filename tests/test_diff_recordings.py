@@ -425,6 +425,8 @@ def test_log_probabilities_of_the_top_k(fault, time, model, tmp_path):
     found = diff_by_value(model, path)
     assert found.same == (not fault), found.sentence
     assert found.only_scores
+    said = "one function as far as the 5 likeliest tokens tell: scores "
+    assert found.sentence.startswith(said) == (not fault), found.sentence
     np.savez(path, tokens=IDS, ids=ids.numpy()[..., :4], logprobs=top.numpy())
     with pytest.raises(ValueError, match="one array of their shape"):
         diff_by_value(model, path)

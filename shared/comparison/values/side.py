@@ -46,6 +46,7 @@ class Side:
     most: float = 2**26
     kept: dict[int, Tensor] | None = None  # by events
     scored = True  # whether scores are among the values
+    top: Tensor | None = None  # of a file: ids of the likeliest tokens
     single = False  # whether it should run in float64, and does not
     reduce: Reduce | None = None
     # marks to know each weight by, and its unit of rounding; where a run

@@ -69,7 +69,10 @@ class ValueDiff:
                     f"arrays{self.coarse}; another order of an array's "
                     f"numbers, as of positions, is not seen"
                 )
-            one = f"{self._hidden}one function{self.coarse}"
+            one = f"{self._hidden}one function"
+            if (top := self.sides[1].top) is not None:
+                one += f" as far as the {top.size(-1)} likeliest tokens tell"
+            one += self.coarse
             if not self.scored:
                 return f"{one} as far as these values tell"
             found = "scores"
