@@ -65,7 +65,6 @@ class Candidate:
         """
         decoder, read = self.decoder, self.scores
         if decoder is not None:
-            assert decoder.convention is not None
             if not decoder.convention.apart:
                 decoder.start_again()
             read = partial(decoder.scores, Text(decoder.convention, len(ids)))

@@ -131,7 +131,6 @@ def diff_cache(
 
 def _compare(decoder: Comparison, tokens: Tensor) -> CacheDiff:
     """Return the first way of feeding tokens that differs, else the first."""
-    assert decoder.convention is not None
     time = tokens.size(1)
     half = time // 2
     found: list[CacheDiff] = []

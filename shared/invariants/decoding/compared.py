@@ -27,7 +27,6 @@ class Comparison(Decoder):
 
     def require_reset(self, time: int, generator: torch.Generator) -> None:
         """Require that a text in the model's own cache leaves nothing."""
-        assert self.convention is not None
         if self.convention.apart:
             return
         self.start_again()
@@ -48,7 +47,6 @@ class Comparison(Decoder):
 
     def require_plain(self, time: int, generator: torch.Generator) -> None:
         """Require that a plain pass is the same after decoding as before."""
-        assert self.convention is not None
         if self.subject.keeps_state:
             return
         tokens, other = self.draw(2, time, generator).split(1)
@@ -65,7 +63,6 @@ class Comparison(Decoder):
 
     def require_half(self, time: int, generator: torch.Generator) -> None:
         """Require that a model that runs in bfloat16 decodes in it."""
-        assert self.convention is not None
         tokens = self.draw(1, time, generator)
         try:
             half = copy_for(self.subject, HALF[0])
@@ -84,7 +81,6 @@ class Comparison(Decoder):
 
     def compare(self, tokens: Tensor, splits: list[list[int]]) -> None:
         """Require that tokens fed in pieces have the scores of the whole."""
-        assert self.convention is not None
         full = self.full(tokens)
         for pieces in splits:
             several = max(pieces[1:], default=1) > 1
@@ -104,7 +100,6 @@ class Comparison(Decoder):
             The words of a report for these arguments.
         """
         chosen = self.convention
-        assert chosen is not None
         may = [
             name
             for name in POSITIONS
@@ -133,7 +128,6 @@ class Comparison(Decoder):
 
     def compare_two_texts(self, time: int, generator: torch.Generator) -> None:
         """Require that a text leaves another one alone."""
-        assert self.convention is not None
         rows = self.subject.fit_rows(2)
         pair = [self.draw(rows, time, generator) for _ in range(2)]
         if self.convention.apart:
@@ -150,7 +144,6 @@ class Comparison(Decoder):
 
     def in_turns(self, pair: list[Tensor]) -> Tensor:
         """Return the scores of two texts, each a token at a time."""
-        assert self.convention is not None
         texts = [Text(self.convention, len(tokens)) for tokens in pair]
         columns = zip(*(tokens.split(1, 1) for tokens in pair), strict=True)
         self.scored = pair[0].new_ones(pair[0].size(1), dtype=torch.bool)
@@ -160,8 +153,7 @@ class Comparison(Decoder):
     def compare_padded(self, time: int, generator: torch.Generator) -> None:
         """Require the same of rows of unlike length, padded on the left."""
         if (
-            self.convention is None
-            or not self.convention.takes_mask
+            not self.convention.takes_mask
             or self.convention.position in POSITIONS  # the mask has others
             or time < 4
         ):
@@ -212,7 +204,6 @@ class Comparison(Decoder):
             AssertionError: with the first position that differs.
         """
         decode = decode or partial(self.in_pieces, tokens, pieces, mask)
-        assert self.convention is not None
         forward = partial(self.full, tokens, mask)
         full = forward() if full is None else full
         says = f"with a cache ({self.convention.says}), "
@@ -259,7 +250,6 @@ class Comparison(Decoder):
         self, tokens: Tensor, pieces: list[int], position: int
     ) -> Line | None:
         """Return the first line that differs in the piece with a position."""
-        assert self.convention is not None
         ends = [*accumulate(pieces)]
         count = sum(end <= position for end in ends)
         tokens, text = (

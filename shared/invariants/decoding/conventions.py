@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -19,13 +20,12 @@ from ..model.calling import MASK, TARGETS, maker_of, tensors_in, token_argument
 from ..model.inputs import CACHED, FLAG, NUMBERS, STARTS, STRONG, WEAK
 from ..subject import Subject
 from .makers import (
-    MAKES,
     RESET,
     SETUP,
     InferenceParams,
-    classes_of,
     fill,
     layers_of,
+    makers_of,
     methods_of,
 )
 
@@ -37,8 +37,6 @@ class Convention:
     """One way to call a model piece by piece."""
 
     subject: Subject
-    model: Any
-    start_again: Callable[[], None]  # put back what the model held at first
     says: str  # in a report
     begin: Callable[[int], Any]  # return an empty cache for so many rows
     function: Callable[..., Any]  # takes the pieces
@@ -170,46 +168,60 @@ def conventions(
     subject: Subject, model: Any, start_again: Callable[[], None]
 ) -> Iterator[Convention]:
     """Yield the ways to decode that a model's signature offers."""
-    readers = [("", model)]
-    with suppress(Exception):  # it may be another thing of the model's
-        readers.append((" of with_cache()", model.with_cache()))
-    for words, reader in readers:
-        both = (getattr(reader, name, 0) for name in ("init_cache", "decode"))
-        if not all(map(callable, both)):
-            continue
-        arguments, token_name = token_argument(reader.decode)
-        names = [name for name in arguments if name not in (MASK, token_name)]
-        if len(names) > (token_name is None):
-            yield Convention(
-                subject,
-                model,
-                start_again,
-                f"init_cache and decode{words}",
-                reader.init_cache,
-                reader.decode,
-                names[token_name is None],
-            )
-    arguments, _ = token_argument(model)
-    flags = {n: True for n in arguments if FLAG.fullmatch(n)}
+    yield from _by_two_methods(subject, model)
+    methods = methods_of(model)
+    resets, setups = (
+        {n: m for n, m in methods.items() if pattern.fullmatch(n)}
+        for pattern in (RESET, SETUP)
+    )
+    own = Convention(subject, "", lambda rows: None, model, apart=not resets)
+    flags = {n: True for n in own.arguments if FLAG.fullmatch(n)}
     if "return_intermediates" in flags:
         flags = {"return_intermediates": True}
-    methods = methods_of(model)
-    resets = {n: m for n, m in methods.items() if RESET.fullmatch(n)}
-    own = Convention(
-        subject, model, start_again, "", _nothing, model, apart=not resets
-    )
-    if subject.make_cache is not None:
-        yield from _named(own, arguments, flags)
-    starts = [n for n in STARTS if n in arguments]
+    starts = [n for n in STARTS if n in own.arguments]
     # positions that a model with a cache may also count itself
-    places = [*starts, None, *(n for n in POSITIONS if n in arguments)]
-    for name in (*STRONG, *WEAK):
-        if name in arguments:
-            used = {n: v for n, v in flags.items() if _suits(n, name)}
-            for position in places:
-                each = replace(own, cache=name, flags=used, position=position)
-                yield from _in_the_call(each, methods, resets)
-    setups = {n: m for n, m in methods.items() if SETUP.fullmatch(n)}
+    positions = [*starts, None, *(n for n in POSITIONS if n in own.arguments)]
+    caches = [
+        (name, _first_caches(own, name))
+        for name in (*STRONG, *WEAK)
+        if name in own.arguments
+    ]
+    user = subject.make_cache
+    if user is not None:
+        title = getattr(user, "__name__", type(user).__name__)
+        taken = [*inspect.signature(user).parameters]
+        of_step = [n for n in taken[2:] if n in (*STRONG, *WEAK)]
+        if taken[:1] == ["model"] and of_step:
+            yield replace(  # step(model, tokens, cache), None at first
+                own,
+                function=partial(user, model),
+                cache=of_step[0],
+                says=f"{title}({', '.join(taken)})",
+            )
+        else:
+            named = [name for name, _ in caches]
+            named = named or [n for n in own.arguments if CACHED.search(n)]
+            caches = [(n, {f"={title}()": user}) for n in named] + caches
+
+    def reset(rows: int, maker: Callable[..., Any]) -> Any:
+        for method in resets.values():
+            fill(method, subject, model, rows)
+        return fill(maker, subject, model, rows)
+
+    for name, makers in caches:
+        used = {n: v for n, v in flags.items() if _suits(n, name)}
+        for position, (words, maker) in product(positions, makers.items()):
+            sure = name in STRONG and not words.startswith(("=[", "={"))
+            yield replace(
+                own,
+                cache=name,
+                says=_words([name + words], used, position),
+                begin=partial(reset, maker=maker),
+                flags=used,
+                position=position,
+                whole="return_intermediates" in used,
+                strong=sure or maker is user,
+            )
 
     made_for = 0  # rows
 
@@ -224,58 +236,36 @@ def conventions(
         for method in setups.values():
             fill(method, subject, model, rows)
 
+    called = [f"{name}()" for name in (*resets, *setups)]
     for position in (*starts, None):
         if position or flags:
             yield replace(
                 own,
-                says=_words(
-                    [f"{n}()" for n in (*resets, *setups)], flags, position
-                ),
+                says=_words(called, flags, position),
                 begin=begin,
                 flags=flags,
                 position=position,
-                strong=bool(setups or resets),
+                strong=bool(called),
                 apart=False,
             )
 
 
-def _nothing(rows: int) -> None:
-    """Begin without a cache: the first piece makes one."""
-
-
-def _named(
-    own: Convention, arguments: Iterable[str], flags: dict[str, Any]
-) -> Iterator[Convention]:
-    """Yield ways with a cache that the user's function makes.
-
-    Or with the user's own step: step(model, tokens, cache), whose cache is
-    None at first, and which returns the scores and the cache.
-    """
-    subject, model = own.subject, own.model
-    maker = subject.make_cache
-    assert maker is not None
-    title = getattr(maker, "__name__", type(maker).__name__)
-    first, *others = [*inspect.signature(maker).parameters] or [""]
-    of_step = [n for n in others[1:] if n in (*STRONG, *WEAK)]
-    if first == "model" and of_step:
-        yield replace(
-            own,
-            function=partial(maker, model),
-            cache=of_step[0],
-            says=f"{title}({', '.join((first, *others))})",
-        )
-        return
-    known = {*STRONG, *WEAK} & {*arguments}
-    for name in known or {n for n in arguments if CACHED.search(n)}:
-        for position in [None, *(n for n in STARTS if n in arguments)]:
-            yield replace(
-                own,
-                cache=name,
-                says=_words([f"{name}={title}()"], flags, position),
-                begin=lambda rows: fill(maker, subject, model, rows),
-                flags=flags,
-                position=position,
-            )
+def _by_two_methods(subject: Subject, model: Any) -> Iterator[Convention]:
+    """Yield init_cache and decode, of the model or of its with_cache()."""
+    readers = [("", model)]
+    with suppress(Exception):  # it may be another thing of the model's
+        readers.append((" of with_cache()", model.with_cache()))
+    for words, reader in readers:
+        both: list[Any] = [
+            getattr(reader, name, 0) for name in ("init_cache", "decode")
+        ]
+        if all(map(callable, both)):
+            way = Convention(subject, f"init_cache and decode{words}", *both)
+            names = [
+                n for n in way.arguments if n not in (MASK, way.token_name)
+            ]
+            if len(names) > (way.token_name is None):
+                yield replace(way, cache=names[way.token_name is None])
 
 
 def _words(
@@ -291,45 +281,23 @@ def _suits(flag: str, cache: str) -> bool:
     return "mem" in cache or "mems" not in flag
 
 
-def _in_the_call(
-    own: Convention, methods: dict[str, Any], resets: dict[str, Any]
-) -> Iterator[Convention]:
-    """Yield ways with a cache in the call, by what the first piece gets."""
-    subject, model, name = own.subject, own.model, own.cache
-    assert name is not None
+def _first_caches(own: Convention, name: str) -> dict[str, Callable[..., Any]]:
+    """Return what may make the cache of a first piece, by its words.
 
-    def way(
-        words: str, make: Callable[[int], Any], strong: bool, **more: Any
-    ) -> Convention:
-        def begin(rows: int) -> Any:
-            for method in resets.values():
-                fill(method, subject, model, rows)
-            return make(rows)
-
-        says = _words([name + words], own.flags, own.position)
-        strong = strong and name in STRONG
-        return replace(own, says=says, begin=begin, strong=strong, **more)
-
+    Arguments are filled by their names: see `fill`.
+    """
+    subject, model = own.subject, own.function
+    found: dict[str, Callable[..., Any]] = {}
     if own.arguments[name].default is not inspect.Parameter.empty:
-        whole = "return_intermediates" in own.flags
-        yield way("", _nothing, True, whole=whole)
-    made = {n: m for n, m in methods.items() if MAKES.fullmatch(n)}
-    made |= classes_of(model)
-    if name == "inference_params":
-        made[InferenceParams.__name__] = InferenceParams
+        found[""] = lambda: None
     layers = layers_of(model)
-    for title, maker in made.items():
-
-        def make(rows: int, maker: Any = maker) -> Any:
-            return fill(maker, subject, model, rows)
-
-        yield way(f"={title}()", make, True)
+    for title, maker in makers_of(model).items():
+        found[f"={title}()"] = maker
         if isinstance(maker, type):
-
-            def each(rows: int, make: Any = make) -> list[Any]:
-                return [make(rows) for _ in range(layers)]
-
-            yield way(f"=[{title}(), ...]", each, False)
-    yield way("=[None, ...]", lambda rows: [None] * layers, False)
-    yield way("=[]", lambda rows: [], False)
-    yield way("={}", lambda rows: {}, False)
+            found[f"=[{title}(), ...]"] = lambda rows, maker=maker: [
+                fill(maker, subject, model, rows) for _ in range(layers)
+            ]
+    if name == "inference_params":
+        found["=InferenceParams()"] = InferenceParams
+    found["=[None, ...]"] = lambda: [None] * layers
+    return found | {"=[]": lambda: [], "={}": lambda: {}}

@@ -54,23 +54,23 @@ def methods_of(model: Any) -> dict[str, Any]:
     return {name: m for name, m in found.items() if inspect.ismethod(m)}
 
 
-def classes_of(model: Any) -> dict[str, type]:
-    """Return the classes of caches that the model's own files have.
+def makers_of(model: Any) -> dict[str, Any]:
+    """Return what makes a cache: methods, and classes of the model's files.
 
-    They may be defined or imported there. The names are those that its
+    The classes may be defined or imported there. The names are those that its
     forward sees: the module itself may be put away (see `Alone`).
     """
-    files = [
-        getattr(vars(kind).get("forward"), "__globals__", {})
-        for kind in reversed(type(model).__mro__)
-        if not kind.__module__.startswith("torch.")
-    ]
-    return {
-        name: kind
-        for names in files
-        for name, kind in names.items()
-        if isinstance(kind, type) and "cache" in name.lower()
-    }
+    found = methods_of(model).items()
+    makers = {name: m for name, m in found if MAKES.fullmatch(name)}
+    for kind in reversed(type(model).__mro__):
+        if not kind.__module__.startswith("torch."):
+            names = getattr(vars(kind).get("forward"), "__globals__", {})
+            makers |= {
+                name: value
+                for name, value in names.items()
+                if isinstance(value, type) and "cache" in name.lower()
+            }
+    return makers
 
 
 def layers_of(model: Any) -> int:

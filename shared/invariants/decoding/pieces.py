@@ -29,7 +29,7 @@ class Decoder:
     Enlarged is whether a copy with larger weights is tried first.
     """
 
-    convention: Convention | None = None  # None: no cache was found
+    convention: Any = None  # a Convention; None: no cache was found
     reason = ""  # why a likely way is none
 
     def __init__(self, subject: Subject, enlarged: bool = True):
@@ -40,11 +40,8 @@ class Decoder:
             lambda: own(subject),  # a cache may be of one precision
         ]
         doubles = [in_double(subject, m) for m in (False, masked)]
-        if enlarged and doubles != [
-            True,
-            False,
-        ]:  # a fresh model's attention may be 0
-            makes.insert(0, lambda: larger(subject))
+        if enlarged and doubles != [True, False]:
+            makes.insert(0, lambda: larger(subject))  # attention may be 0
         best = NONE
         for make in makes:
             variant = make() if best < WRONG else None
@@ -84,7 +81,6 @@ class Decoder:
 
     def bind(self, model: Any) -> None:
         """Decode with another copy of the model, in the way chosen."""
-        assert self.convention is not None
         says = self.convention.says
         self.convention = next(
             way for way in self._ways(model) if way.says == says
@@ -148,7 +144,7 @@ class Decoder:
 
     def full(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the scores of the full forward."""
-        if self.convention is not None and not self.convention.apart:
+        if not self.convention.apart:
             self.start_again()  # without what it holds
         return self.variant.scores(tokens, mask=mask)
 
@@ -180,7 +176,6 @@ class Decoder:
 
         Where a piece has those of its last position only, others are 0.
         """
-        assert self.convention is not None
         text = Text(self.convention, tokens.size(0))
         self.scored = tokens.new_zeros(tokens.size(1), dtype=torch.bool)
         parts: list[Tensor] = []
