@@ -23,7 +23,7 @@ from .context import (
     random_states,
 )
 from .documents import packings
-from .errors import FoundOut, ModelRaised, UnusableModel, sentence
+from .errors import ModelRaised, UnusableModel, sentence
 from .model.building import Builder, KeptState, called_modules, name_of
 from .model.calling import (
     BATCH_FIRST,
@@ -183,11 +183,9 @@ def _find_out(
         try:
             subject, size = probe(subject, copy, at)
         except ModelRaised as error:
-            shared = shared_default(model)
-            words = f"{shared}; {error}" if shared else str(error)
-            raise UnusableModel(f"{subject.name}: {words}") from (
-                error.__cause__
-            )
+            raise UnusableModel(
+                f"{subject.name}: {shared_default(model)}{error}"
+            ) from error.__cause__
     subject.builder.require_own_modules(model, called)
     subject = subject.noted(
         *(
@@ -236,23 +234,24 @@ def _find_out(
     if size == at and (subject.builder.can_copy or not subject.is_module):
         return subject
     with suppress(ModelRaised):  # a check will meet the exception, too
-        subject = _find_gradients(subject, copy, size)
-        for find in (find_state, require_batch_first, find_refusals):
-            subject = find(subject, _calling(subject, copy), *size)
-        subject = find_noise(subject, _calling(subject, copy), size[0])
+        for find in (
+            *(_find_gradients, find_state, require_batch_first),
+            *(find_refusals, find_noise),
+        ):
+            subject = find(Variant(subject, copy), *size)
     return _find_cases(subject, copy)
 
 
-def _find_gradients(
-    subject: Subject, copy: Copy, size: tuple[int, int]
-) -> Subject:
+def _find_gradients(variant: Variant, batch: int, time: int) -> Subject:
     """Find out whether this device records gradients of the model at all."""
+    subject = variant.subject
+    tokens = subject.draw(batch, time)
     try:
-        scores = _calling(subject, copy).scores(subject.draw(*size), grad=True)
-        if quantised(copy.model) and scores.requires_grad:
+        scores = variant.scores(tokens, grad=True)
+        if quantised(variant.model) and scores.requires_grad:
             with during("in the backward pass"):
                 scores.sum().backward()
-            copy.model.zero_grad()
+            variant.model.zero_grad()
         if on_any(scores.requires_grad) and on_any(not scores.requires_grad):
             caller = replace(subject.caller, no_gradients=ON_SOME_RANKS)
             return replace(subject, caller=caller)
@@ -264,19 +263,16 @@ def _find_gradients(
         if "CPU" in str(cause):
             why += "; --device cuda runs them"
         caller = replace(subject.caller, no_gradients=why)
-        _calling(replace(subject, caller=caller), copy).scores(
-            subject.draw(*size)
-        )
-        return replace(subject, caller=caller).noted(
-            f"{why}: all calls are made without"
-        )
+        subject = replace(subject, caller=caller)
+        replace(variant, subject=subject).scores(tokens)
+        return subject.noted(f"{why}: all calls are made without")
     return subject
 
 
 def _find_cases(subject: Subject, copy: Copy) -> Subject:
     """Find the cases to call a model in which no scores come back."""
     with suppress(ModelRaised):  # of the call without arguments
-        subject = find_inputs(subject, _calling(subject, copy))
+        subject = find_inputs(Variant(subject, copy))
     unanswered: list[Case] = []
     for case in to_be_tried(subject.caller):
         if case is LOSSES and TRAIN_TARGETS not in unanswered:
@@ -285,7 +281,8 @@ def _find_cases(subject: Subject, copy: Copy) -> Subject:
         # one row would fit the axes of other masks, too
         rows = 1 if case.visible is None else subject.fit_rows(2)
         try:
-            _calling(subject, copy).run_as(case).scores(subject.draw(rows, 5))
+            tokens = subject.draw(rows, 5)
+            Variant(subject, copy, case).scores(tokens)
         except ModelRaised as error:
             unanswered.append(case)
             if case.visible is not None:
@@ -294,15 +291,6 @@ def _find_cases(subject: Subject, copy: Copy) -> Subject:
             if case.given is not None or case.visible is not None:
                 subject = subject.noted(f"not tried: {error}")
     return replace(subject, unanswered=tuple(unanswered))
-
-
-def _calling(subject: Subject, copy: Copy) -> Variant:
-    return Variant(subject, copy)
-
-
-def learn(subject: Subject, found: FoundOut) -> Subject:
-    """Return a subject with the facts that a check has found out."""
-    return replace(subject, **found.facts)
 
 
 # --- Scores ------------------------------------------------------------------
@@ -498,14 +486,13 @@ def _find_reader(
 # --- Which axis is time ------------------------------------------------------
 
 
-def require_batch_first(
-    subject: Subject, variant: Variant, batch: int, time: int
-) -> Subject:
+def require_batch_first(variant: Variant, batch: int, time: int) -> Subject:
     """Refuse a model that takes (time, batch) where nothing says so.
 
     It shows when a token moves what comes after it in the first axis and
     not in the second, along which equal tokens have equal scores.
     """
+    subject = variant.subject
     if subject.caller.time_first or time < 2:
         return subject
     vocab = subject.vocab_size
@@ -564,10 +551,9 @@ def find_lengths(
     return Lengths(least, step, low + count * step)
 
 
-def find_refusals(
-    subject: Subject, variant: Variant, batch: int, time: int
-) -> Subject:
+def find_refusals(variant: Variant, batch: int, time: int) -> Subject:
     """Find lengths and numbers of rows that are refused."""
+    subject = variant.subject
     refused: dict[tuple[int, int], ModelRaised] = {}
 
     def answers(rows: int, length: int) -> bool:
@@ -613,10 +599,9 @@ def find_refusals(
 NEVER = -9e3  # a score below this everywhere leaves no probability
 
 
-def find_state(
-    subject: Subject, variant: Variant, batch: int, time: int
-) -> Subject:
+def find_state(variant: Variant, batch: int, time: int) -> Subject:
     """Find out whether a call changes the next one, and can be undone."""
+    subject = variant.subject
     tokens, between = subject.draw(2 * batch, time).split(batch)
 
     def differs(variant: Variant) -> bool:
@@ -660,9 +645,8 @@ def _words(variant: Variant, tokens: Tensor) -> str:
     name = f" ({name})" if name else ""
     return (
         f"a call shows in the scores of the next one{name}, which is the "
-        "matter of "
-        "check_determinism: all other checks start each call from the state "
-        "that the model was built in"
+        "matter of check_determinism: all other checks start each call from "
+        "the state that the model was built in"
     )
 
 
@@ -678,8 +662,9 @@ def _without_hidden(subject: Subject, scores: Tensor) -> Subject:
     )
 
 
-def find_noise(subject: Subject, variant: Variant, batch: int) -> Subject:
+def find_noise(variant: Variant, batch: int, time: int) -> Subject:
     """Find ids without a score, and whether random numbers are drawn."""
+    subject = variant.subject
     tokens = subject.draw(batch, 7)
     first, again = (variant.scores(tokens, seed=1) for _ in "ab")
     other = variant.scores(tokens, seed=2)
@@ -690,16 +675,13 @@ def find_noise(subject: Subject, variant: Variant, batch: int) -> Subject:
     with RecordedDraws() as draws:
         variant.scores(tokens)
     if not draws.shapes and random_states() == before:
-        subject = replace(subject, keeps_state=True).noted(
-            _words(variant, tokens)
-        )
-    else:
-        subject = replace(subject, noisy=True).noted(
-            "random numbers are drawn in eval mode, which is the matter of "
-            "check_determinism: all other checks run the model from a fixed "
-            "random state"
-        )
-    return subject
+        words = _words(variant, tokens)
+        return replace(subject, keeps_state=True).noted(words)
+    return replace(subject, noisy=True).noted(
+        "random numbers are drawn in eval mode, which is the matter of "
+        "check_determinism: all other checks run the model from a fixed "
+        "random state"
+    )
 
 
 # --- Arguments ---------------------------------------------------------------
@@ -714,9 +696,9 @@ ALIKE = 1e-4  # of the scores' deviation, up to which a mask changes nothing
 REFUSALS = ValueError, NotImplementedError
 
 
-def find_inputs(subject: Subject, variant: Variant) -> Subject:
+def find_inputs(variant: Variant) -> Subject:
     """Find the form of each argument, and what is never given."""
-    caller = subject.caller
+    subject, caller = variant.subject, variant.subject.caller
     with_own = bool(caller.own_arguments) and _scores(variant, OWN) is not None
     names = [*caller.arguments, *(caller.own_arguments if with_own else ())]
     found, never = list[Input](), list[str]()

@@ -26,7 +26,7 @@ from .errors import (
     place_of,
     sentence,
 )
-from .meeting import Settings, learn, meet
+from .meeting import Settings, meet
 from .notebooks import progress
 from .ranks import Parted, current, together
 from .report import CheckResult, Report
@@ -296,7 +296,7 @@ class Run:
         if isinstance(error, SkipCheck):
             return "skipped", str(error)
         if isinstance(error, FoundOut):
-            self.subject = learn(self.subject, error)
+            self.subject = replace(self.subject, **error.facts)
         if isinstance(error, AssertionError | UnusableModel):
             proof = self._proof(name)
             line = proof.culprit if proof else None

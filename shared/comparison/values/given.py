@@ -84,7 +84,7 @@ def as_tokens(
 def require_rows_first(subject: Subject) -> None:
     """Refuse a model of torch that takes (time, batch), if calls show it."""
     with isolated(SEED), suppress(ModelRaised):
-        require_batch_first(subject, own(subject), 2, 6)
+        require_batch_first(own(subject), 2, 6)
 
 
 def subject_of(

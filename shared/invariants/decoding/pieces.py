@@ -1,7 +1,8 @@
 """Feeds a model piece by piece, with its cache, in the way that it has."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from operator import le
 from typing import Any
 
 import torch
@@ -46,14 +47,11 @@ class Decoder:
         for make in makes:
             variant = make() if best < WRONG else None
             if variant is not None:
-                best = max(best, self._choose(variant, best))
-        if best == UNUSED:  # it may be a way of an earlier copy
-            self.start_again()
-            self.bind(self.model)
+                best = self._choose(variant)
 
-    def _choose(self, variant: Variant, best: int) -> int:
+    def _choose(self, variant: Variant) -> int:
         """Choose the way that is right, or the likeliest of those wrong."""
-        self.variant = variant
+        self.variant, self.convention, best = variant, None, NONE
         wrong = dict[str, Convention]()
         for way in self._ways(variant.model):
             grade = self._grade(way)
@@ -121,11 +119,7 @@ class Decoder:
             except AssertionError as error:
                 self.reason = self.reason or f"{way.says}: {error}"
                 return surely
-            second = sizes_of(text.cache)
-            same = len(first) == len(second) and all(
-                map(_is_grown, first, second)
-            )
-            if way.cache in STATES and not same:
+            if way.cache in STATES and not _grown(first, sizes_of(text.cache)):
                 self.reason = f"{way.cache} is not taken back as it came"
                 return NONE
             after.append(scores)
@@ -206,8 +200,9 @@ class Decoder:
         return tokens.to(self.subject.device)
 
 
-def _is_grown(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
-    """Whether a tensor of a cache has lost nothing."""
-    return len(before) == len(after) and all(
-        a <= b for a, b in zip(before, after, strict=True)
-    )
+def _grown(before: Sequence[Any], after: Sequence[Any]) -> bool:
+    """Whether no tensor of a cache, nor an axis of one, has lost a part."""
+    same = len(before) == len(after)
+    if same and isinstance(before, list):
+        return all(map(_grown, before, after))
+    return same and all(map(le, before, after))

@@ -80,7 +80,6 @@ def require_module(model: nn.Module) -> None:
 # --- Building and copying ----------------------------------------------------
 
 Model = Callable[..., Any]
-FIXED = (int, float, str, torch.dtype, type(None))
 SMALL = 4096  # numbers of a frozen parameter that is kept with the state
 
 CASTS = {  # names of nn.Module's methods
@@ -208,26 +207,19 @@ class Builder:
             self._give_up(f"the model cannot be copied ({sentence(error)})")
             return model
 
-    def require_own_modules(
-        self, model: Model, called: list[nn.Module]
-    ) -> None:
+    def require_own_modules(self, model: Any, called: list[nn.Module]) -> None:
         """Give up copying where a copy calls modules of its original."""
-        if self.original is not None:
-            if {*called} & {*self.original.modules()}:
-                self.original = None  # each is built anew
+        source = self.original or self.given
+        if not isinstance(source, nn.Module) or model is source:
             return
-        given = self.given
-        if not isinstance(given, nn.Module) or model is given:
-            return
-        assert isinstance(model, nn.Module)
-        theirs = {id(m): name for name, m in given.named_modules()}
-        for module in model.modules():
-            theirs.pop(id(module), None)
-        shared = {theirs[id(m)] for m in called if id(m) in theirs}
-        if shared:
+        parts = {*called} - {*model.modules()}
+        shared = sorted(n for n, m in source.named_modules() if m in parts)
+        if shared and self.original is not None:
+            self.original = None  # each is built anew
+        elif shared:
             self._give_up(
-                f"a copy still calls {', '.join(sorted(shared)[:3])} of the "
-                f"original (a lambda or closure as an attribute?)"
+                f"a copy still calls {', '.join(shared[:3])} of the original "
+                f"(a lambda or closure as an attribute?)"
             )
 
     def _give_up(self, reason: str) -> None:
@@ -320,7 +312,6 @@ class KeptState:
             self.states = self._copy(
                 {n: self._state(m) for n, m in self.modules.items()}
             )
-        self.fixed = {n for n, s in self.states.items() if _is_fixed(s)}
 
     def put_back(self, always: bool = False) -> None:
         """Put all of it back, always or if any buffer was changed.
@@ -339,13 +330,7 @@ class KeptState:
             if parts != _children(module):  # a cache is one more module
                 module._modules.clear()
                 module._modules.update(parts)
-        states = {
-            name: state
-            for name, state in self.states.items()
-            if name not in self.fixed
-            or not _is_same(state, self._state(self.modules[name]))
-        }
-        for name, state in self._copy(states).items() if states else ():
+        for name, state in self._copy(self.states).items():
             module = self.modules[name]
             for added in self._state(module).keys() - state.keys():
                 del module.__dict__[added]
@@ -387,17 +372,6 @@ class KeptState:
         ]
 
 
-def _is_fixed(state: dict[str, Any]) -> bool:
-    """Whether no value can change inside, so that none need be copied."""
-    return all(isinstance(value, FIXED) for value in _flat(state).values())
-
-
-def _is_same(state: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Whether a state holds the very same values now."""
-    old, new = _flat(state), _flat(now)
-    return old.keys() == new.keys() and all(old[n] is new[n] for n in old)
-
-
 def _flat(state: dict[str, Any]) -> dict[str, Any]:
     """Return buffers and attributes of a module side by side."""
     others = {k: v for k, v in state.items() if k != "_buffers"}
@@ -417,8 +391,7 @@ def _equal(old: Any, new: Any) -> bool:
 
 
 def _children(module: nn.Module) -> dict[str, nn.Module | None]:
-    """Return the modules that a module holds itself, by name."""
-    return dict(module._modules.items())
+    return dict(module._modules.items())  # a scripted one has no dict
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:

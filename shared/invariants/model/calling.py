@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..errors import ModelRaised
-from ..places import code_of
 from .building import Model
 from .inputs import MASK, NEVER, Input, inputs_of, required
 
@@ -63,18 +62,15 @@ def shared_default(model: Model) -> str:
     there in the next one.
     """
     parts = model.modules() if isinstance(model, nn.Module) else [model]
-    for part in parts:
-        function = getattr(type(part), "forward", part)
-        code = code_of(function)
-        if code is None or not callable(function):
-            continue
+    functions = (getattr(type(part), "forward", part) for part in parts)
+    for function in filter(inspect.isfunction, functions):
         for name, taken in inspect.signature(function).parameters.items():
             if isinstance(taken.default, dict | list | set) and taken.default:
-                kind = type(taken.default).__name__
+                code, kind = function.__code__, type(taken.default).__name__
                 at = f"{Path(code.co_filename).name}, line"
                 return (
                     f"calls share state: the default of {name} is one {kind} "
-                    f"for all calls ({at} {code.co_firstlineno})"
+                    f"for all calls ({at} {code.co_firstlineno}); "
                 )
     return ""
 
