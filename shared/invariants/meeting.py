@@ -187,50 +187,48 @@ def _find_out(
                 f"{subject.name}: {shared_default(model)}{error}"
             ) from error.__cause__
     subject.builder.require_own_modules(model, called)
-    subject = subject.noted(
-        *(
-            f"without {name} the model answers for fewer positions: it is "
-            f"called with {name}, all 0"
-            for name in subject.caller.given.keys() - own.given.keys()
-            if not subject.caller.compared
-        ),
-    )
+    caller, reader, limit = subject.caller, subject.reader, subject.limit
+    if not caller.compared:
+        for name in caller.given.keys() - own.given.keys():
+            subject = subject.noted(
+                f"without {name} the model answers for fewer positions: it is "
+                f"called with {name}, all 0"
+            )
     if subject.fault:
         return subject
-    if subject.caller.method != own.method:
-        subject = subject.noted(
-            f"the model's own call returns no scores: {subject.caller.method} "
-            f"is called for them"
-        )
-    if subject.caller.compared:
-        subject = subject.noted(
+    for unusual, words in (
+        (
+            caller.method != own.method,
+            f"the model's own call returns no scores: {caller.method} is "
+            f"called for them",
+        ),
+        (
+            caller.compared,
             "the model returns a loss alone: the scores are what it compares "
-            "with its targets"
-        )
-    if subject.caller.shifts:
-        limit = subject.limit
-        subject = replace(
-            subject.noted(
-                "its loss leaves out the last position: each text is called "
-                "with a token more"
-            ),
-            block_size=subject.block_size - 1,
-            limit=limit and replace(limit, value=limit.value - 1),
-        )
-    reader = subject.reader
-    says_so = (
-        outputs == "log_probs"
-        or subject.caller.log_probs
-        or (outputs == "auto" and "log_probs" in reader.path)
-    )
-    subject = replace(subject, says_log_probs=says_so)
-    if reader.form != BATCH_FIRST:
-        subject = subject.noted(f"the scores are read as {reader.form}")
-    if reader.alike > 1 and not set(SCORES) & {*reader.path}:
-        subject = subject.noted(
+            "with its targets",
+        ),
+        (
+            caller.shifts,
+            "its loss leaves out the last position: each text is called with "
+            "a token more",
+        ),
+        (reader.form != BATCH_FIRST, f"the scores are read as {reader.form}"),
+        (
+            reader.alike > 1 and not {*SCORES} & {*reader.path},
             f"the model answers with {reader.alike} tensors of scores: the "
             f"first is checked",
-        )
+        ),
+    ):
+        if unusual:
+            subject = subject.noted(words)
+    subject = replace(
+        subject,
+        block_size=subject.block_size - caller.shifts,
+        limit=limit and replace(limit, value=limit.value - caller.shifts),
+        says_log_probs=outputs == "log_probs"
+        or caller.log_probs
+        or (outputs == "auto" and LOG_PROBS in reader.path),
+    )
     if size == at and (subject.builder.can_copy or not subject.is_module):
         return subject
     with suppress(ModelRaised):  # a check will meet the exception, too
