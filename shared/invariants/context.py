@@ -170,7 +170,8 @@ def _own_context() -> Iterator[None]:
         # autocast keeps the weights that it cast until the outermost one ends:
         # a model's own shall end, so that changed weights are cast anew
         torch.clear_autocast_cache()
-        for kind in {"cpu", default.type, _accelerator()}:
+        found = torch.accelerator.current_accelerator() or default
+        for kind in {"cpu", default.type, found.type}:
             if torch.amp.is_autocast_available(kind):
                 before = torch.is_autocast_enabled(kind)
                 stack.callback(torch.set_autocast_enabled, kind, before)
@@ -178,11 +179,6 @@ def _own_context() -> Iterator[None]:
         if default.type != "cpu":
             stack.enter_context(torch.device("cpu"))
         yield
-
-
-def _accelerator() -> str:
-    found = torch.accelerator.current_accelerator()
-    return "cpu" if found is None else found.type
 
 
 @contextmanager

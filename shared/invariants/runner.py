@@ -225,10 +225,11 @@ class Run:
             status, message = "parted", str(parted)
         if status == "passed" and not self._proved(name):
             status, message = "failed", f"a proof is required: {message}"
+        proof = self._proof(name)
         if ranks is not None:
-            status, message = ranks.worst(
-                name, status, message, self._evidence(name)
-            )
+            evidence = 0 if proof is None else proof.holds + proof.proved
+            status, message = ranks.worst(name, status, message, evidence)
+            proof = None if ranks.weaker else proof
         if status == "passed" and expected is not None:
             message = f"{message}; expected to fail: {expected}"
         if status == "failed" and expected is not None:
@@ -244,7 +245,7 @@ class Run:
             budget.calls - calls,
             budget.backwards - backwards,
             budget.not_tried if status == "passed" else "",
-            self._proof_as_data(name),
+            None if proof is None else proof.to_dict(),
             error.facts if isinstance(error, Leaked) else None,
         )
         return result, error
@@ -257,18 +258,6 @@ class Run:
         if proof is None or proof.partial or proof.never_given:
             return False
         return proof.holds if self.conditions else proof.proved
-
-    def _evidence(self, name: str) -> int:
-        """Return how much a check's proof says, to be compared."""
-        proof = self._proof(name)
-        return 0 if proof is None else proof.holds + proof.proved
-
-    def _proof_as_data(self, name: str) -> dict[str, Any] | None:
-        """Return a check's proof, unless another rank has a weaker one."""
-        proof, ranks = self._proof(name), current()
-        if proof is None or (ranks is not None and ranks.weaker):
-            return None
-        return proof.to_dict()
 
     def _proof(self, name: str) -> Proof | None:
         return self.subject.proofs.get(PROOFS.get(name, ""))

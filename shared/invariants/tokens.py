@@ -1,6 +1,7 @@
 """Tokens, lengths and splits that the checks try."""
 
 from collections.abc import Iterable
+from itertools import groupby
 
 import torch
 from jaxtyping import Int
@@ -74,25 +75,17 @@ def splits_to_try(
         edges = [1 << k for k in range(1, time.bit_length())]
         near = {e + d for e in edges for d in (-1, 0, 1)}
         chosen |= {s for s in near if 1 <= s < time}
-    drawn = torch.randperm(time - 1, generator=generator) + 1
-    least = len(chosen) + 2
-    for split in drawn.tolist():
-        if len(chosen) >= max(count, least):
-            break
-        chosen.add(split)
-    return sorted(chosen)
+    drawn = (torch.randperm(time - 1, generator=generator) + 1).tolist()
+    least = max(count, len(chosen) + 2)
+    return sorted([*dict.fromkeys([*chosen, *drawn])][:least])
 
 
 def runs(lengths: Iterable[int]) -> list[list[int]]:
     """Return the ends of runs of three and more, each other length alone."""
-    found: list[list[int]] = []
-    for n in sorted(set(lengths)):
-        if found and n == found[-1][-1] + 1:
-            found[-1].append(n)
-        else:
-            found.append([n])
     ends: list[list[int]] = []
-    for run in found:
+    numbered = enumerate(sorted({*lengths}))
+    for _, group in groupby(numbered, lambda pair: pair[1] - pair[0]):
+        run = [n for _, n in group]
         ends += [[run[0], run[-1]]] if len(run) > 2 else [[n] for n in run]
     return ends
 

@@ -432,14 +432,6 @@ def larger(
         time: 0: a copy that is not to be changed; else a new one to compare
             pairs of equal shape in, to this length: it may fail.
     """
-    why = ""
-    if not subject.is_module:
-        why = "a function has no weights to enlarge"
-    elif not subject.builder.can_copy:
-        why = "the model cannot be copied"
-    if why:
-        subject.budget.give_up(LARGER, why)
-        return None
     key = LARGER, case.size
     copy = None if time else subject.kept.get(key)
     try:
@@ -455,6 +447,10 @@ def larger(
 
 
 def _enlarged(subject: Subject, case: Case, time: int) -> Copy:
+    if not subject.is_module:
+        raise CopyFailed("a function has no weights to enlarge")
+    if not subject.builder.can_copy:
+        raise CopyFailed("the model cannot be copied")
     model = build(subject)
     rough = subject.heavy and time > 0
     if not rough:

@@ -44,7 +44,8 @@ def check_causality(subject: Subject) -> str:
                 budget.give_up(trial.label, str(error))
                 continue
             if leak is not None:
-                raise explain(leak, proof)
+                with subject.budget.overtime():
+                    raise explain(leak, proof)
         budget.say(lambda: "; ".join(_tried(finder)))
     if finder.tried and not finder.moved:
         raise AssertionError(

@@ -48,13 +48,6 @@ def as_tensor(array: Any) -> Tensor | None:
         return None
 
 
-def as_array(value: Any) -> Any:
-    """Return a tensor as an array of NumPy; all else is as it was."""
-    if isinstance(value, Tensor):
-        return value.detach().cpu().numpy()
-    return value
-
-
 def shared_default(model: Model) -> str:
     """Say which default of a forward all calls share, if one is not empty.
 
@@ -212,7 +205,9 @@ class Caller:
 
     def handed(self, value: Any) -> Any:
         """Return an argument in the kind that the model takes."""
-        return as_array(value) if self.arrays else value
+        if self.arrays and isinstance(value, Tensor):
+            return value.detach().cpu().numpy()
+        return value
 
 
 def caller_of(
@@ -368,9 +363,8 @@ class Form:
 
     def shape(self, batch: int, time: int, vocab: int) -> tuple[int, ...]:
         """Return the shape that an answer of this form has."""
-        sizes = {"batch": batch, "time": time, "vocab": vocab}
-        sizes["batch * time"] = batch * time
-        return tuple(sizes[axis] for axis in self.axes)
+        sizes = {"batch": batch, "time": time, "batch * time": batch * time}
+        return tuple(sizes.get(axis, vocab) for axis in self.axes)
 
     def read(
         self, answer: Shaped[Tensor, "..."], batch: int, time: int

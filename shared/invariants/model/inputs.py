@@ -135,10 +135,6 @@ def _four_axes(tokens: Tensor, lengths: list[int]) -> Tensor:
     return _seen(tokens, lengths).repeat(len(tokens), 1, 1, 1)
 
 
-def _blocks(tokens: Tensor, lengths: list[int]) -> Any:
-    return _block_mask(tuple(lengths), tokens.device)
-
-
 @lru_cache(maxsize=64)  # it takes as long as a call of a small model
 def _block_mask(lengths: tuple[int, ...], device: torch.device) -> Any:
     make, time = sys.modules[FLEX].create_block_mask, sum(lengths)
@@ -202,7 +198,10 @@ KINDS: dict[str, tuple[str, tuple[Packed, ...]]] = {
     ),
     "cu_seqlens": (CU_SEQLENS, ()),
     "labels": (r"targets?|labels|y", (labels,)),
-    BLOCKS: (r"\w*block_?masks?", (_blocks,)),
+    BLOCKS: (
+        r"\w*block_?masks?",
+        (lambda ids, sizes: _block_mask((*sizes,), ids.device),),
+    ),
     PADDING: (
         r"(?!encoder_|\w*head)\w*mask",
         (

@@ -35,12 +35,7 @@ def explain(leak: Leak, proof: Proof) -> AssertionError:
     lets it through, which the proof knows; the smallest case, the rounding
     and the way follow, each after a semicolon.
     """
-    variant = leak.trial.variant
-    with variant.subject.budget.overtime():
-        return _explained(smallest(leak), proof)
-
-
-def _explained(leak: Leak, proof: Proof) -> AssertionError:
+    leak = smallest(leak)
     trial, row, variant = leak.trial, leak.row, leak.trial.variant
     base, changed = trial.base[row], trial.changed[row]
     time = trial.time
@@ -65,20 +60,18 @@ def _explained(leak: Leak, proof: Proof) -> AssertionError:
             leak.position + 1,
             floor_of(getattr(torch, leak.dtype)) * leak.noise / leak.size,
         )
-    seen = line is not None and not proof.in_chunks
-    first = f"first seen at {line}" if seen else ""
+    known = line is not None and not proof.in_chunks
+    where = seen = f"first seen at {line}, " if known else ""
     parts = [case, f"rounding there is {leak.noise:.1g} ({leak.dtype})"]
-    where = first
     if proof.culprit is not None:
-        where = f"{proof.culprit} lets {'it' if one else 'them'} through"
-        parts += [first] * bool(first) + [f"way: {proof.way}"]
+        where = f"{proof.culprit} lets {'it' if one else 'them'} through, "
+        parts += [seen.rstrip(", ")] * known + [f"way: {proof.way}"]
         if _shares_a_scale(proof.culprit):
-            parts.insert(
-                0,
+            parts = [
                 "one scale of the activations is taken over all tokens of "
                 "all rows: a scale for each token lets none through",
-            )
-    where += ", " if where else ""
+                *parts,
+            ]
     text = (
         f"position {leak.position} sees {what}: {where}at length {time}, by "
         f"{leak.size:.2g}{variant.conditions}; {'; '.join(parts)}"
