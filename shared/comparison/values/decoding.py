@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ...invariants.context import isolated, one_run
-from ...invariants.decoding.compared import Comparison
+from ...invariants.decoding.pieces import Comparison
 from ...invariants.errors import ModelRaised, SkipCheck
 from ...invariants.lines import Line
 from ...invariants.rounding import floor, gaps

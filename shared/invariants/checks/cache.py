@@ -1,8 +1,8 @@
 """Decoding with a cache is the same function."""
 
 from ..check import Subject, check
-from ..decoding.compared import Comparison
 from ..decoding.generating import compare_generate
+from ..decoding.pieces import Comparison
 from ..errors import SkipCheck
 
 

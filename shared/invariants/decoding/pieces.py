@@ -1,22 +1,37 @@
-"""Feeds a model piece by piece, with its cache, in the way that it has."""
+"""Feeds a model piece by piece, with its cache, against the full forward."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from itertools import accumulate
 from operator import le
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import ModelRaised
+from ..cases import HALF
+from ..errors import ModelRaised, SkipCheck
+from ..lines import Line, first_in_last_piece
 from ..model.building import KeptState
 from ..model.calling import MASK, describe
 from ..model.inputs import STATES
-from ..model.sizes import padding_ids
+from ..model.sizes import has_position_table, padding_ids
+from ..rounding import Gap, floor, gaps, real_gap
 from ..subject import Subject
 from ..tokens import draw
-from ..variant import Variant, in_double, larger, own, precise
-from .conventions import Convention, Text, conventions, sizes_of
+from ..variant import (
+    CopyFailed,
+    Variant,
+    copy_for,
+    in_double,
+    larger,
+    own,
+    precise,
+)
+from .conventions import POSITIONS, Convention, Text, conventions, sizes_of
 
 # How sure it is that a way to call a model is decoding: it is none, what is
 # surely a cache cannot be used, it is used but wrongly, it is right.
@@ -198,6 +213,259 @@ class Decoder:
         for padding in padding_ids(self.model):
             tokens[tokens == padding] = (padding + 1) % vocab
         return tokens.to(self.subject.device)
+
+
+class Comparison(Decoder):
+    """Requires that decoding with a cache equals the full forward."""
+
+    note = ""  # for the report
+
+    def require_reset(self, time: int, generator: torch.Generator) -> None:
+        """Require that a text in the model's own cache leaves nothing."""
+        if self.convention.apart:
+            return
+        self.start_again()
+        tokens, said = self.draw(1, time, generator), ""
+        first = self.in_pieces(tokens, [1] * time)
+        try:
+            second = self.in_pieces(tokens, [1] * time)
+            size = float(gaps(first, second).max())
+            if size > floor(first):
+                said = f"the same tokens again differ by {size:.2g}"
+        except ModelRaised as error:
+            said = str(error)
+        if said:
+            raise AssertionError(
+                f"with a cache ({self.convention.says}), {time} tokens stay "
+                f"for the text after them: {said}"
+            )
+
+    def require_plain(self, time: int, generator: torch.Generator) -> None:
+        """Require that a plain pass is the same after decoding as before."""
+        if self.subject.keeps_state:
+            return
+        tokens, other = self.draw(2, time, generator).split(1)
+        before = self.full(tokens)
+        self.in_pieces(other, [1] * time)
+        with suppress(ModelRaised):  # it may refuse one
+            size = float(gaps(self.variant.scores(tokens), before).max())
+            if size > floor(before):
+                raise AssertionError(
+                    f"after decoding ({self.convention.says}) a plain pass of "
+                    f"{time} tokens differs by {size:.2g} from the one "
+                    f"before: it takes what is left in the cache"
+                )
+
+    def require_half(self, time: int, generator: torch.Generator) -> None:
+        """Require that a model that runs in bfloat16 decodes in it."""
+        tokens = self.draw(1, time, generator)
+        try:
+            half = copy_for(self.subject, HALF[0])
+            half.scores(tokens)
+        except (CopyFailed, SkipCheck):
+            return
+        try:
+            self.bind(half.model)
+            self.in_pieces(tokens, [1] * time)
+        except ModelRaised as error:
+            if re.search(r"dtype|[Ff]loat|Half", str(error)):
+                raise AssertionError(
+                    f"in bfloat16 the full forward answers, and decoding "
+                    f"({self.convention.says}) does not: {error}"
+                ) from error.__cause__
+
+    def compare(self, tokens: Tensor, splits: list[list[int]]) -> None:
+        """Require that tokens fed in pieces have the scores of the whole."""
+        full = self.full(tokens)
+        for pieces in splits:
+            several = max(pieces[1:], default=1) > 1
+            if several and (self.note or self.convention.one_at_a_time):
+                continue
+            try:
+                self.require(tokens, pieces, full=full)
+            except ModelRaised as error:
+                if not several:
+                    raise
+                self.note = f"; goes on with one token at a time only: {error}"
+
+    def compare_positions(self, time: int, generator: torch.Generator) -> str:
+        """Require the same with positions given that the model may count.
+
+        Returns:
+            The words of a report for these arguments.
+        """
+        chosen = self.convention
+        may = [
+            name
+            for name in POSITIONS
+            if name in chosen.arguments
+            and chosen.arguments[name].default is None
+        ]
+        tokens, half = self.draw(1, time, generator), time // 2
+        splits = [[1] * time, [half, time - half]] if half else []
+        said = ""
+        if chosen.position is not None or chosen.cache is None:
+            return ""
+        for name in may:
+            says = f"{chosen.says} and {name}"
+            way = replace(chosen, position=name, says=says)
+            if self._grade(way) < WRONG:
+                continue
+            self.convention = way
+            whole = partial(self.in_pieces, tokens, [time])
+            full = partial(self.full, tokens)
+            # else the argument means something else
+            if self.first_gap(full, whole, (full(), whole())) is None:
+                self.compare(tokens, splits)
+                said += f", also with {name}"
+        self.convention = chosen
+        return said
+
+    def compare_two_texts(self, time: int, generator: torch.Generator) -> None:
+        """Require that a text leaves another one alone."""
+        rows = self.subject.fit_rows(2)
+        pair = [self.draw(rows, time, generator) for _ in range(2)]
+        if self.convention.apart:
+            turns, both = partial(self.in_turns, pair), torch.cat(pair)
+            self.require(both, [1] * time, "two in turns, ", decode=turns)
+        pair[1][0] = pair[0][0]
+        pieces = _prompt_first(time)
+
+        def second() -> Tensor:
+            return [self.in_pieces(tokens, pieces) for tokens in pair][1]
+
+        how = "after another text with the same first row, "
+        self.require(pair[1], pieces, how, decode=second)
+
+    def in_turns(self, pair: list[Tensor]) -> Tensor:
+        """Return the scores of two texts, each a token at a time."""
+        texts = [Text(self.convention, len(tokens)) for tokens in pair]
+        columns = zip(*(tokens.split(1, 1) for tokens in pair), strict=True)
+        self.scored = pair[0].new_ones(pair[0].size(1), dtype=torch.bool)
+        parts = [torch.cat([*map(self.scores, texts, c)]) for c in columns]
+        return torch.cat(parts, dim=1)
+
+    def compare_padded(self, time: int, generator: torch.Generator) -> None:
+        """Require the same of rows of unlike length, padded on the left."""
+        if (
+            not self.convention.takes_mask
+            or self.convention.position in POSITIONS  # the mask has others
+            or time < 4
+        ):
+            return
+        tokens = self.draw(self.subject.fit_rows(3), time, generator)
+        mask = torch.ones_like(tokens).triu()  # a column more in each row
+        how = "rows of unlike length padded on the left, "
+        try:
+            self.require(tokens, _prompt_first(time), how, mask)
+        except ModelRaised as error:  # its mask may mean something else
+            self.note += f"; not with a mask: {error}"
+
+    def require_an_end(self, tokens: Tensor) -> None:
+        """Require that the last token is refused, if it is without a cache."""
+        subject, end = self.subject, tokens.size(1) - 1
+        if (
+            subject.limit is None
+            or subject.limit.value != end
+            or not has_position_table(self.model, end, subject.vocab_size)
+            or tokens.device.type != "cpu"
+        ):
+            return
+        with suppress(ModelRaised):
+            self.full(tokens)
+            return  # the matter of check_length_limit
+        with suppress(ModelRaised):
+            self.in_pieces(tokens, [end, 1])
+            raise AssertionError(
+                "with a cache one more token is answered, which the full "
+                f"forward refuses: the model declares {subject.limit}"
+            )
+
+    def require(
+        self,
+        tokens: Tensor,
+        pieces: list[int],
+        how: str = "",
+        mask: Tensor | None = None,
+        full: Tensor | None = None,
+        decode: Callable[[], Tensor] | None = None,
+    ) -> None:
+        """Require that tokens are decoded to the scores of the full forward.
+
+        Full holds the scores of the full forward, if known. Positions that
+        the mask hides are not compared.
+
+        Raises:
+            AssertionError: with the first position that differs.
+        """
+        decode = decode or partial(self.in_pieces, tokens, pieces, mask)
+        forward = partial(self.full, tokens, mask)
+        full = forward() if full is None else full
+        says = f"with a cache ({self.convention.says}), "
+        gap = self.first_gap(forward, decode, (full, decode()), mask)
+        if gap is None:
+            return
+        (row, position), (batch, time) = gap.at, tokens.shape
+        count = sum(end <= position for end in accumulate(pieces))
+        start, size = sum(pieces[:count]), pieces[count]
+        fed = " + ".join(map(str, pieces[:6])) + " + ..." * (len(pieces) > 6)
+        line = None if how else self.first_line(tokens, pieces, position)
+        where = "" if line is None else f"; first seen at {line}"
+        raise AssertionError(
+            f"{says}{how}fed as {fed} tokens, "
+            f"position {position} of {time} in row {row} of {batch}, in the "
+            f"piece of {size} after {start}, differs from the full forward "
+            f"by {gap.size:.2g}{where}"
+        )
+
+    def first_gap(
+        self,
+        forward: Callable[[], Tensor],
+        decode: Callable[[], Tensor],
+        known: tuple[Tensor, Tensor],
+        mask: Tensor | None = None,
+    ) -> Gap | None:
+        """Return the first position at which decoding really differs.
+
+        Known holds the scores of both; the mask says what to compare.
+        """
+        shown = self.scored.expand(known[0].shape[:2])
+        if mask is not None:
+            shown = shown & mask.bool().cpu()
+        gap = earlier = real_gap(self.model, forward, decode, known, shown)
+        while earlier is not None:  # the largest of those before
+            gap = earlier
+            shown = shown & (
+                torch.arange(shown.size(1), device=shown.device) < gap.at[1]
+            )
+            earlier = real_gap(self.model, forward, decode, known, shown)
+        return gap
+
+    def first_line(
+        self, tokens: Tensor, pieces: list[int], position: int
+    ) -> Line | None:
+        """Return the first line that differs in the piece with a position."""
+        ends = [*accumulate(pieces)]
+        count = sum(end <= position for end in ends)
+        tokens, text = (
+            tokens[:, : ends[count]],
+            Text(self.convention, len(tokens)),
+        )
+        *before, last = tokens.split(pieces[: count + 1], 1)
+        whole = partial(self.full, tokens)
+        sizes = tokens.size(1), last.size(1)
+        with suppress(Exception):  # a model may need what a mode takes away
+            for piece in before:
+                text.feed(piece)
+            feed = partial(self.scores, text, last)
+            return first_in_last_piece(self.model, feed, whole, sizes)
+        return None
+
+
+def _prompt_first(time: int) -> list[int]:
+    """Return pieces of which all but the first are one token."""
+    first = time // 2 + 1
+    return [first, *[1] * (time - first)]
 
 
 def _grown(before: Sequence[Any], after: Sequence[Any]) -> bool:
