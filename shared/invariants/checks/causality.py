@@ -6,8 +6,7 @@ from ..budget import in_short
 from ..check import SkipCheck, Subject, check
 from ..compiled import require_same_program, require_true_blocks
 from ..dependence.prover import prove_positions
-from ..moves.leaks import LeakFinder, trials
-from ..moves.smallest import explain
+from ..moves.leaks import LeakFinder, explain, trials
 from ..tokens import spans
 from ..variant import CopyFailed
 

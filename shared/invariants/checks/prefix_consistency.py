@@ -7,7 +7,7 @@ import torch
 
 from ..cases import PREFIX, cases_of
 from ..check import SkipCheck, Subject, check
-from ..model.branches import branches_on_length
+from ..model.sizes import branches_on_length
 from ..places import short_path
 from ..rounding import floor, gaps
 from ..tokens import SHORT, draw, rows_at_once, splits_to_try

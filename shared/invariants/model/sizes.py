@@ -1,9 +1,13 @@
-"""The sizes that a model declares itself: vocabulary, length, window."""
+"""Sizes that a model declares, and lengths that its own code asks about."""
 
+import ast
 import inspect
 import math
+import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from numbers import Integral
 from types import CodeType, FunctionType
 from typing import Any
@@ -253,3 +257,67 @@ def _constants(code: CodeType) -> Iterator[object]:
             yield from _constants(value)
         else:
             yield value
+
+
+# --- Where its code goes another way for longer texts ------------------------
+
+BRANCHES = (ast.If, ast.IfExp, ast.While)
+ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+A_LENGTH = (
+    r"\b([tTnNLS]|time|seq\w*|\w*len(gth)?|position\w*)\b|\.(size|shape)\b"
+)
+
+
+def branches_on_length(
+    model: object, longest: int
+) -> Iterator[tuple[int, str, int, str]]:
+    """Yield where modules compare a length with a larger integer.
+
+    Each as the integer, the file, the line and the comparison. A branch that
+    only raises is none.
+    """
+    for part in model.modules() if isinstance(model, nn.Module) else ():
+        kinds = [k for k in type(part).__mro__ if "forward" in vars(k)]
+        own = [k for k in kinds if not k.__module__.startswith("torch.")]
+        for method in (m for kind in own for m in vars(kind).values()):
+            if isinstance(method, FunctionType):
+                file = method.__code__.co_filename
+                for line, test in _comparisons(method):
+                    if (number := _number(part, test)) > longest:
+                        yield number, file, line, ast.unparse(test)
+
+
+@cache
+def _comparisons(method: FunctionType) -> list[tuple[int, ast.Compare]]:
+    """Return the comparisons that a method's branches depend on."""
+    try:
+        lines, first = inspect.getsourcelines(method)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, SyntaxError):  # of code that is in no file
+        return []
+    nodes = (node for node in ast.walk(tree) if isinstance(node, BRANCHES))
+    return [
+        (first + part.lineno - 1, part)
+        for node in nodes
+        if not (
+            isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise)
+        )
+        for part in ast.walk(node.test)
+        if isinstance(part, ast.Compare) and isinstance(part.ops[0], ORDER)
+    ]
+
+
+def _number(part: nn.Module, test: ast.Compare) -> int:
+    """Return the integer that a length is compared with, or 0.
+
+    It stands there, or the module holds it.
+    """
+    sides = [test.left, test.comparators[0]]
+    for side, other in (sides, sides[::-1]):
+        value = getattr(side, "value", None)
+        if isinstance(side, ast.Attribute):
+            own = ast.unparse(side.value) == "self"
+            value = vars(part).get(side.attr) if own else None
+        if type(value) is int and re.search(A_LENGTH, ast.unparse(other)):
+            return value
+    return 0
