@@ -135,9 +135,8 @@ class Case:
             if isinstance(value, Tensor) and value.is_floating_point():
                 extra[name] = value.to(dtype)
         with self.within():
-            if self.own or self.targets:
-                return caller.call_own(model, tokens, **extra)
-            return caller.call(model, tokens, **extra)
+            own = self.own or self.targets
+            return caller.call(model, tokens, extra, own)
 
     def arguments(self, tokens: Tokens, caller: Caller) -> dict[str, Any]:
         """Return what a call gets beside its tokens."""

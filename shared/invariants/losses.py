@@ -174,4 +174,4 @@ def scores_and_loss(
             f"the loss is {loss.item()}, with {name} from "
             f"{int(targets.min())} to {int(targets.max())}"
         )
-    return subject.find(answer, *tokens.shape), loss
+    return subject.reader.find(answer, *tokens.shape), loss

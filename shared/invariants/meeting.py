@@ -212,7 +212,10 @@ def _find_out(
             "its loss leaves out the last position: each text is called with "
             "a token more",
         ),
-        (reader.form != BATCH_FIRST, f"the scores are read as {reader.form}"),
+        (
+            reader.form != BATCH_FIRST,
+            f"the scores are read as ({', '.join(reader.form)})",
+        ),
         (
             reader.alike > 1 and not {*SCORES} & {*reader.path},
             f"the model answers with {reader.alike} tensors of scores: the "
@@ -477,7 +480,7 @@ def _find_reader(
         if both and width >= vocab:
             path, form = both[0]
             alike = sum(other == form for _, other in both)
-            return Reader(path, form, width, vocab, alike)
+            return Reader(path, form, width, vocab, alike, time_first)
     return None
 
 

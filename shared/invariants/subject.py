@@ -13,7 +13,7 @@ from .budget import Budget
 from .context import few_threads
 from .errors import ModelRaised, SkipCheck, UnusableModel
 from .model.building import Builder
-from .model.calling import IN_ARRAYS, Caller, Reader, find_scores, follow
+from .model.calling import IN_ARRAYS, Caller, Reader
 from .model.sizes import Declared, Lengths
 from .tokens import draw
 
@@ -150,26 +150,8 @@ class Subject:
 
         Strict: see `Reader.read`.
         """
-        size = (time, batch) if self.caller.time_first else (batch, time)
-        scores = self.reader.read(answer, *size, strict)
-        if self.caller.time_first:
-            scores = scores.transpose(0, 1)
+        scores = self.reader.read(answer, batch, time, strict)
         return self.without_hidden(scores)
-
-    def find(
-        self, answer: Any, batch: int, time: int
-    ) -> Float[Tensor, "batch time vocab"] | None:
-        """Return scores in an answer, wherever they are."""
-        if self.caller.time_first:
-            batch, time = time, batch
-        found = find_scores(answer, batch, time, self.reader.width)
-        if not found:
-            return None
-        # scores of the form that other answers have, if there are any
-        path, form = max(found, key=lambda place: place[1] == self.reader.form)
-        scores = form.read(follow(answer, path), batch, time)
-        scores = scores[..., : self.vocab_size]
-        return scores.transpose(0, 1) if self.caller.time_first else scores
 
     def without_hidden(
         self, scores: Float[Tensor, "batch time vocab"]

@@ -168,7 +168,7 @@ class Variant:
         """Return the scores in an answer, of whichever call of the model."""
         if not (self.case.own or self.case.targets):
             return self.subject.read(answer, rows, time, strict=strict)
-        found = self.subject.find(answer, rows, time)
+        found = self.subject.reader.find(answer, rows, time)
         if found is None:
             raise ModelRaised(
                 f"no scores come back {self.case.how}, but {describe(answer)}"

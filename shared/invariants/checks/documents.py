@@ -185,7 +185,8 @@ def _boundary(subject: Subject, way: Packing, lengths: list[int]) -> str:
     tokens = way.text(lengths, subject.draw(1, sum(lengths)))
     targets = tokens.roll(1, 1)
     answer = run.answer(tokens, targets=targets, seed=subject.seed)
-    scores, loss = subject.find(answer, *tokens.shape), find_loss(answer)
+    scores = subject.reader.find(answer, *tokens.shape)
+    loss = find_loss(answer)
     if scores is None or loss is None:
         return ""
     inside = shifts_of(scores.detach(), targets, loss.detach()) == {1}

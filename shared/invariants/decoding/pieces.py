@@ -163,7 +163,7 @@ class Decoder:
         subject.budget.call()
         answer = text.feed(piece, **mask)
         for time in dict.fromkeys((size, text.seen.size(1), 1)):
-            found = subject.find(answer, rows, time)
+            found = subject.reader.find(answer, rows, time)
             if found is not None:
                 break
         else:

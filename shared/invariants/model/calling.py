@@ -155,20 +155,36 @@ class Caller:
         return self.method == LOG_PROBS
 
     def call(
-        self, model: Model, tokens: Int[Tensor, "batch time"], **extra: Any
+        self,
+        model: Model,
+        tokens: Int[Tensor, "batch time"],
+        extra: Mapping[str, Any] | None = None,
+        own: bool = False,
     ) -> Any:
-        """Return a model's answer."""
-        function = getattr(model, self.method) if self.method else model
-        if self.shifts:
+        """Return a model's answer; own: of the model, not of its log_probs."""
+        method = None if own else self.method
+        function = getattr(model, method) if method else model
+        name = self.own_token_name if own else self.token_name
+        extra = {**(extra or {})}
+        if self.shifts and not own:
             extra = {n: _longer(v, tokens.shape) for n, v in extra.items()}
             tokens = _longer(tokens, tokens.shape)
-        return self._call(function, self.token_name, tokens, extra)
-
-    def call_own(
-        self, model: Model, tokens: Int[Tensor, "batch time"], **extra: Any
-    ) -> Any:
-        """Return the answer of the model itself, not of its log_probs."""
-        return self._call(model, self.own_token_name, tokens, extra)
+        extra = {n: make(tokens) for n, make in self.given.items()} | extra
+        (rows, time), given = tokens.shape, self.arranged(tokens)
+        for key, value in extra.items():
+            # masks and targets, not the numbers of a cache
+            if isinstance(value, Tensor) and value.shape == tokens.shape:
+                extra[key] = self.arranged(value)
+        extra = {key: self.handed(value) for key, value in extra.items()}
+        positional = [self.handed(given)]
+        if name is not None:
+            extra[name] = positional.pop()
+        with torch.no_grad() if self.no_gradients else nullcontext():
+            if not self.compared:
+                return function(*positional, **extra)
+            with Comparisons() as comparisons:
+                loss = function(*positional, **extra)
+        return (*comparisons.scores(rows * (time - self.shifts)), loss)
 
     def arranged(
         self, tokens: Shaped[Tensor, "batch time"]
@@ -177,31 +193,6 @@ class Caller:
         if self.alone:
             (tokens,) = tokens
         return tokens.mT.contiguous() if self.time_first else tokens
-
-    def _call(
-        self,
-        function: Model,
-        token_name: str | None,
-        tokens: Tensor,
-        extra: dict,
-    ) -> Any:
-        extra = {n: make(tokens) for n, make in self.given.items()} | extra
-        shape, tokens = tokens.shape, self.arranged(tokens)
-        for name, value in extra.items():
-            # masks and targets, not the numbers of a cache
-            if isinstance(value, Tensor) and value.shape == shape:
-                extra[name] = self.arranged(value)
-        extra = {name: self.handed(value) for name, value in extra.items()}
-        tokens = self.handed(tokens)
-        named = {} if token_name is None else {token_name: tokens}
-        given = () if named else (tokens,)
-        with torch.no_grad() if self.no_gradients else nullcontext():
-            if not self.compared:
-                return function(*given, **named, **extra)
-            with Comparisons() as comparisons:
-                loss = function(*given, **named, **extra)
-        rows, time = shape
-        return (*comparisons.scores(rows * (time - self.shifts)), loss)
 
     def handed(self, value: Any) -> Any:
         """Return an argument in the kind that the model takes."""
@@ -352,37 +343,21 @@ LOSSES = ("loss",)
 Keys = tuple[str | int, ...]
 
 
-@dataclass(frozen=True)
-class Form:
-    """The axes of scores, by what they count."""
-
-    axes: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"({', '.join(self.axes)})"
-
-    def shape(self, batch: int, time: int, vocab: int) -> tuple[int, ...]:
-        """Return the shape that an answer of this form has."""
-        sizes = {"batch": batch, "time": time, "batch * time": batch * time}
-        return tuple(sizes.get(axis, vocab) for axis in self.axes)
-
-    def read(
-        self, answer: Shaped[Tensor, "..."], batch: int, time: int
-    ) -> Float[Tensor, "batch time vocab"]:
-        """Return scores in the common form."""
-        if len(self.axes) == 2:
-            return answer.unflatten(0, (batch, time))
-        return answer.permute([self.axes.index(a) for a in BATCH_FIRST.axes])
-
-
-BATCH_FIRST = Form(("batch", "time", "vocab"))
-TIME_FIRST = Form(("time", "batch", "vocab"))
-FORMS = (  # the likeliest first
-    Form(("batch * time", "vocab")),
+Form = tuple[str, ...]  # the axes of scores, by what they count
+BATCH_FIRST: Form = ("batch", "time", "vocab")
+TIME_FIRST: Form = ("time", "batch", "vocab")
+FORMS: tuple[Form, ...] = (  # the likeliest first
+    ("batch * time", "vocab"),
     BATCH_FIRST,
-    Form(("batch", "vocab", "time")),
+    ("batch", "vocab", "time"),
     TIME_FIRST,
 )
+
+
+def shape_of(form: Form, batch: int, time: int, vocab: int) -> tuple[int, ...]:
+    """Return the shape that scores of a form have."""
+    sizes = {"batch": batch, "time": time, "batch * time": batch * time}
+    return tuple(sizes.get(axis, vocab) for axis in form)
 
 
 @dataclass(frozen=True)
@@ -394,12 +369,7 @@ class Reader:
     width: int = 0  # scores at a position, as many as ids or more
     vocab_size: int = 0  # number of ids
     alike: int = 1  # how many tensors in an answer could be the scores
-
-    @property
-    def rounded(self) -> bool:
-        """Whether the head has as many scores as ids, or a round number."""
-        spare = self.width - self.vocab_size
-        return not spare or (0 < spare < SPARE and self.width % 8 == 0)
+    time_first: bool = False  # whether the model takes (time, batch)
 
     def read(
         self, answer: Any, batch: int, time: int, strict: bool = False
@@ -413,28 +383,58 @@ class Reader:
         Raises:
             ModelRaised: where there are none of the right shape.
         """
-        if strict and not self.rounded:
+        spare = self.width - self.vocab_size
+        padded = 0 < spare < SPARE and self.width % 8 == 0
+        if strict and spare and not padded:
             raise ModelRaised(
                 f"the scores are {self.width} wide, the vocabulary has "
                 f"{self.vocab_size} ids"
             )
-        shape = self.form.shape(batch, time, self.width)
+        size = (time, batch) if self.time_first else (batch, time)
+        shape = shape_of(self.form, *size, self.width)
         found = follow(answer, self.path)
         if isinstance(found, Tensor) and not strict:
             sizes = [[n for n in x if n != 1] for x in (found.shape, shape)]
             if sizes[0] == sizes[1]:
                 found = found.reshape(shape)
-        if not isinstance(found, Tensor) or found.shape != shape:
-            places = find_scores(answer, batch, time, self.width)
-            paths = [path for path, form in places if form == self.form]
-            if not paths:
-                raise ModelRaised(
-                    f"the scores for tokens of shape {(batch, time)} should "
-                    f"have shape {(batch, time, self.vocab_size)}, got "
-                    f"{describe(answer)}"
-                )
-            found = follow(answer, paths[0])
-        return self.form.read(found, batch, time)[..., : self.vocab_size]
+        if isinstance(found, Tensor) and found.shape == shape:
+            return self._common(found, self.form, size)
+        scores = self.find(answer, batch, time, (self.form,))
+        if scores is None:
+            raise ModelRaised(
+                f"the scores for tokens of shape {size} should have shape "
+                f"{(*size, self.vocab_size)}, got {describe(answer)}"
+            )
+        return scores
+
+    def find(
+        self,
+        answer: Any,
+        batch: int,
+        time: int,
+        forms: tuple[Form, ...] = FORMS,
+    ) -> Float[Tensor, "batch time vocab"] | None:
+        """Return scores in an answer, wherever they are.
+
+        Those of the form that other answers have come first.
+        """
+        size = (time, batch) if self.time_first else (batch, time)
+        found = find_scores(answer, *size, self.width)
+        found.sort(key=lambda place: place[1] != self.form)
+        for path, form in found:
+            if form in forms:
+                return self._common(follow(answer, path), form, size)
+        return None
+
+    def _common(
+        self, scores: Tensor, form: Form, size: tuple[int, int]
+    ) -> Float[Tensor, "batch time vocab"]:
+        if len(form) == 2:
+            scores = scores.unflatten(0, size)
+        else:
+            scores = scores.permute([form.index(axis) for axis in BATCH_FIRST])
+        scores = scores[..., : self.vocab_size]
+        return scores.transpose(0, 1) if self.time_first else scores
 
 
 def find_scores(
@@ -445,7 +445,7 @@ def find_scores(
         (path, form)
         for path, tensor in tensors_in(answer)
         for form in FORMS
-        if tensor.shape == form.shape(batch, time, vocab)
+        if tensor.shape == shape_of(form, batch, time, vocab)
         and tensor.is_floating_point()
     ]
 
