@@ -73,10 +73,6 @@ class Scores:
         """The positions; one that is scored twice stands there twice."""
         return [at for at, _ in self.table]
 
-    def first(self, count: int) -> "Scores":
-        """Return those that are made first."""
-        return replace(self, table=dict(islice(self.table.items(), count)))
-
     def bound(self, share: float) -> float:
         """Return a share of the largest score, or of 1."""
         finite = filter(math.isfinite, self.table.values())
@@ -357,7 +353,10 @@ def scorer_causality(scoring: Scoring) -> str:
                 if torch.equal(changed, text):
                     continue
                 tried += 1
-                if moved := scoring.moved(scores.first(k), changed):
+                made = dict(islice(scores.table.items(), k))
+                if moved := scoring.moved(
+                    replace(scores, table=made), changed
+                ):
                     leaks.append(
                         f"{len(moved)} of the {k} scores made before that of "
                         f"token {later[0]} of {len(text)} move when it and "

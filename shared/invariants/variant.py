@@ -136,7 +136,11 @@ class Variant:
         budget.call()
         try:
             if self.case.losses:
-                scores = self._losses(tokens)
+                given = self.case.arguments(tokens, self.subject.caller)
+                scores = self.copy.losses.read(
+                    lambda targets: self.answer(tokens, targets=targets),
+                    *given.values(),
+                )
             else:
                 answer = self.answer(tokens, **how)
                 scores = self._read(answer, batch, time, strict)
@@ -152,15 +156,6 @@ class Variant:
         if self.copy.may_fail and not bool(torch.isfinite(scores).all()):
             raise CopyFailed("the scores are not finite")
         return scores if how.get("grad") else scores.detach()
-
-    def _losses(
-        self, tokens: Int[Tensor, "batch time"]
-    ) -> Float[Tensor, "batch time 1"]:
-        given = self.case.arguments(tokens, self.subject.caller)
-        (targets,) = given.values()
-        return self.copy.losses.read(
-            lambda targets: self.answer(tokens, targets=targets), targets
-        )
 
     def _read(
         self, answer: Any, rows: int, time: int, strict: bool

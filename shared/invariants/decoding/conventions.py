@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..context import during
-from ..model.calling import MASK, TARGETS, maker_of, tensors_in, token_argument
+from ..model.calling import MASK, maker_of, tensors_in, token_argument
 from ..model.inputs import CACHED, FLAG, NUMBERS, STARTS, STRONG, WEAK
 from ..model.sizes import CONFIGS, declared
 from ..subject import Subject
@@ -42,28 +42,24 @@ class Convention:
 
     def __post_init__(self) -> None:
         """Read the signature."""
-        self.arguments, self.token_name = token_argument(self.function)
-        self.required = {
-            name: make
-            for name, p in self.arguments.items()
-            if p.default is p.empty and (make := maker_of(name))
-        }
+        self.arguments, name = token_argument(self.function)
+        required = [
+            n for n, p in self.arguments.items() if p.default is p.empty
+        ]
+        self.caller = replace(
+            self.subject.caller,
+            method=None,
+            token_name=name,
+            given={n: make for n in required if (make := maker_of(n))},
+            compared=False,
+            shifts=False,
+        )
 
     @property
-    def takes_mask(self) -> bool:
-        """Whether rows may begin with padding."""
-        return MASK in self.arguments
-
-    @property
-    def may_leave_out(self) -> bool:
-        """Whether a model that counts positions itself was given them."""
-        name = self.position or ""
-        return name in POSITIONS and self.arguments[name].default is None
-
-    @property
-    def room_is_masked(self) -> bool:
-        """Whether a call takes a mask over all the room that was made."""
-        return "mask" in self.arguments and "setup_caches()" in self.says
+    def optional(self) -> list[str]:
+        """The positions that a model counts itself where none are given."""
+        taken = [name for name in POSITIONS if name in self.arguments]
+        return [name for name in taken if self.arguments[name].default is None]
 
     @property
     def one_at_a_time(self) -> bool:
@@ -86,10 +82,7 @@ class Text:
         way, start = self.convention, self.seen.size(1)
         self.seen = torch.cat([self.seen.to(piece.device), piece], 1)
         tokens = self.seen.clone() if way.whole else piece.clone()
-        given: dict[str, Any] = {
-            n: make(tokens) for n, make in way.required.items()
-        }
-        given |= way.flags | mask
+        given: dict[str, Any] = way.flags | mask
         if way.position in NUMBERS:
             given[way.position] = start
         elif way.position is not None:
@@ -99,7 +92,8 @@ class Text:
                 if way.position == "position_ids"
                 else at
             )
-        if way.room_is_masked:
+        if "mask" in way.arguments and "setup_caches()" in way.says:
+            # a mask over all the room that was made
             room = torch.arange(way.subject.block_size, device=tokens.device)
             end = self.seen.size(1)
             given["mask"] = (room <= room[start:end].unsqueeze(1)).expand(
@@ -109,18 +103,9 @@ class Text:
             given[way.cache] = self.cache
         if way.whole and start and not way.one_at_a_time:
             given["cache_age"] = piece.size(1)
-        caller = way.subject.caller
-        tokens = caller.handed(caller.arranged(tokens))
-        for name in given:
-            if name == MASK or TARGETS.fullmatch(name):
-                given[name] = caller.arranged(given[name])
-        given = {name: caller.handed(value) for name, value in given.items()}
         what = f"decoding, on tokens of shape {tuple(piece.shape)} after "
         with during(f"{what}{start}"), torch.no_grad():
-            if way.token_name is None:
-                answer = way.function(tokens, **given)
-            else:
-                answer = way.function(**{way.token_name: tokens}, **given)
+            answer = way.caller.call(way.function, tokens, given)
         self._keep(answer)
         if isinstance(self.cache, InferenceParams):
             self.cache.seqlen_offset += piece.size(1)
@@ -254,11 +239,10 @@ def _by_two_methods(subject: Subject, model: Any) -> Iterator[Convention]:
         ]
         if all(map(callable, both)):
             way = Convention(subject, f"init_cache and decode{words}", *both)
-            names = [
-                n for n in way.arguments if n not in (MASK, way.token_name)
-            ]
-            if len(names) > (way.token_name is None):
-                yield replace(way, cache=names[way.token_name is None])
+            name = way.caller.token_name
+            names = [n for n in way.arguments if n not in (MASK, name)]
+            if len(names) > (name is None):
+                yield replace(way, cache=names[name is None])
 
 
 def _words(

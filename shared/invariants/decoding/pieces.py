@@ -73,7 +73,8 @@ class Decoder:
             if grade == WRONG:
                 wrong[way.says] = way
             left_out = wrong.get(way.says.removesuffix(f" and {way.position}"))
-            if grade == RIGHT and way.may_leave_out and left_out is not None:
+            may_count = way.position in way.optional
+            if grade == RIGHT and may_count and left_out is not None:
                 said = f", {way.position} left out; right where given"
                 way = replace(left_out, says=left_out.says + said)
                 self.convention, best = way, WRONG
@@ -295,18 +296,12 @@ class Comparison(Decoder):
             The words of a report for these arguments.
         """
         chosen = self.convention
-        may = [
-            name
-            for name in POSITIONS
-            if name in chosen.arguments
-            and chosen.arguments[name].default is None
-        ]
         tokens, half = self.draw(1, time, generator), time // 2
         splits = [[1] * time, [half, time - half]] if half else []
         said = ""
         if chosen.position is not None or chosen.cache is None:
             return ""
-        for name in may:
+        for name in chosen.optional:
             says = f"{chosen.says} and {name}"
             way = replace(chosen, position=name, says=says)
             if self._grade(way) < WRONG:
@@ -348,7 +343,7 @@ class Comparison(Decoder):
     def compare_padded(self, time: int, generator: torch.Generator) -> None:
         """Require the same of rows of unlike length, padded on the left."""
         if (
-            not self.convention.takes_mask
+            MASK not in self.convention.arguments
             or self.convention.position in POSITIONS  # the mask has others
             or time < 4
         ):

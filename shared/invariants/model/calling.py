@@ -172,8 +172,11 @@ class Caller:
         extra = {n: make(tokens) for n, make in self.given.items()} | extra
         (rows, time), given = tokens.shape, self.arranged(tokens)
         for key, value in extra.items():
-            # masks and targets, not the numbers of a cache
-            if isinstance(value, Tensor) and value.shape == tokens.shape:
+            if isinstance(value, Tensor) and (
+                # masks and targets, not the numbers of a cache
+                value.shape == tokens.shape
+                or (key == MASK and value.ndim == 2)
+            ):
                 extra[key] = self.arranged(value)
         extra = {key: self.handed(value) for key, value in extra.items()}
         positional = [self.handed(given)]
