@@ -11,6 +11,7 @@ The rule of precision is here:
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -50,8 +51,7 @@ class Copy:
     may_fail: bool = False  # its exceptions and NaN are no fault of the model
     rough: bool = False  # a heavy one, still in its own precision
     losses: PositionLosses = field(default_factory=PositionLosses)
-    built: KeptState | None = None  # before the first call, as cast
-    trained: KeptState | None = None  # before the first call in train mode
+    built: KeptState | None = None  # before the first call that changes it
 
 
 @dataclass(frozen=True)
@@ -227,12 +227,10 @@ class Variant:
         copy = self.copy
         if not isinstance(copy.model, nn.Module):
             return
-        if self.subject.keeps_state:
+        always = self.subject.keeps_state
+        if always or self.case.training:
             copy.built = copy.built or KeptState(copy.model)
-            copy.built.put_back(always=True)
-        if self.case.training:
-            copy.trained = copy.trained or KeptState(copy.model)
-            copy.trained.put_back()
+            copy.built.put_back(always)
 
     def draws(self, tokens: Int[Tensor, "batch time"]) -> list[tuple]:
         """Return the shapes of all random numbers that a call draws.
@@ -369,23 +367,19 @@ def in_double(subject: Subject, masked: bool = False) -> bool:
         scores = variant.scores(tokens, mask=mask if masked else None)
         return scores[:, hidden:]
 
-    try:
-        with subject.budget.overtime():
-            scores = answer(True)
-    except Exception:  # check_dtype reports it; the others do without
-        return False
-    if scores.dtype != torch.float64:
-        return False
-    with subject.budget.overtime():
-        known[masked] = bool(
-            scores.isfinite().all() or not answer(False).isfinite().all()
-        )
-    if not known[masked]:
-        how = " with a left-padded attention mask" if masked else ""
-        subject.builder.notes.append(
-            f"in float64 the scores are NaN or infinite{how}, in the model's "
-            f"own precision they are not: it is judged in that"
-        )
+    # check_dtype reports an exception; the others do without
+    with subject.budget.overtime(), suppress(Exception):
+        scores = answer(True)
+        if scores.dtype != torch.float64:
+            return False
+        finite = bool(scores.isfinite().all())
+        known[masked] = finite or not bool(answer(False).isfinite().all())
+        if not known[masked]:
+            how = " with a left-padded attention mask" if masked else ""
+            subject.builder.notes.append(
+                f"in float64 the scores are NaN or infinite{how}, in the "
+                f"model's own precision they are not: it is judged in that"
+            )
     return known[masked]
 
 
@@ -393,7 +387,7 @@ def double_on_suspicion(variant: Variant) -> None:
     """Turn a copy that is still rough into float64."""
     variant.start_again()
     copy, masked = variant.copy, variant.case.visible is not None
-    copy.rough, copy.trained, copy.built = False, None, None
+    copy.rough, copy.built = False, None
     doubled(variant.subject, copy.model, masked)
 
 

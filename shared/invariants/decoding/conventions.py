@@ -117,10 +117,10 @@ class Text:
         found = answer.get(name) if isinstance(answer, Mapping) else None
         found = getattr(answer, name or "", found)
         if found is None and name is not None:
-            named = isinstance(answer, Mapping)
-            values = [*answer.values()] if named else answer
-            parts = [*values] if isinstance(values, list | tuple) else []
-            parts = [part for part in parts[1:] if _may_be_cache(part)]
+            if isinstance(answer, Mapping):
+                answer = [*answer.values()]
+            parts = answer[1:] if isinstance(answer, list | tuple) else []
+            parts = [part for part in parts if _may_be_cache(part)]
             # a hidden state, a tensor, may come with a cache of several
             several = [p for p in parts if not isinstance(p, Tensor)]
             found = (several or parts or [None])[-1]

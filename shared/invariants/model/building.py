@@ -419,7 +419,6 @@ def hooked(
     """
 
     def guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(hook)
         def run(*given: Any) -> Any:
             if is_mapped():
                 return None

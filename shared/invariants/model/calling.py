@@ -114,10 +114,6 @@ REQUIRED: dict[str, Callable[[Tensor], Any]] = {
     "start_pos": lambda tokens: 0,
 }
 LAYOUTS = ("bt", "tb")
-VARIABLE = (
-    inspect.Parameter.VAR_POSITIONAL,
-    inspect.Parameter.VAR_KEYWORD,
-)
 
 
 @dataclass(frozen=True)
@@ -302,14 +298,18 @@ def named(
     parameters: Mapping[str, inspect.Parameter], more: Mapping[str, Any]
 ) -> dict[str, inspect.Parameter]:
     """Return the arguments that go by name, with more where any may."""
-    kinds = {n: p.kind for n, p in parameters.items()}
-    rest = [n for n, kind in kinds.items() if kind in VARIABLE]
-    found = {n: p for n, p in parameters.items() if n not in rest}
-    if inspect.Parameter.VAR_KEYWORD in kinds.values():
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        for name in more:
-            new = inspect.Parameter(name, keyword, default=None)
-            found.setdefault(name, new)
+    found = dict[str, inspect.Parameter]()
+    for name, p in parameters.items():
+        if p.kind is p.VAR_KEYWORD:
+            for new in (n for n in more if n not in found):
+                found[new] = p.replace(
+                    name=new,
+                    kind=p.KEYWORD_ONLY,
+                    default=None,
+                    annotation=p.empty,
+                )
+        elif p.kind is not p.VAR_POSITIONAL:
+            found[name] = p
     return found
 
 

@@ -217,7 +217,8 @@ def numbers_in_code(model: object) -> list[int]:
     found: dict[int, None] = {}
     seen: set[int] = set()
     for part in modules:
-        own = [k for k in type(part).__mro__ if not _is_torchs(k)]
+        kinds = {k: k.__module__.split(".")[0] for k in type(part).__mro__}
+        own = [k for k in kinds if kinds[k] not in ("torch", "builtins")]
         if own:
             held = getattr(part, "__dict__", {})
             sizes = [v for n, v in held.items() if n not in VOCABULARY]
@@ -239,10 +240,6 @@ def numbers_in_code(model: object) -> list[int]:
                 functions += values
                 found |= dict.fromkeys(map(_whole, values))
     return [number for number in found if number > 0]
-
-
-def _is_torchs(kind: type) -> bool:
-    return kind.__module__.split(".")[0] in ("torch", "builtins")
 
 
 def _whole(value: object) -> int:

@@ -121,10 +121,6 @@ class Leak:
     dtype: str
 
 
-class _Suspicious(Exception):
-    """Two calls differ before the split, in a model's own precision."""
-
-
 class LeakFinder:
     """Finds leaks, and what else it sees on the way.
 
@@ -142,14 +138,6 @@ class LeakFinder:
 
     def find(self, trial: Trial) -> Leak | None:
         """Return a leak that a trial shows, or None."""
-        try:
-            return self._find(trial)
-        except _Suspicious:
-            with trial.variant.subject.budget.overtime():
-                double_on_suspicion(trial.variant)
-                return self._find(trial)
-
-    def _find(self, trial: Trial) -> Leak | None:
         variant = trial.variant
         for moved in moves(variant, trial.base, trial.changed):
             part = trial.some(moved.rows)
@@ -163,8 +151,10 @@ class LeakFinder:
             early = moved.by.masked_fill(~before, 0.0).amax(1)
             if not early.any():
                 continue
-            if variant.copy.rough:
-                raise _Suspicious
+            if variant.copy.rough:  # in the model's own precision
+                with variant.subject.budget.overtime():
+                    double_on_suspicion(variant)
+                    return self.find(trial)
             for row in early.argsort(descending=True)[:3].tolist():
                 if not early[row] > moved.least:
                     break
