@@ -334,12 +334,9 @@ def probe(
             except ModelRaised as error:
                 raised.append((error, caller))
                 continue
-            reader = _find_reader(
-                [*zip(answers, sizes, strict=True)],
-                vocab,
-                declared(copy.model, VOCABULARY) is not None,
-                caller.time_first,
-            )
+            padded = declared(copy.model, VOCABULARY) is not None
+            pairs = [*zip(answers, sizes, strict=True)]
+            reader = _find_reader(pairs, vocab, padded, caller.time_first)
             if reader is not None:
                 found = replace(subject, caller=caller, reader=reader)
                 if alone:
@@ -388,12 +385,10 @@ def _call(subject: Subject, copy: Copy, size: Size, top: int) -> Any:
     tokens = torch.randint(top, size, generator=subject.generator())
     tokens[-1, -1] = top - 1
     variant = Variant(subject, copy)
-    try:
+    with suppress(ModelRaised):  # the call before may have left it so
         return variant.answer(tokens, seed=subject.seed)
-    except ModelRaised:  # the call before may have left it so
-        stateful = replace(subject, keeps_state=True)
-        variant = replace(variant, subject=stateful)
-        return variant.answer(tokens, seed=subject.seed)
+    stateful = replace(variant, subject=replace(subject, keeps_state=True))
+    return stateful.answer(tokens, seed=subject.seed)
 
 
 def _callers(caller: Caller, model: Any) -> Iterator[Caller]:
@@ -465,14 +460,12 @@ def _find_reader(
     if time_first:
         answers = [(answer, size[::-1]) for answer, size in answers]
     last, size = answers[-1]
-    widths = [vocab]
-    if padded:
-        widths += [
-            tensor.size(2)
-            for _, tensor in tensors_in(last)
-            if tensor.ndim == 3 and tensor.shape[:2] == size
-        ][:1]
-    for width in widths:
+    wider = [
+        tensor.size(2)
+        for _, tensor in tensors_in(last)
+        if padded and tensor.ndim == 3 and tensor.shape[:2] == size
+    ]
+    for width in (vocab, *wider[:1]):
         places = [
             find_scores(answer, *size, width) for answer, size in answers
         ]

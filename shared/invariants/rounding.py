@@ -139,7 +139,9 @@ def is_real(
     noise *= inside.angle
     if size <= floor_of(first.dtype) * noise:
         return False
-    weights = _weights(model)
+    found = model.parameters() if isinstance(model, nn.Module) else ()
+    plain = (p for p in found if is_plain(type(local(p))))
+    weights = [p for p in plain if _rounds(p)]
     inside.dtypes |= {weight.dtype.to_real() for weight in weights}
     coarsest, unit = inside.coarsest, inside.unit
     if not weights:
@@ -147,7 +149,8 @@ def is_real(
         return size > WITHOUT_WEIGHTS.get(coarsest, 16) * noise
     units = NUDGE if torch.finfo(coarsest).bits > 16 else FLOOR_OF_16_BITS
     for seed in (1, 2, 3):
-        with nudged(model, units * unit, seed):
+        with put_back_after(weights):
+            nudge(weights, units * unit, seed)
             change = float((difference() - first).abs().max())
         if not change <= ALIKE * size:
             return False
@@ -223,15 +226,6 @@ class Inside(Operations):
         return answer
 
 
-@contextmanager
-def nudged(model: Model, size: float, seed: int) -> Iterator[None]:
-    """Change every weight inside by some share of it, at most a size."""
-    weights = _weights(model)
-    with put_back_after(weights):
-        nudge(weights, size, seed)
-        yield
-
-
 @torch.no_grad()
 def nudge(tensors: Iterable[Tensor], size: float, seed: int) -> None:
     """Change each number in place by a random share of it, at most a size."""
@@ -253,13 +247,6 @@ def put_back_after(weights: Collection[Tensor]) -> Iterator[None]:
         with torch.no_grad():
             for weight, value in zip(weights, saved, strict=True):
                 local(weight).copy_(value)
-
-
-def _weights(model: Model) -> list[nn.Parameter]:
-    if not isinstance(model, nn.Module):
-        return []
-    plain = (p for p in model.parameters() if is_plain(type(local(p))))
-    return [p for p in plain if _rounds(p)]
 
 
 def _rounds(tensor: Tensor) -> bool:
