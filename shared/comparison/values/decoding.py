@@ -139,7 +139,7 @@ def _compare(decoder: Comparison, tokens: Tensor) -> CacheDiff:
     ones = [1] * time
     for fed in (ones, [half, *ones[half:]], [half, time - half]):
         several = max(fed[1:]) > 1
-        if several and decoder.convention.one_at_a_time:
+        if several and decoder.convention.whole:
             continue
         decode = partial(decoder.in_pieces, tokens, fed)
         try:

@@ -36,7 +36,8 @@ class Convention:
     cache: str | None = None  # the argument that takes it; None: inside
     position: str | None = None  # the argument that says where a piece starts
     flags: dict[str, Any] = field(default_factory=dict)
-    whole: bool = False  # each call takes all of the text so far
+    # each call takes all of the text so far, and a later piece is one token
+    whole: bool = False
     strong: bool = True  # it is for a cache, or for nothing
     apart: bool = True  # each text has a state of its own
 
@@ -60,11 +61,6 @@ class Convention:
         """The positions that a model counts itself where none are given."""
         taken = [name for name in POSITIONS if name in self.arguments]
         return [name for name in taken if self.arguments[name].default is None]
-
-    @property
-    def one_at_a_time(self) -> bool:
-        """Whether a later piece is one token, by signature."""
-        return self.whole and "cache_age" not in self.arguments
 
 
 class Text:
@@ -101,8 +97,6 @@ class Text:
             )
         if way.cache is not None:
             given[way.cache] = self.cache
-        if way.whole and start and not way.one_at_a_time:
-            given["cache_age"] = piece.size(1)
         what = f"decoding, on tokens of shape {tuple(piece.shape)} after "
         with during(f"{what}{start}"), torch.no_grad():
             answer = way.caller.call(way.function, tokens, given)

@@ -280,7 +280,7 @@ class Comparison(Decoder):
         full = self.full(tokens)
         for pieces in splits:
             several = max(pieces[1:], default=1) > 1
-            if several and (self.note or self.convention.one_at_a_time):
+            if several and (self.note or self.convention.whole):
                 continue
             try:
                 self.require(tokens, pieces, full=full)

@@ -214,15 +214,14 @@ def numbers_in_code(model: object) -> list[int]:
     in the file's names, and in the attributes of its modules.
     """
     modules = model.modules() if isinstance(model, nn.Module) else [model]
-    found: dict[int, None] = {}
+    found: list[object] = []
     seen: set[int] = set()
     for part in modules:
         kinds = {k: k.__module__.split(".")[0] for k in type(part).__mro__}
         own = [k for k in kinds if kinds[k] not in ("torch", "builtins")]
         if own:
             held = getattr(part, "__dict__", {})
-            sizes = [v for n, v in held.items() if n not in VOCABULARY]
-            found |= dict.fromkeys(map(_whole, sizes))
+            found += [v for n, v in held.items() if n not in VOCABULARY]
         functions = [f for kind in own for f in vars(kind).values()]
         functions.append(part)
         while functions:
@@ -238,13 +237,9 @@ def numbers_in_code(model: object) -> list[int]:
                     if home in (None, function.__module__):
                         values.append(value)
                 functions += values
-                found |= dict.fromkeys(map(_whole, values))
-    return [number for number in found if number > 0]
-
-
-def _whole(value: object) -> int:
-    """Return an integer as it is, 0 for anything else."""
-    return value if type(value) is int else 0
+                found += values
+    numbers = [value for value in found if type(value) is int]
+    return [number for number in dict.fromkeys(numbers) if number > 0]
 
 
 def _constants(code: CodeType) -> Iterator[object]:
