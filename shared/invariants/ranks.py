@@ -28,7 +28,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 PATIENCE = 300  # seconds until a rank that does not arrive counts as lost
 FRAMES = 16  # from an operation to the code of torch that calls it
 SIZE = 2048  # bytes of a message to the other ranks; longer ones take two
-LONGEST_HEAD = 512  # of these
 ALIKE = 1e-6  # share by which one gradient may differ between ranks
 Measure = Callable[[Tensor, Tensor], tuple[float, float, int]]
 # of statuses: the verdict of all ranks is the first of these
@@ -98,32 +97,32 @@ class Ranks:
             f"{PATIENCE} s, in {self.stage} ({first})"
         )
 
-    def step(self, what: str, text: str = "") -> list[str]:
-        """Go on once all ranks are here; return the texts that they bring.
+    def gather(self, own: Any = None, what: str = "a text") -> list[Any]:
+        """Go on once all ranks are here; return what each has, as JSON can.
 
         Raises:
             Parted: where another rank is elsewhere.
         """
-        data = text.encode()
-        head = f"{what}\n{perf_counter()}\n{len(data)}\n".encode()
+        text = json.dumps([what, perf_counter(), own]).encode()
+        data = b"%8d" % len(text) + text
         with _outside():
-            lines = self._exchange(head + data, SIZE)
-            heads = [line.split(b"\n", 3) for line in lines]
-            self.clock = float(heads[0][1])
-            for rank, (other, *_) in enumerate(heads):
-                if other != what.encode():
-                    raise Parted(
-                        f"the ranks take different ways: rank {self.rank} is "
-                        f"at {what}, rank {rank} at {other.decode()}"
-                    )
-            texts, most = [h[3] for h in heads], max(int(h[2]) for h in heads)
-            if most > SIZE - LONGEST_HEAD:
-                texts = self._exchange(data, most)
-        return [text.decode() for text in texts]
+            found = self._exchange(data, SIZE)
+            longest = 8 + max(int(message[:8]) for message in found)
+            if longest > SIZE:
+                found = self._exchange(data, longest)
+        every = [json.loads(message[8:]) for message in found]
+        self.clock = every[0][1]
+        for rank, (other, *_) in enumerate(every):
+            if other != what:
+                raise Parted(
+                    f"the ranks take different ways: rank {self.rank} is at "
+                    f"{what}, rank {rank} at {other}"
+                )
+        return [theirs for *_, theirs in every]
 
     def reduced(self, values: Tensor, how: str = "SUM") -> Tensor:
         """Return the sum of all ranks, or their "MAX", each at its place."""
-        self.step("numbers", f"{tuple(values.shape)}")
+        self.gather(what="numbers")
         with _outside(), torch.no_grad():
             kind = values.dtype if values.is_floating_point() else torch.int64
             total = values.detach().to("cpu", kind, copy=True).contiguous()
@@ -140,10 +139,6 @@ class Ranks:
         parts = self.reduced(torch.cat(flat)).split([*map(len, flat)])
         pairs = zip(values.items(), parts, strict=True)
         return {name: part.view(value.shape) for (name, value), part in pairs}
-
-    def gather(self, own: Any, what: str = "a text") -> list[Any]:
-        """Return what each rank has, of what JSON can hold."""
-        return [*map(json.loads, self.step(what, json.dumps(own)))]
 
     def by_name(self, own: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Return what each rank has under each name, None for nothing.
@@ -167,7 +162,7 @@ class Ranks:
         """Run what is inside on all ranks; an exception is everyone's."""
         self.serial += 1
         what = f"{what} ({self.serial})"
-        self.step(what)
+        self.gather(what=what)
         raised: BaseException | None = None
         try:
             yield
@@ -259,7 +254,7 @@ class Ranks:
         """Begin a check on all ranks."""
         self.stage = name
         self.partial.clear()
-        self.step(name)
+        self.gather(what=name)
 
     def worst(
         self, name: str, status: str, message: str, evidence: int
