@@ -92,18 +92,14 @@ class Case:
         """Return the cases of a row: one for each argument of its kind."""
         if not self.kind or self.given is not None:
             return [self]
-        start = self.how.removesuffix(self.kind)
-        return [
-            replace(
-                self,
-                how=start + given.words,
-                given=given,
-                own=given.own,
-                visible=given.visible,
-            )
-            for given in caller.inputs
-            if given.kind == self.kind
-        ]
+        given = [each for each in caller.inputs if each.kind == self.kind]
+        return [self.with_input(each) for each in given]
+
+    def with_input(self, given: Input) -> "Case":
+        """Return the case of one argument, from that of all of its kind."""
+        how = self.how.removesuffix(self.kind) + given.words
+        shares, own = given.visible, given.own
+        return replace(self, how=how, given=given, own=own, visible=shares)
 
     def shown(self, time: int) -> slice:
         """Return the positions that no mask hides."""

@@ -741,9 +741,8 @@ def _answered(
     """Return which inputs of a form the model answers, and exceptions."""
     answered, errors = list[Input](), list[ModelRaised]()
     for each in alike:
-        case = Case(given=each, own=each.own, visible=each.visible)
         try:
-            scores = _scores(variant, replace(case, how=f"with {each.words}"))
+            scores = _scores(variant, Case("with ").with_input(each))
         except ModelRaised as error:
             errors.append(error)
             continue

@@ -90,13 +90,15 @@ class Trial:
         parts = (self.variant.case.name, self.name)
         return ", ".join(part for part in parts if part)
 
-    def before(self, row: int) -> Int[Tensor, "count"]:
-        """Return the positions that must not change in a row."""
+    @property
+    def before(self) -> Bool[Tensor, "rows time"]:
+        """Where scores must not change."""
         if self.still is not None:
-            return self.still[row].nonzero()[:, 0]
+            return self.still
         shown = self.variant.case.shown(self.time)
-        split = max(shown.start, min(shown.stop, self.splits[row]))
-        return torch.arange(shown.start, split)
+        at = torch.arange(self.time)
+        before = at < torch.tensor(self.splits).unsqueeze(1)
+        return before & (shown.start <= at) & (at < shown.stop)
 
     def some(self, rows: list[int]) -> "Trial":
         """Return the trial of these rows alone."""
@@ -143,12 +145,9 @@ class LeakFinder:
             part = trial.some(moved.rows)
             tried = self.tried.setdefault(trial.label, {})
             tried.setdefault(trial.time, set()).update(part.splits)
-            before = torch.zeros_like(moved.by, dtype=torch.bool)
-            for row in range(len(before)):
-                before[row, part.before(row)] = True
-            after = moved.by.masked_fill(before, 0.0)
+            after = moved.by.masked_fill(part.before, 0.0)
             self.moved |= bool(after.amax() > moved.least)
-            early = moved.by.masked_fill(~before, 0.0).amax(1)
+            early = moved.by.masked_fill(~part.before, 0.0).amax(1)
             if not early.any():
                 continue
             if variant.copy.rough:  # in the model's own precision
@@ -175,7 +174,7 @@ class LeakFinder:
         if training and not _same_draws(trial):
             self.draws_differ = True
             return None
-        scope = trial.before(row)
+        scope = trial.before[row].nonzero()[:, 0]
 
         def difference() -> Tensor:
             base = variant.scores(trial.base)[row, scope]
