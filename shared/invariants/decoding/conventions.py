@@ -358,15 +358,13 @@ def fill(function: Any, subject: Subject, model: Any, rows: int) -> Any:
     known |= {"dtype": weight.dtype, "device": weight.device}
     known |= dict.fromkeys(SIZES[2], layers_of(model)) | {"model": model}
     known |= {c: getattr(model, c) for c in CONFIGS if hasattr(model, c)}
-    heads = declared(model, SIZES[1])
-    pairs = declared(model, SIZES[0]) or heads
-    if heads and pairs:
+    if heads := declared(model, SIZES[1]):
+        pairs = declared(model, SIZES[0]) or heads
         known |= dict.fromkeys((*SIZES[0], *SIZES[1]), pairs.value)
-        width = declared(model, SIZES[3])
-        own = declared(model, WIDTHS[1:])
-        if own or width:
-            size = own.value if own else (width or heads).value // heads.value
-            known |= dict.fromkeys(WIDTHS, size)
+        if width := declared(model, SIZES[3]):
+            known |= dict.fromkeys(WIDTHS, width.value // heads.value)
+        if own := declared(model, WIDTHS[1:]):
+            known |= dict.fromkeys(WIDTHS, own.value)
     given = {}
     for name, p in inspect.signature(function).parameters.items():
         if name in known and (

@@ -215,17 +215,18 @@ def caller_of(
     function = own if callable(own) else model
     parameters, token_name = token_argument(function)
     own_names, own_token_name = token_argument(model)
-    defaults = {name: p.default for name, p in parameters.items()}
     ids = token_name or next(iter(parameters), None)  # perhaps by position
     own_ids = own_token_name or next(iter(own_names), None)
     target_name = next(filter(TARGETS.fullmatch, own_names), None)
     theirs = dict(inputs or {})
     if theirs.get(target_name or "") == NEVER:
         target_name = None
-    both = named(parameters, theirs), named(own_names, theirs)
     taken, own_taken = (
-        {n: p for n, p in found.items() if n not in (first, target_name)}
-        for found, first in zip(both, (ids, own_ids), strict=True)
+        {n: p for n, p in named(found, theirs).items() if n not in but}
+        for found, but in (
+            (parameters, (ids, target_name)),
+            (own_names, (own_ids, target_name)),
+        )
     )
     own_taken = {n: p for n, p in own_taken.items() if n not in parameters}
     for name, maker in theirs.items():
@@ -242,11 +243,10 @@ def caller_of(
             )
     makers: dict[str, Callable[[Tensor], Any]] = {}
     for name, parameter in parameters.items():
-        if parameter.default is not inspect.Parameter.empty:
-            continue
         usual = maker_of(name) or required(name, parameter)
         maker = theirs.get(name, usual)
-        if callable(maker) and (name in taken or maker_of(name)):
+        given = name in taken or maker_of(name) is not None
+        if parameter.default is parameter.empty and given and callable(maker):
             makers[name] = maker
     return Caller(
         method=None if function is model else method,
@@ -257,7 +257,7 @@ def caller_of(
         given=makers,
         time_first=time_first,
         optional=tuple(
-            n for n, value in defaults.items() if value is None and n != ids
+            n for n, p in parameters.items() if p.default is None and n != ids
         ),
         forms=(
             *inputs_of(model, taken, theirs),
@@ -290,8 +290,7 @@ def _longer(value: Any, shape: torch.Size) -> Any:
 def _with_default(
     parameters: Mapping[str, inspect.Parameter],
 ) -> tuple[str, ...]:
-    empty = inspect.Parameter.empty
-    return tuple(n for n, p in parameters.items() if p.default is not empty)
+    return tuple(n for n, p in parameters.items() if p.default is not p.empty)
 
 
 def named(
