@@ -396,7 +396,6 @@ class Comparison(Decoder):
         decode = decode or partial(self.in_pieces, tokens, pieces, mask)
         forward = partial(self.full, tokens, mask)
         full = forward() if full is None else full
-        says = f"with a cache ({self.convention.says}), "
         gap = self.first_gap(forward, decode, (full, decode()), mask)
         if gap is None:
             return
@@ -407,10 +406,10 @@ class Comparison(Decoder):
         line = None if how else self.first_line(tokens, pieces, position)
         where = "" if line is None else f"; first seen at {line}"
         raise AssertionError(
-            f"{says}{how}fed as {fed} tokens, "
-            f"position {position} of {time} in row {row} of {batch}, in the "
-            f"piece of {size} after {start}, differs from the full forward "
-            f"by {gap.size:.2g}{where}"
+            f"with a cache ({self.convention.says}), {how}fed as {fed} "
+            f"tokens, position {position} of {time} in row {row} of {batch}, "
+            f"in the piece of {size} after {start}, differs from the full "
+            f"forward by {gap.size:.2g}{where}"
         )
 
     def first_gap(
@@ -427,25 +426,19 @@ class Comparison(Decoder):
         shown = self.scored.expand(known[0].shape[:2])
         if mask is not None:
             shown = shown & mask.bool().cpu()
-        gap = earlier = real_gap(self.model, forward, decode, known, shown)
-        while earlier is not None:  # the largest of those before
-            gap = earlier
-            shown = shown & (
-                torch.arange(shown.size(1), device=shown.device) < gap.at[1]
-            )
-            earlier = real_gap(self.model, forward, decode, known, shown)
-        return gap
+        first, at = None, torch.arange(shown.size(1), device=shown.device)
+        while gap := real_gap(self.model, forward, decode, known, shown):
+            first = gap  # the largest of those before
+            shown = shown & (at < gap.at[1])
+        return first
 
     def first_line(
         self, tokens: Tensor, pieces: list[int], position: int
     ) -> Line | None:
         """Return the first line that differs in the piece with a position."""
-        ends = [*accumulate(pieces)]
-        count = sum(end <= position for end in ends)
-        tokens, text = (
-            tokens[:, : ends[count]],
-            Text(self.convention, len(tokens)),
-        )
+        count = sum(end <= position for end in accumulate(pieces))
+        tokens = tokens[:, : sum(pieces[: count + 1])]
+        text = Text(self.convention, len(tokens))
         *before, last = tokens.split(pieces[: count + 1], 1)
         whole = partial(self.full, tokens)
         sizes = tokens.size(1), last.size(1)
