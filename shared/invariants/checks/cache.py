@@ -1,8 +1,7 @@
 """Decoding with a cache is the same function."""
 
 from ..check import Subject, check
-from ..decoding.generating import compare_generate
-from ..decoding.pieces import Comparison
+from ..decoding.pieces import Comparison, compare_generate
 from ..errors import SkipCheck
 
 

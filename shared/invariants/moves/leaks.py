@@ -317,9 +317,7 @@ class _Texts:
         trial = Trial(variant, *texts, splits, share=share)
         if not variant.case.losses:
             yield trial
-        for row in (
-            range(min(2, len(splits))) if not variant.case.crowd else ()
-        ):
+        for row in range(0 if variant.case.crowd else min(2, len(splits))):
             yield trial.some([row])
 
     def _pairs(self, time: int, splits: list[int]) -> tuple[Tensor, Tensor]:
