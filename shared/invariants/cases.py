@@ -68,25 +68,21 @@ class Case:
     @property
     def copy(self) -> str:
         """The copy as messages name it; "": as it is built."""
-        parts = []
-        if self.dtype is not None:
-            parts.append(f"in {str(self.dtype).split('.')[1]}")
-        if self.frozen:
-            parts.append("with frozen weights")
-        if self.size == MODERATE:
-            parts.append(f"with {LARGER}")
-        elif self.size:
-            parts.append(
-                f"with weights scaled up to activations of {self.size:.0f}"
-            )
-        return " ".join(parts)
+        larger = f"weights scaled up to activations of {self.size:.0f}"
+        larger = LARGER if self.size == MODERATE else larger
+        parts = (
+            f"in {str(self.dtype).split('.')[-1]}" * (self.dtype is not None),
+            "with frozen weights" * self.frozen,
+            f"with {larger}" * bool(self.size),
+        )
+        return " ".join(filter(None, parts))
 
     @property
     def name(self) -> str:
         """The whole case as messages name it."""
-        rows = f"with {self.rows} rows" if self.rows > 1 else ""
+        rows = f"with {self.rows} rows" * (self.rows > 1)
         parts = (self.how, rows, self.copy)
-        return " ".join(part for part in parts if part) or self.mode
+        return " ".join(filter(None, parts)) or self.mode
 
     def of(self, caller: Caller) -> "list[Case]":
         """Return the cases of a row: one for each argument of its kind."""

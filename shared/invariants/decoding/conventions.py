@@ -181,7 +181,8 @@ def conventions(
         return fill(maker, subject, model, rows)
 
     for name, makers in caches:
-        used = {n: v for n, v in flags.items() if _suits(n, name)}
+        memory = "mem" in name  # a flag of mems is one of no other cache
+        used = {n: v for n, v in flags.items() if memory or "mems" not in n}
         for position, (words, maker) in product(positions, makers.items()):
             sure = name in STRONG and not words.startswith(("=[", "={"))
             yield replace(
@@ -245,11 +246,6 @@ def _words(
     """Return what a report calls a way."""
     flagged = [f"{flag}=True" for flag in flags]
     return " and ".join([*parts, *flagged, *([position] if position else [])])
-
-
-def _suits(flag: str, cache: str) -> bool:
-    """Whether a flag asks for a cache of this name, and not for another."""
-    return "mem" in cache or "mems" not in flag
 
 
 def _first_caches(own: Convention, name: str) -> dict[str, Callable[..., Any]]:

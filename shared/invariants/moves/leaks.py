@@ -34,7 +34,6 @@ from ..dependence.proof import Proof
 from ..errors import Leaked, SkipCheck
 from ..lines import first_in_two_texts
 from ..model.sizes import all_declared, padding_ids
-from ..places import Place
 from ..rounding import (
     dtype_name,
     floor_of,
@@ -421,7 +420,9 @@ def explain(leak: Leak, proof: Proof) -> AssertionError:
     if proof.culprit is not None:
         where = f"{proof.culprit} lets {'it' if one else 'them'} through, "
         parts += [seen.rstrip(", ")] * known + [f"way: {proof.way}"]
-        if _shares_a_scale(proof.culprit):
+        path, op = Path(proof.culprit.path), proof.culprit.op
+        dynamic = op.startswith("linear_") and "dynamic" in op
+        if dynamic or "torchao" in path.parts:  # it quantises activations
             parts = [
                 "one scale of the activations is taken over all tokens of "
                 "all rows: a scale for each token lets none through",
@@ -444,12 +445,6 @@ def explain(leak: Leak, proof: Proof) -> AssertionError:
     if time <= 2 * SHORT:
         error.add_note(text_map(_map(variant, base)))
     return error
-
-
-def _shares_a_scale(place: Place) -> bool:
-    """Whether a line quantises activations, as far as its name says."""
-    dynamic = place.op.startswith("linear_") and "dynamic" in place.op
-    return dynamic or "torchao" in Path(place.path).parts
 
 
 def smallest(leak: Leak) -> Leak:
