@@ -215,11 +215,6 @@ class Ranks:
             common.data.copy_(first)
         return common
 
-    def require_same(self) -> None:
-        """Raise AssertionError if a rank has returned other scores."""
-        if self.apart[0] > 1:
-            raise AssertionError(self.apart[1])
-
     def inner(
         self, products: Mapping[str, tuple[Tensor, float]]
     ) -> list[tuple[float, float]]:

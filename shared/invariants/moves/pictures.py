@@ -60,10 +60,23 @@ def save_map(
     path = Path(path)
     if path.suffix not in (".png", ".html"):
         raise ValueError(f"a map ends in .png or .html, got {path.name!r}")
-    if path.suffix == ".html":
-        path.write_text(page(matrix, title), "utf-8")
-    else:
+    if path.suffix == ".png":
         draw_map(matrix).savefig(path, dpi=144)
+        return
+    leaks = int((levels(matrix).triu(1) > 0).sum())
+    verdict = (
+        f"{leaks} cells above the diagonal are not 0 (the largest is "
+        f"{float(matrix.triu(1).max()):.2g}): these positions see the future."
+        if leaks
+        else "Nothing above the diagonal: no position sees the future."
+    )
+    path.write_text(
+        '<!doctype html>\n<html lang="en"><meta charset="utf-8">'
+        f"<title>{html.escape(title)}</title>\n"
+        f"<h1>{html.escape(title)}</h1>\n<p>{verdict}</p>\n"
+        f"{svg(matrix)}\n</html>\n",
+        "utf-8",
+    )
 
 
 def colours(
@@ -107,23 +120,6 @@ def draw_map(matrix: Float[Tensor, "time time"]) -> "Figure":
         frameon=False,
     )
     return figure
-
-
-def page(matrix: Float[Tensor, "time time"], title: str) -> str:
-    """Return the map as a page of its own."""
-    leaks = int((levels(matrix).triu(1) > 0).sum())
-    verdict = (
-        f"{leaks} cells above the diagonal are not 0 (the largest is "
-        f"{float(matrix.triu(1).max()):.2g}): these positions see the future."
-        if leaks
-        else "Nothing above the diagonal: no position sees the future."
-    )
-    return (
-        '<!doctype html>\n<html lang="en"><meta charset="utf-8">'
-        f"<title>{html.escape(title)}</title>\n"
-        f"<h1>{html.escape(title)}</h1>\n<p>{verdict}</p>\n"
-        f"{svg(matrix)}\n</html>\n"
-    )
 
 
 def svg(matrix: Float[Tensor, "time time"]) -> str:
