@@ -302,12 +302,9 @@ def usual_lengths(subject: Subject, model: object, longest: int) -> list[int]:
     if subject.heavy:
         wanted |= {*HEAVY_LENGTHS}
     elif longest > SHORT:
-        wanted |= {*lengths_to_try(model, longest), *USUAL}
-        wanted |= {
-            *torch.randint(
-                SHORT, longest, (DRAWN,), generator=subject.generator()
-            ).tolist()
-        }
+        random = subject.generator()
+        drawn = torch.randint(SHORT, longest, (DRAWN,), generator=random)
+        wanted |= {*lengths_to_try(model, longest), *USUAL, *drawn.tolist()}
     return [
         time
         for time in sorted(wanted)

@@ -83,18 +83,14 @@ class Text:
             given[way.position] = start
         elif way.position is not None:
             at = torch.arange(start, self.seen.size(1), device=tokens.device)
-            given[way.position] = (
-                at.expand(len(tokens), -1).clone()
-                if way.position == "position_ids"
-                else at
-            )
+            if way.position == "position_ids":
+                at = at.expand(len(tokens), -1).clone()
+            given[way.position] = at
         if "mask" in way.arguments and "setup_caches()" in way.says:
             # a mask over all the room that was made
             room = torch.arange(way.subject.block_size, device=tokens.device)
-            end = self.seen.size(1)
-            given["mask"] = (room <= room[start:end].unsqueeze(1)).expand(
-                len(tokens), -1, -1
-            )
+            seen = room <= room[start : self.seen.size(1)].unsqueeze(1)
+            given["mask"] = seen.expand(len(tokens), -1, -1)
         if way.cache is not None:
             given[way.cache] = self.cache
         what = f"decoding, on tokens of shape {tuple(piece.shape)} after "

@@ -299,11 +299,10 @@ class Comparison(Decoder):
             The words of a report for these arguments.
         """
         chosen = self.convention
-        tokens, half = self.draw(1, time, generator), time // 2
-        splits = [[1] * time, [half, time - half]] if half else []
-        said = ""
         if chosen.position is not None or chosen.cache is None:
             return ""
+        tokens, half, said = self.draw(1, time, generator), time // 2, ""
+        splits = [[1] * time, [half, time - half]] if half else []
         for name in chosen.optional:
             says = f"{chosen.says} and {name}"
             way = replace(chosen, position=name, says=says)
