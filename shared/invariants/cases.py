@@ -150,49 +150,37 @@ def _autocast() -> AbstractContextManager[Any]:
     return torch.autocast(kind, torch.bfloat16)
 
 
+def _modes(how: str, **more: Any) -> tuple[Case, Case]:
+    """Return a case in eval mode, and the same in train mode."""
+    train = Case(f"in train mode {how}", training=True, grad=True, **more)
+    return Case(how, **more), train
+
+
 EVAL = Case()
 TRAIN = Case("in train mode", training=True, grad=True)
 WITH_GRADIENTS = Case("with gradients recorded", grad=True)
 TRAIN_WITHOUT_GRADIENTS = Case(
     "in train mode without gradients", training=True
 )
-MODES = (("", False), ("in train mode ", True))
 MASKED = tuple(
-    Case(
-        f"{where}with {name} {kind}attention mask",
-        training,
-        training,
-        visible,
-        boolean=bool(kind),
-    )
+    _modes(
+        f"with {name} {kind}attention mask", visible=at, boolean=bool(kind)
+    )[training]
     for kind in ("", "boolean ")
-    for where, training in MODES
-    for name, visible in SHOWN.items()
+    for training in (False, True)
+    for name, at in SHOWN.items()
 )
-TARGETS, TRAIN_TARGETS = (
-    Case(f"{where}with targets", training, training, targets=True)
-    for where, training in MODES
-)
+TARGETS, TRAIN_TARGETS = _modes("with targets", targets=True)
 LOSSES = Case(
     "in train mode by the loss at each position",
     training=True,
     targets=True,
     losses=True,
 )
-OWN, TRAIN_OWN = (
-    Case(f"{where}in the model's own call", training, training, own=True)
-    for where, training in MODES
-)
-GIVEN = tuple(
-    Case(f"{where}with {kind}", training, training, kind=kind)
-    for kind in KINDS
-    for where, training in MODES
-)
+OWN, TRAIN_OWN = _modes("in the model's own call", own=True)
+GIVEN = tuple(c for k in KINDS for c in _modes(f"with {k}", kind=k))
 INFERENCE = Case("in inference mode", within=torch.inference_mode)
-AUTOCAST, TRAIN_AUTOCAST = (
-    Case(f"{where}under autocast", training, training, within=_autocast)
-    for where, training in MODES
-)
+AUTOCAST, TRAIN_AUTOCAST = _modes("under autocast", within=_autocast)
 COMPILED = Case("compiled", within=as_compiled, compiled=True)
 CROWD = Case("in a call of more than 4,096 tokens", crowd=True)
 FROZEN = Case(frozen=True)
