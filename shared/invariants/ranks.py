@@ -47,25 +47,18 @@ class Parted(BaseException):
 
 
 class Ranks:
-    """This process among those that check one model together.
-
-    Attributes:
-        rank, count: of this process, and of all.
-        clock: rank 0's, when all last met.
-        stage: the check that runs, and since: when all last met, by the
-            clock of this process.
-        apart: how many times the rounding that is ignored the scores of a
-            rank are from rank 0's, at most, and which rank.
-        partial: names of parameters that are equal on all ranks and whose
-            gradients are not.
-    """
+    """This process among those that check one model together."""
 
     def __init__(self) -> None:
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
-        self.clock = 0.0
-        self.stage, self.since, self.longest = "the start", perf_counter(), 0.0
+        self.clock = 0.0  # rank 0's, when all last met
+        self.since, self.longest = perf_counter(), 0.0  # by this process
+        self.stage = "the start"  # the check that runs
+        # how many times the rounding that is ignored the scores of a rank are
+        # from rank 0's, at most, and which rank
         self.apart: tuple[float, str] = (0.0, "")
         self.own_texts = False  # whether each rank runs another text
+        # parameters that are equal on all ranks, and whose gradients are not
         self.partial: set[str] = set()
         self.serial = 0  # of what has run on all ranks together
         self.weaker = False  # whether another rank has less evidence

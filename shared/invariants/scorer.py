@@ -56,17 +56,12 @@ UNCOUNTED = ", bytes that are counted wrongly (bytes_per_token)"
 
 @dataclass(frozen=True)
 class Scores:
-    """Log-probabilities of a text's tokens, in the order of scoring.
+    """Log-probabilities of a text's tokens, in the order of scoring."""
 
-    Attributes:
-        table: in nats, by position and how often it was scored before.
-        dtype: that they came in.
-        unplaced: scores whose positions are not known: too many or too few.
-    """
-
+    # in nats, by position and how often it was scored before
     table: dict[tuple[int, int], float]
-    dtype: torch.dtype = torch.float64
-    unplaced: int = 0
+    dtype: torch.dtype = torch.float64  # that they came in
+    unplaced: int = 0  # too many or too few: their positions are not known
 
     @property
     def order(self) -> list[int]:
@@ -152,17 +147,11 @@ def rounding_of(dtype: torch.dtype) -> float:
 
 @dataclass
 class Scorer:
-    """Fresh scorers of a text, each with the same random numbers.
+    """Fresh scorers of a text, each with the same random numbers."""
 
-    Attributes:
-        make_score: builds one.
-        bits: whether its scores are in bits.
-        seed: of the random numbers.
-    """
-
-    make_score: Callable[[], Score]
-    bits: bool = False
-    seed: int = 0
+    make_score: Callable[[], Score]  # builds one
+    bits: bool = False  # whether its scores are in bits
+    seed: int = 0  # of the random numbers
     unit = torch.float32  # the coarsest dtype that a scorer computes in
     budget: Budget = field(default_factory=Budget, init=False)
 

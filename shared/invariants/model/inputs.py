@@ -72,25 +72,16 @@ SHOWN = {  # by a mask, as shares of the length
 
 @dataclass(frozen=True)
 class Input:
-    """One form of an argument, or of some that belong together.
+    """One form of an argument, or of some that belong together."""
 
-    Attributes:
-        name: of the argument.
-        kind: of KINDS.
-        words: of a message.
-        values: the arguments by name, from tokens and lengths of documents.
-        visible: the positions that a mask shows, as shares of the length.
-        single: whether a call takes one row.
-        own: whether the model's own call takes it, and its log_probs not.
-    """
-
-    name: str
-    kind: str
-    words: str
+    name: str  # of the argument
+    kind: str  # of KINDS
+    words: str  # of a message
+    # the arguments by name, from tokens and lengths of documents
     values: Callable[[Tensor, list[int]], dict[str, Any]]
-    visible: tuple[float, float] | None = None
-    single: bool = False
-    own: bool = False
+    visible: tuple[float, float] | None = None  # by a mask, see SHOWN
+    single: bool = False  # whether a call takes one row
+    own: bool = False  # the model's own call takes it, its log_probs not
 
     def make(self, tokens: Tensor) -> dict[str, Any]:
         """Return the arguments by their names."""

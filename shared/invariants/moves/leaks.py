@@ -59,23 +59,15 @@ FEW = 8  # tokens of a long text that are changed alone, in a heavy model
 
 @dataclass(frozen=True)
 class Trial:
-    """Texts for one Variant, and the same ones changed from a split on.
-
-    Attributes:
-        variant: a copy of the model, bound to a case.
-        base, changed: the texts.
-        splits: the first position that differs, row by row.
-        name: of what is tried, beside the variant.
-        share: of the time left to the check, at most.
-        still: where scores must not change; None: before the splits.
-    """
+    """Texts for one Variant, and the same ones changed from a split on."""
 
     variant: Variant
     base: Int[Tensor, "rows time"]
     changed: Int[Tensor, "rows time"]
-    splits: list[int]
-    name: str = ""
-    share: float = 1.0
+    splits: list[int]  # the first position that differs, row by row
+    name: str = ""  # of what is tried, beside the variant
+    share: float = 1.0  # of the time left to the check, at most
+    # where scores must not change; None: before the splits
     still: Bool[Tensor, "rows time"] | None = None
 
     @property

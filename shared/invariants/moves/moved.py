@@ -13,19 +13,12 @@ from ..variant import Variant
 
 
 class Moved(NamedTuple):
-    """How far the scores of some rows have moved.
+    """How far the scores of some rows have moved."""
 
-    Attributes:
-        rows: which ones of the texts; a row may stand there twice.
-        by: how far, at each position that is compared.
-        base: the scores before.
-        least: the size up to which this is rounding.
-    """
-
-    rows: list[int]
-    by: Float[Tensor, "rows time"]
-    base: Float[Tensor, "rows time vocab"]
-    least: float
+    rows: list[int]  # of the texts; a row may stand there twice
+    by: Float[Tensor, "rows time"]  # at each position that is compared
+    base: Float[Tensor, "rows time vocab"]  # the scores before
+    least: float  # the size up to which this is rounding
 
 
 def moves(
