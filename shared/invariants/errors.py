@@ -37,28 +37,23 @@ class NotFinite(AssertionError):
     """The scores are NaN or infinite."""
 
 
-class Leaked(AssertionError):
-    """A position sees a later token; the facts are for a reader of JSON.
-
-    Attributes:
-        facts: position, token, length, size, and file and line, if known.
-    """
+class WithFacts(AssertionError):
+    """A failure with facts, by their names."""
 
     def __init__(self, message: str, **facts: Any) -> None:
         super().__init__(message)
         self.facts = facts
 
 
-class FoundOut(AssertionError):
-    """A failure that shows what other checks must know.
+class Leaked(WithFacts):
+    """A position sees a later token: facts for a reader of JSON.
 
-    Attributes:
-        facts: new values of a Subject's fields, by their names.
+    Position, token, length, size, and file and line, if known.
     """
 
-    def __init__(self, message: str, **facts: Any) -> None:
-        super().__init__(message)
-        self.facts = facts
+
+class FoundOut(WithFacts):
+    """A failure that shows new values of a Subject's fields."""
 
 
 class UnusableModel(ValueError):

@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ...invariants.context import isolated, one_run
-from ...invariants.decoding.pieces import Comparison
+from ...invariants.decoding.pieces import Decoder
 from ...invariants.errors import ModelRaised, SkipCheck
 from ...invariants.lines import Line
 from ...invariants.rounding import floor, gaps
@@ -119,7 +119,7 @@ def diff_cache(
         with isolated(subject.seed), subject.few_threads():
             subject.require_no_noise()
             subject.require_no_state()
-            decoder = Comparison(subject, enlarged=False)
+            decoder = Decoder(subject, enlarged=False)
             if decoder.convention is None:
                 reason = f": {decoder.reason}" if decoder.reason else ""
                 raise SkipCheck(f"no cache was found{reason}")
@@ -129,7 +129,7 @@ def diff_cache(
         raise ValueError(f"{subject.name}: {error}") from error.__cause__
 
 
-def _compare(decoder: Comparison, tokens: Tensor) -> CacheDiff:
+def _compare(decoder: Decoder, tokens: Tensor) -> CacheDiff:
     """Return the first way of feeding tokens that differs, else the first."""
     time = tokens.size(1)
     half = time // 2

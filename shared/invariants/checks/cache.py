@@ -1,7 +1,7 @@
 """Decoding with a cache is the same function."""
 
 from ..check import Subject, check
-from ..decoding.pieces import Comparison, compare_generate
+from ..decoding.pieces import Decoder, compare_generate
 from ..errors import SkipCheck
 
 
@@ -21,7 +21,7 @@ def check_cache(subject: Subject) -> str:
     subject.require_no_state()
     if getattr(subject.builder.build(), "can_cache_kv", True) is False:
         raise SkipCheck("the model says can_cache_kv=False")
-    decoder = Comparison(subject)
+    decoder = Decoder(subject)
     if decoder.convention is None:
         return compare_generate(subject, decoder.reason)
     subject.require_no_noise()

@@ -43,13 +43,14 @@ NEAR = 1e-3  # of the spread of scores: right enough to choose a way
 
 
 class Decoder:
-    """Decodes with a model's cache, or by its full forward.
+    """Decodes with a model's cache, and compares with the full forward.
 
     Enlarged is whether a copy with larger weights is tried first.
     """
 
     convention: Any = None  # a Convention; None: no cache was found
     reason = ""  # why a likely way is none
+    note = ""  # for the report
 
     def __init__(self, subject: Subject, enlarged: bool = True):
         self.subject = subject
@@ -218,11 +219,7 @@ class Decoder:
             tokens[tokens == padding] = (padding + 1) % vocab
         return tokens.to(self.subject.device)
 
-
-class Comparison(Decoder):
-    """Requires that decoding with a cache equals the full forward."""
-
-    note = ""  # for the report
+    # --- Decoding with a cache equals the full forward -----------------------
 
     def require_reset(self, time: int, generator: torch.Generator) -> None:
         """Require that a text in the model's own cache leaves nothing."""

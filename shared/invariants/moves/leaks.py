@@ -115,18 +115,14 @@ class Leak:
 
 
 class LeakFinder:
-    """Finds leaks, and what else it sees on the way.
+    """Finds leaks, and what else it sees on the way."""
 
-    Attributes:
-        moved: whether any change of any token has moved any score: if none
-            does, nothing is shown.
-        rows_mix: whether rows were seen to depend on each other.
-        draws_differ: whether random draws in train mode depend on tokens.
-        tried: the splits that were tried, by label and length.
-    """
+    moved = False  # whether any change of a token has moved any score
+    rows_mix = False  # whether rows were seen to depend on each other
+    draws_differ = False  # whether draws in train mode depend on tokens
 
     def __init__(self) -> None:
-        self.moved = self.rows_mix = self.draws_differ = False
+        # the splits that were tried, by label and length
         self.tried: dict[str, dict[int, set[int]]] = {}
 
     def find(self, trial: Trial) -> Leak | None:
