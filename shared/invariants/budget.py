@@ -35,17 +35,13 @@ class Budget:
     seconds left; a call that would begin later ends the part, whose name is
     kept: time cuts off the end. Outside of parts nothing is cut off once a
     part came to its end: a check that found something out says it.
-
-    Attributes:
-        seconds: for all checks; infinite: everything is tried.
-        calls, backwards: passes of the model that were counted.
-        tell: called with a line, where a check takes long.
     """
 
     def __init__(self, seconds: float = math.inf):
-        self.seconds = seconds
+        self.seconds = seconds  # for all checks; infinite: everything is tried
+        # called with a line, where a check takes long
         self.tell: Callable[[str], None] = lambda text: None
-        self.calls = self.backwards = 0
+        self.calls = self.backwards = 0  # passes of the model
         self._began = now()
         self.start("", 1.0)
 

@@ -680,8 +680,6 @@ def find_noise(variant: Variant, batch: int, time: int) -> Subject:
 
 # --- Arguments ---------------------------------------------------------------
 
-# How the arguments of a call are given, and which ones never are.
-#
 # Each form of an argument is tried in turn: the first one that the model
 # answers is given. A mask whose name does not say what it hides is given in
 # the form that changes no score where it hides nothing.

@@ -333,10 +333,8 @@ def choose_checks(names: Collection[str] | None) -> list[str]:
     if unknown:
         near = difflib.get_close_matches(unknown[0], CHECKS)
         hint = f": did you mean {' or '.join(near)}?" if near else ""
-        raise ValueError(
-            f"unknown check {', '.join(unknown)}{hint or '; known: '}"
-            f"{'' if hint else ', '.join(CHECKS)}"
-        )
+        hint = hint or f"; known: {', '.join(CHECKS)}"
+        raise ValueError(f"unknown check {', '.join(unknown)}{hint}")
     return [name for name in CHECKS if name in full]
 
 
