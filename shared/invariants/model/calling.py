@@ -248,6 +248,10 @@ def caller_of(
         given = name in taken or maker_of(name) is not None
         if parameter.default is parameter.empty and given and callable(maker):
             makers[name] = maker
+    arguments, own_arguments = (
+        tuple(n for n, p in found.items() if p.default is not p.empty)
+        for found in (taken, own_taken)
+    )
     return Caller(
         method=None if function is model else method,
         token_name=token_name,
@@ -264,8 +268,8 @@ def caller_of(
             *inputs_of(model, own_taken, theirs, own=True),
         ),
         never=tuple(n for n, maker in theirs.items() if maker == NEVER),
-        arguments=_with_default(taken),
-        own_arguments=_with_default(own_taken),
+        arguments=arguments,
+        own_arguments=own_arguments,
         theirs=theirs,
     )
 
@@ -287,12 +291,6 @@ def _longer(value: Any, shape: torch.Size) -> Any:
     return torch.cat([value, value[:, :1]], 1)
 
 
-def _with_default(
-    parameters: Mapping[str, inspect.Parameter],
-) -> tuple[str, ...]:
-    return tuple(n for n, p in parameters.items() if p.default is not p.empty)
-
-
 def named(
     parameters: Mapping[str, inspect.Parameter], more: Mapping[str, Any]
 ) -> dict[str, inspect.Parameter]:
@@ -300,13 +298,9 @@ def named(
     found = dict[str, inspect.Parameter]()
     for name, p in parameters.items():
         if p.kind is p.VAR_KEYWORD:
-            for new in (n for n in more if n not in found):
-                found[new] = p.replace(
-                    name=new,
-                    kind=p.KEYWORD_ONLY,
-                    default=None,
-                    annotation=p.empty,
-                )
+            new = [n for n in more if n not in found]
+            keyword = p.replace(kind=p.KEYWORD_ONLY, annotation=p.empty)
+            found |= {n: keyword.replace(name=n, default=None) for n in new}
         elif p.kind is not p.VAR_POSITIONAL:
             found[name] = p
     return found
@@ -322,12 +316,9 @@ def token_argument(
         parameters = dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return {}, None
-    positional = [
-        name
-        for name, p in parameters.items()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    rest = [n for n, p in parameters.items() if p.kind == p.VAR_POSITIONAL]
+    kinds = {name: p.kind.name for name, p in parameters.items()}
+    positional = [n for n in kinds if kinds[n].startswith("POSITIONAL_")]
+    rest = [n for n in kinds if kinds[n] == "VAR_POSITIONAL"]
     keyword = next((n for n in TOKENS if n in {*parameters} - {*rest}), None)
     if positional and (positional[0] in TOKENS or keyword is None):
         return parameters, None
