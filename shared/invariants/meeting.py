@@ -282,8 +282,7 @@ def _find_cases(subject: Subject, copy: Copy) -> Subject:
         # one row would fit the axes of other masks, too
         rows = 1 if case.visible is None else subject.fit_rows(2)
         try:
-            tokens = subject.draw(rows, 5)
-            Variant(subject, copy, case).scores(tokens)
+            Variant(subject, copy, case).scores(subject.draw(rows, 5))
         except ModelRaised as error:
             unanswered.append(case)
             if case.visible is not None:
@@ -615,17 +614,13 @@ def find_state(variant: Variant, batch: int, time: int) -> Subject:
     if not differs(variant):
         return subject
     if differs(undone):
-        return replace(
-            stateful,
-            lost_state="what a call leaves for the next one cannot be undone: "
-            "see check_determinism",
-        )
+        why = "what a call leaves for the next one cannot be undone"
+        return replace(stateful, lost_state=f"{why}: see check_determinism")
     with RecordedDraws() as draws:
         undone.scores(tokens)
+    stateful = stateful.noted(_words(variant, tokens))
     # draws come from a generator that the model keeps
-    return replace(
-        stateful.noted(_words(variant, tokens)), noisy=bool(draws.shapes)
-    )
+    return replace(stateful, noisy=bool(draws.shapes))
 
 
 def _words(variant: Variant, tokens: Tensor) -> str:

@@ -65,8 +65,7 @@ def gaps(
     gap = (a - b).abs_().amax(-1)
     odd = ~torch.isfinite(gap)
     if odd.any():
-        exact = (a[odd] - b[odd]).abs_()
-        exact[a[odd] == b[odd]] = 0
+        exact = minus(a[odd], b[odd]).abs_()
         gap[odd] = exact.nan_to_num_(nan=math.inf).amax(-1)
     return gap
 

@@ -189,8 +189,8 @@ class Scorer:
             self.fresh(text)
         # 8 bits hold weights, which are what they are
         found = {*inside.dtypes, scores.dtype, torch.float32}
-        wide = [dtype for dtype in found if torch.finfo(dtype).bits > 8]
-        self.unit = max(wide, key=lambda dtype: torch.finfo(dtype).eps)
+        inside.dtypes = {d for d in found if torch.finfo(d).bits > 8}
+        self.unit = inside.coarsest
         return scores
 
 

@@ -119,8 +119,8 @@ class Decoder:
         other[:, :end] = (tokens[:, :end] + 1) % subject.vocab_size
         if time == 1:
             return NONE
-        flagged = any("cache" in flag for flag in way.flags)
-        surely = UNUSED if way.strong or flagged else NONE
+        strong = way.strong or any("cache" in flag for flag in way.flags)
+        surely = UNUSED if strong else NONE
         after = []
         for ids in (tokens, other):
             try:

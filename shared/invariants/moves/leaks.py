@@ -466,8 +466,7 @@ def _of_one_token(
         splits = splits[:FEW]
     rows = base.repeat(len(splits), 1)
     other = rows.clone()
-    for i, split in enumerate(splits):
-        other[i, split] = changed[split]
+    other[range(len(splits)), splits] = changed[splits]
     return LeakFinder().find(Trial(variant, rows, other, splits))
 
 

@@ -67,11 +67,8 @@ def influence_of(
     matrix = torch.zeros(time, time, dtype=torch.float64)
     base = ids.repeat(time, 1)
     for index in range(rounds):
-        replaced = torch.where(
-            torch.eye(time, dtype=torch.bool),
-            others(ids, vocab, generator),
-            base,
-        )
+        replaced = base.clone()
+        replaced.diagonal().copy_(others(ids, vocab, generator))
         for moved in moves(variant, base, replaced):
             done = index * time + moved.rows[-1] + 1
             show(f"influence: {done} of {rounds * time} replaced tokens")
