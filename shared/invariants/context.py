@@ -73,8 +73,7 @@ class RecordedDraws(Operations):
         answer = func(*args, **(kwargs or {}))
         if _draws(func, args, kwargs or {}):
             first = answer[0] if isinstance(answer, tuple) else answer
-            shape = tuple(getattr(first, "shape", ()))
-            self.shapes.append((str(func), shape))
+            self.shapes.append((str(func), (*getattr(first, "shape", ()),)))
         return answer
 
 

@@ -128,11 +128,11 @@ def meet(
             raise ValueError(f"{words}, got {value!r}")
     builder = Builder(model_or_factory, seed, device)
     model = builder.build()
-    parameters = 0
-    if isinstance(model, nn.Module):
-        parameters = sum(p.numel() for p in model.parameters())
+    weights = model.parameters() if isinstance(model, nn.Module) else ()
     name = name_of(model_or_factory) or name_of(model) or "model"
     vocab, block, notes = choose_sizes(model, name, vocab_size, block_size)
+    method = None if outputs == "logits" else LOG_PROBS
+    call = caller_of(model, method, layout == "tb", inputs)
     subject = Subject(
         name=name,
         builder=builder,
@@ -140,21 +140,15 @@ def meet(
         vocab_size=vocab,
         block_size=block,
         limit=declared(model, LENGTH),  # block_size may be less
-        parameters=parameters,
+        parameters=sum(weight.numel() for weight in weights),
         is_module=isinstance(model, nn.Module),
-        caller=caller_of(
-            model,
-            None if outputs == "logits" else LOG_PROBS,
-            layout == "tb",
-            inputs,
-        ),
+        caller=call,
         lengths=Lengths(1, 1, block),
         make_cache=cache,
         documents=documents,
         compile=compile,
         notes=tuple(notes),
     )
-    call = subject.caller
     taken = *call.given, *call.arguments, *call.own_arguments
     if isinstance(documents, str) and documents not in taken:
         raise ValueError(

@@ -482,7 +482,7 @@ def compare_generate(subject: Subject, reason: str) -> str:
     Raises:
         SkipCheck: for a model without it; the reason is that of others.
     """
-    fresh, *larger = both(subject)
+    fresh, *enlarged = both(subject)
     generate = getattr(fresh.model, "generate", lambda: 0)
     arguments, _ = token_argument(generate)
     flag = next((n for n in arguments if FLAG.fullmatch(n)), None)
@@ -498,7 +498,7 @@ def compare_generate(subject: Subject, reason: str) -> str:
     prompt = subject.draw(4, subject.block_size // 2).to(subject.device)
     new = min(8, subject.block_size - prompt.size(1))
     ways = f"generate with {flag}=True and {flag}=False, {new} new tokens"
-    for variant in (*larger, fresh):
+    for variant in (*enlarged, fresh):
         state, texts = KeptState(variant.model), []
         variant.model.eval()
         for value in (False, True):
