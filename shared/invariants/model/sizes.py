@@ -180,10 +180,8 @@ def padding_ids(model: object) -> list[int]:
 def before_first_position(model: object, count: int) -> int:
     """Return how many rows of a table of positions padding takes."""
     tables = [t for t in _embeddings(model) if t.num_embeddings == count]
-    return max(
-        (1 + t.padding_idx for t in tables if t.padding_idx is not None),
-        default=0,
-    )
+    at = [t.padding_idx for t in tables if t.padding_idx is not None]
+    return max(at, default=-1) + 1
 
 
 def has_position_table(model: object, count: int, vocab_size: int) -> bool:
