@@ -68,11 +68,11 @@ from .subject import Subject
 from .tokens import SHORT, draw
 from .variant import Copy, Variant
 
-# No fault of a model: its device or a quantised kernel lacks it.
 ON_SOME_RANKS = (
     "the scores have a gradient on some ranks alone, as where stages run a "
     "backward pass by a schedule"
 )
+# No fault of a model: its device or a quantised kernel lacks it.
 NO_BACKWARD = re.compile("not support backward|derivative .*not implemented")
 OUTPUTS = ("auto", "logits", "log_probs")
 

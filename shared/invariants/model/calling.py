@@ -392,20 +392,16 @@ class Reader:
                 found = found.reshape(shape)
         if isinstance(found, Tensor) and found.shape == shape:
             return self._common(found, self.form, size)
-        scores = self.find(answer, batch, time, (self.form,))
-        if scores is None:
-            raise ModelRaised(
-                f"the scores for tokens of shape {size} should have shape "
-                f"{(*size, self.vocab_size)}, got {describe(answer)}"
-            )
-        return scores
+        for path, form in find_scores(answer, *size, self.width):
+            if form == self.form:
+                return self._common(follow(answer, path), form, size)
+        raise ModelRaised(
+            f"the scores for tokens of shape {size} should have shape "
+            f"{(*size, self.vocab_size)}, got {describe(answer)}"
+        )
 
     def find(
-        self,
-        answer: Any,
-        batch: int,
-        time: int,
-        forms: tuple[Form, ...] = FORMS,
+        self, answer: Any, batch: int, time: int
     ) -> Float[Tensor, "batch time vocab"] | None:
         """Return scores in an answer, wherever they are.
 
@@ -413,11 +409,10 @@ class Reader:
         """
         size = (time, batch) if self.time_first else (batch, time)
         found = find_scores(answer, *size, self.width)
-        found.sort(key=lambda place: place[1] != self.form)
-        for path, form in found:
-            if form in forms:
-                return self._common(follow(answer, path), form, size)
-        return None
+        if not found:
+            return None
+        path, form = max(found, key=lambda place: place[1] == self.form)
+        return self._common(follow(answer, path), form, size)
 
     def _common(
         self, scores: Tensor, form: Form, size: tuple[int, int]

@@ -78,8 +78,7 @@ class Trial:
     @property
     def label(self) -> str:
         """The words of a report for it."""
-        parts = (self.variant.case.name, self.name)
-        return ", ".join(part for part in parts if part)
+        return ", ".join(filter(None, (self.variant.case.name, self.name)))
 
     @property
     def before(self) -> Bool[Tensor, "rows time"]:
