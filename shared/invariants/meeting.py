@@ -571,8 +571,7 @@ def find_refusals(variant: Variant, batch: int, time: int) -> Subject:
     if answers(MANY_ROWS, length):
         return subject
     more = range(batch + 1, MANY_ROWS)
-    count = bisect(more, False, key=lambda rows: not answers(rows, length))
-    count += batch
+    count = batch + bisect(more, False, key=lambda n: not answers(n, length))
     said = declared(variant.model, ROWS)
     if said is not None and said.value == count:
         note = f"at most {count} rows at once: {said}"

@@ -342,10 +342,9 @@ def scorer_causality(scoring: Scoring) -> str:
                 if torch.equal(changed, text):
                     continue
                 tried += 1
-                made = dict(islice(scores.table.items(), k))
-                if moved := scoring.moved(
-                    replace(scores, table=made), changed
-                ):
+                first = dict(islice(scores.table.items(), k))
+                made = replace(scores, table=first)
+                if moved := scoring.moved(made, changed):
                     leaks.append(
                         f"{len(moved)} of the {k} scores made before that of "
                         f"token {later[0]} of {len(text)} move when it and "

@@ -422,9 +422,9 @@ def larger(
             pairs of equal shape in, to this length: it may fail.
     """
     key = LARGER, case.size
-    copy = None if time else subject.kept.get(key)
     try:
-        copy = copy or _enlarged(subject, case, time)
+        known = None if time else subject.kept.get(key)
+        copy = known or _enlarged(subject, case, time)
     except CopyFailed as error:
         subject.budget.give_up(LARGER, str(error))
         return None

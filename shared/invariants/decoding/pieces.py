@@ -64,8 +64,7 @@ class Decoder:
             makes.insert(0, lambda: larger(subject))  # attention may be 0
         best = NONE
         for make in makes:
-            variant = make() if best < WRONG else None
-            if variant is not None:
+            if best < WRONG and (variant := make()) is not None:
                 best = self._choose(variant)
 
     def _choose(self, variant: Variant) -> int:
