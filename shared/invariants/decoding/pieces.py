@@ -295,10 +295,10 @@ class Decoder:
             The words of a report for these arguments.
         """
         chosen = self.convention
-        if chosen.position is not None or chosen.cache is None:
-            return ""
         tokens, half, said = self.draw(1, time, generator), time // 2, ""
         splits = [[1] * time, [half, time - half]] if half else []
+        if chosen.position is not None or chosen.cache is None:
+            return ""
         for name in chosen.optional:
             says = f"{chosen.says} and {name}"
             way = replace(chosen, position=name, says=says)
