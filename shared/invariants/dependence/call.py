@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from .codes import (
     KNOWN,
@@ -39,6 +40,8 @@ def tensors_in(values: Iterable[Any], lost: bool = False) -> list[Tensor]:
 
 def written_by(func, args, kwargs) -> list[Tensor]:
     """Return the arguments that an operation writes to."""
+    if not func._schema.is_mutable:
+        return []
     schema = zip(func._schema.arguments, args, strict=False)
     given = {a.name: value for a, value in schema} | kwargs
     return tensors_in(
@@ -122,8 +125,8 @@ class Call:
         codes: the codes of each tensor among them, by id.
         values: what in-place operations have overwritten, by id.
         outs: the tensors it returned.
-        note: called with "assumption", "weak" or "padding", and a mask's
-            number; with "routed" or "zero", and any.
+        note: called with a kind of Notes, "masks", "weak", "zeros", "padding" or
+            "routed", and a mask's number.
     """
 
     def __init__(
@@ -136,7 +139,7 @@ class Call:
         outs: list[Tensor],
         note: Callable[[str, float], None],
     ):
-        names, defaults, self._results = parameters_of(func)
+        names, defaults, self.results = parameters_of(func)
         given = zip(names, args, strict=False)
         self.args: dict[str, Any] = {**defaults, **dict(given), **kwargs}
         self.name = base_name(func.overloadpacket.__name__)
@@ -169,13 +172,13 @@ class Call:
         return [
             name
             for name, value in self.args.items()
-            if isinstance(value, Tensor) and name not in self._results
+            if isinstance(value, Tensor) and name not in self.results
         ]
 
     @cached_property
     def _room(self) -> set[int]:
         """The ids of tensors that are given for the results."""
-        return {id(self.args.get(name)) for name in self._results}
+        return {id(self.args.get(name)) for name in self.results}
 
     def of(self, tensor: Tensor) -> Tensor:
         """Return the codes of a tensor among the arguments."""
@@ -233,6 +236,20 @@ class Call:
         """The device of the result."""
         return self.outs[0].device
 
+    def before_it_wrote(
+        self, mark: Callable[[Tensor, Tensor], None]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return its arguments as they were, marked, without room for results.
+
+        As the operation takes them that returns what this one writes.
+        """
+        for key, value in self.before.items():
+            mark(value, self._codes[key])
+        args, kwargs = tree_map(
+            lambda value: self.before.get(id(value), value), self.positional
+        )
+        return args, {n: v for n, v in kwargs.items() if n not in self.results}
+
     def has_special_number(self) -> bool:
         """Whether an argument is a number of Python's that is 0 or a mask."""
         numbers = [a for a in self.positional[0] if isinstance(a, int | float)]
@@ -271,7 +288,7 @@ class Call:
             lower = where_known(codes, values <= STRONG)
             if bool((lower & ~low).any()):
                 between = values.masked_fill(values > STRONG, surest)
-                self.note("assumption", float(between.max()))
+                self.note("masks", float(between.max()))
                 low = lower | low
             elif not bool(low.any()):
                 self._note_weak(codes, values)

@@ -1,15 +1,21 @@
 """One run followed: which tokens each score can depend on; its control."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from functools import partial
+from operator import attrgetter
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..errors import ModelRaised
+from ..model.building import KeptState
+from ..model.calling import find_loss
 from ..places import Place, find_place
 from ..ranks import current, largest, on_any
+from ..variant import Variant
 from .codes import CODES, FREE, LONGEST, plain
 from .losses import Compared
 from .shadows import UNSET, Notes, Shadows, Step, followed
@@ -19,21 +25,43 @@ Tokens = Int[Tensor, "batch time"]
 Codes = Int[Tensor, "batch time"]
 
 
-@runtime_checkable
-class Run(Protocol):
-    """A model, as it is run."""
+@dataclass(frozen=True)
+class Followed:
+    """A Variant as the proof runs it: from the state it was built in.
 
-    @property
-    def parameters(self) -> Sequence[Tensor]:
-        """The tensors that can have any value, of what reset put back."""
+    Moving are the buffers and attributes that calls in train mode go on
+    changing: they can have any value, as weights can.
+    """
+
+    variant: Variant
+    kept: KeptState | None
+    moving: tuple[str, ...] = ()
 
     def reset(self) -> None:
         """Put back what the model held when it was built."""
+        if self.kept is not None:
+            self.kept.put_back(always=True)
+        self.variant.start_again()  # here, where no operation is followed
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The numbers that can have any value."""
+        moving = [attrgetter(name)(self.variant.model) for name in self.moving]
+        tensors = [value for value in moving if isinstance(value, Tensor)]
+        return [*self.variant.parameters, *tensors]
 
     def __call__(
         self, tokens: Tokens, targets: Tokens | None
     ) -> Float[Tensor, "batch time vocab"]:
-        """Return the scores of tokens, and of targets if there are any."""
+        """Return the scores; where the loss is followed, it in their place."""
+        seed = self.variant.subject.seed
+        if self.variant.case.losses:
+            answer = self.variant.answer(tokens, seed=seed, targets=targets)
+            loss = find_loss(answer)
+            if loss is None:
+                raise ModelRaised("no loss comes back with targets")
+            return loss.expand(*tokens.shape, 1)
+        return self.variant.scores(tokens, seed=seed, targets=targets)
 
 
 @dataclass(frozen=True)
@@ -97,7 +125,7 @@ class Found:
 
 
 def follow(
-    run: Run,
+    run: Followed,
     tokens: Tokens,
     targets: Tokens | None = None,
     order: Order = POSITIONS,
@@ -154,6 +182,7 @@ class Recorded(list[Step]):
         self.append(step)
 
 
+@dataclass
 class Control:
     """Compares runs with one that carried codes.
 
@@ -161,68 +190,43 @@ class Control:
     its code says that it could not shows a wrong rule of ours: the proof is
     void.
 
-    Args:
-        steps: of the run that carried codes.
-
     Attributes:
         wrong: an operation whose rule is wrong.
         parted: where a change took another path.
     """
 
-    def __init__(self, steps: Recorded):
-        self.steps = steps
-        self.wrong: tuple[str, Place] | None = None
-        self.parted: Place | None = None
+    wrong: tuple[str, Place] | None = None
+    parted: Place | None = None
 
-    def tape(self, code: int) -> Callable[[Step], None]:
-        """Return a tape for a run in which tokens of a code are changed."""
-        steps = iter(self.steps)
-
-        def look(step: Step) -> None:
-            if self.parted is not None or self.wrong is not None:
+    def look(self, steps: Iterator[Step], code: int, step: Step) -> None:
+        """Compare a step after tokens of a code changed with the next one."""
+        if self.parted is not None or self.wrong is not None:
+            return
+        before = next(steps, None)
+        if before is None or _kind(before) != _kind(step):
+            self.parted = find_place(step.name)
+            return
+        if before.name in UNSET:
+            return
+        for old, new, codes in zip(
+            before.outs, step.outs, before.codes, strict=True
+        ):
+            moved = old != new
+            if before.routed and bool(moved.any()):
+                self.parted = before.place  # another routing
                 return
-            before = next(steps, None)
-            if before is None or not _alike(before, step):
-                self.parted = find_place(step.name)
-                return
-            for old, new, codes in zip(
-                before.outs, step.outs, before.codes, strict=True
-            ):
-                if before.name in UNSET:
-                    continue
-                moved = old != new
-                if before.routed and bool(moved.any()):
-                    self.parted = before.place  # another routing
-                    return
-                moved = moved & (codes < code)
-                if bool((moved & ~(old.isnan() & new.isnan())).any()):
-                    self.wrong = before.name, before.place
-
-        return look
+            moved = moved & (codes < code)
+            if bool((moved & ~(old.isnan() & new.isnan())).any()):
+                self.wrong = before.name, before.place
 
 
-def _alike(one: Step, other: Step) -> bool:
-    """Whether two steps are the same operation on the same shapes."""
-    shapes: list[Sequence[object]] = [
-        [(o.shape, o.dtype) for o in step.outs] for step in (one, other)
-    ]
-    return one.name == other.name and shapes[0] == shapes[1]
-
-
-def changed(
-    tokens: Tokens,
-    where: Bool[Tensor, "batch time"],
-    vocab: int,
-    generator: torch.Generator,
-) -> Tokens:
-    """Return a copy with other tokens in some places."""
-    shift = torch.randint(1, vocab, tokens.shape, generator=generator)
-    other = (tokens + shift.to(tokens.device)) % vocab
-    return torch.where(where.to(tokens.device), other, tokens)
+def _kind(step: Step) -> tuple[object, ...]:
+    """Return what the same operation on the same shapes has in common."""
+    return step.name, *((o.shape, o.dtype) for o in step.outs)
 
 
 def control(
-    run: Run,
+    run: Followed,
     tokens: Tokens,
     targets: Tokens | None,
     vocab: int,
@@ -247,14 +251,16 @@ def control(
             run(given, targets)
 
     def compared(steps: Recorded) -> Control:
-        found = Control(steps)
-        generator = torch.Generator().manual_seed(seed)
+        found, generator = Control(), torch.Generator().manual_seed(seed)
         each = codes.unique().tolist()
         few = len(each) <= FEW
         for code in each if few else (each[1], each[len(each) // 2], each[-1]):
             where = codes == code if few else codes >= code
-            other = changed(tokens, where, vocab, generator)
-            through(other, tape=found.tape(code), blind=True)
+            shift = torch.randint(1, vocab, tokens.shape, generator=generator)
+            other = (tokens + (shift * where).to(tokens.device)) % vocab
+            through(
+                other, tape=partial(found.look, iter(steps), code), blind=True
+            )
             if on_any(found.wrong is not None):
                 last = "an operation on another rank", steps[-1].place
                 found.wrong = found.wrong or last

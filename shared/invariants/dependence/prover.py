@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from operator import attrgetter
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..budget import OutOfTime
@@ -29,7 +28,6 @@ from ..documents import Packing, split
 from ..errors import ModelRaised, sentence
 from ..losses import added_to, scores_and_loss, shifts_of
 from ..model.building import KeptState
-from ..model.calling import find_loss
 from ..places import Place, place_of_code
 from ..ranks import current, on_any
 from ..rounding import minus
@@ -45,6 +43,7 @@ from .engine import (
     RISING_ROWS,
     SHIFTED,
     Codes,
+    Followed,
     Found,
     Order,
     Recorded,
@@ -67,45 +66,6 @@ FOLLOWED = 130  # tokens of the longest text in which a way is followed
 # of the deviation of scores: another program, no rounding; in 16 bits
 APART, APART_COARSE = 1e-2, 0.3
 SHARES = (1 / 2, 4 / 5)  # of the time left, for proofs; a heavy model's
-
-
-@dataclass(frozen=True)
-class Followed:
-    """A Variant as the proof runs it: from the state it was built in.
-
-    Moving are the buffers and attributes that calls in train mode go on
-    changing: they can have any value, as weights can.
-    """
-
-    variant: Variant
-    kept: KeptState | None
-    moving: tuple[str, ...] = ()
-
-    def reset(self) -> None:
-        """Put back what the model held when it was built."""
-        if self.kept is not None:
-            self.kept.put_back(always=True)
-        self.variant.start_again()  # here, where no operation is followed
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """The numbers that can have any value."""
-        moving = [attrgetter(name)(self.variant.model) for name in self.moving]
-        tensors = [value for value in moving if isinstance(value, Tensor)]
-        return [*self.variant.parameters, *tensors]
-
-    def __call__(
-        self, tokens: Tokens, targets: Tokens | None
-    ) -> Float[Tensor, "batch time vocab"]:
-        """Return the scores; where the loss is followed, it in their place."""
-        seed = self.variant.subject.seed
-        if self.variant.case.losses:
-            answer = self.variant.answer(tokens, seed=seed, targets=targets)
-            loss = find_loss(answer)
-            if loss is None:
-                raise ModelRaised("no loss comes back with targets")
-            return loss.expand(*tokens.shape, 1)
-        return self.variant.scores(tokens, seed=seed, targets=targets)
 
 
 class Prover:
@@ -302,41 +262,30 @@ class Prover:
         self, run: Followed, tokens: Tokens, targets: Tokens | None
     ) -> tuple[Order, Found] | None:
         """Return what is open at a length, in which order."""
+        case, time = run.variant.case, tokens.size(1)
+        # ranks may part, each at another step: they are recorded together
+        keep = time in self.sizes and not case.losses and current() is None
         for order in self._orders(run):
-            found = self._follow(run, tokens, targets, order)
+            tried = []
+            for routing in sorted({self.routing, True}):
+                tape = Recorded() if keep else None
+                found = follow(run, tokens, targets, order, routing, tape)
+                self.steps[order, time] = tape
+                tried.append(found)
+                if not found.open(case.shown(time)):
+                    self.routing = routing
+                    break
+            else:
+                found = tried[0]
             self.scores, self.path = found.scores, found.path
             self.notes.update(found.notes)
-            if on_any(bool(found.notes.left)) or found.open(
-                run.variant.case.shown(tokens.size(1))
-            ):
+            left = on_any(bool(found.notes.left))
+            if left or found.open(case.shown(time)):
                 return order, found
         return None
 
     def _orders(self, run: Followed) -> tuple[Order, ...]:
         return (self.loss_order,) if run.variant.case.losses else self.orders
-
-    def _follow(
-        self,
-        run: Followed,
-        tokens: Tokens,
-        targets: Tokens | None,
-        order: Order,
-    ) -> Found:
-        shown = run.variant.case.shown(tokens.size(1))
-        time = tokens.size(1)
-        # ranks may part, each at another step: they are recorded together
-        one_process = current() is None
-        keep = time in self.sizes and not order.losses and one_process
-        for routing in sorted({self.routing, True}):
-            tape = Recorded() if keep else None
-            found = follow(run, tokens, targets, order, routing, tape)
-            self.steps[order, time] = tape
-            if not found.open(shown):
-                self.routing = routing
-                return found
-            if not routing:
-                strict = found
-        return found if self.routing else strict
 
     def _is_same_program(self, run: Followed, time: int) -> bool:
         """Whether the scores are those of the model where it is not followed.
@@ -614,14 +563,11 @@ def unreached(subject: Subject, time: int) -> list[int]:
     prover = Prover(subject, lengths=[time])
     run = prover.run_of(prover.main[0])
     tokens, _ = prover.texts(prover.main[0], time)
-    least, most = 0, time - 1
+    reached = []
     for order in (POSITIONS, BACKWARDS):
         found = follow(run, tokens, None, order)
         if any(code > FREE for code in found.notes.reads.values()):
             return []
-        reached = int(found.reached[0, -1])
-        if order is POSITIONS:
-            most = reached
-        else:
-            least = time - 1 - reached
+        reached.append(int(found.reached[0, -1]))
+    most, least = reached[0], time - 1 - reached[1]
     return [t for t in range(time) if not least <= t <= most]

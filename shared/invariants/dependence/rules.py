@@ -4,9 +4,9 @@ An operation without a rule here is taken apart as torch's own table says, or
 depends on everything that it is given.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from .call import Call, rule
 from .codes import (
-    CODES,
     FREE,
     HIDDEN,
     KNOWN,
@@ -60,9 +59,7 @@ def _lowered(call: Call, codes: Tensor) -> Tensor:
         return codes
     names = [n for n in ("self", "other") if n in call.args]
     low = [call.low(n) for n in {*names, *call.tensors}]
-    where = low[0]
-    for more in low[1:]:
-        where = where | more
+    where = reduce(torch.logical_or, low)
     if not bool(where.any()):
         return codes
     if call.name == "add":
@@ -125,7 +122,7 @@ def product(call: Call) -> Tensor:
         zeros = call.zeros("other")
         shut = call.name == "mul" and bool(zero.all() or zeros.all())
         if shut and bool((codes > 0).any()):  # of more than a first token
-            call.note("zero", 0.0)  # no mask, but a gate
+            call.note("zeros", 0.0)  # no mask, but a gate
         zero = zero | zeros
     if call.hides and bool(is_hidden(a).any() | is_hidden(b).any()):
         pairs = [("self", "other"), ("other", "self")]
@@ -145,19 +142,12 @@ def either(call: Call) -> Tensor:
     return codes.masked_fill(true, KNOWN)
 
 
-@rule("where", placed=True)
+@rule("where masked_fill", placed=True)
 def choice(call: Call) -> Tensor:
     """A known condition selects; else all three count."""
-    return _choose(call, "condition", "self", "other")
-
-
-@rule("masked_fill", placed=True)
-def filled(call: Call) -> Tensor:
-    """The same, with the condition first."""
-    return _choose(call, "mask", "value", "self")
-
-
-def _choose(call: Call, condition: str, yes: str, no: str) -> Tensor:
+    condition, yes, no = "condition", "self", "other"
+    if call.name == "masked_fill":
+        condition, yes, no = "mask", "value", "self"
     of_condition = call.codes(condition)
     a, b = call.codes(yes), call.codes(no)
     both = united(of_condition, plain(a), plain(b))
@@ -182,20 +172,9 @@ def vanishing(call: Call) -> Tensor:
     return torch.where(hidden & zero, KNOWN, plain(codes))
 
 
-@rule("neg tanh abs pow rsub eq ne lt le gt ge complex polar", placed=True)
-def ordinary(call: Call) -> Tensor:
-    """Depend on all operands."""
-    return pointwise(call)
-
-
-@rule("tril triu", placed=True)
-def triangle(call: Call) -> Tensor:
-    """Zeros are put in, and known."""
-    codes = call.codes("self")
-    shape = (*codes.shape[:-2], *call.out.shape[-2:])
-    ones = torch.ones(shape[-2:], dtype=torch.bool, device=codes.device)
-    kept = getattr(ones, call.name)(call["diagonal"])
-    return torch.where(kept, codes.expand(shape), KNOWN)
+rule("neg tanh abs pow rsub eq ne lt le gt ge complex polar", placed=True)(
+    pointwise
+)
 
 
 @rule("native_dropout")
@@ -208,12 +187,7 @@ def dropout(call: Call) -> Tensor:
 # --- Movement ----------------------------------------------------------------
 
 
-@rule(
-    "clone _to_copy detach alias lift_fresh lift contiguous view_copy "
-    "resolve_conj resolve_neg _conj_physical positive detach_copy "
-    "alias_copy",
-    placed=True,
-)
+@rule("clone _to_copy _conj_physical detach_copy", placed=True)
 def same(call: Call) -> Tensor:
     """Keep the codes, and what is hidden hidden.
 
@@ -238,138 +212,52 @@ def copied(call: Call) -> Tensor:
     return call.codes("src")
 
 
-@rule("cat stack", placed=True)
+@rule("cat", placed=True)
 def joined(call: Call) -> Tensor:
     """Join along an axis; along others, one code serves if in all it does."""
-    tensors = [t for t in call["tensors"] if t.shape != (0,)]
     axis = call["dim"] % call.out.dim()
     parts = []
-    for tensor in tensors:
-        codes = call.of(tensor)
-        if call.name == "stack":
-            codes = codes.unsqueeze(axis)
-            parts.append(codes)
-        else:
-            shape = list(codes.shape)
-            shape[axis] = tensor.size(axis)
-            parts.append(codes.expand(shape))
+    for tensor in call["tensors"]:
+        if tensor.shape != (0,):
+            codes = call.of(tensor).movedim(axis, -1)
+            parts.append(codes.expand(*codes.shape[:-1], tensor.size(axis)))
     parts = [p for p in parts if p.numel()] or parts[:1]
-    common = np.broadcast_shapes(
-        *(p.narrow(axis, 0, min(1, p.size(axis))).shape for p in parts)
-    )
-    return torch.cat(
-        [
-            p.expand(*common[:axis], p.size(axis), *common[axis + 1 :])
-            for p in parts
-        ],
-        axis,
-    )
+    common = np.broadcast_shapes(*(p.shape[:-1] for p in parts))
+    parts = [p.expand(*common, -1) for p in parts]
+    return torch.cat(parts, -1).movedim(-1, axis)
 
 
 @rule("constant_pad_nd", placed=True)
 def padded(call: Call) -> Tensor:
     """Pad with a known number."""
-    return _acted(call, len(call["pad"]) // 2, call["pad"], KNOWN)
+    codes, pad = call.codes("self"), call["pad"]
+    kept = codes.dim() - len(pad) // 2
+    codes = codes.expand(*codes.shape[:kept], *call["self"].shape[kept:])
+    return torch.nn.functional.pad(codes, pad, value=KNOWN)
 
 
-def _acted(call: Call, axes: int, *rest: object) -> Tensor:
-    """Do the same to the codes, expanded over the last axes."""
-    codes = call.codes("self")
-    keep = codes.dim() - axes
-    shape = (*codes.shape[:keep], *call["self"].shape[keep:])
-    return call.func(codes.expand(shape), *rest)
-
-
-@rule("index_select")
-def selected(call: Call) -> Tensor:
-    """Select by known ids; else all along the axis may be chosen."""
-    codes, axis = call.codes("self"), call["dim"]
-    if call["self"].dim() == 0:
-        return codes
-    if not call.known("index"):
-        ids = call.plain("index").amax()
-        return torch.maximum(plain(codes).amax(axis, keepdim=True), ids)
-    if codes.size(axis) == 1:
-        return codes
-    return codes.index_select(axis, call["index"])
-
-
-MOVES = (
-    "roll flip repeat repeat_interleave expand_copy rot90 _unsafe_view "
-    "_reshape_copy slice_scatter select_scatter as_strided_scatter "
-    "diagonal_scatter unfold_copy permute_copy transpose_copy t_copy "
-    "squeeze_copy unsqueeze_copy slice_copy select_copy split_copy "
-    "unbind_copy as_strided reflection_pad1d replication_pad1d "
-    "reflection_pad2d replication_pad2d channel_shuffle pixel_shuffle "
-    "diag_embed unsafe_split unsafe_split_with_sizes split_with_sizes_copy "
-    "pixel_unshuffle unsafe_chunk _reshape_alias unbind split "
-    "split_with_sizes diagonal_copy "
+@rule(
+    "roll flip repeat slice_scatter select_scatter diagonal_scatter "
+    "_reshape_copy slice_copy select_copy split_copy",
+    placed=True,
 )
-THROUGH_FLOAT = (
-    "reflection_pad1d",
-    "replication_pad1d",
-    "reflection_pad2d",
-    "replication_pad2d",
-)
-
-
-@rule(MOVES, placed=True)
 def moved(call: Call) -> Tensor | list[Tensor] | None:
     """Do the same to the codes."""
-    if call.name == "_unsafe_view":
-        from .codes import Shadow
-
-        given = call["self"]
-        if given.is_contiguous():
-            codes = call.codes("self")
-            shadow = Shadow(given.size(), given.stride(), codes, 1, 0, 0)
-            return shadow.view(call.out)
-    repeats = call.get("repeats")
-    if isinstance(repeats, Tensor) and not call.known("repeats"):
-        return None
     args, kwargs = call.positional
-    func = call.func
-    if "out" in kwargs:  # fully_shard has operations of its own
-        func = getattr(torch.ops.aten, call.name).default
-        kwargs = {n: value for n, value in kwargs.items() if n != "out"}
-    first, *rest = args
-    result = func(
-        _expanded(call, first),
-        *(_expanded(call, r) if _is_source(call, r) else r for r in rest),
-        **kwargs,
-    )
-    if isinstance(result, list | tuple):
-        return [r.to(torch.int16) for r in result]
-    return result.to(torch.int16)
+    if "out" in kwargs:
+        return None
+    codes = [
+        call.of(a).expand(a.shape) if isinstance(a, Tensor) else a
+        for a in args
+    ]
+    found = call.func(*codes, **kwargs)
+    return found if isinstance(found, Tensor) else list(found)
 
 
-def _is_source(call: Call, value: object) -> bool:
-    return isinstance(value, Tensor) and value is call.get("src")
-
-
-def _expanded(call: Call, value: Tensor) -> Tensor:
-    codes = call.of(value).expand(value.shape)
-    if call.name.startswith("as_strided"):  # it counts by the strides
-        laid = torch.empty_strided(
-            value.shape, value.stride(), dtype=codes.dtype, device=codes.device
-        )
-        return laid.copy_(codes)
-    return codes.float() if call.name in THROUGH_FLOAT else codes
-
-
-FACTORIES = (
-    "zeros ones full arange empty eye linspace new_zeros new_ones new_empty "
-    "new_full zeros_like ones_like full_like empty_like scalar_tensor zero "
-    "empty_strided new_empty_strided tril_indices triu_indices logspace "
-    "hann_window empty_permuted range _efficientzerotensor "
+@rule(
+    "new_zeros new_ones new_full zeros_like ones_like full_like zero",
+    overwrites=True,
 )
-RANDOM = (
-    "rand randn rand_like randn_like randint randint_like randperm uniform "
-    "normal exponential random geometric log_normal cauchy "
-)
-
-
-@rule(FACTORIES, overwrites=True)
 def known(call: Call) -> Tensor:
     """Computed from nothing."""
     return full(KNOWN, call.out.dim(), call.device)
@@ -381,7 +269,11 @@ def filled_with(call: Call) -> Tensor:
     return lined_up(call.codes("value"), call.out.dim())
 
 
-@rule(RANDOM, overwrites=True)
+@rule(
+    "rand randn rand_like randn_like randint randint_like randperm uniform "
+    "normal exponential random geometric log_normal cauchy",
+    overwrites=True,
+)
 def random(call: Call) -> Tensor:
     """Can be any number."""
     return full(FREE, call.out.dim(), call.device)
@@ -390,14 +282,12 @@ def random(call: Call) -> Tensor:
 @rule("bernoulli multinomial")
 def drawn(call: Call) -> Tensor:
     """Drawn by the probabilities in a tensor, if that is what it holds."""
-    if call.func._schema.is_mutable and "out" not in call.args:
-        call.codes("self")  # it is overwritten
-        others = [call.plain(n) for n in call.tensors if n != "self"]
-        codes = full(FREE, call.out.dim(), call.device)
-        for other in others:
-            codes = torch.maximum(codes, other)
-        return codes
-    codes = call.plain("self").clamp(min=FREE)
+    overwritten = call.func._schema.is_mutable and "out" not in call.args
+    named = [n for n in call.tensors if not (overwritten and n == "self")]
+    if overwritten:
+        call.codes("self")
+    free = full(FREE, call.out.dim(), call.device)
+    codes = united(free, *map(call.plain, named))
     if call.name == "multinomial":
         codes = codes.amax(-1, keepdim=True)
     return codes
@@ -405,54 +295,112 @@ def drawn(call: Call) -> Tensor:
 
 # --- Indexing ----------------------------------------------------------------
 
-ROUTING = ("sort", "topk", "argsort", "argmax", "max")
+ROUTING = ("sort", "topk", "argmax", "max")
+Ids = list[Tensor | None]  # of each axis, as x[i, :, j] has them
+MASKS = (torch.bool, torch.uint8)
 
 
-@rule("embedding")
-def embedding(call: Call) -> Tensor:
-    """A row of the table: by known ids its own, else any."""
-    table, ids = call.codes("weight"), call.plain("indices").unsqueeze(-1)
-    if table.size(0) > 1 and call.known("indices"):
-        return table[call["indices"]]
-    return torch.maximum(plain(table).amax(0), ids)
+def _each_axis(call: Call, given: Ids) -> tuple[Ids, Ids]:
+    """Return the index of each axis, and its codes; of a mask one for all."""
+    ids: Ids = []
+    of: Ids = []
+    for one in given:
+        found, codes = [one], [None if one is None else plain(call.of(one))]
+        if one is not None and one.dtype in MASKS and one.dim():
+            most = (
+                plain(call.of(one)).amax() if one.numel() else full(KNOWN, 0)
+            )
+            found, codes = [*one.nonzero(as_tuple=True)], [most] * one.dim()
+        ids, of = [*ids, *found], [*of, *codes]
+    return ids, of
 
 
-@rule("gather")
-def gathered(call: Call) -> Tensor:
-    """By known ids what they choose, else all along the axis."""
-    x, axis, ids = call["self"], call["dim"], call["index"]
-    codes = call.codes("self")
-    if call.known("index"):
-        return codes.expand(x.shape).gather(axis, ids)
-    codes = over(plain(codes), axis)
-    if x.dim():
-        codes = codes.expand(
-            [1 if d == axis % x.dim() else n for d, n in enumerate(x.shape)]
-        )
-        cut = tuple(
-            slice(None) if d == axis % x.dim() else slice(n)
-            for d, n in enumerate(ids.shape)
-        )
-        codes = codes[cut]
-    return torch.maximum(codes, call.plain("index"))
+def _grid(ids: Tensor, axis: int, codes: Tensor) -> tuple[Ids, Ids]:
+    """Return the same for ids along one axis, as gather takes them."""
+    dims = ids.dim()
+    each: Ids = [
+        torch.arange(n, device=ids.device).view(-1, *(1,) * (dims - 1 - d))
+        for d, n in enumerate(ids.shape)
+    ]
+    each[axis] = ids
+    of: Ids = [full(KNOWN, 0, ids.device)] * dims
+    of[axis] = codes
+    return each, of
 
 
-def _spread(call: Call, ids: list[Tensor | None]) -> tuple[list[int], bool]:
-    """Return the axes that ids index, and whether all ids are known."""
-    axes: list[int] = []
-    at = 0
-    for one in ids:
-        width = 1
-        if one is not None:
-            width = one.dim() if one.dtype == torch.bool else 1
-            axes += range(at, at + width)
-        at += width
-    known = all(
-        int(call.of(one).max()) == KNOWN
-        for one in ids
-        if one is not None and one.numel()
+def _unknown(of: Ids) -> list[int]:
+    """Return the axes whose ids are not known."""
+    given = [(d, c) for d, c in enumerate(of) if c is not None and c.numel()]
+    return [d for d, codes in given if int(codes.max()) > KNOWN]
+
+
+def _laid(of: Ids, dims: int) -> Tensor:
+    """Return the largest code of the ids, as they lie in the result."""
+    axes = [d for d, codes in enumerate(of) if codes is not None]
+    side_by_side = axes[-1] - axes[0] == len(axes) - 1
+    behind = dims - (axes[-1] + 1 if side_by_side else len(axes))
+    most = united(*(codes for codes in of if codes is not None))
+    return most[(..., *(None,) * behind)]
+
+
+def _read(codes: Tensor, shape: torch.Size, ids: Ids, of: Ids) -> Tensor:
+    """Read by known ids what they choose; by others all along their axes."""
+    unknown = _unknown(of)
+    if unknown:
+        codes = over(plain(codes), unknown)
+    indexed = [d for d, one in enumerate(ids) if one is not None]
+    sizes = [n if d in indexed else -1 for d, n in enumerate(shape)]
+    found = torch.ops.aten.index(codes.expand(sizes), ids)
+    return torch.maximum(found, _laid(of, len(shape))) if unknown else found
+
+
+def _write(
+    codes: Tensor,
+    shape: torch.Size,
+    ids: Ids,
+    of: Ids,
+    source: Tensor,
+    adds: bool,
+) -> Tensor:
+    """Write by known ids where they say; by others all along their axes."""
+    unknown, index_put = _unknown(of), torch.ops.aten.index_put
+    sizes = [1 if d in unknown else n for d, n in enumerate(shape)]
+    count = math.prod(sizes)
+    places = torch.arange(count, device=codes.device).view(sizes)
+    within = [
+        one.clamp(0, 0) if one is not None and d in unknown else one
+        for d, one in enumerate(ids)
+    ]
+    places = torch.ops.aten.index(places, within)
+    if unknown or adds:
+        codes, source = plain(codes), plain(source)
+    else:
+        nothing = full(KNOWN, 0, codes.device)
+        codes = index_put(codes.expand(shape), ids, nothing)
+        if bool(is_hidden(source).any() | is_hidden(codes).any()):
+            return index_put(codes, ids, source.expand(places.shape))
+    source = torch.maximum(source, _laid(of, len(shape)))
+    written = codes.new_full((count,), KNOWN).scatter_reduce(
+        0, places.flatten(), source.expand(places.shape).flatten(), "amax"
     )
-    return axes, known
+    return torch.maximum(codes, written.view(sizes))
+
+
+@rule("embedding index_select gather")
+def selected(call: Call) -> Tensor:
+    """Select along an axis."""
+    name, axis, ids = "self", call.get("dim", default=0), call.get("index")
+    if call.name == "embedding":
+        name, ids = "weight", call["indices"]
+    x, codes = call[name], call.codes(name)
+    if x.dim() == 0:
+        return call.everything()
+    axis %= x.dim()
+    if call.name == "gather":
+        return _read(codes, x.shape, *_grid(ids, axis, plain(call.of(ids))))
+    before = [None] * axis
+    of = plain(call.of(ids))
+    return _read(codes, x.shape, [*before, ids], [*before, of])
 
 
 def _is_routed(call: Call, ids: list[Tensor | None]) -> bool:
@@ -481,72 +429,32 @@ def _of_mask(call: Call, x: Tensor, mask: Tensor) -> Tensor:
 @rule("index _unsafe_index")
 def indexed(call: Call) -> Tensor:
     """Read by ids, as x[i, :, j] does."""
-    x, ids = call["self"], call["indices"]
-    axes, known = _spread(call, ids)
-    codes = call.codes("self")
-    if known:
-        return torch.ops.aten.index(codes.expand(x.shape), ids)
-    given = [i for i in ids if i is not None]
-    if _is_routed(call, ids):
-        rows = torch.ops.aten.index(plain(codes).expand(x.shape), ids)
-        chosen = torch.ops.aten.index(_of_mask(call, x, given[0]), ids)
-        return torch.maximum(rows, chosen)
-    largest = over(plain(codes), axes).expand(x.shape)
-    result = torch.ops.aten.index(largest, ids)
-    if any(i.dtype == torch.bool for i in given):
-        of_ids = torch.stack([plain(call.of(i)).max() for i in given]).max()
-        return torch.maximum(result, of_ids)
-    own = plain(call.of(given[0]))
-    for i in given[1:]:
-        own = torch.maximum(own, plain(call.of(i)))
-    first = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0
-    together = max(i.dim() for i in given)
-    own = own[(None,) * (together - own.dim())]
-    tail = result.dim() - first - together
-    return torch.maximum(result, own[(..., *(None,) * tail)])
+    x, given = call["self"], call["indices"]
+    ids, of = _each_axis(call, given)
+    if _unknown(of) and _is_routed(call, given):
+        codes = torch.maximum(call.plain("self"), _of_mask(call, x, given[0]))
+        return torch.ops.aten.index(codes.expand(x.shape), given)
+    return _read(call.codes("self"), x.shape, ids, of)
 
 
 @rule("index_put _unsafe_index_put _index_put_impl")
 def put(call: Call) -> Tensor:
-    """Write by known ids; by others anywhere along their axes."""
-    x, ids = call["self"], call["indices"]
-    _, known = _spread(call, ids)
-    base, source = call.plain("self").expand(x.shape), call.plain("values")
-    if known:
-        places = torch.arange(x.numel(), device=x.device).view(x.shape)
-        at = torch.ops.aten.index(places, ids)
-        if not call.get("accumulate", default=False):
-            base = torch.ops.aten.index_put(
-                call.codes("self").expand(x.shape),
-                ids,
-                torch.tensor(KNOWN, dtype=CODES, device=x.device),
-            )
-            raw = call.codes("values").expand(at.shape)
-            if bool(is_hidden(raw).any() | is_hidden(base).any()):
-                return base.index_put(tuple(_full(ids)), raw)
-        flat, source = base.flatten(), source.expand(at.shape).flatten()
-        flat = flat.scatter_reduce(0, at.flatten(), source, "amax")
-        return flat.view(base.shape)
-    given = [i for i in ids if i is not None]
-    if _is_routed(call, ids):
-        mask = _of_mask(call, x, given[0])
-        base = torch.maximum(base, mask)
-        added = call.get("accumulate", default=False)
-        chosen = torch.ops.aten.index(base if added else mask, ids)
-        return base.index_put(tuple(ids), torch.maximum(chosen, source))
-    alone = len(ids) == 1 and call["values"].numel() == 1
-    if alone and given[0].dtype == torch.bool:  # as masked_fill does
-        mask = plain(call.of(given[0]))
-        mask = mask[(..., *(None,) * (x.dim() - given[0].dim()))]
-        return united(base, source.amax(), mask)
-    most = torch.stack(
-        [plain(call.of(i)).max() for i in given if i.numel()] + [source.max()]
-    ).max()
-    return torch.maximum(base, most)
-
-
-def _full(ids: list[Tensor | None]) -> list[Any]:
-    return [slice(None) if i is None else i for i in ids]
+    """Write by ids, as x[i, :, j] = y does."""
+    x, given = call["self"], call["indices"]
+    ids, of = _each_axis(call, given)
+    codes, source = call.codes("self"), call.codes("values")
+    adds = call.get("accumulate", default=False)
+    if _unknown(of) and _is_routed(call, given):
+        mask, source = _of_mask(call, x, given[0]), plain(source)
+        base = torch.maximum(plain(codes), mask)
+        chosen = torch.ops.aten.index(base if adds else mask, given)
+        return base.index_put(tuple(given), torch.maximum(chosen, source))
+    if _unknown(of) and any(i is not None and i.dtype in MASKS for i in given):
+        if len(given) > 1 or call["values"].numel() > 1:
+            return call.everything()
+        mask = _of_mask(call, x, given[0])  # as masked_fill does
+        return united(plain(codes), plain(source).amax(), mask)
+    return _write(codes, x.shape, ids, of, source, adds)
 
 
 @rule(
@@ -554,83 +462,40 @@ def _full(ids: list[Tensor | None]) -> list[Any]:
     "index_reduce"
 )
 def scattered(call: Call) -> Tensor:
-    """The same along one axis."""
+    """Write along one axis."""
     x, axis, ids = call["self"], call["dim"], call["index"]
-    source_name = next(n for n in ("src", "source", "value") if n in call.args)
-    base = call.codes("self").expand(x.shape)
-    source = call.codes(source_name)
+    name = next(n for n in ("src", "source", "value") if n in call.args)
+    codes, of, source = (
+        call.codes("self"),
+        call.plain("index"),
+        call.codes(name),
+    )
     if x.dim() == 0:
         return call.everything()
     axis %= x.dim()
-    by_row = call.name.startswith("index")
-    if by_row:
-        shape = [*x.shape]
-        shape[axis] = ids.numel()
-        ids = ids.reshape(
-            [-1 if d == axis else 1 for d in range(x.dim())]
-        ).expand(shape)
-        of_ids = call.plain("index").reshape(-1)
-        of_ids = of_ids.reshape(
-            [-1 if d == axis else 1 for d in range(x.dim())]
-        )
+    if call.name.startswith("index"):
+        before = [None] * axis
+        where = [*before, ids.reshape(-1)], [*before, of]
     else:
-        of_ids = call.plain("index")
-    source = source.expand(
-        call[source_name].shape if source.dim() else ids.shape
-    )
-    source = source[tuple(slice(n) for n in ids.shape)]
+        where = _grid(ids, axis, of)
+        if source.dim():
+            source = source.expand(call[name].shape)
+            source = source[tuple(map(slice, ids.shape))]
     replaces = call.name in ("scatter", "index_copy", "index_fill")
-    replaces &= call.get("reduce") is None
-    if call.known("index"):
-        if replaces:
-            return base.scatter(axis, ids, source)
-        return plain(base).scatter_reduce(axis, ids, plain(source), "amax")
-    new = torch.maximum(plain(source), of_ids).amax(axis, keepdim=True)
-    if new.shape != tuple(
-        1 if d == axis else n for d, n in enumerate(x.shape)
-    ):
-        new = new.amax()
-    return torch.maximum(plain(base), new)
+    adds = not replaces or call.get("reduce") is not None
+    return _write(codes, x.shape, *where, source, adds)
 
 
-@rule("masked_scatter put take masked_select")
-def anywhere(call: Call) -> Tensor:
-    """All of everything, but that a known mask keeps its own."""
+@rule(
+    "bincount histc histogram masked_scatter masked_select nonzero "
+    "nonzero_static put take unique_consecutive unique_dim _unique _unique2"
+)
+def all_of_it(call: Call) -> Tensor:
+    """Everything counts, but where a known mask keeps a number."""
     most = call.everything()
     if call.name == "masked_scatter" and call.known("mask"):
         return torch.where(call["mask"], most, call.codes("self"))
     return most
-
-
-@rule("sort topk argsort kthvalue median nanmedian mode")
-def ordered(call: Call) -> Tensor:
-    """Depend on all along the axis but what is hidden, which comes last."""
-    codes = call.codes("self")
-    dims = call["self"].dim()
-    if dims == 0:
-        return plain(codes)
-    if call.get("dim") is None and call.name in ("median", "nanmedian"):
-        return plain(codes).amax()
-    axis = call["dim"]
-    hidden = call.hidden("self") if codes.numel() else is_hidden(codes)
-    exact = not bool(is_hidden(codes).any())
-    if exact and call["self"].is_floating_point():
-        codes = visible(call, codes, hidden, axis)
-    codes = over(plain(codes), axis)
-    if call.out.dim() < dims:
-        codes = codes.squeeze(axis)
-    return codes
-
-
-@rule(
-    "histc bincount unique_dim _unique2 "
-    "unique_consecutive nonzero nonzero_static _unique equal is_nonzero "
-    "_local_scalar_dense histogram _assert_async "
-    "_assert_tensor_metadata"
-)
-def all_of_it(call: Call) -> Tensor:
-    """Everything counts."""
-    return call.everything()
 
 
 @rule("isin bucketize searchsorted")
@@ -667,62 +532,45 @@ def integers_of_routing(call: Call) -> list[bool]:
 
 # --- Mixing: reductions, products, softmax -----------------------------------
 
+LARGEST = ("amax", "max", "argmax", "logsumexp")
 AT_ONCE = 1 << 26  # codes of a product of three axes
 
 
-def _axes(call: Call, *names: str) -> list[int]:
+def _axes(call: Call) -> list[int]:
     """Return the axes an operation reduces: all where none is given."""
-    given: Any = None
-    for name in names or ("dim",):
-        if not isinstance(call.get(name), bool):
-            given = call.get(name) if given is None else given
-    dims = call["self"].dim()
+    given, dims = call.get("dim"), call["self"].dim()
     if given is None or given == []:
         return list(range(dims))
     given = [given] if isinstance(given, int) else given
     return [axis % dims for axis in given] if dims else []
 
 
-def _kept(call: Call, codes: Tensor, axes: list[int]) -> Tensor:
-    """Drop reduced axes, of size 1, where the result has dropped them."""
-    if call.out.dim() < codes.dim():
-        rest = [n for i, n in enumerate(codes.shape) if i not in axes]
-        return codes.reshape(rest)
-    return codes
-
-
 @rule(
     "sum mean prod nansum any all var std var_mean std_mean "
-    "linalg_vector_norm norm count_nonzero"
+    "linalg_vector_norm norm count_nonzero amax max amin min aminmax argmax "
+    "argmin logsumexp sort topk kthvalue median nanmedian mode _fft_r2c "
+    "_fft_c2c _fft_c2r"
 )
 def reduced(call: Call) -> Tensor:
-    """Depend on all along the axes."""
-    axes = _axes(call)
-    return _kept(call, over(call.plain("self"), axes), axes)
-
-
-@rule("amax max amin min aminmax argmax argmin logsumexp")
-def extreme(call: Call) -> Tensor:
-    """Depend on all along the axes but what is hidden from a largest."""
-    axes = _axes(call)
-    codes = call.codes("self")
-    hidden = is_hidden(codes)
-    if call.name in ("amin", "min", "aminmax", "argmin"):
-        codes = plain(codes)
-    elif call["self"].is_floating_point():
-        hidden = call.hidden("self")
-        codes = visible(call, codes, hidden, axes)
-    return _kept(call, over(codes, axes), axes)
+    """Depend on all along the axes, but what is hidden from a largest."""
+    axes, codes = _axes(call), call.codes("self")
+    if call.name in LARGEST and call["self"].is_floating_point():
+        codes = visible(call, codes, call.hidden("self"), axes)
+    codes = over(plain(codes), axes)
+    if call.out.dim() == codes.dim():
+        return codes
+    return codes.reshape(
+        [n for d, n in enumerate(codes.shape) if d not in axes]
+    )
 
 
 def visible(
-    call: Call, codes: Tensor, hidden: Tensor, axes: list[int] | int
+    call: Call, codes: Tensor, hidden: Tensor, axes: list[int]
 ) -> Tensor:
     """Leave out what is hidden, unless all along the axes is.
 
     Where a token may lower all that is not, a finite number hides nothing.
     """
-    axes = [axes] if isinstance(axes, int) else axes
     if not bool(hidden.any()):
         return plain(codes)
     none, lowered = hidden, hidden | is_lowered(codes)
@@ -786,41 +634,21 @@ def multiply(a: Tensor, b: Tensor, za: Tensor, zb: Tensor) -> Tensor:
 
 def _product(call: Call, first: str, second: str) -> Tensor:
     a, b = call.plain(first), call.plain(second)
-    za, zb = call.zeros(first), call.zeros(second)
-    if call[second].dim() == 1:
-        return multiply(a, b.unsqueeze(-1), za, zb.unsqueeze(-1)).squeeze(-1)
-    return multiply(a, b, za, zb)
+    return multiply(a, b, call.zeros(first), call.zeros(second))
 
 
 @rule("mm bmm _int_mm _scaled_mm")
 def matrices(call: Call) -> Tensor:
     """Depend on rows and columns where neither factor is a known 0."""
-    second = "mat2" if "mat2" in call.args else "other"
-    codes = _product(call, "self", second)
-    for name in set(call.tensors) - {"self", second}:
-        codes = torch.maximum(codes, call.plain(name).max())
-    return codes
+    scales = [n for n in call.tensors if n not in ("self", "mat2")]
+    codes = _product(call, "self", "mat2")
+    return united(codes, *(call.plain(name).max() for name in scales))
 
 
-@rule("mv")
-def matrix_and_vector(call: Call) -> Tensor:
-    """The same, with one column."""
-    return _product(call, "self", "vec")
-
-
-@rule("dot vdot")
-def vectors(call: Call) -> Tensor:
-    """The same, with one row and one column."""
-    a, b = call.plain("self"), call.plain("tensor")
-    zero = call.zeros("self") | call.zeros("tensor")
-    return torch.maximum(a, b).masked_fill(zero, KNOWN).amax()
-
-
-@rule("addmm baddbmm addmv addbmm")
+@rule("addmm baddbmm addbmm")
 def added(call: Call) -> Tensor:
     """A product and a sum."""
-    names = [n for n in call.tensors if n != "self"]
-    codes = _product(call, *names[:2])
+    codes = _product(call, *[n for n in call.tensors if n != "self"])
     if call.name == "addbmm":
         codes = codes.amax(0)
     added_to = call.plain("self")
@@ -832,100 +660,16 @@ def added(call: Call) -> Tensor:
     return as_hidden(codes, call.hidden("self"))
 
 
-@rule("linear")
-def linear(call: Call) -> Tensor:
-    """A product with the transposed weight."""
-    weight, zeros = call.plain("weight"), call.zeros("weight")
-    first = "input" if "input" in call.args else "self"
-    codes = multiply(call.plain(first), weight.mT, call.zeros(first), zeros.mT)
-    if call.get("bias") is None:
-        return codes
-    return torch.maximum(codes, call.plain("bias"))
-
-
-def _with_gaps(codes: Tensor, steps: list[int]) -> Tensor:
-    """Put known zeros between the places of each axis in space."""
-    sizes = [
-        (n - 1) * step + 1
-        for n, step in zip(codes.shape[2:], steps, strict=True)
-    ]
-    wide = codes.new_full((*codes.shape[:2], *sizes), KNOWN)
-    places = tuple(slice(None, None, step) for step in steps)
-    wide[(slice(None), slice(None), *places)] = codes
-    return wide
-
-
-@rule("convolution _convolution mkldnn_convolution cudnn_convolution")
-def convolution(call: Call) -> Tensor | None:
-    """Depend on the places under the kernel, where it is no known 0."""
-    x, w = call["input" if "input" in call.args else "self"], call["weight"]
-    codes = plain(call.of(x))
-    space = x.dim() - 2
-    if space < 1 or x.dim() != w.dim():
-        return None
-    codes = codes.expand(*codes.shape[:2], *x.shape[2:])
-    groups = call["groups"]
-    if codes.size(1) > 1 and groups > 1:
-        codes = codes.unflatten(1, (groups, -1)).amax(2)
-    else:
-        codes = codes.amax(1, keepdim=True)
-    stride = _each(call["stride"], space)
-    dilation = _each(call["dilation"], space)
-    sides = [(n, n) for n in _each(call["padding"], space)]
-    of_weight = call.plain("weight").amax()
-    zero = call.zeros("weight")
-    zero = lined_up(zero, w.dim())
-    if call.get("transposed"):  # a convolution of x with zeros in between
-        codes = _with_gaps(codes, stride)
-        more = _each(call["output_padding"], space)
-        for axis, (pad, _) in enumerate(sides):
-            reach = dilation[axis] * (w.size(axis + 2) - 1) - pad
-            sides[axis] = reach, reach + more[axis]
-        stride = [1] * space
-        zero = zero.flip([*range(2, w.dim())])
-    pads = [n for pair in reversed(sides) for n in pair]
-    codes = torch.nn.functional.pad(codes, pads, value=KNOWN)
-    found: Tensor | None = None
-    for tap in itertools.product(*(range(n) for n in w.shape[2:])):
-        part, empty = codes, zero
-        for axis, at in enumerate(tap):
-            start = at * dilation[axis]
-            size = (call.out.size(axis + 2) - 1) * stride[axis] + 1
-            part = part.narrow(axis + 2, start, size)
-            part = part[
-                (slice(None),) * (axis + 2)
-                + (slice(None, None, stride[axis]),)
-            ]
-            lean = empty.size(axis + 2) == 1
-            empty = empty.narrow(axis + 2, 0 if lean else at, 1)
-        if bool(empty.all()):
-            continue
-        found = part if found is None else torch.maximum(found, part)
-    if found is None:
-        return full(KNOWN, x.dim(), x.device)
-    if found.size(1) > 1:
-        found = found.repeat_interleave(call.out.size(1) // groups, 1)
-    found = torch.maximum(found, of_weight.to(CODES))
-    if call.get("bias") is not None:
-        found = torch.maximum(found, call.plain("bias").amax())
-    return found
-
-
-def _each(value: Any, count: int) -> list[int]:
-    values = list(value)
-    return values * count if len(values) == 1 else values
-
-
 @rule("avg_pool2d max_pool2d_with_indices")
 def pooled(call: Call) -> Tensor:
     """Depend on the places under the window."""
-    x = call["self"]
-    codes = call.plain("self").expand(x.shape).float()
-    window, stride = call["kernel_size"], call.get("stride")
-    more = {n: call.get(n, default=1) for n in ("padding", "dilation")}
-    more["padding"] = call.get("padding", default=0)
     return torch.nn.functional.max_pool2d(
-        codes, window, stride or None, ceil_mode=call["ceil_mode"], **more
+        call.plain("self").expand(call["self"].shape).float(),
+        call["kernel_size"],
+        call.get("stride") or None,
+        call["padding"],
+        call.get("dilation", default=1),
+        call["ceil_mode"],
     )
 
 
@@ -939,23 +683,21 @@ def distances(call: Call) -> Tensor:
 # --- Softmax and norms ------------------------------------------------------
 
 
-@rule("_softmax _safe_softmax _log_softmax softmax log_softmax", placed=True)
+@rule("_softmax _safe_softmax _log_softmax", placed=True)
 def softmax(call: Call) -> Tensor:
     """What is hidden gets a known 0; the rest depends on the rest."""
     codes, axis = call.codes("self"), call["dim"]
     if call["self"].dim() == 0:
         return plain(codes)
     hidden = call.hidden("self")
-    row = over(visible(call, codes, hidden, axis), axis)
+    row = over(visible(call, codes, hidden, [axis]), axis)
     if not bool(hidden.any()):
         return row
-    none = hidden.all(axis, keepdim=True)
-    if call.name in ("_log_softmax", "log_softmax"):
-        own = torch.maximum(row, plain(codes))
-        raised = torch.where(own > KNOWN, own + HIDDEN, own)
-        return torch.where(hidden & ~none, raised, row)
-    zero = hidden & ~none
-    return torch.where(zero, KNOWN, row)
+    hidden = hidden & ~hidden.all(axis, keepdim=True)
+    if call.name != "_log_softmax":
+        return torch.where(hidden, KNOWN, row)
+    own = torch.maximum(row, plain(codes))
+    return as_hidden(torch.where(hidden, own, row), hidden)
 
 
 @rule("nll_loss_forward nll_loss2d_forward")
@@ -969,25 +711,13 @@ def loss(call: Call) -> list[Tensor]:
     return [rows if call["reduction"] == 0 else rows.amax(), rows.amax()]
 
 
-@rule("native_layer_norm _fused_rms_norm rms_norm layer_norm", placed=True)
-def normed(call: Call) -> Tensor | list[Tensor]:
+@rule("native_layer_norm _fused_rms_norm", placed=True)
+def normed(call: Call) -> list[Tensor]:
     """Depend on all features; weights are seldom known."""
-    codes = call.plain("input")
     axes = list(range(-len(call["normalized_shape"]), 0))
-    codes = over(codes, axes)
-    for name in ("weight", "bias"):
-        if call.get(name) is not None:
-            codes = torch.maximum(codes, call.plain(name).amax())
-    lean = codes.expand(
-        *codes.shape[: codes.dim() - len(axes)], *(1 for _ in axes)
-    )
-    return [lean for _ in call.outs]
-
-
-@rule("_fft_r2c _fft_c2c _fft_c2r")
-def transformed(call: Call) -> Tensor:
-    """Everything along the axes."""
-    return over(call.plain("self"), [d for d in call["dim"]])
+    rows = over(call.plain("input"), axes)
+    parts = [call.plain(n).amax() for n in call.tensors if n != "input"]
+    return [united(rows, *parts) for _ in call.outs]
 
 
 # --- Fused kernels -----------------------------------------------------------
@@ -996,32 +726,22 @@ def transformed(call: Call) -> Tensor:
 @rule("mkldnn_rnn_layer _cudnn_rnn miopen_rnn")
 def recurrent(call: Call) -> Tensor | list[Tensor]:
     """Depend on what stands before in time, and the first state."""
-    x = call["input"]
+    others = [call.plain(n).amax() for n in call.tensors if n != "input"]
+    codes = united(over(call.plain("input"), -1), *others)
+    if call.get("bidirectional"):
+        return codes.amax()
     # the kernel of the CPU has its input turned already
     turned = call.name == "mkldnn_rnn_layer" or not call.get("batch_first")
-    time = 0 if turned else 1
-    codes = over(call.plain("input"), -1)
-    for name in call.tensors:
-        if name != "input":
-            codes = torch.maximum(codes, call.plain(name).amax())
-    if call.get("bidirectional") or (call.get("num_layers") or 1) < 1:
-        return codes.amax()
-    codes = scan(codes, time, x.size(time), bool(call.get("reverse")))
-    if x.dim() != call.outs[0].dim():
-        return codes.amax()
-    rest = [codes.amax() for _ in call.outs[1:]]
-    return [codes, *rest]
+    time, backwards = 0 if turned else 1, bool(call.get("reverse"))
+    codes = scan(codes, time, call["input"].size(time), backwards)
+    return [codes, *(codes.amax() for _ in call.outs[1:])]
 
 
 @rule("_thnn_fused_lstm_cell _thnn_fused_gru_cell")
 def cell(call: Call) -> Tensor:
     """One step of each row."""
-    names = [n for n in call.tensors if call[n].dim() > 1]
-    codes = [over(call.plain(n), -1) for n in names]
-    most = codes[0]
-    for one in codes[1:]:
-        most = torch.maximum(most, one)
-    return most.clamp(min=-1)
+    rows = [n for n in call.tensors if call[n].dim() > 1]
+    return united(*(over(call.plain(n), -1) for n in rows)).clamp(min=FREE)
 
 
 @rule(
@@ -1036,65 +756,41 @@ def of_a_matrix(call: Call) -> list[Tensor]:
     return [codes[(..., *(None,) * (o.dim() - batch))] for o in call.outs]
 
 
-@rule("linalg_solve_triangular triangular_solve")
-def triangular(call: Call) -> Tensor | list[Tensor]:
-    """A row depends on the rows that are solved before it."""
-    a, b = ("self", "B") if "B" in call.args else ("A", "self")
-    left = call.get("left", default=True)
-    upper = bool(call["upper"]) ^ bool(call.get("transpose", default=False))
-    found = _solved(call, a, b, upper, left, call["upper"])
-    return [found, call.plain(a)][: len(call.outs)]
+@rule(
+    "linalg_solve_triangular triangular_solve linalg_inv_ex _linalg_solve_ex"
+)
+def solved(call: Call) -> list[Tensor]:
+    """A row depends on those before it, where a triangle of zeros says so.
 
-
-def _solved(
-    call: Call, a: str, b: str, upper: bool, left: bool, stored: bool
-) -> Tensor:
-    size = call[a].size(-1)
-    matrix = call.plain(a).expand(*call.plain(a).shape[:-2], size, size)
-    cut = torch.ones(size, size, dtype=torch.bool, device=matrix.device)
-    cut = cut.triu() if stored else cut.tril()
-    matrix = matrix.masked_fill(~cut, -2)
-    matrix = matrix.mT if upper != stored else matrix
-    solved = call.plain(b)
-    solved = solved if left else solved.mT
-    matrix = matrix if left else matrix.mT
-    backwards = upper if left else not upper
-    rows = torch.maximum(over(matrix, -1), solved)
-    rows = scan(rows, -2, size, backwards)
-    return rows if left else rows.mT
-
-
-@rule("linalg_inv_ex inverse linalg_solve_ex _linalg_solve_ex linalg_lu_solve")
-def solved(call: Call) -> Tensor | list[Tensor]:
-    """The same where a known triangle of zeros says so; else everything."""
-    name = "self" if "self" in call.args else "A"
-    zeros = call.zeros(name)
-    size = call[name].size(-1)
-    zeros = zeros.expand(*zeros.shape[:-2], size, size)
-    above = torch.ones(size, size, dtype=torch.bool, device=zeros.device)
-    matrix = call.plain(name)
-    matrix = matrix.expand(*matrix.shape[:-2], size, size)
-    free = [call.everything() for _ in call.outs[1:]]
-    for upper, empty in ((False, above.triu(1)), (True, above.tril(-1))):
-        if not bool((zeros | ~empty).all()):
-            continue
-        rows = over(matrix.masked_fill(empty, -2), -1)
-        if "inv" in call.name:
-            codes = scan(rows, -2, size, upper)
-            codes = codes.expand(*codes.shape[:-2], size, size)
-            return [codes.masked_fill(empty, -2), *free]
-        if call["B"].dim() < call[name].dim() or not call["left"]:
-            return [call.everything(), *free]
-        rows = torch.maximum(rows, call.plain("B"))
-        return [scan(rows, -2, size, upper), *free]
-    if call["self" if "self" in call.args else "A"].dim() > 2:
-        codes = over(matrix, [-1, -2])
-        if "B" not in call.args:
-            return [codes, *free]
-        if call["B"].dim() == matrix.dim():
-            axis = -2 if call["left"] else -1
-            return [torch.maximum(codes, over(call.plain("B"), axis)), *free]
-    return [call.everything(), *free]
+    Each matrix is on its own; its inverse is solved for ones.
+    """
+    name = "A" if "A" in call.args else "self"
+    size, left = call[name].size(-1), call.get("left", default=True)
+    wide = (*call.codes(name).shape[:-2], size, size)
+    matrix, zeros = call.plain(name).expand(wide), call.zeros(name)
+    ones = torch.ones(size, size, dtype=torch.bool, device=matrix.device)
+    above, below = ones.triu(1), ones.tril(-1)
+    if "upper" in call.args:
+        zeros = zeros | (below if call["upper"] else above)  # it is not read
+    if call.get("transpose", default=False) == left:
+        matrix, zeros = matrix.mT, zeros.mT
+    rows = over(matrix.masked_fill(zeros, KNOWN), -1)
+    inverse = call.name == "linalg_inv_ex"
+    if not inverse:
+        right = call.plain("B" if "B" in call.args else "self")
+        if right.dim() < matrix.dim():
+            return [call.everything() for _ in call.outs]
+        rows = torch.maximum(rows, right if left else right.mT)
+    if bool((zeros | ~above).all()):
+        rows = scan(rows, -2, size)
+    elif bool((zeros | ~below).all()):
+        rows, above = scan(rows, -2, size, backwards=True), below
+    else:
+        rows, above = over(rows, -2), ~ones
+    if inverse:
+        rows = rows.expand(wide).masked_fill(above, KNOWN)
+    rest = [call.everything() for _ in call.outs[1:]]
+    return [rows if left else rows.mT, *rest]
 
 
 # --- Formulas of fused kernels -----------------------------------------------
@@ -1114,7 +810,9 @@ def attention(of: Arguments) -> Tensor:
         scale = 1 / math.sqrt(query.size(-1))
     scores = (query * scale) @ key.transpose(-2, -1)
     if of.get("is_causal"):
-        scores = scores.masked_fill(_later(scores), -math.inf)
+        # keys that are later; the first is aligned with the first query
+        later = torch.ones_like(scores, dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(later, -math.inf)
     mask = of.get("attn_mask")
     mask = of.get("attn_bias") if mask is None else mask
     if mask is not None and mask.dtype == torch.bool:
@@ -1122,13 +820,6 @@ def attention(of: Arguments) -> Tensor:
     elif mask is not None:
         scores = scores + mask
     return scores.softmax(-1) @ value
-
-
-def _later(scores: Tensor) -> Tensor:
-    """Where a key is later; the first is aligned with the first query."""
-    size = scores.shape[-2:]
-    ones = torch.ones(size, dtype=torch.bool, device=scores.device)
-    return ones.triu(1)
 
 
 def grouped_product(of: Arguments) -> Tensor | None:
@@ -1141,6 +832,46 @@ def grouped_product(of: Arguments) -> Tensor | None:
     return (x.unsqueeze(1) @ weights[group]).squeeze(1)
 
 
+def convolution(of: Arguments) -> Tensor | None:
+    """Return windows times the kernel; a transposed one moves in between."""
+    x, w, groups = of.get("input", of.get("self")), of["weight"], of["groups"]
+    space, sizes = x.dim() - 2, w.shape[2:]
+    if space < 1 or x.dim() != w.dim():
+        return None
+    stride, dilation, padding, more = (
+        [*of.get(name, [0])] * (space // len(of.get(name, [0])))
+        for name in ("stride", "dilation", "padding", "output_padding")
+    )
+    reach = [d * (n - 1) for d, n in zip(dilation, sizes, strict=True)]
+    sides = [(n, n) for n in padding]
+    if of.get("transposed"):
+        wide = [
+            (n - 1) * s + 1 for n, s in zip(x.shape[2:], stride, strict=True)
+        ]
+        gaps = x.new_zeros(*x.shape[:2], *wide)
+        gaps[(..., *(slice(None, None, n) for n in stride))] = x
+        sides = [
+            (r - p, r - p + m)
+            for r, p, m in zip(reach, padding, more, strict=True)
+        ]
+        x, stride = gaps, [1] * space
+        w = w.flip([*range(2, w.dim())]).unflatten(0, (groups, -1))
+        w = w.transpose(1, 2).flatten(0, 1)
+    pads = [n for side in reversed(sides) for n in side]
+    x = torch.nn.functional.pad(x, pads)
+    for axis in range(space):
+        x = x.unfold(axis + 2, reach[axis] + 1, stride[axis])
+        x = x[..., :: dilation[axis]]
+    places = x.shape[2 : 2 + space]
+    x = x.unflatten(1, (groups, -1)).movedim(2, -1 - space)
+    x = x.flatten(-1 - space).flatten(2, -2)  # batch, groups, places, inner
+    found = x @ w.flatten(1).unflatten(0, (groups, -1)).mT
+    found = found.mT.flatten(1, 2).unflatten(-1, places)
+    if of.get("bias") is None:
+        return found
+    return found + of["bias"].view(-1, *(1,) * space)
+
+
 def flex_attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Run the operator's own eager formula."""
     from torch._higher_order_ops.flex_attention import math_attention
@@ -1148,7 +879,21 @@ def flex_attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return math_attention(*args, **kwargs)
 
 
+def stack(of: Arguments) -> Tensor:
+    """Return tensors joined along a new axis."""
+    return torch.cat(
+        [t.unsqueeze(of["dim"]) for t in of["tensors"]], of["dim"]
+    )
+
+
+def viewed(of: Arguments) -> Tensor:
+    """Return the same numbers in another shape."""
+    return of["self"].view(of["size"])
+
+
 FORMULAS: dict[str, Callable[..., Any]] = {
+    "stack": stack,
+    "_unsafe_view": viewed,
     **dict.fromkeys(
         (
             "_scaled_dot_product_flash_attention_for_cpu",
@@ -1159,6 +904,15 @@ FORMULAS: dict[str, Callable[..., Any]] = {
             "_scaled_dot_product_attention_math_for_mps",
         ),
         attention,
+    ),
+    **dict.fromkeys(
+        (
+            "convolution",
+            "_convolution",
+            "mkldnn_convolution",
+            "cudnn_convolution",
+        ),
+        convolution,
     ),
     "_grouped_mm": grouped_product,
     "flex_attention": flex_attention,

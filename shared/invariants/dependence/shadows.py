@@ -101,7 +101,7 @@ class Notes:
     zeros: dict[Place, float] = field(default_factory=dict)
     padding: dict[Place, float] = field(default_factory=dict)
     unknown: dict[Place, str] = field(default_factory=dict)
-    routed: dict[Place, str] = field(default_factory=dict)
+    routed: dict[Place, float] = field(default_factory=dict)
     compared: dict[Place, str] = field(default_factory=dict)
 
     def update(self, other: "Notes") -> None:
@@ -112,26 +112,14 @@ class Notes:
 
 # --- The mode ----------------------------------------------------------------
 
-# Python code goes another way by what these say.
-READS = (
-    *("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "_unique"),
-    *("_unique2", "unique_dim", "unique_consecutive", "masked_select"),
-)
 # These read sizes, behind the first argument, which no tag says.
-BY_SIZES = (
-    "tensor_split",
-    "_pack_padded_sequence",
-    "_pad_packed_sequence",
-)
+BY_SIZES = ("tensor_split", "_pack_padded_sequence", "_pad_packed_sequence")
 # maximum and minimum, which have rules of their own
 OF_TWO = (torch.ops.aten.max.other, torch.ops.aten.min.other)
 # They hold whatever the memory held, until it is written.
 UNSET = (
-    "empty",
-    "empty_like",
-    "new_empty",
-    "empty_strided",
-    "new_empty_strided",
+    *("empty", "empty_like", "empty_permuted", "empty_strided"),
+    *("new_empty", "new_empty_strided"),
 )
 
 
@@ -145,20 +133,17 @@ def _read_by(func, name, args, tensors):
         return [t for t in tensors_in(args[1:]) if t.dtype in masks]
     if name in BY_SIZES:
         return tensors_in(args[1:])
-    return tensors if name in READS or _is_tagged(func) else []
-
-
-@cache
-def _is_tagged(func):
-    """Whether torch says that numbers choose a shape or a Python value."""
     tags = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
-    return any(tag in func.tags for tag in tags)
+    return tensors if any(tag in func.tags for tag in tags) else []
 
 
-def _not_in(outs, tensors):
-    """Return the results that are no views of the arguments."""
-    keys = {t.untyped_storage()._cdata for t in tensors}
-    return [o for o in outs if o.untyped_storage()._cdata not in keys]
+def _changed_by(result, tensors, written):
+    """Return the results that are no views, and what else was written."""
+    outs = tensors_in((result,))
+    if not written:
+        keys = {t.untyped_storage()._cdata for t in tensors}
+        outs = [o for o in outs if o.untyped_storage()._cdata not in keys]
+    return outs, [t for t in written if all(t is not o for o in outs)]
 
 
 class Shadows(Operations):
@@ -260,15 +245,11 @@ class Shadows(Operations):
         result = func(*args, **kwargs)
         if torch.Tag.inplace_view in func.tags:
             return result
-        outs, others = tensors_in((result,)), []
-        if func._schema.is_mutable:
-            written = written_by(func, args, kwargs)
-            others = [t for t in written if all(t is not o for o in outs)]
-        else:
-            outs = _not_in(outs, tensors)
+        written = written_by(func, args, kwargs)
+        outs, others = _changed_by(result, tensors, written)
+        for out in outs:
+            self.storages.meet(out)  # it comes from no place outside
         if outs or others:
-            for out in outs:
-                self.storages.meet(out)  # it comes from no place outside
             self._record(name, outs + others, None)
         return result
 
@@ -277,14 +258,13 @@ class Shadows(Operations):
         tensors = tensors_in(given)
         shadows = [self._shadow(t) for t in tensors]
         top = max((s.top for s in shadows), default=KNOWN)
-        codes, before, written = {}, {}, []
-        if func._schema.is_mutable:
-            written = written_by(func, args, kwargs)
-            keys = {t.untyped_storage()._cdata for t in written}
-            for t in tensors if top > KNOWN else ():
-                if t.untyped_storage()._cdata in keys:
-                    before[id(t)] = t.clone()
-                    codes[id(t)] = self.codes(t).clone()
+        codes, before = {}, {}
+        written = written_by(func, args, kwargs)
+        keys = {t.untyped_storage()._cdata for t in written}
+        for t in tensors if top > KNOWN and written else ():
+            if t.untyped_storage()._cdata in keys:
+                before[id(t)] = t.clone()
+                codes[id(t)] = self.codes(t).clone()
         try:
             result = func(*args, **kwargs)
         except (NotImplementedError, TypeError):
@@ -297,10 +277,7 @@ class Shadows(Operations):
             return result  # other strides, the same numbers
         if top > KNOWN:
             self._read(name, _read_by(func, name, args, tensors))
-        outs = tensors_in((result,))
-        if not written:
-            outs = _not_in(outs, tensors)
-        others = [t for t in written if all(t is not o for o in outs)]
+        outs, others = _changed_by(result, tensors, written)
         if tensors_in((*given, result), lost=True):
             self._lose(name, outs + others, top)
             return result
@@ -342,14 +319,13 @@ class Shadows(Operations):
             return [full(KNOWN, o.dim(), o.device) for o in outs]
         self.path = hash((self.path, func))
         try:
-            if name in FORMULAS:
-                found = self._by_formula(call, FORMULAS[name])
-            elif name in RULES:
-                found = RULES[name](call)
+            found, rule = None, RULES.get(name)
+            if rule is not None:
+                found = rule(call)
             elif torch.Tag.pointwise in func.tags:
                 found = pointwise(call)
-            else:
-                found = self._decomposed(call)
+            if found is None:
+                found, rule = self._decomposed(call), None
             fitting = self._fitted(found, outs)
         except Exception as error:
             fitting = None
@@ -359,7 +335,7 @@ class Shadows(Operations):
             if int(most) > FREE:
                 self.notes.unknown.setdefault(find_place(name), name)
             return [lined_up(most, o.dim()) for o in outs]
-        if name in RULES:
+        if rule is not None:
             least = call.not_consulted()
             if least > KNOWN:
                 fitting = [f.where(f >= least, least) for f in fitting]
@@ -389,47 +365,42 @@ class Shadows(Operations):
     def _take_routing(self, call, fitting):
         for index, routed in enumerate(integers_of_routing(call)):
             if routed and int(fitting[index].max()) > FREE:
-                self.routed = True
                 out = call.outs[index]
                 fitting[index] = full(KNOWN, out.dim(), out.device)
-                self.notes.routed.setdefault(find_place(call.name), call.name)
-
-    def _by_formula(self, call, formula):
-        """Write a fused kernel out, in operations that are followed."""
-        self.inside += 1
-        try:
-            with self:
-                result = formula(call.args)
-        finally:
-            self.inside -= 1
-        if result is None:
-            return None
-        results = result if isinstance(result, tuple) else (result,)
-        first, out = results[0], call.outs[0]
-        if first.shape != out.shape:
-            raise ValueError(f"{(*first.shape,)} for {(*out.shape,)}")
-        found = [self.codes(r) for r in results]
-        rest = [
-            lined_up(found[0].amax(), o.dim()) for o in call.outs[len(found) :]
-        ]
-        return [*found, *rest]
+                self._note("routed", 0, call.name)
 
     def _decomposed(self, call):
-        """Take an operation apart as torch's own table says."""
-        from torch._decomp import decomposition_table
+        """Follow what an operation is made of: a formula, or torch's table.
 
-        parts = decomposition_table.get(call.func)
-        if parts is None or call.func._schema.is_mutable:
+        One that writes is taken for the one that returns what it writes.
+        """
+        func, (args, kwargs) = call.func, call.positional
+        parts = formula = FORMULAS.get(call.name)
+        if formula is not None:
+            args, kwargs = (call.args,), {}
+        elif torch.Tag.nondeterministic_seeded in func.tags:
+            return None  # it would draw once more
+        elif not func._schema.is_mutable:
+            from torch._decomp import decomposition_table
+
+            parts = decomposition_table.get(func)
+        elif func.namespace == "aten" and len(call.results) < 2:
+            parts = getattr(torch.ops.aten, call.name, None)
+            args, kwargs = call.before_it_wrote(self.mark)
+        if parts is None:
             return None
-        args, kwargs = call.positional
         self.inside += 1
         try:
             with self:
-                result = parts(*args, **kwargs)
+                results = tensors_in((parts(*args, **kwargs),))
         finally:
             self.inside -= 1
-        found = [self.codes(t) for t in tensors_in((result,))]
-        return found if len(found) == len(call.outs) else None
+        found = [self.codes(r) for r in results]
+        shapes = [r.shape for r in results]
+        if formula is not None and found:  # of no more than the first
+            found += [found[0].amax() for _ in call.outs[len(found) :]]
+        fits = shapes == [o.shape for o in call.outs[: len(shapes)]]
+        return found if fits and len(found) == len(call.outs) else None
 
     def _higher_order(self, func, args, kwargs):
         """Follow what an operator of operators runs, where it can be."""
@@ -457,17 +428,10 @@ class Shadows(Operations):
 
     # --- Notes --------------------------------------------------------------
 
-    def _note(self, kind: str, number: float) -> None:
-        place = find_place("mask")
-        if kind == "routed":
-            self.routed = True
-            self.notes.routed.setdefault(place, kind)
-            return
-        found = self.notes
-        kinds = {"assumption": found.masks, "weak": found.weak}
-        kinds["zero"] = found.zeros
-        notes = kinds.get(kind, self.notes.padding)
+    def _note(self, kind: str, number: float, name: str = "mask") -> None:
+        place, notes = find_place(name), getattr(self.notes, kind)
         notes[place] = max(number, notes.get(place, number))
+        self.routed |= kind == "routed"
 
     def _read(
         self, name: str, tensors: list[Tensor], left: bool = False
