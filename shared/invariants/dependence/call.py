@@ -59,6 +59,19 @@ def is_composite(func: Any) -> bool:
     )
 
 
+@cache
+def is_view(func: Any) -> bool:
+    """Whether all results of an operation of torch's share their numbers."""
+    schema = func._schema
+    shared = bool(schema.returns) and all(r.alias_info for r in schema.returns)
+    return (
+        shared
+        and not schema.is_mutable
+        and func.namespace == "aten"
+        and not is_composite(func)
+    )
+
+
 def decomposed(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
     """Run an operation as the others that it is made of.
 
@@ -100,8 +113,10 @@ def rule(
     return add
 
 
-def base_name(name: str) -> str:
+@cache
+def base_name(func: Any) -> str:
     """Return an operation's name without the mark of an in-place one."""
+    name = func.overloadpacket.__name__
     return name[:-1] if name.endswith("_") and name[-2:] != "__" else name
 
 
@@ -142,7 +157,7 @@ class Call:
         names, defaults, self.results = parameters_of(func)
         given = zip(names, args, strict=False)
         self.args: dict[str, Any] = {**defaults, **dict(given), **kwargs}
-        self.name = base_name(func.overloadpacket.__name__)
+        self.name = base_name(func)
         self.func, self.outs, self.note = func, outs, note
         self._codes, self.before = codes, values
         self._consulted: set[int] = set()  # whose codes the rule asked for

@@ -46,14 +46,12 @@ def is_hidden(codes: Tensor) -> Tensor:
 
 def plain(codes: Tensor) -> Tensor:
     """Return what numbers depend on, hidden or lowered or not."""
-    codes = torch.where(is_hidden(codes), codes - HIDDEN, codes)
-    return torch.where(codes >= LOWERED + KNOWN, codes - LOWERED, codes)
+    return ((codes - KNOWN) & (LOWERED - 1)) + KNOWN
 
 
 def is_lowered(codes: Tensor) -> Tensor:
     """Where a token decides whether numbers are as good as minus infinity."""
-    codes = torch.where(is_hidden(codes), codes - HIDDEN, codes)
-    return codes >= LOWERED + KNOWN
+    return ((codes - KNOWN) & LOWERED) > 0
 
 
 def as_lowered(codes: Tensor, where: Tensor) -> Tensor:

@@ -215,8 +215,8 @@ class Control:
             if before.routed and bool(moved.any()):
                 self.parted = before.place  # another routing
                 return
-            moved = moved & (codes < code)
-            if bool((moved & ~(old.isnan() & new.isnan())).any()):
+            wrong = moved & (codes < code)
+            if wrong.any() and (wrong & ~(old.isnan() & new.isnan())).any():
                 self.wrong = before.name, before.place
 
 

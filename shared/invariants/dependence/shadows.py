@@ -36,6 +36,7 @@ from .call import (
     base_name,
     decomposed,
     is_composite,
+    is_view,
     tensors_in,
     written_by,
 )
@@ -223,7 +224,9 @@ class Shadows(Operations):
             return carry(self, func, args, kwargs)
         if not isinstance(func, torch._ops.OpOverload):
             return self._higher_order(func, args, kwargs)
-        name = base_name(func.overloadpacket.__name__)
+        name = base_name(func)
+        if is_view(func):
+            return self._view(func, name, args, kwargs)
         if (name not in RULES or func in OF_TWO) and is_composite(func):
             if name in BY_SIZES:
                 self._read(name, tensors_in(args[1:]))
@@ -236,12 +239,25 @@ class Shadows(Operations):
             return self._watch(func, name, args, kwargs)
         return self._carry(func, name, args, kwargs)
 
-    def _watch(self, func, name, args, kwargs):
-        """Give the results to the tape, which reads their numbers alone."""
-        tensors = tensors_in((*args, *kwargs.values()))
+    def _view(self, func, name, args, kwargs):
+        """The codes belong to the storage, so that a view needs none."""
+        self._meet(args)
+        result = func(*args, **kwargs)
+        if getattr(self.tape, "views", False):
+            self._record(name, tensors_in((result,)), None)
+        return result
+
+    def _meet(self, args):
+        """Return tensors in arguments, all of which are seen now."""
+        tensors = tensors_in(args)
         for tensor in tensors:
             if self.storages.is_new(tensor):
                 self._shadow(tensor)
+        return tensors
+
+    def _watch(self, func, name, args, kwargs):
+        """Give the results to the tape, which reads their numbers alone."""
+        tensors = self._meet((*args, *kwargs.values()))
         result = func(*args, **kwargs)
         if torch.Tag.inplace_view in func.tags:
             return result
@@ -282,8 +298,6 @@ class Shadows(Operations):
             self._lose(name, outs + others, top)
             return result
         if not (outs or others):
-            if getattr(self.tape, "views", False):
-                self._record(name, tensors_in((result,)), None)
             return result
         if top > KNOWN:
             for t, shadow in zip(tensors, shadows, strict=True):
