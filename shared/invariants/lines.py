@@ -8,6 +8,7 @@ full pass: the piece's values must be the last positions of the full ones.
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -63,11 +64,8 @@ def first_in_two_texts(
         split: the position up to which no value may differ.
         noise: share of a value that passes as rounding.
     """
-
-    def before(value: Tensor, _: object = None) -> Tensor | None:
-        return _before(value, size, split)
-
-    return _first_line(model, runs, before, before, noise)
+    part = partial(_before, size=size, split=split)
+    return _first_line(model, runs, part, noise)
 
 
 def first_in_last_piece(
@@ -84,35 +82,26 @@ def first_in_last_piece(
         whole: the full pass.
         ends: lengths of the whole and of the piece.
     """
-
-    def last(value: Tensor, like: Tensor) -> Tensor | None:
-        return _last(value, like, *ends)
-
-    def itself(value: Tensor) -> Tensor:
-        return value
-
-    return _first_line(model, (piece, whole), itself, last, LEAST, ends[0])
+    part = partial(_last, ends=ends)
+    return _first_line(model, (piece, whole), part, LEAST, ends[0])
 
 
 def _first_line(
     model: Any,
     runs: tuple[Run, Run],
-    part: Callable[[Tensor], Tensor | None],
-    other_part: Callable[[Tensor, Tensor], Tensor | None],
+    part: Callable[..., Tensor | None],
     noise: float,
     length: int = 0,
 ) -> Line | None:
     """Return the first line of the first run whose value differs.
 
-    The parts of both runs' values are compared that the functions return. In
+    Compared are the parts of a first value, and of a second one beside it. In
     its place stands a line of the first run alone: one that no value of the
     second run equals, though some have its size, the length among its axes.
     """
     kept: dict[Hashable, tuple[Place, Tensor]] = {}
     differing: dict[Hashable, float] = {}
-    alone: dict[
-        Hashable, Tensor
-    ] = {}  # values that the second run never computes
+    alone = dict[Hashable, Tensor]()  # what the second run never computes
     dropped: dict[Hashable, tuple[int, ...] | None] = {}  # of other sizes
     count = 0
 
@@ -129,7 +118,7 @@ def _first_line(
             return
         alone.pop(key, None)
         one = kept[key][1]
-        other = other_part(value, one)
+        other = part(value, one)
         if other is not None and other.shape == one.shape:
             apart, near = _apart(one, other, noise)
             if not near:
@@ -276,7 +265,9 @@ def is_value(tensor: Tensor) -> bool:
     return numbers and tensor.numel() > 1
 
 
-def _before(value: Tensor, size: tuple[int, int], split: int) -> Tensor | None:
+def _before(
+    value: Tensor, _: object = None, *, size: tuple[int, int], split: int
+) -> Tensor | None:
     """Return the positions before a split, None for a value without time."""
     batch, time = size
     if value.dim() and value.size(0) == batch * time and batch > 1:
@@ -290,16 +281,20 @@ def _before(value: Tensor, size: tuple[int, int], split: int) -> Tensor | None:
     return value if axes else None
 
 
-def _last(whole: Tensor, like: Tensor, end: int, size: int) -> Tensor | None:
+def _last(
+    whole: Tensor, like: Tensor | None = None, *, ends: tuple[int, int]
+) -> Tensor | None:
     """Return the last positions of a value, or None where they are not seen.
 
     Like is the value of a piece: its axes of another size are time.
     """
+    if like is None:
+        return whole
     if whole.dim() != like.dim():
         return None
     for axis, sizes in enumerate(zip(whole.shape, like.shape, strict=True)):
-        if sizes == (end, size):
-            whole = whole.narrow(axis, end - size, size)
+        if sizes == ends:
+            whole = whole.narrow(axis, ends[0] - ends[1], ends[1])
         elif sizes[0] != sizes[1]:
             return None
     return whole

@@ -140,8 +140,7 @@ class Call:
         codes: the codes of each tensor among them, by id.
         values: what in-place operations have overwritten, by id.
         outs: the tensors it returned.
-        note: called with a kind of Notes, "masks", "weak", "zeros", "padding" or
-            "routed", and a mask's number.
+        note: called with the name of one of the Notes, and a mask's number.
     """
 
     def __init__(
@@ -169,12 +168,10 @@ class Call:
     def __getitem__(self, name: str) -> Any:
         return self.args[name]
 
-    def get(self, *names: str, default: Any = None) -> Any:
-        """Return the first of these arguments that is given."""
-        for name in names:
-            if self.args.get(name) is not None:
-                return self.args[name]
-        return default
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an argument; default: for None, and where there is none."""
+        value = self.args.get(name)
+        return default if value is None else value
 
     @property
     def out(self) -> Tensor:

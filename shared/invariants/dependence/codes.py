@@ -13,6 +13,7 @@ Codes belong to a storage, so that views and in-place operations need no rule.
 import math
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -123,6 +124,7 @@ def where_known(codes: Tensor, true: Tensor) -> Tensor:
 PRUNE = 512  # shadows written between two looks for storages that are gone
 
 
+@dataclass
 class Shadow:
     """The codes of one storage.
 
@@ -133,22 +135,16 @@ class Shadow:
         low, top: no code is smaller, none is larger.
     """
 
-    def __init__(
-        self,
-        size: Sequence[int],
-        stride: Sequence[int],
-        codes: Tensor,
-        itemsize: int,
-        low: int,
-        top: int,
-    ):
-        self.size, self.stride = tuple(size), tuple(stride)
-        self.codes, self.itemsize = codes, itemsize
-        self.low, self.top = low, top
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    codes: Tensor
+    itemsize: int
+    low: int
+    top: int
 
     def view(self, tensor: Tensor) -> Tensor:
         """Return the codes of a tensor that lies in the storage."""
-        size, stride = tuple(tensor.size()), tuple(tensor.stride())
+        size, stride = tensor.size(), tensor.stride()
         offset = int(tensor.storage_offset())
         if offset == 0 and (size, stride) == (self.size, self.stride):
             return self.codes
@@ -172,23 +168,16 @@ class Shadow:
     ) -> Tensor | None:
         """Translate a view's strides to the codes' own, where it can be."""
         axes: list[list[int]] = []  # stride and size in numbers, and in codes
+        at = range(len(self.size))
         for step, count, axis in sorted(
-            (
-                (s, n, i)
-                for i, (s, n) in enumerate(
-                    zip(self.stride, self.size, strict=False)
-                )
-                if n > 1
-            ),
-            reverse=True,
+            zip(self.stride, self.size, at, strict=True), reverse=True
         ):
+            if count < 2:
+                continue
             own = self.codes.stride(axis) if self.codes.size(axis) > 1 else 0
-            if (
-                axes
-                and axes[-1][0] == step * count
-                and (axes[-1][2] == own * count)
-            ):
-                axes[-1] = [step, axes[-1][1] * count, own]
+            outer = axes[-1] if axes else [0, 0, 0]
+            if (outer[0], outer[2]) == (step * count, own * count):
+                axes[-1] = [step, outer[1] * count, own]
             else:
                 axes.append([step, count, own])
         last, start = [], self.codes.storage_offset()
@@ -202,11 +191,11 @@ class Shadow:
         for count, step in zip(size, stride, strict=False):
             own = 0
             if step and count > 1:
-                at = next((i for i, a in enumerate(axes) if a[0] <= step), -1)
-                if at < 0 or step % axes[at][0]:
+                i = next((i for i, a in enumerate(axes) if a[0] <= step), -1)
+                if i < 0 or step % axes[i][0]:
                     return None
-                last[at] += (count - 1) * (step // axes[at][0])
-                own = step // axes[at][0] * axes[at][2]
+                last[i] += (count - 1) * (step // axes[i][0])
+                own = step // axes[i][0] * axes[i][2]
             sizes.append(count if own or not count else 1)
             strides.append(own)
         if any(n >= axis[1] for n, axis in zip(last, axes, strict=False)):

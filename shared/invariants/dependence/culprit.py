@@ -144,10 +144,7 @@ class Tape:
             kept = [s.place for s in steps if s.name not in COPIES]
             return [p for p in kept if p != place]
 
-        before, after = (
-            others(self.steps[:at]),
-            others(self.steps[at:]),
-        )
+        before, after = others(self.steps[:at]), others(self.steps[at:])
         return place, [*before[-1:], place, *after[:1]]
 
 

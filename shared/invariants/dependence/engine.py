@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import ModelRaised
@@ -225,6 +225,17 @@ def _kind(step: Step) -> tuple[object, ...]:
     return step.name, *((o.shape, o.dtype) for o in step.outs)
 
 
+def changed(
+    tokens: Tokens,
+    where: Bool[Tensor, "batch time"],
+    vocab: int,
+    generator: torch.Generator,
+) -> Tokens:
+    """Return a copy with other tokens in some places."""
+    shift = torch.randint(1, vocab, tokens.shape, generator=generator)
+    return (tokens + (shift * where.cpu()).to(tokens.device)) % vocab
+
+
 def control(
     run: Followed,
     tokens: Tokens,
@@ -256,11 +267,9 @@ def control(
         few = len(each) <= FEW
         for code in each if few else (each[1], each[len(each) // 2], each[-1]):
             where = codes == code if few else codes >= code
-            shift = torch.randint(1, vocab, tokens.shape, generator=generator)
-            other = (tokens + (shift * where).to(tokens.device)) % vocab
-            through(
-                other, tape=partial(found.look, iter(steps), code), blind=True
-            )
+            other = changed(tokens, where, vocab, generator)
+            tape = partial(found.look, iter(steps), code)
+            through(other, tape=tape, blind=True)
             if on_any(found.wrong is not None):
                 last = "an operation on another rank", steps[-1].place
                 found.wrong = found.wrong or last

@@ -409,14 +409,13 @@ def _is_routed(call: Call, ids: list[Tensor | None]) -> bool:
     The proof then notes that rows are routed as in this text; each keeps its
     own codes.
     """
-    mask, one = ids[0], len(ids) == 1
-    if not (call.routing and one and mask is not None):
-        return False
+    mask, *more = ids
     rows = "values" not in call.args or call["values"].numel() > 1
-    routed = rows and mask.dtype == torch.bool
-    if routed:
+    if more or mask is None or mask.dtype != torch.bool:
+        rows = False
+    if rows and call.routing:
         call.note("routed", 0)
-    return routed
+    return rows and call.routing
 
 
 def _of_mask(call: Call, x: Tensor, mask: Tensor) -> Tensor:
@@ -587,18 +586,15 @@ def visible(
 @rule("cumsum cumprod cummax cummin logcumsumexp _cummax_helper _logcumsumexp")
 def running(call: Call) -> Tensor:
     """Depend on what stands before along the axis."""
-    if call["self"].dim() == 0:
-        return call.plain("self")
-    return scan(
-        call.plain("self"), call["dim"], call["self"].size(call["dim"])
-    )
+    x, axis = call["self"], call["dim"]
+    return scan(call.plain("self"), axis, x.size(axis) if x.dim() else 0)
 
 
 def scan(
     codes: Tensor, axis: int, size: int, backwards: bool = False
 ) -> Tensor:
     """Return the largest code up to each place along an axis."""
-    if codes.size(axis) != size or size == 0:
+    if size == 0 or codes.size(axis) != size:
         return codes
     codes = codes.flip(axis) if backwards else codes
     codes = codes.cummax(axis).values
@@ -614,11 +610,6 @@ def multiply(a: Tensor, b: Tensor, za: Tensor, zb: Tensor) -> Tensor:
         return torch.maximum(over(a, -1), over(b, -2))
     a, za = torch.broadcast_tensors(a, za)
     b, zb = torch.broadcast_tensors(b, zb)
-    if b.size(-1) == 1 or a.size(-2) == 1:  # one column, or one row, for all
-        row = b.size(-1) == 1
-        both = torch.maximum(a, b.mT)
-        both = both.masked_fill(za | zb.mT, KNOWN)
-        return over(both, -1) if row else over(both, -1).mT
     inner = max(a.size(-1), b.size(-2))
     a, za = (x.expand(*x.shape[:-1], inner) for x in (a, za))
     b, zb = (x.expand(*x.shape[:-2], inner, x.size(-1)) for x in (b, zb))
