@@ -191,13 +191,7 @@ def _dropped(whole: Tensor, piece: Tensor) -> tuple[int, ...] | None:
     """
     if whole.dim() != piece.dim():
         return None
-    axes = [
-        axis
-        for axis, sizes in enumerate(
-            zip(whole.shape, piece.shape, strict=True)
-        )
-        if sizes[0] != sizes[1]
-    ]
+    axes = [d for d, n in enumerate(piece.shape) if n != whole.size(d)]
     if len(axes) != 1:
         return None
     end, size = whole.size(axes[0]), piece.size(axes[0])

@@ -187,11 +187,6 @@ class Call:
             if isinstance(value, Tensor) and name not in self.results
         ]
 
-    @cached_property
-    def _room(self) -> set[int]:
-        """The ids of tensors that are given for the results."""
-        return {id(self.args.get(name)) for name in self.results}
-
     def of(self, tensor: Tensor) -> Tensor:
         """Return the codes of a tensor among the arguments."""
         self._consulted.add(id(tensor))
@@ -212,13 +207,7 @@ class Call:
     def everything(self) -> Tensor:
         """Return the largest code of all arguments."""
         self._consulted |= self._codes.keys()
-        largest = [
-            plain(codes).max()
-            for key, codes in self._codes.items()
-            if codes.numel() and key not in self._room
-        ]
-        known = full(KNOWN, 0, self.device)
-        return torch.stack([known, *largest]).max()
+        return self._largest(set(self._codes))
 
     def not_consulted(self) -> int:
         """Return the largest code of arguments that the rule passed over.
@@ -226,15 +215,16 @@ class Call:
         What an operation overwrites as a whole is none of them.
         """
         left = self._codes.keys() - self._consulted
-        if not left:
-            return KNOWN
-        left -= self._room
         if self.name in OVERWRITTEN:
             left.discard(id(self.args.get("self")))
-        codes = [self._codes[key] for key in left]
-        return max(
-            (int(plain(c).max()) for c in codes if c.numel()), default=KNOWN
-        )
+        return int(self._largest(left)) if left else KNOWN
+
+    def _largest(self, ids: set[int]) -> Tensor:
+        """Return the largest code of tensors, but for those of the results."""
+        room = {id(self.args.get(name)) for name in self.results}
+        codes = [self._codes[key] for key in ids - room]
+        most = [plain(c).max() for c in codes if c.numel()]
+        return torch.stack([full(KNOWN, 0, self.device), *most]).max()
 
     def value(self, name: str) -> Tensor:
         """Return an argument as it was before the operation."""
@@ -261,11 +251,6 @@ class Call:
             lambda value: self.before.get(id(value), value), self.positional
         )
         return args, {n: v for n, v in kwargs.items() if n not in self.results}
-
-    def has_special_number(self) -> bool:
-        """Whether an argument is a number of Python's that is 0 or a mask."""
-        numbers = [a for a in self.positional[0] if isinstance(a, int | float)]
-        return any(a == 0 or a <= WEAK for a in numbers)
 
     def known(self, name: str) -> bool:
         """Whether an argument's value is known as a whole."""
@@ -302,8 +287,8 @@ class Call:
                 between = values.masked_fill(values > STRONG, surest)
                 self.note("masks", float(between.max()))
                 low = lower | low
-            elif not bool(low.any()):
-                self._note_weak(codes, values)
+            elif not low.any() and where_known(codes, values <= WEAK).any():
+                self.note("weak", float(values.min()))
         return hidden | low
 
     def low(self, name: str) -> Tensor:
@@ -330,8 +315,3 @@ class Call:
         return self.special and any(
             bool(self.low(name).any()) for name in self.tensors
         )
-
-    def _note_weak(self, codes: Tensor, values: Tensor) -> None:
-        weak = where_known(codes, values <= WEAK)
-        if bool(weak.any()):
-            self.note("weak", float(values.min()))

@@ -84,7 +84,7 @@ class Tape:
         """Keep the length of a text that is padded on the right."""
         if step.call is None or step.name not in ("constant_pad_nd", "cat"):
             return
-        call, time = step.call[0], len(self.allowed)
+        call, time = step.call, len(self.allowed)
         source = call["self"] if "self" in call.args else call["tensors"][0]
         for before, after in zip(source.shape, call.out.shape, strict=False):
             if before == time < after:

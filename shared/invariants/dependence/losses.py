@@ -37,7 +37,7 @@ class Compared:
         """Look at a step, as it is carried out."""
         if step.name not in CROSS_ENTROPY or step.call is None:
             return
-        call, _ = step.call
+        call = step.call
         axis = 0 if call["self"].dim() == 1 else 1
         rows = over(call.plain("self"), axis).squeeze(axis)
         targets = call.plain("target")

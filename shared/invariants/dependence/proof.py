@@ -159,17 +159,10 @@ class Proof:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
-        return {
-            "proved": self.proved,
-            "conditional": self.conditional,
-            "conditions": self.conditions,
-            "left_out": self.left_out,
-            "given": self.given,
-            "never_given": self.never_given,
+        names = "proved conditional conditions left_out given never_given "
+        names += "lengths modes assumptions"
+        return {n: getattr(self, n) for n in names.split()} | {
             "declared_never_given": self.declared,
-            "lengths": self.lengths,
-            "modes": self.modes,
-            "assumptions": self.assumptions,
             "open": [o.to_dict() for o in self.open],
         }
 

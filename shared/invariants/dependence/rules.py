@@ -206,10 +206,11 @@ def same(call: Call) -> Tensor:
     return torch.where(low, FREE + HIDDEN, codes)
 
 
-@rule("copy _copy_from", placed=True, overwrites=True)
+@rule("copy _copy_from fill", placed=True, overwrites=True)
 def copied(call: Call) -> Tensor:
     """Take the codes of the source."""
-    return call.codes("src")
+    codes = call.codes("value" if call.name == "fill" else "src")
+    return lined_up(codes, call.out.dim())
 
 
 @rule("cat", placed=True)
@@ -255,28 +256,15 @@ def moved(call: Call) -> Tensor | list[Tensor] | None:
 
 
 @rule(
-    "new_zeros new_ones new_full zeros_like ones_like full_like zero",
+    "new_zeros new_ones new_full zeros_like ones_like full_like zero "
+    "rand_like randn_like randint_like uniform normal exponential random "
+    "geometric log_normal cauchy rand randn randint randperm",
     overwrites=True,
 )
-def known(call: Call) -> Tensor:
-    """Computed from nothing."""
-    return full(KNOWN, call.out.dim(), call.device)
-
-
-@rule("fill", overwrites=True)
-def filled_with(call: Call) -> Tensor:
-    """Take the code of the number."""
-    return lined_up(call.codes("value"), call.out.dim())
-
-
-@rule(
-    "rand randn rand_like randn_like randint randint_like randperm uniform "
-    "normal exponential random geometric log_normal cauchy",
-    overwrites=True,
-)
-def random(call: Call) -> Tensor:
-    """Can be any number."""
-    return full(FREE, call.out.dim(), call.device)
+def made(call: Call) -> Tensor:
+    """Computed from nothing, or at random any number."""
+    random = torch.Tag.nondeterministic_seeded in call.func.tags
+    return full(FREE if random else KNOWN, call.out.dim(), call.device)
 
 
 @rule("bernoulli multinomial")
@@ -411,11 +399,10 @@ def _is_routed(call: Call, ids: list[Tensor | None]) -> bool:
     """
     mask, *more = ids
     rows = "values" not in call.args or call["values"].numel() > 1
-    if more or mask is None or mask.dtype != torch.bool:
-        rows = False
-    if rows and call.routing:
+    alone = not more and mask is not None and mask.dtype == torch.bool
+    if call.routing and rows and alone:
         call.note("routed", 0)
-    return rows and call.routing
+    return call.routing and rows and alone
 
 
 def _of_mask(call: Call, x: Tensor, mask: Tensor) -> Tensor:
@@ -863,13 +850,6 @@ def convolution(of: Arguments) -> Tensor | None:
     return found + of["bias"].view(-1, *(1,) * space)
 
 
-def flex_attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Run the operator's own eager formula."""
-    from torch._higher_order_ops.flex_attention import math_attention
-
-    return math_attention(*args, **kwargs)
-
-
 def stack(of: Arguments) -> Tensor:
     """Return tensors joined along a new axis."""
     return torch.cat(
@@ -882,7 +862,7 @@ def viewed(of: Arguments) -> Tensor:
     return of["self"].view(of["size"])
 
 
-FORMULAS: dict[str, Callable[..., Any]] = {
+FORMULAS: dict[str, Callable[[Arguments], Tensor | None]] = {
     "stack": stack,
     "_unsafe_view": viewed,
     **dict.fromkeys(
@@ -906,5 +886,4 @@ FORMULAS: dict[str, Callable[..., Any]] = {
         convolution,
     ),
     "_grouped_mm": grouped_product,
-    "flex_attention": flex_attention,
 }

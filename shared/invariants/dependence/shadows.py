@@ -47,6 +47,7 @@ from .codes import (
     LONGEST,
     LOWERED,
     STRONG,
+    WEAK,
     Shadow,
     Storages,
     as_lowered,
@@ -72,7 +73,7 @@ class Step:
         name: of the operation.
         place: where the model calls it.
         outs: its results; codes: theirs.
-        call: what it was, and the codes of its arguments.
+        call: what it was; None for a view, and where no codes are.
         routed: whether results that route tokens were taken as known.
     """
 
@@ -80,7 +81,7 @@ class Step:
     place: Place
     outs: list[Tensor]
     codes: list[Tensor]
-    call: tuple[Call, dict[int, Tensor]] | None
+    call: Call | None
     routed: bool = False
 
 
@@ -307,13 +308,16 @@ class Shadows(Operations):
         )
         call.hides, call.routing = top >= LOWERED + KNOWN, self.routing
         known = any(s.low == KNOWN for s in shadows)
-        call.special = call.hides or known or call.has_special_number()
+        # a number of Python's that is 0 or a mask is known, too
+        numbers = [a for a in args if isinstance(a, int | float)]
+        known = known or any(a == 0 or a <= WEAK for a in numbers)
+        call.special = call.hides or known
         found = self._find(call, name, top)
         for out, code in zip(call.outs, found, strict=True):
             self.storages.write(out, code)
         for other in others if outs else ():  # changed, and not returned
             self.mark(other, max(top, KNOWN))
-        self._record(name, outs + others, (call, codes))
+        self._record(name, outs + others, call)
         return result
 
     def _lose(self, name, outs, top):
@@ -419,13 +423,13 @@ class Shadows(Operations):
     def _higher_order(self, func, args, kwargs):
         """Follow what an operator of operators runs, where it can be."""
         name = getattr(func, "__name__", str(func))
-        formula = FORMULAS.get(name)
-        if formula is not None:
-            if name == "flex_attention":
-                # no codes follow what the compiled kernel reads of them
-                self._read("flex_attention", lists_of(args[4]))
+        if name == "flex_attention":  # by the operator's own eager formula
+            from torch._higher_order_ops.flex_attention import math_attention
+
+            # no codes follow what the compiled kernel reads of them
+            self._read(name, lists_of(args[4]))
             with self:
-                return formula(args, kwargs)
+                return math_attention(*args, **kwargs)
         result = func(*args, **kwargs)
         tensors = tensors_in(any_leaves((args, kwargs)))
         most = max((self._shadow(t).top for t in tensors), default=FREE)
