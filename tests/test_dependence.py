@@ -139,6 +139,8 @@ EXACT = {
         into(lambda x: x[:, 1:3].add_(x[:1, :2].clone())),
         into(lambda x: torch.add(x[0], x[1], out=x[2])),
         into(lambda x: x.unsqueeze_(0).squeeze_(0).t_().mul_(2)),
+        into(lambda x: x.tril_(1).lerp_(x.T.clone(), 0.5)),
+        into(lambda x: x.index_add_(0, IDS, x.clone())),
     ],
     "pointwise": [
         lambda x: x.exp() + x.T.abs(),
@@ -380,6 +382,8 @@ LOOSE = [
     lambda x: x.masked_scatter(x > 0, x.T.contiguous()),
     lambda x: x[x[:, 0] > -9],
     lambda x: x[:, x[0] > -9],
+    lambda x: x.index_put((x[0] > 3,), x[1].detach().clone()),
+    lambda x: x.index_put((x[:, 0] > 3, IDS[:1]), x[1, 2:3]),
     lambda x: x.view(2, 2, 4)[(x[0] > 0).long(), :, IDS],
     lambda x: x[0, 0].clone().scatter(0, IDS[1], x[1, 1]),
     lambda x: x.index_select(1, (x[0] > 0).long()),

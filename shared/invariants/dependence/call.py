@@ -72,15 +72,6 @@ def is_view(func: Any) -> bool:
     )
 
 
-def decomposed(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """Run an operation as the others that it is made of.
-
-    The kernel in C++ is what a model runs; func.decompose would take a second
-    one, in Python, whose import of sympy alone lasts half a second.
-    """
-    return func._op_dk(COMPOSITE, *args, **kwargs)
-
-
 # --- Calls and rules ---------------------------------------------------------
 
 Rule = Callable[["Call"], Tensor | list[Tensor] | None]

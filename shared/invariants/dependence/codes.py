@@ -306,15 +306,10 @@ class Storages:
                 codes = codes.amax(axis, keepdim=True)
                 tensor = tensor.narrow(axis, 0, 1)
         size, stride = tensor.size(), tensor.stride()
+        if self.is_new(tensor):
+            self.fill(tensor, KNOWN)
         shadow = self.find(tensor)
-        if shadow is None:
-            codes_of = torch.full(
-                (count,), KNOWN, dtype=CODES, device=codes.device
-            )
-            shadow = Shadow(
-                (count,), (1,), codes_of, tensor.itemsize, KNOWN, KNOWN
-            )
-            self._put(storage, shadow)
+        assert shadow is not None
         shadow.flatten()  # others may share the codes as they are
         shadow.low, shadow.top = min(shadow.low, low), max(shadow.top, top)
         view = shadow.codes.as_strided(size, stride, tensor.storage_offset())

@@ -14,7 +14,7 @@ from ..errors import ModelRaised
 from ..model.building import KeptState
 from ..model.calling import find_loss
 from ..places import Place, find_place
-from ..ranks import current, largest, on_any
+from ..ranks import largest, on_any
 from ..variant import Variant
 from .codes import CODES, FREE, LONGEST, plain
 from .losses import Compared
@@ -281,11 +281,7 @@ def control(
         if found.wrong is None and found.parted is None:
             return found
     # at the first call of a size lru_cache keeps a table, and DTensor plans
-    if current() is None:
-        run.reset()
-        run(tokens, targets)
-    else:
-        through(tokens, tape=Recorded())
+    through(tokens)
     steps = Recorded()
     through(tokens, tape=steps)
     return compared(steps)

@@ -148,9 +148,9 @@ class Prover:
             if not done[self.main[0]]:
                 break  # nothing else is of use
             name = case.mode if case in done else case.name
-            if proved and case.given is not None:
-                words = dict.fromkeys([*proof.given, case.given.words])
-                proof.given = [*words]
+            words = case.given and case.given.words
+            if proved and words and words not in proof.given:
+                proof.given.append(words)
             if proved and name not in proof.modes:
                 proof.modes.append(name)
             elif self.cut and not proved and name not in proof.left_out:

@@ -35,8 +35,6 @@ from .codes import (
 
 # --- Pointwise ---------------------------------------------------------------
 
-# Of minus infinity they make 0.
-VANISHING = "exp exp2 sigmoid relu softplus"
 LOGARITHMS = ("log", "log2", "log10", "log1p")  # of 0
 
 
@@ -161,7 +159,7 @@ def choice(call: Call) -> Tensor:
     return torch.where(of_condition == KNOWN, picked, both)
 
 
-@rule(VANISHING, placed=True)
+@rule("exp exp2 sigmoid relu softplus", placed=True)
 def vanishing(call: Call) -> Tensor:
     """What is hidden becomes a 0, which is known."""
     codes = call.codes("self")
@@ -503,17 +501,14 @@ def integers_of_routing(call: Call) -> list[bool]:
         not (o.is_floating_point() or o.is_complex() or o.dtype == torch.bool)
         for o in call.outs
     ]
+    axis, own = call.get("dim"), False
     if call.name == "index":  # the token's own row of a table of ids
-        table = call["self"]
-        own = call.known("self") and not table.is_floating_point()
-        return [own and integer for integer in integers]
-    axis = call.get("dim")
-    if call.name not in ROUTING or not isinstance(axis, int):
-        return [False] * len(integers)
-    codes = call.plain("self")
-    most = codes.amax(axis, keepdim=True)
-    alike = ((codes == most) | (codes <= FREE)).all()
-    return [bool(alike) and integer for integer in integers]
+        own = call.known("self") and not call["self"].is_floating_point()
+    elif call.name in ROUTING and isinstance(axis, int):
+        codes = call.plain("self")
+        most = codes.amax(axis, keepdim=True)
+        own = bool(((codes == most) | (codes <= FREE)).all())
+    return [own and integer for integer in integers]
 
 
 # --- Mixing: reductions, products, softmax -----------------------------------

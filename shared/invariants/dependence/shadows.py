@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._decomp import decomposition_table
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -30,11 +31,11 @@ from ..operations import (
 from ..places import Place, find_place
 from ..ranks import in_fully_shard, local
 from .call import (
+    COMPOSITE,
     PLACED,
     RULES,
     Call,
     base_name,
-    decomposed,
     is_composite,
     is_view,
     tensors_in,
@@ -203,8 +204,12 @@ class Shadows(Operations):
 
     def _shadow(self, tensor: Tensor) -> Shadow:
         """Return a storage's codes; one never seen before is known."""
-        if self.coming:
-            settle(self, tensor)
+        key = tensor.untyped_storage()._cdata
+        coming = self.coming and self.coming.pop(key, None)
+        if coming:  # another rank sends the codes
+            out, codes, work = coming
+            work.wait()
+            self.storages.write(out, codes.to(CODES))
         shadow = self.storages.find(tensor)
         if shadow is None:
             free = isinstance(tensor, nn.Parameter) or tensor.requires_grad
@@ -231,8 +236,10 @@ class Shadows(Operations):
         if (name not in RULES or func in OF_TWO) and is_composite(func):
             if name in BY_SIZES:
                 self._read(name, tensors_in(args[1:]))
+            # the kernel that a model runs: func.decompose imports sympy for
+            # one in Python, in half a second
             with self:
-                return decomposed(func, args, kwargs)
+                return func._op_dk(COMPOSITE, *args, **kwargs)
         for out in tensors_in([kwargs["out"]]) if "out" in kwargs else ():
             if self.storages.is_new(out):
                 self.mark(out, LONGEST)  # it holds whatever it held
@@ -295,8 +302,11 @@ class Shadows(Operations):
         if top > KNOWN:
             self._read(name, _read_by(func, name, args, tensors))
         outs, others = _changed_by(result, tensors, written)
-        if tensors_in((*given, result), lost=True):
-            self._lose(name, outs + others, top)
+        if tensors_in((*given, result), lost=True):  # sparse ones, say
+            if top > FREE:
+                self.notes.left[find_place(name)] = f"{name} (sparse)"
+            for out in outs + others:
+                self.mark(out, LONGEST)
             return result
         if not (outs or others):
             return result
@@ -319,13 +329,6 @@ class Shadows(Operations):
             self.mark(other, max(top, KNOWN))
         self._record(name, outs + others, call)
         return result
-
-    def _lose(self, name, outs, top):
-        """Note that numbers of tokens go where no code does: sparse, say."""
-        if top > FREE:
-            self.notes.left[find_place(name)] = f"{name} (sparse)"
-        for out in outs:
-            self.mark(out, LONGEST)
 
     def _find(self, call, name, top):
         """Return the codes of the results."""
@@ -399,8 +402,6 @@ class Shadows(Operations):
         elif torch.Tag.nondeterministic_seeded in func.tags:
             return None  # it would draw once more
         elif not func._schema.is_mutable:
-            from torch._decomp import decomposition_table
-
             parts = decomposition_table.get(func)
         elif func.namespace == "aten" and len(call.results) < 2:
             parts = getattr(torch.ops.aten, call.name, None)
@@ -609,15 +610,6 @@ def carry(shadows: Shadows, func: Any, args: tuple, kwargs: dict) -> Any:
             codes = as_lowered(codes, (low[0] > 0) & (codes > FREE))
         shadows.storages.write(out, codes)
     return result
-
-
-def settle(shadows: Shadows, tensor: Tensor) -> None:
-    """Wait for the codes of a tensor that another rank sends."""
-    coming = shadows.coming.pop(tensor.untyped_storage()._cdata, None)
-    if coming is not None:
-        out, codes, work = coming
-        work.wait()
-        shadows.storages.write(out, codes.to(CODES))
 
 
 def _as_codes(
