@@ -64,12 +64,9 @@ def is_view(func: Any) -> bool:
     """Whether all results of an operation of torch's share their numbers."""
     schema = func._schema
     shared = bool(schema.returns) and all(r.alias_info for r in schema.returns)
-    return (
-        shared
-        and not schema.is_mutable
-        and func.namespace == "aten"
-        and not is_composite(func)
-    )
+    shared |= schema.name == "aten::_unsafe_view"
+    written = schema.is_mutable or is_composite(func)
+    return shared and not written and func.namespace == "aten"
 
 
 # --- Calls and rules ---------------------------------------------------------

@@ -852,14 +852,8 @@ def stack(of: Arguments) -> Tensor:
     )
 
 
-def viewed(of: Arguments) -> Tensor:
-    """Return the same numbers in another shape."""
-    return of["self"].view(of["size"])
-
-
 FORMULAS: dict[str, Callable[[Arguments], Tensor | None]] = {
     "stack": stack,
-    "_unsafe_view": viewed,
     **dict.fromkeys(
         (
             "_scaled_dot_product_flash_attention_for_cpu",
