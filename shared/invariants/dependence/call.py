@@ -209,8 +209,8 @@ class Call:
 
     def _largest(self, ids: set[int]) -> Tensor:
         """Return the largest code of tensors, but for those of the results."""
-        room = {id(self.args.get(name)) for name in self.results}
-        codes = [self._codes[key] for key in ids - room]
+        room = tensors_in(self.args.get(name) for name in self.results)
+        codes = [self._codes[key] for key in ids - {*map(id, room)}]
         most = [plain(c).max() for c in codes if c.numel()]
         return torch.stack([full(KNOWN, 0, self.device), *most]).max()
 

@@ -125,7 +125,7 @@ class Found:
 
 
 def follow(
-    run: Followed,
+    run: Any,
     tokens: Tokens,
     targets: Tokens | None = None,
     order: Order = POSITIONS,
@@ -237,7 +237,7 @@ def changed(
 
 
 def control(
-    run: Followed,
+    run: Any,
     tokens: Tokens,
     targets: Tokens | None,
     vocab: int,

@@ -231,7 +231,7 @@ class Shadows(Operations):
         if not isinstance(func, torch._ops.OpOverload):
             return self._higher_order(func, args, kwargs)
         name = base_name(func)
-        if is_view(func):
+        if is_view(func) and not tensors_in(args, lost=True):
             return self._view(func, name, args, kwargs)
         if (name not in RULES or func in OF_TWO) and is_composite(func):
             if name in BY_SIZES:
@@ -403,7 +403,8 @@ class Shadows(Operations):
             return None  # it would draw once more
         elif not func._schema.is_mutable:
             parts = decomposition_table.get(func)
-        elif func.namespace == "aten" and len(call.results) < 2:
+        # fully_shard has some of torch's operations under another name
+        elif func.namespace in ("aten", "fsdp") and len(call.results) < 2:
             parts = getattr(torch.ops.aten, call.name, None)
             args, kwargs = call.before_it_wrote(self.mark)
         if parts is None:
