@@ -263,7 +263,8 @@ class Ranks:
 
 def bits(tensor: Tensor) -> int:
     """Return a number that is the same for the same bits."""
-    return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    own = tensor.clone()  # with NumPy's array its storage is fixed in size
+    return zlib.crc32(own.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 _ranks: Ranks | None = None  # while a model is checked on several

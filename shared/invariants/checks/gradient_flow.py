@@ -236,6 +236,9 @@ def _losses(
     if not scores.requires_grad:
         if why := quantised(variant.model):
             raise SkipCheck(f"{why}: no gradient passes")
+        row = tokens[:1]
+        if subject.read(variant.answer(row), *row.shape).is_inference():
+            raise SkipCheck("the model answers in inference mode")
         raise AssertionError(
             "the scores carry no gradient in train mode: something "
             "detaches them"
