@@ -16,7 +16,7 @@ from correct_models import CORRECT
 
 from gpt_duet import GPTConfig, check_model
 from gpt_duet.invariants import CHECKS
-from gpt_duet.invariants.cases import CASES, EVAL, Case
+from gpt_duet.invariants.ways import CASES, EVAL, Case
 from mingpt_style import build_model
 
 TESTS = Path(__file__).resolve().parent

@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from .cases import COMPILED, EVAL, OWN, TRAIN, WITH_GRADIENTS, Case
 from .context import modes_kept
 from .dependence.proof import Open, Proof
 from .errors import ModelRaised
@@ -38,6 +37,7 @@ from .rounding import dtype_name, floor, gaps
 from .subject import Subject
 from .tokens import others, spans
 from .variant import Copy, Variant, own, precise
+from .ways import COMPILED, EVAL, OWN, TRAIN, WITH_GRADIENTS, Case
 
 TILE = 128  # of FlexAttention's blocks, and of most kernels
 WORSE = 8  # times the rounding of the written program

@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from .cases import TRAIN
 from .errors import ModelRaised
 from .model.sizes import WINDOW, declared
 from .operations import Operations
 from .subject import Subject
 from .variant import Variant, changeable, redraw_zeros
+from .ways import TRAIN
 
 Axis = tuple[str, int]  # a parameter's name; 0 for its rows, 1 for columns
 Slices = dict[Axis, Bool[Tensor, "_"]]  # each of its own number

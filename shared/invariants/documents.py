@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from .cases import Case
 from .model.inputs import BLOCKS, FOUR_AXES, MASK, Input, documents
 from .subject import Subject
+from .ways import Case
 
 PROMISES = "documents", "cu_seqlens"  # kinds of arguments
 PLACES = (*PROMISES, "positions", BLOCKS, FOUR_AXES)

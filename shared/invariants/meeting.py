@@ -13,7 +13,6 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
-from .cases import EVAL, LOSSES, MASKED, OWN, TRAIN_TARGETS, Case, to_be_tried
 from .context import (
     RecordedDraws,
     during,
@@ -24,6 +23,7 @@ from .context import (
 )
 from .documents import packings
 from .errors import ModelRaised, UnusableModel, sentence
+from .layout import require_batch_first
 from .model.building import Builder, KeptState, called_modules, name_of
 from .model.calling import (
     BATCH_FIRST,
@@ -67,6 +67,7 @@ from .ranks import on_any
 from .subject import Subject
 from .tokens import SHORT, draw
 from .variant import Copy, Variant
+from .ways import EVAL, LOSSES, MASKED, OWN, TRAIN_TARGETS, Case, to_be_tried
 
 ON_SOME_RANKS = (
     "the scores have a gradient on some ranks alone, as where stages run a "
@@ -468,40 +469,6 @@ def _find_reader(
             alike = sum(other == form for _, other in both)
             return Reader(path, form, width, vocab, alike, time_first)
     return None
-
-
-# --- Which axis is time ------------------------------------------------------
-
-
-def require_batch_first(variant: Variant, batch: int, time: int) -> Subject:
-    """Refuse a model that takes (time, batch) where nothing says so.
-
-    It shows when a token moves what comes after it in the first axis and
-    not in the second, along which equal tokens have equal scores.
-    """
-    subject = variant.subject
-    if subject.caller.time_first or time < 2:
-        return subject
-    vocab = subject.vocab_size
-    tokens = subject.draw(batch, time)
-    change = no_targets(tokens)
-    change[0, 0] = 1
-    base, moved, equal = (
-        variant.scores(ids, seed=subject.seed)
-        for ids in (tokens, (tokens + change) % vocab, change * 0)
-    )
-    differs = (base != moved).any(-1)
-    if (
-        differs[1:, 0].any()
-        and not differs[0, 1:].any()
-        and torch.allclose(equal, equal[:, :1].expand_as(equal))
-    ):
-        raise UnusableModel(
-            f"{subject.name} mixes the first axis of its tokens and not the "
-            f'second: does it take (time, batch)? Then give layout="tb" '
-            f"(in the shell --layout tb)"
-        )
-    return subject
 
 
 # --- Lengths and rows --------------------------------------------------------

@@ -114,7 +114,8 @@ def check_model(
     with progress(wanted=on_progress is None) as line:
 
         def show(report: Report) -> None:
-            line.set_description_str(report.under_way)
+            if not line.disable:
+                line.set_description_str(report.under_way)
 
         announce = on_progress or show
 

@@ -20,7 +20,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from .cases import CROWD_OF, ENLARGED, EVAL, LARGER, Case
 from .context import RecordedDraws, during, isolated, seed_all
 from .errors import ModelRaised, SkipCheck
 from .model.building import KeptState, Model, cast
@@ -31,6 +30,7 @@ from .ranks import current, local, same
 from .rounding import Gap, floor, gaps, real_gap
 from .subject import Subject
 from .tokens import SHORT, rows_at_once
+from .ways import CROWD_OF, ENLARGED, EVAL, LARGER, Case
 
 # --- Variants ----------------------------------------------------------------
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ...invariants.context import isolated
 from ...invariants.errors import ModelRaised, UnknownSize, UnusableModel
-from ...invariants.meeting import meet, require_batch_first
+from ...invariants.layout import require_batch_first
+from ...invariants.meeting import meet
 from ...invariants.model.building import Builder, is_factory
 from ...invariants.subject import Subject
 from ...invariants.variant import own

@@ -10,14 +10,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..cases import (
-    CAUSALITY,
-    EVAL,
-    MASKED,
-    ROWS,
-    TRAIN_WITHOUT_GRADIENTS,
-    cases_of,
-)
 from ..check import SkipCheck, Subject, check
 from ..dependence.prover import prove_rows
 from ..errors import ModelRaised, NotFinite
@@ -25,6 +17,14 @@ from ..model.inputs import MASK, PADDING, SHOWN, Input
 from ..model.inputs import shown as padding
 from ..tokens import SHORT, draw, others
 from ..variant import Variant, both, gap_between, precise
+from ..ways import (
+    CAUSALITY,
+    EVAL,
+    MASKED,
+    ROWS,
+    TRAIN_WITHOUT_GRADIENTS,
+    cases_of,
+)
 
 LEFT = next(case for case in MASKED if case.visible == SHOWN["a left-padded"])
 COUNTED = "position_ids"

@@ -6,7 +6,8 @@ from ..budget import in_short
 from ..check import SkipCheck, Subject, check
 from ..compiled import require_same_program, require_true_blocks
 from ..dependence.prover import prove_positions
-from ..moves.leaks import LeakFinder, explain, trials
+from ..moves.leaks import LeakFinder, trials
+from ..moves.smallest import explain
 from ..tokens import spans
 from ..variant import CopyFailed
 
@@ -24,7 +25,7 @@ def check_causality(subject: Subject) -> str:
     position that it can depend on (dependence/). Where the proof is open,
     and a little where it is not, sequences that are equal up to a split go
     through in batches of equal shape; before the split the scores must be
-    the same: in each case of the table (cases.py), ended in each id, and with
+    the same: in each case of the table (ways.py), ended in each id, and with
     larger weights, in which a mask of -1e4 no longer hides a leak. A
     difference counts if it stays when weights are nudged (rounding.py).
     Reports: huggingface/transformers 48745; karpathy/nanochat 844.

@@ -4,12 +4,12 @@ from itertools import count, product
 
 from torch import Tensor
 
-from ..cases import AGAIN, WITH_GRADIENTS, cases_of
 from ..check import Subject, check
 from ..errors import FoundOut
 from ..rounding import differ, gaps, require_finite
 from ..tokens import others
 from ..variant import Variant, own
+from ..ways import AGAIN, WITH_GRADIENTS, cases_of
 
 
 @check()

@@ -5,7 +5,6 @@ from itertools import product
 
 import torch
 
-from ..cases import EVAL, OWN
 from ..check import SkipCheck, Subject, check
 from ..dependence.prover import prove_documents
 from ..documents import HIDES, ONES, Packing, packings, promised
@@ -16,6 +15,7 @@ from ..model.sizes import TILES, WINDOW, all_declared
 from ..moves.leaks import LeakFinder, Trial
 from ..tokens import draw, others, spans
 from ..variant import Variant, both, build, gap_between
+from ..ways import EVAL, OWN
 
 Fault = tuple[float, str]  # how far scores move, and what a failure says
 BOUNDARY = (

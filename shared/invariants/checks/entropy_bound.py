@@ -4,12 +4,12 @@ import math
 
 import torch
 
-from ..cases import TRAIN
 from ..check import Subject, check
 from ..context import during
 from ..errors import SkipCheck
 from ..losses import cross_entropy
 from ..variant import changeable
+from ..ways import TRAIN
 
 STEPS = 400
 BATCH = 16

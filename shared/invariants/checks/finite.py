@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..cases import EXTREME, TRAIN, TRAIN_WITHOUT_GRADIENTS, WITH_GRADIENTS
 from ..check import Subject, check
 from ..context import during
 from ..errors import NotFinite
@@ -16,6 +15,7 @@ from ..places import Place, find_place
 from ..ranks import local
 from ..rounding import differ
 from ..variant import Variant, own, redraw_zeros, scale_up
+from ..ways import EXTREME, TRAIN, TRAIN_WITHOUT_GRADIENTS, WITH_GRADIENTS
 
 GRADIENTS = 256  # tokens: a backward pass of longer texts takes much memory
 

@@ -7,7 +7,6 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from ..cases import TRAIN
 from ..check import Subject, check
 from ..context import during
 from ..dead_parts import (
@@ -27,6 +26,7 @@ from ..operations import quantised
 from ..ranks import current, largest_of, local, local_gradient
 from ..tokens import rows_at_once
 from ..variant import Variant, changeable, larger
+from ..ways import TRAIN
 
 STEPS = 5  # of training, until no factor behind a zero is 0
 OWN_LOSS = "of the loss"

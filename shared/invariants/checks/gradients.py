@@ -7,7 +7,6 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..cases import EVAL, INFERENCE, TRAIN
 from ..check import Subject, check
 from ..context import during
 from ..derivatives import WIDE, Along, Pair, gradients_of
@@ -17,6 +16,7 @@ from ..places import Place, find_place
 from ..ranks import current, largest_of, local, local_gradient
 from ..rounding import FLOOR, Inside, require_finite
 from ..variant import Variant, changeable, doubled, redraw_zeros
+from ..ways import EVAL, INFERENCE, TRAIN
 
 COARSE = 1e-4  # unit of rounding from which on nothing can be compared
 # Operations that stand still or jump: a gradient through them is estimated.

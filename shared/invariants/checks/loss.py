@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..cases import TRAIN, WITH_GRADIENTS
 from ..check import Subject, check
 from ..context import during
 from ..derivatives import gradients_of
@@ -27,6 +26,7 @@ from ..operations import quantised
 from ..rounding import differ, floor, gaps
 from ..tokens import others
 from ..variant import Variant, both
+from ..ways import TRAIN, WITH_GRADIENTS
 
 HOW = ("as given", "shifted by one inside")
 EITHER = " or ".join(HOW)

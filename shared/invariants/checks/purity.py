@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..cases import EVAL, TRAIN, WITH_GRADIENTS
 from ..check import Subject, check
 from ..context import during, random_states, seed_all
 from ..model.building import Model
@@ -17,6 +16,7 @@ from ..operations import parts_of
 from ..ranks import bits, local
 from ..rounding import differ
 from ..variant import Variant, own
+from ..ways import EVAL, TRAIN, WITH_GRADIENTS
 
 NOT_SAVED = "buffer (not saved)"
 RANDOM = "the random state of "

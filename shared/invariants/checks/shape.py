@@ -2,7 +2,6 @@
 
 from torch import Tensor
 
-from ..cases import EVAL, TRAIN_WITHOUT_GRADIENTS
 from ..check import Subject, check
 from ..context import during
 from ..errors import FoundOut, ModelRaised, sentence
@@ -10,6 +9,7 @@ from ..model.calling import TIME_FIRST
 from ..rounding import differ, floor, gaps
 from ..tokens import draw
 from ..variant import Variant, own
+from ..ways import EVAL, TRAIN_WITHOUT_GRADIENTS
 
 
 @check()

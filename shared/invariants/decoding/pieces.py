@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..cases import HALF
 from ..context import during, seed_all
 from ..errors import ModelRaised, SkipCheck
 from ..lines import Line, first_in_last_piece
@@ -34,6 +33,7 @@ from ..variant import (
     own,
     precise,
 )
+from ..ways import HALF
 from .conventions import POSITIONS, Convention, Text, conventions, sizes_of
 
 # How sure it is that a way to call a model is decoding: it is none, what is

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..cases import Case
 from ..notebooks import as_html
 from ..places import Place
 from ..tokens import runs
+from ..ways import Case
 from .codes import FREE
 from .shadows import Notes
 

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from ..budget import OutOfTime
-from ..cases import (
+from ..documents import Packing, split
+from ..errors import ModelRaised, sentence
+from ..losses import added_to, scores_and_loss, shifts_of
+from ..model.building import KeptState
+from ..places import Place, place_of_code
+from ..ranks import current, on_any
+from ..rounding import minus
+from ..subject import Subject
+from ..variant import Copy, Variant, copy_for, precise
+from ..ways import (
     AUTOCAST,
     CAUSALITY,
     EVAL,
@@ -24,15 +33,6 @@ from ..cases import (
     lengths_of_proof,
     plan,
 )
-from ..documents import Packing, split
-from ..errors import ModelRaised, sentence
-from ..losses import added_to, scores_and_loss, shifts_of
-from ..model.building import KeptState
-from ..places import Place, place_of_code
-from ..ranks import current, on_any
-from ..rounding import minus
-from ..subject import Subject
-from ..variant import Copy, Variant, copy_for, precise
 from .codes import CODES, FREE, LONGEST
 from .culprit import Tape, in_words
 from .engine import (
