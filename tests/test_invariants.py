@@ -457,12 +457,15 @@ def settings():
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
     "around",
-    [
-        torch.no_grad,
-        torch.inference_mode,
-        partial(torch.autocast, "cpu", torch.bfloat16),
-        partial(torch.device, "meta"),
-    ],
+    one_in(
+        2,
+        [
+            torch.no_grad,
+            torch.inference_mode,
+            partial(torch.autocast, "cpu", torch.bfloat16),
+            partial(torch.device, "meta"),
+        ],
+    ),
 )
 def test_settings_around_a_run_change_nothing(around, run):
     given = GPT()
