@@ -1044,7 +1044,7 @@ FAILED = [
 @pytest.mark.parametrize(
     ("status", "build", "check", "words"),
     one_in(
-        2,
+        3,
         [
             pytest.param(status, *row, id=f"{status}-{row[1]}-{row[2]}-{i}")
             for status, rows in (

@@ -38,7 +38,7 @@ def is_not_accused(model, checks):
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("model", one_in(3, SOUND))
+@pytest.mark.parametrize("model", one_in(6, SOUND))
 def test_an_odd_sound_model_is_not_accused(model):
     is_not_accused(model, CHECKS.keys() - PROOFS - {SLOW})
 
