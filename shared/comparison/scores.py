@@ -33,8 +33,8 @@ class ScoreDiff:
     sentence: str  # where both part first, and by how much
     first: int | None  # position whose scores differ by more than rounding
     tokens: list[int]  # the text
-    left: dict[int, float]  # scores in nats by position
-    right: dict[int, float]  # those of the other side
+    left: dict[int, float]  # the left scorer's, in nats, by position
+    right: dict[int, float]  # the right scorer's
     bound: float  # up to which a difference is rounding
 
 

@@ -72,9 +72,8 @@ def require_same_program(subject: Subject, proof: Proof) -> str:
     kept = KeptState(inner) if isinstance(inner, nn.Module) else None
     torch._dynamo.reset()  # a frame that a mode saw would be left to Python
     start, before, why = perf_counter(), compiled_frames(), ""
-    at = defaultdict[bool, list[int]](
-        list
-    )  # by whether gradients are recorded
+    # lengths, by whether gradients are recorded
+    at = defaultdict[bool, list[int]](list)
     longest = subject.lengths.fit(subject.block_size)
     lengths = dict.fromkeys([longest, *subject.fit(1, TILE, TILE + 1)])
     with modes_kept([program]), as_written():

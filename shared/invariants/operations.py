@@ -161,6 +161,19 @@ def compiled_frames() -> int:
     return counters["frames"]["ok"]
 
 
+@contextmanager
+def calls_seen_by(
+    look: Callable[[FrameType, str, Any], None],
+) -> Iterator[None]:
+    """Tell a function of each call of Python's inside, as sys.setprofile."""
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
 def runs_compiled(call: Callable[[], Any]) -> bool:
     """Whether a call reaches what torch.compile made, whatever its stance."""
     if DYNAMO not in sys.modules:
@@ -174,12 +187,8 @@ def runs_compiled(call: Callable[[], Any]) -> bool:
             names = caller.f_globals if caller is not None else {}
             found |= names.get("__name__") != FLEX
 
-    before = sys.getprofile()
-    sys.setprofile(look)
-    try:
+    with calls_seen_by(look):
         call()
-    finally:
-        sys.setprofile(before)
     return found
 
 

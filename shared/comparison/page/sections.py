@@ -25,8 +25,8 @@ from ..values import Place, Row, diff_by_value
 from .folding import spans
 
 SIGN = "\u00d7"  # between the numbers of a shape
-# What is set to zero to measure a part alone: the token table, whose scale
-# rounds, and what the blocks add to the residual stream.
+# Weights that are set to zero while another part is measured: the token table,
+# whose scale rounds, and the matrices by which blocks write to the stream.
 TOKENS = ("wte.weight",)
 BLOCKS = ("c_proj.weight", "c_proj.bias")
 BOTH = (*TOKENS, *BLOCKS)
@@ -224,7 +224,7 @@ class TransferRow:
     written: tuple[str, str]  # how each style writes it, "" if unsaid
     transferred: tuple[str, str]  # how each takes over a GPT-2 checkpoint's
     error: float  # largest difference that is its own; NaN without the stage
-    where: str  # what was compared
+    where: str  # the stage whose outputs were compared, and on what
     absorbed: bool  # False where the error is no rounding but mathematics
 
 

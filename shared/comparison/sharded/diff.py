@@ -47,7 +47,7 @@ class ShardedDiff:
     partial: int  # of these are a part of a sum
     weights: str = ""  # which weights the ranks ran with
     where: str = ""  # the line that parts
-    cause: str = ""  # what is seen there
+    cause: str = ""  # a likely cause at that line, if one is known
     gradients: int = 0  # how many were compared
     partial_gradients: tuple[str, ...] = ()  # names: parts of a sum over ranks
     gradient: str = ""  # how the first one differs

@@ -22,8 +22,8 @@ SHIFT = 0.1  # of what is drawn in place of zeros or ones
 FLOOR = 1e-3  # of the largest gradient: that of a key's bias is rounding alone
 DATA_PARALLEL = {"DistributedDataParallel", "FSDPModule"}
 
-# by the name of a rank's parameter that of the left's of which it is a piece,
-# and what cuts that piece out
+# Each parameter of a rank is a piece of one of the left's. By its name: the
+# left's name, and the function that cuts the piece out.
 Pieces = dict[str, tuple[str, Callable[[Tensor], Tensor]]]
 
 

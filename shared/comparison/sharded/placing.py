@@ -62,8 +62,8 @@ class Whole:
     """A tensor of one process, in which those of a rank are looked for."""
 
     number: int  # to know it by
-    name: str  # what it is
-    op: str  # what computes it
+    name: str  # of a weight, or the line that computes a value
+    op: str  # the operation that computes it
     tensor: Tensor  # in float64
     eps: float  # unit of rounding of the dtype that it was computed in
 

@@ -83,7 +83,7 @@ def diff_by_value(
 
     Raises:
         ValueError: for two vocabularies, tokens that do not fit, a model
-            that raises, or one of which nothing can be recorded.
+            that raises, or a model in which no value can be recorded.
     """
     given: Any = None if tokens is None else as_tokens(tokens)
     sides: list[Any] = [

@@ -164,8 +164,8 @@ def _propose(
         others = [
             other
             for other in groups.get((ours.finite, ours.other), [])
-            # what an operation gives is no step inside another of its kind,
-            # though their numbers may be the same
+            # The result of an operation does not match a step inside a fused
+            # one of its kind, even where the numbers are equal.
             if not (value.own_step and other.place.inside)
             and not (other.own_step and value.place.inside)
         ]

@@ -48,13 +48,12 @@ class Recorder(Operations):
     tokens: Tensor  # the ids of the run
     run: CodeType | None  # runs the model: no line is above this function
     by_heads: bool  # whether heads are values of their own, too
-    reduce: Callable[[Tensor], Tensor] | None  # what is seen; None: all
+    # returns what is kept of a value; None keeps all of it
+    reduce: Callable[[Tensor], Tensor] | None
     # None in a first run, in which digests are kept; else what is done with
     # each value and the number of its event
     visitor: Callable[[int, Tensor], None] | None
     room: float  # for numbers that a first run keeps; without it only digests
-
-    supports_higher_order_operators = True
 
     def __post_init__(self):
         super().__init__()

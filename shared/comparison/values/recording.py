@@ -427,8 +427,8 @@ def record_values(
         How many values were written.
 
     Raises:
-        ValueError: for tokens that do not fit, a model that raises, or one
-            of which nothing can be recorded.
+        ValueError: for tokens that do not fit, a model that raises, or a
+            model in which no value can be recorded.
     """
     path = Path(path)
     if path.suffix != ".safetensors":

@@ -136,7 +136,8 @@ def _try(
     """Compare a batch with others; return notes for the report."""
     notes = set[str]()
     tokens = draw(variant.subject.vocab_size, rows, time, generator)
-    scores, of_last = variant.scores(tokens), lru_cache(1)(variant.scores)
+    scores = variant.scores(tokens)
+    of_last = lru_cache(1)(variant.scores)  # several rows have one batch
     for row, other, place, what in _batches(variant, tokens, generator):
         gap = gap_between(
             (variant, tokens, row),

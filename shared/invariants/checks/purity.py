@@ -1,7 +1,6 @@
 """A forward leaves no trace."""
 
 import random
-import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from ..check import Subject, check
 from ..context import during, random_states, seed_all
 from ..model.building import Model
-from ..operations import parts_of
+from ..operations import calls_seen_by, parts_of
 from ..ranks import bits, local
 from ..rounding import differ
 from ..variant import Variant, own
@@ -107,12 +106,8 @@ def _is_type_checkers(call: Callable[[], object]) -> bool:
                 frame = frame.f_back
             drawing.add(frame.f_code.co_filename if frame else "")
 
-    before = sys.getprofile()
-    sys.setprofile(look)
-    try:
+    with calls_seen_by(look):
         call()
-    finally:
-        sys.setprofile(before)
     others = [f for f in drawing if not any(n in f for n in TYPE_CHECKERS)]
     return bool(drawing) and not others
 

@@ -43,6 +43,13 @@ class Followed:
             self.kept.put_back(always=True)
         self.variant.start_again()  # here, where no operation is followed
 
+    def unfollowed(
+        self, tokens: Tokens, targets: Tokens | None
+    ) -> Float[Tensor, "batch time vocab"]:
+        """Return the scores of a run that nobody follows."""
+        self.reset()
+        return self(tokens, targets)
+
     @property
     def parameters(self) -> list[Tensor]:
         """The numbers that can have any value."""

@@ -97,7 +97,9 @@ class Prover:
         self.raised = ""
         self.path = 0  # of the run followed last
         self.controlled: set[int] = set()  # paths
-        self.alone: set[int] = set()  # those that were run unfollowed, too
+        self.unfollowed: set[int] = (
+            set()
+        )  # those that were run unfollowed, too
         self.moving: tuple[str, ...] | None = None  # see Followed
         self.copies: dict[tuple[torch.dtype | None, bool], Copy] = {}
         self.scores: Tensor | None = None  # of the run followed last
@@ -176,7 +178,8 @@ class Prover:
             tokens, targets = self.texts(case, time)
             try:
                 open_ = self._is_open(run, tokens, targets)
-                if open_ is None and not self._hides(run, time):
+                if open_ is None and not self._hides(run, tokens, targets):
+                    self.proof.at = case, time
                     return None
             except OutOfTime:
                 self.cut = True
@@ -201,6 +204,7 @@ class Prover:
             return proved
         try:
             if not self._is_same_program(run, proved[-1]):
+                self.proof.at = case, proved[-1]
                 return None
             if on_any(self.path not in self.controlled):
                 if not self._controlled(run, proved):
@@ -297,15 +301,16 @@ class Prover:
             return True
         tokens, targets = self.texts(run.variant.case, time)
         everywhere = torch.ones_like(tokens, dtype=torch.bool)
-        run.reset()
-        scores = run(tokens, targets)
+        scores = run.unfollowed(tokens, targets)
         text = "the model computes other scores where it is not followed"
         apart = self._apart(run, scores, self.scores, everywhere)
         if apart:
             self._add(f"{run.variant.case.name}: {text}, {apart}")
         return not apart
 
-    def _hides(self, run: Followed, time: int) -> bool:
+    def _hides(
+        self, run: Followed, tokens: Tokens, targets: Tokens | None
+    ) -> bool:
         """Whether later tokens move no score where nobody follows them.
 
         Numbers may be written where no mode sees it, at one length alone.
@@ -314,25 +319,26 @@ class Prover:
         case, subject = run.variant.case, self.subject
         if subject.heavy or case.losses or on_any(self._may_part()):
             return True
-        tokens, targets = self.texts(case, time)
         before = self.scores
         if before is None or self._draws(run):
-            if not on_any(self.path not in self.alone):
+            if not on_any(self.path not in self.unfollowed):
                 return True
-            self.alone.add(self.path)
-            run.reset()
-            before = run(tokens, targets)
+            self.unfollowed.add(self.path)
+            before = run.unfollowed(tokens, targets)
         for order in self._orders(run):
             codes = order.codes(*tokens.shape)
             late, generator = codes > codes.median(), subject.generator()
             other = changed(tokens, late, subject.vocab_size, generator)
-            run.reset()
-            scores = run(other, targets)
-            apart = self._apart(run, scores, before, ~late)
+            apart = self._apart(
+                run, run.unfollowed(other, targets), before, ~late
+            )
             if on_any(bool(apart)):
-                if self._controlled(run, [time]):  # else it names the line
+                with subject.budget.overtime():
+                    named = not self._controlled(run, [tokens.size(1)])
+                if not named:
                     text = "scores move where it is not followed"
-                    self._add(f"{case.name}: {text}, {apart}")
+                    where = apart or "on another rank"
+                    self._add(f"{case.name}: {text}, {where}")
                 return False
         return True
 
@@ -353,7 +359,6 @@ class Prover:
         # NaN is the matter of check_finite
         if not most > share * float(before[:, shown].std()):
             return ""
-        self.proof.at = case, time
         return f"{most:.2g} apart at length {time}"
 
     def _may_part(self) -> bool:

@@ -59,7 +59,7 @@ from .codes import (
     plain,
     where_known,
 )
-from .rules import FORMULAS, integers_of_routing, pointwise
+from .rules import FORMULAS, MASKS, integers_of_routing, pointwise
 
 # --- Notes of a run ----------------------------------------------------------
 
@@ -132,8 +132,7 @@ def _read_by(func, name, args, tensors):
     Of an index these are the masks.
     """
     if name in ("index", "_unsafe_index"):
-        masks = (torch.bool, torch.uint8)
-        return [t for t in tensors_in(args[1:]) if t.dtype in masks]
+        return [t for t in tensors_in(args[1:]) if t.dtype in MASKS]
     if name in BY_SIZES:
         return tensors_in(args[1:])
     tags = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
@@ -160,8 +159,6 @@ class Shadows(Operations):
             views is called with these, too.
         blind: whether results carry no codes: the tape reads their numbers.
     """
-
-    supports_higher_order_operators = True
 
     def __init__(
         self,

@@ -16,9 +16,7 @@ from torch import Tensor
 from ..dependence.proof import Proof
 from ..errors import Leaked
 from ..lines import first_in_two_texts
-from ..rounding import (
-    floor_of,
-)
+from ..rounding import floor_of
 from ..tokens import SHORT, draw, others
 from ..variant import Variant
 from .leaks import Leak, LeakFinder, Trial
