@@ -23,9 +23,9 @@ test-shapes: .venv/installed
 
 test-all: test test-slow test-shapes
 
-# The last lines: inside shared imports are relative, since its name differs
-# between a checkout and an install; the others import it as gpt_duet, and
-# never its command or, by the long name, a style or the benchmarks.
+# The last lines: inside shared imports are relative, since its folder differs
+# between a checkout and an install; the others import it as gpt_duet, the only
+# name that a module has. The styles and the benchmarks import no command.
 lint: .venv/linters
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -35,6 +35,7 @@ lint: .venv/linters
 	    --exclude=__init__.py
 	! grep -rnE "^ *(from|import) (shared\b|gpt_duet\.(cli|annotated|mingpt_style|benchmarks)\b)" \
 	    annotated mingpt_style benchmarks --include=*.py
+	! grep -rnE "^ *(from|import) (shared|annotated|mingpt_style|benchmarks)\b" tests
 
 # dist/ holds the wheel; page/ the side-by-side page, as a site's index.
 wheel: .venv/core

@@ -170,7 +170,7 @@ def make_model(
         dropout: of every part.
         norm: class of the normalisation, called with d_model.
         activation: of the feed-forward networks; a function, a module or
-            one of shared.config's names.
+            one of gpt_duet.config's names.
         max_len: number of positions, the model's block_size.
 
     Raises:

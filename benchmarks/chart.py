@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpt_duet.comparison.benchmark_results import Results, Run
+from gpt_duet.benchmark_results import Results, Run
 from gpt_duet.files import replace_file
 
 from .tables import seconds

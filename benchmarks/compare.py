@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpt_duet.comparison.benchmark_results import Results, Row, Run, Value
+from gpt_duet.benchmark_results import Results, Row, Run, Value
 
 from .machine import LIBRARIES
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from gpt_duet.comparison.benchmark_results import Row, Run
+from gpt_duet.benchmark_results import Row, Run
 from gpt_duet.config import GPTConfig
 from gpt_duet.invariants import check_model
 from gpt_duet.processes import run_alone

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gpt_duet.comparison.benchmark_results import Row, Value
+from gpt_duet.benchmark_results import Row, Value
 from gpt_duet.timing import interleave, stopwatch
 from gpt_duet.validation import choose_dtype
 

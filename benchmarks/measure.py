@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt_duet.comparison.benchmark_results import PERCENTS, Row, Run
+from gpt_duet.benchmark_results import PERCENTS, Row, Run
 from gpt_duet.generation import optimize_for_decoding, stream_tokens
-from gpt_duet.invariants.context import few_threads
 from gpt_duet.protocol import LanguageModel
+from gpt_duet.running.context import few_threads
 from gpt_duet.timing import clock_for, interleave, percentile, stopwatch
 from gpt_duet.training.recipe import Recipe, build_optimizer
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from gpt_duet.comparison.models import largest_difference
 from gpt_duet.comparison.styles import enlarged_random_weights, rounding_bound
 from gpt_duet.invariants import meet
-from gpt_duet.invariants.decoding.conventions import Text
-from gpt_duet.invariants.decoding.pieces import Decoder
-from gpt_duet.invariants.errors import UnknownSize
-from gpt_duet.invariants.rounding import dtype_name
 from gpt_duet.protocol import cache_reader, load_style
+from gpt_duet.running.conventions import Text
+from gpt_duet.running.errors import UnknownSize
+from gpt_duet.running.rounding import dtype_name
 from gpt_duet.targets import load_target
+from gpt_duet.tracing.pieces import Decoder
 
 from .peers import PEERS, build_peer
 from .plan import Plan

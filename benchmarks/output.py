@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gpt_duet.comparison.benchmark_results import (
+from gpt_duet.benchmark_results import (
     PERCENTS,
     Results,
     Run,

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from gpt_duet.comparison.benchmark_results import Value
+from gpt_duet.benchmark_results import Value
 from gpt_duet.config import GPTConfig, preset_fields, preset_names
-from gpt_duet.invariants.rounding import dtype_name
+from gpt_duet.running.rounding import dtype_name
 
 from . import STYLES, Kind
 from .peers import PEERS

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from torch.utils.benchmark import select_unit
 
-from gpt_duet.comparison.benchmark_results import PERCENTS, Results, Row, Run
+from gpt_duet.benchmark_results import PERCENTS, Results, Row, Run
 from gpt_duet.timing import percentile
 
 from .compare import Change

@@ -1,34 +1,42 @@
-"""The kit around the two styles.
+"""The kit around the two styles: run a model, trace the run, state a verdict.
 
-    __main__.py    python -m gpt_duet
-    config.py      GPTConfig: the sizes, and what weights do not show
-    names.py       the packages and their short names in a checkout
-    masks.py       boolean masks: causal, padding, combined
-    files.py       files and folders written whole or not at all
-    timing.py      things timed in turn, on any device
-    processes.py   work in a process of its own, which can be stopped
-    validation.py  numbers, dtypes, devices and paths, checked
-    protocol.py    what a language model and a style must offer
+    running/       call anyone's model, reproducibly
+    tracing/       what each line of a run computed
+    proof/         what each number can depend on
+    invariants/    the checks, for anyone's model
+    comparison/    two models: values, styles, the page
+    distributed/   a model compared with its sharded twin
+    scoring/       checks of scorers (perplexity, bits per byte)
     tokenization/  text to ids, and texts to batches
     checkpoint/    weights on disk, and from style to style
     generation/    ids to more ids
     training/      a model learns a text
-    invariants/    the checks, for anyone's model
-    comparison/    two models side by side
-    pytest_plugin.py  pytest --gpt-duet TARGET
-    targets.py     a model named on the command line, loaded
-    importing.py   imports of a user's files, each alone
-    console.py     messages to the user, and how a command ends
     cli/           the command gpt-duet
 
+Small modules that every room may import:
+
+    config.py             GPTConfig: the sizes, and what weights do not show
+    masks.py              boolean masks: causal, padding, combined
+    protocol.py           what a language model and a style must offer
+    targets.py            load a model that is named as text
+    importing.py          import a user's files, each isolated
+    names.py              names of the styles' packages
+    files.py              write files and folders whole or not at all
+    timing.py             time things in turn, on any device
+    processes.py          run work in a process that can be stopped
+    validation.py         check numbers, dtypes, devices and paths
+    console.py            messages to the user, and how a command ends
+    notebooks.py          output in notebooks, and progress
+    benchmark_results.py  the format of benchmark files
+    pytest_plugin.py      pytest --gpt-duet TARGET
+
 An install brings this folder as gpt_duet, with the styles and the benchmarks
-in it: `gpt_duet.annotated`. In a checkout its name is shared; the styles and
-the users import `gpt_duet` in both.
+in it: `gpt_duet.annotated`. In a checkout the folder is called shared, and
+gpt_duet.py makes it the package gpt_duet. Code, tests and docs use that name.
 """
 
 from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,13 +50,13 @@ if TYPE_CHECKING:
     from .invariants import (
         Target,
         check_model,
-        check_scorer,
         influence,
         parametrize_with_checks,
         prove_causality,
         save_map,
         text_map,
     )
+    from .scoring import check_scorer
     from .tokenization import load_tokenizer
 
 __all__ = [
@@ -71,6 +79,7 @@ __all__ = [
 _ROOMS = {  # all others are in invariants
     "GPTConfig": "config",
     "assert_same_values": "comparison.values",
+    "check_scorer": "scoring",
     "diff_by_value": "comparison.values",
     "generate": "generation",
     "load_tokenizer": "tokenization",
@@ -86,7 +95,3 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     room = _ROOMS.get(name, "invariants")
     return getattr(import_module(f"{__name__}.{room}"), name)
-
-
-if Path(__file__).parent.name == "shared":  # in a checkout
-    import_module("gpt_duet.names").use_both_names()

@@ -202,7 +202,7 @@ def show_theirs(error: BaseException) -> None:
 
     With --debug all of it is printed.
     """
-    from .invariants.errors import with_their_frames  # late: it brings torch
+    from .running.errors import with_their_frames  # late: it brings torch
 
     if not console.debug:
         error = with_their_frames(error) or error.with_traceback(None)

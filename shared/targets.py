@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from functools import partial
-from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +14,7 @@ from typing import Any
 
 from .config import GPTConfig
 from .importing import Alone, first_on_path, import_file, import_module, roots
-from .names import KIT, STYLES, package_of
+from .names import STYLES, full_name, package_of
 from .validation import did_you_mean
 
 # module or file, and what it names; the colon of a Windows drive is no other
@@ -69,9 +68,7 @@ def load_target(
     else:
         place = Alone(Path.cwd())
         with place.entered():
-            top = path.partition(".")[0]
-            ours = top in STYLES and find_spec(top) is None
-            module = import_module(f"{KIT}.{path}" if ours else path)
+            module = import_module(full_name(path))
     if not all(part.isidentifier() for part in what.split(".")):
         return _alone(what, _expression(module, what), place)
     found = _attribute(module, what, path)

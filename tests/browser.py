@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from shared.cli import main
+from gpt_duet.cli import main
 
 SMALL = ("--n-layer", "2", "--n-head", "2", "--n-embd", "16")
 HOSTILE = (
@@ -26,7 +26,7 @@ def page_of(folder, *words, status=0, walk=True):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [*map(str, words)])
         if not walk:
-            patch.setattr("shared.comparison.page.render.WALK_PARAMETERS", 0)
+            patch.setattr("gpt_duet.comparison.page.render.WALK_PARAMETERS", 0)
         with pytest.raises(SystemExit) as ended:
             main()
     assert (ended.value.code or 0) == status

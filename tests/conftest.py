@@ -64,8 +64,8 @@ def _seed(monkeypatch):
 
     torch.default_generator.manual_seed(0)
     torch.set_warn_always(True)  # torch would say most of them once
-    monkeypatch.setattr("shared.timing.SHORTEST", 0.0)
-    monkeypatch.setattr("shared.cli.check.entry_of", lambda job: None)
+    monkeypatch.setattr("gpt_duet.timing.SHORTEST", 0.0)
+    monkeypatch.setattr("gpt_duet.cli.check.entry_of", lambda job: None)
 
 
 @pytest.fixture(scope="session")
@@ -108,7 +108,7 @@ def clock(monkeypatch):
 
     A call of the longest text takes all of them, one without tokens 1/20.
     """
-    from gpt_duet.invariants import budget, variant
+    from gpt_duet.running import budget, variant
 
     now, seconds = [0.0], [0.0]
     scores = variant.Variant.scores
@@ -136,7 +136,7 @@ def calls_of_a_second(clock):
 @pytest.fixture(scope="session", params=["annotated", "mingpt_style"])
 def style(request):
     """Both styles in turn."""
-    return importlib.import_module(request.param)
+    return importlib.import_module(f"gpt_duet.{request.param}")
 
 
 @pytest.fixture(scope="session")
@@ -144,7 +144,7 @@ def r50k_base():
     """GPT-2's tokenizer, where tiktoken has it in its cache."""
     if "TIKTOKEN_CACHE_DIR" not in os.environ:
         pytest.skip("r50k_base needs TIKTOKEN_CACHE_DIR")
-    from shared import load_tokenizer
+    from gpt_duet import load_tokenizer
 
     return load_tokenizer("r50k_base")
 
@@ -166,7 +166,7 @@ def run_command(monkeypatch, capsys):
 @pytest.fixture
 def duet(run_command):
     """Run gpt-duet in this process: its status, stdout and stderr."""
-    from shared.cli import main
+    from gpt_duet.cli import main
 
     return partial(run_command, main, "gpt-duet")
 

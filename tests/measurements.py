@@ -1,7 +1,7 @@
 """Each property asserted directly, in float64 where a model can be.
 
 `MEASUREMENTS[check](case)` raises an AssertionError where the property does
-not hold. Nothing here knows shared.invariants: these are the second opinion
+not hold. Nothing here knows gpt_duet.invariants: these are the second opinion
 on its checks.
 """
 

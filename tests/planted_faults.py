@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.importing import first_on_path
+from gpt_duet.importing import first_on_path
 
 ROOT = Path(__file__).resolve().parents[1]
 WITHIN_LAYERS = (

@@ -16,8 +16,8 @@ from correct_models import CORRECT
 
 from gpt_duet import GPTConfig, check_model
 from gpt_duet.invariants import CHECKS
-from gpt_duet.invariants.ways import CASES, EVAL, Case
-from mingpt_style import build_model
+from gpt_duet.mingpt_style import build_model
+from gpt_duet.running.ways import CASES, EVAL, Case
 
 TESTS = Path(__file__).resolve().parent
 MEASURED = {

@@ -1271,8 +1271,8 @@ CASES = {
 def found_of(name):
     """Return what checks and a comparison find, ready for JSON."""
     from gpt_duet import check_model
-    from gpt_duet.comparison.sharded.diff import diff_sharded
     from gpt_duet.comparison.values import record_values
+    from gpt_duet.distributed.diff import diff_sharded
 
     case = CASES[name]
     found = {"model": name}

@@ -4,10 +4,9 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-import annotated
-import mingpt_style
-from shared.checkpoint.gpt2_layout import State
-from shared.config import ACTIVATIONS, GPTConfig
+from gpt_duet import annotated, mingpt_style
+from gpt_duet.checkpoint.gpt2_layout import State
+from gpt_duet.config import ACTIVATIONS, GPTConfig
 
 
 def one_in(count, rows):
@@ -82,7 +81,7 @@ def random_state(
 
 
 def shapes(config: GPTConfig):
-    from shared.checkpoint.gpt2_layout import gpt2_shapes
+    from gpt_duet.checkpoint.gpt2_layout import gpt2_shapes
 
     head = {
         "lm_head.weight": (config.vocab_size, config.n_embd),

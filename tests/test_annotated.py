@@ -11,11 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-import annotated
-import mingpt_style
-from annotated import LayerNorm, PositionalEncoding, build_model, make_model
-from shared.config import GPTConfig
-from shared.masks import subsequent_mask
+from gpt_duet import annotated, mingpt_style
+from gpt_duet.annotated import (
+    LayerNorm,
+    PositionalEncoding,
+    build_model,
+    make_model,
+)
+from gpt_duet.config import GPTConfig
+from gpt_duet.masks import subsequent_mask
 
 TINY = {"N": 2, "d_model": 12, "d_ff": 20, "h": 3}
 

@@ -7,10 +7,15 @@ import numpy_gpt2
 import pytest
 import torch
 
-import mingpt_style
-from gpt_duet import GPTConfig, check_model, diff_by_value, record_values
+from gpt_duet import (
+    GPTConfig,
+    check_model,
+    diff_by_value,
+    mingpt_style,
+    record_values,
+)
 from gpt_duet.invariants import prove_causality
-from gpt_duet.invariants.model.calling import as_tensor, is_array
+from gpt_duet.running.model.calling import as_tensor, is_array
 
 pytestmark = pytest.mark.unhooked  # places are the model's own lines
 

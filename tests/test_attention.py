@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from reference import masked_attention
 from strategies import seeds
 
-from annotated import MultiHeadedAttention, attention
-from shared.masks import (
+from gpt_duet.annotated import MultiHeadedAttention, attention
+from gpt_duet.masks import (
     causal_mask,
     combine_masks,
     padding_mask,

@@ -14,20 +14,20 @@ from torch import nn
 from torch.autograd import DeviceType
 from torch.nn.functional import nll_loss, one_hot
 
-import annotated
-from benchmarks import machine, profiling
-from benchmarks.gates import require_sound
-from benchmarks.measure import measure, training_step
-from benchmarks.models import (
+from gpt_duet import annotated
+from gpt_duet.benchmarks import machine, profiling
+from gpt_duet.benchmarks.gates import require_sound
+from gpt_duet.benchmarks.measure import measure, training_step
+from gpt_duet.benchmarks.models import (
     Candidate,
     build_peers,
     build_styles,
 )
-from benchmarks.peers import PEERS, TorchDecoder, build_peer
-from benchmarks.plan import CPU, PRESETS, Tokens, make_plan
-from benchmarks.work import cache_bytes, count_work
-from mingpt_style import build_model
-from shared.config import GPTConfig
+from gpt_duet.benchmarks.peers import PEERS, TorchDecoder, build_peer
+from gpt_duet.benchmarks.plan import CPU, PRESETS, Tokens, make_plan
+from gpt_duet.benchmarks.work import cache_bytes, count_work
+from gpt_duet.config import GPTConfig
+from gpt_duet.mingpt_style import build_model
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 WIDE = {"n_layer": 2, "n_head": 4, "n_embd": 128, "vocab_size": 65}

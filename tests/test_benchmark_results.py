@@ -12,20 +12,20 @@ import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from benchmarks import output
-from benchmarks.chart import draw, draw_roofline
-from benchmarks.compare import compare_results
-from benchmarks.machine import machine_facts
-from benchmarks.output import Output, save_csv
-from benchmarks.plan import CPU
-from benchmarks.tables import (
+from gpt_duet import timing
+from gpt_duet.benchmark_results import Results, Row, Run, read_results
+from gpt_duet.benchmarks import output
+from gpt_duet.benchmarks.chart import draw, draw_roofline
+from gpt_duet.benchmarks.compare import compare_results
+from gpt_duet.benchmarks.machine import machine_facts
+from gpt_duet.benchmarks.output import Output, save_csv
+from gpt_duet.benchmarks.plan import CPU
+from gpt_duet.benchmarks.tables import (
     disagreements,
     show_changes,
     show_results,
 )
-from shared import timing
-from shared.comparison.benchmark_results import Results, Row, Run, read_results
-from shared.timing import (
+from gpt_duet.timing import (
     clock_for,
     interleave,
     percentile,

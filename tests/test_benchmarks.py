@@ -19,19 +19,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annotated import DecoderModel
-from benchmarks import app as commands
-from benchmarks import everything, machine, measure, output
-from benchmarks.models import Candidate, build_peers
-from benchmarks.peers import PEERS
-from benchmarks.plan import CPU, PRESETS, Tokens, make_plan
-from benchmarks.work import cache_bytes
-from mingpt_style import GPT
-from shared import processes
-from shared.comparison.benchmark_results import Row, Run, read_results
-from shared.console import run
-from shared.invariants import check_model
-from shared.processes import GRACE
+from gpt_duet import processes
+from gpt_duet.annotated import DecoderModel
+from gpt_duet.benchmark_results import Row, Run, read_results
+from gpt_duet.benchmarks import app as commands
+from gpt_duet.benchmarks import everything, machine, measure, output
+from gpt_duet.benchmarks.models import Candidate, build_peers
+from gpt_duet.benchmarks.peers import PEERS
+from gpt_duet.benchmarks.plan import CPU, PRESETS, Tokens, make_plan
+from gpt_duet.benchmarks.work import cache_bytes
+from gpt_duet.console import run
+from gpt_duet.invariants import check_model
+from gpt_duet.mingpt_style import GPT
+from gpt_duet.processes import GRACE
 
 TOY = ["--preset", "gpt-nano", "--vocab-size", 11]
 SMALL = [*TOY, "--batch", 1, "--time", 4]

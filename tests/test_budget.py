@@ -22,20 +22,19 @@ from gpt_duet.invariants import (
     check_model,
     meet,
     parametrize_with_checks,
-    rounding,
-    tokens,
 )
-from gpt_duet.invariants.budget import Budget
-from gpt_duet.invariants.dependence import Proof
-from gpt_duet.invariants.moves.leaks import trials
+from gpt_duet.invariants.leaks import trials
 from gpt_duet.invariants.other_device import elsewhere
-from gpt_duet.invariants.rounding import gaps, is_real
-from gpt_duet.invariants.tokens import splits_to_try
-from gpt_duet.invariants.variant import larger, own, precise
-from mingpt_style import build_model
+from gpt_duet.mingpt_style import build_model
+from gpt_duet.proof import Proof
+from gpt_duet.running import rounding, tokens
+from gpt_duet.running.budget import Budget
+from gpt_duet.running.rounding import gaps, is_real
+from gpt_duet.running.tokens import splits_to_try
+from gpt_duet.running.variant import larger, own, precise
 
 # check_causality tests a model less once it is proved
-NO_PROOF = "shared.invariants.checks.causality.prove_positions"
+NO_PROOF = "gpt_duet.invariants.checks.causality.prove_positions"
 
 
 def only(build, check, **settings):
@@ -81,7 +80,7 @@ def test_texts_differ_from_the_split_on_and_some_stand_behind_padding():
 def test_a_heavy_model_is_tried_and_stays_as_it_is(
     heavy, doubled, monkeypatch
 ):
-    monkeypatch.setattr("shared.invariants.subject.HEAVY", heavy)
+    monkeypatch.setattr("gpt_duet.running.subject.HEAVY", heavy)
     monkeypatch.setattr(NO_PROOF, lambda subject: Proof(holds=False))
     seen = set()
 
@@ -211,7 +210,7 @@ class Leaky(GPT):
 
 @pytest.fixture
 def heavy(monkeypatch):
-    monkeypatch.setattr("shared.invariants.subject.HEAVY", 0)
+    monkeypatch.setattr("gpt_duet.running.subject.HEAVY", 0)
 
 
 @pytest.mark.usefixtures("heavy")

@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import configs, random_model, random_tokens, seeds
 
-import annotated
-import mingpt_style
-from shared import GPTConfig, generate
-from shared.generation import stream_tokens
-from shared.invariants import check_model
-from shared.protocol import (
+from gpt_duet import GPTConfig, annotated, generate, mingpt_style
+from gpt_duet.generation import stream_tokens
+from gpt_duet.invariants import check_model
+from gpt_duet.protocol import (
     CachedLanguageModel,
     CacheReader,
     cache_reader,

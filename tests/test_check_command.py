@@ -14,9 +14,9 @@ import pytest
 
 import gpt_duet
 from gpt_duet import check_model
+from gpt_duet.cli import checking
 from gpt_duet.invariants.checks import CHECKS
 from gpt_duet.targets import load_target
-from shared.cli import checking
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = """
@@ -117,7 +117,7 @@ def start(*words, folder):
         "signal.signal(signal.SIGINT, signal.default_int_handler); "
         "import sys; sys.path[0:1] = []; "
         f"sys.path.append({str(ROOT)!r}); "
-        "from shared.cli import main; sys.argv[0] = 'gpt-duet'; main()"
+        "from gpt_duet.cli import main; sys.argv[0] = 'gpt-duet'; main()"
     )
     environment = os.environ | {"COLUMNS": "200", "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONPATH", None)
@@ -144,7 +144,7 @@ def project(tmp_path):
 def here(project, monkeypatch, duet):
     """Run the command in this process, in the project's folder."""
     monkeypatch.chdir(project)
-    monkeypatch.setattr("shared.cli.check.SILENCE", 600.0)  # a busy machine
+    monkeypatch.setattr("gpt_duet.cli.check.SILENCE", 600.0)  # a busy machine
 
     def run(*words):
         status, out, err = duet("check", *words)
@@ -294,7 +294,7 @@ def test_a_mistake_ends_in_one_line_and_status_2(
     assert last.startswith("gpt-duet: ")
     assert message in last
     assert out == ""
-    assert "shared/cli" not in err
+    assert "shared/" not in err
 
 
 def test_the_users_own_exception_is_shown_as_theirs(project, here):
@@ -678,14 +678,14 @@ def test_lines_of_a_slow_model_are_seen_as_they_come(project):
 def test_a_model_that_is_slow_to_build_is_announced(here, monkeypatch):
     target = ("my_pkg.model:build", "--only", "normalised")
     assert "slow to build" not in here(*target)[2]
-    monkeypatch.setattr("shared.cli.check.SILENCE", 0.0)
+    monkeypatch.setattr("gpt_duet.cli.check.SILENCE", 0.0)
     assert "my_pkg.model:build is slow to build or call\n" in here(*target)[2]
 
 
 def test_a_long_traceback_is_cut_and_debug_shows_all_of_it(
     here, monkeypatch, capsys
 ):
-    monkeypatch.setattr("shared.console.debug", False)  # put back at the end
+    monkeypatch.setattr("gpt_duet.console.debug", False)  # put back at the end
     status, _, err = here("my_pkg.model:wordy")
     assert status == 2
     *shown, last = err.splitlines()
@@ -697,4 +697,4 @@ def test_a_long_traceback_is_cut_and_debug_shows_all_of_it(
         here("my_pkg.model:wordy", "--debug")
     err = capsys.readouterr().err
     assert "line 3\n" in err
-    assert str(ROOT / "shared" / "invariants") in err
+    assert str(ROOT / "shared" / "running") in err

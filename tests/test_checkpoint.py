@@ -12,16 +12,15 @@ from known_gpts import ScratchGPT
 from safetensors.torch import load_file, save_file, save_model
 from strategies import STYLES, changed
 
-import mingpt_style
-from shared import GPTConfig
-from shared.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from shared.checkpoint.config_json import (
+from gpt_duet import GPTConfig, mingpt_style
+from gpt_duet.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from gpt_duet.checkpoint.config_json import (
     our_config,
     read_config,
     transformers_config,
 )
-from shared.comparison.styles import enlarged_random_weights
-from shared.files import new_folder, write_atomically
+from gpt_duet.comparison.styles import enlarged_random_weights
+from gpt_duet.files import new_folder, write_atomically
 
 CONFIG = GPTConfig(
     vocab_size=13, block_size=6, n_layer=2, n_head=2, n_embd=8, dropout=0.0

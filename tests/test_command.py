@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import gpt_duet
-from benchmarks.app import bench
-from benchmarks.peers import PEERS
-from shared.cli import COMMANDS
-from shared.cli.train import train
-from shared.training.recipe import Recipe
+from gpt_duet.benchmarks.app import bench
+from gpt_duet.benchmarks.peers import PEERS
+from gpt_duet.cli import COMMANDS
+from gpt_duet.cli.train import train
+from gpt_duet.training.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = """
@@ -94,11 +94,11 @@ def test_descriptions_are_wide_enough_in_80_columns(done, monkeypatch, name):
 
 
 STOPPED = {
-    "compare": "shared.comparison.styles.compare_pair",
-    "diff annotated mingpt_style": "shared.cli.diff.diff_values",
-    "ladder": "shared.cli.choices.choose_text",
+    "compare": "gpt_duet.comparison.styles.compare_pair",
+    "diff annotated mingpt_style": "gpt_duet.cli.diff.diff_values",
+    "ladder": "gpt_duet.cli.choices.choose_text",
     "train --out {folder}/run": "torch.manual_seed",
-    "bench": "benchmarks.measure.measure",
+    "bench": "gpt_duet.benchmarks.measure.measure",
 }
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from shared.files import write_json
+from gpt_duet.files import write_json
 
 SMALL = ("--n-layer=1", "--n-head=2", "--n-embd=8")
 
@@ -135,7 +135,7 @@ def test_a_tied_head_and_what_a_preset_leaves_open(compare, done):
         (["--file", "ok.txt", "--html", "ok.txt"], ["--file and --html"]),
         (["annotated", "mingpt_style", "shared"], ["two styles", "3"]),
         (["annotated", "nowhere"], ["no style 'nowhere'"]),
-        (["annotated", "shared.config"], ["is no style", "from_gpt2"]),
+        (["annotated", "gpt_duet.config"], ["is no style", "from_gpt2"]),
     ],
 )
 def test_a_mistake_ends_in_one_line(

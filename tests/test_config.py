@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from strategies import configs
 
-from shared.config import GPTConfig, preset_names
-from shared.generation import Sampler
-from shared.training.recipe import Recipe
-from shared.validation import is_number, whole_number
+from gpt_duet.config import GPTConfig, preset_names
+from gpt_duet.generation import Sampler
+from gpt_duet.training.recipe import Recipe
+from gpt_duet.validation import is_number, whole_number
 
 
 @pytest.mark.unhooked

@@ -25,10 +25,10 @@ from torch import nn
 from uncertified import SIZES, UNCERTIFIED, Around, pads, scores
 
 from gpt_duet import GPTConfig, check_model, prove_causality
-from gpt_duet.invariants.dependence.call import RULES
-from gpt_duet.invariants.dependence.codes import CODES, KNOWN, plain
-from gpt_duet.invariants.dependence.proof import lengths_in_words
-from gpt_duet.invariants.dependence.shadows import Shadows, followed
+from gpt_duet.proof.call import RULES
+from gpt_duet.proof.codes import CODES, KNOWN, plain
+from gpt_duet.proof.proof import lengths_in_words
+from gpt_duet.proof.shadows import Shadows, followed
 
 pytestmark = pytest.mark.usefixtures("one_layer")
 
@@ -448,7 +448,7 @@ def mixed(name, method):
 @pytest.mark.parametrize("style", ["annotated", "mingpt_style"])
 def test_both_styles_are_proved(style):
     config = GPTConfig(11, 8, n_layer=1, n_head=2, n_embd=8)
-    build = importlib.import_module(style).build_model
+    build = importlib.import_module(f"gpt_duet.{style}").build_model
     proof = prove_causality(partial(build, config))
     assert proof.complete, proof
 

@@ -9,14 +9,14 @@ from functools import partial
 import pytest
 import torch
 
-import mingpt_style
-from benchmarks.measure import training_step
-from benchmarks.models import Candidate
-from benchmarks.plan import Tokens, make_plan
-from shared.config import GPTConfig
-from shared.generation import generate, stream_tokens
-from shared.invariants import check_model
-from shared.invariants.other_device import NAME, elsewhere
+from gpt_duet import mingpt_style
+from gpt_duet.benchmarks.measure import training_step
+from gpt_duet.benchmarks.models import Candidate
+from gpt_duet.benchmarks.plan import Tokens, make_plan
+from gpt_duet.config import GPTConfig
+from gpt_duet.generation import generate, stream_tokens
+from gpt_duet.invariants import check_model
+from gpt_duet.invariants.other_device import NAME, elsewhere
 
 CONFIG = GPTConfig(11, 8, n_layer=2, n_head=2, n_embd=8, dropout=0.0)
 

@@ -24,9 +24,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-import annotated
-import mingpt_style
-from gpt_duet import assert_same_values, diff_by_value
+from gpt_duet import annotated, assert_same_values, diff_by_value, mingpt_style
 from gpt_duet.checkpoint.other_layouts import with_prefix
 from gpt_duet.comparison.styles import enlarged_random_weights
 from gpt_duet.config import GPTConfig
@@ -818,7 +816,7 @@ import resource, torch
 from transformers import GPT2Config, GPT2LMHeadModel
 from gpt_duet.checkpoint import load_checkpoint
 from gpt_duet import diff_by_value
-import mingpt_style
+from gpt_duet import mingpt_style
 
 def ours():
     checkpoint = load_checkpoint({str(tmp_path)!r})

@@ -12,11 +12,10 @@ import third_style
 import torch
 from rich.console import Console
 
-import annotated
-import mingpt_style
-from shared.comparison.concepts import CONCEPTS as KNOWN
-from shared.comparison.sources import pair_sources, read_part
-from shared.comparison.terminal import show_sources
+from gpt_duet import annotated, mingpt_style
+from gpt_duet.comparison.concepts import CONCEPTS as KNOWN
+from gpt_duet.comparison.sources import pair_sources, read_part
+from gpt_duet.comparison.terminal import show_sources
 
 CONCEPTS = ["embedding", "attention", "feed_forward", "block", "model", "head"]
 

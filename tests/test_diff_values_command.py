@@ -224,8 +224,8 @@ def test_a_recording_is_written_and_compared(diff, duet, tmp_path):
 
 def test_decoding_with_a_cache(diff, tmp_path):
     (tmp_path / "kept.py").write_text(
-        "from mingpt_style import GPT\n"
-        "from shared.config import GPTConfig\n"
+        "from gpt_duet.mingpt_style import GPT\n"
+        "from gpt_duet.config import GPTConfig\n"
         "class Late(GPT):\n"
         "    def decode(self, tokens, cache):\n"
         "        off = 1e-6 * (tokens == 7)[..., None]\n"

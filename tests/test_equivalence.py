@@ -20,18 +20,17 @@ from strategies import (
 )
 from torch import nn
 
-import annotated
-import mingpt_style
-from shared.checkpoint import convert
-from shared.comparison.models import compare_models, stage_outputs
-from shared.comparison.styles import (
+from gpt_duet import annotated, mingpt_style
+from gpt_duet.checkpoint import convert
+from gpt_duet.comparison.models import compare_models, stage_outputs
+from gpt_duet.comparison.styles import (
     compare_pair,
     enlarged_random_weights,
     make_pair,
     rounding_bound,
 )
-from shared.config import GPTConfig
-from shared.protocol import load_style, style_of
+from gpt_duet.config import GPTConfig
+from gpt_duet.protocol import load_style, style_of
 
 STYLES = ("annotated", "mingpt_style")
 STAGES = (annotated.STAGES, mingpt_style.STAGES)

@@ -9,15 +9,20 @@ import pytest
 import tiktoken
 import torch
 
-import mingpt_style
-from shared import GPTConfig, generate, generation, load_tokenizer
-from shared.checkpoint import load_checkpoint, save_checkpoint
-from shared.comparison.styles import enlarged_random_weights
-from shared.protocol import load_style
-from shared.training.recipe import Recipe
-from shared.training.run_folder import Facts
-from shared.training.run_folder import save as save_run
-from shared.training.trainer import Trainer
+from gpt_duet import (
+    GPTConfig,
+    generate,
+    generation,
+    load_tokenizer,
+    mingpt_style,
+)
+from gpt_duet.checkpoint import load_checkpoint, save_checkpoint
+from gpt_duet.comparison.styles import enlarged_random_weights
+from gpt_duet.protocol import load_style
+from gpt_duet.training.recipe import Recipe
+from gpt_duet.training.run_folder import Facts
+from gpt_duet.training.run_folder import save as save_run
+from gpt_duet.training.trainer import Trainer
 
 STYLES = ("annotated", "mingpt_style")
 SMALL = ("--n-layer=1", "--n-head=2", "--n-embd=16", "--block-size=8")

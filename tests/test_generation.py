@@ -11,16 +11,15 @@ from strategies import STYLES, random_model, random_tokens, seeds
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import mingpt_style
-from shared import GPTConfig, generate, load_tokenizer
-from shared.generation import (
+from gpt_duet import GPTConfig, generate, load_tokenizer, mingpt_style
+from gpt_duet.generation import (
     Sampler,
     TextStream,
     optimize_for_decoding,
     stream_tokens,
 )
-from shared.generation.cpu_decoding import TokenLinear
-from shared.invariants.context import few_threads
+from gpt_duet.generation.cpu_decoding import TokenLinear
+from gpt_duet.running.context import few_threads
 
 CONFIG = GPTConfig(
     vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=16, dropout=0.5

@@ -191,7 +191,7 @@ def test_neither_maps_nor_accelerators_nor_ranks_are_kept(monkeypatch):
 
 @pytest.mark.slow
 def test_fresh_runs_anew_what_is_kept(here, monkeypatch, duet):
-    monkeypatch.setattr("shared.cli.check.entry_of", kept.entry_of)
+    monkeypatch.setattr("gpt_duet.cli.check.entry_of", kept.entry_of)
     write("tiny.py", MODEL)()
 
     def run(*words):

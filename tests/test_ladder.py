@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import random_tokens, seeds
 
-from mingpt_style.ladder import RUNGS, Positions
-from mingpt_style.ladder_heads import (
+from gpt_duet import GPTConfig
+from gpt_duet.cli.ladder import COLUMNS
+from gpt_duet.comparison.page.ladder import new_code
+from gpt_duet.mingpt_style.ladder import RUNGS, Positions
+from gpt_duet.mingpt_style.ladder_heads import (
     Head,
     average_by_loop,
     average_by_matrix,
     average_by_softmax,
 )
-from shared import GPTConfig
-from shared.cli.ladder import COLUMNS
-from shared.comparison.page.ladder import new_code
 
 CONFIG = GPTConfig(
     vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=16, dropout=0.1

@@ -1136,7 +1136,7 @@ class Scales(GPT):
     ],
 )
 def test_what_a_hundred_steps_teach(size, back, words, monkeypatch):
-    monkeypatch.setattr("shared.invariants.checks.entropy_bound.STEPS", 100)
+    monkeypatch.setattr("gpt_duet.invariants.checks.entropy_bound.STEPS", 100)
     build = partial(gpt(Scales, back=back), block_size=size)
     report = check_model(build, checks=["entropy_bound"])
     assert re.search(words, report.results[0].message), str(report)

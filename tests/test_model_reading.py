@@ -38,12 +38,12 @@ from gpt_duet.invariants import (
     meet,
 )
 from gpt_duet.invariants.checks import shape
-from gpt_duet.invariants.model.sizes import (
+from gpt_duet.running.model.sizes import (
     has_position_table,
     padding_ids,
 )
-from gpt_duet.invariants.rounding import put_back_after
-from gpt_duet.invariants.variant import own
+from gpt_duet.running.rounding import put_back_after
+from gpt_duet.running.variant import own
 
 pytestmark = pytest.mark.usefixtures("one_layer", "calls_of_a_second")
 

@@ -17,12 +17,11 @@ from strategies import (
 )
 from torch import nn
 
-import mingpt_style
-from mingpt_style import GPT
-from mingpt_style.ladder import RUNGS
-from shared import generate
-from shared.config import GPTConfig
-from shared.protocol import LanguageModel
+from gpt_duet import generate, mingpt_style
+from gpt_duet.config import GPTConfig
+from gpt_duet.mingpt_style import GPT
+from gpt_duet.mingpt_style.ladder import RUNGS
+from gpt_duet.protocol import LanguageModel
 
 SMALL = GPTConfig(17, 12, n_layer=2, n_head=2, n_embd=16)
 BUILDERS = {name: style.build_model for name, style in STYLES.items()} | RUNGS

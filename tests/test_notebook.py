@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import gpt_duet
+from gpt_duet import notebooks
 from gpt_duet.comparison.values import diff_by_value
-from gpt_duet.invariants import UnusableModel, check_model, notebooks
+from gpt_duet.invariants import UnusableModel, check_model
 
 SOURCE = """
 import torch
@@ -160,7 +161,7 @@ def test_a_notebook_as_jupyter_runs_it(tmp_path):
     sources = [
         SOURCE,
         "check_model(GPT, checks=['causality'])",
-        "from gpt_duet.invariants.notebooks import progress\n"
+        "from gpt_duet.notebooks import progress\n"
         "import time\n"
         "with progress() as line:\n"
         "    line.set_description_str('one long step')\n"

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from gpt_duet.invariants.dependence.call import RULES
-from gpt_duet.invariants.dependence.codes import (
+from gpt_duet.proof.call import RULES
+from gpt_duet.proof.codes import (
     CODES,
     HIDDEN,
     KNOWN,
     plain,
 )
-from gpt_duet.invariants.dependence.shadows import Shadows, followed
+from gpt_duet.proof.shadows import Shadows, followed
 
 TOKENS = 4  # codes of the numbers that change, beside known ones
 SAMPLES = 3  # of an operation

@@ -8,11 +8,11 @@ import pytest
 from browser import HOSTILE, data_of, hostile_page, make_page, page_of
 from selenium.webdriver.support.select import Select
 
-from shared.comparison.benchmark_results import Results, Row, Run
-from shared.comparison.page.render import TEXTS, WALK_TOKENS
-from shared.comparison.text import token_text
-from shared.tokenization.texts import default_passage
-from shared.tokenization.tokenizers import DEFAULT, load_tokenizer
+from gpt_duet.benchmark_results import Results, Row, Run
+from gpt_duet.comparison.page.render import TEXTS, WALK_TOKENS
+from gpt_duet.comparison.text import token_text
+from gpt_duet.tokenization.texts import default_passage
+from gpt_duet.tokenization.tokenizers import DEFAULT, load_tokenizer
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -241,7 +241,7 @@ def test_another_text_is_chosen(browser, tmp_path, monkeypatch):
         said = browser.one("#next .bars-said").text
         assert "".join(tokens[1:6]) in said
     assert browser.errors() == []
-    monkeypatch.setattr("shared.comparison.page.render.ROOM", 0)
+    monkeypatch.setattr("gpt_duet.comparison.page.render.ROOM", 0)
     lone = make_page(tmp_path, walk=True)
     assert data_of(lone)["walk"]["others"] == {}
 

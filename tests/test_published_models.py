@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gpt_duet.invariants import check_model
-from gpt_duet.invariants.dependence.engine import control, follow
+from gpt_duet.proof.engine import control, follow
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from strategies import one_in
 
 from gpt_duet import check_scorer
 from gpt_duet.invariants import UnusableModel
-from shared.comparison.scores import diff_scores
+from gpt_duet.scoring.scores import diff_scores
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9]
 
@@ -131,7 +131,7 @@ def test_files_of_another_text_are_refused(tmp_path):
 @pytest.fixture
 def here(tmp_path, monkeypatch, duet):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("shared.cli.check.SILENCE", 600.0)  # a busy machine
+    monkeypatch.setattr("gpt_duet.cli.check.SILENCE", 600.0)  # a busy machine
     (tmp_path / "mine.py").write_text(FILE)
     (tmp_path / "ids.txt").write_text("1 2 3\n4 5\n")
     return duet

@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shared.invariants.dependence.engine import follow
-from shared.invariants.lines import first_in_two_texts
-from shared.invariants.ranks import local, on_any, together
+from gpt_duet.proof.engine import follow
+from gpt_duet.running.ranks import local, on_any, together
+from gpt_duet.tracing.lines import first_in_two_texts
 from tests import sharded_models
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")

@@ -5,8 +5,7 @@ import sys
 import pytest
 import torch
 
-import annotated
-import shared
+import gpt_duet
 from gpt_duet.targets import load_target
 
 MODEL = """
@@ -179,8 +178,7 @@ def test_a_package_called_as_ours_is_the_users_own(
           "def build():\n    return lambda tokens: WHO\n")  # fmt: skip
     for target in ("mine:build", "mine.py:build"):
         assert load_target(target)()(None) == "user"
-    assert sys.modules["shared"] is shared
-    assert sys.modules["annotated"] is annotated
+    assert sys.modules["gpt_duet"] is gpt_duet
 
 
 def test_names_that_a_package_imports_when_asked(tmp_path, monkeypatch):

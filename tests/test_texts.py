@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-import annotated
-import mingpt_style
-from mingpt_style.ladder import (
+from gpt_duet import GPTConfig, annotated, load_tokenizer, mingpt_style
+from gpt_duet.masks import causal_mask
+from gpt_duet.mingpt_style.ladder import (
     RUNGS,
     Bigram,
     FeedForward,
@@ -23,15 +23,13 @@ from mingpt_style.ladder import (
     OneHead,
     Residual,
 )
-from mingpt_style.ladder_heads import (
+from gpt_duet.mingpt_style.ladder_heads import (
     MultiHead,
     average_by_loop,
     average_by_matrix,
     average_by_softmax,
 )
-from shared import GPTConfig, load_tokenizer
-from shared.masks import causal_mask
-from shared.tokenization.texts import random_batch, read_text, split_ids
+from gpt_duet.tokenization.texts import random_batch, read_text, split_ids
 
 # The notebook's first models: 65 characters, 8 of context, 32 features.
 SMALL = GPTConfig(65, 8, n_layer=1, n_head=4, n_embd=32, dropout=0.0)

@@ -11,17 +11,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tiktoken._educational import bpe_train
 
-from shared import load_tokenizer
-from shared.console import run
-from shared.tokenization import bpe
-from shared.tokenization.texts import (
+from gpt_duet import load_tokenizer
+from gpt_duet.console import run
+from gpt_duet.tokenization import bpe
+from gpt_duet.tokenization.texts import (
     default_text,
     random_batch,
     read_text,
     split_ids,
     text_stamp,
 )
-from shared.tokenization.tokenizers import CharTokenizer
+from gpt_duet.tokenization.tokenizers import CharTokenizer
 
 NOTES = "\U0001f3b5"  # more than one token in every vocabulary
 

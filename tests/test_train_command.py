@@ -17,10 +17,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared.training.lock import locked
-from shared.training.recipe import Recipe
-from shared.training.run_folder import last_checkpoint, open_run, read_log
-from shared.training.trainer import Trainer
+from gpt_duet.training.lock import locked
+from gpt_duet.training.recipe import Recipe
+from gpt_duet.training.run_folder import last_checkpoint, open_run, read_log
+from gpt_duet.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "The cat sat on the mat; the dog lay on the log.\n" * 30
@@ -54,7 +54,7 @@ def train(duet, text, tmp_path):
 @pytest.fixture
 def quick_end(monkeypatch):
     """A run ends with a few tokens and an empty picture."""
-    loop = "shared.cli.train_loop"
+    loop = "gpt_duet.cli.train_loop"
     monkeypatch.setattr(f"{loop}.SAMPLE", 9)
     monkeypatch.setattr(f"{loop}.draw_losses", lambda file, *_: file.touch())
 

@@ -11,13 +11,12 @@ import torch.nn.functional as F
 from strategies import STYLES
 from torch import nn
 
-import mingpt_style
-from shared import GPTConfig
-from shared.names import short_name
-from shared.tokenization.texts import random_batch
-from shared.training.processes import Processes
-from shared.training.recipe import Recipe, generator_for, seed_for
-from shared.training.run_folder import (
+from gpt_duet import GPTConfig, mingpt_style
+from gpt_duet.names import short_name
+from gpt_duet.tokenization.texts import random_batch
+from gpt_duet.training.processes import Processes
+from gpt_duet.training.recipe import Recipe, generator_for, seed_for
+from gpt_duet.training.run_folder import (
     Facts,
     append_log,
     cut_log,
@@ -26,7 +25,7 @@ from shared.training.run_folder import (
     read_log,
     save,
 )
-from shared.training.trainer import Record, Trainer, TrainingFailed
+from gpt_duet.training.trainer import Record, Trainer, TrainingFailed
 
 CONFIG = GPTConfig(
     vocab_size=7, block_size=6, n_layer=2, n_head=2, n_embd=8, dropout=0.2

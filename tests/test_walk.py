@@ -14,19 +14,17 @@ from browser import HOSTILE, data_of, page_of
 from selenium.webdriver import ActionChains
 from torch import nn
 
-import annotated
-import mingpt_style
-from mingpt_style.ladder import FullGPT
-from shared import GPTConfig
-from shared.checkpoint import SMALL_MODEL, load_checkpoint
-from shared.comparison.page.folding import fold
-from shared.comparison.page.kinds import name_kinds
-from shared.comparison.page.value_maps import ValueMaps, find_factors
-from shared.comparison.page.walk import fold_steps, make_walk, next_tokens
-from shared.comparison.values import diff_by_value
-from shared.comparison.values.layouts import as_table
-from shared.tokenization.texts import default_passage
-from shared.tokenization.tokenizers import DEFAULT, load_tokenizer
+from gpt_duet import GPTConfig, annotated, mingpt_style
+from gpt_duet.checkpoint import SMALL_MODEL, load_checkpoint
+from gpt_duet.comparison.page.folding import fold
+from gpt_duet.comparison.page.kinds import name_kinds
+from gpt_duet.comparison.page.value_maps import ValueMaps, find_factors
+from gpt_duet.comparison.page.walk import fold_steps, make_walk, next_tokens
+from gpt_duet.comparison.values import diff_by_value
+from gpt_duet.comparison.values.layouts import as_table
+from gpt_duet.mingpt_style.ladder import FullGPT
+from gpt_duet.tokenization.texts import default_passage
+from gpt_duet.tokenization.tokenizers import DEFAULT, load_tokenizer
 
 pytestmark = [
     pytest.mark.unhooked,  # as for every diff by value
@@ -112,7 +110,7 @@ def test_kinds_follow_from_values_and_not_from_names(
     values = left.keep({row.order[0] for row in rows})
     kinds = dict.fromkeys([*name_kinds(rows, values, left), *same_line])
     assert kinds.keys() - {""} == set(KINDS)
-    monkeypatch.setattr("shared.comparison.page.walk.MAPS", len(rows))
+    monkeypatch.setattr("gpt_duet.comparison.page.walk.MAPS", len(rows))
     walk = make_walk(found, str)
     steps = walk["data"]["steps"]
     assert max(len(step["layers"]) for step in steps) == 1  # room for one
@@ -278,8 +276,8 @@ def test_two_models_that_part_with_hostile_names_and_texts(tmp_path):
     source = tmp_path / "model.py"
     source.write_text(
         "import torch\n"
-        "from mingpt_style import GPT\n"
-        "from shared.config import GPTConfig\n"
+        "from gpt_duet.mingpt_style import GPT\n"
+        "from gpt_duet.config import GPTConfig\n"
         "class Mine(GPT):\n"
         "    def forward(self, x):\n"
         "        '</script><script>alert(1)</script>'  # <img src=x>\n"
@@ -312,8 +310,8 @@ def parting(tmp_path_factory):
     source = folder / "again.py"
     source.write_text(
         "import torch\n"
-        "from mingpt_style import GPT\n"
-        "from shared.config import GPTConfig\n"
+        "from gpt_duet.mingpt_style import GPT\n"
+        "from gpt_duet.config import GPTConfig\n"
         "class Again(GPT):\n"
         "    def hidden(self, idx, cache=None):\n"
         "        x = super().hidden(idx, cache)\n"
@@ -744,8 +742,8 @@ def test_where_two_models_part_nothing_is_predicted(browser, tmp_path):
     source = tmp_path / "model.py"
     source.write_text(
         "import torch\n"
-        "from mingpt_style import GPT\n"
-        "from shared.config import GPTConfig\n"
+        "from gpt_duet.mingpt_style import GPT\n"
+        "from gpt_duet.config import GPTConfig\n"
         "def build(act):\n"
         "    torch.manual_seed(0)\n"
         "    return GPT(GPTConfig(1024, 128, 2, 2, 16, activation=act))\n"

@@ -18,11 +18,10 @@ from strategies import (
 )
 from torch import nn
 
-import annotated
-import mingpt_style
-from mingpt_style import from_gpt2, from_nanogpt
-from shared.checkpoint.gpt2_layout import load_exactly
-from shared.config import GPTConfig
+from gpt_duet import annotated, mingpt_style
+from gpt_duet.checkpoint.gpt2_layout import load_exactly
+from gpt_duet.config import GPTConfig
+from gpt_duet.mingpt_style import from_gpt2, from_nanogpt
 
 SMALL = GPTConfig(13, 8, n_layer=2, n_head=2, n_embd=8)
 TIED = SMALL.replace(tie_weights=True)

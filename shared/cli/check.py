@@ -16,8 +16,8 @@ from typer import Argument, Option
 
 from ..console import printable, warn
 from ..files import STDOUT, reserve_stdout, write_json
-from ..invariants.notebooks import progress
 from ..invariants.report import BAD, ORIGIN
+from ..notebooks import progress
 from ..processes import run_alone, several
 from ..validation import require_parent
 from . import formats, options

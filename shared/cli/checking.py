@@ -12,12 +12,12 @@ from ..invariants import (
     Report,
     UnusableModel,
     check_model,
-    check_scorer,
     influence,
     save_map,
 )
-from ..invariants.ranks import first, together
 from ..invariants.runner import choose_checks, full_names
+from ..running.ranks import first, together
+from ..scoring import check_scorer
 from ..targets import load_makers, load_target, needed_arguments
 from ..validation import choose_device
 from . import kept

@@ -74,7 +74,7 @@ def compare(
     )
     import torch
 
-    from ..comparison.benchmark_results import read_first_run
+    from ..benchmark_results import read_first_run
     from ..comparison.page import render_page
     from ..comparison.styles import compare_pair, make_pair
     from ..comparison.terminal import show_comparison, show_tokens

@@ -203,7 +203,7 @@ def diff(
 
     if not 0 <= tolerance < 1:
         raise ValueError(f"--tolerance must be from 0 to 1, got {tolerance}")
-    from ..invariants.ranks import current
+    from ..running.ranks import current
 
     ids, text_of = choose_tokens(names, text, tokens, tokenizer_name)
     wanted = dtype and choose_dtype(dtype, DTYPES)

@@ -166,8 +166,8 @@ def diff_of_ranks(
     json_file: Path | None,
 ) -> bool:
     """Show where a sharded model parts from its original; say if they do."""
-    from ..comparison.sharded.diff import diff_sharded
-    from ..invariants.ranks import first
+    from ..distributed.diff import diff_sharded
+    from ..running.ranks import first
 
     left, right = (load_side(name, vocab_size) for name in names)
     found = diff_sharded(
@@ -244,7 +244,7 @@ def diff_of_scores(
     json_file: Path | None,
 ) -> bool:
     """Show where two scorers of a text part; say if they are one."""
-    from ..comparison.scores import diff_scores
+    from ..scoring.scores import diff_scores
     from ..tokenization import load_tokenizer
     from ..tokenization.texts import read_text
 

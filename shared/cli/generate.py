@@ -11,7 +11,7 @@ from typer import Option
 
 from ..console import given_options, show_facts
 from ..files import STDOUT, write_json
-from ..invariants.notebooks import progress
+from ..notebooks import progress
 from ..validation import (
     EXACT_DTYPES,
     choose_device,

@@ -13,7 +13,7 @@ from typer import Option
 from ..config import GPTConfig
 from ..console import fail, show_facts
 from ..files import write_atomically
-from ..invariants.notebooks import progress
+from ..notebooks import progress
 from ..validation import require_different, require_parent
 from . import options
 
@@ -122,7 +122,7 @@ def _climb(
 
     from ..comparison.page.ladder import Climbed, render_ladder
     from ..comparison.text import visible
-    from ..invariants.context import few_threads
+    from ..running.context import few_threads
     from ..training.loss_curve import draw_losses
     from ..training.trainer import Trainer, TrainingFailed, draw_sample
 

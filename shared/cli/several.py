@@ -22,8 +22,8 @@ from typing import NoReturn
 import torch
 
 from ..console import printable
-from ..invariants.errors import is_theirs
-from ..invariants.ranks import Parted, RankLost, Ranks, current, joined
+from ..running.errors import is_theirs
+from ..running.ranks import Parted, RankLost, Ranks, current, joined
 from ..training.processes import join_processes, own_device
 
 LATE = 45.0  # seconds without a step, from which on a rank is late

@@ -77,8 +77,8 @@ def train(
     import torch
 
     from ..checkpoint import SMALL_MODEL
-    from ..invariants.context import few_threads
     from ..protocol import load_style
+    from ..running.context import few_threads
     from ..tokenization.texts import split_ids, text_stamp
     from ..tokenization.tokenizers import load_tokenizer
     from ..training.lock import locked

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ..console import fail, show_facts
 from ..files import new_folder, write_atomically
-from ..invariants.notebooks import progress
+from ..notebooks import progress
 from ..tokenization.texts import split_ids, text_stamp
 from ..tokenization.tokenizers import Tokenizer, load_tokenizer
 from ..training.lock import locked

@@ -11,10 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..config import GPTConfig
-from ..invariants.context import few_threads
-from ..invariants.rounding import dtype_name
 from ..names import short_name
 from ..protocol import Style
+from ..running.context import few_threads
+from ..running.rounding import dtype_name
 from ..timing import Quartiles
 from .models import (
     compare_models,

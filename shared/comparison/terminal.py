@@ -12,12 +12,12 @@ from rich.text import Text
 from ..console import printable
 from ..tokenization.tokenizers import Tokenizer
 from .concepts import CONCEPTS
+from .printing import TWO_COLUMNS, print_trimmed
 from .sources import Part, PartPair, Segment
 from .styles import Comparison
 from .text import token_text
 
 TOKENS = 20  # that are shown
-TWO_COLUMNS = 120  # below it they stand one under the other
 NARROW = 66  # below it the columns of tables are as narrow as their cells
 ALONE = "(no counterpart)"
 
@@ -129,14 +129,6 @@ def show_sources(
         console.print(everything)
     else:
         print_trimmed(console, everything)
-
-
-def print_trimmed(console: Console, *blocks: RenderableType) -> None:
-    """Print without spaces at the end of lines."""
-    with console.capture() as capture:
-        console.print(*blocks, sep="\n")
-    lines = [line.rstrip() for line in capture.get().splitlines()]
-    console.print(Text.from_ansi("\n".join(lines)), soft_wrap=True)
 
 
 def _concept(

@@ -4,9 +4,9 @@ import inspect
 from collections.abc import Callable
 from functools import update_wrapper
 
-from .context import one_run
-from .errors import SkipCheck
-from .subject import Subject
+from ..running.context import one_run
+from ..running.errors import SkipCheck
+from ..running.subject import Subject
 
 __all__ = ["SkipCheck", "Subject", "check"]
 

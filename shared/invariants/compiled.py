@@ -18,12 +18,11 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from .context import modes_kept
-from .dependence.proof import Open, Proof
-from .errors import ModelRaised
-from .model.building import KeptState, Model, unwrapped
-from .moves.leaks import LeakFinder, Trial
-from .operations import (
+from ..proof.proof import Open, Proof
+from ..running.context import modes_kept
+from ..running.errors import ModelRaised
+from ..running.model.building import KeptState, Model, unwrapped
+from ..running.operations import (
     DYNAMO,
     FLEX,
     Operations,
@@ -32,12 +31,13 @@ from .operations import (
     flex_as_written,
     runs_compiled,
 )
-from .places import find_place
-from .rounding import dtype_name, floor, gaps
-from .subject import Subject
-from .tokens import others, spans
-from .variant import Copy, Variant, own, precise
-from .ways import COMPILED, EVAL, OWN, TRAIN, WITH_GRADIENTS, Case
+from ..running.places import find_place
+from ..running.rounding import dtype_name, floor, gaps
+from ..running.subject import Subject
+from ..running.tokens import others, spans
+from ..running.variant import Copy, Variant, own, precise
+from ..running.ways import COMPILED, EVAL, OWN, TRAIN, WITH_GRADIENTS, Case
+from .leaks import LeakFinder, Trial
 
 TILE = 128  # of FlexAttention's blocks, and of most kernels
 WORSE = 8  # times the rounding of the written program

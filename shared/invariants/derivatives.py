@@ -8,8 +8,8 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from .ranks import current, local
-from .rounding import put_back_after
+from ..running.ranks import current, local
+from ..running.rounding import put_back_after
 
 STEPS = (1, 1, 0.1, 0.1, 0.01)  # directions that are tried: a kink is crossed
 SMOOTH, ROUGH = 1e-3, 0.1  # shares of a derivative that are uncertain

@@ -5,11 +5,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .context import during
+from ..running.context import during
+from ..running.model.building import is_mapped
+from ..running.ranks import largest, on_any
+from ..running.variant import Variant
 from .derivatives import gradients_of
-from .model.building import is_mapped
-from .ranks import largest, on_any
-from .variant import Variant
 
 
 class Lookups(TorchFunctionMode):

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from .errors import ModelRaised, SkipCheck
-from .subject import Subject
-from .variant import Copy, Variant
+from ..running.errors import ModelRaised, SkipCheck
+from ..running.subject import Subject
+from ..running.variant import Copy, Variant
 
 
 def on_cpu(subject: Subject) -> Variant:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache, partial
 from typing import Any, Unpack
 
-from .context import one_run
-from .errors import UnusableModel, with_their_frames
-from .meeting import Settings, meet
-from .model.building import Model, name_of
+from ..running.context import one_run
+from ..running.errors import UnusableModel, with_their_frames
+from ..running.meeting import Settings, meet
+from ..running.model.building import Model, name_of
 from .runner import Run, choose_checks, full_names
 
 LONGEST = 60  # characters of an expression in a test's name

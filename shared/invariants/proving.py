@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from typing import Any, Unpack
 
+from ..proof.proof import Open, Proof
+from ..proof.prover import prove_positions
+from ..running.context import isolated, one_run
+from ..running.meeting import Settings, meet
 from .compiled import require_same_program, require_true_blocks
-from .context import isolated, one_run
-from .dependence.proof import Open, Proof
-from .dependence.prover import prove_positions
-from .meeting import Settings, meet
 
 
 @one_run

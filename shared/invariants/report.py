@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from .notebooks import as_html
+from ..notebooks import as_html
 
 # Of the JSON: fields are added under one number; a field that goes or changes
 # its meaning makes the next one.

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from .budget import DEFAULT, HEAVY, Budget
-from .checks import CHECKS
-from .context import isolated, one_run
-from .dependence.proof import Proof
-from .errors import (
+from ..notebooks import progress
+from ..proof.proof import Proof
+from ..running.budget import DEFAULT, HEAVY, Budget
+from ..running.context import isolated, one_run
+from ..running.errors import (
     FoundOut,
     HookRaised,
     Leaked,
@@ -26,9 +26,9 @@ from .errors import (
     place_of,
     sentence,
 )
-from .meeting import Settings, meet
-from .notebooks import progress
-from .ranks import Parted, current, together
+from ..running.meeting import Settings, meet
+from ..running.ranks import Parted, current, together
+from .checks import CHECKS
 from .report import CheckResult, Report
 
 PROOFS = {  # the order of each check's proof

@@ -6,7 +6,7 @@
     duet_1k.tiktoken   the merges it learned, in tiktoken's format
     texts.py           texts read, split, and cut into batches
 
-`python -m shared.tokenization.bpe` trains the kit's tokenizer again.
+`python -m gpt_duet.tokenization.bpe` trains the kit's tokenizer again.
 """
 
 from .tokenizers import Tokenizer, load_tokenizer

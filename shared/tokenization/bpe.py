@@ -1,6 +1,6 @@
 """The kit's own tokenizer: byte-pair merges, trained on a text.
 
-`python -m shared.tokenization.bpe` trains it again; its --help says how.
+`python -m gpt_duet.tokenization.bpe` trains it again; its --help says how.
 """
 
 import argparse
@@ -126,7 +126,7 @@ def duet_1k() -> tiktoken.Encoding:
 def main(arguments: list[str] | None = None) -> None:
     """Train on a text and write the rank file."""
     parser = argparse.ArgumentParser(
-        prog="python -m shared.tokenization.bpe",
+        prog="python -m gpt_duet.tokenization.bpe",
         description="Train the kit's tokenizer.",
     )
     parser.add_argument(

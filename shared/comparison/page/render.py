@@ -14,9 +14,9 @@ import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ...benchmark_results import Run
 from ...tokenization.texts import default_passage
 from ...tokenization.tokenizers import Tokenizer
-from ..benchmark_results import Run
 from ..models import count_flops, difference_by_concept
 from ..styles import Comparison, Pair
 from ..text import token_text, visible

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...invariants import influence
+from ...tracing.influencing import influence
 from ..values.layouts import as_table, largest, nearest_layout
 from ..values.side import Side
 

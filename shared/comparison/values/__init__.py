@@ -1,6 +1,6 @@
 """Two implementations, line by line: paired by the values they compute."""
 
-from ...invariants.places import Place
+from ...running.places import Place
 from .decoding import CacheDiff, diff_cache
 from .diff import assert_same_values, diff_by_value
 from .recording import record_values

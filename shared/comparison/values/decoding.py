@@ -8,11 +8,11 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
-from ...invariants.context import isolated, one_run
-from ...invariants.decoding.pieces import Decoder
-from ...invariants.errors import ModelRaised, SkipCheck
-from ...invariants.lines import Line
-from ...invariants.rounding import floor, gaps
+from ...running.context import isolated, one_run
+from ...running.errors import ModelRaised, SkipCheck
+from ...running.rounding import floor, gaps
+from ...tracing.lines import Line
+from ...tracing.pieces import Decoder
 from .given import DRAWN, Model, as_tokens, fitting, subject_of
 
 ROWS = 2  # of drawn tokens: a cache may mix its rows up

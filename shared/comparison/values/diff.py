@@ -12,11 +12,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ...invariants.context import one_run
-from ...invariants.errors import UnknownSize
-from ...invariants.notebooks import progress
-from ...invariants.rounding import dtype_name
-from ...invariants.subject import Subject
+from ...notebooks import progress
+from ...running.context import one_run
+from ...running.errors import UnknownSize
+from ...running.rounding import dtype_name
+from ...running.subject import Subject
+from ...tracing.value import reduced
 from .findings import findings
 from .given import (
     Model,
@@ -29,7 +30,6 @@ from .given import (
 )
 from .recording import Recording, scores_of
 from .side import Side, run_in_one_dtype, unit_of
-from .value import reduced
 from .value_diff import ValueDiff
 from .weights import WeightMatch, first_difference, match_weights
 

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from ...tracing.value import HEAD, SAME_SHAPE, Value
 from .flow import ALIKE, STARTS, Flow
 from .layouts import difference, nearest_layout
 from .matching import Matches
 from .rows import Divergence
 from .side import Side
-from .value import HEAD, SAME_SHAPE, Value
 
 CLOSE = 1e-5  # relative: a factor so close to a root is that root
 FAR = 2.0  # of a value's size: two so far apart have nothing in common

@@ -6,8 +6,9 @@ from operator import itemgetter
 
 import torch
 
-from ...invariants.model.calling import IN_ARRAYS
-from ...invariants.rounding import dtype_name
+from ...running.model.calling import IN_ARRAYS
+from ...running.rounding import dtype_name
+from ...tracing.value import NAMES, Value
 from .divergence import find_divergence
 from .flow import ALIKE, Flow
 from .layouts import largest, nearest_layout
@@ -24,7 +25,6 @@ from .matching import (
 from .recording import Recording, name_of, out_of_order
 from .rows import MOVED, Row
 from .side import Side, unit_of
-from .value import NAMES, Value
 from .value_diff import ValueDiff
 
 FINE = 2.0**-40  # units of rounding below hide nothing

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Collection, Iterator, Sequence
 
-from ...invariants.places import Place
-from .fused_steps import OPTIONAL
+from ...running.places import Place
+from ...tracing.fused_steps import OPTIONAL
+from ...tracing.value import HEAD, Value
 from .matching import Matches
 from .rows import NOWHERE
 from .side import Side
-from .value import HEAD, Value
 
 AHEAD = 24  # values of a call that are looked at for the nearest
 ALIKE = 0.25  # of a value's size: two so close stand for the same thing

@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ...invariants.context import isolated
-from ...invariants.errors import ModelRaised, UnknownSize, UnusableModel
-from ...invariants.layout import require_batch_first
-from ...invariants.meeting import meet
-from ...invariants.model.building import Builder, is_factory
-from ...invariants.subject import Subject
-from ...invariants.variant import own
+from ...running.context import isolated
+from ...running.errors import ModelRaised, UnknownSize, UnusableModel
+from ...running.layout import require_batch_first
+from ...running.meeting import meet
+from ...running.model.building import Builder, is_factory
+from ...running.subject import Subject
+from ...running.variant import own
 
 SEED = 0  # of drawn tokens, and of weights that a factory draws
 DRAWN = 16  # tokens, where none are given

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...invariants.rounding import minus
-from .value import plain
+from ...running.rounding import minus
+from ...tracing.value import plain
 
 ORDERS = 720  # orders of axes that are tried: all of six axes
 

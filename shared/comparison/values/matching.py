@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...invariants.places import Place
+from ...running.places import Place
+from ...tracing.value import Value, plain
 from .layouts import difference, largest, sorted_apart, spread
 from .recording import name_of
 from .side import Side, unit_of
-from .value import Value, plain
 
 NEAR = 1e-3  # of a value's size: digests that are looked at again
 NEAR_UNITS = 16  # the same in units of rounding, for 16 bits

@@ -21,16 +21,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ...files import replace_file
-from ...invariants.context import isolated, one_run
-from ...invariants.errors import ModelRaised
-from ...invariants.places import Place
-from ...invariants.subject import Subject
-from ...invariants.variant import own
+from ...running.context import isolated, one_run
+from ...running.errors import ModelRaised
+from ...running.places import Place
+from ...running.subject import Subject
+from ...running.variant import own
+from ...tracing.value import Value, digest, of_one_size, real
+from ...tracing.value import statistics as of_value
 from .given import Model, as_tokens, fitting, size_of, subject_of
 from .rows import Row
 from .side import Side
-from .value import Value, digest, of_one_size, real
-from .value import statistics as of_value
 
 TOKENS = "tokens"
 TOP = "ids"  # of the k likeliest tokens, whose log-probabilities are given

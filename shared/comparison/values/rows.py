@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from ...invariants.places import Place
+from ...running.places import Place
 
 NOWHERE = "nowhere on the other side"
 MOVED = "in another order"

@@ -9,16 +9,16 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from ...invariants.context import isolated, one_run
-from ...invariants.errors import ModelRaised
-from ...invariants.operations import below_autograd
-from ...invariants.places import code_of
-from ...invariants.ranks import local, local_gradient
-from ...invariants.rounding import nudge
-from ...invariants.subject import Subject
-from ...invariants.variant import Variant, own, precise
-from .recorder import Recorder
-from .value import FEWEST, number_layers, plain
+from ...running.context import isolated, one_run
+from ...running.errors import ModelRaised
+from ...running.operations import below_autograd
+from ...running.places import code_of
+from ...running.ranks import local, local_gradient
+from ...running.rounding import nudge
+from ...running.subject import Subject
+from ...running.variant import Variant, own, precise
+from ...tracing.recorder import Recorder
+from ...tracing.value import FEWEST, number_layers, plain
 
 NUMBERS_AT_ONCE = 2**22
 Reduce = Callable[[Tensor], Tensor]

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ...console import printable
-from ...invariants.places import Place
-from ..terminal import print_trimmed
+from ...running.places import Place
+from ..printing import print_trimmed
 from .decoding import CacheDiff
 from .rows import Row, Section
 

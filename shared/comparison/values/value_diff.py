@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.text import Text
 
 from ...console import printable
-from ...invariants.places import Place
-from ..terminal import TWO_COLUMNS, print_trimmed
+from ...running.places import Place
+from ...tracing.value import HEAD, NAMES
+from ..printing import TWO_COLUMNS, print_trimmed
 from .rows import NOWHERE, Divergence, Row, Section
 from .side import Side
 from .terminal import Numbers, tables
-from .value import HEAD, NAMES
 from .weights import WeightMatch, describe
 
 WIDE = "white-space: pre; overflow-x: auto; line-height: 1.35"  # in HTML

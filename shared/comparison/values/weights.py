@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ...invariants.places import Place
-from ...invariants.rounding import dtype_name
+from ...running.places import Place
+from ...running.rounding import dtype_name
+from ...tracing.value import digest
 from .layouts import largest, sorted_apart
-from .value import digest
 
 SHOWN = 3  # weights without a counterpart that a sentence names
 

@@ -10,14 +10,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..check import SkipCheck, Subject, check
-from ..dependence.prover import prove_rows
-from ..errors import ModelRaised, NotFinite
-from ..model.inputs import MASK, PADDING, SHOWN, Input
-from ..model.inputs import shown as padding
-from ..tokens import SHORT, draw, others
-from ..variant import Variant, both, gap_between, precise
-from ..ways import (
+from ...proof.prover import prove_rows
+from ...running.errors import ModelRaised, NotFinite
+from ...running.model.inputs import MASK, PADDING, SHOWN, Input
+from ...running.model.inputs import shown as padding
+from ...running.tokens import SHORT, draw, others
+from ...running.variant import Variant, both, gap_between, precise
+from ...running.ways import (
     CAUSALITY,
     EVAL,
     MASKED,
@@ -25,6 +24,7 @@ from ..ways import (
     TRAIN_WITHOUT_GRADIENTS,
     cases_of,
 )
+from ..check import SkipCheck, Subject, check
 
 LEFT = next(case for case in MASKED if case.visible == SHOWN["a left-padded"])
 COUNTED = "position_ids"

@@ -1,8 +1,8 @@
 """Decoding with a cache is the same function."""
 
+from ...running.errors import SkipCheck
+from ...tracing.pieces import Decoder, compare_generate
 from ..check import Subject, check
-from ..decoding.pieces import Decoder, compare_generate
-from ..errors import SkipCheck
 
 
 @check(share=1, implied_by=("check_causality",))

@@ -6,12 +6,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ...running.rounding import FLOOR, is_real
+from ...running.tokens import SHORT, SPLITS, draw, rows_at_once, splits_to_try
+from ...running.variant import Variant, both, precise
+from ...running.ways import TRAIN
 from ..check import SkipCheck, Subject, check
 from ..embedding import gradients_at
-from ..rounding import FLOOR, is_real
-from ..tokens import SHORT, SPLITS, draw, rows_at_once, splits_to_try
-from ..variant import Variant, both, precise
-from ..ways import TRAIN
 
 
 @check(share=1, implied_by=("check_causality",))

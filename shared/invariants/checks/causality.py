@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from ..budget import in_short
+from ...proof.prover import prove_positions
+from ...running.budget import in_short
+from ...running.tokens import spans
+from ...running.variant import CopyFailed
 from ..check import SkipCheck, Subject, check
 from ..compiled import require_same_program, require_true_blocks
-from ..dependence.prover import prove_positions
-from ..moves.leaks import LeakFinder, trials
-from ..moves.smallest import explain
-from ..tokens import spans
-from ..variant import CopyFailed
+from ..leaks import LeakFinder, trials
+from ..smallest import explain
 
 DRAWS = "in train mode the shape of random draws depends on the tokens"
 MIXED = "rows depend on each other: see check_batch_independence"

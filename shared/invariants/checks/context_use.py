@@ -5,14 +5,14 @@ from contextlib import suppress
 
 import torch
 
+from ...proof.prover import unreached
+from ...running.errors import ModelRaised
+from ...running.model.sizes import WINDOW, Declared, all_declared
+from ...running.tokens import SHORT, SPLITS, draw, others, spans, splits_to_try
+from ...running.variant import Variant, both, build
+from ...tracing.moved import moves
 from ..check import Subject, check
-from ..dependence.prover import unreached
 from ..embedding import gradients_at
-from ..errors import ModelRaised
-from ..model.sizes import WINDOW, Declared, all_declared
-from ..moves.moved import moves
-from ..tokens import SHORT, SPLITS, draw, others, spans, splits_to_try
-from ..variant import Variant, both, build
 
 PROVED = "; no operation leads from there to these scores"
 LITTLE = 3  # tokens of a text in which no operation need lead anywhere

@@ -4,12 +4,12 @@ from itertools import count, product
 
 from torch import Tensor
 
+from ...running.errors import FoundOut
+from ...running.rounding import differ, gaps, require_finite
+from ...running.tokens import others
+from ...running.variant import Variant, own
+from ...running.ways import AGAIN, WITH_GRADIENTS, cases_of
 from ..check import Subject, check
-from ..errors import FoundOut
-from ..rounding import differ, gaps, require_finite
-from ..tokens import others
-from ..variant import Variant, own
-from ..ways import AGAIN, WITH_GRADIENTS, cases_of
 
 
 @check()

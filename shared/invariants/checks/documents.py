@@ -5,17 +5,17 @@ from itertools import product
 
 import torch
 
+from ...proof.prover import prove_documents
+from ...running.documents import HIDES, ONES, Packing, packings, promised
+from ...running.errors import ModelRaised
+from ...running.losses import shifts_of
+from ...running.model.calling import find_loss
+from ...running.model.sizes import TILES, WINDOW, all_declared
+from ...running.tokens import draw, others, spans
+from ...running.variant import Variant, both, build, gap_between
+from ...running.ways import EVAL, OWN
 from ..check import SkipCheck, Subject, check
-from ..dependence.prover import prove_documents
-from ..documents import HIDES, ONES, Packing, packings, promised
-from ..errors import ModelRaised
-from ..losses import shifts_of
-from ..model.calling import find_loss
-from ..model.sizes import TILES, WINDOW, all_declared
-from ..moves.leaks import LeakFinder, Trial
-from ..tokens import draw, others, spans
-from ..variant import Variant, both, build, gap_between
-from ..ways import EVAL, OWN
+from ..leaks import LeakFinder, Trial
 
 Fault = tuple[float, str]  # how far scores move, and what a failure says
 BOUNDARY = (

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ...running.errors import ModelRaised, NotFinite, sentence
+from ...running.model.building import CASTS, cast
+from ...running.operations import Operations, quantised
+from ...running.places import Place, find_place
+from ...running.ranks import current
+from ...running.rounding import dtype_name, gaps
+from ...running.variant import changeable, doubled, redraw_zeros
 from ..check import Subject, check
-from ..errors import ModelRaised, NotFinite, sentence
-from ..model.building import CASTS, cast
-from ..operations import Operations, quantised
 from ..other_device import NAME as ELSEWHERE
 from ..other_device import elsewhere
-from ..places import Place, find_place
-from ..ranks import current
-from ..rounding import dtype_name, gaps
-from ..variant import changeable, doubled, redraw_zeros
 
 # An operation that lacks a dtype altogether; mixed dtypes read otherwise.
 NO_KERNEL = re.compile(

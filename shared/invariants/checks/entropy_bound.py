@@ -4,12 +4,12 @@ import math
 
 import torch
 
+from ...running.context import during
+from ...running.errors import SkipCheck
+from ...running.losses import cross_entropy
+from ...running.variant import changeable
+from ...running.ways import TRAIN
 from ..check import Subject, check
-from ..context import during
-from ..errors import SkipCheck
-from ..losses import cross_entropy
-from ..variant import changeable
-from ..ways import TRAIN
 
 STEPS = 400
 BATCH = 16

@@ -6,16 +6,21 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ...running.context import during
+from ...running.errors import NotFinite
+from ...running.losses import cross_entropy
+from ...running.operations import Operations
+from ...running.places import Place, find_place
+from ...running.ranks import local
+from ...running.rounding import differ
+from ...running.variant import Variant, own, redraw_zeros, scale_up
+from ...running.ways import (
+    EXTREME,
+    TRAIN,
+    TRAIN_WITHOUT_GRADIENTS,
+    WITH_GRADIENTS,
+)
 from ..check import Subject, check
-from ..context import during
-from ..errors import NotFinite
-from ..losses import cross_entropy
-from ..operations import Operations
-from ..places import Place, find_place
-from ..ranks import local
-from ..rounding import differ
-from ..variant import Variant, own, redraw_zeros, scale_up
-from ..ways import EXTREME, TRAIN, TRAIN_WITHOUT_GRADIENTS, WITH_GRADIENTS
 
 GRADIENTS = 256  # tokens: a backward pass of longer texts takes much memory
 

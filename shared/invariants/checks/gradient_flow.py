@@ -7,8 +7,16 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from ...running.context import during
+from ...running.errors import SkipCheck
+from ...running.losses import cross_entropy, scores_and_loss
+from ...running.model.calling import tensors_in
+from ...running.operations import quantised
+from ...running.ranks import current, largest_of, local, local_gradient
+from ...running.tokens import rows_at_once
+from ...running.variant import Variant, changeable, larger
+from ...running.ways import TRAIN
 from ..check import Subject, check
-from ..context import during
 from ..dead_parts import (
     BOTH_ZERO,
     DETACHED,
@@ -19,14 +27,6 @@ from ..dead_parts import (
     in_words,
     reasons,
 )
-from ..errors import SkipCheck
-from ..losses import cross_entropy, scores_and_loss
-from ..model.calling import tensors_in
-from ..operations import quantised
-from ..ranks import current, largest_of, local, local_gradient
-from ..tokens import rows_at_once
-from ..variant import Variant, changeable, larger
-from ..ways import TRAIN
 
 STEPS = 5  # of training, until no factor behind a zero is 0
 OWN_LOSS = "of the loss"

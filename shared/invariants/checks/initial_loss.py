@@ -2,10 +2,10 @@
 
 import math
 
+from ...running.losses import cross_entropy
+from ...running.rounding import require_finite
+from ...running.variant import own
 from ..check import SkipCheck, Subject, check
-from ..losses import cross_entropy
-from ..rounding import require_finite
-from ..variant import own
 
 
 @check()

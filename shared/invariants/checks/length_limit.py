@@ -1,10 +1,10 @@
 """The end of the positions."""
 
+from ...running.errors import SkipCheck, sentence
+from ...running.model.sizes import before_first_position, has_position_table
+from ...running.tokens import draw
 from ..check import Subject, check
-from ..errors import SkipCheck, sentence
 from ..limits import on_cpu, refusal
-from ..model.sizes import before_first_position, has_position_table
-from ..tokens import draw
 
 
 @check()

@@ -8,11 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..check import Subject, check
-from ..context import during
-from ..derivatives import gradients_of
-from ..errors import ModelRaised, SkipCheck
-from ..losses import (
+from ...running.context import during
+from ...running.errors import ModelRaised, SkipCheck
+from ...running.losses import (
     added_to,
     close,
     mean_loss,
@@ -21,12 +19,14 @@ from ..losses import (
     tolerance_of,
     wrong_loss,
 )
-from ..model.building import hooked
-from ..operations import quantised
-from ..rounding import differ, floor, gaps
-from ..tokens import others
-from ..variant import Variant, both
-from ..ways import TRAIN, WITH_GRADIENTS
+from ...running.model.building import hooked
+from ...running.operations import quantised
+from ...running.rounding import differ, floor, gaps
+from ...running.tokens import others
+from ...running.variant import Variant, both
+from ...running.ways import TRAIN, WITH_GRADIENTS
+from ..check import Subject, check
+from ..derivatives import gradients_of
 
 HOW = ("as given", "shifted by one inside")
 EITHER = " or ".join(HOW)

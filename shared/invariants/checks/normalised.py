@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
+from ...running.rounding import FLOOR, dtype_name, floor_of, is_real, rounding
+from ...running.variant import Variant, both
 from ..check import SkipCheck, Subject, check
-from ..rounding import FLOOR, dtype_name, floor_of, is_real, rounding
-from ..variant import Variant, both
 
 NORMALISED = 1e-3  # sums as close to 1 as that are meant to be 1
 

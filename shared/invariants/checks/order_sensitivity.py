@@ -6,9 +6,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..check import SkipCheck, Subject, check
-from ..model.sizes import WINDOW, declared
-from ..rounding import (
+from ...running.model.sizes import WINDOW, declared
+from ...running.rounding import (
     floor,
     gaps,
     is_real,
@@ -16,8 +15,9 @@ from ..rounding import (
     require_finite,
     rounding,
 )
-from ..tokens import draw, others, rows_at_once
-from ..variant import Variant, both, build
+from ...running.tokens import draw, others, rows_at_once
+from ...running.variant import Variant, both, build
+from ..check import SkipCheck, Subject, check
 
 CLEAR = 0.5  # share of the deviation of scores: no rounding is as large
 COARSE = 1e-3  # a share that float32's rounding does not reach

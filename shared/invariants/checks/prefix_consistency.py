@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import torch
 
+from ...running.model.sizes import branches_on_length
+from ...running.places import short_path
+from ...running.rounding import floor, gaps
+from ...running.tokens import SHORT, draw, rows_at_once, splits_to_try
+from ...running.variant import Variant, both, gap_between, precise
+from ...running.ways import PREFIX, cases_of
 from ..check import SkipCheck, Subject, check
-from ..model.sizes import branches_on_length
-from ..places import short_path
-from ..rounding import floor, gaps
-from ..tokens import SHORT, draw, rows_at_once, splits_to_try
-from ..variant import Variant, both, gap_between, precise
-from ..ways import PREFIX, cases_of
 
 
 @check(

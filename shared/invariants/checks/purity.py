@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...running.context import during, random_states, seed_all
+from ...running.model.building import Model
+from ...running.operations import calls_seen_by, parts_of
+from ...running.ranks import bits, local
+from ...running.rounding import differ
+from ...running.variant import Variant, own
+from ...running.ways import EVAL, TRAIN, WITH_GRADIENTS
 from ..check import Subject, check
-from ..context import during, random_states, seed_all
-from ..model.building import Model
-from ..operations import calls_seen_by, parts_of
-from ..ranks import bits, local
-from ..rounding import differ
-from ..variant import Variant, own
-from ..ways import EVAL, TRAIN, WITH_GRADIENTS
 
 NOT_SAVED = "buffer (not saved)"
 RANDOM = "the random state of "

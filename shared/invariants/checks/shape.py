@@ -2,14 +2,14 @@
 
 from torch import Tensor
 
+from ...running.context import during
+from ...running.errors import FoundOut, ModelRaised, sentence
+from ...running.model.calling import TIME_FIRST
+from ...running.rounding import differ, floor, gaps
+from ...running.tokens import draw
+from ...running.variant import Variant, own
+from ...running.ways import EVAL, TRAIN_WITHOUT_GRADIENTS
 from ..check import Subject, check
-from ..context import during
-from ..errors import FoundOut, ModelRaised, sentence
-from ..model.calling import TIME_FIRST
-from ..rounding import differ, floor, gaps
-from ..tokens import draw
-from ..variant import Variant, own
-from ..ways import EVAL, TRAIN_WITHOUT_GRADIENTS
 
 
 @check()

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ...running.model.building import hooked, is_mapped
+from ...running.model.calling import tensors_in
+from ...running.rounding import minus
+from ...running.variant import Variant, larger, precise
 from ..check import SkipCheck, Subject, check
-from ..model.building import hooked, is_mapped
-from ..model.calling import tensors_in
-from ..rounding import minus
-from ..variant import Variant, larger, precise
 
 TIME = 31  # a prime: the width of no head is taken for it
 CHOICE = 8  # positions that a row has to choose from, at least

@@ -5,12 +5,12 @@ import copy
 import torch
 from torch import nn
 
+from ...running.errors import sentence
+from ...running.operations import is_plain
+from ...running.ranks import local
+from ...running.rounding import floor, gaps
+from ...running.variant import Copy, Variant, build, changeable, redraw_zeros
 from ..check import Subject, check
-from ..errors import sentence
-from ..operations import is_plain
-from ..ranks import local
-from ..rounding import floor, gaps
-from ..variant import Copy, Variant, build, changeable, redraw_zeros
 
 
 @check()

@@ -6,14 +6,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ...running.errors import NotFinite
+from ...running.ranks import current
+from ...running.rounding import differ
+from ...running.tokens import rows_at_once
+from ...running.variant import Variant, doubled, larger, own, redraw_zeros
 from ..check import Subject, check
 from ..embedding import Lookups
-from ..errors import NotFinite
 from ..limits import on_cpu, refusal
-from ..ranks import current
-from ..rounding import differ
-from ..tokens import rows_at_once
-from ..variant import Variant, doubled, larger, own, redraw_zeros
 
 SPARE = 128  # rows of a table beyond the vocabulary: padding to a multiple
 FEW = 16  # ids of a heavy model that are told apart: first and last ones

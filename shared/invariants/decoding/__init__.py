@@ -1,1 +1,0 @@
-"""Decoding with a cache: conventions, pieces against the whole, generate."""

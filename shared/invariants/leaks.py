@@ -1,0 +1,364 @@
+"""Leaks: texts are drawn and run, and a leak is confirmed.
+
+Texts that are equal up to a split go through in batches of equal shape;
+before the split their scores must be the same.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from ..proof.proof import Proof
+from ..running.errors import SkipCheck
+from ..running.model.sizes import all_declared, padding_ids
+from ..running.rounding import (
+    dtype_name,
+    floor_of,
+    gaps,
+    is_real,
+    minus,
+    require_finite,
+    rounding,
+)
+from ..running.subject import Subject
+from ..running.tokens import SHORT, SPLITS, draw, others, splits_to_try
+from ..running.variant import (
+    Variant,
+    copy_for,
+    double_on_suspicion,
+    larger,
+    own,
+)
+from ..running.ways import (
+    CAUSALITY,
+    CROWD_TIME,
+    DOUBLE,
+    ENLARGED,
+    EVAL,
+    LOSSES,
+    TRAIN,
+    Case,
+    cases_of,
+    followed_cases,
+    usual_lengths,
+)
+from ..tracing.moved import moves
+
+EACH_ID = 1 << 22  # scores of a position times ids that are tried
+MARKS = ("eos_token_id", "bos_token_id")  # ids that may count as padding
+LONGEST_TABLE = 4096  # rows of a table of masks, past which texts are tried
+AT_ONCE, AFTER = 1 / 2, 1 / 6  # of the time left: an open place, all else
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Texts for one Variant, and the same ones changed from a split on."""
+
+    variant: Variant
+    base: Int[Tensor, "rows time"]
+    changed: Int[Tensor, "rows time"]
+    splits: list[int]  # the first position that differs, row by row
+    name: str = ""  # of what is tried, beside the variant
+    share: float = 1.0  # of the time left to the check, at most
+    # where scores must not change; None: before the splits
+    still: Bool[Tensor, "rows time"] | None = None
+
+    @property
+    def time(self) -> int:
+        """Tokens of a text."""
+        return self.base.size(1)
+
+    @property
+    def label(self) -> str:
+        """The words of a report for it."""
+        return ", ".join(filter(None, (self.variant.case.name, self.name)))
+
+    @property
+    def before(self) -> Bool[Tensor, "rows time"]:
+        """Where scores must not change."""
+        if self.still is not None:
+            return self.still
+        shown = self.variant.case.shown(self.time)
+        at = torch.arange(self.time)
+        before = at < torch.tensor(self.splits).unsqueeze(1)
+        return before & (shown.start <= at) & (at < shown.stop)
+
+    def some(self, rows: list[int]) -> "Trial":
+        """Return the trial of these rows alone."""
+        return replace(
+            self,
+            base=self.base[rows],
+            changed=self.changed[rows],
+            splits=[self.splits[i] for i in rows],
+            still=None if self.still is None else self.still[rows],
+        )
+
+
+@dataclass(frozen=True)
+class Leak:
+    """A confirmed one: in this row the position sees what follows it."""
+
+    trial: Trial
+    row: int
+    position: int
+    size: float
+    noise: float
+    dtype: str
+
+
+class LeakFinder:
+    """Finds leaks, and what else it sees on the way."""
+
+    moved = False  # whether any change of a token has moved any score
+    rows_mix = False  # whether rows were seen to depend on each other
+    draws_differ = False  # whether draws in train mode depend on tokens
+
+    def __init__(self) -> None:
+        # the splits that were tried, by label and length
+        self.tried: dict[str, dict[int, set[int]]] = {}
+
+    def find(self, trial: Trial) -> Leak | None:
+        """Return a leak that a trial shows, or None."""
+        variant = trial.variant
+        for moved in moves(variant, trial.base, trial.changed):
+            part = trial.some(moved.rows)
+            tried = self.tried.setdefault(trial.label, {})
+            tried.setdefault(trial.time, set()).update(part.splits)
+            after = moved.by.masked_fill(part.before, 0.0)
+            self.moved |= bool(after.amax() > moved.least)
+            early = moved.by.masked_fill(~part.before, 0.0).amax(1)
+            if not early.any():
+                continue
+            if variant.copy.rough:  # in the model's own precision
+                with variant.subject.budget.overtime():
+                    double_on_suspicion(variant)
+                    return self.find(trial)
+            for row in early.argsort(descending=True)[:3].tolist():
+                if not early[row] > moved.least:
+                    break
+                with variant.subject.budget.overtime():
+                    leak = self._confirm(part, row, rounding(moved.base))
+                if leak is not None:
+                    return leak
+        return None
+
+    def _confirm(self, trial: Trial, row: int, noise: float) -> Leak | None:
+        """Change the one row alone, and ask whether it is more than noise."""
+        variant = trial.variant
+        training = variant.case.training
+        steady = not training or _same_draws(trial)
+        changed = trial.base.clone()
+        changed[row] = trial.changed[row]
+        trial = replace(trial, changed=changed)
+        if training and not _same_draws(trial):
+            self.draws_differ = True
+            return None
+        scope = trial.before[row].nonzero()[:, 0]
+
+        def difference() -> Tensor:
+            base = variant.scores(trial.base)[row, scope]
+            return minus(variant.scores(changed)[row, scope], base)
+
+        delta = difference()
+        moved = gaps(delta, torch.zeros_like(delta))
+        position = int(moved.argmax())
+        size = float(moved[position])
+        if math.isinf(size):
+            base = variant.scores(trial.base)[row, scope]
+            require_finite(base, infinite=True)
+        if size <= floor_of(delta.dtype) * noise:
+            # other rows did it, another check's matter, or their draws
+            self.rows_mix |= steady
+            self.draws_differ |= not steady
+            return None
+        if not is_real(variant.model, lambda: difference()[position], noise):
+            return None
+        at, dtype = int(scope[position]), dtype_name(delta.dtype)
+        return Leak(trial, row, at, size, noise, dtype)
+
+
+def _same_draws(trial: Trial) -> bool:
+    draws = trial.variant.draws
+    return draws(trial.base) == draws(trial.changed)
+
+
+def trials(subject: Subject, proof: Proof) -> Iterator[Trial]:
+    """Yield the trials, those that find most first.
+
+    An open proof is tested where it is open: as it was followed, in float64
+    and with larger weights. A whole one leaves a test of its rules, and what
+    a proof cannot follow.
+    """
+    drawn = _Texts(subject)
+    exact = [replace(case, dtype=DOUBLE.dtype) for case in (EVAL, TRAIN)]
+    few = subject.fit(2, 3, 5, 8, SHORT, subject.block_size)
+    if proof.at is not None:
+        case, time = proof.at
+        double = replace(case, dtype=DOUBLE.dtype)
+        as_it_is = () if case.dtype or case.losses else (double,)
+        yield from drawn.of((*as_it_is, case), [time], AT_ONCE)
+        sizes = [replace(double, size=c.size) for c in ENLARGED]
+        if as_it_is and not case.frozen:
+            yield from drawn.of(sizes, [time], AT_ONCE)
+    proved = proof.proved and not proof.partial
+    if proved:
+        rest = [] if subject.heavy else [subject.block_size]
+        few = subject.fit(3, SHORT, *rest)
+        yield from drawn.of(exact, few)
+        if not subject.heavy:
+            yield from drawn.of(ENLARGED[1:], few)
+        crowd = [c for c in followed_cases(subject) if c.crowd]
+        yield from drawn.of(crowd, [CROWD_TIME], 1 / 40)
+    else:
+        yield from drawn.of(exact[:1], few)
+        yield from drawn.each_id()
+        yield from drawn.of(exact[1:], few)
+        yield from drawn.of(ENLARGED, few)
+        cases = [EVAL, TRAIN, *followed_cases(subject)]
+        yield from drawn.of([c for c in cases if c.rows == 1], few)
+        crowd = [c for c in cases if c.crowd]
+        yield from drawn.of(crowd, [CROWD_TIME])
+    if LOSSES in cases_of(CAUSALITY, subject):
+        yield from drawn.of([LOSSES], subject.fit(3, 8))  # one may be shifted
+    yield from drawn.past_buffers()
+    if not proved:
+        model = own(subject).model
+        long = usual_lengths(subject, model, subject.block_size)
+        rest = sorted({*long} - {*few}, reverse=True)
+        yield from drawn.of(exact, rest)
+
+
+class _Texts:
+    """Draws pairs of texts that are equal up to a split.
+
+    A copy is kept while its case lasts: some models change themselves at a
+    call, so each case has a new one.
+    """
+
+    def __init__(self, subject: Subject):
+        self.subject, self.generator = subject, subject.generator()
+        model, vocab = own(subject).model, subject.vocab_size
+        said = {size.value for size in all_declared(model, MARKS)}
+        ids = {0, vocab - 1, *padding_ids(model), *said}
+        self.marks = sorted(ids & {*range(vocab)})  # may count as padding
+
+    def of(
+        self, cases: Iterable[Case], lengths: list[int], share: float = AFTER
+    ) -> Iterator[Trial]:
+        """Yield trials of cases at some lengths.
+
+        Of the extreme sizes of weights the largest whose scores are finite.
+        """
+        lengths = [t for t in lengths if self.subject.lengths.accepts(t)]
+        enough, budget = False, self.subject.budget
+        for case in cases if lengths else ():
+            if case.size and enough:
+                continue
+            variant = None
+            with budget.part():  # without a name: a copy is no trial
+                budget.require()
+                variant = self._copy(case, max(lengths))
+            if variant is None:
+                if budget.left <= 0:
+                    budget.cut(case.name, *lengths)
+                continue
+            enough = case.size > ENLARGED[0].size
+            for time in lengths:
+                yield from self._at(variant, time, share)
+
+    def _copy(self, case: Case, time: int) -> Variant | None:
+        if case.size:
+            return larger(self.subject, case, time)
+        try:
+            variant = copy_for(self.subject, case)
+        except SkipCheck:  # a function, or one that cannot be copied
+            return None
+        # under autocast or in inference mode a model need not run
+        variant.copy.may_fail |= case.within is not nullcontext
+        return variant
+
+    def _at(
+        self, variant: Variant, time: int, share: float
+    ) -> Iterator[Trial]:
+        """Yield a batch of splits, then the first two, each alone."""
+        start = variant.case.shown(time).start
+        if variant.case.crowd:
+            rows = variant.rows_at_once(time) if time > 1 else 0
+            splits = [1 + row % (time - 1) for row in range(rows)]
+        else:
+            splits = splits_to_try(time, self.generator, SPLITS)
+            splits = [s for s in splits if s > start]
+        if not splits:
+            return
+        # ends first, then powers of two: time cuts off the rest
+        splits.sort(key=lambda s: (s not in (1, time - 1), s & (s - 1) > 0))
+        texts = self._pairs(time, splits)
+        trial = Trial(variant, *texts, splits, share=share)
+        if not variant.case.losses:
+            yield trial
+        for row in range(0 if variant.case.crowd else min(2, len(splits))):
+            yield trial.some([row])
+
+    def _pairs(self, time: int, splits: list[int]) -> tuple[Tensor, Tensor]:
+        """Draw texts, and others that differ from the splits on.
+
+        In short ones all that follows a split is replaced, or one token, or
+        all by an id that may count as padding, or it stands behind padding.
+        """
+        vocab, generator = self.subject.vocab_size, self.generator
+        base = draw(vocab, 1, time, generator, repeats=bool(time % 2))
+        base = base.repeat(len(splits), 1)
+        changed = base.clone()
+        for row, split in enumerate(splits):
+            mark = self.marks[row % len(self.marks)]
+            kind = row % 4 if time <= SHORT else 0
+            if kind == 3:
+                base[row, : time // 2] = changed[row, : time // 2] = mark
+            after = others(base[row, split:], vocab, generator)
+            if kind == 1:
+                after[1:] = base[row, split + 1 :]
+            elif kind == 2 and base[row, split] != mark:
+                after[:] = mark
+            changed[row, split:] = after
+        return base, changed
+
+    def each_id(self) -> Iterator[Trial]:
+        """Put each id behind a split, then into both texts before it."""
+        subject, generator = self.subject, self.generator
+        vocab, time = subject.vocab_size, subject.lengths.fit(8)
+        count, half = min(vocab, 1 + EACH_ID // vocab), time // 2
+        if not half:
+            return
+        variant = copy_for(subject, DOUBLE)
+        for name in ("each id at the end", "each id before"):
+            ids = torch.randperm(vocab, generator=generator)[:count]
+            base = draw(vocab, 1, time, generator).repeat(count, 1)
+            changed = base.clone()
+            changed[:, half:] = ids.unsqueeze(1)
+            if name.endswith("before"):
+                rest = others(base[:, half:], vocab, generator)
+                changed[:, half:] = rest
+                base[:, half - 1] = changed[:, half - 1] = ids
+            splits = [half] * count
+            yield Trial(variant, base, changed, splits, name, AFTER)
+
+    def past_buffers(self) -> Iterator[Trial]:
+        """Yield trials of texts longer than a table of masks has rows."""
+        if self.subject.limit is not None:
+            return
+        variant = copy_for(self.subject, DOUBLE)
+        buffers: Iterable[Tensor] = getattr(variant.model, "buffers", list)()
+        tables = {
+            b.size(-1)
+            for b in buffers
+            if b.dim() > 1 and b.shape[-2] == b.shape[-1]
+        }
+        # longer than the given block_size: the model may refuse such a text
+        variant.copy.may_fail = True
+        for rows in sorted(n for n in tables if SHORT < n <= LONGEST_TABLE):
+            yield from self._at(variant, rows + 1, AFTER)

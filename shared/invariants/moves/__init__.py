@@ -1,1 +1,0 @@
-"""Replace tokens: which positions move. The map, leaks, the smallest case."""

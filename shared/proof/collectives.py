@@ -1,0 +1,138 @@
+"""Codes that go through collectives, by the same collectives on the shadows.
+
+Each rank holds the codes of its own numbers, so the ranks send each other
+codes as they send numbers: int32, which gloo and NCCL both take. A reduction
+takes the latest of all ranks, whatever it computes.
+"""
+
+from contextlib import suppress
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from ..running.collectives import NAMESPACES, RECEIVED, finished, work_of
+from ..running.operations import tensors_in
+from .codes import (
+    CODES,
+    FREE,
+    STRONG,
+    as_lowered,
+    is_hidden,
+    is_lowered,
+    plain,
+    where_known,
+)
+
+if TYPE_CHECKING:
+    from .shadows import Shadows
+
+OTHER_TAG = 1 << 16  # of messages with codes, between two ranks
+
+
+def carry(shadows: "Shadows", func: Any, args: tuple, kwargs: dict) -> Any:
+    """Call a collective, and give its results the codes of all ranks."""
+    if func.namespace not in NAMESPACES:
+        result = func(*args, **kwargs)
+        if shadows.blind:
+            shadows.storages.meet(result[1])
+        else:
+            most = max(int(plain(shadows.codes(t)).max()) for t in args[0])
+            shadows.mark(result[1], most)
+        return result
+    name = func._schema.name.partition("::")[2]
+    functional = func.namespace == NAMESPACES[1]
+    names = [argument.name for argument in func._schema.arguments]
+    if name.startswith("_wrap_tensor") or name == "wait_tensor":
+        return func(*args, **kwargs)  # the same storage
+    reduces = "reduce_op" in names
+    given = () if shadows.blind else _as_codes(shadows, args, kwargs, reduces)
+    result, written = finished(func, args, func(*args, **kwargs))
+    if shadows.blind:
+        for out in written:
+            shadows.storages.meet(out)
+        return result
+    found = []
+    for part, named in given:
+        changed = list(part)
+        if reduces:
+            changed[names.index("reduce_op")] = "max" if functional else _max()
+        if "tag" in names:
+            changed[names.index("tag")] += OTHER_TAG
+        answer = func(*changed, **named)
+        if functional:
+            answer = tree_map(torch.ops._c10d_functional.wait_tensor, answer)
+            found.append(tensors_in((answer,)))
+            continue
+        found.append(tensors_in((changed[0],)))
+        work = work_of(answer)
+        if name in RECEIVED:
+            for one in zip(written, *found, strict=True):
+                shadows.coming[one[0].untyped_storage()._cdata] = *one, work
+            return result
+        if name == "send":
+            shadows.sent.append((found, work))
+            return result
+        work.wait()
+    for out, codes, *low in zip(written, *found, strict=False):
+        codes = codes.to(CODES)
+        if reduces:
+            codes = as_lowered(codes, (low[0] > 0) & (codes > FREE))
+        shadows.storages.write(out, codes)
+    return result
+
+
+def _as_codes(
+    shadows: "Shadows", args: tuple, kwargs: dict, reduces: bool
+) -> list[Any]:
+    """Return arguments with codes in place of tensors, laid out as these.
+
+    Of a reduction first those that are as plain as can be, then where a
+    number is as good as minus infinity, or may be.
+    """
+
+    def codes_of(value: Any, low: bool) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        codes = shadows.codes(value)
+        if low:
+            low_codes = is_hidden(codes) | is_lowered(codes)
+            if value.is_floating_point():
+                low_codes = low_codes | where_known(
+                    codes, value.abs() >= -STRONG
+                )
+            codes = low_codes
+        elif reduces:
+            codes = plain(codes)
+        return torch.empty_like(value, dtype=torch.int32).copy_(codes)
+
+    return [
+        tree_map(partial(codes_of, low=low), (args, kwargs))
+        for low in (False, True)[: 1 + reduces]
+    ]
+
+
+class _Caught(TorchDispatchMode):
+    """Keeps the operator of a reduction, which is not made."""
+
+    operator: Any = None
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.operator = args[2]
+        raise NotImplementedError
+
+
+@cache
+def _max() -> Any:
+    """Return the operator "max" as operations take it.
+
+    Python cannot make one: it is read from a call.
+    """
+    number, caught = torch.zeros(1), _Caught()
+    with suppress(NotImplementedError), caught:
+        dist.all_reduce(number, dist.ReduceOp.MAX)
+    return caught.operator

@@ -1,0 +1,295 @@
+"""One run followed: which tokens each score can depend on; its control."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ..running.errors import ModelRaised
+from ..running.model.building import KeptState
+from ..running.model.calling import find_loss
+from ..running.operations import UNSET
+from ..running.places import Place, find_place
+from ..running.ranks import largest, on_any
+from ..running.variant import Variant
+from .codes import CODES, FREE, LONGEST, plain
+from .losses import Compared
+from .shadows import Notes, Shadows, Step, followed
+
+FEW = 7  # codes that are changed one by one
+Tokens = Int[Tensor, "batch time"]
+Codes = Int[Tensor, "batch time"]
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A Variant as the proof runs it: from the state it was built in.
+
+    Moving are the buffers and attributes that calls in train mode go on
+    changing: they can have any value, as weights can.
+    """
+
+    variant: Variant
+    kept: KeptState | None
+    moving: tuple[str, ...] = ()
+
+    def reset(self) -> None:
+        """Put back what the model held when it was built."""
+        if self.kept is not None:
+            self.kept.put_back(always=True)
+        self.variant.start_again()  # here, where no operation is followed
+
+    def unfollowed(
+        self, tokens: Tokens, targets: Tokens | None
+    ) -> Float[Tensor, "batch time vocab"]:
+        """Return the scores of a run that nobody follows."""
+        self.reset()
+        return self(tokens, targets)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The numbers that can have any value."""
+        moving = [attrgetter(name)(self.variant.model) for name in self.moving]
+        tensors = [value for value in moving if isinstance(value, Tensor)]
+        return [*self.variant.parameters, *tensors]
+
+    def __call__(
+        self, tokens: Tokens, targets: Tokens | None
+    ) -> Float[Tensor, "batch time vocab"]:
+        """Return the scores; where the loss is followed, it in their place."""
+        seed = self.variant.subject.seed
+        if self.variant.case.losses:
+            answer = self.variant.answer(tokens, seed=seed, targets=targets)
+            loss = find_loss(answer)
+            if loss is None:
+                raise ModelRaised("no loss comes back with targets")
+            return loss.expand(*tokens.shape, 1)
+        return self.variant.scores(tokens, seed=seed, targets=targets)
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order of the tokens: a score may depend on those up to its own.
+
+    Attributes:
+        name: of what is put in order.
+        codes: of each token, from a batch's rows and length.
+        target: what is added to a token's code for the target beside it.
+        losses: whether a loss is followed, not scores.
+    """
+
+    name: str
+    codes: Callable[[int, int], Codes]
+    target: int = 0
+    losses: bool = False
+
+
+def _positions(rows: int, time: int) -> Codes:
+    return torch.arange(time, dtype=CODES).expand(rows, time)
+
+
+def _rows(rows: int, time: int) -> Codes:
+    return torch.arange(rows, dtype=CODES).unsqueeze(1).expand(rows, time)
+
+
+POSITIONS = Order("positions", _positions, 1)
+# of a loss: between two tokens is the target that is the second of them
+AS_GIVEN, SHIFTED = (
+    Order("positions", lambda b, t: 2 * _positions(b, t), target, True)
+    for target in (1, -1)
+)
+BACKWARDS = Order("positions", lambda b, t: _positions(b, t).flip(1))
+RISING_ROWS = Order("rows", _rows)
+FALLING_ROWS = Order("rows", lambda b, t: _rows(b, t).flip(0))
+
+
+@dataclass
+class Found:
+    """What a run showed.
+
+    Attributes:
+        reached: the largest code that a position's scores can depend on.
+        allowed: the code of the position's own token.
+        notes: what the answer rests on.
+        path: a hash of the operations that carried codes, in their order.
+        scores: that came out.
+    """
+
+    reached: Codes
+    allowed: Codes
+    notes: Notes = field(default_factory=Notes)
+    path: int = 0
+    scores: Tensor | None = None
+
+    def open(self, shown: slice = slice(None)) -> list[tuple[int, int]]:
+        """Return the (row, position) whose scores too late a token reaches."""
+        late = (self.reached > self.allowed)[:, shown].nonzero()
+        return [(int(b), int(t) + (shown.start or 0)) for b, t in late]
+
+
+def follow(
+    run: Any,
+    tokens: Tokens,
+    targets: Tokens | None = None,
+    order: Order = POSITIONS,
+    routing: bool = False,
+    tape: Callable[[Step], None] | None = None,
+) -> Found:
+    """Run a model once, and return what its scores can depend on.
+
+    Args:
+        run: the model, from tokens and targets to scores.
+        tokens: that it is given.
+        targets: likewise, if it takes some.
+        order: of the tokens.
+        routing: whether integers that a token's own numbers choose are
+            taken as known.
+        tape: called with each step.
+    """
+    run.reset()
+    shadows = Shadows(run.parameters, routing, tape)
+    allowed = _mark(shadows, tokens, targets, order)
+    if order.losses and targets is not None:
+        shadows.tape = Compared(shadows, tokens, targets, order.target)
+        allowed = torch.full_like(allowed, FREE)
+    with followed(shadows):
+        scores = run(tokens, targets)
+    codes = shadows.codes(scores)
+    reached = largest(plain(codes).amax(2).expand(tokens.shape).cpu())
+    return Found(reached, allowed, shadows.notes, shadows.path, scores)
+
+
+def _mark(
+    shadows: Shadows, tokens: Tokens, targets: Tokens | None, order: Order
+) -> Codes:
+    longest = LONGEST // (1 + order.losses)
+    if tokens.size(1) > longest:
+        raise ValueError(
+            f"a proof is for at most {longest} tokens, got {tokens.size(1)}"
+        )
+    codes = order.codes(*tokens.shape)
+    shadows.mark(tokens, codes)
+    if targets is not None:
+        shadows.mark(targets, codes + order.target)
+    return codes
+
+
+class Recorded(list[Step]):
+    """A tape that keeps each step of a run, as its numbers were."""
+
+    def __call__(self, step: Step) -> None:
+        """Keep a step."""
+        step.outs = [o.detach().clone() for o in step.outs]
+        step.codes = [plain(codes) for codes in step.codes]
+        step.call = None
+        self.append(step)
+
+
+@dataclass
+class Control:
+    """Compares runs with one that carried codes.
+
+    The tokens of one code are changed at a time. A number that moves although
+    its code says that it could not shows a wrong rule of ours: the proof is
+    void.
+
+    Attributes:
+        wrong: an operation whose rule is wrong.
+        parted: where a change took another path.
+    """
+
+    wrong: tuple[str, Place] | None = None
+    parted: Place | None = None
+
+    def look(self, steps: Iterator[Step], code: int, step: Step) -> None:
+        """Compare a step after tokens of a code changed with the next one."""
+        if self.parted is not None or self.wrong is not None:
+            return
+        before = next(steps, None)
+        if before is None or _kind(before) != _kind(step):
+            self.parted = find_place(step.name)
+            return
+        if before.name in UNSET:
+            return
+        for old, new, codes in zip(
+            before.outs, step.outs, before.codes, strict=True
+        ):
+            moved = old != new
+            if before.routed and bool(moved.any()):
+                self.parted = before.place  # another routing
+                return
+            wrong = moved & (codes < code)
+            if wrong.any() and (wrong & ~(old.isnan() & new.isnan())).any():
+                self.wrong = before.name, before.place
+
+
+def _kind(step: Step) -> tuple[object, ...]:
+    """Return what the same operation on the same shapes has in common."""
+    return step.name, *((o.shape, o.dtype) for o in step.outs)
+
+
+def changed(
+    tokens: Tokens,
+    where: Bool[Tensor, "batch time"],
+    vocab: int,
+    generator: torch.Generator,
+) -> Tokens:
+    """Return a copy with other tokens in some places."""
+    shift = torch.randint(1, vocab, tokens.shape, generator=generator)
+    return (tokens + (shift * where.cpu()).to(tokens.device)) % vocab
+
+
+def control(
+    run: Any,
+    tokens: Tokens,
+    targets: Tokens | None,
+    vocab: int,
+    order: Order = POSITIONS,
+    routing: bool = False,
+    seed: int = 0,
+    steps: Recorded | None = None,
+) -> Control:
+    """Change a position or a row; return a wrong rule, and where paths part.
+
+    In a long text all from some positions on are changed together. The
+    arguments are those of `follow`, the number of ids, and the steps of that
+    run, if they were kept; run must give the same random numbers each time.
+    """
+    codes = order.codes(*tokens.shape)
+
+    def through(given: Tokens, **how: Any) -> None:
+        run.reset()
+        shadows = Shadows(run.parameters, routing, **how)
+        _mark(shadows, given, targets, order)
+        with followed(shadows):
+            run(given, targets)
+
+    def compared(steps: Recorded) -> Control:
+        found, generator = Control(), torch.Generator().manual_seed(seed)
+        each = codes.unique().tolist()
+        few = len(each) <= FEW
+        for code in each if few else (each[1], each[len(each) // 2], each[-1]):
+            where = codes == code if few else codes >= code
+            other = changed(tokens, where, vocab, generator)
+            tape = partial(found.look, iter(steps), code)
+            through(other, tape=tape, blind=True)
+            if on_any(found.wrong is not None):
+                last = "an operation on another rank", steps[-1].place
+                found.wrong = found.wrong or last
+                break
+        return found
+
+    if steps is not None:
+        found = compared(steps)
+        if found.wrong is None and found.parted is None:
+            return found
+    # at the first call of a size lru_cache keeps a table, and DTensor plans
+    through(tokens)
+    steps = Recorded()
+    through(tokens, tape=steps)
+    return compared(steps)

@@ -1,0 +1,220 @@
+"""What a proof says: for which runs, on what it rests, what is open."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..notebooks import as_html
+from ..running.places import Place
+from ..running.tokens import runs
+from ..running.ways import Case
+from .codes import FREE
+from .shadows import Notes
+
+HALF = 0.5  # of a mask's number: as long as scores stay below
+CLAIMS = {
+    "positions": "no operation lets a later token reach an earlier score",
+    "rows": "no operation lets one row reach another",
+    "documents": "no operation lets one document reach another",
+}
+
+MAIN = ("in eval mode", "in train mode")
+ALSO = {  # in the name of a way, and what a reader needs of it
+    "rows": "with two rows",
+    "attention mask": "with attention masks",
+    "with targets": "with targets",
+    "by the loss": "in train mode by the loss alone that targets give",
+    "gradients recorded": "with gradients recorded",
+    "without gradients": "in train mode without gradients",
+    "own call": "in the model's own call",
+    "inference": "in inference mode",
+    "autocast": "under autocast",
+    "frozen": "with frozen weights",
+    "4,096": "in a call of more than 4,096 tokens",
+    "bfloat16": "in bfloat16",
+    " float16": "in float16",
+    "float64": "in float64",
+}
+
+
+@dataclass(frozen=True)
+class Open:
+    """One thing that keeps a proof open, and where it is."""
+
+    sentence: str
+    place: Place | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a reader of JSON needs."""
+        found: dict[str, Any] = {"sentence": self.sentence}
+        if self.place:
+            found |= {"file": self.place.path, "line": self.place.line}
+            found |= {"operation": self.place.op, "code": self.place.code}
+        return found
+
+
+@dataclass
+class Proof:
+    """What was proved, and on what it rests.
+
+    Attributes:
+        holds: whether no token reaches a score that it must not reach, on
+            condition that `conditions` hold.
+        lengths: at which, in eval and train mode.
+        modes: ways of running; those after eval and train mode were tried
+            at some of the lengths.
+        assumptions: what it rests on, a sentence each.
+        open: what was not understood, or lets a token through.
+        culprit: the line that should have stopped such a token, if known.
+        way: it between the lines before and after, in words.
+        in_chunks: whether it shows in chunks of a padded text, where two
+            texts show a line behind it alone.
+        at: the way of running and the length that are open.
+        conditions: what a text may break, a sentence each.
+        order: "positions" or "rows".
+        left_out: ways of running for which there was no time.
+        given: arguments that were given, in words.
+        never_given: those that no way of running gives.
+        declared: those that the user says are never given.
+    """
+
+    holds: bool = True
+    lengths: list[int] = field(default_factory=list)
+    modes: list[str] = field(default_factory=list)
+    assumptions: list[str] = field(default_factory=list)
+    open: list[Open] = field(default_factory=list)
+    culprit: Place | None = None
+    way: str = ""
+    in_chunks: bool = False
+    at: tuple[Case, int] | None = None
+    conditions: list[str] = field(default_factory=list)
+    order: str = "positions"
+    left_out: list[str] = field(default_factory=list)
+    given: list[str] = field(default_factory=list)
+    never_given: list[str] = field(default_factory=list)
+    declared: list[str] = field(default_factory=list)
+
+    @property
+    def proved(self) -> bool:
+        """Whether it holds for all weights and texts, without a condition."""
+        return self.holds and not self.conditions
+
+    @property
+    def conditional(self) -> bool:
+        """Whether it holds, but not for each text."""
+        return self.holds and bool(self.conditions)
+
+    @property
+    def partial(self) -> bool:
+        """Whether there was no time for some way of running."""
+        return bool(self.left_out)
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is proved, and no case or argument is left out."""
+        return self.proved and not (self.partial or self.never_given)
+
+    def __str__(self) -> str:
+        text = ""
+        if self.never_given:
+            text = f"never given: {', '.join(self.never_given)}; "
+        if self.declared:
+            text += f"said to be never given: {', '.join(self.declared)}; "
+        return text + self._proved()
+
+    def _proved(self) -> str:
+        if not self.holds:
+            return f"not proved: {'; '.join(o.sentence for o in self.open)}"
+        main = [m for m in MAIN if m in self.modes]
+        others = " ".join(m for m in self.modes if m not in main)
+        also = [text for word, text in ALSO.items() if word in others]
+        if self.given and self.order == "positions":
+            also.append(f"with {_few(self.given, 9)}")
+        words = " and ".join(m.split()[1] for m in main)
+        text = "proved under a condition " if self.conditions else "proved "
+        text += f"at {lengths_in_words(self.lengths)}, in {words} mode"
+        text += " and three rows" * (self.order == "rows")
+        text += f": {CLAIMS[self.order]}, whatever the weights"
+        if self.conditions:
+            text += f", as long as {' and '.join(self.conditions)}"
+        else:
+            text += " and tokens"
+        if also:
+            text += f"; at some of them also {', '.join(also)}"
+        if self.left_out:
+            text += f"; no time for {_few(self.left_out)}"
+        if self.assumptions:
+            text += f"; as long as {' and '.join(self.assumptions)}"
+        return text
+
+    __repr__ = __str__  # in a notebook, and below `assert proof, proof`
+
+    def _repr_html_(self) -> str:
+        return as_html(str(self))
+
+    def to_json(self) -> str:
+        """Return it as JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        names = "proved conditional conditions left_out given never_given "
+        names += "lengths modes assumptions"
+        return {n: getattr(self, n) for n in names.split()} | {
+            "declared_never_given": self.declared,
+            "open": [o.to_dict() for o in self.open],
+        }
+
+    def leave_torch(self, place: Place, name: str = "") -> None:
+        """Say where numbers leave torch, which keeps the proof open."""
+        self.holds = False
+        how = " as sparse ones" if "sparse" in name else ""
+        self.open.append(Open(f"numbers leave torch at {place}{how}", place))
+
+    def keep(self, name: str) -> None:
+        """Assume that a number which training changes keeps its value."""
+        self.assumptions.append(
+            f"{name}, which training changes, stays as it is"
+        )
+
+    def rest_on(self, notes: Notes, is_module: bool) -> None:
+        """Say what the proof rests on."""
+        say = self.assumptions.append
+        for place, number in notes.masks.items():
+            say(f"scores stay below {-number * HALF:.2g} in size ({place})")
+        if notes.zeros:
+            say(f"the factor 0 stays 0 ({_few(notes.zeros)})")
+        on = self.conditions.append
+        if notes.routed:
+            on(f"tokens are routed as in this text ({_few(notes.routed)})")
+        if notes.padding:
+            where = _few(notes.padding)
+            on(f"no token hides all that a position sees there ({where})")
+        reads = [p for p in notes.reads if p not in notes.routed]
+        tokens = [p for p in reads if notes.reads[p] > FREE]
+        others = [p for p in reads if p not in tokens]
+        if tokens:
+            on(f"texts take the same path ({_few(tokens)})")
+        if others:
+            say(
+                f"weights and random numbers take the same path "
+                f"({_few(others)})"
+            )
+        if not is_module:
+            say("the weights are these, as a function does not show its own")
+
+
+def _few(what: Iterable[Place | str], most: int = 3) -> str:
+    texts = list(map(str, what))
+    more = f" and {len(texts) - most} others" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
+
+
+def lengths_in_words(lengths: Iterable[int]) -> str:
+    """Return lengths in words: "lengths 1 to 16, 33 and 1,024"."""
+    found = runs(lengths)
+    texts = [" to ".join(f"{n:,}" for n in run) for run in found]
+    if len(texts) < 2:
+        return f"length{'s' * (len(found[0]) > 1)} {texts[0]}"
+    return f"lengths {', '.join(texts[:-1])} and {texts[-1]}"

@@ -1,0 +1,1 @@
+"""Call anyone's model, reproducibly: build, call, sizes, arguments, cases."""

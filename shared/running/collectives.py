@@ -1,0 +1,56 @@
+"""Operations that send numbers to other ranks."""
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .operations import tensors_in
+
+NAMESPACES = ("c10d", "_c10d_functional")
+COPY_IN = "fsdp.all_gather_copy_in"  # into this rank's part of the result
+# they send, or bring nothing
+NOTHING_WRITTEN = ("send", "barrier", "monitored_barrier_", "check_for_nan")
+RECEIVED = ("recv_", "recv_any_source_")
+
+
+@cache
+def is_collective(func: Any) -> bool:
+    """Whether an operation sends numbers to other ranks."""
+    named = getattr(func, "namespace", "") in NAMESPACES
+    return named or str(func).startswith(COPY_IN)
+
+
+def finished(func: Any, args: tuple, result: Any) -> tuple[Any, list[Tensor]]:
+    """Wait for a collective, but for what may not be sent yet.
+
+    Returns a result that need not be waited for, and what is written.
+    """
+    space, _, name = func._schema.name.partition("::")
+    if name in NOTHING_WRITTEN:
+        return result, []
+    written = tensors_in((result if space == NAMESPACES[1] else args[0],))
+    if space == NAMESPACES[0] and name not in RECEIVED:
+        work_of(result).wait()
+        if isinstance(result, tuple):
+            # each wait of gloo's copies anew what has no codes
+            result = (*result[:-1], _done(written))
+    return result, written
+
+
+def _done(written: list[Tensor]) -> Any:
+    """Return a work that has ended, as an operation returns it."""
+    from torch._C import _distributed_c10d  # not in every build
+
+    made_by: Any = _distributed_c10d
+    future = torch.futures.Future[list[Tensor]]()
+    future.set_result(written)
+    return made_by._create_work_from_future(future).boxed()
+
+
+def work_of(answer: Any) -> Any:
+    """Return the work that a collective began, from its answer."""
+    last = answer[-1] if isinstance(answer, tuple) else answer
+    return dist.Work.unbox(last)

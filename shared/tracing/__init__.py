@@ -1,0 +1,1 @@
+"""Record what each line of a run computes, and compare two runs."""

@@ -1,0 +1,104 @@
+"""Which output position depends on which input position."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Unpack
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..notebooks import progress
+from ..running.context import isolated, one_run
+from ..running.meeting import Settings, meet
+from ..running.model.building import Model
+from ..running.variant import precise
+from .moved import influence_of
+from .pictures import svg
+
+DRAWN = 16  # tokens, where none are given
+
+
+class InfluenceMap(Tensor):
+    """The matrix of `influence`; a notebook shows it as a picture."""
+
+    # what is computed of it is a plain tensor
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
+
+    def _repr_html_(self) -> str:
+        return svg(self)
+
+
+@one_run
+def influence(
+    model: Model,
+    tokens: Int[Tensor, "*batch time"] | Sequence[int] | None = None,
+    *,
+    rounds: int = 2,
+    **settings: Unpack[Settings],
+) -> Float[Tensor, "time time"]:
+    """Return how far each input position moves each output position.
+
+    Entry [i, j] is the largest change of the scores of position i when token
+    j alone is replaced: in float64 where the model can, in eval mode. For a
+    causal model everything above the diagonal is 0.
+
+    Args:
+        model: a model, a function or a factory, as for check_model.
+        tokens: ids of one sequence; None: 16 drawn from the seed.
+        rounds: how many replacements of each token are tried.
+        **settings: vocab_size, outputs, seed, device and layout, as for
+            check_model; inputs, which are all given in each call.
+
+    Returns:
+        The matrix, output position by input position; draw it with
+        `save_map` or print it with `text_map`.
+
+    Raises:
+        ValueError: for more than one sequence, or a model that cannot be
+            called.
+    """
+    ids = None if tokens is None else _ids(tokens)
+    settings.setdefault("block_size", DRAWN)
+    if ids is not None:
+        settings["block_size"] = ids.numel()
+    subject = meet(model, **settings)
+    subject.require_scores()
+    if ids is None:
+        ids = subject.draw(1, subject.block_size)[0]
+    if ids.numel() > subject.block_size:
+        raise ValueError(
+            f"{ids.numel()} tokens are more than the {subject.block_size} "
+            f"that {subject.name} takes"
+        )
+    outside = ids[(ids < 0) | (ids >= subject.vocab_size)].tolist()
+    if outside:
+        raise ValueError(
+            f"token {outside[0]} is outside the vocabulary of "
+            f"{subject.vocab_size}"
+        )
+    inputs = (settings.get("inputs") or {}).items()
+    given = {name: make for name, make in inputs if callable(make)}
+    caller = subject.caller
+    caller = replace(caller, given=caller.given | given)
+    with isolated(subject.seed):
+        variant = precise(replace(subject, caller=caller))
+        with progress() as line:
+            say = line.set_description_str
+            found = influence_of(variant, ids.cpu().long(), rounds, say)
+        return found.as_subclass(InfluenceMap)
+
+
+def _ids(tokens: Any) -> Int[Tensor, "time"]:
+    """Return the ids of one sequence, which may be a row of a batch."""
+    ids = torch.as_tensor([] if isinstance(tokens, str) else tokens)
+    if ids.ndim == 2 and ids.size(0) == 1:
+        ids = ids[0]
+    whole = not ids.is_floating_point() and ids.dtype != torch.bool
+    if ids.ndim != 1 or ids.numel() == 0 or not whole:
+        shape = f"{ids.dtype} of shape {tuple(ids.shape)}"
+        raise ValueError(
+            f"influence takes ids, the whole numbers of one sequence, as "
+            f"[1, 2, 3], got {tokens!r:.40}, {shape}"
+        )
+    return ids

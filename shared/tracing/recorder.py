@@ -1,0 +1,275 @@
+"""A mode of torch that notes each floating value that is computed inside."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from types import CodeType
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ..running.collectives import NAMESPACES, finished, is_collective
+from ..running.operations import UNSET, Operations, tensors_in
+from ..running.places import (
+    Place,
+    Stack,
+    find_call,
+    layers_of,
+    names_of,
+)
+from .fused_steps import FUSED_STEPS, REPEATED
+from .lines import is_value
+from .value import Value, digest, real
+
+# What multiplies queries, keys, weights and values of many heads.
+PRODUCTS = ("matmul", "bmm", "einsum", "scaled_dot_product_attention")
+PARTS = ("alias", "select", "slice")  # read a part, be it the whole
+NOT_YET = (*UNSET, "recv_")  # return memory before its numbers are written
+WAIT = torch.ops._c10d_functional.wait_tensor
+EXACT = 2**12  # a number of 12 bits is the same in every dtype
+NEAR = 1e-6  # of a value's size: rounding may explain so much
+
+
+@dataclass(eq=False)
+class Recorder(Operations):
+    """Notes each floating result of an operation called inside.
+
+    To be entered in `below_autograd`.
+    """
+
+    model: object  # whose modules' names say the layer
+    tokens: Tensor  # the ids of the run
+    run: CodeType | None  # runs the model: no line is above this function
+    by_heads: bool  # whether heads are values of their own, too
+    # returns what is kept of a value; None keeps all of it
+    reduce: Callable[[Tensor], Tensor] | None
+    # None in a first run, in which digests are kept; else what is done with
+    # each value and the number of its event
+    visitor: Callable[[int, Tensor], None] | None
+    room: float  # for numbers that a first run keeps; without it only digests
+
+    def __post_init__(self):
+        super().__init__()
+        self.layers = layers_of(self.model)
+        self.modules = names_of(self.model)
+        self.values: list[Value] = []
+        # values by their events
+        self.kept: dict[int, Tensor] | None = None if self.visitor else {}
+        self.lines: dict[int, str] = {}  # of these events
+        self.numbers = WeakTensorKeyDictionary()
+        self.detached: list[Place] = []  # lines of the model's own
+        self.moves = WeakTensorKeyDictionary()  # lines that laid a value out
+        self.made = WeakTensorKeyDictionary()  # whether a token leads to it
+        # with their first lines, and whether each is a single number's
+        self.dtypes: dict[torch.dtype, tuple[Place, bool]] = {}
+        self.steps: set[int] = set()
+        self.sent: list[int] = []  # values that are sent to another rank
+        self.events = 0
+        # of the operation that is noted: its line, the way to it, and the
+        # lines that laid out what it is given
+        self.place: Place
+        self.stack: Stack = ()
+        self.laid: list[Place] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Call an operation, and note what it gives."""
+        kwargs = kwargs or {}
+        answer = func(*args, **kwargs)
+        brought: list[Tensor] = []  # by other ranks
+        if is_collective(func) and func.namespace in NAMESPACES:
+            answer, brought = finished(func, args, answer)
+            if func.namespace == NAMESPACES[1]:
+                brought = [*map(WAIT, brought)]
+        name = str(getattr(func, "overloadpacket", func)).split(".")[-1]
+        operands = tensors_in((*args, *kwargs.values()))
+        answers = brought or tensors_in((answer,))
+        of_tokens = any(map(self._of_tokens, operands))
+        for tensor in answers:
+            self.made[tensor] = of_tokens or self.made.get(tensor, False)
+        results = [t for t in answers if is_value(t)]
+        if name == "send":
+            self.sent += self._known(operands)
+        if name == "recv_":  # a received value depends on tokens
+            self.made.update(dict.fromkeys(operands, True))
+        if name in NOT_YET:
+            return answer
+        if not results:
+            for single in answers:  # a constant rounds what it multiplies
+                if single.is_floating_point():
+                    self._note_dtype(single, name)
+            return answer
+        of_shape = name.endswith("_like") or name.startswith("new_")
+        inputs = [] if of_shape else self._known(operands)
+        place, stack = find_call(name, self.layers, self.modules, self.run)
+        if name.startswith("detach") and place.in_model:
+            self.detached.append(place)
+        self.place, self.stack = place, stack
+        self.laid = [m for t in operands for m in self.moves.get(t, ())]
+        if name in PRODUCTS:
+            for operand in operands:
+                self._note_heads(operand, place)
+        # no step of attention but its result is made of the values
+        steps = self._known(operands[:2]) if name in PRODUCTS else inputs
+        formula = FUSED_STEPS.get(name, lambda *args, **kwargs: ())
+        inputs += self._note_steps(formula(*args, **kwargs), steps, operands)
+        schema = getattr(func, "_schema", None)
+        for result in results:
+            changed = any(result is operand for operand in operands)
+            mutable = brought or schema is None or schema.is_mutable
+            if changed and not mutable:
+                continue  # as .to() of a tensor that is so already
+            self._note_result(result, operands, inputs, name, changed)
+        return answer
+
+    def _note_steps(
+        self,
+        formula: Iterable[tuple[str, Tensor]],
+        inputs: list[int],
+        operands: list[Tensor],
+    ) -> list[int]:
+        """Note the steps inside a fused operation; return their numbers."""
+        added: list[int] = []
+        for step, value in formula:
+            inside = replace(self.place, inside=step)
+            if step in REPEATED:
+                of = self._known([operands[REPEATED[step]]])
+                self.steps.add(self.note(value, inside, of))
+                continue
+            number = self.note(value, inside, [*inputs, *added])
+            if number not in (*inputs, *added):
+                added.append(number)
+                self.steps.add(number)
+            self.numbers[value] = number
+            self._note_heads(value, inside)
+        return added
+
+    def _note_result(
+        self,
+        result: Tensor,
+        operands: list[Tensor],
+        inputs: list[int],
+        name: str,
+        changed: bool,
+    ) -> None:
+        """Note what an operation gives, or knows it again as its operand."""
+        of = next((t for t in operands if _same_storage(result, t)), None)
+        known = of is not None and of in self.numbers
+        if of is not None and not changed and of.numel() == result.numel():
+            if known:
+                self.numbers[result] = self.numbers[of]
+                self.moves[result] = *self.moves.get(of, ()), self.place
+            if known or name not in PARTS:
+                return
+        before = len(self.values)
+        number = self.note(result, self.place, inputs, known and not changed)
+        self.numbers[result] = number
+        if number < before and self.visitor is None:  # a copy
+            self.moves[result] = *self.laid, self.place
+        self._note_heads(result, self.place)
+        if changed and (whole := result._base) is not None:
+            inputs = [*self._known([whole]), number]
+            laid, self.laid = self.laid, []
+            self.numbers[whole] = self.note(whole, self.place, inputs)
+            self.laid = laid
+
+    def note(
+        self,
+        value: Tensor,
+        place: Place,
+        inputs: list[int],
+        view: bool = False,
+    ) -> int:
+        """Keep a value, and return its number; that of what it copies.
+
+        In a second run the number only says that the tensor is a value.
+        """
+        event, self.events = self.events, self.events + 1
+        seen = value if self.reduce is None else self.reduce(value)
+        if self.visitor is not None:
+            self.visitor(event, seen)
+            return event
+        self.room -= seen.numel()
+        if self.kept is not None:
+            self.kept[event] = real(seen.detach()).to("cpu", copy=True)
+            self.lines[event] = f"{place.module} {place}"
+        if self.room < 0:
+            self.kept = None
+        found = digest(seen)
+        if not found.trivial:
+            self.dtypes.setdefault(value.dtype, (place, False))
+        own_step = False
+        for number in inputs:
+            before = self.values[number].digest
+            if number in self.steps and not place.inside:
+                own_step |= found.distance(before) <= NEAR * found.size
+            elif found.is_copy(before):
+                return number
+        self.values.append(
+            Value(
+                number=len(self.values),
+                event=event,
+                place=place,
+                shape=tuple(real(value).shape),
+                dtype=value.dtype,
+                inputs=tuple(dict.fromkeys(inputs)),
+                view=view,
+                own_step=own_step,
+                stack=self.stack,
+                digest=found,
+                moves=tuple(dict.fromkeys(self.laid)),
+                constant=not self.made.get(value, True)
+                and all(self.values[n].constant for n in inputs),
+            )
+        )
+        return len(self.values) - 1
+
+    def _of_tokens(self, tensor: Tensor) -> bool:
+        """Whether a token leads to an operand, or it is the tokens."""
+        if tensor in self.made:
+            return self.made[tensor]
+        ids = self.tokens
+        return (
+            tensor.dtype in (torch.int64, torch.int32)
+            and tensor.numel() == ids.numel()
+            and bool((tensor.flatten().cpu() == ids.flatten()).all())
+        )
+
+    def _note_dtype(self, single: Tensor, name: str) -> None:
+        """Keep the first line that computes a single number of a dtype."""
+        kind = single.dtype
+        if kind in self.dtypes or single.numel() != 1:
+            return
+        share, _ = math.frexp(float(single))
+        # no mask, no power of two
+        if math.isfinite(share) and not (share * EXACT).is_integer():
+            place, _ = find_call(name, self.layers, self.modules, self.run)
+            self.dtypes[kind] = place, True
+
+    def _known(self, tensors: list[Tensor]) -> list[int]:
+        """Return the numbers of those tensors that are values."""
+        return [self.numbers[t] for t in tensors if t in self.numbers]
+
+    def _note_heads(self, value: Tensor, place: Place) -> None:
+        """Note each head of a (batch, heads, time, size) value."""
+        number = self.numbers.get(value)
+        many = value.dim() == 4 and value.size(1) > 1
+        if not (self.by_heads and many) or number is None:
+            return
+        context = self.stack, self.laid
+        if self.values:  # where the whole value comes from
+            whole = self.values[number]
+            place, self.stack = whole.place, whole.stack
+        self.laid = []
+        step = f"{place.inside}, " if place.inside else ""
+        for head in range(value.size(1)):
+            inside = replace(place, inside=f"{step}head {head}")
+            self.note(value[:, head], inside, [number], view=True)
+        self.stack, self.laid = context
+
+
+def _same_storage(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors show the same memory."""
+    if a.device != b.device or a.is_meta:
+        return False
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
