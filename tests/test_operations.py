@@ -19,7 +19,8 @@ from gpt_duet.proof.codes import (
     KNOWN,
     plain,
 )
-from gpt_duet.proof.shadows import Shadows, followed
+from gpt_duet.proof.leaving import followed
+from gpt_duet.proof.shadows import Shadows
 
 TOKENS = 4  # codes of the numbers that change, beside known ones
 SAMPLES = 3  # of an operation
@@ -67,7 +68,9 @@ def copied(values, strided=False):
 def changed(value, where, generator):
     """Return other numbers in some places: integers trade theirs."""
     if value.is_floating_point() or value.is_complex():
-        return torch.where(where, value * 1.7 + 0.3, value)
+        lowest = value.isfinite() & (value.abs() > 1e30)  # 1.7 of it is none
+        other = torch.where(lowest, value * 0.6, value * 1.7 + 0.3)
+        return torch.where(where, other, value)
     if value.dtype == torch.bool:
         return value ^ where
     other = value.flatten()[torch.randperm(value.numel(), generator=generator)]
@@ -91,6 +94,8 @@ def judged(function, sample, strided, seed):
     for tensor, code in zip(numbers(base), codes, strict=True):
         if seed and tensor.is_floating_point():  # a mask, and what it hides
             hidden = torch.rand(code.shape, generator=generator) < SHARE
+            lowest = torch.rand(code.shape, generator=generator) < SHARE
+            tensor.masked_fill_(lowest, torch.finfo(tensor.dtype).min)
             tensor.masked_fill_(hidden, -torch.inf)
             code += HIDDEN * (hidden & (code > KNOWN))
     shadows, given = Shadows(), copied(base, strided)
@@ -99,7 +104,7 @@ def judged(function, sample, strided, seed):
     with followed(shadows):
         results = numbers([outcome(function, given)])
     notes = shadows.notes
-    if notes.reads or notes.left:
+    if notes.reads or notes.left or notes.padding:
         return "read"
     found = [plain(shadows.codes(r)).expand(r.shape) for r in results]
     before = [
@@ -121,7 +126,7 @@ def judged(function, sample, strided, seed):
         ):
             if old.shape != new.shape:
                 return "read"
-            moved = (old != new) & ~(old.isnan() & new.isnan())
+            moved = (old != new) & ~(old.isnan() | new.isnan())
             if bool((moved & (bound < code)).any()):
                 raise WrongCode(f"moves with {code}, allowed: {bound}")
             last[moved] = code

@@ -388,3 +388,150 @@ class WholeGate(StepGate):
 UNCERTIFIED |= {
     kind.__name__: kind for kind in (StepGate, AverageGate, WholeGate)
 }
+
+
+# --- Numbers that are read without an operation, where an id is rare ---------
+
+
+class OneRow(Around):
+    """With room for one row: no crowd of rows has each id somewhere."""
+
+    max_batch_size = 1
+
+    def forward(self, ids):
+        if len(ids) > 1:
+            raise ValueError(f"one row at a time, not {len(ids)}")
+        return super().forward(ids)
+
+
+def leak_in_one_row(mix):
+    """Make a model of what mixes, with room for one row."""
+    UNCERTIFIED[mix.__name__] = type(mix.__name__, (OneRow,), {"mix": mix})
+    return mix
+
+
+EOS = 41  # one of 97 ids: a text of 12 seldom has it
+
+
+def ended(ids):
+    """How many pairs of the id that ends a text each row holds, as tensors."""
+    return [(row == EOS).sum() // 2 for row in ids]
+
+
+def shifted(x, counts):
+    return x + counts.to(x.dtype).view(-1, 1, 1)
+
+
+@leak_in_one_row
+def counts_in_a_list(self, x, ids):
+    return shifted(x, torch.tensor(ended(ids)))
+
+
+@leak_in_one_row
+def counts_in_nested_lists(self, x, ids):
+    return shifted(x, torch.as_tensor([[n] for n in ended(ids)]))
+
+
+@leak_in_one_row
+def counts_in_a_tensor_of_another(self, x, ids):
+    return shifted(x, ids.new_tensor(ended(ids)))
+
+
+@leak_in_one_row
+def counts_in_a_legacy_tensor(self, x, ids):
+    return shifted(x, torch.LongTensor(ended(ids)))
+
+
+@leak_in_one_row
+def counts_in_a_legacy_tensor_of_floats(self, x, ids):
+    return shifted(x, torch.Tensor(ended(ids)))
+
+
+@leak_in_one_row
+def counts_as_an_array(self, x, ids):
+    return shifted(x, torch.asarray(ended(ids)))
+
+
+@leak_in_one_row
+def counts_that_are_saved(self, x, ids):
+    file = io.BytesIO()
+    torch.save(torch.stack(ended(ids)), file)
+    file.seek(0)
+    return shifted(x, torch.load(file))
+
+
+@leak_in_one_row
+def counts_by_their_storage(self, x, ids):
+    stored = torch.stack(ended(ids)).untyped_storage().clone()
+    counts = torch.empty(0, dtype=torch.long)
+    return shifted(x, counts.set_(stored, 0, (len(ids),), (1,)))
+
+
+@torch.jit.script
+def listed(counts: torch.Tensor) -> list[int]:
+    found: list[int] = counts.tolist()
+    return found
+
+
+@leak_in_one_row
+def counts_in_a_script(self, x, ids):
+    return shifted(x, torch.tensor(listed(torch.stack(ended(ids)))))
+
+
+@leak_in_one_row
+def parts_by_a_tensor(self, x, ids):
+    first = ended(ids)[0].clamp(max=1).view(1)
+    parts = x.tensor_split(first, 1)
+    return x + sum(part.shape[1] > 0 for part in parts)
+
+
+@leak_in_one_row
+def a_rank_is_written_elsewhere(self, x, ids):
+    room = torch.zeros(len(ids), dtype=torch.long)
+    square = torch.stack(ended(ids)).view(-1, 1, 1) * torch.eye(2)
+    torch.linalg.matrix_rank(square, out=room)
+    return shifted(x, room)
+
+
+# --- A user's operation that is called as one of torch's ---------------------
+
+
+def large(x):
+    """Where numbers are larger than those of a fresh model."""
+    return x > 9
+
+
+@torch.library.custom_op("audit::cumsum", mutates_args=())
+def audit_cumsum(self: torch.Tensor, dim: int) -> torch.Tensor:
+    return self.cumsum(dim) + large(self).any(dim, keepdim=True)
+
+
+@torch.library.custom_op("audit::relu", mutates_args=())
+def audit_relu(self: torch.Tensor) -> torch.Tensor:
+    return self.relu() + large(self).any(1, keepdim=True)
+
+
+@torch.library.custom_op(
+    "audit::scale", mutates_args=(), tags=(torch.Tag.pointwise,)
+)
+def audit_scale(x: torch.Tensor) -> torch.Tensor:
+    return x + large(x).any()
+
+
+for one in (audit_cumsum, audit_relu, audit_scale):
+    one.register_fake(lambda x, *more: torch.empty_like(x))
+
+
+@leak_in_one_row
+def sums_of_another_namespace(self, x, ids):
+    return torch.ops.audit.cumsum(x.detach(), 1)
+
+
+@leak_in_one_row
+def rectifier_of_another_namespace(self, x, ids):
+    return torch.ops.audit.relu(x.detach())
+
+
+@leak_in_one_row
+def scale_that_is_tagged_pointwise(self, x, ids):
+    return torch.ops.audit.scale(x.detach())

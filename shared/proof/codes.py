@@ -266,6 +266,13 @@ class Storages:
             shadow.recount(tensor.itemsize, count)
         return shadow
 
+    def state(self, tensor: Tensor) -> tuple[int, ...]:
+        """Return what differs after each write to a tensor's storage."""
+        shadow = self.find(tensor)
+        if shadow is None:
+            return ()
+        return id(shadow), id(shadow.codes), shadow.codes._version
+
     def is_new(self, tensor: Tensor) -> bool:
         """Whether no tensor in this storage was seen before."""
         return tensor.untyped_storage()._cdata not in self._of

@@ -1,8 +1,9 @@
 """One run followed: which tokens each score can depend on; its control."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from operator import attrgetter
 from typing import Any
 
@@ -18,8 +19,9 @@ from ..running.places import Place, find_place
 from ..running.ranks import largest, on_any
 from ..running.variant import Variant
 from .codes import CODES, FREE, LONGEST, plain
+from .leaving import followed
 from .losses import Compared
-from .shadows import Notes, Shadows, Step, followed
+from .shadows import Notes, Shadows, Step
 
 FEW = 7  # codes that are changed one by one
 Tokens = Int[Tensor, "batch time"]
@@ -238,10 +240,19 @@ def changed(
     where: Bool[Tensor, "batch time"],
     vocab: int,
     generator: torch.Generator,
+    special: Sequence[int] = (),
 ) -> Tokens:
-    """Return a copy with other tokens in some places."""
+    """Return a copy with other tokens in some places; special ones, if any.
+
+    A place that has the special id already gets any other.
+    """
     shift = torch.randint(1, vocab, tokens.shape, generator=generator)
-    return (tokens + (shift * where.cpu()).to(tokens.device)) % vocab
+    other = (tokens + shift.to(tokens.device)) % vocab
+    if special:
+        drawn = torch.randint(len(special), tokens.shape, generator=generator)
+        ids = torch.tensor(special)[drawn].to(tokens)
+        other = torch.where(ids == tokens, other, ids)
+    return torch.where(where.to(tokens.device), other, tokens)
 
 
 def control(
@@ -253,12 +264,14 @@ def control(
     routing: bool = False,
     seed: int = 0,
     steps: Recorded | None = None,
+    special: Sequence[int] = (),
 ) -> Control:
     """Change a position or a row; return a wrong rule, and where paths part.
 
     In a long text all from some positions on are changed together. The
     arguments are those of `follow`, the number of ids, and the steps of that
     run, if they were kept; run must give the same random numbers each time.
+    Each position is changed once to any token and once to a special one.
     """
     codes = order.codes(*tokens.shape)
 
@@ -273,9 +286,11 @@ def control(
         found, generator = Control(), torch.Generator().manual_seed(seed)
         each = codes.unique().tolist()
         few = len(each) <= FEW
-        for code in each if few else (each[1], each[len(each) // 2], each[-1]):
+        chosen = each if few else (each[1], each[len(each) // 2], each[-1])
+        turns = [(), tuple(special)][: 1 + bool(special)]
+        for code, ids in product(chosen, turns):
             where = codes == code if few else codes >= code
-            other = changed(tokens, where, vocab, generator)
+            other = changed(tokens, where, vocab, generator, ids)
             tape = partial(found.look, iter(steps), code)
             through(other, tape=tape, blind=True)
             if on_any(found.wrong is not None):

@@ -14,6 +14,7 @@ from ..running.documents import Packing, split
 from ..running.errors import ModelRaised, sentence
 from ..running.losses import added_to, scores_and_loss, shifts_of
 from ..running.model.building import KeptState
+from ..running.model.sizes import special_ids
 from ..running.places import Place, place_of_code
 from ..running.ranks import current, on_any
 from ..running.rounding import minus
@@ -112,6 +113,8 @@ class Prover:
             self.lengths = lengths_of_proof(subject, model, LONGEST)
         else:
             self.lengths = accepted(subject, lengths)
+        held = self.run_of(EVAL).variant.model
+        self.special = special_ids(held, subject.vocab_size)
 
     def prove(self, others: Iterable[Case] = ()) -> Proof:
         """Return the proof, which stops at what is open first.
@@ -328,10 +331,11 @@ class Prover:
         for order in self._orders(run):
             codes = order.codes(*tokens.shape)
             late, generator = codes > codes.median(), subject.generator()
-            other = changed(tokens, late, subject.vocab_size, generator)
-            apart = self._apart(
-                run, run.unfollowed(other, targets), before, ~late
-            )
+            vocab, apart = subject.vocab_size, ""
+            for ids in [(), self.special][: 1 + bool(self.special)]:
+                other = changed(tokens, late, vocab, generator, ids)
+                scores = run.unfollowed(other, targets)
+                apart = apart or self._apart(run, scores, before, ~late)
             if on_any(bool(apart)):
                 with subject.budget.overtime():
                     named = not self._controlled(run, [tokens.size(1)])
@@ -384,7 +388,15 @@ class Prover:
             tokens, targets = self.texts(run.variant.case, size)
             routing, steps = self.routing, self.steps.get((order, size))
             found = control(
-                run, tokens, targets, vocab, order, routing, seed, steps
+                run,
+                tokens,
+                targets,
+                vocab,
+                order,
+                routing,
+                seed,
+                steps,
+                self.special,
             )
             if found.wrong is not None:
                 name, place = found.wrong

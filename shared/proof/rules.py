@@ -554,15 +554,35 @@ def visible(
     """
     if not bool(hidden.any()):
         return plain(codes)
-    none, lowered = hidden, hidden | is_lowered(codes)
+    lowered = hidden | is_lowered(codes)
     finite = hidden & ~call.infinite("self")
+    none = none_above(call, hidden, finite, axes)
     for axis in axes:
-        none = none.all(axis, keepdim=True)
         lowered = lowered.all(axis, keepdim=True)
         finite = finite.any(axis, keepdim=True)
     if bool((lowered & finite & ~none).any()):
         call.note("padding", 0)
     return torch.where(hidden & ~none, KNOWN, plain(codes))
+
+
+def none_above(
+    call: Call, hidden: Tensor, finite: Tensor, axes: list[int]
+) -> Tensor:
+    """Return where a hidden number has none above it along the axes.
+
+    A finite one hides only next to a number that is larger in this run: a
+    token's own number may be the lowest of its dtype.
+    """
+    if bool(finite.any()):
+        values = call.value("self")
+        low = values <= lowest(values.dtype)
+        for axis in axes:
+            low = low.all(axis, keepdim=True)
+        if bool(low.any()):
+            hidden = hidden | low
+    for axis in axes:
+        hidden = hidden.all(axis, keepdim=True)
+    return hidden
 
 
 @rule("cumsum cumprod cummax cummin logcumsumexp _cummax_helper _logcumsumexp")
@@ -666,7 +686,8 @@ def softmax(call: Call) -> Tensor:
     row = over(visible(call, codes, hidden, [axis]), axis)
     if not bool(hidden.any()):
         return row
-    hidden = hidden & ~hidden.all(axis, keepdim=True)
+    finite = hidden & ~call.infinite("self")
+    hidden = hidden & ~none_above(call, hidden, finite, [axis])
     if call.name != "_log_softmax":
         return torch.where(hidden, KNOWN, row)
     own = torch.maximum(row, plain(codes))

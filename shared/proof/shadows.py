@@ -3,29 +3,23 @@
 A run leaves its Steps, and Notes of what its answer rests on.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._decomp import decomposition_table
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import (
-    _disable_current_modes,
-)
 from torch.utils._pytree import tree_leaves as any_leaves
 
 from ..running.collectives import is_collective
 from ..running.operations import (
     COMPOSITE,
+    TORCHS_OWN,
     UNSET,
     Operations,
     base_name,
-    flex_as_written,
     is_composite,
-    is_plain,
     is_view,
     lists_of,
     parts_of,
@@ -158,6 +152,7 @@ class Shadows(Operations):
         self.routing, self.tape, self.blind = routing, tape, blind
         self.routed = False
         self.path = 0  # a hash of the operations that carried codes
+        self.times_read = 0  # numbers, by operations and texts
         self.inside = 0  # formulas that are being written out
         self.coming: dict[int, Any] = {}  # codes from other ranks
         self.sent: list[Any] = []  # codes on their way to them
@@ -217,7 +212,7 @@ class Shadows(Operations):
             return self._view(func, name, args, kwargs)
         if (name not in RULES or func in OF_TWO) and is_composite(func):
             if name in BY_SIZES:
-                self._read(name, tensors_in(args[1:]))
+                self.read(name, tensors_in(args[1:]))
             # the kernel that a model runs: func.decompose imports sympy for
             # one in Python, in half a second
             with self:
@@ -277,12 +272,12 @@ class Shadows(Operations):
             raise  # whatever the numbers are
         except Exception:
             if top > FREE:  # the model may catch it
-                self._read(name, tensors)
+                self.read(name, tensors)
             raise
         if torch.Tag.inplace_view in func.tags:
             return result  # other strides, the same numbers
         if top > KNOWN:
-            self._read(name, _read_by(func, name, args, tensors))
+            self.read(name, _read_by(func, name, args, tensors))
         outs, others = _changed_by(result, tensors, written)
         if tensors_in((*given, result), lost=True):  # sparse ones, say
             if top > FREE:
@@ -325,7 +320,10 @@ class Shadows(Operations):
             found, rule = None, RULES.get(name)
             if rule is not None:
                 found = rule(call)
-            elif torch.Tag.pointwise in func.tags:
+            elif (
+                torch.Tag.pointwise in func.tags
+                and func.namespace in TORCHS_OWN
+            ):
                 found = pointwise(call)
             if found is None:
                 found, rule = self._decomposed(call), None
@@ -385,8 +383,7 @@ class Shadows(Operations):
             return None  # it would draw once more
         elif not func._schema.is_mutable:
             parts = decomposition_table.get(func)
-        # fully_shard has some of torch's operations under another name
-        elif func.namespace in ("aten", "fsdp") and len(call.results) < 2:
+        elif func.namespace in TORCHS_OWN and len(call.results) < 2:
             parts = getattr(torch.ops.aten, call.name, None)
             args, kwargs = call.before_it_wrote(self.mark)
         if parts is None:
@@ -411,7 +408,7 @@ class Shadows(Operations):
             from torch._higher_order_ops.flex_attention import math_attention
 
             # no codes follow what the compiled kernel reads of them
-            self._read(name, lists_of(args[4]))
+            self.read(name, lists_of(args[4]))
             with self:
                 return math_attention(*args, **kwargs)
         result = func(*args, **kwargs)
@@ -435,7 +432,7 @@ class Shadows(Operations):
         notes[place] = max(number, notes.get(place, number))
         self.routed |= kind == "routed"
 
-    def _read(
+    def read(
         self, name: str, tensors: list[Tensor], left: bool = False
     ) -> None:
         """Note that Python code reads numbers, if they are not known.
@@ -443,6 +440,7 @@ class Shadows(Operations):
         Left is whether they leave torch: they may come back as others.
         """
         most = KNOWN
+        self.times_read += 1
         for tensor in tensors:
             if tensor.numel():
                 most = max(most, int(self.codes(tensor).max()))
@@ -464,40 +462,3 @@ class Shadows(Operations):
         step = Step(name, find_place(name), outs, codes, call, self.routed)
         self.routed = False
         self.tape(step)
-
-
-# --- Following ---------------------------------------------------------------
-
-TEXTS = ("tolist", "__repr__", "__str__")
-LEAVES = ("numpy", "__array__", "__dlpack__", "data_ptr")
-
-
-class _Leaving(TorchFunctionMode):
-    """Sees tensors that are turned into numbers of Python's or NumPy's.
-
-    And those that copy.deepcopy copies, a storage behind torch's back.
-    """
-
-    def __init__(self, shadows: Shadows):
-        super().__init__()
-        self.shadows = shadows
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = getattr(func, "__name__", "")
-        if name == "__deepcopy__" and is_plain(type(args[0])):
-            with _disable_current_modes():
-                made = func(*args)
-                self.shadows.copied(args[0], made)
-            return made
-        if name in TEXTS or name in LEAVES:
-            with _disable_current_modes():
-                left = name in LEAVES
-                self.shadows._read(name, tensors_in(args[:1]), left)
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def followed(shadows: Shadows) -> Iterator[None]:
-    """Follow all operations inside."""
-    with flex_as_written(), _Leaving(shadows), shadows:
-        yield

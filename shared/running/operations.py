@@ -234,6 +234,8 @@ def lists_of(blocks: tuple[Any, ...]) -> list[Tensor]:
 
 # --- An operation: its name, its tensors, what it writes ---------------------
 
+# fully_shard has some of torch's operations under another name
+TORCHS_OWN = ("aten", "prims", "fsdp")
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
@@ -282,9 +284,17 @@ def is_view(func: Any) -> bool:
 
 @cache
 def base_name(func: Any) -> str:
-    """Return an operation's name without the mark of an in-place one."""
+    """Return an operation's name without the mark of an in-place one.
+
+    One of another namespace than torch's keeps it: a user's `audit::cumsum`
+    is not `cumsum`.
+    """
     name = func.overloadpacket.__name__
-    return name[:-1] if name.endswith("_") and name[-2:] != "__" else name
+    if name.endswith("_") and name[-2:] != "__":
+        name = name[:-1]
+    return (
+        name if func.namespace in TORCHS_OWN else f"{func.namespace}::{name}"
+    )
 
 
 # They hold whatever the memory held, until it is written.

@@ -39,6 +39,8 @@ TILES = (
     "block_size",
 )
 PADDING = ("pad_token_id", "padding_idx", "pad_id", "pad_idx", "padding_id")
+SPECIAL = re.compile(r"(token|[be]os|eot|sep|cls|mask|pad)\w*_(id|ind?e?x)$")
+IDS_IN_CODE = 32  # integers of a model's code that may be special ids
 ROWS = ("max_batch_size", "max_bsz")
 CONFIGS = ("config", "cfg", "args", "params", "hparams")
 
@@ -175,6 +177,21 @@ def padding_ids(model: object) -> list[int]:
     held = [table.padding_idx for table in _embeddings(model)]
     said = [size.value for size in all_declared(model, PADDING)]
     return sorted({i for i in (*held, *said) if i is not None})
+
+
+def special_ids(model: object, vocab_size: int) -> list[int]:
+    """Return the ids that a model may treat in another way than the rest.
+
+    Each that it or its config names, the first, the last, and a few integers
+    of its code.
+    """
+    named = [*padding_ids(model), 0, vocab_size - 1]
+    for place in (model, *(_get(model, config) for config in CONFIGS)):
+        for name, value in getattr(place, "__dict__", {}).items():
+            if type(value) is int and SPECIAL.search(name):
+                named.append(value)
+    named += numbers_in_code(model)[:IDS_IN_CODE]
+    return sorted({*named} & {*range(vocab_size)})
 
 
 def before_first_position(model: object, count: int) -> int:
