@@ -23,7 +23,7 @@ app = typer.Typer(
 
 ROUNDS: dict[Kind, int] = {"forward": 10, "generate": 3, "train-step": 5}
 
-WITH_ALL = {"--all", "--device", "--json", "--csv"}  # the only options then
+WITH_ALL = {"--all", "--device", "--json"}  # the only options then
 Size = int | None
 Text = str | None
 File = Path | None
@@ -39,7 +39,7 @@ def bench(
         help="Forward passes of S1, S2 and S3 in each dtype, decoding, the "
         "checks, the tests marked gpu, and compiled passes, in eight minutes: "
         "what has no time left is named. --json is written after each part. "
-        "Takes --device, --json and --csv.")] = False,
+        "Takes --device and --json.")] = False,
     preset: Annotated[Text, Option(
         help="S1 (6 layers, 384 wide, 65 characters, batch 8, time 256), "
         "S2 (GPT-2 124M, batch 1, time 256), S3 (6 layers, 512 wide, "
@@ -78,8 +78,6 @@ def bench(
         help="End every model in log-softmax.")] = False,
     compile_: Annotated[bool, Option("--compile",
         help="Also time every model compiled.")] = False,
-    profile: Annotated[bool, Option("--profile",
-        help="Show where the time goes.")] = False,
     dtype_name: Annotated[str, Option("--dtype", help="float32, bfloat16 or "
         "float16. With generate also several: float32,bfloat16 runs styles "
         "in each.")] = "float32",
@@ -96,12 +94,8 @@ def bench(
     json_file: Annotated[File, Option("--json", help="Write everything to "
         "this file, too; - is the standard output, and the tables then go to "
         "stderr.")] = None,
-    csv: Annotated[File, Option(help="Write a line for each row.")] = None,
     plot: Annotated[File, Option(help="Draw it: FILE.svg or FILE.png; three "
         "and more lengths, or numbers of rows, as lines.")] = None,
-    roofline: Annotated[File, Option(help="Draw each model's rate over its "
-        "operations a byte, below the machine's: FILE.svg or FILE.png."
-    )] = None,
     compare: Annotated[File, Option(help="A file that --json wrote on this "
         "machine: show how each time has changed, and whether the rounds "
         "suffice to say so. Status 1 if a model is slower, surely and by more "
@@ -126,15 +120,15 @@ def bench(
     gpt-duet bench train-step --device cuda --dtype bfloat16 --compile
     """
     if everything and given_options(call).keys() - WITH_ALL:
-        raise ValueError("--all takes --device, --json and --csv alone")
+        raise ValueError("--all takes only --device and --json")
     if budget is None:
         budget = math.inf if kind else 50
     if not budget >= 0:
         raise ValueError(f"budget must be a number from 0, got {budget}")
     kind = kind or "forward"
     decoding = kind == "generate"
-    others = "--time, --own, --log-probs, --compile or --profile"
-    if decoding and any((time, own, log_probs, compile_, profile)):
+    others = "--time, --own, --log-probs or --compile"
+    if decoding and any((time, own, log_probs, compile_)):
         raise ValueError(f"generate takes no {others}")
     if not decoding and (prompt or new):
         others = "--prompt and --new-tokens"
@@ -143,8 +137,6 @@ def bench(
         raise ValueError("--cache goes with generate and --peer")
     if only_peers and (own or not peer):
         raise ValueError("--only-peers takes --peer, and no --own")
-    if roofline and not (limits and kind != "train-step"):
-        raise ValueError("--roofline takes no --no-limits and no train-step")
     if threads is not None:
         whole_number("threads", threads, 1)
     from .machine import dtype_on, keep_freed_memory
@@ -155,7 +147,7 @@ def bench(
 
     keep_freed_memory()
     device = choose_device(device_name)
-    files = {"json": json_file, "csv": csv, "plot": plot, "roofline": roofline}
+    files = {"json": json_file, "plot": plot}
     output = Output(device, files, compare, tolerance)
     if everything:
         from .everything import measure_all
@@ -193,7 +185,7 @@ def bench(
         styles=[] if only_peers else _names("styles", styles),
         peers=[p for p in chosen if p != "none"] + (peer or []),
         installed=peers == "all", cache=cache, own=own, log_probs=log_probs,
-        compile=compile_, profile=profile, limits=limits,
+        compile=compile_, limits=limits,
         open=frozenset(open_ if only_peers and preset is None else ()),
         shaped=not only_peers,
     )  # fmt: skip

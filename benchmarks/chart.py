@@ -1,4 +1,4 @@
-"""Results as pictures: bars, lines for a sweep, dots under a roofline."""
+"""Results as pictures: bars, and lines for a sweep."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -70,34 +70,6 @@ def _panels(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
         panels += [(axis, group) for group in swept]
         alone = [r for r in alone if not any(r in group for group in swept)]
     return panels + [("", [run]) for run in alone]
-
-
-def draw_roofline(results: Results, path: Path) -> None:
-    """Draw each model's rate over its operations a byte, under the limits.
-
-    ValueError where no run has limits and a model with both counts.
-    """
-    panels = []
-    for run in results.runs:
-        rows = [row for row in run.models if row.flops and row.least_bytes]
-        rates = run.rates(max((row.least_bytes for row in rows), default=0))
-        if rows and all(rates):
-            panels.append((run, rows, rates))
-    if not panels:
-        raise ValueError("no roofline: no limits, or nothing was counted")
-    with _figure(results, path, [4] * len(panels)) as axes:
-        for (run, rows, (product, move)), ax in zip(panels, axes, strict=True):
-            at = [row.flops / row.least_bytes for row in rows]
-            ends = [*at, product / move]
-            roof = np.geomspace(min(ends) / 4, max(ends) * 4)
-            ax.plot(roof, np.minimum(product, roof * move) / 1e9, color=PEER)
-            for number, (row, x) in enumerate(zip(rows, at, strict=True)):
-                rate = row.flops / row.median / 1e9
-                ax.plot(x, rate, **_style(row.name, number), linestyle="")
-            ax.set(xscale="log", yscale="log")
-            ax.set(xlabel="operations a byte", ylabel="GFLOP a second")
-            ax.set_title(_title(run), loc="left")
-            ax.legend(loc="lower right")
 
 
 def _draw_bars(run: Run, ax: Any) -> None:

@@ -23,9 +23,9 @@ from gpt_duet.training.recipe import Recipe, build_optimizer
 
 from .gates import require_as_eager, require_sound
 from .machine import limits
+from .memory import peak_bytes
 from .models import Candidate, build_peers, build_styles, fit_to_peers
 from .plan import Plan, Tokens
-from .profiling import peak_bytes, time_by_operation
 from .work import cache_bytes, count_work
 
 Tell = Callable[[str], None]
@@ -106,8 +106,6 @@ def _time(
     for name, run, facts in competitors:
         tell(f"running {name}")
         rows[name] = {"peak_bytes": peak_bytes(run, device), **facts}
-        if plan.profile:
-            rows[name]["operations"] = time_by_operation(run, device)
         watches[name] = stopwatch(run, device)
         if isinstance(run, Decoding):
             decodings[name], watches[name] = run, run.timed

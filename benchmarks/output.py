@@ -1,13 +1,10 @@
 """Where results go: the terminal, a file, a picture, a comparison."""
 
-import csv
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import torch
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,47 +12,19 @@ from rich.table import Table
 from rich.text import Text
 
 from gpt_duet.benchmark_results import (
-    PERCENTS,
     Results,
     Run,
     read_results,
 )
 from gpt_duet.console import warn
-from gpt_duet.files import STDOUT, reserve_stdout, write_atomically
+from gpt_duet.files import STDOUT, reserve_stdout
 from gpt_duet.validation import require_different, require_parent
 
-from .chart import draw, draw_roofline
+from .chart import draw
 from .compare import Facts, compare_results, require_comparable
 from .machine import load, machine_facts
 from .measure import Stopped, Tell
 from .tables import show_changes, show_results
-
-
-def save_csv(results: Results, path: Path) -> None:
-    """Write a line for each row: its run's setting, and its numbers."""
-    lines: list[dict[str, object]] = []
-    for run in results.runs:
-        for row in run.rows:
-            facts = msgspec.structs.asdict(row)
-            facts["rounds"] = len(facts.pop("seconds"))
-            del facts["operations"]
-            between = facts.pop("between_tokens")
-            facts |= {
-                f"between_{percent}": wait
-                for percent, wait in zip(PERCENTS, between, strict=False)
-            }
-            first, facts["median"], third = row.quartiles
-            facts |= {"quartile_1": first, "quartile_3": third}
-            facts["least"] = min(row.seconds)
-            part = None if row.limit else run.part_of_peak(row)
-            facts["of_peak"] = part if part and part <= 1 else None
-            lines.append({"what": run.what} | run.setting | facts)
-    names = list(dict.fromkeys(name for line in lines for name in line))
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    write_atomically(path, text.getvalue())
 
 
 @dataclass
@@ -74,11 +43,9 @@ class Output:
         for path in self.files.values():
             require_parent(path if path != STDOUT else None)
         require_different(dict(self.files), compare=self.compare)
-        for name in ("plot", "roofline"):
-            path = self.files.get(name)
-            if path and path.suffix not in (".svg", ".png"):
-                ends = f"--{name} ends in .svg or .png"
-                raise ValueError(f"{ends}, got {path.name}")
+        plot = self.files.get("plot")
+        if plot and plot.suffix not in (".svg", ".png"):
+            raise ValueError(f"--plot ends in .svg or .png, got {plot.name}")
         if not 0 <= (given := self.tolerance) < float("inf"):
             raise ValueError(f"tolerance must be a number from 0, got {given}")
         self._old = read_results(self.compare) if self.compare else None
@@ -126,14 +93,11 @@ class Output:
         try:
             if "json" in files:
                 results.save(files["json"])
-            if "csv" in files:
-                save_csv(results, files["csv"])
         finally:
             print_whole(console, show_results(results))
         _warn_if_busy(self._machine, "load after")
-        for name, picture in {"plot": draw, "roofline": draw_roofline}.items():
-            if name in files:
-                picture(results, files[name])
+        if "plot" in files:
+            draw(results, files["plot"])
         if self._old is None:
             notes = [row.note for run in runs for row in run.rows]
             return any(n.startswith(("failed", "error")) for n in notes)

@@ -48,7 +48,6 @@ class Plan:
     own: bool = False  # add each style with its own original parts
     log_probs: bool = False  # let all end in log-softmax
     compile: bool = False  # run everything through torch.compile, too
-    profile: bool = False  # say where the time of each goes
     new: int = 0  # tokens that generate appends
     threads: int | None = None  # of the CPU; None: by the work of each size
     limits: bool = True  # measure how fast the machine can be

@@ -43,13 +43,6 @@ def show_results(results: Results) -> Group:
         shown = [table for table in made if len(table.columns) > 1]
         parts += ["", title, *(part for t in shown for part in (t, ""))][:-1]
         parts += _lines(f"{r.name}: {r.note}" for r in run.models if r.note)
-        for row in run.models:
-            shares = [
-                f"{name.removeprefix('aten::')} {part:.0%}"
-                for name, part in row.operations.items()
-            ]
-            if shares:
-                parts += _lines([f"{row.name}: {', '.join(shares)}"])
         rounds = len(run.rows[0].seconds)
         if rounds != run.setting.get("rounds", rounds):
             asked = run.setting["rounds"]

@@ -5,17 +5,15 @@ Without an accelerator: what it would be asked is written down instead.
 
 import itertools
 from dataclasses import replace
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
-from torch.autograd import DeviceType
 from torch.nn.functional import nll_loss, one_hot
 
 from gpt_duet import annotated
-from gpt_duet.benchmarks import machine, profiling
+from gpt_duet.benchmarks import machine, memory
 from gpt_duet.benchmarks.gates import require_sound
 from gpt_duet.benchmarks.measure import measure, training_step
 from gpt_duet.benchmarks.models import (
@@ -319,9 +317,9 @@ def test_peak_memory_is_what_was_held_at_once():
         del b
         return c.sum()
 
-    found = profiling.peak_bytes(run, CPU)
+    found = memory.peak_bytes(run, CPU)
     assert 800_000 <= found < 802_000
-    assert 400_000 <= profiling.peak_bytes(lambda: a + 1, CPU) < 401_000
+    assert 400_000 <= memory.peak_bytes(lambda: a + 1, CPU) < 401_000
 
 
 def test_memory_on_an_accelerator_is_what_it_says(monkeypatch):
@@ -332,31 +330,4 @@ def test_memory_on_an_accelerator_is_what_it_says(monkeypatch):
         monkeypatch.setattr(
             torch, "get_device_module", Mock(return_value=says)
         )
-        assert profiling.peak_bytes(int, torch.device("cuda")) == peak
-
-
-def test_a_profile_says_where_the_time_goes():
-    a = torch.randn(300, 300)
-    parts = profiling.time_by_operation(lambda: a @ a + 1, CPU, top=2)
-    assert list(parts)[-1] == "others"
-    assert len(parts) == 3
-    assert sum(parts.values()) == pytest.approx(1)
-    assert "aten::mm" in parts
-
-
-def test_a_kernels_time_is_not_counted_for_who_launched_it():
-    fields = ("key", "device_type", "self_device_time_total",
-              "self_cpu_time_total", "is_user_annotation")  # fmt: skip
-    events = [
-        SimpleNamespace(**dict(zip(fields, values, strict=True)))
-        for values in (
-            ("aten::mm", DeviceType.CPU, 30.0, 2.0, False),
-            ("gemm_kernel", DeviceType.CUDA, 30.0, 0.0, False),
-            ("copy_kernel", DeviceType.CUDA, 10.0, 0.0, False),
-            ("my range", DeviceType.CUDA, 40.0, 0.0, True),
-        )
-    ]
-    on_device = profiling.own_times(events, accelerator=True)
-    assert on_device == {"gemm_kernel": 30.0, "copy_kernel": 10.0}
-    on_cpu = profiling.own_times(events[:1], accelerator=False)
-    assert on_cpu == {"aten::mm": 2.0}
+        assert memory.peak_bytes(int, torch.device("cuda")) == peak

@@ -1,6 +1,5 @@
 """Times, and what is kept, shown and concluded of them; none is real."""
 
-import csv
 import io
 import itertools
 import json
@@ -15,10 +14,10 @@ from rich.console import Console
 from gpt_duet import timing
 from gpt_duet.benchmark_results import Results, Row, Run, read_results
 from gpt_duet.benchmarks import output
-from gpt_duet.benchmarks.chart import draw, draw_roofline
+from gpt_duet.benchmarks.chart import draw
 from gpt_duet.benchmarks.compare import compare_results
 from gpt_duet.benchmarks.machine import machine_facts
-from gpt_duet.benchmarks.output import Output, save_csv
+from gpt_duet.benchmarks.output import Output
 from gpt_duet.benchmarks.plan import CPU
 from gpt_duet.benchmarks.tables import (
     disagreements,
@@ -318,12 +317,12 @@ ODD = "[/usr/bin/c++] [enforce fail at x.cpp:3] :smile:"
 
 
 def test_brackets_are_printed_as_they_stand(capsys):
-    row = Row(ODD, [1.0], note=ODD, operations={ODD: 1.0})
+    row = Row(ODD, [1.0], note=ODD)
     rows = [Row("mingpt_style", [1.0]), row]
     run = Run(ODD, {"shape": ODD, "rounds": 7}, rows, notes=[ODD])
     text = printed(show_results(Results({ODD: "P"}, [run])))
-    # facts, title, two tables, note of the row, its operations, the run's
-    assert text.count(ODD) >= 7
+    # facts, title, two tables, note of the row, the run's
+    assert text.count(ODD) >= 6
     assert "1 of 7 rounds were run" in text
     old = Results(FACTS, [run])
     changes, _ = compare_results(old, old)
@@ -409,45 +408,6 @@ def test_lines_over_prompt_and_rows_and_dots_below_the_roof(
     assert labels == ["tokens read"] * 3 + ["rows"] * 3
     (line,) = drawn[0][3].lines
     assert line.get_xydata().tolist() == [[1, 8e3], [2, 16e3], [4, 32e3]]
-    # 1e9 operations a second at best, and 1e8 bytes
-    limits = [
-        Row("matmul", [1.0, 2.0], limit=True, flops=10**9),
-        Row("read", [1.0], limit=True, least_bytes=10**8),
-    ]
-    models = [
-        Row("a", [0.5], flops=10**8, least_bytes=10**8),
-        Row("b", [2.0], flops=4 * 10**8, least_bytes=10**6),
-        Row("c", [2.0], flops=7),
-    ]
-    found = Results(FACTS, [forward(*models, *limits), forward(*models)])
-    draw_roofline(found, tmp_path / "b.svg")
-    ((ax,),) = drawn[1:]
-    roof, *dots = (line.get_xydata().tolist() for line in ax.lines)
-    assert dots == [[[1, 0.2]], [[400, 0.2]]]
-    assert all(y == pytest.approx(min(1, x / 10)) for x, y in roof)
-    with pytest.raises(ValueError, match="no roofline"):
-        draw_roofline(results(), tmp_path / "c.svg")
-
-
-def test_each_row_is_a_line_of_csv(tmp_path):
-    waits = {"first_token": 0.5, "between_tokens": [0.1, 0.2, 0.3]}
-    read = Row("read", [2.0], limit=True, least_bytes=40)
-    ours = Row("mingpt_style", [4.0, 5.0, 6.0], least_bytes=50, **waits)
-    quick = Row("a, b", [1.0] * 3, least_bytes=50)  # no share above 1
-    found = [forward(ours, quick, read), forward(quick, batch=2, new=3)]
-    save_csv(Results(FACTS, found), tmp_path / "a.csv")
-    with open(tmp_path / "a.csv", newline="") as file:
-        lines = [*csv.DictReader(file)]
-    assert [one["name"] for one in lines] == ["mingpt_style", "a, b", "read",
-                                              "a, b"]  # fmt: skip
-    expected = {
-        "what": "forward", "batch": "1", "rounds": "3", "median": "5.0",
-        "least": "4.0", "quartile_1": "4.5", "quartile_3": "5.5",
-        "first_token": "0.5", "between_90": "0.2", "of_peak": "0.5",
-    }  # fmt: skip
-    assert expected.items() <= lines[0].items()
-    assert [one["of_peak"] for one in lines[1:]] == ["", "", ""]
-    assert (lines[0]["new"], lines[3]["new"]) == ("", "3")
 
 
 def test_what_was_measured_for_the_readme_can_be_read():

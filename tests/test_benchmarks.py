@@ -85,13 +85,9 @@ def test_forward_with_everything(bench, tmp_path):
     pytest.importorskip("x_transformers")
     file, plot = tmp_path / "found.json", tmp_path / "found.svg"
     out = bench(
-        "forward", *FAST, "--own", "--profile", "--threads", 1,
-        "--json", file, "--plot", plot, "--csv", tmp_path / "a.csv",
-        "--roofline", tmp_path / "roof.png",
+        "forward", *FAST, "--own", "--threads", 1,
+        "--json", file, "--plot", plot,
     )  # fmt: skip
-    lines = (tmp_path / "a.csv").read_text().splitlines()
-    assert len(lines) == 1 + 8 + 4
-    assert (tmp_path / "roof.png").read_bytes().startswith(b"\x89PNG")
     for word in ("threads 1", "tokens/s", "of peak",
                  "in float32 the styles agree to",
                  "annotated-own: with its own LayerNorm"):  # fmt: skip
@@ -112,7 +108,6 @@ def test_forward_with_everything(bench, tmp_path):
     for row in models:
         assert row.peak_bytes > 4 * 4 * 11
         assert row.first_seconds > 0
-        assert row.operations
         assert row.name in out
     assert plot.read_text().startswith("<?xml")
 
@@ -791,13 +786,9 @@ def test_ctrl_c_keeps_whole_rounds(bench, tmp_path, monkeypatch):
         ("forward --json no/where.json", ["no folder"]),
         ("forward --json a.svg --plot a.svg", ["one file"]),
         ("forward --tolerance -1", ["tolerance", "-1"]),
-        ("forward --roofline a.txt", [".svg or .png", "a.txt"]),
-        ("forward --roofline a.svg --no-limits", ["--no-limits"]),
-        ("train-step --roofline a.svg", ["--roofline", "train-step"]),
-        ("forward --csv a --json a", ["--json", "--csv", "one file"]),
-        ("forward --all", ["--all takes --device"]),
-        ("--all --rounds 3", ["--all takes --device"]),
-        ("--all --no-limits", ["--all takes --device"]),
+        ("forward --all", ["--all takes only --device"]),
+        ("--all --rounds 3", ["--all takes only --device"]),
+        ("--all --no-limits", ["--all takes only --device"]),
         ("forward --new 3", ["--new-tokens", "generate", "forward"]),
         ("forward --only-peers", ["--only-peers takes --peer"]),
         ("generate --compile", ["generate takes no", "--compile"]),

@@ -1,15 +1,13 @@
-"""The peak memory of a run, and the operations that take its time."""
+"""The peak memory of a run."""
 
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 # Kineto announces each of its starts on stderr
@@ -52,39 +50,3 @@ def _peak_on_cpu(run: Callable[[], object]) -> int:
     ]
     changes.sort(key=lambda change: change[0])
     return max(accumulate((change for _, change in changes), initial=0))
-
-
-def time_by_operation(
-    run: Callable[[], object], device: torch.device, top: int = 8
-) -> dict[str, float]:
-    """Return the parts of a run's time that its slowest operations take.
-
-    The other operations are "others"; all parts add up to 1.
-    """
-    run()
-    activities = [ProfilerActivity.CPU]
-    if device.type in ("cuda", "xpu"):
-        activities.append(getattr(ProfilerActivity, device.type.upper()))
-    with profile(activities=activities) as p:
-        for _ in range(5):
-            run()
-    times = own_times(p.key_averages(), accelerator=len(activities) > 1)
-    total = sum(times.values()) or 1.0
-    ranked = sorted(times.items(), key=lambda pair: -pair[1])
-    parts = {name: seconds / total for name, seconds in ranked[:top]}
-    return parts | {"others": 1 - sum(parts.values())}
-
-
-def own_times(events: Iterable[Any], accelerator: bool) -> dict[str, float]:
-    """Return the time of each operation itself, without those it calls.
-
-    On an accelerator only kernels and copies count: the operation that
-    launches a kernel, and a range around it, report the same time again.
-    """
-    if not accelerator:
-        return {e.key: float(e.self_cpu_time_total) for e in events}
-    return {
-        e.key: float(e.self_device_time_total)
-        for e in events
-        if e.device_type != DeviceType.CPU and not e.is_user_annotation
-    }
