@@ -2,19 +2,16 @@
 
 from .attention import MultiHeadedAttention, attention
 from .block import DecoderLayer, SublayerConnection
+from .cache import CachedAttention, CachedDecoder
 from .embedding import Embeddings, PositionalEncoding
 from .feed_forward import PositionwiseFeedForward
-from .glossary import CHOICES, NAMES, STEPS, WEIGHT_TRANSFER
 from .layers import LayerNorm, clones
-from .memory import Reader, RememberingAttention
 from .model import Decoder, DecoderModel, Generator, build_model, make_model
 from .weights import from_gpt2, to_gpt2
 
 __all__ = [
-    "CHOICES",
-    "NAMES",
-    "STEPS",
-    "WEIGHT_TRANSFER",
+    "CachedAttention",
+    "CachedDecoder",
     "Decoder",
     "DecoderLayer",
     "DecoderModel",
@@ -24,8 +21,6 @@ __all__ = [
     "MultiHeadedAttention",
     "PositionalEncoding",
     "PositionwiseFeedForward",
-    "Reader",
-    "RememberingAttention",
     "SublayerConnection",
     "attention",
     "build_model",
@@ -38,7 +33,7 @@ __all__ = [
 # What implements each concept, in reading order.
 COMPONENTS: dict[str, tuple[object, ...]] = {
     "embedding": (Embeddings, PositionalEncoding),
-    "attention": (MultiHeadedAttention, attention, RememberingAttention),
+    "attention": (MultiHeadedAttention, attention, CachedAttention),
     "feed_forward": (PositionwiseFeedForward,),
     "block": (LayerNorm, SublayerConnection, DecoderLayer),
     "model": (clones, Decoder, DecoderModel, make_model),

@@ -57,17 +57,25 @@ class MultiHeadedAttention(nn.Module):
                 )
             mask = mask.unsqueeze(1)  # one mask serves every head
 
-        # three of the four: the last one joins the heads
-        query, key, value = (
-            linear(x).unflatten(-1, (self.h, self.d_k)).transpose(1, 2)
-            for linear, x in zip(
-                self.linears, (query, key, value), strict=False
-            )
-        )
+        query, key, value = self.project(query, key, value)
         x, p_attn = attention(query, key, value, mask, self.dropout)
         if self.keep_attn:
             self.attn = p_attn.detach()
+        return self.join(x)
 
+    def project(
+        self, *inputs: Float[Tensor, "batch _ d_model"]
+    ) -> list[Float[Tensor, "batch h _ d_k"]]:
+        """Project query, key and value, each in h heads of width d_k."""
+        return [
+            linear(x).unflatten(-1, (self.h, self.d_k)).transpose(1, 2)
+            for linear, x in zip(self.linears[:3], inputs, strict=True)
+        ]
+
+    def join(
+        self, x: Float[Tensor, "batch h time d_k"]
+    ) -> Float[Tensor, "batch time d_model"]:
+        """Put the heads side by side, and project by the fourth matrix."""
         x = x.transpose(1, 2).flatten(-2)
         return self.linears[-1](x)
 

@@ -13,10 +13,10 @@ from gpt_duet.masks import subsequent_mask
 
 from .attention import MultiHeadedAttention
 from .block import DecoderLayer
+from .cache import CachedDecoder
 from .embedding import Embeddings, PositionalEncoding
 from .feed_forward import PositionwiseFeedForward
 from .layers import LayerNorm, Norm, clones
-from .memory import Reader
 
 
 class Decoder(nn.Module):
@@ -136,9 +136,9 @@ class DecoderModel(nn.Module):
         """Return log-probabilities at the last position only."""
         return self.generator(self.decode(tokens)[:, -1])
 
-    def with_cache(self) -> Reader:
+    def with_cache(self) -> CachedDecoder:
         """Return what reads a text in pieces, each token once."""
-        return Reader(self)
+        return CachedDecoder(self)
 
 
 def make_model(

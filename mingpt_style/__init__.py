@@ -3,17 +3,12 @@
 from .attention import CausalSelfAttention, KeyValueCache
 from .block import Block, layer_norm
 from .feed_forward import MLP
-from .glossary import CHOICES, NAMES, STEPS, WEIGHT_TRANSFER
 from .model import GPT, build_model
 from .weights import from_gpt2, from_nanogpt, to_gpt2
 
 __all__ = [
-    "CHOICES",
     "GPT",
     "MLP",
-    "NAMES",
-    "STEPS",
-    "WEIGHT_TRANSFER",
     "Block",
     "CausalSelfAttention",
     "build_model",

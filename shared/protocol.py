@@ -93,13 +93,8 @@ class Style(Protocol):
 
     A style may also have ORIGINAL_PARTS: arguments of from_gpt2 that keep a
     part as the style's source wrote it, though it agrees with others only
-    roughly; ORIGINAL_PARTS_NOTES says how it differs. And texts for the
-    views that put two styles side by side: NAMES (for each concept, and for
-    "everywhere", common terms with the names that stand for them in the
-    source, where equal values do not show them), CHOICES (for each concept
-    what the style chose, in a sentence), STEPS (for each kind of step of a
-    forward pass how the style writes it) and WEIGHT_TRANSFER (for each part
-    how it is written, and how it takes over a GPT-2 checkpoint's weights).
+    roughly; ORIGINAL_PARTS_NOTES says how it differs. Texts for the page
+    are optional: see comparison/page/glossaries.
     """
 
     __name__: str

@@ -160,13 +160,13 @@ def test_check_cache_holds_for_both_styles(style):
 
 
 def test_a_memory_that_forgets_is_found(monkeypatch):
-    whole = annotated.RememberingAttention.__call__
+    whole = annotated.CachedAttention.__call__
 
     def short(self, x, mask):
         self.key, self.value = (a[:, :, -3:] for a in (self.key, self.value))
         return whole(self, x, mask[..., -self.key.size(2) - x.size(1) :])
 
-    monkeypatch.setattr(annotated.RememberingAttention, "__call__", short)
+    monkeypatch.setattr(annotated.CachedAttention, "__call__", short)
     report = check_model(
         partial(annotated.build_model, CONFIG), checks=["cache"], budget=30
     )

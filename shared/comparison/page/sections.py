@@ -23,6 +23,7 @@ from ..sources import TINY, Part, PartPair, pair_sources
 from ..styles import Comparison, Pair, enlarged_random_weights
 from ..values import Place, Row, diff_by_value
 from .folding import spans
+from .glossaries import text_of
 
 SIGN = "\u00d7"  # between the numbers of a shape
 # Weights that are set to zero while another part is measured: the token table,
@@ -120,7 +121,7 @@ def concept_sections(
                 for scope in ("everywhere", concept)
                 for term, spellings in names.get(scope, {}).items()
             }
-            for names in (getattr(style, "NAMES", {}) for style in styles)
+            for names in (text_of(style, "NAMES") for style in styles)
         ]
         shown = _correspondences(pairs, terms)
         for op, left, right in _names_by_value(pairs, values):
@@ -135,7 +136,7 @@ def concept_sections(
                 "does": known.does if known else "",
                 "mathematics": known.mathematics if known else "",
                 "choices": [
-                    getattr(style, "CHOICES", {}).get(concept, "")
+                    text_of(style, "CHOICES").get(concept, "")
                     for style in styles
                 ],
                 "terms": shown,
@@ -276,7 +277,7 @@ def measure_weight_transfer(
             )
             found = stage_outputs(model, style.STAGES, tokens)
             outputs.append(found.get(stage, torch.tensor(torch.nan)))
-            says = getattr(style, "WEIGHT_TRANSFER", {})
+            says = text_of(style, "WEIGHT_TRANSFER")
             words.append(says.get(name, ("", "")))
         written, transferred = zip(*words, strict=True)
         error = largest_difference(*outputs)

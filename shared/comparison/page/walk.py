@@ -21,6 +21,7 @@ from ..values import Place, ValueDiff
 from ..values.rows import Row, Section
 from ..values.side import Side
 from .folding import fold
+from .glossaries import text_of
 from .kinds import GROUPS, SQUARE, name_axes, name_kinds
 from .value_maps import ValueMaps, find_factors
 
@@ -197,7 +198,7 @@ def _add_kinds(
             first = values[step.row.order[0]].flatten()[:2].tolist()
             name = "position" if first == [0, 1] else "learned_position"
         ours, theirs = (
-            (texts := getattr(_package(place), "STEPS", {})).get(name)
+            (texts := text_of(_package(place), "STEPS")).get(name)
             or texts.get(kind, "")
             for place in (step.row.left, step.row.right)
         )

@@ -1,4 +1,4 @@
-"""This style's names and choices, for views that show two styles."""
+"""What the page says of the style of The Annotated Transformer."""
 
 # A common term, and the names that stand for it in the source: those that
 # the values of a run do not show.
