@@ -150,7 +150,7 @@ def diff_sharded(
             words, pieces = put_weights(weights, part, ranks)
         one, other = subjects_of((whole, part), size_of(given), vocab_size)
         given = tokens_of_both((one, other), names, given)
-        sides = Side(one, given, dtype), Rank(other, given, dtype)
+        sides = Side.run(one, given, dtype), Rank.run(other, given, dtype)
         run_in_one_dtype(sides)
     run = Run(sides[0], sides[1], weights, part, pieces, ranks)
     with together("the comparison"):

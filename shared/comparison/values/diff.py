@@ -158,7 +158,7 @@ def _run(
     """Run two sides in one dtype, None for float64 or a recording's."""
     if isinstance(other, Subject):
         assert isinstance(one, Subject)
-        models = Side(one, tokens, dtype), Side(other, tokens, dtype)
+        models = Side.run(one, tokens, dtype), Side.run(other, tokens, dtype)
         run_in_one_dtype(models)
         return models
     other = copy(other)
@@ -247,7 +247,7 @@ def run_beside(
         side: Side = scores_of(subject, tokens)
     else:
         reduce = reduced if recording.statistics else None
-        side = kind(subject, tokens, dtype, reduce)
+        side = kind.run(subject, tokens, dtype, reduce)
     recording.lay_out(side, subject.vocab_size)
     return side, recording
 

@@ -1,13 +1,15 @@
 """The first line of a model that the other one does not explain."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
 from torch import Tensor
 
+from ...running.places import Place
 from ...tracing.value import HEAD, SAME_SHAPE, Value
 from .flow import ALIKE, STARTS, Flow
 from .layouts import difference, nearest_layout
@@ -23,45 +25,222 @@ FEW = 8  # the same beside statistics, where all are of one size
 MEASURED = 4  # values of the left that are measured against one of the right
 
 
+@dataclass(frozen=True)
+class Frontier:
+    """The first values that the other side does not explain.
+
+    Attributes:
+        sides, flows, matches: of the two models.
+        chains: of each side, for each open value whose inputs are explained,
+            that value and what the same call goes on to compute.
+        partner: the number on the left of each number on the right that has
+            a counterpart, or that the user paired with one.
+        repeats: for each start on the right the values before it that hold
+            the numbers of their input several times.
+        kept: of each side, by its number, each value that is compared.
+        fits: for each start on the right the nearest value of the left, the
+            best pair first.
+        best: the pair that the divergence is about.
+    """
+
+    sides: tuple[Side, Side]
+    flows: tuple[Flow, Flow]
+    matches: Matches
+    chains: tuple[list[list[Value]], list[list[Value]]]
+    partner: Mapping[int, int]
+    repeats: Mapping[int, list[Value]]
+    kept: Sequence[Mapping[int, Tensor]]
+    fits: "Sequence[Fit]"
+    best: "Fit"
+
+    @property
+    def chain(self) -> list[Value]:
+        """Return the start on the right, and what its call goes on with."""
+        return next(c for c in self.chains[1] if self.best.theirs in c)
+
+    @property
+    def start(self) -> Value:
+        """Return the first value on the right without a counterpart."""
+        return self.chain[0]
+
+    @property
+    def pair(self) -> tuple[Value, Value]:
+        """Return the best pair; a head counts as the value it is cut from."""
+        left, right = (
+            flow.values[v.inputs[0]] if HEAD.search(v.place.inside) else v
+            for flow, v in zip(
+                self.flows, (self.best.ours, self.best.theirs), strict=True
+            )
+        )
+        return left, right
+
+    def in_order(self, left: Value) -> bool:
+        """Whether a value is the right one of the best pair, as it lies."""
+        known = self.kept[0].get(left.number)
+        return known is not None and (
+            difference(known, self.kept[1][self.best.theirs.number])
+            <= SAME_SHAPE * left.digest.size
+        )
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How two models differ at a frontier.
+
+    Attributes:
+        left, right: the two values that are shown.
+        start: the value on the right whose inputs count.
+        apart: how far the two are apart.
+        factor: what the left is multiplied by on the right, if it is.
+        in_order: whether both have the same numbers in one order.
+    """
+
+    left: Value
+    right: Value
+    start: Value
+    apart: float
+    factor: float | None = None
+    in_order: bool = False
+
+
 def find_divergence(
     sides: tuple[Side, Side], flows: tuple[Flow, Flow], matches: Matches
 ) -> Divergence:
-    """Find the first lines that part, in two models that do."""
+    """Find the first lines at which two models differ."""
+    at = find_frontier(sides, flows, matches)
+    told = next(filter(None, (explain(at) for explain in EXPLANATIONS)))
+    theirs = flows[1]
+    widths = {v.shape[-1] for v in theirs.values if v.shape}
+    return Divergence(
+        told.left.place,
+        told.right.place,
+        told.right.shape,
+        told.apart if math.isfinite(told.apart) else None,
+        order=(told.left.number, told.right.number),
+        inputs=theirs.inputs_apart(told.start),
+        factor=told.factor,
+        cause=_likely_cause(told.factor, widths) or _own_input(at),
+        shown=_lines_shown(at, told.right),
+        scores=matches.apart if all(s.scored for s in sides) else None,
+        before=_step_of_the_left(at),
+        in_order=told.in_order,
+    )
+
+
+# --- Explanations: the first that applies is told ----------------------------
+
+
+def missing_cut(at: Frontier) -> Explanation | None:
+    """The right cuts a part out of a value, and the left another."""
+    ours, theirs = at.flows
+    cut = next(theirs.parts_before(at.start), None) if at.best.rank else None
+    if cut is None:
+        return None
+    parts = [
+        value
+        for value in ours.values
+        if at.partner.get(cut.inputs[0]) in value.inputs
+        and value.number not in ours.known
+        and ours.cuts(value)
+    ]
+    left = parts[0] if parts else at.pair[0]
+    return Explanation(left, cut, cut, math.inf)
+
+
+def mixed_heads(at: Frontier) -> Explanation | None:
+    """Heads that several queries share are repeated in another order."""
+    for value in at.repeats[at.start.number]:
+        origin = at.flows[0].values[at.partner[value.number]]
+        known, laid = at.kept[0][origin.number], at.kept[1][value.number]
+        if _mixed(known, laid, at.flows[1].times(value)):
+            return Explanation(origin, value, value, at.best.apart, 1.0)
+    return None
+
+
+def scaled_input(at: Frontier) -> Explanation | None:
+    """The right multiplies an input, and the left uses it as it is."""
+    best, start = at.best, at.start
+    if best.theirs is not start or _factor(best.ours, start, at.kept):
+        return None
+    for number in start.inputs:
+        if number in at.partner:
+            origin = at.flows[0].values[at.partner[number]]
+            factor = _factor(origin, start, at.kept)
+            if factor is not None:
+                in_order = at.in_order(origin)
+                _, right = at.pair
+                return Explanation(
+                    origin, right, start, best.apart, factor, in_order
+                )
+    return None
+
+
+def nearest_value(at: Frontier) -> Explanation:
+    """The nearest value of the left has other numbers, or is a multiple."""
+    left, right = at.pair
+    factor = _factor(at.best.ours, at.best.theirs, at.kept)
+    in_order = at.in_order(left)
+    return Explanation(left, right, at.start, at.best.apart, factor, in_order)
+
+
+EXPLANATIONS: tuple[Callable[[Frontier], Explanation | None], ...] = (
+    missing_cut,
+    mixed_heads,
+    scaled_input,
+    nearest_value,
+)
+
+
+def _lines_shown(at: Frontier, right: Value) -> tuple[Place, ...]:
+    """Return lines of the right to look at: its own, then those near it."""
+    ours, theirs = at.flows
+    # a step that the right leaves out would stand after one of these
+    omitted = [
+        theirs.values[ours.partner[number]].place
+        for chain in at.chains[0]
+        for number in reversed(chain[0].inputs)
+        if number in ours.partner
+    ]
+    first = at.pair[1]
+    moves = [*theirs.moves_to(first), *theirs.moves_to(at.start)]
+    shown = [first.place, *omitted[:1], *moves[:1]]
+    shown += [v.place for v in (*(f.theirs for f in at.fits), *at.chain)]
+    shown += [*moves, *omitted]
+    by_line = {(p.path, p.line): p for p in (*reversed(shown), right.place)}
+    ordered = sorted(by_line.values(), key=[right.place, *shown].index)
+    return tuple(ordered[:STARTS])
+
+
+def _step_of_the_left(at: Frontier) -> Place | None:
+    """Return a step that only the left takes, on the way to its value."""
+    best = at.best.ours
+    steps = [c[0] for c in at.chains[0] if best in c[1:]]
+    line = _line(best)[:2]
+    return next((v.place for v in steps if _line(v)[:2] != line), None)
+
+
+# --- The frontier ------------------------------------------------------------
+
+
+def find_frontier(
+    sides: tuple[Side, Side], flows: tuple[Flow, Flow], matches: Matches
+) -> Frontier:
+    """Find the earliest values without a counterpart whose inputs have one."""
     ours, theirs = flows
-    lines: set[tuple[object, object]] = {
-        (_line(ours.values[n]), _line(theirs.values[r]))
-        for n, r in matches.pairs
-    }
-    chains = [[ours.same_call(v) for v in ours.starts()]]
-    # an array in front of those that the left parts from is a step of its own
-    behind = min(ours.made_of(chain[0]) for chain in chains[0])
-    chains += [[theirs.same_call(v) for v in theirs.starts(behind)]]
-    if theirs.recorded:  # few arrays: a later value may stand beside one
-        most = WIDE if sides[1].reduce is None else FEW
-        chains[0] = [ours.open[:most] or chains[0][0]]
+    chains = _chains(sides, flows)
     named = {r: n for n, r in matches.parted}
     partner = theirs.partner | named
     starts = [chain[0] for chain in chains[1]]
     repeats = {
-        start.number: [
-            v
-            for v in theirs.moved_before(start)
-            if v.number in partner and len(v.inputs) == 1
-            if theirs.times(v) > 1
-        ]
-        for start in starts
+        start.number: _repeats(theirs, start, partner) for start in starts
     }
-    before = {r for start in starts for r in start.inputs}
-    before |= {v.number for found in repeats.values() for v in found}
-    sources = {partner[r] for r in before if r in partner}
-    kept = [
-        side.keep(more.union(*([v.number for v in c] for c in chain)))
-        for side, chain, more in zip(
-            sides, chains, (sources | {*named.values()}, before), strict=True
-        )
-    ]
-    fits: list[Fit] = []
+    kept = _keep_compared(sides, chains, partner, named, repeats)
+    lines: set[tuple[object, object]] = {
+        (_line(ours.values[n]), _line(theirs.values[r]))
+        for n, r in matches.pairs
+    }
     own = [value for chain in chains[0] for value in chain]
+    fits: list[Fit] = []
     for start, chain in zip(starts, chains[1], strict=True):
         near = _nearest_of(start, own, kept) if theirs.recorded else []
         found = near[:1] or [
@@ -75,78 +254,55 @@ def find_divergence(
     # stable: the first of a rank is first, in a file the first with any
     fits.sort(key=lambda fit: fit.rank == 2 if theirs.recorded else fit.rank)
     best = _computed_first(fits, own) if theirs.recorded else fits[0]
-    chain = next(c for c in chains[1] if best.theirs in c)
-    start = chain[0]
-    left, right = (
-        flow.values[v.inputs[0]] if HEAD.search(v.place.inside) else v
-        for flow, v in zip(flows, (best.ours, best.theirs), strict=True)
+    return Frontier(
+        sides, flows, matches, chains, partner, repeats, kept, fits, best
     )
-    # a step that the right leaves out would stand behind one of these
-    omitted = [
-        theirs.values[ours.partner[number]].place
-        for chain in chains[0]
-        for number in reversed(chain[0].inputs)
-        if number in ours.partner
+
+
+def _chains(
+    sides: tuple[Side, Side], flows: tuple[Flow, Flow]
+) -> tuple[list[list[Value]], list[list[Value]]]:
+    """Return of each side the open starts, each with the rest of its call."""
+    ours, theirs = flows
+    left = [ours.same_call(v) for v in ours.starts()]
+    # an array before those at which the left differs is a step of its own
+    before = min(ours.made_of(chain[0]) for chain in left)
+    right = [theirs.same_call(v) for v in theirs.starts(before)]
+    if theirs.recorded:  # few arrays: a later value may be one's counterpart
+        most = WIDE if sides[1].reduce is None else FEW
+        left = [ours.open[:most] or left[0]]
+    return left, right
+
+
+def _repeats(
+    theirs: Flow, start: Value, partner: Mapping[int, int]
+) -> list[Value]:
+    """Return values before a start that repeat the numbers of their input."""
+    return [
+        value
+        for value in theirs.moved_before(start)
+        if value.number in partner and len(value.inputs) == 1
+        if theirs.times(value) > 1
     ]
-    moves = [*theirs.moves_to(right), *theirs.moves_to(start)]
-    shown = [right.place, *omitted[:1], *moves[:1]]
-    shown += [v.place for v in (*(f.theirs for f in fits), *chain)]
-    shown += [*moves, *omitted]
-    factor = _factor(best.ours, best.theirs, kept)
-    for number in start.inputs if factor is None else ():
-        origin = ours.values[partner.get(number, best.ours.number)]
-        if number in partner and best.theirs is start:
-            factor = _factor(origin, start, kept)
-            left = left if factor is None else origin
-    known, apart = kept[0].get(left.number), best.apart
-    in_order = known is not None and (
-        difference(known, kept[1][best.theirs.number])
-        <= SAME_SHAPE * left.digest.size
-    )
-    for value in repeats[start.number]:
-        origin = ours.values[partner[value.number]]
-        known, laid = kept[0][origin.number], kept[1][value.number]
-        if _mixed(known, laid, theirs.times(value)):
-            left, right, start, factor = origin, value, value, 1.0
-            in_order = False
-            break
-    cut = next(theirs.parts_before(start), None) if best.rank else None
-    if cut is not None:
-        parts = [
-            v
-            for v in ours.values
-            if partner.get(cut.inputs[0]) in v.inputs
-            and v.number not in ours.known
-            and ours.cuts(v)
-        ]
-        left, right, start = (parts or [left])[0], cut, cut
-        factor, apart, in_order = None, math.inf, False
-    # a step of the left alone that leads to its value
-    steps = [c[0] for c in chains[0] if best.ours in c[1:]]
-    line = _line(best.ours)[:2]
-    alone = (v.place for v in steps if _line(v)[:2] != line)
-    by_line = {(p.path, p.line): p for p in (*reversed(shown), right.place)}
-    shown = sorted(by_line.values(), key=[right.place, *shown].index)
-    widths = {v.shape[-1] for v in theirs.values if v.shape}
-    return Divergence(
-        left.place,
-        right.place,
-        right.shape,
-        apart if math.isfinite(apart) else None,
-        order=(left.number, right.number),
-        inputs=theirs.inputs_apart(start),
-        factor=factor,
-        cause=_likely_cause(factor, widths)
-        or _own_input(
-            kept[0].get(best.ours.number),
-            kept[1].get(best.theirs.number),
-            [kept[1][n] for n in best.theirs.inputs if n in kept[1]],
-        ),
-        shown=tuple(shown[:STARTS]),
-        scores=matches.apart if all(s.scored for s in sides) else None,
-        before=next(alone, None),
-        in_order=in_order,
-    )
+
+
+def _keep_compared(
+    sides: tuple[Side, Side],
+    chains: tuple[list[list[Value]], list[list[Value]]],
+    partner: Mapping[int, int],
+    named: Mapping[int, int],
+    repeats: Mapping[int, list[Value]],
+) -> list[dict[int, Tensor]]:
+    """Return of each side the values that are compared, by their numbers."""
+    before = {r for chain in chains[1] for r in chain[0].inputs}
+    before |= {v.number for found in repeats.values() for v in found}
+    sources = {partner[r] for r in before if r in partner}
+    return [
+        side.keep(more.union(*([v.number for v in c] for c in chain)))
+        for side, chain, more in zip(
+            sides, chains, (sources | {*named.values()}, before), strict=True
+        )
+    ]
 
 
 def _computed_first(fits: Sequence["Fit"], left: Sequence[Value]) -> "Fit":
@@ -322,14 +478,20 @@ def _likely_cause(factor: float | None, widths: Collection[int]) -> str:
     return ""
 
 
-def _own_input(
-    left: Tensor | None, right: Tensor | None, inputs: Sequence[Tensor]
-) -> str:
+def _own_input(at: Frontier) -> str:
     """Return what it suggests that two values differ by an input, or ""."""
+    ours, theirs = at.kept
+    left, right = (
+        ours.get(at.best.ours.number),
+        theirs.get(at.best.theirs.number),
+    )
     if left is None or right is None or left.numel() != right.numel():
         return ""
     gap = nearest_layout(right, left, 0.0)[0] - left
-    for value in inputs:
+    for number in at.best.theirs.inputs:
+        if number not in theirs:
+            continue
+        value = theirs[number]
         near = CLOSE * float(value.abs().max())
         if any(difference(value, c * gap, near) <= near for c in (1, -1)):
             return "they differ by its input: 1 + weight on one side?"

@@ -300,7 +300,7 @@ def _in_float64(side: Side) -> Exact | None:
     if not side.nudgeable or side.dtype == torch.float64:
         return None
     try:
-        run = Side(side.subject, side.tokens, reduce=side.reduce)
+        run = Side.run(side.subject, side.tokens, reduce=side.reduce)
     except ValueError:
         return None
     # a line that casts may compute in one of the two runs alone

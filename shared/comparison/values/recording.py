@@ -441,7 +441,7 @@ def record_values(
     weights = own(subject).parameters
     kinds = [w.dtype for w in weights if w.is_floating_point()]
     dtype = dtype or next(iter(kinds), torch.float32)
-    side = Side(subject, given, dtype, of_value if statistics else None)
+    side = Side.run(subject, given, dtype, of_value if statistics else None)
     # a norm may be too large for float16
     stored = torch.promote_types(dtype, torch.bfloat16)
     lines = [

@@ -30,15 +30,16 @@ SHARED = 8  # of them must be the other's
 class Side:
     """One of two models: copied for each run, the copy freed after it.
 
+    `Side.run` makes one, with the record of its first run. `visit` runs the
+    model again for values that are too many to be kept. To record something
+    else of a run, add it to `record`; what only one question needs belongs to
+    the caller's visitor.
+
     Args:
         subject: the model.
         tokens: ids to run.
         dtype: to run in; None: float64 where the model runs there.
         reduce: what is seen of each value, None for all of it.
-
-    Raises:
-        ValueError: where the model's own exception ends a run, or where its
-            scores come out of nothing that could be recorded.
     """
 
     # how many numbers of the first run are kept: 512 MiB in float64, or a
@@ -66,22 +67,49 @@ class Side:
         self.doubled = dtype is None  # whether it runs in float64
         self.by_heads = False  # whether heads are values of their own, too
         self.below: Callable[[], AbstractContextManager] = below_autograd
-        known = subject.builder.in_double
-        if self.doubled and subject.builder.can_copy and not known:
-            known[False] = subject.is_module  # the run itself shows it
-            with suppress(ValueError):
-                self.record()
-                exact = self.dtype == torch.float64
-                if exact and bool(self.scores.isfinite().all()):
-                    return
-            known.clear()
+
+    @classmethod
+    def run(
+        cls,
+        subject: Subject,
+        tokens: Int[Tensor, "batch time"],
+        dtype: torch.dtype | None = None,
+        reduce: Reduce | None = None,
+    ) -> "Side":
+        """Return a side with the record of a run.
+
+        Raises:
+            ValueError: where the model's own exception ends the run, or where
+                its scores come out of nothing that could be recorded.
+        """
+        side = cls(subject, tokens, dtype, reduce)
+        if not side._ran_in_float64():
+            side._run_as_it_can()
+        return side
+
+    def _ran_in_float64(self) -> bool:
+        """Try a first run in float64; return whether it has finite scores."""
+        builder = self.subject.builder
+        known = builder.in_double
+        if not self.doubled or not builder.can_copy or known:
+            return False
+        known[False] = self.subject.is_module  # the run itself shows it
+        with suppress(ValueError):
+            self.record()
+            exact = self.dtype == torch.float64
+            if exact and bool(self.scores.isfinite().all()):
+                return True
+        known.clear()
+        return False
+
+    def _run_as_it_can(self) -> None:
         try:
             self.record()
         except ValueError:  # it may take gradients itself
             self.below = nullcontext
             self.record()
         self.doubled &= self.dtype == torch.float64
-        self.single = dtype is None and not self.doubled
+        self.single = self.run_in is None and not self.doubled
 
     @property
     def only_scores(self) -> bool:
