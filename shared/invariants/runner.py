@@ -3,11 +3,9 @@
 import difflib
 import io
 import math
-import traceback
 from collections.abc import Callable, Collection, Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Unpack
 
 from ..notebooks import progress
@@ -16,27 +14,15 @@ from ..running.budget import DEFAULT, HEAVY, Budget
 from ..running.context import isolated, one_run
 from ..running.errors import (
     FoundOut,
-    HookRaised,
     Leaked,
-    ModelRaised,
-    NotFinite,
     SkipCheck,
-    UnusableModel,
-    causes_of,
-    place_of,
-    sentence,
 )
 from ..running.meeting import Settings, meet
 from ..running.ranks import Parted, current, together
 from .checks import CHECKS
+from .outcomes import MUST, PROOFS, STAGES, Outcome, outcome_of
 from .report import CheckResult, Report
 
-PROOFS = {  # the order of each check's proof
-    "check_causality": "positions",
-    "check_batch_independence": "rows",
-    "check_documents": "documents",
-}
-MUST = "check_causality"  # be proved, with require_proof
 FIRST = ("check_shape", MUST)  # where time is short
 BRIEF = 0.8  # weight of a check that may take all of the time left
 
@@ -155,7 +141,8 @@ def check_model(
 class Run:
     """Runs checks on one model, for `check_model` and in pytest.
 
-    It holds the subject, the budget, and which failure came first. Arguments
+    It holds the subject, the budget, and which failure came first. What a
+    check came to passes the stages of outcomes.py, in their order. Arguments
     and errors are those of `check_model`, names of checks are in full.
     """
 
@@ -179,7 +166,7 @@ class Run:
                 self.subject.require_scores()
             self.threads, self.proofs = threads, require_proof
             self.conditions = allow_routing
-            self._causes: dict[object, str] = {}  # the check that failed first
+            self.causes: dict[object, str] = {}  # the check that failed first
             heavy, self.plan = self.subject.heavy, ""
             short = heavy or budget is not None
             if budget is None:
@@ -211,54 +198,38 @@ class Run:
         """
         budget = self.subject.budget
         calls, backwards = budget.calls, budget.backwards
-        if name in self._left:
-            self._left.remove(name)
-        error: Exception | None = None
-        ranks = current()
-        if ranks is not None:
-            ranks.begin(name)
-        try:
-            status, message = "passed", self._run(name)
-        except Exception as raised:
-            error = raised
-            status, message = self._judge(name, raised)
-        except Parted as parted:
-            status, message = "parted", str(parted)
-        if status == "passed" and not self._proved(name):
-            status, message = "failed", f"a proof is required: {message}"
-        proof = self._proof(name)
-        if ranks is not None:
-            evidence = 0 if proof is None else proof.holds + proof.proved
-            status, message = ranks.worst(name, status, message, evidence)
-            proof = None if ranks.weaker else proof
-        if status == "passed" and expected is not None:
-            message = f"{message}; expected to fail: {expected}"
-        if status == "failed" and expected is not None:
-            status, message = "expected", f"{expected}: {message}"
-            # another fault of the line is not expected
-            for key in [k for k in self._causes if isinstance(k, tuple)]:
-                del self._causes[key]
+        outcome = replace(self._call(name), expected=expected)
+        for stage in STAGES:
+            outcome = stage(self, outcome)
+        error, proof = outcome.error, outcome.proof
         result = CheckResult(
             name,
-            status,
-            message,
+            outcome.status,
+            outcome.message,
             budget.elapsed,
             budget.calls - calls,
             budget.backwards - backwards,
-            budget.not_tried if status == "passed" else "",
+            budget.not_tried if outcome.status == "passed" else "",
             None if proof is None else proof.to_dict(),
             error.facts if isinstance(error, Leaked) else None,
         )
         return result, error
 
-    def _proved(self, name: str) -> bool:
-        """Whether a check has the proof that it must have."""
-        proof = self._proof(name)
-        if not self.proofs or name != MUST:
-            return True
-        if proof is None or proof.partial or proof.never_given:
-            return False
-        return proof.holds if self.conditions else proof.proved
+    def _call(self, name: str) -> Outcome:
+        """Run one check and return what it came to, before any stage."""
+        if name in self._left:
+            self._left.remove(name)
+        if (ranks := current()) is not None:
+            ranks.begin(name)
+        try:
+            outcome = Outcome(name, "passed", self._run(name))
+        except Exception as error:
+            if isinstance(error, FoundOut):
+                self.subject = replace(self.subject, **error.facts)
+            outcome = outcome_of(name, error)
+        except Parted as parted:
+            outcome = Outcome(name, "parted", str(parted))
+        return replace(outcome, proof=self._proof(name))
 
     def _proof(self, name: str) -> Proof | None:
         return self.subject.proofs.get(PROOFS.get(name, ""))
@@ -282,38 +253,6 @@ class Run:
         if budget.nothing_tried and not (proof and proof.holds):
             raise SkipCheck(not_tried)
         return f"{message}; not tried: {not_tried}" if not_tried else message
-
-    def _judge(self, name: str, error: Exception) -> tuple[str, str]:
-        """Return the status and the message of what a check raised."""
-        if isinstance(error, SkipCheck):
-            return "skipped", str(error)
-        if isinstance(error, FoundOut):
-            self.subject = replace(self.subject, **error.facts)
-        if isinstance(error, AssertionError | UnusableModel):
-            proof = self._proof(name)
-            line = proof.culprit if proof else None
-            at = (line.path, line.line) if line else None
-            same, keys = causes_of(error, at)
-            causes = self._causes
-            known = (*CHECKS[name].implied_by, *same)
-            first = next((causes[k] for k in known if k in causes), name)
-            leak = name in PROOFS and not isinstance(
-                error, ModelRaised | NotFinite
-            )
-            if leak and (name == MUST or first not in PROOFS):
-                first = name  # a leak is a failure beside any other one
-            causes |= dict.fromkeys([name, *keys], first)
-            if first == name:
-                return "failed", str(error)
-            return "skipped", f"see {first}: {error}"
-        place = "" if isinstance(error, HookRaised) else place_of(error)
-        if place:
-            return "failed", f"the model raised {sentence(error)} ({place})"
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        return "error", (
-            f"a fault of the check, not of the model: {sentence(error)} "
-            f"({Path(frame.filename).name}:{frame.lineno})"
-        )
 
 
 def choose_checks(names: Collection[str] | None) -> list[str]:

@@ -241,17 +241,21 @@ def changed(
     vocab: int,
     generator: torch.Generator,
     special: Sequence[int] = (),
+    share: float = 1.0,
 ) -> Tokens:
-    """Return a copy with other tokens in some places; special ones, if any.
+    """Return a copy with other tokens in some places.
 
-    A place that has the special id already gets any other.
+    A share of these gets special ids, if there are any; a place that has the
+    special id already gets any other.
     """
     shift = torch.randint(1, vocab, tokens.shape, generator=generator)
     other = (tokens + shift.to(tokens.device)) % vocab
     if special:
         drawn = torch.randint(len(special), tokens.shape, generator=generator)
         ids = torch.tensor(special)[drawn].to(tokens)
-        other = torch.where(ids == tokens, other, ids)
+        kept = torch.rand(tokens.shape, generator=generator) >= share
+        kept = kept.to(tokens.device) | (ids == tokens)
+        other = torch.where(kept, other, ids)
     return torch.where(where.to(tokens.device), other, tokens)
 
 

@@ -331,11 +331,11 @@ class Prover:
         for order in self._orders(run):
             codes = order.codes(*tokens.shape)
             late, generator = codes > codes.median(), subject.generator()
-            vocab, apart = subject.vocab_size, ""
-            for ids in [(), self.special][: 1 + bool(self.special)]:
-                other = changed(tokens, late, vocab, generator, ids)
-                scores = run.unfollowed(other, targets)
-                apart = apart or self._apart(run, scores, before, ~late)
+            other = changed(
+                tokens, late, subject.vocab_size, generator, self.special, 0.5
+            )
+            scores = run.unfollowed(other, targets)
+            apart = self._apart(run, scores, before, ~late)
             if on_any(bool(apart)):
                 with subject.budget.overtime():
                     named = not self._controlled(run, [tokens.size(1)])

@@ -1,0 +1,147 @@
+"""What a check came to, and the stages that an outcome passes.
+
+Each stage takes a run and an Outcome and returns an Outcome. STAGES has them
+in their order; to add a rule about statuses, add a row and its test.
+"""
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..proof.proof import Proof
+from ..running.errors import (
+    HookRaised,
+    ModelRaised,
+    NotFinite,
+    SkipCheck,
+    UnusableModel,
+    causes_of,
+    place_of,
+    sentence,
+)
+from ..running.ranks import current
+from .checks import CHECKS
+
+if TYPE_CHECKING:
+    from .runner import Run
+
+PROOFS = {  # the order of each check's proof
+    "check_causality": "positions",
+    "check_batch_independence": "rows",
+    "check_documents": "documents",
+}
+MUST = "check_causality"  # be proved, with require_proof
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a check came to.
+
+    Attributes:
+        name: of the check.
+        status: passed, failed, skipped, expected, error, or parted where the
+            processes took different ways.
+        message: a sentence or a few.
+        error: what the check raised, if anything.
+        proof: that belongs to the check, if it was tried.
+        expected: why the user expects it to fail, or None.
+    """
+
+    name: str
+    status: str
+    message: str
+    error: Exception | None = None
+    proof: Proof | None = None
+    expected: str | None = None
+
+
+def outcome_of(name: str, error: Exception) -> Outcome:
+    """Return the outcome of a check that raised."""
+    if isinstance(error, SkipCheck):
+        return Outcome(name, "skipped", str(error), error)
+    if isinstance(error, AssertionError | UnusableModel):
+        return Outcome(name, "failed", str(error), error)
+    place = "" if isinstance(error, HookRaised) else place_of(error)
+    if place:
+        message = f"the model raised {sentence(error)} ({place})"
+        return Outcome(name, "failed", message, error)
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    message = (
+        f"a fault of the check, not of the model: {sentence(error)} "
+        f"({Path(frame.filename).name}:{frame.lineno})"
+    )
+    return Outcome(name, "error", message, error)
+
+
+# --- Stages ------------------------------------------------------------------
+
+
+def first_cause(run: "Run", outcome: Outcome) -> Outcome:
+    """Let one cause be one failure: the first check that fails by it."""
+    name, error = outcome.name, outcome.error
+    if not isinstance(error, AssertionError | UnusableModel):
+        return outcome
+    line = outcome.proof.culprit if outcome.proof else None
+    at = (line.path, line.line) if line else None
+    same, keys = causes_of(error, at)
+    causes = run.causes
+    known = (*CHECKS[name].implied_by, *same)
+    first = next((causes[k] for k in known if k in causes), name)
+    leak = name in PROOFS and not isinstance(error, ModelRaised | NotFinite)
+    if leak and (name == MUST or first not in PROOFS):
+        first = name  # a leak is a failure next to any other one
+    causes |= dict.fromkeys([name, *keys], first)
+    if first == name:
+        return outcome
+    message = f"see {first}: {outcome.message}"
+    return replace(outcome, status="skipped", message=message)
+
+
+def require_proof(run: "Run", outcome: Outcome) -> Outcome:
+    """Fail a check that passed without the proof that the user requires."""
+    if outcome.status != "passed" or not run.proofs or outcome.name != MUST:
+        return outcome
+    proof = outcome.proof
+    whole = proof and not (proof.partial or proof.never_given)
+    if proof and whole and ((run.conditions and proof.holds) or proof.proved):
+        return outcome
+    message = f"a proof is required: {outcome.message}"
+    return replace(outcome, status="failed", message=message)
+
+
+def worst_of_processes(run: "Run", outcome: Outcome) -> Outcome:
+    """Take the worst outcome of all processes, where there are several."""
+    ranks, proof = current(), outcome.proof
+    if ranks is None:
+        return outcome
+    evidence = 0 if proof is None else proof.holds + proof.proved
+    status, message = ranks.worst(
+        outcome.name, outcome.status, outcome.message, evidence
+    )
+    proof = None if ranks.weaker else proof
+    return replace(outcome, status=status, message=message, proof=proof)
+
+
+def mark_expected(run: "Run", outcome: Outcome) -> Outcome:
+    """Give an expected failure a status that is not counted."""
+    why = outcome.expected
+    if why is None or outcome.status not in ("passed", "failed"):
+        return outcome
+    if outcome.status == "passed":
+        message = f"{outcome.message}; expected to fail: {why}"
+        return replace(outcome, message=message)
+    # another fault of the line is not expected
+    for key in [k for k in run.causes if isinstance(k, tuple)]:
+        del run.causes[key]
+    message = f"{why}: {outcome.message}"
+    return replace(outcome, status="expected", message=message)
+
+
+STAGES: tuple[Callable[["Run", Outcome], Outcome], ...] = (
+    first_cause,
+    require_proof,
+    worst_of_processes,
+    mark_expected,
+)
