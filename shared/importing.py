@@ -23,6 +23,9 @@ OURS = Path(__file__).resolve().parent
 OUR_PACKAGES = ("annotated", "benchmarks", "mingpt_style", "shared", "tests")
 
 
+imported_files: set[str] = set()  # of modules that an Alone put away
+
+
 class Alone:
     """A place to import from that leaves no module behind."""
 
@@ -54,6 +57,7 @@ class Alone:
             for name, module in list(sys.modules.items()):
                 if before.get(name) is not module and self._has(module):
                     self._modules[name] = module
+                    imported_files.update(map(str, _paths(module)))
             for name in self._modules:
                 sys.modules.pop(name, None)
             sys.modules.update(hidden)

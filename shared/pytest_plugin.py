@@ -76,7 +76,7 @@ class CheckItem(pytest.Item):
         from .invariants.parametrize import BoundCheck
 
         if self.job.scorer:
-            check_here(self.job, None, lambda _: None).raise_for_failures()
+            check_here(self.job, True, lambda _: None).raise_for_failures()
             return
         name = self.name.rpartition("::")[2]
         check: BoundCheck = BoundCheck(name, lambda _: _run(self.job))

@@ -65,7 +65,9 @@ def _seed(monkeypatch):
     torch.default_generator.manual_seed(0)
     torch.set_warn_always(True)  # torch would say most of them once
     monkeypatch.setattr("gpt_duet.timing.SHORTEST", 0.0)
-    monkeypatch.setattr("gpt_duet.cli.check.entry_of", lambda job: None)
+    monkeypatch.setattr(
+        "gpt_duet.cli.checking.entry_of", lambda job, factory: None
+    )
 
 
 @pytest.fixture(scope="session")

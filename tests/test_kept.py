@@ -1,157 +1,98 @@
-"""Results that gpt-duet check keeps: for the same files, and no others."""
+"""gpt-duet check keeps results for the same sources, weights and settings."""
 
-import glob
 import json
 import os
-import socket
 import subprocess
 import sys
-from contextlib import suppress
-from dataclasses import replace
-from importlib.util import cache_from_source
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from strategies import one_in
 from test_project import MODEL
 
 from gpt_duet.cli import kept
 from gpt_duet.cli.job import Job
 from gpt_duet.invariants.report import CheckResult, Report
+from gpt_duet.targets import load_target
 
 pytestmark = pytest.mark.unhooked  # the hook imports, and writes files
 PASSED = CheckResult("check_shape", "passed", "7 sizes", 0.1)
+HELPER = "SCALE = 1.0\n"
+SOURCE = f"from helper import SCALE\n{MODEL}"
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    (tmp_path / "weights.txt").write_text("0.5")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "early.py").write_text("")
-    (tmp_path / "late.py").write_text("")
-    (tmp_path / "latest").symlink_to("early.py")
-    early = SimpleNamespace(__file__=str(tmp_path / "early.py"))
-    monkeypatch.setitem(sys.modules, "imported_before", early)
-    monkeypatch.setattr(kept, "START", 2e9)  # long after the file was written
-    for name in ("OTHER", "MODEL", "OMP_PROC_BIND"):
-        monkeypatch.setenv(name, "")  # so that it goes at the end
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("SIZE", "3")
+    (tmp_path / "helper.py").write_text(HELPER)
+    (tmp_path / "tiny.py").write_text(SOURCE)
+    (tmp_path / "weights.txt").write_text("0.5")
+    monkeypatch.delenv("OMP_PROC_BIND", raising=False)
     return tmp_path
 
 
-def entry(seed=1, file=None, **settings):
-    job = Job("m:build", None, {"seed": seed} | settings, file)
-    return kept.entry_of(job)
+def entry(target="tiny.py:Tiny", seed=1, file=None, **settings):
+    kept.imported_files.clear()
+    job = Job(target, None, {"seed": seed} | settings, file)
+    return kept.entry_of(job, load_target(target))
 
 
-def run(build, result=PASSED, **facts):
-    """Watch what builds a model, and keep its report; whether it was."""
-    report = Report("m:build", 11, 8, [result.name], [result], **facts)
-    kept.run(entry(), lambda: (build(), report)[1])
-    return kept.find(entry()) is not None
+def was_kept(result=PASSED, **facts):
+    """Keep a report; whether the next run finds it."""
+    report = Report("tiny.py:Tiny", 11, 8, [result.name], [result], **facts)
+    entry().keep(report)
+    return entry().find() is not None
 
 
-def read():
-    with suppress(FileNotFoundError), open("weights.txt") as file:
-        return file.read()
+def rewrite(name, text):
+    return lambda: Path(name).write_text(text)
 
 
-def compiled(name):
-    with suppress(FileNotFoundError):
-        Path(cache_from_source(name)).read_bytes()
-
-
-def write(name, text):
-    def change():
-        Path(name).parent.mkdir(exist_ok=True)
-        Path(name).write_text(text)
-
-    return change
-
-
-def linked(name):
-    def change():
-        Path("latest").unlink()
-        Path("latest").symlink_to(name)
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("build", "change"),
-    one_in(
-        3,
-        [
-            (read, write("weights.txt", "0.25")),
-            (read, lambda: os.remove("weights.txt")),
-            (lambda: Path("config.json").exists(), write("config.json", "{}")),
-            (lambda: os.environ.get("SIZE"), lambda: os.environ.pop("SIZE")),
-            (lambda: os.getenv("MODEL"), lambda: os.environ.update(MODEL="a")),
-            (lambda: Path("latest").resolve(), linked("late.py")),
-            # what was imported before, or as it was compiled
-            (read, write("early.py", "SIZE = 3")),
-            (lambda: compiled("late.py"), write("late.py", "SIZE = 3")),
-            # a module that an import would find first, or at all
-            (read, write("flash_attention.py", "")),
-            (read, write("flash_attention/__init__.py", "")),
-            (read, lambda: os.environ.update(OMP_PROC_BIND="true")),
-        ],
-    ),
-)
-def test_a_result_is_that_of_all_that_was_read(here, build, change):
-    assert run(build)
-    assert kept.find(entry(seed=2)) is None
-    write("notes.txt", "no part of it")()
-    os.environ["OTHER"] = "no part of it"
-    report = kept.find(entry())
-    assert report is not None
-    assert report.results == [PASSED]
-    assert "kept from an earlier run of the same files (20" in str(report)
-    assert "--fresh runs anew" in str(report)
-    change()
-    assert kept.find(entry()) is None
-    assert run(build)
+def test_a_result_is_found_where_nothing_has_changed(here):
+    assert was_kept()
+    assert entry().find().results == [PASSED]
     assert (here / kept.FOLDER / ".gitignore").read_text() == "*\n"
 
 
-def started():
-    subprocess.run([sys.executable, "-c", ""], check=True)
-
-
-def connected():
-    with socket.socket() as one:
-        one.connect_ex(("127.0.0.1", 9))
-
-
-def native(name="safetensors._safetensors_rust"):
-    sys.audit("import", name, "/x.so", [], [], [])
+@pytest.mark.parametrize(
+    "change",
+    [
+        rewrite("tiny.py", SOURCE.replace("cumsum", "cumprod")),
+        rewrite("helper.py", "SCALE = 2.0\n"),
+        rewrite("helper.py", "from other import SCALE\n"),
+        lambda: os.environ.update(OMP_PROC_BIND="true"),
+    ],
+)
+def test_a_changed_source_or_variable_makes_a_result_old(
+    here, monkeypatch, change
+):
+    monkeypatch.setenv("OMP_PROC_BIND", "false")
+    (here / "other.py").write_text("SCALE = 3.0\n")
+    assert was_kept()
+    change()
+    assert entry().find() is None
 
 
 @pytest.mark.parametrize(
-    "build",
-    one_in(
-        3,
-        [
-            lambda: os.listdir("."),
-            lambda: glob.glob("*.safetensors"),
-            lambda: [*Path().iterdir()],
-            lambda: write("log.txt", "a line")(),
-            lambda: os.open("weights.txt", os.O_RDWR),
-            lambda: os.system("true"),
-            started,
-            connected,
-            native,
-        ],
-    ),
+    "state",
+    [
+        "self.head.weight.data.add_(float(text))",
+        "self.scale = float(text)",
+        "self.scales = [1, (float(text),)]",
+        "self.held = torch.full((3,), float(text))",
+        "self.array = np.full(3, float(text))",
+        "self.config = type('Config', (), {})(); self.config.a = text",
+        "self.register_buffer('b', torch.tensor(float(text)), False)",
+    ],
 )
-def test_a_model_whose_files_are_not_all_known_is_not_kept(here, build):
-    assert run(read)
-    assert not run(build)  # nor is the older result, which was another's
-    assert run(lambda: native("numpy.random.mtrand"))
-    assert not run(read, replace(PASSED, message="no time for all of it"))
-    assert type(os.environ) is not kept._Environment
+def test_another_state_of_the_built_model_makes_a_result_old(here, state):
+    read = "open('weights.txt').read()"
+    source = SOURCE.replace(
+        "self.flip = flip", f"self.flip, text = flip, {read}"
+    ).replace("8, 11)\n", f"8, 11)\n        {state}\n", 1)
+    (here / "tiny.py").write_text(f"import numpy as np\n{source}")
+    assert was_kept()
+    (here / "weights.txt").write_text("0.25")
+    assert entry().find() is None
 
 
 @pytest.mark.parametrize(
@@ -160,39 +101,39 @@ def test_a_model_whose_files_are_not_all_known_is_not_kept(here, build):
         ({"status": "failed"}, {}),
         ({"status": "error"}, {}),
         ({"status": "expected"}, {}),
-        ({"not_tried": "larger weights"}, {}),
-        ({"proof": {"left_out": ["in float16"]}}, {}),
-        ({"status": "skipped", "message": "no time: 3 s for all"}, {}),
+        ({"not_tried": "no time for rows"}, {}),
+        ({"proof": {"left_out": ["in train mode"]}}, {}),
         ({}, {"interrupted": True}),
     ],
 )
 def test_a_result_that_is_bad_or_not_whole_is_not_kept(here, change, facts):
-    assert not run(read, replace(PASSED, **change), **facts)
-    assert run(read)
+    result = CheckResult(**{**vars(PASSED), **change})
+    assert not was_kept(result, **facts)
 
 
-def test_a_file_that_changes_meanwhile_may_be_another(here, monkeypatch):
-    monkeypatch.setattr(kept, "START", 0.0)
-    assert not run(read)
+def test_an_old_result_goes_when_a_run_fails(here):
+    assert was_kept()
+    assert not was_kept(CheckResult("check_shape", "failed", "7", 0.1))
 
 
-def test_neither_maps_nor_accelerators_nor_ranks_are_kept(monkeypatch):
-    assert entry(device="cpu") is not None
-    assert entry(file=Path("m.png")) is None
+def test_neither_maps_nor_accelerators_nor_processes_are_kept(
+    here, monkeypatch
+):
+    assert entry() is not None
+    assert entry(file=Path("map.png")) is None
     assert entry(device="cuda") is None
-    entries = {entry()}
-    for name in ("version", "path"):
-        monkeypatch.setattr(sys, name, [*getattr(sys, name), "other"])
-        entries.add(entry())
-    assert len(entries) == 3
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert entry() is None
 
 
+def test_a_model_that_cannot_be_built_has_no_entry(here):
+    (here / "tiny.py").write_text("def build():\n    raise KeyError('no')\n")
+    assert entry("tiny.py:build") is None
+
+
 @pytest.mark.slow
-def test_fresh_runs_anew_what_is_kept(here, monkeypatch, duet):
-    monkeypatch.setattr("gpt_duet.cli.check.entry_of", kept.entry_of)
-    write("tiny.py", MODEL)()
+def test_fresh_runs_again_what_is_kept(here, monkeypatch, duet):
+    monkeypatch.setattr("gpt_duet.cli.checking.entry_of", kept.entry_of)
 
     def run(*words):
         status, out, err = duet(
@@ -218,24 +159,19 @@ def test_fresh_runs_anew_what_is_kept(here, monkeypatch, duet):
 
 
 def check(folder, *words):
-    """Run the command; its status, models, and whether it imported torch."""
-    run = "import sys; from gpt_duet.cli import main\ntry: main()\nfinally: "
-    run += "print('torch' in sys.modules, file=sys.stderr)"
-    words = ("check", "--json=out.json", *words)
-    root = str(Path(__file__).parents[1])
+    """Run the command; return the process, and its models."""
     done = subprocess.run(
-        [sys.executable, "-c", run, *words],
+        [sys.executable, "-m", "gpt_duet", "check", "--json=out.json", *words],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": root},
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
     )
-    models = json.loads((folder / "out.json").read_text())["models"]
-    return done, models, done.stderr.splitlines()[-1] == "True"
+    return done, json.loads((folder / "out.json").read_text())["models"]
 
 
 @pytest.mark.slow
-def test_a_changed_line_runs_one_target_of_three_anew(tmp_path):
+def test_a_changed_line_runs_one_target_of_three_again(tmp_path):
     for name in ("one", "two", "three"):
         (tmp_path / f"{name}.py").write_text(MODEL)
     (tmp_path / "pyproject.toml").write_text(
@@ -243,10 +179,10 @@ def test_a_changed_line_runs_one_target_of_three_anew(tmp_path):
         "[tool.gpt-duet.targets]\n"
         "'one.py:Tiny' = {}\n'two:Tiny' = {}\n'three:Tiny' = {block-size = 4}"
     )
-    _, first, torch = check(tmp_path)
-    assert ([m["kept"] for m in first], torch) == (["", "", ""], True)
-    done, again, torch = check(tmp_path)
-    assert (done.returncode, torch) == (0, False)
+    _, first = check(tmp_path)
+    assert [m["kept"] for m in first] == ["", "", ""]
+    done, again = check(tmp_path)
+    assert done.returncode == 0
     assert all([m.pop("kept") for m in again])
     for model in first:
         del model["kept"]
@@ -255,7 +191,7 @@ def test_a_changed_line_runs_one_target_of_three_anew(tmp_path):
     source = MODEL.replace("x.cumsum(1)", "x.sum(1, keepdim=True) + x")
     (tmp_path / "two.py").write_text(source)
     for _ in range(2):  # what fails is never kept
-        done, models, _ = check(tmp_path, "-q")
+        done, models = check(tmp_path, "-q")
         assert [bool(m["kept"]) for m in models] == [True, False, True]
         assert [m["ok"] for m in models] == [True, False, True]
         assert done.returncode == 1

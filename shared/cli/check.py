@@ -3,7 +3,6 @@
 import locale
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Timer
@@ -22,7 +21,6 @@ from ..processes import run_alone, several
 from ..validation import require_parent
 from . import formats, options
 from .job import Job, jobs_of
-from .kept import entry_of, find
 
 if TYPE_CHECKING:  # imported where it is used: --help need not wait for it
     from tqdm import tqdm
@@ -219,45 +217,38 @@ def _check_all(
 
     One target that cannot be checked does not lose the others' results.
     """
-    entries = [entry_of(job) for job in jobs]
-    kept = [None if fresh else find(entry) for entry in entries]
-    if None in kept:  # else torch is not imported
-        from .checking import check_here, settings_of
+    from .checking import check_here, settings_of
 
-        for job in jobs:
-            settings_of(job)
+    for job in jobs:
+        settings_of(job)
     # so nothing that a target sets for its process reaches the next one
     apart = len(jobs) > 1 and not several()
     results: list[dict[str, Any]] = []
     status = 0
     try:
-        for job, entry, report in zip(jobs, entries, kept, strict=True):
-            if report is not None:
-                for count in range(len(report.results) + 1):
-                    shown.row(replace(report, results=report.results[:count]))
-            else:
-                words = f"{job.target} is slow to build or call"
-                slow = Timer(SILENCE, warn, [words])
-                slow.start()
-                try:
-                    with progress() as line:
-                        tell = partial(shown.grow, line=line, slow=slow)
-                        work = partial(check_here, job, entry)
-                        if apart:
-                            room = check_here.__module__
-                            report = run_alone(work, tell, job.target, room)
-                        else:
-                            report = work(tell)
-                except ValueError as error:
-                    if len(jobs) == 1:
-                        raise
-                    warn(str(error))
-                    wrong = {"model": job.target, "ok": False}
-                    results.append(wrong | {"error": str(error)})
-                    status = 2
-                    continue
-                finally:
-                    slow.cancel()
+        for job in jobs:
+            words = f"{job.target} is slow to build or call"
+            slow = Timer(SILENCE, warn, [words])
+            slow.start()
+            try:
+                with progress() as line:
+                    tell = partial(shown.grow, line=line, slow=slow)
+                    work = partial(check_here, job, fresh)
+                    if apart:
+                        room = check_here.__module__
+                        report = run_alone(work, tell, job.target, room)
+                    else:
+                        report = work(tell)
+            except ValueError as error:
+                if len(jobs) == 1:
+                    raise
+                warn(str(error))
+                wrong = {"model": job.target, "ok": False}
+                results.append(wrong | {"error": str(error)})
+                status = 2
+                continue
+            finally:
+                slow.cancel()
             results.append(report.to_dict())
             shown.end(report, job.map_file)
             status = max(status, int(not report.ok))

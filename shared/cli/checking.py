@@ -1,7 +1,7 @@
 """A target is loaded, built and checked in this process."""
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from inspect import isfunction
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from ..running.ranks import first, together
 from ..scoring import check_scorer
 from ..targets import load_makers, load_target, needed_arguments
 from ..validation import choose_device
-from . import kept
 from .job import Job
+from .kept import entry_of
 
 MAP_LENGTH = 32
 
@@ -46,41 +46,32 @@ def settings_of(job: Job) -> dict[str, Any]:
 
 
 def check_here(
-    job: Job, entry: Path | None, tell: Callable[[Report], None]
+    job: Job, fresh: bool, tell: Callable[[Report], None]
 ) -> Report:
     """Check a target in this process.
 
     Args:
         job: the target, and how to check it.
-        entry: the file that keeps the result; None: it is not kept.
+        fresh: whether to run it though its result is kept.
         tell: called with the report as it grows.
 
     Raises:
         ValueError: for a model that cannot be built, called or read, and for
             one that ends the program. Its traceback is printed first.
     """
-    check = partial(_check, job, tell)
-    return check() if entry is None else kept.run(entry, check)
-
-
-def load(job: Job, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return what makes the model or the scorer, and its settings, loaded."""
-    sizes = settings.get("vocab_size"), settings.get("block_size")
-    with together(f"loading {job.target}"):
-        factory = load_target(job.scorer or job.target, *sizes)
-    return factory, load_makers(settings)
-
-
-def _check(job: Job, tell: Callable[[Report], None]) -> Report:
-    here = Path.cwd()
 
     def named(report: Report) -> None:
         report.model = job.target
         tell(report)
 
-    run = check_scorer if job.scorer else check_model
+    here, run = Path.cwd(), check_scorer if job.scorer else check_model
     with theirs_shown():
         factory, settings = load(job, settings_of(job))
+        entry = entry_of(job, factory)
+        if entry and not fresh and (report := entry.find()):
+            for count in range(len(report.results) + 1):
+                tell(replace(report, results=report.results[:count]))
+            return report
         try:
             report = run(factory, **settings, on_progress=named)
             if job.map_file is not None and not report.interrupted:
@@ -92,7 +83,17 @@ def _check(job: Job, tell: Callable[[Report], None]) -> Report:
                 words += f"; a factory takes no arguments: {call} needs "
                 words += " and ".join(needed)
             raise ValueError(words) from error.__cause__
+    if entry:
+        entry.keep(report)
     return report
+
+
+def load(job: Job, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return what makes the model or the scorer, and its settings, loaded."""
+    sizes = settings.get("vocab_size"), settings.get("block_size")
+    with together(f"loading {job.target}"):
+        factory = load_target(job.scorer or job.target, *sizes)
+    return factory, load_makers(settings)
 
 
 def _draw(

@@ -39,7 +39,7 @@ class CheckResult:
     seconds: float
     forwards: int = 0  # calls of the model whose scores were read
     backwards: int = 0  # passes back from these scores
-    not_tried: str = ""  # what a check that passed has not tried, and why
+    not_tried: str = ""  # what a check had no time to try, and why
     proof: dict[str, Any] | None = None  # as Proof.to_dict writes it
     # position, token, length, size, file, line; null where not known
     leak: dict[str, Any] | None = None
@@ -113,7 +113,8 @@ class Report:
         """The last line of the table."""
         counts = Counter(result.status for result in self.results)
         words = {status: f"{n} {status}" for status, n in counts.items()}
-        if part := sum(bool(result.not_tried) for result in self.results):
+        passed = [r for r in self.results if r.status == "passed"]
+        if part := sum(bool(result.not_tried) for result in passed):
             words["passed"] += f" ({part} of them in part)"
         text = ", ".join(
             words[status] for status in STATUSES if counts[status]
@@ -156,11 +157,12 @@ class Report:
 
     def heading(self, width: int) -> str:
         """Return what is known before the first check."""
-        kept = f"kept from an earlier run of the same files ({self.kept}); "
+        grounds = f"of the same sources and weights ({self.kept})"
+        kept = f"kept from an earlier run {grounds}"
         lines = [
             f"{self.model}: {self.vocab_size:,} tokens, sequences to "
             f"{self.block_size:,}",
-            *([f"{kept}--fresh runs anew"] if self.kept else []),
+            *([f"{kept}; --fresh runs again"] if self.kept else []),
             *textwrap.wrap(self.plan, width),
             self._line(("check", "", "s"), "what was found", width),
         ]

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from ..notebooks import progress
 from ..proof.proof import Proof
-from ..running.budget import DEFAULT, HEAVY, Budget
+from ..running.budget import DEFAULT, HEAVY, Budget, OutOfTime
 from ..running.context import isolated, one_run
 from ..running.errors import (
     FoundOut,
@@ -209,7 +209,7 @@ class Run:
             budget.elapsed,
             budget.calls - calls,
             budget.backwards - backwards,
-            budget.not_tried if outcome.status == "passed" else "",
+            self._not_tried(outcome),
             None if proof is None else proof.to_dict(),
             error.facts if isinstance(error, Leaked) else None,
         )
@@ -231,6 +231,12 @@ class Run:
             outcome = Outcome(name, "parted", str(parted))
         return replace(outcome, proof=self._proof(name))
 
+    def _not_tried(self, outcome: Outcome) -> str:
+        if isinstance(outcome.error, OutOfTime):
+            return str(outcome.error)
+        passed = outcome.status == "passed"
+        return self.subject.budget.not_tried if passed else ""
+
     def _proof(self, name: str) -> Proof | None:
         return self.subject.proofs.get(PROOFS.get(name, ""))
 
@@ -251,7 +257,7 @@ class Run:
                 raise AssertionError(other_scores)
         not_tried, proof = budget.not_tried, self._proof(name)
         if budget.nothing_tried and not (proof and proof.holds):
-            raise SkipCheck(not_tried)
+            raise OutOfTime(not_tried)
         return f"{message}; not tried: {not_tried}" if not_tried else message
 
 
