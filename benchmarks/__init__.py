@@ -5,3 +5,7 @@ from typing import Literal
 # Here, as --help is not to wait for torch.
 Kind = Literal["forward", "generate", "train-step"]
 STYLES = ("annotated", "mingpt_style")
+PEERS = (
+    *("transformers", "transformers-eager", "transformers-one-gelu"),
+    *("torch-encoder", "x-transformers"),
+)

@@ -11,7 +11,7 @@ from typer import Argument, Context, Option
 from gpt_duet.console import given_options, stopped_by_ctrl_c
 from gpt_duet.validation import choose_device, whole_number
 
-from . import STYLES, Kind
+from . import PEERS, STYLES, Kind
 
 app = typer.Typer(
     add_completion=False,
@@ -140,10 +140,9 @@ def bench(
     if threads is not None:
         whole_number("threads", threads, 1)
     from .machine import dtype_on, keep_freed_memory
-    from .measure import measure
     from .output import Output
-    from .peers import PEERS
     from .plan import make_plan
+    from .run import run_plan
 
     keep_freed_memory()
     device = choose_device(device_name)
@@ -190,7 +189,7 @@ def bench(
         shaped=not only_peers,
     )  # fmt: skip
     output.prepare(kind, [plan.setting(*size) for size in plan.sizes])
-    raise typer.Exit(output.take(partial(measure, plan)))
+    raise typer.Exit(output.take(partial(run_plan, plan)))
 
 
 def main() -> None:

@@ -18,8 +18,9 @@ from gpt_duet.protocol import load_style
 
 from . import STYLES
 from .machine import DTYPES, keep_freed_memory
-from .measure import Stopped, Tell, measure
-from .plan import PRESETS, make_plan
+from .measure import Stopped
+from .plan import PRESETS, Tell, make_plan
+from .run import run_plan
 
 SECONDS = 450.0  # of eight minutes; the others are for the start and tables
 LEAST = 10.0  # seconds without which no part begins
@@ -91,10 +92,10 @@ def parts(device: torch.device) -> dict[str, Part]:
         plan = partial(here, dtypes=(getattr(torch, name),))
         for preset in PRESETS:
             one, both = plan(preset), f"{preset} {name}"
-            found[f"forward {both}"] = partial(measure, one)
+            found[f"forward {both}"] = partial(run_plan, one)
             styles = replace(one, compile=True, peers=())
-            compiled[f"compiled {both}"] = partial(measure, styles)
-        found[f"generate {name}"] = partial(measure, plan(
+            compiled[f"compiled {both}"] = partial(run_plan, styles)
+        found[f"generate {name}"] = partial(run_plan, plan(
             "gpt2", (1,), (16, 900), 32, kind="generate", rounds=3,
             peers=("transformers",),
         ))  # fmt: skip

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt_duet.comparison.models import largest_difference
+from gpt_duet.agreement import largest_difference
 from gpt_duet.timing import clock_for
 
-from .models import Candidate
+from .candidates import Candidate
 
 
 def answer(

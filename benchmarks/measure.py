@@ -21,14 +21,13 @@ from gpt_duet.running.context import few_threads
 from gpt_duet.timing import clock_for, interleave, percentile, stopwatch
 from gpt_duet.training.recipe import Recipe, build_optimizer
 
+from .candidates import Candidate
 from .gates import require_as_eager, require_sound
 from .machine import limits
 from .memory import peak_bytes
-from .models import Candidate, build_peers, build_styles, fit_to_peers
-from .plan import Plan, Tokens
+from .plan import Plan, Tell, Tokens
 from .work import cache_bytes, count_work
 
-Tell = Callable[[str], None]
 # A row to be: its name, what runs, and what else is known of it.
 Competitor = tuple[str, Callable[[], object], dict[str, Any]]
 
@@ -41,19 +40,18 @@ class Stopped(KeyboardInterrupt):
         self.runs = runs
 
 
-def measure(plan: Plan, tell: Tell = lambda text: None) -> list[Run]:
-    """Measure what a plan asks for, at each of its sizes.
+def measure(
+    plan: Plan,
+    everyone: list[Candidate],
+    notes: list[str],
+    tell: Tell = lambda text: None,
+) -> list[Run]:
+    """Measure what was built for a plan, at each of its sizes.
 
     Everyone is tested at every size before anything is timed. On the CPU a
     style with a cache is optimized for decoding, as `gpt-duet generate` does.
     Ctrl-C after a whole round raises Stopped.
     """
-    tell("building")
-    peers, left_out = build_peers(plan)
-    plan = fit_to_peers(plan, peers)
-    longest = Tokens(plan, 1, max(plan.times)).ids
-    everyone, notes = build_styles(plan, longest)
-    everyone, notes = everyone + peers, notes + left_out
     if plan.log_probs:
         everyone = [candidate.with_log_probs() for candidate in everyone]
     largest = max(one.parameters or 0 for one in everyone)
@@ -283,7 +281,7 @@ def decode(
     kept = isinstance(candidate.model, LanguageModel)
     columns = (
         stream_tokens(candidate.model, ids.tolist(), new)
-        if candidate.decoder is None and kept
+        if candidate.reader is None and kept
         else candidate.decode(ids, new)
     )
     for column in columns:

@@ -1,108 +1,46 @@
 """The models to time: both styles from one set of weights, and peers."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpt_duet.comparison.models import largest_difference
-from gpt_duet.comparison.styles import enlarged_random_weights, rounding_bound
-from gpt_duet.invariants import meet
-from gpt_duet.protocol import cache_reader, load_style
+from gpt_duet.agreement import (
+    enlarged_random_weights,
+    largest_difference,
+    rounding_bound,
+)
+from gpt_duet.protocol import load_style
 from gpt_duet.running.conventions import Text
 from gpt_duet.running.errors import UnknownSize
-from gpt_duet.running.rounding import dtype_name
+from gpt_duet.running.meeting import meet
 from gpt_duet.targets import load_target
 from gpt_duet.tracing.pieces import Decoder
+from gpt_duet.validation import dtype_name
 
+from .candidates import Candidate
 from .peers import PEERS, build_peer
-from .plan import Plan
+from .plan import Plan, Tell, Tokens
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """Something that scores the next token at every position."""
+def build_all(
+    plan: Plan, tell: Tell
+) -> tuple[Plan, list[Candidate], list[str]]:
+    """Build the styles and the peers of a plan.
 
-    name: str  # in the table
-    model: Any  # what computes
-    call: Callable[[Tensor], Any]  # (batch, time) ids to scores, or an answer
-    output: str = "logits"  # or "log-probs"
-    note: str = ""  # what a reader of its row has to know
-    style: bool = True  # not a peer
-    configured: bool = True  # built of the plan's config
-    vocab_size: int | None = None  # of one that chose its sizes itself
-    longest: int | None = None  # tokens that it reads in a row at most
-    # decodes piece by piece with a cache that the user's function makes
-    decoder: Decoder | None = None
-
-    def scores(self, tokens: Tensor) -> Tensor:
-        """Return scores (batch, time, vocab) of ids (batch, time).
-
-        They are the answer, its `logits`, or its first part.
-        """
-        found = self.call(tokens)
-        found = getattr(found, "logits", found)
-        return found[0] if isinstance(found, tuple | list) else found
-
-    @property
-    def cached_by(self) -> str:
-        """Who keeps its keys and values in decoding, "" for nobody."""
-        if self.decoder is not None:
-            return "user"  # by the function that was named
-        if hasattr(self.model, "generation_config"):
-            return "transformers"
-        return "kit" if cache_reader(self.model) is not None else ""
-
-    def decode(self, ids: Tensor, new: int) -> Iterator[Tensor]:
-        """Yield new ids (batch,), the likeliest ones.
-
-        The decoder's cache serves where there is one, else the whole text is
-        read for each of them.
-        """
-        decoder, read = self.decoder, self.scores
-        if decoder is not None:
-            if not decoder.convention.apart:
-                decoder.start_again()
-            read = partial(decoder.scores, Text(decoder.convention, len(ids)))
-        for _ in range(new):
-            column = read(ids)[:, -1:].argmax(dim=-1)
-            yield column[:, 0]
-            ids = column if decoder else torch.cat([ids, column], dim=1)
-
-    @property
-    def parameters(self) -> int | None:
-        """Number of parameters, a tied matrix once; None for no module."""
-        if not hasattr(self.model, "parameters"):
-            return None
-        return sum(p.numel() for p in self.model.parameters())
-
-    def compared(self, ours: "Candidate") -> str:
-        """Say by how much its parameters are not ours to 1 %."""
-        count, theirs = self.parameters, ours.parameters or 0
-        if count is None:
-            return "parameters unknown"
-        extra = (count - theirs) / theirs if theirs else 0
-        return f"{extra:+.1%} parameters" if abs(extra) > 0.01 else ""
-
-    def with_log_probs(self) -> "Candidate":
-        """Return the same, ending in log-softmax."""
-        if self.output == "log-probs":
-            return self
-        return replace(
-            self,
-            call=lambda tokens: self.scores(tokens).log_softmax(dim=-1),
-            output="log-probs",
-        )
-
-    def compiled(self) -> "Candidate":
-        """Return the same through torch.compile; a style in one graph."""
-        call = torch.compile(self.scores, fullgraph=self.style, dynamic=False)
-        name = f"{self.name} compiled"
-        return replace(self, name=name, call=call, note="")
+    Returns the plan with the sizes that the peers leave to it, what is to be
+    timed, and sentences on what is not.
+    """
+    tell("building")
+    peers, left_out = build_peers(plan)
+    plan = fit_to_peers(plan, peers)
+    longest = Tokens(plan, 1, max(plan.times)).ids
+    styles, notes = build_styles(plan, longest)
+    return plan, styles + peers, notes + left_out
 
 
 def build_styles(
@@ -236,13 +174,14 @@ def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
             f"{longest} is asked for: see --time (with generate --prompt and "
             "--new-tokens)"
         )
-    decoder = None
+    reader = None
     if plan.cache:  # found on a copy in float64, and timed on the model
         decoder = Decoder(subject, enlarged=False)
         if decoder.convention is None:
             reason = f": {decoder.reason}" if decoder.reason else ""
             raise ValueError(f"{name}: no cache was found{reason}")
         decoder.bind(peer.model)
+        reader = partial(_read_on, decoder)
     given = subject.caller.given
 
     def call(tokens: Tensor) -> Tensor:
@@ -255,8 +194,15 @@ def _as_checked(peer: Candidate, plan: Plan) -> Candidate:
         note=f"called with {', '.join(given)}" if given else "",
         vocab_size=subject.vocab_size,
         longest=subject.block_size,
-        decoder=decoder,
+        reader=reader,
     )
+
+
+def _read_on(decoder: Decoder, rows: int) -> Callable[[Tensor], Tensor]:
+    """Return what reads a new text of so many rows, piece by piece."""
+    if not decoder.convention.apart:
+        decoder.start_again()
+    return partial(decoder.scores, Text(decoder.convention, rows))
 
 
 def fit_to_peers(plan: Plan, peers: Sequence[Candidate]) -> Plan:

@@ -23,7 +23,8 @@ from gpt_duet.validation import require_different, require_parent
 from .chart import draw
 from .compare import Facts, compare_results, require_comparable
 from .machine import load, machine_facts
-from .measure import Stopped, Tell
+from .measure import Stopped
+from .plan import Tell
 from .tables import show_changes, show_results
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from gpt_duet.checkpoint.config_json import transformers_config
 from gpt_duet.config import ACTIVATIONS, GPTConfig
 from gpt_duet.targets import load_target
+
+from . import PEERS as NAMES
 
 ONE_GELU = "gelu_pytorch_tanh"
 
@@ -85,13 +87,14 @@ def x_transformers(config: GPTConfig) -> nn.Module:
     )  # fmt: skip
 
 
-PEERS: dict[str, Callable[[GPTConfig], Any]] = {
-    "transformers": transformers_gpt2,
-    "transformers-eager": partial(transformers_gpt2, attention="eager"),
-    "transformers-one-gelu": partial(transformers_gpt2, gelu_tanh=ONE_GELU),
-    "torch-encoder": TorchDecoder,
-    "x-transformers": x_transformers,
-}
+MAKERS: Sequence[Callable[[GPTConfig], Any]] = (
+    transformers_gpt2,
+    partial(transformers_gpt2, attention="eager"),
+    partial(transformers_gpt2, gelu_tanh=ONE_GELU),
+    TorchDecoder,
+    x_transformers,
+)
+PEERS = dict(zip(NAMES, MAKERS, strict=True))
 
 
 def build_peer(name: str, config: GPTConfig) -> tuple[Any, bool]:

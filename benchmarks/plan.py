@@ -1,7 +1,7 @@
 """The plan of a measurement: models, sizes, tokens, rounds."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -10,10 +10,9 @@ import torch
 
 from gpt_duet.benchmark_results import Value
 from gpt_duet.config import GPTConfig, preset_fields, preset_names
-from gpt_duet.running.rounding import dtype_name
+from gpt_duet.validation import dtype_name
 
-from . import STYLES, Kind
-from .peers import PEERS
+from . import PEERS, STYLES, Kind
 
 CPU = torch.device("cpu")
 # A GPTConfig's fields, a batch and a time: a small model on characters,
@@ -25,6 +24,9 @@ PRESETS: dict[str, tuple[dict[str, Any], int, int]] = {
     "S2": (preset_fields("gpt2"), 1, 256),
     "S3": (LONG | {"n_layer": 6, "n_head": 8, "n_embd": 512}, 1, 1024),
 }
+
+
+Tell = Callable[[str], None]  # says what is going on
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Plan:
     rounds: int = 10  # how often everything runs
     budget: float = math.inf  # seconds; after it no further round starts
     styles: Sequence[str] = STYLES  # packages; the last is the reference
-    peers: Sequence[str] = tuple(PEERS)  # or MODULE:FACTORY
+    peers: Sequence[str] = PEERS  # or MODULE:FACTORY
     installed: bool = True  # leave out those of PEERS that are not installed
     cache: str | None = None  # the target that makes the peers' caches
     own: bool = False  # add each style with its own original parts

@@ -18,6 +18,7 @@ Small modules that every room may import:
     config.py             GPTConfig: the sizes, and what weights do not show
     masks.py              boolean masks: causal, padding, combined
     protocol.py           what a language model and a style must offer
+    agreement.py          how far two styles may differ by rounding
     targets.py            load a model that is named as text
     importing.py          import a user's files, each isolated
     names.py              names of the styles' packages

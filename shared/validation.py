@@ -65,6 +65,11 @@ def choose_dtype(
     return dtype
 
 
+def dtype_name(dtype: "torch.dtype") -> str:
+    """Return what a message calls a dtype: "float64"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def choose_device(name: str) -> "torch.device":
     """Return the device of that name; ValueError if it is not there."""
     import torch

@@ -15,7 +15,7 @@ from torch.nn.functional import nll_loss, one_hot
 from gpt_duet import annotated
 from gpt_duet.benchmarks import machine, memory
 from gpt_duet.benchmarks.gates import require_sound
-from gpt_duet.benchmarks.measure import measure, training_step
+from gpt_duet.benchmarks.measure import training_step
 from gpt_duet.benchmarks.models import (
     Candidate,
     build_peers,
@@ -23,6 +23,7 @@ from gpt_duet.benchmarks.models import (
 )
 from gpt_duet.benchmarks.peers import PEERS, TorchDecoder, build_peer
 from gpt_duet.benchmarks.plan import CPU, PRESETS, Tokens, make_plan
+from gpt_duet.benchmarks.run import run_plan
 from gpt_duet.benchmarks.work import cache_bytes, count_work
 from gpt_duet.config import GPTConfig
 from gpt_duet.mingpt_style import build_model
@@ -132,7 +133,7 @@ def test_styles_that_differ_are_not_timed(monkeypatch):
 
     monkeypatch.setattr(annotated, "from_gpt2", wrong)
     with pytest.raises(ValueError, match="the styles differ by"):
-        measure(small_plan(peers=()))
+        run_plan(small_plan(peers=()))
 
 
 # Compiled
@@ -167,7 +168,7 @@ def test_what_compiling_changes_is_not_timed(monkeypatch, kind):
     monkeypatch.setattr(torch, "compile", compile_)
     plan = small_plan(kind=kind, compile=True, peers=())
     with pytest.raises(ValueError, match="compiled differs from its eager"):
-        measure(plan)
+        run_plan(plan)
 
 
 # Styles and peers
@@ -273,7 +274,7 @@ def test_every_round_has_tokens_of_its_own(monkeypatch):
     with monkeypatch.context() as patch:
         draw = Mock(side_effect=Tokens.draw)
         patch.setattr(Tokens, "draw", lambda *given: draw(*given))
-        measure(plan)
+        run_plan(plan)
     assert [c.args[1] for c in draw.call_args_list][-3:] == [0, 1, 2]
     tokens = Tokens(plan, 2, 50)
     tokens.draw(0)

@@ -24,6 +24,7 @@ from gpt_duet.annotated import DecoderModel
 from gpt_duet.benchmark_results import Row, Run, read_results
 from gpt_duet.benchmarks import app as commands
 from gpt_duet.benchmarks import everything, machine, measure, output
+from gpt_duet.benchmarks import run as whole
 from gpt_duet.benchmarks.models import Candidate, build_peers
 from gpt_duet.benchmarks.peers import PEERS
 from gpt_duet.benchmarks.plan import CPU, PRESETS, Tokens, make_plan
@@ -232,7 +233,7 @@ def test_train_step_at_toy_size(bench, tmp_path):
 def test_what_a_command_measures(bench, monkeypatch, words, expected):
     plans = []
     monkeypatch.setattr(
-        measure, "measure", lambda plan, tell: plans.append(plan) or []
+        whole, "run_plan", lambda plan, tell: plans.append(plan) or []
     )
     bench(*words)
     (plan,) = plans
@@ -602,7 +603,7 @@ def test_a_cache_that_the_user_names(tmp_path, monkeypatch):
     peer.model.read.clear()
     found = measure.decode(peer, ids, 4)
     assert peer.model.read == [3, 1, 1, 1]
-    assert found.equal(measure.decode(replace(peer, decoder=None), ids, 4))
+    assert found.equal(measure.decode(replace(peer, reader=None), ids, 4))
 
 
 THEIRS = """

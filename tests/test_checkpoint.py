@@ -13,13 +13,13 @@ from safetensors.torch import load_file, save_file, save_model
 from strategies import STYLES, changed
 
 from gpt_duet import GPTConfig, mingpt_style
+from gpt_duet.agreement import enlarged_random_weights
 from gpt_duet.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from gpt_duet.checkpoint.config_json import (
     our_config,
     read_config,
     transformers_config,
 )
-from gpt_duet.comparison.styles import enlarged_random_weights
 from gpt_duet.files import new_folder, write_atomically
 
 CONFIG = GPTConfig(

@@ -98,7 +98,7 @@ STOPPED = {
     "diff annotated mingpt_style": "gpt_duet.cli.diff.diff_values",
     "ladder": "gpt_duet.cli.choices.choose_text",
     "train --out {folder}/run": "torch.manual_seed",
-    "bench": "gpt_duet.benchmarks.measure.measure",
+    "bench": "gpt_duet.benchmarks.run.run_plan",
 }
 
 

@@ -25,8 +25,8 @@ from transformers import (
 )
 
 from gpt_duet import annotated, assert_same_values, diff_by_value, mingpt_style
+from gpt_duet.agreement import enlarged_random_weights
 from gpt_duet.checkpoint.other_layouts import with_prefix
-from gpt_duet.comparison.styles import enlarged_random_weights
 from gpt_duet.config import GPTConfig
 
 # the shape checks call each function anew: their frames and operations

@@ -21,14 +21,10 @@ from strategies import (
 from torch import nn
 
 from gpt_duet import annotated, mingpt_style
+from gpt_duet.agreement import enlarged_random_weights, rounding_bound
 from gpt_duet.checkpoint import convert
 from gpt_duet.comparison.models import compare_models, stage_outputs
-from gpt_duet.comparison.styles import (
-    compare_pair,
-    enlarged_random_weights,
-    make_pair,
-    rounding_bound,
-)
+from gpt_duet.comparison.styles import compare_pair, make_pair
 from gpt_duet.config import GPTConfig
 from gpt_duet.protocol import load_style, style_of
 

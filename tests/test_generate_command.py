@@ -16,8 +16,8 @@ from gpt_duet import (
     load_tokenizer,
     mingpt_style,
 )
+from gpt_duet.agreement import enlarged_random_weights
 from gpt_duet.checkpoint import load_checkpoint, save_checkpoint
-from gpt_duet.comparison.styles import enlarged_random_weights
 from gpt_duet.protocol import load_style
 from gpt_duet.training.recipe import Recipe
 from gpt_duet.training.run_folder import Facts

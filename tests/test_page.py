@@ -11,13 +11,13 @@ import torch
 from browser import data_of, hostile_page, make_page
 
 from gpt_duet import GPTConfig, annotated, mingpt_style
+from gpt_duet.agreement import enlarged_random_weights
 from gpt_duet.benchmark_results import Results, Row, Run
 from gpt_duet.comparison.models import count_flops, difference_by_concept
 from gpt_duet.comparison.page.folding import highlight, spans
 from gpt_duet.comparison.page.sections import measure_weight_transfer
 from gpt_duet.comparison.page.value_maps import sizes
 from gpt_duet.comparison.sources import read_part
-from gpt_duet.comparison.styles import enlarged_random_weights
 
 STYLES = (annotated, mingpt_style)
 TOKENS = torch.arange(12)[None]

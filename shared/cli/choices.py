@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..agreement import enlarged_random_weights
 from ..checkpoint import SMALL_MODEL, Checkpoint, load_checkpoint
-from ..comparison.styles import enlarged_random_weights
 from ..config import GPTConfig, preset_fields, preset_names
 from ..protocol import Style
 from ..tokenization.texts import default_text, read_text

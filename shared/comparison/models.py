@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..agreement import largest_difference
 from ..config import GPTConfig
 from ..generation import eval_mode
 from ..timing import Quartiles, interleave, quartiles, stopwatch
@@ -99,12 +100,6 @@ def compare_models(
         if stage in theirs
     }
     return differences, (ours["log_probs"], theirs["log_probs"])
-
-
-def largest_difference(a: Tensor, b: Tensor) -> float:
-    """Return max |a - b|, computed in float64; NaN where either is NaN."""
-    left, right = (x.detach().cpu().double() for x in (a, b))
-    return (left - right).abs().max().item()
 
 
 def difference_by_concept(

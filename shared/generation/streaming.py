@@ -2,8 +2,10 @@
 
 import codecs
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ..tokenization import Tokenizer
+if TYPE_CHECKING:
+    from ..tokenization import Tokenizer
 
 
 class TextStream:
@@ -14,7 +16,7 @@ class TextStream:
     an id that the tokenizer leaves unused becomes U+FFFD.
     """
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: "Tokenizer"):
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -35,7 +37,7 @@ class TextStream:
             return "\ufffd".encode()
 
 
-def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+def text_of(tokenizer: "Tokenizer", ids: Sequence[int]) -> str:
     """Return the text of ids, where some may have none."""
     stream = TextStream(tokenizer)
     return stream.feed(ids) + stream.close()

@@ -32,11 +32,12 @@ from ..running.operations import (
     runs_compiled,
 )
 from ..running.places import find_place
-from ..running.rounding import dtype_name, floor, gaps
+from ..running.rounding import floor, gaps
 from ..running.subject import Subject
 from ..running.tokens import others, spans
 from ..running.variant import Copy, Variant, own, precise
 from ..running.ways import COMPILED, EVAL, OWN, TRAIN, WITH_GRADIENTS, Case
+from ..validation import dtype_name
 from .leaks import LeakFinder, Trial
 
 TILE = 128  # of FlexAttention's blocks, and of most kernels

@@ -17,7 +17,6 @@ from ..proof.proof import Proof
 from ..running.errors import SkipCheck
 from ..running.model.sizes import all_declared, padding_ids
 from ..running.rounding import (
-    dtype_name,
     floor_of,
     gaps,
     is_real,
@@ -48,6 +47,7 @@ from ..running.ways import (
     usual_lengths,
 )
 from ..tracing.moved import moves
+from ..validation import dtype_name
 
 EACH_ID = 1 << 22  # scores of a position times ids that are tried
 MARKS = ("eos_token_id", "bos_token_id")  # ids that may count as padding

@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from ..validation import dtype_name
 from .errors import NotFinite
 from .model.building import Model
 from .operations import Operations, is_plain
@@ -89,11 +90,6 @@ def require_finite(
         share = f"{float(odd.double().mean()):.2%} of the scores"
         words = "NaN" if infinite else "NaN or infinite"
         raise NotFinite(f"{share} that are compared are {words}")
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return what a message calls a dtype: "float64"."""
-    return str(dtype).removeprefix("torch.")
 
 
 def floor_of(dtype: torch.dtype) -> int:

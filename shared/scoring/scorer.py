@@ -23,8 +23,9 @@ from ..running.budget import DEFAULT, Budget
 from ..running.context import during, few_threads, isolated, one_run, seed_all
 from ..running.errors import ModelRaised, SkipCheck, UnusableModel
 from ..running.model.calling import as_tensor, is_array
-from ..running.rounding import Inside, dtype_name, floor_of
+from ..running.rounding import Inside, floor_of
 from ..running.tokens import SPLITS, draw, others, spans, splits_to_try
+from ..validation import dtype_name
 
 Text = Int[Tensor, "time"]
 Score = Callable[[Text], Any]

@@ -14,13 +14,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from ...agreement import enlarged_random_weights, largest_difference
 from ...checkpoint.gpt2_layout import read_gpt2
 from ...config import GPTConfig
 from ...protocol import Style
 from ..concepts import CONCEPTS
-from ..models import largest_difference, stage_modules, stage_outputs
+from ..models import stage_modules, stage_outputs
 from ..sources import TINY, Part, PartPair, pair_sources
-from ..styles import Comparison, Pair, enlarged_random_weights
+from ..styles import Comparison, Pair
 from ..values import Place, Row, diff_by_value
 from .folding import spans
 from .glossaries import text_of

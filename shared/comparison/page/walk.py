@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...running.rounding import dtype_name
+from ...validation import dtype_name
 from ..values import Place, ValueDiff
 from ..values.rows import Row, Section
 from ..values.side import Side

@@ -15,9 +15,9 @@ from torch import Tensor
 from ...notebooks import progress
 from ...running.context import one_run
 from ...running.errors import UnknownSize
-from ...running.rounding import dtype_name
 from ...running.subject import Subject
 from ...tracing.value import reduced
+from ...validation import dtype_name
 from .findings import findings
 from .given import (
     Model,

@@ -7,8 +7,8 @@ from operator import itemgetter
 import torch
 
 from ...running.model.calling import IN_ARRAYS
-from ...running.rounding import dtype_name
 from ...tracing.value import NAMES, Value
+from ...validation import dtype_name
 from .divergence import find_divergence
 from .flow import ALIKE, Flow
 from .layouts import largest, nearest_layout

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...running.places import Place
-from ...running.rounding import dtype_name
 from ...tracing.value import digest
+from ...validation import dtype_name
 from .layouts import largest, sorted_apart
 
 SHOWN = 3  # weights without a counterpart that a sentence names

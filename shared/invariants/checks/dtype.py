@@ -12,8 +12,9 @@ from ...running.model.building import CASTS, cast
 from ...running.operations import Operations, quantised
 from ...running.places import Place, find_place
 from ...running.ranks import current
-from ...running.rounding import dtype_name, gaps
+from ...running.rounding import gaps
 from ...running.variant import changeable, doubled, redraw_zeros
+from ...validation import dtype_name
 from ..check import Subject, check
 from ..other_device import NAME as ELSEWHERE
 from ..other_device import elsewhere

@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from ...running.rounding import FLOOR, dtype_name, floor_of, is_real, rounding
+from ...running.rounding import FLOOR, floor_of, is_real, rounding
 from ...running.variant import Variant, both
+from ...validation import dtype_name
 from ..check import SkipCheck, Subject, check
 
 NORMALISED = 1e-3  # sums as close to 1 as that are meant to be 1
