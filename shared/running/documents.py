@@ -1,6 +1,7 @@
 """Documents packed in one row: how a model is told where they are."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,6 +54,12 @@ class Packing(Input):
         given = replace(self, values=values)
         return Case(how, training, training, given=given, own=self.own)
 
+    def gives(self, name: str, tokens: Int[Tensor, "rows time"]) -> bool:
+        """Whether an argument is among those that it gives."""
+        with suppress(Exception):  # the user's function: a call shows it
+            return name in self.make(tokens)
+        return False
+
     def text(
         self, lengths: list[int], tokens: Int[Tensor, "rows time"]
     ) -> Int[Tensor, "rows time"]:
@@ -87,7 +94,18 @@ def promised(subject: Subject) -> bool:
 
 
 def packings(subject: Subject) -> list[Packing]:
-    """Return how documents can be given: alternatives, if it is promised."""
+    """Return how documents can be given: alternatives, if it is promised.
+
+    A packing that gives an attention mask gets no other one beside it.
+    """
+    ways, tokens = _ways(subject), subject.draw(1, 5)
+    return [
+        replace(way, beside=("",)) if way.gives(MASK, tokens) else way
+        for way in ways
+    ]
+
+
+def _ways(subject: Subject) -> list[Packing]:
     said, inputs = subject.documents, subject.caller.inputs
     beside = ("", ONES, HIDES) if subject.caller.takes_mask else ("",)
     if isinstance(said, int):
@@ -141,5 +159,5 @@ def _together(
         *("", "documents", words, values),
         single=any(i.single for i in given),
         own=any(i.own for i in given),
-        beside=("",) if FOUR_AXES in {i.kind for i in given} else beside,
+        beside=beside,
     )
