@@ -15,6 +15,7 @@ from small_gpt import (
     Attention,
     EightBits,
     NoPositions,
+    Padded,
     TrainableGPT,
     Unlimited,
     angles,
@@ -364,6 +365,106 @@ class MaskOfFourAxes(GPT):
         return self.scores(self.body(self.embed(tokens), mask.bool()))
 
 
+class Sorted(MLP):
+    """Vectors are sorted to two experts: no proof is without a condition."""
+
+    def forward(self, x):
+        y, first = torch.zeros_like(x), x[..., 0] > 0
+        y[first] = super().forward(x[first])
+        y[~first] = 0.5 * x[~first]
+        return y
+
+
+class SubtractsMask(Padded):
+    """A mask of ones takes a shortcut; booleans that hide cannot be subtracted
+    from 1.
+    """
+
+    mlp = Sorted
+
+    def forward(self, tokens, attention_mask=None):
+        if attention_mask is not None and not self.is_full(attention_mask):
+            attention_mask = self.prepared(attention_mask)
+            return super().forward(tokens, attention_mask)
+        return GPT.forward(self, tokens)
+
+    def is_full(self, mask):
+        return bool(mask.all())
+
+    def prepared(self, mask):
+        return (1 - mask) == 0
+
+
+class PadsOnTheRight(SubtractsMask):
+    """A text that begins with padding is refused."""
+
+    def prepared(self, mask):
+        if not mask[:, 0].all():
+            raise ValueError("padding goes on the right")
+        return mask
+
+
+class NoPaddingInTraining(SubtractsMask):
+    """In train mode rows are packed, and a mask that hides is refused."""
+
+    def prepared(self, mask):
+        if self.training:
+            raise NotImplementedError("pack rows to train")
+        return mask
+
+
+class InvertsMask(SubtractsMask):
+    """Only booleans that hide can be inverted; documents go with a mask."""
+
+    def forward(self, tokens, attention_mask=None, doc_ids=None):
+        self.ids = doc_ids
+        return super().forward(tokens, attention_mask)
+
+    def prepared(self, mask):
+        if mask.dtype != torch.bool:
+            raise TypeError("a mask that hides holds booleans")
+        return mask
+
+    def mask(self, tokens):
+        mask = super().mask(tokens)
+        if self.ids is None:
+            return mask
+        return mask & (self.ids.unsqueeze(1) == self.ids.unsqueeze(2))
+
+    def position_vectors(self, tokens):
+        if self.ids is None:
+            return super().position_vectors(tokens)
+        same = self.ids.unsqueeze(1) == self.ids.unsqueeze(2)
+        return self.wpe(positions(tokens) - same.long().argmax(-1))
+
+
+class SubtractedMaskOnly(SubtractsMask):
+    """A mask of integers takes the place of the causal one."""
+
+    def padded(self, mask, shown):
+        return shown
+
+
+class RightPaddingOnly(PadsOnTheRight):
+    """The mask of padding takes the place of the causal one."""
+
+    padded = SubtractedMaskOnly.padded
+
+
+class PaddingInEvalOnly(NoPaddingInTraining):
+    """The mask of padding takes the place of the causal one."""
+
+    padded = SubtractedMaskOnly.padded
+
+
+class InvertedMaskOnly(InvertsMask):
+    """A mask of padding takes the place of that of documents."""
+
+    def forward(self, tokens, attention_mask=None, doc_ids=None):
+        doc_ids = doc_ids if attention_mask is None else None
+        return super().forward(tokens, attention_mask, doc_ids)
+
+
 class RouterMoves(MLP):
     """In train mode the router's bias moves towards equal loads."""
 
@@ -646,6 +747,12 @@ SOUND = ODD_TO_A_PROOF | {
     Rounded: {},
     Bigram: {},
 }
+SOUND_ONCE_FAILED = {  # the checks that failed, and settings
+    SubtractsMask: {"checks": ["causality"]},
+    PadsOnTheRight: {"checks": ["causality"]},
+    NoPaddingInTraining: {"checks": ["causality"]},
+    InvertsMask: {"checks": ["causality", "documents"]},
+}
 HIDDEN = [  # a model, the check that finds its fault, and words
     (KeptFromInference, "gradients", "Inference tensors cannot be saved"),
     (SkipDetached, "gradients", "stops at odd_models.py"),
@@ -682,4 +789,8 @@ HIDDEN = [  # a model, the check that finds its fault, and words
     (Coarse, "order_sensitivity", "two positions are the same"),
     (BeyondTheTable, "causality", "at length 49"),
     (ConstantScore, "vocabulary", "the score of id 16 never moves"),
+    (SubtractedMaskOnly, "causality", "sees token"),
+    (RightPaddingOnly, "causality", "sees token"),
+    (PaddingInEvalOnly, "causality", "sees token"),
+    (InvertedMaskOnly, "documents", "and an attention mask of ones"),
 ]

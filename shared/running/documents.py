@@ -9,13 +9,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from .model.inputs import BLOCKS, FOUR_AXES, MASK, Input, documents
+from .model.inputs import BLOCKS, FOUR_AXES, MASK, SHOWN, Input, documents
 from .subject import Subject
-from .ways import Case
+from .ways import MASKED, Case
 
 PROMISES = "documents", "cu_seqlens"  # kinds of arguments
 PLACES = (*PROMISES, "positions", BLOCKS, FOUR_AXES)
 ONES = " and an attention mask of ones"
+INTEGERS = [case for case in MASKED if not case.boolean]
 HIDES = " and an attention mask that hides the last document"
 
 
@@ -107,7 +108,11 @@ def packings(subject: Subject) -> list[Packing]:
 
 def _ways(subject: Subject) -> list[Packing]:
     said, inputs = subject.documents, subject.caller.inputs
-    beside = ("", ONES, HIDES) if subject.caller.takes_mask else ("",)
+    masks = {ONES: SHOWN["a full"], HIDES: SHOWN["a right-padded"]}
+    refused = [c.visible for c in subject.unanswered if c in INTEGERS]
+    if not subject.caller.takes_mask:
+        masks = {}
+    beside = ("", *(words for words, at in masks.items() if at not in refused))
     if isinstance(said, int):
         way = Packing("", "documents", "", lambda *_: {}, mark=said)
         way, words = replace(way, beside=beside), f"id {said} at the"
