@@ -624,6 +624,81 @@ class LossOfNext(GPT):
         return cross_entropy(logits[:, :-1], labels[:, 1:])
 
 
+class SmoothedAndScaled(TrainableGPT):
+    """In train mode labels are smoothed and large normalisers cost. (PaLM)"""
+
+    def loss(self, logits, targets):
+        if not self.training:
+            return super().loss(logits, targets)
+        return self.soft(logits, targets) + self.normalisers(logits)
+
+    def soft(self, logits, targets):
+        return cross_entropy(logits, targets, label_smoothing=0.1)
+
+    def normalisers(self, logits):
+        return 1e-2 * logits.logsumexp(-1).square().mean()
+
+
+class SmoothedPastTheCut(SmoothedAndScaled):
+    """The same over the 24 scores of a padded head."""
+
+    def add_parts(self, dim):
+        self.head = nn.Linear(dim, 24)
+
+    def forward(self, tokens, targets=None):
+        logits, loss = super().forward(tokens, targets)
+        return logits[..., :VOCAB], loss
+
+
+class ScaledAndAhead(SmoothedAndScaled):
+    """Normalisers cost, and so does the token after next."""
+
+    def scores(self, x):
+        self.ahead = self.head(x.flip(-1))
+        return super().scores(x)
+
+    def soft(self, logits, targets):
+        later = cross_entropy(self.ahead[:, :-1], targets[:, 1:])
+        return self.main(logits, targets) + 0.3 * later
+
+    def main(self, logits, targets):
+        return cross_entropy(logits, targets)
+
+
+class SmoothedAndAhead(ScaledAndAhead):
+    """All three at once."""
+
+    main = SmoothedAndScaled.soft
+
+
+class SummedAndScaled(SmoothedAndScaled):
+    """The smoothed loss is a sum."""
+
+    def soft(self, logits, targets):
+        return super().soft(logits, targets) * targets.numel()
+
+
+class ShiftedPastTheCut(SmoothedPastTheCut):
+    """The smoothed loss is of targets that are shifted once more."""
+
+    def soft(self, logits, targets):
+        return super().soft(logits[:, :-1], targets[:, 1:])
+
+
+class HalvedAndAhead(ScaledAndAhead):
+    """The main loss is weighed by 0.6 and called the loss."""
+
+    def main(self, logits, targets):
+        return 0.6 * super().main(logits, targets)
+
+
+class HalvedAndScaled(SmoothedAndScaled):
+    """The loss is divided by the steps of an accumulation."""
+
+    def soft(self, logits, targets):
+        return super().soft(logits, targets) / 2
+
+
 class OneText(GPT):
     """It takes the ids of one text, (time,)."""
 
@@ -638,6 +713,61 @@ class LossOfOneText(GPT):
     def forward(self, input_seq, target_seq):
         assert input_seq.ndim == 1
         return F.cross_entropy(super().forward(input_seq[None])[0], target_seq)
+
+
+def of_zeros(model):
+    """Let all that mixes, and the head, start at 0."""
+    for block in model.blocks:
+        nn.init.zeros_(block.mixer.out.weight)
+        nn.init.zeros_(block.mlp.down.weight)
+    nn.init.zeros_(model.head.weight)
+
+
+class ZerosOfOneText(LossOfOneText):
+    """What mixes starts at 0, and so does the head. (modded-nanogpt)"""
+
+    def add_parts(self, dim):
+        of_zeros(self)
+
+
+class ZerosAndScores(OneText):
+    """The same of a model that returns scores."""
+
+    add_parts = ZerosOfOneText.add_parts
+
+
+class ZerosOfOneRow(TrainableGPT):
+    """The same of a model that takes one row, and its targets."""
+
+    add_parts = ZerosOfOneText.add_parts
+
+    def forward(self, tokens, targets=None):
+        (_,) = tokens
+        return super().forward(tokens, targets)
+
+
+class ZerosOfTwoRows(ZerosOfOneRow):
+    """The same of a model that declares room for two rows."""
+
+    max_batch_size = 2
+
+    def forward(self, tokens, targets=None):
+        assert len(tokens) <= self.max_batch_size
+        return TrainableGPT.forward(self, tokens, targets)
+
+
+def with_a_dead_vector(model):
+    """A vector that is multiplied by 0 is a parameter of the model."""
+
+    def add_parts(self, dim):
+        model.add_parts(self, dim)
+        self.dead = nn.Parameter(torch.ones(dim))
+
+    def embed(self, tokens):
+        return model.embed(self, tokens) + 0 * self.dead
+
+    parts = {"add_parts": add_parts, "embed": embed}
+    return type(f"{model.__name__}Dead", (model,), parts)
 
 
 class LossOfSums(LossOfChunks):
@@ -752,6 +882,14 @@ SOUND_ONCE_FAILED = {  # the checks that failed, and settings
     PadsOnTheRight: {"checks": ["causality"]},
     NoPaddingInTraining: {"checks": ["causality"]},
     InvertsMask: {"checks": ["causality", "documents"]},
+    SmoothedAndScaled: {"checks": ["loss"]},
+    SmoothedPastTheCut: {"checks": ["loss"]},
+    ScaledAndAhead: {"checks": ["loss"]},
+    SmoothedAndAhead: {"checks": ["loss"]},
+    ZerosOfOneText: {"checks": ["gradient_flow"]},
+    ZerosAndScores: {"checks": ["gradient_flow"]},
+    ZerosOfOneRow: {"checks": ["gradient_flow"]},
+    ZerosOfTwoRows: {"checks": ["gradient_flow"]},
 }
 HIDDEN = [  # a model, the check that finds its fault, and words
     (KeptFromInference, "gradients", "Inference tensors cannot be saved"),
@@ -792,5 +930,13 @@ HIDDEN = [  # a model, the check that finds its fault, and words
     (SubtractedMaskOnly, "causality", "sees token"),
     (RightPaddingOnly, "causality", "sees token"),
     (PaddingInEvalOnly, "causality", "sees token"),
+    (SummedAndScaled, "loss", "in train mode the loss of"),
+    (ShiftedPastTheCut, "loss", "in train mode the loss "),
+    (HalvedAndAhead, "loss", "in train mode the loss of"),
+    (HalvedAndScaled, "loss", "in train mode the loss of"),
+    *(
+        (with_a_dead_vector(m), "gradient_flow", "never get a gradient: dead")
+        for m in (ZerosOfOneText, ZerosAndScores, ZerosOfOneRow)
+    ),
     (InvertedMaskOnly, "documents", "and an attention mask of ones"),
 ]

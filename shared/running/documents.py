@@ -108,11 +108,11 @@ def packings(subject: Subject) -> list[Packing]:
 
 def _ways(subject: Subject) -> list[Packing]:
     said, inputs = subject.documents, subject.caller.inputs
-    masks = {ONES: SHOWN["a full"], HIDES: SHOWN["a right-padded"]}
+    shares = {ONES: SHOWN["a full"], HIDES: SHOWN["a right-padded"]}
     refused = [c.visible for c in subject.unanswered if c in INTEGERS]
     if not subject.caller.takes_mask:
-        masks = {}
-    beside = ("", *(words for words, at in masks.items() if at not in refused))
+        shares = {}
+    beside = ("", *(w for w, at in shares.items() if at not in refused))
     if isinstance(said, int):
         way = Packing("", "documents", "", lambda *_: {}, mark=said)
         way, words = replace(way, beside=beside), f"id {said} at the"

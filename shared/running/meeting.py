@@ -50,6 +50,7 @@ from .model.inputs import (
     INSTEAD,
     MASK,
     PADDING,
+    REFUSALS,
     Input,
     passed_over,
 )
@@ -150,6 +151,7 @@ def meet(
         vocab_size=vocab,
         block_size=block,
         limit=declared(model, LENGTH),  # block_size may be less
+        cache_rows=room.value if (room := declared(model, ROWS)) else None,
         parameters=sum(weight.numel() for weight in weights),
         is_module=isinstance(model, nn.Module),
         caller=call,
@@ -656,7 +658,6 @@ def find_noise(variant: Variant, batch: int, time: int) -> Subject:
 # the form that changes no score where it hides nothing.
 
 ALIKE = 1e-4  # of the scores' deviation, up to which a mask changes nothing
-REFUSALS = ValueError, NotImplementedError
 
 
 def find_inputs(variant: Variant) -> Subject:
