@@ -699,6 +699,34 @@ class HalvedAndScaled(SmoothedAndScaled):
         return super().soft(logits, targets) / 2
 
 
+class RoundsGradients(torch.autograd.Function):
+    """The backward pass goes through bfloat16, as to save memory."""
+
+    @staticmethod
+    def forward(ctx, x, share):
+        ctx.share = share
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.share * grad.bfloat16().to(grad), None
+
+
+class RoundedBackwards(GPT):
+    """Gradients of the embeddings are rounded to bfloat16."""
+
+    share = 1.0
+
+    def embed(self, tokens):
+        return RoundsGradients.apply(super().embed(tokens), self.share)
+
+
+class HalvedBackwards(RoundedBackwards):
+    """They are halved as well."""
+
+    share = 0.5
+
+
 class OneText(GPT):
     """It takes the ids of one text, (time,)."""
 
@@ -886,6 +914,7 @@ SOUND_ONCE_FAILED = {  # the checks that failed, and settings
     SmoothedPastTheCut: {"checks": ["loss"]},
     ScaledAndAhead: {"checks": ["loss"]},
     SmoothedAndAhead: {"checks": ["loss"]},
+    RoundedBackwards: {"checks": ["gradients"]},
     ZerosOfOneText: {"checks": ["gradient_flow"]},
     ZerosAndScores: {"checks": ["gradient_flow"]},
     ZerosOfOneRow: {"checks": ["gradient_flow"]},
@@ -930,6 +959,7 @@ HIDDEN = [  # a model, the check that finds its fault, and words
     (SubtractedMaskOnly, "causality", "sees token"),
     (RightPaddingOnly, "causality", "sees token"),
     (PaddingInEvalOnly, "causality", "sees token"),
+    (HalvedBackwards, "gradients", "the gradient of w"),
     (SummedAndScaled, "loss", "in train mode the loss of"),
     (ShiftedPastTheCut, "loss", "in train mode the loss "),
     (HalvedAndAhead, "loss", "in train mode the loss of"),

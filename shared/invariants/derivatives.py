@@ -13,7 +13,7 @@ from ..running.rounding import put_back_after
 
 STEPS = (1, 1, 0.1, 0.1, 0.01)  # directions that are tried: a kink is crossed
 SMOOTH, ROUGH = 1e-3, 0.1  # shares of a derivative that are uncertain
-ROUNDINGS = 4  # units in which the sum of many roundings stays
+ROUNDINGS = 3  # units in which the sum of many roundings stays
 WIDE = 1e-4  # a step that may cross a kink, so that only ROUGH is certain
 
 
