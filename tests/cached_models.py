@@ -244,7 +244,7 @@ def in_single(batch):
 
 
 class MadeInSingle(Piecewise):
-    """The user makes empty tensors, and takes the rows alone."""
+    """The user makes empty tensors, given only the rows."""
 
     found, make_cache = "cache=in_single()", staticmethod(in_single)
     faults = "position", "rows"

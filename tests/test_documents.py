@@ -134,7 +134,7 @@ class MaskOfTheUser(Padded):
 
 
 class BooleanMask(MaskOfTheUser):
-    """The mask says what is seen; positions come beside it."""
+    """The mask says what is seen; positions come with it."""
 
     def forward(self, tokens, attention_mask=None, position_ids=None):
         self.at = position_ids

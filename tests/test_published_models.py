@@ -288,7 +288,7 @@ TARGET = (
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_an_older_version_of_transformers_is_checked(version, tmp_path):
-    """The command runs beside it: an expression, and a file's factory."""
+    """The command runs with it: an expression, and a file's factory."""
     folder = tmp_path / "packages"
     pip = [sys.executable, "-m", "pip", "install", "--target", str(folder)]
     done = subprocess.run(

@@ -97,7 +97,7 @@ def promised(subject: Subject) -> bool:
 def packings(subject: Subject) -> list[Packing]:
     """Return how documents can be given: alternatives, if it is promised.
 
-    A packing that gives an attention mask gets no other one beside it.
+    A packing that gives an attention mask gets no second one.
     """
     ways, tokens = _ways(subject), subject.draw(1, 5)
     return [

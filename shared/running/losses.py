@@ -49,7 +49,7 @@ def mean_loss(
 def added_to(
     scores: Tensor, targets: Sequence[Tensor], losses: Sequence[Any]
 ) -> tuple[set[int], float, float]:
-    """Return what losses are beside the mean of their targets.
+    """Return what losses add to the mean of their targets.
 
     Two losses tell a term or a share; both at once need a third one.
 

@@ -79,10 +79,10 @@ def _compare(
     if inside.unit > COARSE:
         raise SkipCheck("too coarse inside for differences")
     weights = torch.randn(scores.shape, generator=generator).to(scores)
-    behind = Inside()  # ranks may sum gradients in another dtype
+    backwards = Inside()  # ranks may sum gradients in another dtype
 
     def gradients(scores: Tensor) -> dict[str, Tensor]:
-        with during("in the backward pass"), behind:
+        with during("in the backward pass"), backwards:
             found = gradients_of(
                 (scores * weights).sum(),
                 [p for p, _ in free.values()],
@@ -101,7 +101,7 @@ def _compare(
         inside.unit ** (1 / 3),
         FLOOR * inside.unit * float((scores.detach() * weights).norm()),
         generator,
-        _coarser(behind, inside),
+        _coarser(backwards, inside),
     )
     names = [*largest_of(dict.fromkeys(free, 0.0))]  # stages have their own
     wrong: dict[str, Pair] = {}
@@ -146,9 +146,9 @@ def _compare(
     )
 
 
-def _coarser(behind: Inside, inside: Inside) -> float:
+def _coarser(backwards: Inside, inside: Inside) -> float:
     """Return the unit of rounding of a backward pass, if it has a larger."""
-    own = behind.unit if behind.dtypes else 0.0
+    own = backwards.unit if backwards.dtypes else 0.0
     unit = float(largest(torch.tensor([own], dtype=torch.float64)))
     return unit if unit > inside.unit else 0.0
 
