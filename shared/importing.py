@@ -181,11 +181,23 @@ def theirs_shown() -> Iterator[None]:
         raise ValueError(f"the model ends the program: {words}") from None
 
 
+def held_by(module: Any, name: str) -> Any:
+    """Return an attribute that a module holds already, or None.
+
+    A module may import another one to answer for what it does not hold, and
+    that one may be missing.
+    """
+    return getattr(module, "__dict__", {}).get(name)
+
+
 def _paths(module: Any) -> list[Path]:
-    file = getattr(module, "__file__", None)
+    spec = held_by(module, "__spec__")
+    origin = spec.origin if getattr(spec, "has_location", False) else None
+    file = held_by(module, "__file__") or origin
     if file:
         return [Path(file)]
-    return [Path(path) for path in getattr(module, "__path__", [])]
+    folders = getattr(spec, "submodule_search_locations", None)
+    return [Path(p) for p in held_by(module, "__path__") or folders or []]
 
 
 def _lies_in(path: Path, folder: Path) -> bool:

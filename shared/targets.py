@@ -255,3 +255,6 @@ def _attribute(module: ModuleType, name: str, path: str) -> Any:
         )
         near = did_you_mean(name, public) or words
         raise ValueError(f"{path} has no {name!r}{near}") from None
+    except ImportError as error:  # a name that is imported when asked for
+        words = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} cannot import {name!r}: {words}") from None

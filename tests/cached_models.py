@@ -238,6 +238,180 @@ class Named(MadeByHand):
     __module__, make_cache = "elsewhere", staticmethod(by_hand)
 
 
+def in_single(batch):
+    """Empty keys and values of two layers, in the default dtype."""
+    return [[torch.zeros(batch, 2, 0, DIM // 2)] * 2 for _ in range(2)]
+
+
+class MadeInSingle(Piecewise):
+    """The user makes empty tensors, given only the rows."""
+
+    found, make_cache = "cache=in_single()", staticmethod(in_single)
+    faults = "position", "rows"
+
+    def forward(self, tokens, cache=None):
+        if cache is None:
+            return super().forward(tokens)
+        layers = len(self.blocks)
+        kinds = {pair[0].dtype for pair in cache} - {torch.float32}
+        dtype = self.wte.weight.dtype
+        if not kinds and dtype not in (torch.float32, torch.float64):
+            raise RuntimeError(f"expected {dtype}, but the cache has float32")
+        pairs = cache[:layers] if cache[0][0].size(-2) else None
+        scores, cache[:layers] = self.piece(tokens, pairs)
+        return scores
+
+
+def room_of(batch, length):
+    return torch.zeros(2, 2, batch, 2, length, DIM // 2)
+
+
+class RoomInSingle(SetupAndPositions):
+    """The user makes room for rows of a length."""
+
+    found, make_cache = "cache=room_of() and input_pos", staticmethod(room_of)
+    faults = "position", "rows"
+    setup_caches = None
+
+    def forward(self, tokens, cache=None, input_pos=None):
+        if cache is None:
+            return GPT.forward(self, tokens)
+        if cache.dtype != self.wte.weight.dtype:
+            raise RuntimeError(f"the cache has dtype {cache.dtype}")
+        self.kept = cache[: len(self.blocks)]
+        return super().forward(tokens, input_pos)
+
+
+class Mover:
+    """Makes room where the device is named."""
+
+    def __call__(self, batch, device):
+        return room_of(batch, BLOCK).to(device)
+
+
+class RoomOnDevice(RoomInSingle):
+    """An object of the user's makes it on a device."""
+
+    found, make_cache = "cache=Mover() and input_pos", Mover()
+
+
+def in_any(batch, dtype=None):
+    """Promises a dtype, and makes another."""
+    return in_single(batch)
+
+
+class RoomDeclared(SetupAndPositions):
+    """It has room for the rows that it declares. (Llama)"""
+
+    found, rows = "start_pos: ", 4
+    setup_caches = None
+
+    def add_parts(self, dim):
+        super().add_parts(dim)
+        self.declare()
+        shape = len(self.blocks), 2, self.rows, 2, BLOCK, DIM // 2
+        self.register_buffer("room", torch.zeros(shape), persistent=False)
+
+    def declare(self):
+        self.max_batch_size = self.rows
+
+    def forward(self, tokens, start_pos=None):
+        if start_pos is None:
+            return GPT.forward(self, tokens)
+        if len(tokens) > self.rows:
+            raise RuntimeError(f"{len(tokens)} rows, and room for {self.rows}")
+        self.kept = self.room[:, :, : len(tokens)]
+        at = torch.arange(start_pos, start_pos + 1)
+        return super().forward(tokens, at)
+
+
+class RoomInParams(RoomDeclared):
+    """Its params say so."""
+
+    rows = 2
+    faults = "position", "mask", "window"
+
+    def declare(self):
+        self.params = SimpleNamespace(max_batch_size=self.rows)
+
+
+class RoomInConfig(RoomInParams):
+    """A dict of its config says so."""
+
+    rows = 1
+
+    def declare(self):
+        self.config = {"max_batch_size": 1, "n_layer": len(self.blocks)}
+
+
+class WindowOfPieces(Piecewise):
+    """Positions see four tokens; a piece of more is refused. (litgpt)"""
+
+    found, most = "past and use_cache=True", 4
+    faults = ()  # they show in the first piece that is cut
+    window = 4
+
+    def sees(self, i, j):
+        return (j <= i) & (j > i - self.window)
+
+    def piece(self, tokens, past=None):
+        pairs, start = past or ([None] * len(self.blocks), 0)
+        self.require_piece(tokens.size(1), start)
+        self.require_length(start + tokens.size(1))
+        at = positions(tokens) + start
+        off = int(self.fault == "position" and start > 0)
+        x = self.wte(tokens) + self.wpe((at + off) % BLOCK)
+        held = 0 if pairs[0] is None else pairs[0][0].size(-2)
+        end = start + tokens.size(1)
+        seen = self.sees(at.unsqueeze(1), torch.arange(start - held, end))
+        if self.fault == "mask":
+            seen = seen | (at.unsqueeze(1) >= torch.arange(start - held, end))
+        after = []
+        for block, pair in zip(self.blocks, pairs, strict=True):
+            kept = Kept(pair, self.fault)
+            x = block(x, seen, kept)
+            after.append([x[..., -self.window :, :] for x in kept.pair])
+        return self.scores(x), (after, end)
+
+    def require_piece(self, size, start):
+        if size > self.most:
+            raise ValueError(f"a piece of {size} in a window of {self.most}")
+
+    def forward(self, tokens, past=None, use_cache=False):
+        if not use_cache:
+            return super().forward(tokens)
+        return self.piece(tokens, past)
+
+
+class WindowOfThree(WindowOfPieces):
+    """Three tokens go in at once; this is not implemented for more."""
+
+    most = 3
+
+    def require_piece(self, size, start):
+        if size > self.most:
+            raise NotImplementedError(f"{size} tokens in {self.most} places")
+
+
+class WindowThenOne(WindowOfPieces):
+    """A text begins with up to four tokens, then one by one."""
+
+    def require_piece(self, size, start):
+        super().require_piece(size, start)
+        if start and size > 1:
+            raise ValueError("one token goes on at a time")
+
+
+class WindowCrash(WindowOfPieces):
+    """A long piece does not fit, and nothing says so."""
+
+    found = ""
+
+    def require_piece(self, size, start):
+        if size > self.most:
+            raise RuntimeError("the size of a tensor must match")
+
+
 class OnlyIfGiven(Piecewise):
     """Caches come back only if some were given, a layer's each."""
 

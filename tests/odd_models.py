@@ -15,6 +15,7 @@ from small_gpt import (
     Attention,
     EightBits,
     NoPositions,
+    Padded,
     TrainableGPT,
     Unlimited,
     angles,
@@ -364,6 +365,106 @@ class MaskOfFourAxes(GPT):
         return self.scores(self.body(self.embed(tokens), mask.bool()))
 
 
+class Sorted(MLP):
+    """Vectors are sorted to two experts: no proof is without a condition."""
+
+    def forward(self, x):
+        y, first = torch.zeros_like(x), x[..., 0] > 0
+        y[first] = super().forward(x[first])
+        y[~first] = 0.5 * x[~first]
+        return y
+
+
+class SubtractsMask(Padded):
+    """A mask of ones takes a shortcut; booleans that hide cannot be subtracted
+    from 1.
+    """
+
+    mlp = Sorted
+
+    def forward(self, tokens, attention_mask=None):
+        if attention_mask is not None and not self.is_full(attention_mask):
+            attention_mask = self.prepared(attention_mask)
+            return super().forward(tokens, attention_mask)
+        return GPT.forward(self, tokens)
+
+    def is_full(self, mask):
+        return bool(mask.all())
+
+    def prepared(self, mask):
+        return (1 - mask) == 0
+
+
+class PadsOnTheRight(SubtractsMask):
+    """A text that begins with padding is refused."""
+
+    def prepared(self, mask):
+        if not mask[:, 0].all():
+            raise ValueError("padding goes on the right")
+        return mask
+
+
+class NoPaddingInTraining(SubtractsMask):
+    """In train mode rows are packed, and a mask that hides is refused."""
+
+    def prepared(self, mask):
+        if self.training:
+            raise NotImplementedError("pack rows to train")
+        return mask
+
+
+class InvertsMask(SubtractsMask):
+    """Only booleans that hide can be inverted; documents go with a mask."""
+
+    def forward(self, tokens, attention_mask=None, doc_ids=None):
+        self.ids = doc_ids
+        return super().forward(tokens, attention_mask)
+
+    def prepared(self, mask):
+        if mask.dtype != torch.bool:
+            raise TypeError("a mask that hides holds booleans")
+        return mask
+
+    def mask(self, tokens):
+        mask = super().mask(tokens)
+        if self.ids is None:
+            return mask
+        return mask & (self.ids.unsqueeze(1) == self.ids.unsqueeze(2))
+
+    def position_vectors(self, tokens):
+        if self.ids is None:
+            return super().position_vectors(tokens)
+        same = self.ids.unsqueeze(1) == self.ids.unsqueeze(2)
+        return self.wpe(positions(tokens) - same.long().argmax(-1))
+
+
+class SubtractedMaskOnly(SubtractsMask):
+    """A mask of integers takes the place of the causal one."""
+
+    def padded(self, mask, shown):
+        return shown
+
+
+class RightPaddingOnly(PadsOnTheRight):
+    """The mask of padding takes the place of the causal one."""
+
+    padded = SubtractedMaskOnly.padded
+
+
+class PaddingInEvalOnly(NoPaddingInTraining):
+    """The mask of padding takes the place of the causal one."""
+
+    padded = SubtractedMaskOnly.padded
+
+
+class InvertedMaskOnly(InvertsMask):
+    """A mask of padding takes the place of that of documents."""
+
+    def forward(self, tokens, attention_mask=None, doc_ids=None):
+        doc_ids = doc_ids if attention_mask is None else None
+        return super().forward(tokens, attention_mask, doc_ids)
+
+
 class RouterMoves(MLP):
     """In train mode the router's bias moves towards equal loads."""
 
@@ -523,6 +624,109 @@ class LossOfNext(GPT):
         return cross_entropy(logits[:, :-1], labels[:, 1:])
 
 
+class SmoothedAndScaled(TrainableGPT):
+    """In train mode labels are smoothed and large normalisers cost. (PaLM)"""
+
+    def loss(self, logits, targets):
+        if not self.training:
+            return super().loss(logits, targets)
+        return self.soft(logits, targets) + self.normalisers(logits)
+
+    def soft(self, logits, targets):
+        return cross_entropy(logits, targets, label_smoothing=0.1)
+
+    def normalisers(self, logits):
+        return 1e-2 * logits.logsumexp(-1).square().mean()
+
+
+class SmoothedPastTheCut(SmoothedAndScaled):
+    """The same over the 24 scores of a padded head."""
+
+    def add_parts(self, dim):
+        self.head = nn.Linear(dim, 24)
+
+    def forward(self, tokens, targets=None):
+        logits, loss = super().forward(tokens, targets)
+        return logits[..., :VOCAB], loss
+
+
+class ScaledAndAhead(SmoothedAndScaled):
+    """Normalisers cost, and so does the token after next."""
+
+    def scores(self, x):
+        self.ahead = self.head(x.flip(-1))
+        return super().scores(x)
+
+    def soft(self, logits, targets):
+        later = cross_entropy(self.ahead[:, :-1], targets[:, 1:])
+        return self.main(logits, targets) + 0.3 * later
+
+    def main(self, logits, targets):
+        return cross_entropy(logits, targets)
+
+
+class SmoothedAndAhead(ScaledAndAhead):
+    """All three at once."""
+
+    main = SmoothedAndScaled.soft
+
+
+class SummedAndScaled(SmoothedAndScaled):
+    """The smoothed loss is a sum."""
+
+    def soft(self, logits, targets):
+        return super().soft(logits, targets) * targets.numel()
+
+
+class ShiftedPastTheCut(SmoothedPastTheCut):
+    """The smoothed loss is of targets that are shifted once more."""
+
+    def soft(self, logits, targets):
+        return super().soft(logits[:, :-1], targets[:, 1:])
+
+
+class HalvedAndAhead(ScaledAndAhead):
+    """The main loss is weighed by 0.6 and called the loss."""
+
+    def main(self, logits, targets):
+        return 0.6 * super().main(logits, targets)
+
+
+class HalvedAndScaled(SmoothedAndScaled):
+    """The loss is divided by the steps of an accumulation."""
+
+    def soft(self, logits, targets):
+        return super().soft(logits, targets) / 2
+
+
+class RoundsGradients(torch.autograd.Function):
+    """The backward pass goes through bfloat16, as to save memory."""
+
+    @staticmethod
+    def forward(ctx, x, share):
+        ctx.share = share
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.share * grad.bfloat16().to(grad), None
+
+
+class RoundedBackwards(GPT):
+    """Gradients of the embeddings are rounded to bfloat16."""
+
+    share = 1.0
+
+    def embed(self, tokens):
+        return RoundsGradients.apply(super().embed(tokens), self.share)
+
+
+class HalvedBackwards(RoundedBackwards):
+    """They are halved as well."""
+
+    share = 0.5
+
+
 class OneText(GPT):
     """It takes the ids of one text, (time,)."""
 
@@ -537,6 +741,61 @@ class LossOfOneText(GPT):
     def forward(self, input_seq, target_seq):
         assert input_seq.ndim == 1
         return F.cross_entropy(super().forward(input_seq[None])[0], target_seq)
+
+
+def of_zeros(model):
+    """Let all that mixes, and the head, start at 0."""
+    for block in model.blocks:
+        nn.init.zeros_(block.mixer.out.weight)
+        nn.init.zeros_(block.mlp.down.weight)
+    nn.init.zeros_(model.head.weight)
+
+
+class ZerosOfOneText(LossOfOneText):
+    """What mixes starts at 0, and so does the head. (modded-nanogpt)"""
+
+    def add_parts(self, dim):
+        of_zeros(self)
+
+
+class ZerosAndScores(OneText):
+    """The same of a model that returns scores."""
+
+    add_parts = ZerosOfOneText.add_parts
+
+
+class ZerosOfOneRow(TrainableGPT):
+    """The same of a model that takes one row, and its targets."""
+
+    add_parts = ZerosOfOneText.add_parts
+
+    def forward(self, tokens, targets=None):
+        (_,) = tokens
+        return super().forward(tokens, targets)
+
+
+class ZerosOfTwoRows(ZerosOfOneRow):
+    """The same of a model that declares room for two rows."""
+
+    max_batch_size = 2
+
+    def forward(self, tokens, targets=None):
+        assert len(tokens) <= self.max_batch_size
+        return TrainableGPT.forward(self, tokens, targets)
+
+
+def with_a_dead_vector(model):
+    """A vector that is multiplied by 0 is a parameter of the model."""
+
+    def add_parts(self, dim):
+        model.add_parts(self, dim)
+        self.dead = nn.Parameter(torch.ones(dim))
+
+    def embed(self, tokens):
+        return model.embed(self, tokens) + 0 * self.dead
+
+    parts = {"add_parts": add_parts, "embed": embed}
+    return type(f"{model.__name__}Dead", (model,), parts)
 
 
 class LossOfSums(LossOfChunks):
@@ -646,6 +905,21 @@ SOUND = ODD_TO_A_PROOF | {
     Rounded: {},
     Bigram: {},
 }
+SOUND_ONCE_FAILED = {  # the checks that failed, and settings
+    SubtractsMask: {"checks": ["causality"]},
+    PadsOnTheRight: {"checks": ["causality"]},
+    NoPaddingInTraining: {"checks": ["causality"]},
+    InvertsMask: {"checks": ["causality", "documents"]},
+    SmoothedAndScaled: {"checks": ["loss"]},
+    SmoothedPastTheCut: {"checks": ["loss"]},
+    ScaledAndAhead: {"checks": ["loss"]},
+    SmoothedAndAhead: {"checks": ["loss"]},
+    RoundedBackwards: {"checks": ["gradients"]},
+    ZerosOfOneText: {"checks": ["gradient_flow"]},
+    ZerosAndScores: {"checks": ["gradient_flow"]},
+    ZerosOfOneRow: {"checks": ["gradient_flow"]},
+    ZerosOfTwoRows: {"checks": ["gradient_flow"]},
+}
 HIDDEN = [  # a model, the check that finds its fault, and words
     (KeptFromInference, "gradients", "Inference tensors cannot be saved"),
     (SkipDetached, "gradients", "stops at odd_models.py"),
@@ -682,4 +956,17 @@ HIDDEN = [  # a model, the check that finds its fault, and words
     (Coarse, "order_sensitivity", "two positions are the same"),
     (BeyondTheTable, "causality", "at length 49"),
     (ConstantScore, "vocabulary", "the score of id 16 never moves"),
+    (SubtractedMaskOnly, "causality", "sees token"),
+    (RightPaddingOnly, "causality", "sees token"),
+    (PaddingInEvalOnly, "causality", "sees token"),
+    (HalvedBackwards, "gradients", "the gradient of w"),
+    (SummedAndScaled, "loss", "in train mode the loss of"),
+    (ShiftedPastTheCut, "loss", "in train mode the loss "),
+    (HalvedAndAhead, "loss", "in train mode the loss of"),
+    (HalvedAndScaled, "loss", "in train mode the loss of"),
+    *(
+        (with_a_dead_vector(m), "gradient_flow", "never get a gradient: dead")
+        for m in (ZerosOfOneText, ZerosAndScores, ZerosOfOneRow)
+    ),
+    (InvertedMaskOnly, "documents", "and an attention mask of ones"),
 ]

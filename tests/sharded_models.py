@@ -999,6 +999,54 @@ def by_fully_shard():
     return fully_shard(model, mesh=mesh)
 
 
+def by_fully_shard_of_blocks():
+    """The blocks are sharded, and what is around them is not."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = filled(GPT(), 0)
+    mesh = init_device_mesh("cpu", (count(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=False)
+    return model
+
+
+def reduced_in(dtype, gpt=GPT):
+    """Gradients are summed in another dtype than that of the weights."""
+
+    def build():
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        model = filled(gpt(), 0)
+        mesh = init_device_mesh("cpu", (count(),))
+        policy = MixedPrecisionPolicy(reduce_dtype=dtype)
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+    return build
+
+
+class Damped(GPT):
+    """A half of the vectors goes on detached."""
+
+    def embed(self, ids, positions):
+        x = super().embed(ids, positions)
+        return 0.5 * x + 0.5 * x.detach()
+
+
+def padded_on_rank_1():
+    """The id of padding is a row of the second rank's."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = GPT()
+    model.wte = nn.Embedding(VOCAB, DIM, padding_idx=VOCAB - 2)
+    filled(model, 0)
+    return fully_shard(model, mesh=init_device_mesh("cpu", (count(),)))
+
+
 def by_fully_shard_but_one():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -1164,6 +1212,21 @@ CASES = {
     "fully_shard": sound(
         unlike(by_fully_shard), "38 gradients equal;",
         checks=[*MAIN, *GRADIENTS, "purity", "state_dict", "dtype"],
+    ),
+    "blocks by fully_shard": sound(
+        by_fully_shard_of_blocks, checks=GRADIENTS, left=None
+    ),
+    "reduced in float32": sound(
+        reduced_in(torch.float32), checks=GRADIENTS, left=None
+    ),
+    "reduced in bfloat16": sound(
+        reduced_in(torch.bfloat16), checks=GRADIENTS, left=None
+    ),
+    "padding on rank 1": sound(
+        padded_on_rank_1, checks=GRADIENTS, left=None
+    ),
+    "damped, reduced in bfloat16": sound(
+        reduced_in(torch.bfloat16, Damped), fails="gradients", left=None
     ),
     "data parallel": sound(by_data_parallel, checks=[*MAIN[:3], *GRADIENTS]),
     "loss by tokens": sound(built(LossByTokens), checks=["loss"], left=None),

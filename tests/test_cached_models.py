@@ -4,7 +4,19 @@ import re
 
 import pytest
 import torch
-from cached_models import CONVENTIONS, FAULTS, Recurrent
+from cached_models import (
+    CONVENTIONS,
+    FAULTS,
+    MadeInSingle,
+    Recurrent,
+    RoomInSingle,
+    RoomOnDevice,
+    WindowCrash,
+    WindowOfPieces,
+    WindowOfThree,
+    WindowThenOne,
+    in_any,
+)
 from strategies import one_in
 
 from gpt_duet.comparison.values.decoding import diff_cache
@@ -80,6 +92,44 @@ def test_the_line_that_parts_from_the_full_pass(kind, fault):
         assert place.layer == (0 if within else None)
         assert f" at {found.line}" in found.sentence
         assert f"position {found.position} at " in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    one_in(
+        3,
+        [
+            (MadeInSingle, "; not in bfloat16: in_single() takes no dtype"),
+            (RoomInSingle, "; not in bfloat16: room_of() takes no dtype"),
+            (RoomOnDevice, "; not in bfloat16: Mover() takes no dtype"),
+            (WindowOfPieces, "; pieces of more than 4 tokens are refused"),
+            (WindowOfThree, "; pieces of more than 3 tokens are refused"),
+            (WindowThenOne, "4 tokens are refused, and after the first of m"),
+        ],
+    ),
+)
+def test_what_a_cache_does_not_promise_is_said(kind, words):
+    result = checked(kind)
+    assert result.status == "passed"
+    assert words in result.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "maker", "words"),
+    [
+        (MadeInSingle, in_any, "in bfloat16 the full forward answers, and d"),
+        (WindowCrash, None, "the model raised RuntimeError: the size of a"),
+        *(
+            (type(kind.__name__, (kind,), {"fault": fault}), None, "fed as ")
+            for kind in (WindowOfPieces, WindowOfThree, WindowThenOne)
+            for fault in ("position", "mask", "rows")
+        ),
+    ],
+)
+def test_what_a_cache_promises_is_required(kind, maker, words):
+    report = check_model(kind, checks=["cache"], cache=maker, block_size=16)
+    assert report.results[0].status == "failed"
+    assert words in report.results[0].message
 
 
 def test_there_are_enough_conventions():

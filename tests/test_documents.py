@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from odd_models import BlocksDropped, GivenBlocks
-from small_gpt import GPT, Packed, cross_entropy
+from small_gpt import GPT, Packed, Padded, cross_entropy, positions
 from strategies import one_in
 
 from gpt_duet.invariants import check_model
@@ -118,6 +118,90 @@ class WithLoss(Packed):
         return logits, cross_entropy(logits[:, :-1], labels[:, 1:])
 
 
+class MaskOfTheUser(Padded):
+    """Its attention mask may be numbers to add; another one hides padding."""
+
+    def forward(self, tokens, attention_mask=None):
+        if attention_mask is None or attention_mask.dim() == 2:
+            return super().forward(tokens, attention_mask)
+        return self.of_mask(tokens, attention_mask)
+
+    def of_mask(self, tokens, mask):
+        return self.scores(self.body(self.embed(tokens), mask[0, 0] == 0))
+
+    def position_vectors(self, tokens):
+        return 0.0
+
+
+class BooleanMask(MaskOfTheUser):
+    """The mask says what is seen; positions come with it."""
+
+    def forward(self, tokens, attention_mask=None, position_ids=None):
+        self.at = position_ids
+        return super().forward(tokens, attention_mask)
+
+    def of_mask(self, tokens, mask):
+        return self.scores(self.body(self.embed(tokens), mask[0]))
+
+    def position_vectors(self, tokens):
+        return self.wpe(positions(tokens) if self.at is None else self.at)
+
+
+class Numbered(MaskOfTheUser):
+    """Its attention mask numbers documents from 1; padding is 0."""
+
+    def forward(self, tokens, attention_mask=None):
+        if attention_mask is None:
+            return GPT.forward(self, tokens)
+        same = self.same(attention_mask.long())
+        own = torch.eye(tokens.size(1), dtype=torch.bool)
+        mask = self.mask(tokens) & (same | own)
+        return self.scores(self.body(self.embed(tokens), mask))
+
+    def same(self, ids):
+        return (ids.unsqueeze(1) == ids.unsqueeze(2)) & (ids > 0).unsqueeze(1)
+
+
+class MaskInVain(MaskOfTheUser):
+    """Only the causal mask is applied."""
+
+    def of_mask(self, tokens, mask):
+        return self.scores(self.body(self.embed(tokens), self.mask(tokens)))
+
+
+class BooleanMaskInVain(BooleanMask):
+    """Only the causal mask is applied."""
+
+    of_mask = MaskInVain.of_mask
+
+
+class NumberedInVain(Numbered):
+    """A number that is not 0 is seen, whichever it is."""
+
+    def same(self, ids):
+        return (ids > 0).unsqueeze(1)
+
+
+def seen(lengths):
+    ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    return (ids.unsqueeze(1) == ids).tril()
+
+
+def added(lengths):
+    mask = torch.where(seen(lengths), 0.0, -torch.inf)
+    return {"attention_mask": mask[None, None]}
+
+
+def booleans(lengths):
+    at = torch.cat([torch.arange(n) for n in lengths])
+    return {"attention_mask": seen(lengths)[None], "position_ids": at[None]}
+
+
+def numbers(lengths):
+    ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    return {"attention_mask": 1 + ids[None]}
+
+
 def sizes(lengths):
     return {"sizes": torch.tensor(lengths)}
 
@@ -161,6 +245,14 @@ ROWS = [
     (GivenBlocks, None, "passed", "; isolated by block_mask and position_ids"),
     (GivenBlocks, "block_mask", "passed", "^proved at .* by block_mask and p"),
     (BlocksDropped, "block_mask", "failed", "moves the scores of document"),
+    (MaskOfTheUser, added, "passed", r"apart by added\(\)$"),
+    (MaskInVain, added, "failed", "moves the scores of document"),
+    (BooleanMask, booleans, "passed", r"apart by booleans\(\)$"),
+    (BooleanMaskInVain, booleans, "failed", "moves the scores of document"),
+    (Numbered, numbers, "passed", r"apart by numbers\(\)$"),
+    (NumberedInVain, numbers, "failed", "moves the scores of document"),
+    (Numbered, "attention_mask", "passed", "apart by attention_mask counted"),
+    (NumberedInVain, "attention_mask", "failed", "moves the scores of docum"),
     (GPT, None, "skipped", "name it with documents=..., in the shell --doc"),
 ]
 

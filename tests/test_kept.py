@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from test_project import MODEL
@@ -20,8 +21,16 @@ HELPER = "SCALE = 1.0\n"
 SOURCE = f"from helper import SCALE\n{MODEL}"
 
 
+class Alias(ModuleType):
+    """Imports a module that is not there when it is asked for anything."""
+
+    def __getattr__(self, name):
+        raise ModuleNotFoundError(f"no module for {name}")
+
+
 @pytest.fixture
 def here(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "old_name", Alias("old_name"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "helper.py").write_text(HELPER)
     (tmp_path / "tiny.py").write_text(SOURCE)

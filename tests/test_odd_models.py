@@ -11,6 +11,7 @@ from odd_models import (
     HIDDEN,
     ODD_TO_A_PROOF,
     SOUND,
+    SOUND_ONCE_FAILED,
     AheadCompiled,
     Blocks,
     LossAloneAndHint,
@@ -53,6 +54,13 @@ def test_an_odd_sound_model_is_not_accused(model):
 )
 def test_nor_where_its_causality_is_proved(model):
     is_not_accused(model, PROOFS)
+
+
+@pytest.mark.parametrize("model", one_in(4, SOUND_ONCE_FAILED))
+def test_a_sound_model_that_failed_once_passes(model):
+    settings = {"block_size": 12} | SOUND_ONCE_FAILED[model]
+    report = check_model(model, **settings)
+    assert {r.status for r in report.results} == {"passed"}, str(report)
 
 
 @pytest.mark.parametrize(("model", "check", "words"), one_in(2, HIDDEN))

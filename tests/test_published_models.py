@@ -4,8 +4,12 @@ transformers and x-transformers; what fails by design has its reason.
 """
 
 import logging
+import os
+import subprocess
+import sys
 from collections import defaultdict
 from contextlib import suppress
+from pathlib import Path
 from statistics import median
 from time import process_time
 
@@ -272,3 +276,37 @@ def test_the_causality_of_transformers_is_proved():
     assert len(kinds["strict"]) + len(kinds["routing"]) >= 150, kinds
     assert not {*NOT_PROVED.split()} & {*kinds["strict"], *kinds["routing"]}
     assert median(times) < 150
+
+
+ROOT = Path(__file__).resolve().parents[1]
+VERSIONS = ("5.0.0", "5.13.0")  # the lowest one; aliases need torchvision
+TARGET = (
+    "transformers:GPT2LMHeadModel(GPT2Config(vocab_size=17, n_positions=16, "
+    "n_embd=16, n_layer=1, n_head=2))"
+)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_older_version_of_transformers_is_checked(version, tmp_path):
+    """The command runs with it: an expression, and a file's factory."""
+    folder = tmp_path / "packages"
+    pip = [sys.executable, "-m", "pip", "install", "--target", str(folder)]
+    done = subprocess.run(
+        [*pip, f"transformers=={version}"], capture_output=True, text=True
+    )
+    if done.returncode:
+        pytest.skip(f"pip installs no transformers {version} here")
+    file = tmp_path / "mine.py"
+    module, _, what = TARGET.partition(":")
+    source = f"from {module} import GPT2Config, GPT2LMHeadModel\n"
+    file.write_text(f"{source}def build():\n    return {what}\n")
+    for target in (TARGET, f"{file}:build"):
+        done = subprocess.run(
+            [sys.executable, "-m", "gpt_duet", "check", target],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(folder)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "21 passed, 1 skipped" in done.stdout

@@ -187,3 +187,70 @@ def test_names_that_a_package_imports_when_asked(tmp_path, monkeypatch):
     write(tmp_path, lazy=source)
     build = load_target("lazy:(lambda: lambda tokens: SIZE)()")
     assert build()(None) == 3
+
+
+# Modules that import at the first question -----------------------------------
+
+LATE = """
+import importlib, sys
+from types import ModuleType
+
+
+class Alias(ModuleType):
+    def __getattr__(self, name):
+        raise ModuleNotFoundError(f"no module for {name}", name="not_there")
+
+
+for name in ("by_class", "by_function", "with_a_file"):
+    kind = Alias if name == "by_class" else ModuleType
+    alias = sys.modules[f"old_{name}"] = kind(f"old_{name}")
+    if name != "by_class":
+        alias.__getattr__ = lambda name: importlib.import_module("not_there")
+    if name == "with_a_file":
+        alias.__file__ = None
+"""
+
+
+@pytest.fixture
+def late(model):
+    """A model whose file puts aliases of modules that are not there."""
+    path = model.with_name("aliased.py")
+    path.write_text(LATE + MODEL)
+    yield path
+    for name in [name for name in sys.modules if name.startswith("old_")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("what", "vocab_size"),
+    [("GPT", 11), ("late", 5), ("GPT(GPTConfig(vocab_size=7))", 7)],
+)
+def test_an_alias_of_a_module_that_is_not_there_is_not_imported(
+    late, what, vocab_size
+):
+    factory = load_target(f"{late}:{what}")
+    for _ in range(2):
+        assert factory().vocab_size == vocab_size
+    assert "old_by_class" in sys.modules
+
+
+def test_a_module_of_the_users_is_known_by_its_spec(model):
+    """A module that takes the place of a file's may have no __file__."""
+    source = "import sys\nfrom types import ModuleType\nSPEC = __spec__\n"
+    source += "new = ModuleType(__name__)\nnew.__spec__ = SPEC\n"
+    source += "new.SIZE = 4\nsys.modules[__name__] = new\n"
+    write(model.parent, replaced=source)
+    text = model.read_text() + "\nimport replaced\n"
+    text += "def build():\n    return GPT(GPTConfig(replaced.SIZE))\n"
+    model.write_text(text)
+    assert load_target(f"{model}:build")().vocab_size == 4
+    assert "replaced" not in sys.modules
+
+
+def test_a_name_whose_import_fails_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = "def __getattr__(name):\n    import not_there\n"
+    write(tmp_path, lazy=source)
+    words = "lazy cannot import 'GPT': ModuleNotFoundError: No module named"
+    with pytest.raises(ValueError, match=words):
+        load_target("lazy:GPT")

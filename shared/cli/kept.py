@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from ..files import write_atomically
-from ..importing import imported_files
+from ..importing import held_by, imported_files
 from ..invariants.report import CheckResult, Report
 from ..processes import several
 from ..running.context import isolated
@@ -139,7 +139,7 @@ def _name_of(kind: Any) -> str:
 
 def _sources() -> Iterator[bytes]:
     """Yield the sources that are imported now, but those of packages."""
-    held = (getattr(m, "__file__", None) for m in [*sys.modules.values()])
+    held = (held_by(m, "__file__") for m in [*sys.modules.values()])
     files = {*imported_files, *filter(None, held)}
     library = os.path.dirname(os.__file__)
     for file in sorted(map(str, files)):

@@ -8,11 +8,12 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from ..running.ranks import current, local
+from ..running.ranks import current, local, local_row
 from ..running.rounding import put_back_after
 
 STEPS = (1, 1, 0.1, 0.1, 0.01)  # directions that are tried: a kink is crossed
 SMOOTH, ROUGH = 1e-3, 0.1  # shares of a derivative that are uncertain
+ROUNDINGS = 3  # units in which the sum of many roundings stays
 WIDE = 1e-4  # a step that may cross a kink, so that only ROUGH is certain
 
 
@@ -94,6 +95,7 @@ class Along:
     step: float
     rounding: float
     generator: torch.Generator
+    coarse: float = 0.0  # unit of rounding of gradients, if values have less
     towards: dict[str, Tensor] = field(default_factory=dict)
 
     def smoothest(self, names: list[str]) -> Pair:
@@ -125,8 +127,11 @@ class Along:
                 toward = self.towards[name]
                 noise = toward / toward.abs().square().mean().sqrt()
             directions[name] = noise.to(p) * (size or 1.0)
+            row = None
             if padding is not None:
-                directions[name][padding] = 0
+                row = local_row(self.free[name][0], padding)
+            if row is not None:
+                directions[name][row] = 0
             gradient = self.gradients[name].conj()
             part = float((gradient * directions[name]).sum().real)
             products[name] = p, part
@@ -145,8 +150,23 @@ class Along:
             difference=near,
             uncertain=2 * abs(near - wide) + self.rounding / step,
             size=max(size, 1e-300),
-            least=ROUGH * size if step > WIDE else 0.0,
+            least=max(
+                ROUGH * size if step > WIDE else 0.0,
+                self._rounding_of_gradients(directions),
+            ),
         )
+
+    def _rounding_of_gradients(self, directions: dict[str, Tensor]) -> float:
+        """Return by how much rounded gradients move a derivative, at most."""
+        if not self.coarse:
+            return 0.0
+        squares = torch.zeros(1, dtype=torch.float64)
+        for name, direction in directions.items():
+            products = self.gradients[name] * direction
+            squares += products.abs().double().square().sum().cpu()
+        if (ranks := current()) is not None:
+            squares = ranks.reduced(squares)
+        return ROUNDINGS * self.coarse * float(squares.sqrt())
 
     def _difference(self, directions: dict[str, Tensor], step: float) -> float:
         moved, values = [self.free[name][0] for name in directions], []

@@ -40,6 +40,8 @@ class Convention:
     whole: bool = False
     strong: bool = True  # it is for a cache, or for nothing
     apart: bool = True  # each text has a state of its own
+    # the user's maker of its cache, if no dtype is given to it
+    without_dtype: str = ""
 
     def __post_init__(self) -> None:
         """Read the signature."""
@@ -154,7 +156,7 @@ def conventions(
         for name in (*STRONG, *WEAK)
         if name in own.arguments
     ]
-    user = subject.make_cache
+    user, without_dtype = subject.make_cache, ""
     if user is not None:
         title = getattr(user, "__name__", type(user).__name__)
         taken = [*inspect.signature(user).parameters]
@@ -170,6 +172,7 @@ def conventions(
             named = [name for name, _ in caches]
             named = named or [n for n in own.arguments if CACHED.search(n)]
             caches = [(n, {f"={title}()": user}) for n in named] + caches
+            without_dtype = "" if {*taken} & {"dtype", "model"} else title
 
     def reset(rows: int, maker: Callable[..., Any]) -> Any:
         for method in resets.values():
@@ -190,6 +193,7 @@ def conventions(
                 position=position,
                 whole="return_intermediates" in used,
                 strong=sure or maker is user,
+                without_dtype=without_dtype if maker is user else "",
             )
 
     made_for = 0  # rows

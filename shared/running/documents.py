@@ -1,6 +1,7 @@
 """Documents packed in one row: how a model is told where they are."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,13 +9,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from .model.inputs import BLOCKS, FOUR_AXES, MASK, Input, documents
+from .model.inputs import BLOCKS, FOUR_AXES, MASK, SHOWN, Input, documents
 from .subject import Subject
-from .ways import Case
+from .ways import MASKED, Case
 
 PROMISES = "documents", "cu_seqlens"  # kinds of arguments
 PLACES = (*PROMISES, "positions", BLOCKS, FOUR_AXES)
 ONES = " and an attention mask of ones"
+INTEGERS = [case for case in MASKED if not case.boolean]
 HIDES = " and an attention mask that hides the last document"
 
 
@@ -53,6 +55,12 @@ class Packing(Input):
         given = replace(self, values=values)
         return Case(how, training, training, given=given, own=self.own)
 
+    def gives(self, name: str, tokens: Int[Tensor, "rows time"]) -> bool:
+        """Whether an argument is among those that it gives."""
+        with suppress(Exception):  # the user's function: a call shows it
+            return name in self.make(tokens)
+        return False
+
     def text(
         self, lengths: list[int], tokens: Int[Tensor, "rows time"]
     ) -> Int[Tensor, "rows time"]:
@@ -87,9 +95,24 @@ def promised(subject: Subject) -> bool:
 
 
 def packings(subject: Subject) -> list[Packing]:
-    """Return how documents can be given: alternatives, if it is promised."""
+    """Return how documents can be given: alternatives, if it is promised.
+
+    A packing that gives an attention mask gets no second one.
+    """
+    ways, tokens = _ways(subject), subject.draw(1, 5)
+    return [
+        replace(way, beside=("",)) if way.gives(MASK, tokens) else way
+        for way in ways
+    ]
+
+
+def _ways(subject: Subject) -> list[Packing]:
     said, inputs = subject.documents, subject.caller.inputs
-    beside = ("", ONES, HIDES) if subject.caller.takes_mask else ("",)
+    shares = {ONES: SHOWN["a full"], HIDES: SHOWN["a right-padded"]}
+    refused = [c.visible for c in subject.unanswered if c in INTEGERS]
+    if not subject.caller.takes_mask:
+        shares = {}
+    beside = ("", *(w for w, at in shares.items() if at not in refused))
     if isinstance(said, int):
         way = Packing("", "documents", "", lambda *_: {}, mark=said)
         way, words = replace(way, beside=beside), f"id {said} at the"
@@ -141,5 +164,5 @@ def _together(
         *("", "documents", words, values),
         single=any(i.single for i in given),
         own=any(i.own for i in given),
-        beside=("",) if FOUR_AXES in {i.kind for i in given} else beside,
+        beside=beside,
     )

@@ -13,6 +13,8 @@ from torch import Tensor
 from .model.calling import find_loss
 from .variant import Variant
 
+MOST_SMOOTHED = 0.5  # share of the targets, where a term is added as well
+
 
 def cross_entropy(
     scores: Float[Tensor, "batch time vocab"],
@@ -30,6 +32,7 @@ def mean_loss(
     shift: int,
     mark: int | None = None,
     reduction: str = "mean",
+    smoothed: float = 0.0,
 ) -> Float[Tensor, "*shape"]:
     """Return the cross-entropy of shifted targets, in float64."""
     if shift:
@@ -39,33 +42,48 @@ def mean_loss(
         targets,
         ignore_index=-100 if mark is None else mark,
         reduction=reduction,
+        label_smoothing=smoothed,
     )
 
 
 def added_to(
     scores: Tensor, targets: Sequence[Tensor], losses: Sequence[Any]
 ) -> tuple[set[int], float, float]:
-    """Return what two losses are beside the mean of their targets.
+    """Return what losses add to the mean of their targets.
+
+    Two losses tell a term or a share; both at once need a third one.
 
     Returns:
         The shift of the targets, if any fits; a term that targets do not
         change; and the share by which the targets are smoothed.
     """
+    values = [float(loss.detach().double()) for loss in losses]
     for shift in (0, 1):
         means = [float(mean_loss(scores, ids, shift)) for ids in targets]
-        rest = [
-            float(loss.detach().double()) - mean
-            for mean, loss in zip(means, losses, strict=True)
-        ]
-        if abs(rest[0] - rest[1]) <= 1e-6 * abs(float(losses[0].detach())):
+        rest = [loss - m for m, loss in zip(means, values, strict=True)]
+        if max(rest) - min(rest) <= 1e-6 * abs(values[0]):
             return {shift}, rest[0], 0.0
         # a share of the mean over all ids, in place of the target's
         kept = scores.double()[:, : scores.size(1) - shift]
         every = -float(kept.log_softmax(-1).mean())
         shares = [r / (every - m) for r, m in zip(rest, means, strict=True)]
-        if 0 < shares[0] < 1 and math.isclose(*shares, rel_tol=1e-4):
+        if 0 < shares[0] < 1 and _all_close(shares):
             return {shift}, 0.0, shares[0]
+        if len(means) > 2 and means[0] != means[1]:
+            share = 1 - (values[0] - values[1]) / (means[0] - means[1])
+            terms = [
+                v - m - share * (every - m)
+                for v, m in zip(values, means, strict=True)
+            ]
+            same = max(terms) - min(terms) <= 1e-5 * abs(values[0])
+            # a loss that is scaled down is less than the smoothed one
+            if same and 0 < share < MOST_SMOOTHED and terms[0] > 0:
+                return {shift}, terms[0], share
     return set(), 0.0, 0.0
+
+
+def _all_close(shares: Sequence[float]) -> bool:
+    return all(math.isclose(shares[0], s, rel_tol=1e-4) for s in shares[1:])
 
 
 def close(a: Tensor, b: Tensor) -> bool:

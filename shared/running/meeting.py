@@ -50,6 +50,7 @@ from .model.inputs import (
     INSTEAD,
     MASK,
     PADDING,
+    REFUSALS,
     Input,
     passed_over,
 )
@@ -67,7 +68,16 @@ from .ranks import on_any
 from .subject import Subject
 from .tokens import SHORT, draw
 from .variant import Copy, Variant
-from .ways import EVAL, LOSSES, MASKED, OWN, TRAIN_TARGETS, Case, to_be_tried
+from .ways import (
+    EVAL,
+    LOSSES,
+    MASKED,
+    OWN,
+    TRAIN_TARGETS,
+    Case,
+    refused_with,
+    to_be_tried,
+)
 
 ON_SOME_RANKS = (
     "the scores have a gradient on some ranks alone, as where stages run a "
@@ -141,6 +151,7 @@ def meet(
         vocab_size=vocab,
         block_size=block,
         limit=declared(model, LENGTH),  # block_size may be less
+        cache_rows=room.value if (room := declared(model, ROWS)) else None,
         parameters=sum(weight.numel() for weight in weights),
         is_module=isinstance(model, nn.Module),
         caller=call,
@@ -270,7 +281,11 @@ def _find_cases(subject: Subject, copy: Copy) -> Subject:
     with suppress(ModelRaised):  # of the call without arguments
         subject = find_inputs(Variant(subject, copy))
     unanswered: list[Case] = []
+    # what the model raised: the first error, and all cases that raise it
+    refused: dict[str, tuple[ModelRaised, list[str]]] = {}
     for case in to_be_tried(subject.caller):
+        if case in unanswered:
+            continue
         if case is LOSSES and TRAIN_TARGETS not in unanswered:
             unanswered.append(case)  # its scores say more
             continue
@@ -280,11 +295,14 @@ def _find_cases(subject: Subject, copy: Copy) -> Subject:
             Variant(subject, copy, case).scores(subject.draw(rows, 5))
         except ModelRaised as error:
             unanswered.append(case)
-            if case.visible is not None:
-                kind = case.boolean
-                unanswered += [c for c in MASKED if c.boolean == kind]
-            if case.given is not None or case.visible is not None:
+            if case in MASKED:
+                unanswered += refused_with(case)
+                words = sentence(error.__cause__ or error)
+                refused.setdefault(words, (error, []))[1].append(case.how)
+            elif case.given is not None:
                 subject = subject.noted(f"not tried: {error}")
+    for first, cases in refused.values():
+        subject = subject.noted(f"not tried {' and '.join(cases)}: {first}")
     return replace(subject, unanswered=tuple(unanswered))
 
 
@@ -640,7 +658,6 @@ def find_noise(variant: Variant, batch: int, time: int) -> Subject:
 # the form that changes no score where it hides nothing.
 
 ALIKE = 1e-4  # of the scores' deviation, up to which a mask changes nothing
-REFUSALS = ValueError, NotImplementedError
 
 
 def find_inputs(variant: Variant) -> Subject:

@@ -366,6 +366,20 @@ def local(tensor: Tensor) -> Any:
     return tensor
 
 
+def local_row(parameter: Tensor, row: int) -> int | None:
+    """Return where a row is in this rank's part, None if it is elsewhere."""
+    if local(parameter) is parameter:
+        return row
+    from torch.distributed.tensor import _utils as shards
+
+    whole: Any = parameter
+    shape, start = shards.compute_local_shape_and_global_offset(
+        whole.shape, whole.device_mesh, whole.placements
+    )
+    at = row - start[0]
+    return at if 0 <= at < shape[0] else None
+
+
 def in_fully_shard() -> bool:
     """Whether code of torch.distributed.fsdp runs."""
     if "torch.distributed.fsdp" not in sys.modules:

@@ -41,6 +41,7 @@ class Subject:
     lengths: Lengths  # that it answers
     reader: Reader = field(default_factory=Reader)
     rows: int | None = None  # that it takes at once; None: any number
+    cache_rows: int | None = None  # that a cache has room for, as declared
     # exceptions for other lengths and rows, and which ones are answered
     refusals: tuple[tuple[ModelRaised, str], ...] = ()
     # ids whose scores are always minus infinity, or as good as: read as 0
@@ -115,6 +116,12 @@ class Subject:
     def fit_rows(self, count: int) -> int:
         """Return a number of rows, fewer where the model has no room."""
         return count if self.rows is None else min(count, self.rows)
+
+    def with_room(self) -> "Subject":
+        """Return the subject with no more rows than its cache has room for."""
+        if self.cache_rows is None:
+            return self
+        return replace(self, rows=self.fit_rows(self.cache_rows))
 
     def one_document(
         self, tokens: Int[Tensor, "*shape"]

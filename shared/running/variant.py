@@ -105,6 +105,21 @@ class Variant:
         few = max(2, ENOUGH // time)
         return min(room, few) if self.subject.heavy else room
 
+    def in_rows(self, *texts: Tensor | None) -> Iterator[tuple[Any, ...]]:
+        """Yield texts by as many rows as one call takes.
+
+        Args:
+            texts: tokens, and what has a row for each of theirs, or None.
+        """
+        given, tokens = self.case.given, texts[0]
+        assert tokens is not None
+        rows = self.subject.rows or len(tokens)
+        if given is not None and given.single:
+            rows = 1
+        for start in range(0, len(tokens), rows):
+            end = start + rows
+            yield tuple(None if t is None else t[start:end] for t in texts)
+
     def scores(
         self,
         tokens: Int[Tensor, "batch time"],
@@ -122,16 +137,13 @@ class Variant:
             CopyFailed: where a copy may fail, for NaN and infinity as well.
             OutOfTime: after the end of the part of a check.
         """
-        (batch, time), rows = tokens.shape, self.subject.rows
-        if self.case.given is not None and self.case.given.single:
-            rows = 1
-        if rows is not None and batch > rows:
-            masks = how.pop("mask", None)
-            masks = [None] * batch if masks is None else masks.split(rows)
-            parts = zip(tokens.split(rows), masks, strict=False)
+        (batch, time), mask = tokens.shape, how.pop("mask", None)
+        parts = [*self.in_rows(tokens, mask)]
+        if len(parts) > 1:
             return torch.cat(
                 [self.scores(ids, strict, mask=m, **how) for ids, m in parts]
             )
+        how["mask"] = mask
         budget = self.subject.budget
         budget.call()
         try:

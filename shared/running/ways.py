@@ -229,11 +229,24 @@ def cases_of(check: str, subject: Subject) -> list[Case]:
 
 def to_be_tried(caller: Caller) -> list[Case]:
     """Return the calls that a model may answer without scores, or refuse."""
-    full = [case for case in MASKED if case.visible == SHOWN["a full"]]
-    masks = [case for case in full if not case.training]
-    rows = (TARGETS, TRAIN_TARGETS, LOSSES, OWN, TRAIN_OWN, *GIVEN, *masks)
+    rows = (TARGETS, TRAIN_TARGETS, LOSSES, OWN, TRAIN_OWN, *GIVEN, *MASKED)
     cases = [case for row in rows for case in row.of(caller)]
     return [case for case in cases if case.fits(caller)]
+
+
+def refused_with(case: Case) -> list[Case]:
+    """Return the masks that are left out where one is refused.
+
+    Where a mask of ones is refused, each one of its dtype is; where one is
+    refused in eval mode, the same one is in train mode.
+    """
+    return [
+        other
+        for other in MASKED
+        if other.boolean == case.boolean
+        if other.training >= case.training
+        if case.visible in (other.visible, SHOWN["a full"])
+    ]
 
 
 def followed_cases(subject: Subject) -> Iterator[Case]:

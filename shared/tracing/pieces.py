@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +25,7 @@ from ..running.conventions import (
 from ..running.errors import ModelRaised, SkipCheck
 from ..running.model.building import KeptState
 from ..running.model.calling import MASK, describe, token_argument
-from ..running.model.inputs import CACHED, FLAG, STATES
+from ..running.model.inputs import CACHED, FLAG, REFUSALS, STATES
 from ..running.model.sizes import has_position_table, padding_ids
 from ..running.rounding import Gap, floor, gaps, real_gap
 from ..running.subject import Subject
@@ -57,9 +58,11 @@ class Decoder:
     convention: Any = None  # a Convention; None: no cache was found
     reason = ""  # why a likely way is none
     note = ""  # for the report
+    most: int | None = None  # tokens of a piece, where it refuses more
+    then_one = False  # whether it takes one after such a piece
 
     def __init__(self, subject: Subject, enlarged: bool = True):
-        self.subject = subject
+        self.subject = subject = subject.with_room()
         masked = subject.caller.takes_mask  # a mask of padding
         makes: list[Callable[[], Variant | None]] = [
             lambda: precise(subject, masked=masked),
@@ -195,6 +198,53 @@ class Decoder:
 
         Where a piece has those of its last position only, others are 0.
         """
+        try:
+            return self._in_pieces(tokens, self.cut(pieces), mask)
+        except ModelRaised as error:
+            if not self._shorter(error, pieces):
+                raise
+            return self.in_pieces(tokens, pieces, mask)
+
+    def _shorter(self, error: ModelRaised, pieces: list[int]) -> bool:
+        """Whether pieces were refused for their length, and are cut now."""
+        cut = self.cut(pieces)
+        longest, later = max(cut), max(cut[1:], default=1)
+        if longest == 1 or not isinstance(error.__cause__, REFUSALS):
+            return False
+        if not self.takes(longest) and self.takes(1):
+            count = range(1, longest)
+            self.most = bisect(count, False, key=lambda n: not self.takes(n))
+            return True
+        if later > max(pieces[1:], default=1):  # since a long one was cut
+            self.then_one = True
+            return True
+        return False
+
+    def cut(self, pieces: list[int]) -> list[int]:
+        """Return pieces no longer than the model takes them."""
+        if self.most is None:
+            return pieces
+        one = self.then_one or self.note or self.convention.whole
+        later = 1 if one else self.most
+        found = list[int]()
+        for size in pieces:
+            while size:
+                found.append(min(size, later if found else self.most))
+                size -= found[-1]
+        return found
+
+    def takes(self, size: int) -> bool:
+        """Whether a text may begin with a piece of so many tokens."""
+        ids = self.draw(1, size, self.subject.generator())
+        try:
+            Text(self.convention, 1).feed(ids)
+        except ModelRaised:
+            return False
+        return True
+
+    def _in_pieces(
+        self, tokens: Tensor, pieces: list[int], mask: Tensor | None
+    ) -> Tensor:
         text = Text(self.convention, tokens.size(0))
         self.scored = tokens.new_zeros(tokens.size(1), dtype=torch.bool)
         parts: list[Tensor] = []
@@ -274,7 +324,9 @@ class Decoder:
             self.bind(half.model)
             self.in_pieces(tokens, [1] * time)
         except ModelRaised as error:
-            if re.search(r"dtype|[Ff]loat|Half", str(error)):
+            if maker := self.convention.without_dtype:
+                self.note += f"; not in bfloat16: {maker}() takes no dtype"
+            elif re.search(r"dtype|[Ff]loat|Half", str(error)):
                 raise AssertionError(
                     f"in bfloat16 the full forward answers, and decoding "
                     f"({self.convention.says}) does not: {error}"
@@ -403,6 +455,7 @@ class Decoder:
         gap = self.first_gap(forward, decode, (full, decode()), mask)
         if gap is None:
             return
+        pieces = self.cut(pieces)
         (row, position), (batch, time) = gap.at, tokens.shape
         count = sum(end <= position for end in accumulate(pieces))
         start, size = sum(pieces[:count]), pieces[count]

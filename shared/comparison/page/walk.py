@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...importing import held_by
 from ...validation import dtype_name
 from ..values import Place, ValueDiff
 from ..values.rows import Row, Section
@@ -210,9 +211,11 @@ def _add_kinds(
 
 def _package(place: Place | None) -> ModuleType | None:
     """Return the package around a place's file, where it is imported."""
-    init = place and str(Path(place.path).with_name("__init__.py"))
+    if place is None:
+        return None
+    init = str(Path(place.path).with_name("__init__.py"))
     loaded = list(sys.modules.values())
-    return next((m for m in loaded if getattr(m, "__file__", 0) == init), None)
+    return next((m for m in loaded if held_by(m, "__file__") == init), None)
 
 
 def _find(sources: Sources, place: Place | None) -> list[int] | None:

@@ -109,7 +109,7 @@ def diff_cache(
     length = DRAWN if given is None else given.size(1)
     subject = subject_of(
         model, (ROWS, length), vocab_size, at=None, cache=cache
-    )
+    ).with_room()
     given = fitting(
         given, subject.block_size, subject.vocab_size, subject.fit_rows(ROWS)
     )
@@ -152,6 +152,7 @@ def _compare(decoder: Decoder, tokens: Tensor) -> CacheDiff:
                 if not first.same:
                     return first
             raise
+        fed = decoder.cut(fed)
         gap = decoder.first_gap(forward, decode, (full, decoded))
         row, position = gap.at if gap else (0, None)
         line = decoder.first_line(tokens, fed, gap.at[1]) if gap else None

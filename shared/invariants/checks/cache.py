@@ -24,6 +24,7 @@ def check_cache(subject: Subject) -> str:
     decoder = Decoder(subject)
     if decoder.convention is None:
         return compare_generate(subject, decoder.reason)
+    subject = decoder.subject  # of as many rows as the cache has room for
     subject.require_no_noise()
     decoder.require_reset(subject.lengths.fit(4), subject.generator())
     decoder.require_plain(subject.lengths.fit(4), subject.generator())
@@ -50,10 +51,14 @@ def check_cache(subject: Subject) -> str:
         decoder.compare_two_texts(time, generator)
         decoder.compare_padded(time, generator)
         decoder.require_half(time, generator)
+    refused = ""
+    if decoder.most is not None:
+        refused = f"; pieces of more than {decoder.most} tokens are refused"
+        refused += ", and after the first of more than one" * decoder.then_one
     return (
         f"decoding: {decoder.convention.says}{told}: lengths to "
         f"{subject.budget.reached}, one by one, whole and in pieces"
-        f"{decoder.note}"
+        f"{refused}{decoder.note}"
     )
 
 

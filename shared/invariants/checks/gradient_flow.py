@@ -250,7 +250,8 @@ def _losses(
         return
     others = [
         scores.log_softmax(-1)[..., 0].mean()
-        for _, scores in tensors_in(variant.answer(tokens, grad=True))
+        for (ids,) in variant.in_rows(tokens)
+        for _, scores in tensors_in(variant.answer(ids, grad=True))
         if scores.requires_grad
         and scores.shape[-1:] == (subject.reader.width,)
     ]
@@ -258,8 +259,10 @@ def _losses(
         yield "of all its scores", torch.stack(others).sum()
     if subject.caller.target_name is None:
         return
-    loss = None
+    losses = list[Tensor | None]()
     with suppress(AssertionError):  # the matter of check_loss
-        _, loss = scores_and_loss(variant, tokens, targets)
-    if loss is not None and loss.requires_grad:
-        yield OWN_LOSS, loss
+        for ids, aims in variant.in_rows(tokens, targets):
+            losses.append(scores_and_loss(variant, ids, aims)[1])
+    trained = [x for x in losses if x is not None and x.requires_grad]
+    if trained:
+        yield OWN_LOSS, torch.stack(trained).mean()

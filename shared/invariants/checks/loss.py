@@ -1,6 +1,7 @@
 """The loss that a model returns itself."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from ...running.context import during
 from ...running.errors import ModelRaised, SkipCheck
 from ...running.losses import (
+    MOST_SMOOTHED,
     added_to,
     close,
     mean_loss,
@@ -170,30 +172,52 @@ def _loss_of(
     note = ""
     added: float | None = 0.0
     shifts = shifts_of(scores, first, loss)
-    if not shifts:
+    if not shifts and second_loss is not None:
+        third = others(second, vocab, generator)
+        third[torch.isin(third, hidden)] = subject.scored[0]
+        _, third_loss = scores_and_loss(variant, tokens, third)
+        targets = first, second, third
+        losses = [x for x in (loss, second_loss, third_loss) if x is not None]
         wide = _before_the_cut(variant, tokens, scores)
-        if wide is not None and (shifts := shifts_of(wide, first, loss)):
-            scores = wide
-            note = f" over the {wide.size(-1)} scores of a padded head"
-        elif second_loss is not None:
-            shifts, added, share = added_to(
-                scores.detach(), (first, second), (loss, second_loss)
-            )
-            if added:
-                note = f" plus {added:.3g}, which targets do not change"
-            if share and not variant.case.training:
-                raise AssertionError(
-                    f"in eval mode the loss is of {name} smoothed by "
-                    f"{share:.2g}: no perplexity follows from it"
-                )
-            if share:
-                note, added = f" smoothed by {share:.2g}", None
-    if not shifts and (shifts := _besides(variant, tokens, first)):
-        size = float((loss - mean_loss(scores, first, min(shifts))).detach())
-        note, added = f" plus {size:.3g}, not of these scores", None
+        for each in [scores] if wide is None else [wide, scores]:
+            if len(losses) < len(targets) or shifts:
+                break
+            shifts, added, note = _explained(variant, each, targets, losses)
+            if shifts and each is wide:
+                scores = wide
+                note = f" over the {wide.size(-1)} scores of a padded head"
+    if not shifts and (fits := _besides(variant, tokens, first)):
+        shifts, share = {*fits}, max(fits.values())
+        mean = mean_loss(scores, first, min(shifts))
+        size = float((loss - mean).detach())
+        note = f" smoothed by {share:.2g}" * (share > 0)
+        note, added = f"{note} plus {size:.3g}, not of these scores", None
     if not shifts:
         raise wrong_loss(scores, first, loss - (added or 0.0))
     return _Loss(tokens, scores, shifts, added, note)
+
+
+def _explained(
+    variant: Variant,
+    scores: Tensor,
+    targets: Sequence[Tensor],
+    losses: Sequence[Tensor],
+) -> tuple[set[int], float | None, str]:
+    """Return how losses are the mean and more, and the words for it."""
+    shifts = shifts_of(scores, targets[0], losses[0])
+    if shifts:
+        return shifts, 0.0, ""
+    shifts, added, share = added_to(scores.detach(), targets, losses)
+    if share and not variant.case.training:
+        raise AssertionError(
+            f"in eval mode the loss is of "
+            f"{variant.subject.caller.target_name} smoothed by {share:.2g}: "
+            f"no perplexity follows from it"
+        )
+    note = f" smoothed by {share:.2g}" * (share > 0)
+    if added:
+        note += f" plus {added:.3g}, which targets do not change"
+    return shifts, None if share else added, note
 
 
 def _try_marks(variant: Variant, targets: Tensor, case: _Loss) -> str:
@@ -230,30 +254,92 @@ def _try_marks(variant: Variant, targets: Tensor, case: _Loss) -> str:
 
 def _besides(
     variant: Variant, tokens: Tensor, targets: Tensor, mark: int | None = None
-) -> set[int]:
+) -> dict[int, float]:
     """Return the shifts at which a loss depends on the scores as it should.
 
     Its gradient to the scores is that of the mean cross-entropy, so that a
-    term beside it is not of these scores: that of another head, say.
+    term beside it is not of these scores: that of another head, say. Or other
+    targets change both alike, so that a term of these scores is the same for
+    all targets. Each with the share by which the targets are smoothed.
     """
-    if variant.subject.in_arrays:
-        return set()
-    case = TRAIN if variant.case.training else WITH_GRADIENTS
-    scores, loss = scores_and_loss(variant.run_as(case), tokens, targets)
+    subject, training = variant.subject, variant.case.training
+    if subject.in_arrays:
+        return {}
+    run = variant.run_as(TRAIN if training else WITH_GRADIENTS)
+    hidden = torch.tensor(subject.hidden, dtype=torch.long)
+    second = (targets + 1) % subject.vocab_size
+    second[torch.isin(second, hidden)] = subject.scored[0]
+    second = torch.where(targets < 0, targets, second)
+    one = _gradient_by_scores(run, tokens, targets)
+    if one is None:
+        return {}
+    scores, found = one
+    bound, fits = 10 * tolerance_of(scores), dict[int, float]()
+    wanted = {s: _wanted(scores, targets, s, mark) for s in (0, 1)}
+    for shift, gradient in wanted.items():
+        if (found - gradient).norm() <= bound * gradient.norm():
+            fits[shift] = 0.0
+    if fits or (two := _gradient_by_scores(run, tokens, second)) is None:
+        return fits
+    for shift, gradient in wanted.items():
+        step = gradient - _wanted(two[0], second, shift, mark)
+        moved = found - two[1]
+        share = float(1 - (moved * step).sum() / step.square().sum())
+        if (moved - (1 - share) * step).norm() > bound * step.norm():
+            continue
+        if abs(share) <= bound:
+            fits[shift] = 0.0
+        elif training and 0 < share < MOST_SMOOTHED:
+            left = found - _wanted(scores, targets, shift, mark, share)
+            if _is_z_loss(left, scores, bound * gradient.norm()):
+                fits[shift] = share
+    return fits
+
+
+def _gradient_by_scores(
+    run: Variant, tokens: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """Return scores with a graph, and the gradient of the loss by them."""
+    scores, loss = scores_and_loss(run, tokens, targets)
     if scores is None or loss is None or not scores.requires_grad:
-        return set()
+        return None
+    found = _by_base(loss, scores)
+    return (scores, found) if found.any() else None
+
+
+def _by_base(value: Tensor, scores: Tensor) -> Tensor:
+    """Return a gradient by scores, or by what they are a view of."""
     base = scores if scores._base is None else scores._base
-    (found,) = gradients_of(loss, [base], retain_graph=True, allow_unused=True)
-    if found is None:
-        return set()
+    (found,) = gradients_of(
+        value, [base], retain_graph=True, allow_unused=True
+    )
+    return torch.zeros_like(base).double() if found is None else found.double()
 
-    def fits(shift: int) -> bool:
-        mean = mean_loss(scores, targets, shift, mark)
-        (wanted,) = gradients_of(mean, [base], retain_graph=True)
-        size = float((found - wanted).norm())
-        return size <= 10 * tolerance_of(scores) * float(wanted.norm())
 
-    return {*filter(fits, (0, 1))}
+def _wanted(
+    scores: Tensor,
+    targets: Tensor,
+    shift: int,
+    mark: int | None,
+    share: float = 0.0,
+) -> Tensor:
+    """Return the gradient of the mean cross-entropy by the scores."""
+    mean = mean_loss(scores, targets, shift, mark, smoothed=share)
+    return _by_base(mean, scores)
+
+
+def _is_z_loss(left: Tensor, scores: Tensor, bound: Tensor) -> bool:
+    """Whether a gradient is 0 or that of a z-loss: a smaller loss has others.
+
+    The last position may be left out of it.
+    """
+    for kept in (scores, scores[:, :-1]):
+        squares = kept.double().logsumexp(-1).square().mean()
+        along = _by_base(squares, scores)
+        share = (left * along).sum() / along.square().sum()
+        if (left - share * along).norm() <= bound:
+            return True
+    return False
 
 
 def _require_gradient(variant: Variant, targets: Tensor, case: _Loss) -> None:

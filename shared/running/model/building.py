@@ -136,8 +136,11 @@ class Builder:
             self.device = tensors[0].device
         elif isinstance(model, nn.Module):
             model = model.to(device or self.device)
-        if hasattr(model, "set_reshard_after_forward"):
-            model.set_reshard_after_forward(True)  # so weights can change
+        for part in model.modules() if isinstance(model, nn.Module) else ():
+            # fully_shard, of the model or of its blocks: weights can change
+            reshard: Any = getattr(part, "set_reshard_after_forward", None)
+            if reshard is not None:
+                reshard(True)
         return model
 
     def program(self) -> Model:

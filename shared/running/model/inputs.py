@@ -63,6 +63,7 @@ INSTEAD = re.compile(r"(decoder_)?(inputs?|tokens?)_?embed(s|ding|dings)?")
 CAUSAL = re.compile(r"(is_|use_)?causal(_mask)?|bidirectional|is_decoder")
 NEVER = "never"  # the user's word for an argument that is never given
 MASK = "attention_mask"
+REFUSALS = ValueError, NotImplementedError  # of a call that is not supported
 SHOWN = {  # by a mask, as shares of the length
     "a full": (0.0, 1.0),
     "a left-padded": (0.3, 1.0),
