@@ -66,7 +66,8 @@ def explain(leak: Leak, proof: Proof) -> AssertionError:
         where = f"{proof.culprit} lets {'it' if one else 'them'} through, "
         parts += [seen.rstrip(", ")] * known + [f"way: {proof.way}"]
         path, op = Path(proof.culprit.path), proof.culprit.op
-        dynamic = op.startswith("linear_") and "dynamic" in op
+        kind = op.rpartition("::")[2]  # quantized::linear_dynamic
+        dynamic = kind.startswith("linear_") and "dynamic" in kind
         if dynamic or "torchao" in path.parts:  # it quantises activations
             parts = [
                 "one scale of the activations is taken over all tokens of "
