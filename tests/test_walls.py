@@ -1,0 +1,91 @@
+"""How much a reader of one module meets, and walls that the linter lacks.
+
+import-linter keeps the walls inside shared (pyproject.toml has them). The
+benchmarks import the kit by its installed name, so their wall is here.
+"""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+INSIDE = ("annotated", "benchmarks", "mingpt_style")
+# Files and lines that a module's imports lead to, at most. A number may only
+# go down: a new import that makes it larger belongs in another room.
+MET = {
+    "gpt_duet.invariants.checks.causality": (48, 11_800),
+    "gpt_duet.comparison.values.diff": (53, 12_700),
+    "gpt_duet.benchmarks.measure": (31, 4_200),
+}
+
+
+def file_of(module):
+    _, *parts = module.split(".")
+    if not parts or parts[0] not in INSIDE:
+        parts = ["shared", *parts]
+    path = ROOT.joinpath(*parts)
+    package = path / "__init__.py"
+    return package if package.is_file() else path.with_suffix(".py")
+
+
+@cache
+def imports_of(module):
+    """Return the kit's modules that a module imports, in functions as well."""
+    file = file_of(module)
+    parts = module.split(".")
+    package = parts if file.name == "__init__.py" else parts[:-1]
+    tree = ast.parse(file.read_text("utf-8"))
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for inner in ast.walk(node)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or id(node) in for_types:
+            continue
+        up = package[: len(package) - node.level + 1] if node.level else []
+        base = ".".join([*up, *filter(None, [node.module])])
+        for alias in node.names:
+            name = f"{base}.{alias.name}"
+            found.add(name if file_of(name).is_file() else base)
+    return {name for name in found if name.split(".")[0] == "gpt_duet"}
+
+
+def met_by(module):
+    """Return the modules that a reader of one meets, packages included."""
+    met, ahead = set(), {module}
+    while ahead:
+        name = ahead.pop()
+        met.add(name)
+        ahead |= imports_of(name) - met
+        # the package around it runs as well, but brings only its own lines
+        parts = name.split(".")
+        met |= {".".join(parts[:end]) for end in range(1, len(parts))}
+    return met
+
+
+@pytest.mark.parametrize("module", MET)
+def test_a_reader_of_a_module_meets_no_more_than_this(module):
+    files = [file_of(name) for name in met_by(module)]
+    lines = sum(len(f.read_text("utf-8").splitlines()) for f in files)
+    most_files, most_lines = MET[module]
+    assert len(files) <= most_files
+    assert lines <= most_lines
+
+
+def test_a_diff_by_value_meets_no_check_and_no_proof():
+    rooms = {name.split(".")[1] for name in met_by(
+        "gpt_duet.comparison.values.diff"
+    ) if "." in name}  # fmt: skip
+    assert not rooms & {"invariants", "proof", "distributed", "scoring"}
+
+
+def test_the_benchmarks_measure_without_checks_and_pages():
+    met = met_by("gpt_duet.benchmarks.measure")
+    rooms = {name.split(".")[1] for name in met if "." in name}
+    walled = {"invariants", "proof", "tracing", "comparison", "cli"}
+    assert not rooms & walled
