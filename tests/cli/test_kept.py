@@ -172,7 +172,7 @@ def check(folder, *words):
     done = subprocess.run(
         [sys.executable, "-m", "gpt_duet", "check", "--json=out.json", *words],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
     )

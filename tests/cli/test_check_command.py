@@ -18,7 +18,7 @@ from gpt_duet.cli import checking
 from gpt_duet.invariants.checks import CHECKS
 from gpt_duet.targets import load_target
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MODEL = """
 import time
 

@@ -1,9 +1,9 @@
 """Writes tables of READMEs: the models of the tests, what checks cost.
 
-python tests/readme.py          the models, in tests/README.md
-python tests/readme.py costs    the costs, in shared/invariants/README.md:
+python tests/support/readme.py        the models, in tests/zoo/README.md
+python tests/support/readme.py costs  the costs, in the checks' README:
                                 some six minutes of a quiet machine
-python tests/readme.py ways     the ways of running, in the same file
+python tests/support/readme.py ways   the ways of running, in the same file
 """
 
 import re
@@ -19,7 +19,7 @@ from gpt_duet.invariants import CHECKS
 from gpt_duet.mingpt_style import build_model
 from gpt_duet.running.ways import CASES, EVAL, Case
 
-TESTS = Path(__file__).resolve().parent
+TESTS = Path(__file__).resolve().parents[1]
 MEASURED = {
     "small": GPTConfig(65, 64, n_layer=2, n_head=4, n_embd=32),
     "10 million": GPTConfig(65, 256, n_layer=6, n_head=6, n_embd=384),
@@ -112,7 +112,7 @@ def filled(text, tables):
 OF_CHECKS = TESTS.parent / "shared" / "invariants" / "README.md"
 
 if __name__ == "__main__":
-    readme, made = TESTS / "README.md", tables
+    readme, made = TESTS / "zoo" / "README.md", tables
     if sys.argv[1:] in (["costs"], ["ways"]):
         readme, made = OF_CHECKS, {"costs": costs, "ways": ways}[sys.argv[1]]
     readme.write_text(filled(readme.read_text("utf-8"), made()), "utf-8")

@@ -9,13 +9,13 @@ import time
 from functools import partial
 
 import pytest
+import sharded_models
 import torch
 import torch.distributed as dist
 
 from gpt_duet.proof.engine import follow
 from gpt_duet.running.ranks import local, on_any, together
 from gpt_duet.tracing.lines import first_in_two_texts
-from tests import sharded_models
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
@@ -139,7 +139,9 @@ def test_one_process_is_on_its_own():
 
 def found_by(*names, processes=2):
     """Return what the processes of sharded_models find, by the model."""
-    process = start("-m", "tests.sharded_models", *names, processes=processes)
+    process = start(
+        "-m", "tests.zoo.sharded_models", *names, processes=processes
+    )
     out, errors = process.communicate(timeout=600)
     lines = [line for line in out.splitlines() if line.startswith("{")]
     found = {found.pop("model"): found for found in map(json.loads, lines)}
@@ -187,8 +189,8 @@ def test_four_ranks_hold_a_quarter_each():
 @pytest.mark.slow
 def test_the_command_compares_on_all_ranks():
     process = start(
-        "-m", "gpt_duet", "diff", "tests.sharded_models:single",
-        "tests.sharded_models:NoReduction",
+        "-m", "gpt_duet", "diff", "tests.zoo.sharded_models:single",
+        "tests.zoo.sharded_models:NoReduction",
     )  # fmt: skip
     out, _ = process.communicate(timeout=120)
     assert out.startswith("two functions over 2 ranks: they part at tests/")
@@ -199,7 +201,7 @@ def test_the_command_compares_on_all_ranks():
 @pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_others_in_a_sentence():
     process = start(
-        "-m", "gpt_duet", "check", "tests.sharded_models:killed",
+        "-m", "gpt_duet", "check", "tests.zoo.sharded_models:killed",
         "--only", "shape", "--only", "determinism", "--budget", "40s",
     )  # fmt: skip
     began = time.monotonic()

@@ -224,7 +224,7 @@ def build(flip=False):
 
 @pytest.mark.slow
 def test_the_action_checks_what_its_inputs_name(project):
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     action = yaml.safe_load((root / "action.yml").read_text("utf-8"))
     step = action["runs"]["steps"][-1]
     folder = str(Path(sys.executable).parent)

@@ -13,7 +13,7 @@ from test_project import MODEL
 
 import gpt_duet
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("annotated", "mingpt_style", "shared", "benchmarks")
 FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "gpt_duet.py")
 # a user's project; its packages are called as the kit's folders

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+README = Path(__file__).resolve().parents[2] / "README.md"
 SECTION = README.read_text("utf-8").partition("### What it found")[2]
 ROW = re.compile(r"^\| (\S+) ([\d.]+) \| `(.+?)` \| (.+?) \|$", re.M)
 ROWS = ROW.findall(SECTION.partition("\n## ")[0])

@@ -22,7 +22,7 @@ from gpt_duet.training.recipe import Recipe
 from gpt_duet.training.run_folder import last_checkpoint, open_run, read_log
 from gpt_duet.training.trainer import Trainer
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TEXT = "The cat sat on the mat; the dog lay on the log.\n" * 30
 SMALL = (
     "--n-layer=1", "--n-head=2", "--n-embd=16", "--block-size=8",

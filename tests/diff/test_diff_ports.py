@@ -27,7 +27,7 @@ TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
 
 # Below "==" the faults of one port; ">" names the line that first shows it.
 TABLE = r"""
-== tests/ported_llama.py Meta
+== tests/zoo/ported_llama.py Meta
 * norm without its weight
 - return x * root * weight
 + return x * root
@@ -99,7 +99,7 @@ TABLE = r"""
 - x = F.embedding(ids, self.w["model/embed_tokens/weight"])
 + x = 32**0.5 * F.embedding(ids, self.w["model/embed_tokens/weight"])
 
-== tests/ported_llama.py Fused
+== tests/zoo/ported_llama.py Fused
 * parts in another order
 - q, k, v = qkv.split([width, width // 2, width // 2], -1)
 + k, q, v = qkv.split([width // 2, width, width // 2], -1)
@@ -149,7 +149,7 @@ TABLE = r"""
 - F.linear(x, self.w["lm_head/weight"])
 + F.linear(x, self.w["model/embed_tokens/weight"])
 
-== tests/ported_llama.py Written
+== tests/zoo/ported_llama.py Written
 * spread of a sample
 - unbiased=False)
 + unbiased=True)
@@ -183,7 +183,7 @@ TABLE = r"""
 - places[torch.arange(ids.size(1))]
 + places[torch.arange(1, ids.size(1) + 1)]
 
-== tests/ported_llama.py NeoX
+== tests/zoo/ported_llama.py NeoX
 * all of the head rotated
 - heads, size, rotated = 4, 16, 4
 + heads, size, rotated = 4, 16, 16

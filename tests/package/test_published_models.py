@@ -278,7 +278,7 @@ def test_the_causality_of_transformers_is_proved():
     assert median(times) < 150
 
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = ("5.0.0", "5.13.0")  # the lowest one; aliases need torchvision
 TARGET = (
     "transformers:GPT2LMHeadModel(GPT2Config(vocab_size=17, n_positions=16, "

@@ -1,6 +1,6 @@
 """Makes the pictures that the README shows, by real commands.
 
-PYTHONPATH=. python tests/pictures.py
+PYTHONPATH=. python tests/support/pictures.py
 
 A picture of a terminal is what it shows, colours and all, drawn as SVG. That
 of the page is taken with chromium, where it is there.
@@ -21,7 +21,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.text import Text
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "shared/pictures"
 # without the web font: a picture that asks the network for nothing
 SVG = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.S)
@@ -52,7 +52,7 @@ def load(folder):
 
 def write_port(folder):
     """Write a GPT with one fault, and weights for it."""
-    source = (ROOT / "tests/known_gpts.py").read_text("utf-8")
+    source = (ROOT / "tests/zoo/known_gpts.py").read_text("utf-8")
     faulty = source.replace(', approximate="tanh"', "") + LOADER
     (folder / "my_gpt.py").write_text(faulty, "utf-8")
     small_model = ROOT / "shared/checkpoint/small_model"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpt_duet.importing import first_on_path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 WITHIN_LAYERS = (
     "attention.py",
     "block.py",
@@ -132,7 +132,7 @@ TABLE = r"""
 - x = x - x.mean(-1, keepdim=True)
 + x = x - 0.5 * x.mean(-1, keepdim=True)
 
-== tests/ported_gpt.py
+== tests/zoo/ported_gpt.py
 * constant of GELU
 - 0.044715
 + 0.04
@@ -221,7 +221,8 @@ def plant(fault, folder):
     package, _, file = fault.file.partition("/")
     source = target = folder / f"faulty_{package}" / file
     if package == "tests":
-        source, target = ROOT / fault.file, folder / f"faulty_{file}"
+        source = ROOT / fault.file
+        target = folder / f"faulty_{source.name}"
     else:
         unwanted = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / package, target.parent, ignore=unwanted)

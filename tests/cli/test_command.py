@@ -16,7 +16,7 @@ from gpt_duet.cli import COMMANDS
 from gpt_duet.cli.train import train
 from gpt_duet.training.recipe import Recipe
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RUN = """
 import sys
 from gpt_duet.cli import main
