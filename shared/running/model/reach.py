@@ -11,6 +11,7 @@ import array
 import dis
 import functools
 import gc
+import operator
 import random
 import sys
 import types
@@ -35,6 +36,7 @@ from ..ranks import local
 SMALL = 4096  # numbers of a frozen parameter that is kept with the state
 MOST_VALUES = 100_000  # objects of a walk
 LONG_LIST = 1000  # plain values of a container that have no names of their own
+TOO_MANY = "more numbers than the kit keeps"
 MOST_BYTES = 1 << 30  # of memory that is kept
 TORCH = f"{torch.__path__[0]}/"
 
@@ -285,8 +287,12 @@ class Walk:
 
     def _hold(self, holder: Holder) -> None:
         """Keep a holder, and visit what it holds later."""
+        content = holder.read()
+        if len(content) > MOST_VALUES:
+            self.unread[holder.path] = f"{len(content):,} values"
+            return
         self.holders.append(holder)
-        for key, value in holder.read().items():
+        for key, value in content.items():
             if not isinstance(value, PLAIN):
                 self._todo.append((holder.name(key), value))
 
@@ -300,6 +306,7 @@ class Walk:
             ):
                 self._todo.append((_join(path, name), tensor))
             self._todo += [(_join(path, n), m) for n, m in inner.items()]
+            self.unread[path or "the model"] = type(module).__name__
             return
         fixed = module._parameters
         self._hold(Holder(path, ".{}", lambda: dict(fixed)))
@@ -514,9 +521,8 @@ def values_of(model: Any) -> Values:
     for holder in walk.holders:
         content = holder.read()
         plain = {k: v for k, v in content.items() if isinstance(v, PLAIN)}
-        if len(plain) > LONG_LIST:
-            found[holder.path] = [*plain.items()]
-            plain = {}
+        if len(plain) > LONG_LIST:  # it has one name
+            found[holder.path], plain = [*plain.items()], {}
         for key, value in content.items():
             if key in plain:
                 found[holder.name(key)] = value
@@ -525,13 +531,21 @@ def values_of(model: Any) -> Values:
     for name, tensor in walk.tensors.items():
         with suppress(Exception):
             if not _is_weight(tensor):
-                found[name] = local(tensor).detach().clone()
+                found[name] = _copy_of(local(tensor).detach())
     for name, held in walk.arrays.items():
-        found[name] = held.copy()
+        if held.nbytes <= MOST_BYTES:
+            found[name] = held.copy()
     for name, generator in walk.generators.items():
         if not isinstance(generator, torch.Generator):  # its draws are seen
             found[name] = Drawn(_state_of(generator))
     return found
+
+
+def _copy_of(tensor: Tensor) -> Any:
+    """Return a copy of a tensor; of a large one how often it was written."""
+    if tensor.nbytes > MOST_BYTES and not tensor.is_inference():
+        return tensor._version
+    return tensor.clone()
 
 
 def _is_weight(tensor: Tensor) -> bool:
@@ -576,8 +590,15 @@ def _state_of(generator: Any) -> object:
     if isinstance(generator, random.Random):
         return generator.getstate()
     if isinstance(generator, np.random.Generator):
-        return repr(generator.bit_generator.state)
-    return repr(generator.get_state(legacy=False))
+        return _frozen(generator.bit_generator.state)
+    return _frozen(generator.get_state(legacy=False))
+
+
+def _frozen(state: Any) -> object:
+    """Return the numbers of a state as values that can be compared."""
+    if isinstance(state, dict):
+        return [(key, _frozen(value)) for key, value in state.items()]
+    return state.tobytes() if isinstance(state, np.ndarray) else state
 
 
 # --- The state that is put back ----------------------------------------------
@@ -610,7 +631,11 @@ class KeptState:
             for t in walk.tensors.values()
             if isinstance(t, nn.Parameter) and not _is_weight(t)
         ]
-        self.arrays = [(a, a.copy()) for a in walk.arrays.values()]
+        self.arrays = [
+            (held, held.copy())
+            for name, held in walk.arrays.items()
+            if held.flags.writeable and self._has_room(name, held)
+        ]
         self.generators = [(g, _restorer(g)) for g in walk.generators.values()]
         self.versions = self._versions()
 
@@ -624,19 +649,25 @@ class KeptState:
             return
         for holder, saved in self.contents:
             now = holder.read()
-            same = len(now) == len(saved) and all(
-                k in now and now[k] is v for k, v in saved.items()
+            same = len(now) == len(saved)
+            same = same and all(
+                map(operator.is_, now.values(), saved.values())
             )
             if not same or [*now] != [*saved]:
                 assert holder.write is not None
                 holder.write(saved)
         self.memory.put_back()
         for array_, copied in self.arrays:
-            if array_.flags.writeable:
-                array_[...] = copied
+            array_[...] = copied
         for _, restore in self.generators:
             restore()
         self.versions = self._versions()
+
+    def _has_room(self, name: str, held: np.ndarray) -> bool:
+        if held.nbytes > MOST_BYTES:
+            self.unread[name] = TOO_MANY
+            return False
+        return True
 
     def reseed(self, seed: int) -> None:
         """Let the generators that the model holds draw other numbers."""
@@ -674,7 +705,7 @@ class _Memory:
                 done.add(storage.data_ptr())
                 room -= storage.nbytes()
                 if room < 0:
-                    unread[name] = "more numbers than the kit keeps"
+                    unread[name] = TOO_MANY
                     continue
                 memory = torch.empty(
                     0, dtype=torch.uint8, device=storage.device
@@ -686,8 +717,11 @@ class _Memory:
     def put_back(self) -> None:
         """Write the numbers back, and shapes that were changed in place."""
         for memory, numbers in self.kept:
-            if memory.untyped_storage().nbytes() == numbers.numel():
-                memory.copy_(numbers)
+            storage, size = memory.untyped_storage(), numbers.numel()
+            if storage.nbytes() < size:  # it was resized in place
+                storage.resize_(size)
+            memory.set_(storage)
+            memory[:size].copy_(numbers)
         for tensor, shape in self.shapes:
             if _shape_of(tensor) != shape:
                 with suppress(Exception), torch.no_grad():
