@@ -96,6 +96,7 @@ class Prover:
         self.main = main or [Case(rows=rows), replace(TRAIN, rows=rows)]
         self.proof = Proof(order=orders[0].name)
         self.cut = False  # whether a case had no time for some length
+        self.refused = False  # whether the model took no text after calls
         self.routing = False
         self.notes = Notes()
         self.raised = ""
@@ -136,7 +137,6 @@ class Prover:
         with subject.budget.part(share=SHARES[subject.heavy]):
             self._prove(plan(subject, self.main, others, self.lengths))
             if proof.holds:
-                self._rest_on_constants(others)
                 self._prove_more(others)
         subject.budget.something_tried |= proof.holds
         self._rest_on_state()
@@ -146,31 +146,49 @@ class Prover:
     def _prove_more(self, others: list[Case]) -> None:
         """Prove it with other draws, of other batches and after calls."""
         proof = self.proof
-        proof.states.append("as built")
-        proof.rows = sorted({case.rows for case in (*self.main, *others)})
-        short = self.subject.fit(SEEDED)
-        again = [(case, short) for case in self._seeded(others)]
-        again += [(case, short) for case in self._crowds()]
-        proof.holds = all(self._proves(*each) for each in again)
-        states = self.states
-        if not (proof.holds and states is not None and states.calls):
-            return
-        if states.worn is not None:
-            self.after = f" after {states.calls} calls in train mode"
-            longest = [] if self.subject.heavy else self.lengths[-1:]
-            few = [*dict.fromkeys([*self.subject.fit(2, 5), *longest])]
-            cases = [(case, few) for case in self.main]
-            same = [c for c in others if not (c.copy or c.crowd)]
-            cases += [(case, short) for case in same]
-            proof.holds = all(self._proves(*each) for each in cases)
-            if not proof.holds and proof.at is not None:
-                proof.worn = self._worn(proof.at[0])
-            if self.cut:
-                proof.left_out.append(self.after.strip())
+        short, states = self.subject.fit(SEEDED), self.states
+        try:
+            with self.subject.budget.overtime():
+                self._rest_on_constants(others)
+            proof.states.append("as built")
+            more = (*self._seeded(others), *self._crowds())
+            proof.holds = self._prove_each((case, short) for case in more)
+            done = (*self.main, *others, *(() if self.cut else more))
+            proof.rows = sorted({case.rows for case in done})
+            if not (proof.holds and states is not None and states.calls):
                 return
-        if proof.holds:
-            word = "calls" if states.calls > 1 else "call"
-            proof.states.append(f"after {states.calls} {word} in train mode")
+            after = f"after {states.calls} calls in train mode"
+            if states.worn is None or self._prove_after(f" {after}", others):
+                proof.states.append(after)
+        except Exception as error:  # a fault of the kit costs the proof
+            self._add(f"the proof broke: {sentence(error)}")
+            proof.holds = False
+
+    def _prove_after(self, calls: str, others: list[Case]) -> bool:
+        """Prove it from the state after calls; return whether that is done."""
+        proof, self.after = self.proof, calls
+        longest = [] if self.subject.heavy else self.lengths[-1:]
+        few = [*dict.fromkeys([*self.subject.fit(2, 5), *longest])]
+        short = self.subject.fit(SEEDED)
+        same = [c for c in others if not (c.copy or c.crowd)]
+        cases = [(case, few) for case in self.main]
+        cases += [(case, short) for case in same]
+        proof.holds = self._prove_each(cases)
+        if not proof.holds and proof.at is not None:
+            proof.worn = self._worn(proof.at[0])
+        if self.cut:
+            proof.left_out.append(calls.strip())
+        return proof.holds and not (self.cut or self.refused)
+
+    def _prove_each(self, cases: Iterable[tuple[Case, list[int]]]) -> bool:
+        """Whether nothing is open in some cases more."""
+        self.cut = self.refused = False
+        for case, lengths in cases:
+            proved = self._case(case, lengths)
+            if proved is None:
+                return False
+            self.refused |= case in self.main and not proved
+        return True
 
     def _worn(self, case: Case) -> Variant:
         """Return the model after calls, for a test of what is open there."""
@@ -178,14 +196,6 @@ class Prover:
         copy = replace(run.variant.copy, built=run.kept)
         subject = replace(self.subject, keeps_state=True)
         return replace(run.variant, subject=subject, copy=copy)
-
-    def _proves(self, case: Case, lengths: list[int]) -> bool:
-        """Whether nothing is open in a case more."""
-        try:
-            return self._case(case, lengths) is not None
-        except Exception as error:  # a fault of the kit costs the proof
-            self._add(f"{case.name}: the proof broke: {sentence(error)}")
-            return False
 
     def _seeded(self, others: list[Case]) -> list[Case]:
         """Return cases in which other random numbers choose the path."""

@@ -250,7 +250,11 @@ class Walk:
         self._names: dict[int, set[str]] = {}  # of a file, that were visited
         self._todo = deque([("", model)])
         while self._todo and len(self._seen) < MOST_VALUES:
-            self._visit(*self._todo.popleft())
+            path, value = self._todo.popleft()
+            try:
+                self._visit(path, value)
+            except Exception:  # code of the model's author runs there
+                self.unread[path] = type(value).__name__
         for path, _ in self._todo:
             self.unread[path] = "more than the kit looks through"
 
@@ -653,9 +657,11 @@ class KeptState:
             same = same and all(
                 map(operator.is_, now.values(), saved.values())
             )
-            if not same or [*now] != [*saved]:
-                assert holder.write is not None
-                holder.write(saved)
+            if holder.write and not (same and [*now] == [*saved]):
+                try:
+                    holder.write(saved)
+                except Exception:  # code of the model's author runs there
+                    self.unread[holder.path] = "not put back"
         self.memory.put_back()
         for array_, copied in self.arrays:
             array_[...] = copied
@@ -707,10 +713,14 @@ class _Memory:
                 if room < 0:
                     unread[name] = TOO_MANY
                     continue
-                memory = torch.empty(
+                empty = torch.empty(
                     0, dtype=torch.uint8, device=storage.device
-                ).set_(storage)
-                self.kept.append((memory, memory.clone()))
+                )
+                try:
+                    memory = empty.set_(storage)
+                    self.kept.append((memory, memory.clone()))
+                except Exception:  # another kind of device
+                    unread[name] = str(storage.device)
             if type(tensor) is Tensor and _storages(tensor):
                 self.shapes.append((tensor, _shape_of(tensor)))
 
