@@ -590,7 +590,7 @@ class Schedule:
 
 
 class WarmUpInAnObject(WarmUp):
-    """An object counts them, and a lock beside it cannot be copied."""
+    """An object counts them, and a lock next to it cannot be copied."""
 
     def __init__(self):
         super().__init__()
@@ -625,7 +625,7 @@ class MovedByTargets(Around):
 
 
 class LockedWarmUp(WarmUp):
-    """A lock stands beside a count, which opens the path after a long time."""
+    """A count opens the path after a long time; a lock cannot be copied."""
 
     def __init__(self):
         super().__init__()

@@ -22,7 +22,7 @@ from ..proof.proof import Open, Proof
 from ..running.context import modes_kept
 from ..running.errors import ModelRaised
 from ..running.model.building import Model, unwrapped
-from ..running.model.reach import KeptState
+from ..running.model.kept_state import KeptState
 from ..running.operations import (
     DYNAMO,
     FLEX,

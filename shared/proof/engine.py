@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..running.errors import ModelRaised
 from ..running.model.calling import find_loss
-from ..running.model.reach import KeptState
+from ..running.model.kept_state import KeptState
 from ..running.operations import UNSET
 from ..running.places import Place, find_place
 from ..running.ranks import largest, on_any

@@ -12,7 +12,7 @@ from ..running.budget import OutOfTime
 from ..running.documents import Packing, split
 from ..running.errors import ModelRaised, sentence
 from ..running.losses import added_to, scores_and_loss, shifts_of
-from ..running.model.reach import KeptState
+from ..running.model.kept_state import KeptState
 from ..running.model.sizes import special_ids
 from ..running.places import Place, place_of_code
 from ..running.ranks import current, on_any
@@ -268,7 +268,7 @@ class Prover:
         constants: list[tuple[str, Tensor]],
         cases: list[tuple[Case, int]],
     ) -> bool:
-        """Whether the proof holds whatever some saved numbers are."""
+        """Whether the proof holds for any values of some saved numbers."""
         free = tuple(tensor for _, tensor in constants)
         for case, time in cases:
             run = replace(self.run_of(case), free=free)

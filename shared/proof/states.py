@@ -1,9 +1,9 @@
-"""What calls leave in a model: the states of which a proof is.
+"""The states that calls leave in a model.
 
 A model is called as training and serving call it: several times, in each
-mode, with targets, masks and other arguments. What a call changes by the
-tokens that it gets, or goes on changing, can have any value later. What else
-differs from the model as it was built makes a second state.
+mode, with targets, masks and other arguments. A tensor that a call changes by
+its tokens, or that calls go on changing, can have any value later. Every
+other difference from the model as it was built makes a second state.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,13 @@ from ..running.context import (
     drawn_outside_torch,
     only_type_checkers_draw,
 )
-from ..running.model.reach import Drawn, KeptState, Values, changed, values_of
+from ..running.model.kept_state import (
+    Drawn,
+    KeptState,
+    Values,
+    changed,
+    values_of,
+)
 from ..running.ranks import on_any
 from ..running.subject import Subject
 from ..running.variant import Copy, Variant
@@ -120,7 +126,7 @@ class _Rounds:
         return tuple(dict.fromkeys(item for items in found for item in items))
 
     def run(self, number: int) -> Values:
-        """Make each call once more, and return what is there afterwards."""
+        """Make each call once more, and return the values after them."""
         times = 1 if self.subject.heavy else TWICE
         for _ in range(times):
             for case, time in self._calls():
@@ -190,7 +196,7 @@ def saved_constants(model: Any) -> dict[str, list[tuple[str, Tensor]]]:
 
 
 def extra_states(model: Any) -> list[str]:
-    """Return the modules that load a state of their own from a checkpoint.
+    """Return the modules that load more than tensors from a checkpoint.
 
     Those of torch's are left out: they hold scales of rounding.
     """

@@ -54,7 +54,7 @@ from .model.inputs import (
     Input,
     passed_over,
 )
-from .model.reach import KeptState, changed, values_of
+from .model.kept_state import KeptState, changed, values_of
 from .model.sizes import (
     LENGTH,
     ROWS,

@@ -24,7 +24,7 @@ from .context import RecordedDraws, during, isolated, seed_all
 from .errors import ModelRaised, SkipCheck
 from .model.building import Model, cast
 from .model.calling import MASK, describe
-from .model.reach import KeptState
+from .model.kept_state import KeptState
 from .operations import is_plain
 from .position_losses import PositionLosses
 from .ranks import current, local, same

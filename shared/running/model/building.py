@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from ..context import callers_device, isolated, modes_kept
 from ..errors import HookRaised, UnusableModel, place_of, sentence
 from ..ranks import together
-from .reach import parted_by_copy
+from .kept_state import parted_by_copy
 
 # --- Models in wrappers ------------------------------------------------------
 
@@ -240,7 +240,7 @@ def deep_copy(model: nn.Module) -> nn.Module:
     copy has the same one.
 
     Raises:
-        ValueError: where a copy would part a parameter from what reads it.
+        ValueError: where a copy would separate a parameter from its reader.
     """
     _require_own_memory(model)
     copied = copy.deepcopy(model)

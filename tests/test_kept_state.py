@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gpt_duet.running.model.building import deep_copy
-from gpt_duet.running.model.reach import KeptState, changed, values_of
+from gpt_duet.running.model.kept_state import KeptState, changed, values_of
 
 COUNT = 0
 TABLE = torch.zeros(3)
@@ -78,7 +78,7 @@ NAMES = [
 
 
 def last(name):
-    return name.rpartition("test_reach.")[2].removeprefix("Model.")
+    return name.rpartition("test_kept_state.")[2].removeprefix("Model.")
 
 
 def test_each_change_of_a_call_is_seen_by_name():
