@@ -1124,6 +1124,7 @@ SOUND = {
     "WarmUpInAnObject": ("after", doubled),
     "MovedByTargets": ("after", lambda self, x: x * (1 + self.gate)),
     "TableThatGrows": ("grown", filled),
+    "MetAnEnd": ("after", lambda self, x: x * (1 + self.met)),
     "CountedByTheFile": ("after", doubled),
     "CountedByAClosure": ("after", doubled),
     "ReadByALambda": ("statistic", of_the_weights),

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..running.errors import ModelRaised
 from ..running.model.calling import find_loss
 from ..running.model.kept_state import KeptState
+from ..running.model.reach import Walk
 from ..running.operations import UNSET
 from ..running.places import Place, find_place
 from ..running.ranks import largest, on_any
@@ -169,6 +170,21 @@ def follow(
     codes = shadows.codes(scores)
     reached = largest(plain(codes).amax(2).expand(tokens.shape).cpu())
     return Found(reached, allowed, shadows.notes, shadows.path, scores)
+
+
+def left_by_tokens(
+    run: Followed, tokens: Tokens, targets: Tokens | None = None
+) -> list[str]:
+    """Return the names of tensors in which a run leaves numbers of tokens."""
+    run.reset()
+    shadows = Shadows(run.parameters)
+    _mark(shadows, tokens, targets, POSITIONS)
+    with followed(shadows):
+        run(tokens, targets)
+    held = Walk(run.variant.model).tensors
+    found = [name for name, t in held.items() if shadows.latest(t) > FREE]
+    run.reset()
+    return found
 
 
 def _mark(

@@ -41,6 +41,7 @@ from .codes import (
     as_lowered,
     full,
     lined_up,
+    plain,
 )
 from .collectives import carry
 from .rules import FORMULAS, MASKS, integers_of_routing, pointwise
@@ -181,6 +182,12 @@ class Shadows(Operations):
     def codes(self, tensor: Tensor) -> Tensor:
         """Return the codes of a tensor."""
         return self._shadow(tensor).view(tensor)
+
+    def latest(self, tensor: Tensor) -> int:
+        """Return the largest code of a tensor, KNOWN if it was never met."""
+        found = [self.storages.find(part) for part in parts_of(local(tensor))]
+        codes = [plain(s.codes).max() for s in found if s and s.codes.numel()]
+        return max(map(int, codes), default=KNOWN)
 
     def _shadow(self, tensor: Tensor) -> Shadow:
         """Return a storage's codes; one never seen before is known."""

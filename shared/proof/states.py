@@ -20,17 +20,20 @@ from ..running.context import (
     drawn_outside_torch,
     only_type_checkers_draw,
 )
+from ..running.errors import ModelRaised
 from ..running.model.kept_state import (
     Drawn,
     KeptState,
     Values,
     changed,
     values_of,
+    versions_of,
 )
 from ..running.ranks import on_any
 from ..running.subject import Subject
 from ..running.variant import Copy, Variant
 from ..running.ways import EVAL, TRAIN, Case, to_be_tried
+from .engine import Followed, Tokens, left_by_tokens
 
 SHORT_TOKENS = 5  # of the text of a call
 TWICE = 2  # times that each call of a round is made; of a heavy model once
@@ -62,11 +65,14 @@ def find_states(subject: Subject, copy: Copy) -> States:
     """Call a model as its users do, and return what the calls change."""
     assert copy.built is not None
     rounds = _Rounds(subject, copy)
-    at_first = values_of(copy.model)
+    at_first, versions = values_of(copy.model), versions_of(copy.model)
     after = rounds.run(0)
+    written = on_any(versions_of(copy.model) != versions)
     if not on_any(bool(changed(at_first, after))):
         copy.built.put_back(always=True)
-        return replace(rounds.found(), unread=rounds.unread())
+        left = rounds.left_by_tokens() if written else {}
+        found = rounds.found()
+        return replace(found, moving=tuple(left), unread=rounds.unread())
     later = rounds.run(1)
     worn = KeptState(copy.model)
     count = rounds.training
@@ -80,9 +86,10 @@ def find_states(subject: Subject, copy: Copy) -> States:
     tensors = [n for n in rest if isinstance(_value(n, later, after), Tensor)]
     fixed = [n for n in rest if n not in tensors]
     same = not on_any(bool({*changed(at_first, later)} - {*drawn}))
+    moving = dict.fromkeys(tensors) | rounds.left_by_tokens()
     return replace(
         rounds.found(),
-        moving=tuple(tensors),
+        moving=tuple(moving),
         fixed=tuple(_in_short(fixed)),
         unread=rounds.unread(worn),
         worn=None if same else worn,
@@ -130,10 +137,26 @@ class _Rounds:
         times = 1 if self.subject.heavy else TWICE
         for _ in range(times):
             for case, time in self._calls():
-                with suppress(Exception):
+                with suppress(ModelRaised):
                     self._call(case, time)
                 self.training += case.training
         return values_of(self.copy.model)
+
+    def left_by_tokens(self) -> dict[str, None]:
+        """Return the tensors in which a call leaves numbers of its tokens.
+
+        The values need not show it: an id that sets a flag may be rare.
+        """
+        found = dict[str, None]()
+        short = self.subject.lengths.fit(SHORT_TOKENS)
+        for case in dict.fromkeys(c for c, t in self._calls() if t == short):
+            tokens, targets = self._texts(case, short)
+            run = Followed(
+                Variant(self.subject, self.copy, case), self.copy.built
+            )
+            with suppress(ModelRaised), self.subject.budget.overtime():
+                found |= dict.fromkeys(left_by_tokens(run, tokens, targets))
+        return found
 
     def _calls(self) -> Iterator[tuple[Case, int]]:
         subject = self.subject
@@ -151,12 +174,7 @@ class _Rounds:
 
     def _call(self, case: Case, time: int) -> None:
         subject = self.subject
-        rows = subject.fit_rows(2)
-        tokens = subject.draw(rows, time, self.generator).to(subject.device)
-        targets = None
-        if case.targets:
-            targets = subject.draw(rows, time, self.generator)
-            targets = targets.to(subject.device)
+        tokens, targets = self._texts(case, time)
         run = Variant(subject, self.copy, case)
         seed = subject.seed + self.training
         call: Callable[[], Any] = partial(
@@ -165,6 +183,16 @@ class _Rounds:
         for name in drawn_outside_torch(seed, call):
             if name != PYTHON or not only_type_checkers_draw(call):
                 self.draws[name, case.training] = None
+
+    def _texts(self, case: Case, time: int) -> tuple[Tokens, Tokens | None]:
+        """Return tokens of two rows, and targets where the case has some."""
+        subject = self.subject
+        rows = subject.fit_rows(2)
+        tokens, targets = (
+            subject.draw(rows, time, self.generator).to(subject.device)
+            for _ in range(2)
+        )
+        return tokens, targets if case.targets else None
 
 
 def _in_training(case: Case) -> Case:

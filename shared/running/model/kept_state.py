@@ -68,6 +68,18 @@ def values_of(model: Any) -> Values:
     return found
 
 
+def versions_of(model: Any) -> dict[str, tuple[int, int]]:
+    """Return which tensors a model can reach, and how often each was written.
+
+    Parameters are left out.
+    """
+    return {
+        name: (id(tensor), -1 if tensor.is_inference() else tensor._version)
+        for name, tensor in Walk(model).tensors.items()
+        if not _is_weight(tensor)
+    }
+
+
 def _copy_of(tensor: Tensor) -> Any:
     """Return a copy of a tensor; of a large one how often it was written."""
     if tensor.nbytes > MOST_BYTES and not tensor.is_inference():
