@@ -6,6 +6,7 @@ its tokens, or that calls go on changing, can have any value later. Every
 other difference from the model as it was built makes a second state.
 """
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from ..running.ways import EVAL, TRAIN, Case, to_be_tried
 from .engine import Followed, Tokens, left_by_tokens
 
 SHORT_TOKENS = 5  # of the text of a call
+SYSTEM_RANDOM = random.SystemRandom.__name__
 TWICE = 2  # times that each call of a round is made; of a heavy model once
 
 
@@ -71,8 +73,8 @@ def find_states(subject: Subject, copy: Copy) -> States:
     if not on_any(bool(changed(at_first, after))):
         copy.built.put_back(always=True)
         left = rounds.left_by_tokens() if written else {}
-        found = rounds.found()
-        return replace(found, moving=tuple(left), unread=rounds.unread())
+        unread = rounds.unread()
+        return replace(rounds.found(), moving=tuple(left), unread=unread)
     later = rounds.run(1)
     worn = KeptState(copy.model)
     count = rounds.training
@@ -87,11 +89,12 @@ def find_states(subject: Subject, copy: Copy) -> States:
     fixed = [n for n in rest if n not in tensors]
     same = not on_any(bool({*changed(at_first, later)} - {*drawn}))
     moving = dict.fromkeys(tensors) | rounds.left_by_tokens()
+    unread = rounds.unread(worn)
     return replace(
         rounds.found(),
         moving=tuple(moving),
         fixed=tuple(_in_short(fixed)),
-        unread=rounds.unread(worn),
+        unread=unread,
         worn=None if same else worn,
         calls=count,
     )
@@ -130,7 +133,11 @@ class _Rounds:
         """Return what cannot be read in any state."""
         states = (self.copy.built, *others)
         found = [s.unread.items() for s in states if s is not None]
-        return tuple(dict.fromkeys(item for items in found for item in items))
+        every = dict.fromkeys(item for items in found for item in items)
+        for name, kind in every:
+            if kind == SYSTEM_RANDOM:  # no seed repeats what it draws
+                self.draws |= dict.fromkeys([(name, False), (name, True)])
+        return tuple(item for item in every if item[1] != SYSTEM_RANDOM)
 
     def run(self, number: int) -> Values:
         """Make each call once more, and return the values after them."""
