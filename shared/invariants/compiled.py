@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from ..proof.proof import Open, Proof
 from ..running.context import modes_kept
 from ..running.errors import ModelRaised
-from ..running.model.building import KeptState, Model, unwrapped
+from ..running.model.building import Model, unwrapped
+from ..running.model.kept_state import KeptState
 from ..running.operations import (
     DYNAMO,
     FLEX,

@@ -197,7 +197,9 @@ def trials(subject: Subject, proof: Proof) -> Iterator[Trial]:
     drawn = _Texts(subject)
     exact = [replace(case, dtype=DOUBLE.dtype) for case in (EVAL, TRAIN)]
     few = subject.fit(2, 3, 5, 8, SHORT, subject.block_size)
-    if proof.at is not None:
+    if proof.at is not None and proof.worn is not None:
+        yield from drawn.of_run(proof.worn, proof.at[1], AT_ONCE)
+    elif proof.at is not None:
         case, time = proof.at
         double = replace(case, dtype=DOUBLE.dtype)
         as_it_is = () if case.dtype or case.losses else (double,)
@@ -269,7 +271,7 @@ class _Texts:
                 continue
             enough = case.size > ENLARGED[0].size
             for time in lengths:
-                yield from self._at(variant, time, share)
+                yield from self.of_run(variant, time, share)
 
     def _copy(self, case: Case, time: int) -> Variant | None:
         if case.size:
@@ -282,7 +284,7 @@ class _Texts:
         variant.copy.may_fail |= case.within is not nullcontext
         return variant
 
-    def _at(
+    def of_run(
         self, variant: Variant, time: int, share: float
     ) -> Iterator[Trial]:
         """Yield a batch of splits, then the first two, each alone."""
@@ -361,4 +363,4 @@ class _Texts:
         # longer than the given block_size: the model may refuse such a text
         variant.copy.may_fail = True
         for rows in sorted(n for n in tables if SHORT < n <= LONGEST_TABLE):
-            yield from self._at(variant, rows + 1, AFTER)
+            yield from self.of_run(variant, rows + 1, AFTER)

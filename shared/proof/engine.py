@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,8 +11,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..running.errors import ModelRaised
-from ..running.model.building import KeptState
 from ..running.model.calling import find_loss
+from ..running.model.kept_state import KeptState
+from ..running.model.reach import Walk
 from ..running.operations import UNSET
 from ..running.places import Place, find_place
 from ..running.ranks import largest, on_any
@@ -30,18 +30,23 @@ Codes = Int[Tensor, "batch time"]
 
 @dataclass(frozen=True)
 class Followed:
-    """A Variant as the proof runs it: from the state it was built in.
+    """A Variant as the proof runs it, each time from one state.
 
-    Moving are the buffers and attributes that calls in train mode go on
-    changing: they can have any value, as weights can.
+    Attributes:
+        variant: the model, and how it is called.
+        kept: the state: the one that was built, or one after calls.
+        moving: names of tensors that calls go on changing: they can have any
+            value, as weights can.
+        free: other tensors that can.
     """
 
     variant: Variant
     kept: KeptState | None
     moving: tuple[str, ...] = ()
+    free: tuple[Tensor, ...] = ()
 
     def reset(self) -> None:
-        """Put back what the model held when it was built."""
+        """Put back what the model held in this state."""
         if self.kept is not None:
             self.kept.put_back(always=True)
         self.variant.start_again()  # here, where no operation is followed
@@ -56,15 +61,15 @@ class Followed:
     @property
     def parameters(self) -> list[Tensor]:
         """The numbers that can have any value."""
-        moving = [attrgetter(name)(self.variant.model) for name in self.moving]
-        tensors = [value for value in moving if isinstance(value, Tensor)]
-        return [*self.variant.parameters, *tensors]
+        held = {} if self.kept is None else self.kept.tensors
+        moving = [held[name] for name in self.moving if name in held]
+        return [*self.variant.parameters, *moving]
 
     def __call__(
         self, tokens: Tokens, targets: Tokens | None
     ) -> Float[Tensor, "batch time vocab"]:
         """Return the scores; where the loss is followed, it in their place."""
-        seed = self.variant.subject.seed
+        seed = self.variant.case.seed or self.variant.subject.seed
         if self.variant.case.losses:
             answer = self.variant.answer(tokens, seed=seed, targets=targets)
             loss = find_loss(answer)
@@ -154,7 +159,8 @@ def follow(
         tape: called with each step.
     """
     run.reset()
-    shadows = Shadows(run.parameters, routing, tape)
+    free = getattr(run, "free", ())
+    shadows = Shadows(run.parameters, routing, tape, free=free)
     allowed = _mark(shadows, tokens, targets, order)
     if order.losses and targets is not None:
         shadows.tape = Compared(shadows, tokens, targets, order.target)
@@ -164,6 +170,21 @@ def follow(
     codes = shadows.codes(scores)
     reached = largest(plain(codes).amax(2).expand(tokens.shape).cpu())
     return Found(reached, allowed, shadows.notes, shadows.path, scores)
+
+
+def left_by_tokens(
+    run: Followed, tokens: Tokens, targets: Tokens | None = None
+) -> list[str]:
+    """Return the names of tensors in which a run leaves numbers of tokens."""
+    run.reset()
+    shadows = Shadows(run.parameters)
+    _mark(shadows, tokens, targets, POSITIONS)
+    with followed(shadows):
+        run(tokens, targets)
+    held = Walk(run.variant.model).tensors
+    found = [name for name, t in held.items() if shadows.latest(t) > FREE]
+    run.reset()
+    return found
 
 
 def _mark(

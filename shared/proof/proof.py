@@ -5,9 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor, nn
+
 from ..notebooks import as_html
+from ..running.context import PYTHON
 from ..running.places import Place
 from ..running.tokens import runs
+from ..running.variant import Variant
 from ..running.ways import Case
 from .codes import FREE
 from .shadows import Notes
@@ -19,6 +23,10 @@ CLAIMS = {
     "documents": "no operation lets one document reach another",
 }
 
+DRAWN = {
+    PYTHON: "Python's random numbers",
+    "NumPy": "NumPy's random numbers",
+}
 MAIN = ("in eval mode", "in train mode")
 ALSO = {  # in the name of a way, and what a reader needs of it
     "rows": "with two rows",
@@ -77,6 +85,10 @@ class Proof:
         given: arguments that were given, in words.
         never_given: those that no way of running gives.
         declared: those that the user says are never given.
+        states: of the model, from which it was followed: "as built", "after
+            8 calls in train mode".
+        rows: numbers of rows of the batches that were followed.
+        worn: the model after calls, in the way of running that is open.
     """
 
     holds: bool = True
@@ -94,6 +106,9 @@ class Proof:
     given: list[str] = field(default_factory=list)
     never_given: list[str] = field(default_factory=list)
     declared: list[str] = field(default_factory=list)
+    states: list[str] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    worn: Variant | None = None
 
     @property
     def proved(self) -> bool:
@@ -160,7 +175,7 @@ class Proof:
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
         names = "proved conditional conditions left_out given never_given "
-        names += "lengths modes assumptions"
+        names += "lengths modes assumptions states rows"
         return {n: getattr(self, n) for n in names.split()} | {
             "declared_never_given": self.declared,
             "open": [o.to_dict() for o in self.open],
@@ -173,10 +188,38 @@ class Proof:
         self.open.append(Open(f"numbers leave torch at {place}{how}", place))
 
     def keep(self, name: str) -> None:
-        """Assume that a number which training changes keeps its value."""
+        """Assume that a value which calls change, and no tensor, stays."""
+        self.assumptions.append(f"{name}, which calls change, stays as it is")
+
+    def keep_unread(self, name: str, kind: str) -> None:
+        """Assume that an object whose state cannot be read holds no token."""
         self.assumptions.append(
-            f"{name}, which training changes, stays as it is"
+            f"{name} ({kind}), which cannot be read, stays as it is"
         )
+
+    def keep_extra_state(self, name: str) -> None:
+        """Assume that the extra state of a module stays."""
+        self.assumptions.append(
+            f"the extra state of {name or 'the model'}, which a checkpoint "
+            f"sets, stays as it is"
+        )
+
+    def keep_saved(self, constants: list[tuple[str, Tensor]]) -> None:
+        """Rest on saved numbers, which hide later tokens: they stay.
+
+        Buffers are assumed to; of parameters it is a condition.
+        """
+        names = [name for name, _ in constants]
+        zero = not any(bool(value.any()) for _, value in constants)
+        how = "stays 0" if zero else "stays as it is"
+        text = f"{_few(names, 1)}, which a checkpoint sets, {how}"
+        weights = any(isinstance(v, nn.Parameter) for _, v in constants)
+        (self.conditions if weights else self.assumptions).append(text)
+
+    def depend_on_draws(self, name: str) -> None:
+        """Make the proof conditional on draws that torch does not make."""
+        what = DRAWN.get(name, f"the random numbers of {name}")
+        self.conditions.append(f"{what} take the same path")
 
     def rest_on(self, notes: Notes, is_module: bool) -> None:
         """Say what the proof rests on."""

@@ -1,19 +1,18 @@
 """Proofs of a model: it is followed at each length, in each case."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
-from operator import attrgetter
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..running.budget import OutOfTime
 from ..running.documents import Packing, split
 from ..running.errors import ModelRaised, sentence
 from ..running.losses import added_to, scores_and_loss, shifts_of
-from ..running.model.building import KeptState
+from ..running.model.kept_state import KeptState
 from ..running.model.sizes import special_ids
 from ..running.places import Place, place_of_code
 from ..running.ranks import current, on_any
@@ -55,9 +54,13 @@ from .engine import (
 )
 from .proof import Open, Proof
 from .shadows import OUTSIDE, Notes
+from .states import States, extra_states, find_states, saved_constants
 
 # --- The prover --------------------------------------------------------------
 
+SEEDED = 5  # tokens of a text that is followed with several seeds
+SEEDS = 40  # with which a branch of one call in ten is hardly missed
+MORE_ROWS = (2, 5, 8, 16)
 UNCONTROLLED = "the control of its rules"
 CONTROL = 5  # tokens of the text in which each is changed
 LONG_CONTROL = 64  # at most, of a second one
@@ -93,6 +96,7 @@ class Prover:
         self.main = main or [Case(rows=rows), replace(TRAIN, rows=rows)]
         self.proof = Proof(order=orders[0].name)
         self.cut = False  # whether a case had no time for some length
+        self.refused = False  # whether the model took no text after calls
         self.routing = False
         self.notes = Notes()
         self.raised = ""
@@ -101,7 +105,8 @@ class Prover:
         self.unfollowed: set[int] = (
             set()
         )  # those that were run unfollowed, too
-        self.moving: tuple[str, ...] | None = None  # see Followed
+        self.states: States | None = None  # of the model as it is built
+        self.after = ""  # calls, in words, which made the state
         self.copies: dict[tuple[torch.dtype | None, bool], Copy] = {}
         self.scores: Tensor | None = None  # of the run followed last
         # of a case: the lengths at which its rules will be held against
@@ -128,11 +133,157 @@ class Prover:
             model = self.run_of(EVAL).variant.model
             proof.leave_torch(place_of_code(model))
             return proof
+        others = [*others]
         with subject.budget.part(share=SHARES[subject.heavy]):
             self._prove(plan(subject, self.main, others, self.lengths))
+            if proof.holds:
+                self._prove_more(others)
         subject.budget.something_tried |= proof.holds
+        self._rest_on_state()
         proof.rest_on(self.notes, subject.is_module)
         return proof
+
+    def _prove_more(self, others: list[Case]) -> None:
+        """Prove it with other draws, of other batches and after calls."""
+        proof = self.proof
+        short, states = self.subject.fit(SEEDED), self.states
+        try:
+            with self.subject.budget.overtime():
+                self._rest_on_constants(others)
+            proof.states.append("as built")
+            more = (*self._seeded(others), *self._crowds())
+            proof.holds = self._prove_each((case, short) for case in more)
+            done = (*self.main, *others, *(() if self.cut else more))
+            proof.rows = sorted({case.rows for case in done})
+            if not (proof.holds and states is not None and states.calls):
+                return
+            after = f"after {states.calls} calls in train mode"
+            if states.worn is None or self._prove_after(f" {after}", others):
+                proof.states.append(after)
+        except Exception as error:  # a fault of the kit costs the proof
+            self._add(f"the proof broke: {sentence(error)}")
+            proof.holds = False
+
+    def _prove_after(self, calls: str, others: list[Case]) -> bool:
+        """Prove it from the state after calls; return whether that is done."""
+        proof, self.after = self.proof, calls
+        longest = [] if self.subject.heavy else self.lengths[-1:]
+        few = [*dict.fromkeys([*self.subject.fit(2, 5), *longest])]
+        short = self.subject.fit(SEEDED)
+        same = [c for c in others if not (c.copy or c.crowd)]
+        cases = [(case, few) for case in self.main]
+        cases += [(case, short) for case in same]
+        proof.holds = self._prove_each(cases)
+        if not proof.holds and proof.at is not None:
+            proof.worn = self._worn(proof.at[0])
+        if self.cut:
+            proof.left_out.append(calls.strip())
+        return proof.holds and not (self.cut or self.refused)
+
+    def _prove_each(self, cases: Iterable[tuple[Case, list[int]]]) -> bool:
+        """Whether nothing is open in some cases more."""
+        self.cut = self.refused = False
+        for case, lengths in cases:
+            proved = self._case(case, lengths)
+            if proved is None:
+                return False
+            self.refused |= case in self.main and not proved
+        return True
+
+    def _worn(self, case: Case) -> Variant:
+        """Return the model after calls, for a test of what is open there."""
+        run = self.run_of(replace(case, how=f"{case.how}{self.after}"))
+        copy = replace(run.variant.copy, built=run.kept)
+        subject = replace(self.subject, keeps_state=True)
+        return replace(run.variant, subject=subject, copy=copy)
+
+    def _seeded(self, others: list[Case]) -> list[Case]:
+        """Return cases in which other random numbers choose the path."""
+        draws = self.states.draws if self.states is not None else ()
+        generator = self.subject.generator()
+        drawing = {training for _, training in draws}
+        modes = [m for m in (False, True) if on_any(m in drawing)]
+        drawn = torch.randint(1, 1 << 31, (SEEDS,), generator=generator)
+        seeds = drawn.tolist()
+        return [
+            replace(case, seed=seed)
+            for case in (*self.main, *(c for c in others if c.targets))
+            if case.training in modes
+            for seed in seeds
+        ]
+
+    def _crowds(self) -> list[Case]:
+        """Return cases of batches of other sizes, where rows are apart."""
+        subject = self.subject
+        if self.proof.order != "rows" or subject.heavy:
+            return []
+        counts = dict.fromkeys(subject.fit_rows(n) for n in MORE_ROWS)
+        return [
+            replace(case, rows=count)
+            for count in counts
+            if count not in (1, self.main[0].rows)
+            for case in self.main
+        ]
+
+    def _rest_on_state(self) -> None:
+        """Say on what of the model's state the proof rests."""
+        proof, states = self.proof, self.states or States()
+        for name, kind in states.unread:
+            proof.keep_unread(name, kind)
+        for name in states.fixed:
+            proof.keep(name)
+        for name in dict.fromkeys(name for name, _ in states.draws):
+            proof.depend_on_draws(name)
+
+    def _rest_on_constants(self, others: list[Case]) -> None:
+        """Say which saved numbers must stay: with others it is open."""
+        run = self.run_of(self.main[0])
+        for name in extra_states(run.variant.model):
+            self.proof.keep_extra_state(name)
+        held = {} if run.kept is None else run.kept.tensors
+        moving = {id(held[name]) for name in run.moving if name in held}
+        groups = [
+            kept
+            for alike in saved_constants(run.variant.model).values()
+            if (kept := [c for c in alike if id(c[1]) not in moving])
+        ]
+        cases = [*self._sampled(others)]
+        every = [constant for group in groups for constant in group]
+        if not every or self._is_free(every, cases):
+            return
+        needed = [g for g in groups if not self._is_free(g, cases)]
+        for group in needed or [every]:
+            self.proof.keep_saved(group)
+
+    def _sampled(self, others: list[Case]) -> Iterator[tuple[Case, int]]:
+        """Yield each case of the model as it is built, at a short length."""
+        heavy, fit = self.subject.heavy, self.subject.lengths.fit
+        others = [c for c in others if not (c.copy or c.crowd or heavy)]
+        yield from ((case, fit(CONTROL)) for case in (*self.main, *others))
+        if not heavy:
+            yield from ((case, fit(LONG_CONTROL)) for case in self.main)
+
+    def _is_free(
+        self,
+        constants: list[tuple[str, Tensor]],
+        cases: list[tuple[Case, int]],
+    ) -> bool:
+        """Whether the proof holds for any values of some saved numbers."""
+        free = tuple(tensor for _, tensor in constants)
+        for case, time in cases:
+            run = replace(self.run_of(case), free=free)
+            tokens, targets = self.texts(case, time)
+            for order in self._orders(run):
+                try:
+                    found = follow(run, tokens, targets, order, self.routing)
+                except ModelRaised:
+                    return False
+                notes, shown = found.notes, case.shown(time)
+                new = notes.reads.keys() - self.notes.reads.keys()
+                rests = bool(new or notes.weak or notes.left)
+                if on_any(rests or bool(found.open(shown))):
+                    return False
+        return True
 
     def _prove(self, cases: Iterable[tuple[Case, list[int]]]) -> None:
         proof = self.proof
@@ -225,36 +376,18 @@ class Prover:
             built = Case(dtype=case.dtype, frozen=case.frozen)
             copy = copy_for(self.subject, built).copy
             copy.may_fail = copy.rough = False
-            if isinstance(copy.model, nn.Module):
-                copy.built = KeptState(copy.model)
-                if self.moving is None:
-                    self.moving = self._find_moving(copy)
             self.copies[key] = copy
-        variant = Variant(self.subject, self.copies[key], case)
-        return Followed(variant, self.copies[key].built, self.moving or ())
-
-    def _find_moving(self, copy: Copy) -> tuple[str, ...]:
-        """Return what differs after a first and a second call.
-
-        A table that the first call fills stays, and what a call makes is
-        gone before the next one.
-        """
-        subject, run = self.subject, Variant(self.subject, copy, TRAIN)
-        texts = subject.draw(2, subject.lengths.fit(CONTROL)).split(1)
-        names, found = [], []
-        with suppress(Exception):
-            run.answer(texts[0], go_on=True, seed=subject.seed)
-            kept = KeptState(copy.model)
-            run.answer(texts[1], go_on=True, seed=subject.seed + 1)
-            names = [*kept.changed()]
-        assert copy.built is not None
-        copy.built.put_back(always=True)
-        for name in names:
-            with suppress(AttributeError):
-                if isinstance(attrgetter(name)(copy.model), int | float):
-                    self.proof.keep(name)
-                found.append(name)
-        return tuple(found)
+            if not self.subject.caller.arrays:
+                copy.built = KeptState(copy.model)
+                if self.states is None:
+                    self.states = find_states(self.subject, copy)
+        copy = self.copies[key]
+        moving = self.states.moving if self.states is not None else ()
+        if self.after:
+            assert self.states is not None
+            copy = replace(copy, built=self.states.worn)
+        variant = Variant(self.subject, copy, case)
+        return Followed(variant, copy.built, moving)
 
     def texts(self, case: Case, time: int) -> tuple[Tokens, Tokens | None]:
         """Return tokens, and targets if they are given."""
@@ -434,7 +567,7 @@ class Prover:
             self._add(text, place)
         for place, name in result.notes.unknown.items():
             self._add(f"{place}: no rule for {name}", place)
-        how = f"at length {time} {run.variant.case.name}"
+        how = f"at length {time} {run.variant.case.name}{self.after}"
         if order.losses:
             for place in result.notes.compared:
                 text = "the scores of a target depend on it, or on a later one"

@@ -41,6 +41,7 @@ from .codes import (
     as_lowered,
     full,
     lined_up,
+    plain,
 )
 from .collectives import carry
 from .rules import FORMULAS, MASKS, integers_of_routing, pointwise
@@ -131,7 +132,9 @@ class Shadows(Operations):
     """Carries codes beside numbers.
 
     Args:
-        parameters: tensors that can have any value.
+        parameters: tensors that can have any value, but for parameters of
+            booleans and whole numbers.
+        free: tensors that can, whatever they hold.
         routing: whether integers that sort a token's own choices are taken
             as known.
         tape: called with each step; None: steps are not kept. One with
@@ -145,6 +148,7 @@ class Shadows(Operations):
         routing: bool = False,
         tape: Callable[[Step], None] | None = None,
         blind: bool = False,
+        free: Iterable[Tensor] = (),
     ):
         super().__init__()
         self.storages = Storages()
@@ -158,19 +162,19 @@ class Shadows(Operations):
         self.sent: list[Any] = []  # codes on their way to them
         for parameter in map(local, parameters):
             for part in parts_of(parameter):
-                if isinstance(part, nn.Parameter):
-                    self.mark(part, FREE)
-                else:  # the whole numbers of a quantised one have any, too
-                    self.storages.fill(part, FREE)
+                self.mark(part, FREE)
+        for tensor in map(local, free):
+            for part in parts_of(tensor):
+                self.storages.fill(part, FREE)
 
     def mark(self, tensor: Tensor, code: int | Tensor) -> None:
         """Say what the numbers of a tensor depend on."""
         if isinstance(code, int):
             number = tensor.is_floating_point() or tensor.is_complex()
-            # nothing trains a mask
-            self.storages.fill(
-                tensor, KNOWN if code == FREE and not number else code
-            )
+            if code == FREE and isinstance(tensor, nn.Parameter):
+                # nothing trains a mask: the prover varies it afterwards
+                code = FREE if number else KNOWN
+            self.storages.fill(tensor, code)
             return
         codes = lined_up(code.to(tensor.device), tensor.dim())
         self.storages.write(tensor, codes)
@@ -178,6 +182,12 @@ class Shadows(Operations):
     def codes(self, tensor: Tensor) -> Tensor:
         """Return the codes of a tensor."""
         return self._shadow(tensor).view(tensor)
+
+    def latest(self, tensor: Tensor) -> int:
+        """Return the largest code of a tensor, KNOWN if it was never met."""
+        found = [self.storages.find(part) for part in parts_of(local(tensor))]
+        codes = [plain(s.codes).max() for s in found if s and s.codes.numel()]
+        return max(map(int, codes), default=KNOWN)
 
     def _shadow(self, tensor: Tensor) -> Shadow:
         """Return a storage's codes; one never seen before is known."""

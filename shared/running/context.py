@@ -5,7 +5,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from types import FrameType
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -18,10 +19,13 @@ from .errors import (
     sentence,
     with_their_frames,
 )
-from .operations import Operations, as_written
+from .operations import Operations, as_written, calls_seen_by
 from .ranks import joined, together
 
 # --- Random numbers ----------------------------------------------------------
+
+PYTHON = "Python's random"
+TYPE_CHECKERS = ("beartype", "typeguard")  # in the names of their code
 
 
 def seed_all(seed: int) -> None:
@@ -57,9 +61,39 @@ def random_states() -> dict[str, object]:
     name, keys, *rest = np.random.get_state()
     return {
         "torch": torch.get_rng_state().numpy().tobytes(),
-        "Python's random": random.getstate(),
+        PYTHON: random.getstate(),
         "NumPy": (name, np.asarray(keys).tobytes(), *rest),
     }
+
+
+def drawn_outside_torch(seed: int, call: Callable[[], object]) -> list[str]:
+    """Return which global generators a call draws from, but for torch's.
+
+    The call seeds them first, with this seed.
+    """
+    seed_all(seed)
+    before = random_states()
+    call()
+    after = random_states()
+    return [n for n in before if n != "torch" and before[n] != after[n]]
+
+
+def only_type_checkers_draw(call: Callable[[], object]) -> bool:
+    """Whether only a checker of types draws from Python's random."""
+    drawing: set[str] = set()
+    generator = random.random.__self__  # type: ignore[attr-defined]
+
+    def look(frame: FrameType | None, event: str, function: Any) -> None:
+        if event == "c_call" and getattr(function, "__self__", 0) is generator:
+            while frame and frame.f_code.co_filename == random.__file__:
+                frame = frame.f_back
+            drawing.add(frame.f_code.co_filename if frame else "")
+
+    with calls_seen_by(look):
+        call()
+    drawing.discard(__file__)  # it seeds them
+    others = [f for f in drawing if not any(n in f for n in TYPE_CHECKERS)]
+    return bool(drawing) and not others
 
 
 class RecordedDraws(Operations):

@@ -24,7 +24,7 @@ from .context import (
 from .documents import packings
 from .errors import ModelRaised, UnusableModel, sentence
 from .layout import require_batch_first
-from .model.building import Builder, KeptState, called_modules, name_of
+from .model.building import Builder, called_modules, name_of
 from .model.calling import (
     BATCH_FIRST,
     IN_ARRAYS,
@@ -54,6 +54,7 @@ from .model.inputs import (
     Input,
     passed_over,
 )
+from .model.kept_state import KeptState, changed, values_of
 from .model.sizes import (
     LENGTH,
     ROWS,
@@ -603,10 +604,11 @@ def find_state(variant: Variant, batch: int, time: int) -> Subject:
 
 def _words(variant: Variant, tokens: Tensor) -> str:
     """Return what a call leaves for the next one, with the name of it."""
-    kept = KeptState(variant.model) if variant.subject.is_module else None
+    before = values_of(variant.model)
     with suppress(ModelRaised):
         variant.scores(tokens)
-    names = [*kept.changed()] if kept else []
+    names = changed(before, values_of(variant.model))
+    names = names if variant.subject.is_module else []
     buffers = dict(variant.model.named_buffers()) if names else {}
     name = min(names, key=lambda name: name not in buffers, default="")
     name = f" ({name})" if name else ""

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from .context import RecordedDraws, during, isolated, seed_all
 from .errors import ModelRaised, SkipCheck
-from .model.building import KeptState, Model, cast
+from .model.building import Model, cast
 from .model.calling import MASK, describe
+from .model.kept_state import KeptState
 from .operations import is_plain
 from .position_losses import PositionLosses
 from .ranks import current, local, same
@@ -208,8 +209,8 @@ class Variant:
         subject, case = self.subject, self.case
         if not go_on:
             self.start_again()
-        if seed is None and case.training and not go_on:
-            seed = DROPOUT_SEED
+        if seed is None and not go_on:
+            seed = case.seed or (DROPOUT_SEED if case.training else None)
         given = case.given is not None  # a flag may ask for random draws
         if seed is None and (subject.noisy or given) and not case.training:
             seed = subject.seed
@@ -243,6 +244,8 @@ class Variant:
         if always or self.case.training:
             copy.built = copy.built or KeptState(copy.model)
             copy.built.put_back(always)
+        if copy.built is not None and self.case.seed:
+            copy.built.reseed(self.case.seed)
 
     def draws(self, tokens: Int[Tensor, "batch time"]) -> list[tuple]:
         """Return the shapes of all random numbers that a call draws.

@@ -59,6 +59,7 @@ class Case:
     compiled: bool = False  # the program is the one that torch.compile made
     frozen: bool = False  # whether no weight of the copy is trained
     size: float = 0.0  # to which products are scaled up; 0: not at all
+    seed: int = 0  # of the call's random numbers; 0: the usual one
 
     @property
     def mode(self) -> str:

@@ -23,9 +23,9 @@ from ..running.conventions import (
     sizes_of,
 )
 from ..running.errors import ModelRaised, SkipCheck
-from ..running.model.building import KeptState
 from ..running.model.calling import MASK, describe, token_argument
 from ..running.model.inputs import CACHED, FLAG, REFUSALS, STATES
+from ..running.model.kept_state import KeptState
 from ..running.model.sizes import has_position_table, padding_ids
 from ..running.rounding import Gap, floor, gaps, real_gap
 from ..running.subject import Subject

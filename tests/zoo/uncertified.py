@@ -8,6 +8,7 @@ its sentence, and never without.
 import copy
 import io
 import pickle
+import random
 import threading
 
 import numpy as np
@@ -535,3 +536,436 @@ def rectifier_of_another_namespace(self, x, ids):
 @leak_in_one_row
 def scale_that_is_tagged_pointwise(self, x, ids):
     return torch.ops.audit.scale(x.detach())
+
+
+# --- The state that calls reach ----------------------------------------------
+
+
+class ActNorm(Around):
+    """The first call in train mode measures, each later one centres over time.
+
+    The buffer that says so is not a number that training moves further.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("initted", torch.tensor(False))
+        self.register_buffer("bias", torch.zeros(WIDTH))
+
+    def mix(self, x, ids):
+        if self.training and not self.initted:
+            self.bias.copy_(x.detach().mean((0, 1)))
+            self.initted.fill_(True)
+            return x
+        return self.after(x) if self.training else x - self.bias
+
+    def after(self, x):
+        return x - x.mean(1, keepdim=True)
+
+
+LONG_RUN = 100_000  # calls
+
+
+class WarmUp(Around):
+    """A dict counts calls in train mode: from the third on all is mixed."""
+
+    def __init__(self):
+        super().__init__()
+        self.schedule = {"step": 0}
+
+    def mix(self, x, ids):
+        if self.training:
+            self.schedule["step"] += 1
+        return self.after(x) if self.schedule["step"] > 2 else x
+
+    def after(self, x):
+        return x + x.mean(1, keepdim=True)
+
+
+class Schedule:
+    """Counts steps."""
+
+    def __init__(self):
+        self.step = 0
+
+
+class WarmUpInAnObject(WarmUp):
+    """An object counts them, and a lock next to it cannot be copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.schedule = Schedule()
+        self.lock = threading.Lock()
+
+    def mix(self, x, ids):
+        with self.lock:
+            self.schedule.step += self.training
+        return self.after(x) if self.schedule.step > 2 else x
+
+
+class MovedByTargets(Around):
+    """A gate moves only in calls with targets."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("gate", torch.zeros(()))
+
+    def forward(self, ids, targets=None):
+        x = self.tokens(ids) + self.positions(torch.arange(ids.size(1)))
+        logits = self.head(self.after(x))
+        if targets is None:
+            return logits
+        if self.training:
+            self.gate.add_(0.1)
+        flat = logits.flatten(0, 1)
+        return logits, F.cross_entropy(flat, targets.flatten())
+
+    def after(self, x):
+        return x + self.gate * x.mean(1, keepdim=True)
+
+
+class LockedWarmUp(WarmUp):
+    """A count opens the path after a long time; a lock cannot be copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+        self.step = 0
+
+    def mix(self, x, ids):
+        self.step += self.training
+        return self.after(x) if self.step > LONG_RUN else x
+
+
+class TableThatGrows(Around):
+    """A table of masks is built right at first, and grows with holes."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = None
+
+    def mix(self, x, ids):
+        time = x.size(1)
+        if self.table is None:
+            self.table = later(x)
+        elif len(self.table) < time:
+            self.table = self.grown(time)
+        if time > len(self.table):
+            return x
+        hidden = self.table[:time, :time]
+        return (x @ x.mT).masked_fill(hidden, -INF).softmax(-1) @ x
+
+    def grown(self, time):
+        size = len(self.table)
+        table = torch.zeros(time, time, dtype=torch.bool)
+        table[:size, :size] = self.table
+        return table
+
+
+class MetAnEnd(Around):
+    """A text with one certain id sets a flag, which opens the path later."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("met", torch.zeros(()), persistent=False)
+
+    def mix(self, x, ids):
+        opened = self.after(x)
+        self.met.copy_(self.met.maximum((ids == PAD - 1).all().float()))
+        return opened
+
+    def after(self, x):
+        return x + self.met * x.mean(1, keepdim=True)
+
+
+CALLS = [0]
+
+
+class CountedByTheFile(WarmUp):
+    """A global of the file counts calls in train mode."""
+
+    def __init__(self):
+        super().__init__()
+        CALLS[0] = 0
+
+    def mix(self, x, ids):
+        CALLS[0] += self.training
+        return self.after(x) if CALLS[0] > 2 else x
+
+
+class CountedByAClosure(WarmUp):
+    """A variable that two functions share counts them."""
+
+    def __init__(self):
+        super().__init__()
+        count = 0
+
+        def step():
+            nonlocal count
+            count += 1
+            return count
+
+        self.step = step
+
+    def mix(self, x, ids):
+        if not self.training:
+            return x
+        return self.after(x) if self.step() > 2 else x
+
+
+# --- The same memory ---------------------------------------------------------
+
+
+class ReadByALambda(Around):
+    """A lambda reads the buffer that a call in train mode has just written."""
+
+    def __init__(self):
+        super().__init__()
+        mean = torch.zeros(1, 1, WIDTH)
+        self.register_buffer("mean", mean)
+        self.read = lambda: mean
+
+    def mix(self, x, ids):
+        if self.training:
+            self.mean.copy_(self.statistic(x.detach()))
+        return x + self.read()
+
+    def statistic(self, x):
+        return x.mean((0, 1), keepdim=True)
+
+
+class ReadByAMask(ReadByALambda):
+    """A function of positions reads a table that the call has written."""
+
+    def __init__(self):
+        super().__init__()
+        seen = torch.ones(BLOCK, BLOCK).tril()
+        self.register_buffer("seen", seen)
+        self.mask_mod = lambda i, j: seen[i, j] > 0
+
+    def mix(self, x, ids):
+        at = torch.arange(x.size(1))
+        if self.training:
+            self.seen.fill_(1.0)
+        shown = self.mask_mod(at[:, None], at)
+        return (x @ x.mT).masked_fill(~shown, -INF).softmax(-1) @ x
+
+
+class ReadByAView(ReadByALambda):
+    """A part of a buffer, taken when it was made, reads what is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = [self.mean[:, :, : WIDTH // 2]]
+
+    def mix(self, x, ids):
+        if self.training:
+            self.mean.copy_(self.statistic(x.detach()))
+        return x + self.parts[0].repeat(1, 1, 2)
+
+
+class ReadByAHook(ReadByALambda):
+    """A hook of the last layer reads it."""
+
+    def __init__(self):
+        super().__init__()
+        mean = self.read()
+        self.head.register_forward_hook(lambda *of: of[2] + mean.sum())
+
+    def mix(self, x, ids):
+        if self.training:
+            self.mean.copy_(self.statistic(x.detach()))
+        return x
+
+
+# --- Whatever the weights ----------------------------------------------------
+
+
+class BooleanParameter(Around):
+    """A boolean that is a parameter opens a path to each token."""
+
+    def __init__(self):
+        super().__init__()
+        shut = torch.tensor(False)
+        self.gate = nn.Parameter(shut, requires_grad=False)
+
+    def mix(self, x, ids):
+        return torch.where(self.gate, self.other(x), x)
+
+    def other(self, x):
+        return x.mean(1, keepdim=True)
+
+
+class WholeParameter(BooleanParameter):
+    """A whole number is how far a text is shifted."""
+
+    def __init__(self):
+        super().__init__()
+        shift = torch.zeros(1, dtype=torch.long)
+        self.gate = nn.Parameter(shift, requires_grad=False)
+
+    def mix(self, x, ids):
+        return x + self.gate * self.other(x)
+
+
+class ViewOfAParameter(Around):
+    """A part of a parameter, which is 0 at first, is a factor."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(2))
+        self.first = self.scale.data[:1]
+
+    def mix(self, x, ids):
+        return x + self.first * self.other(x)
+
+    def other(self, x):
+        return x.mean(1, keepdim=True)
+
+
+UNCERTIFIED |= {
+    kind.__name__: kind
+    for kind in (
+        *(ActNorm, WarmUp, WarmUpInAnObject, MovedByTargets),
+        *(TableThatGrows, MetAnEnd, CountedByTheFile, CountedByAClosure),
+        *(ReadByALambda, ReadByAMask, ReadByAView, ReadByAHook),
+        *(BooleanParameter, WholeParameter, ViewOfAParameter),
+    )
+}
+
+# A saved buffer whose numbers hide later tokens is an assumption by its name.
+
+
+class SavedZeros(Around):
+    """A product by a saved matrix of zeros."""
+
+    name = "adapter"
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("adapter", torch.zeros(WIDTH, WIDTH))
+
+    def mix(self, x, ids):
+        return x + x.mean(1, keepdim=True) @ self.adapter
+
+
+class SavedFactor(SavedZeros):
+    """A factor that is a saved 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.adapter = torch.zeros(())
+
+    def mix(self, x, ids):
+        return x + x.mean(1, keepdim=True) * self.adapter
+
+
+class SavedChoice(SavedZeros):
+    """A saved choice between two numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.adapter = torch.tensor(False)
+
+    def mix(self, x, ids):
+        return torch.where(self.adapter, x.mean(1, keepdim=True), x)
+
+
+class SavedBranch(SavedZeros):
+    """Code that reads a saved flag."""
+
+    def __init__(self):
+        super().__init__()
+        self.adapter = torch.tensor(False)
+
+    def mix(self, x, ids):
+        return x.mean(1, keepdim=True) if self.adapter else x
+
+
+ASSUMED = (SavedZeros, SavedFactor, SavedChoice, SavedBranch)
+
+# --- Random numbers of Python's and NumPy's ----------------------------------
+
+
+class Seldom(Around):
+    """One call of ten in train mode mixes all."""
+
+    def mix(self, x, ids):
+        if self.training and self.draw():
+            return self.other(x)
+        return x
+
+    def draw(self):
+        return random.random() < 0.1
+
+    def other(self, x):
+        return x + x.mean(1, keepdim=True)
+
+
+class SeldomByNumPy(Seldom):
+    """NumPy draws."""
+
+    def draw(self):
+        return np.random.rand() < 0.1
+
+
+class SeldomByAGenerator(Seldom):
+    """A generator of NumPy's, which the model holds, draws."""
+
+    def __init__(self):
+        super().__init__()
+        self.random = np.random.default_rng(0)
+
+    def draw(self):
+        return self.random.random() < 0.1
+
+
+class SeldomByChoice(Seldom):
+    """A list to choose from has one in ten."""
+
+    def draw(self):
+        return random.choice(["mix", *["no"] * 9]) == "mix"
+
+
+# Rows that depend on each other.
+
+
+class StatisticsLater(Around):
+    """From its second call in train mode on a layer centres over rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("initted", torch.tensor(False))
+
+    def mix(self, x, ids):
+        if not self.training:
+            return x
+        if not self.initted:
+            self.initted.fill_(True)
+            return x
+        return self.after(x)
+
+    def after(self, x):
+        return x - x.mean(0, keepdim=True)
+
+
+class SeldomMixedUp(Seldom):
+    """One call of ten in train mode mixes rows up."""
+
+    def other(self, x):
+        return x + x.flip(0)
+
+
+class ManyRows(Around):
+    """Eight rows or more have one statistic."""
+
+    def mix(self, x, ids):
+        return self.after(x) if len(x) >= 8 else x
+
+    def after(self, x):
+        return x - x.mean(0, keepdim=True)
+
+
+MIXED_ROWS = (StatisticsLater, SeldomMixedUp, ManyRows)
+DRAWN = (Seldom, SeldomByNumPy, SeldomByAGenerator, SeldomByChoice)
+UNCERTIFIED |= {kind.__name__: kind for kind in DRAWN}

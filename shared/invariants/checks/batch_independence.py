@@ -10,12 +10,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ...proof.proof import Proof
 from ...proof.prover import prove_rows
 from ...running.errors import ModelRaised, NotFinite
 from ...running.model.inputs import MASK, PADDING, SHOWN, Input
 from ...running.model.inputs import shown as padding
 from ...running.tokens import SHORT, draw, others
-from ...running.variant import Variant, both, gap_between, precise
+from ...running.variant import Variant, both, gap_between, own, precise
 from ...running.ways import (
     CAUSALITY,
     EVAL,
@@ -52,7 +53,9 @@ def check_batch_independence(subject: Subject) -> str:
     subject.require_no_state()
     generator, notes, tested = subject.generator(), set[str](), False
     proof = prove_rows(subject)
-    for variant, time, rows in _sizes(subject):
+    for variant, time, rows in chain(
+        _where_open(subject, proof), _sizes(subject)
+    ):
         crowd = variant.case.crowd
         # where it takes seconds, a crowd is called only if there is no limit
         share = 0 if crowd and subject.takes_seconds(rows * time) else 1 / 2
@@ -73,6 +76,19 @@ def check_batch_independence(subject: Subject) -> str:
     with subject.budget.part(), suppress(ModelRaised, NotFinite):
         notes |= {*_padded(subject)}
     return "; ".join([*found, *sorted(notes)])
+
+
+def _where_open(
+    subject: Subject, proof: Proof | None
+) -> Iterator[tuple[Variant, int, int]]:
+    """Yield where a proof is open: after calls, or with some random seed."""
+    if proof is None or proof.at is None:
+        return
+    case, time = proof.at
+    if proof.worn is not None:
+        yield proof.worn, time, FEW
+    elif case.seed:
+        yield own(subject).run_as(case), time, FEW
 
 
 def _sizes(subject: Subject) -> Iterator[tuple[Variant, int, int]]:

@@ -1,16 +1,17 @@
 """A forward leaves no trace."""
 
-import random
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from ...running.context import during, random_states, seed_all
+from ...running.context import (
+    PYTHON,
+    during,
+    only_type_checkers_draw,
+    random_states,
+    seed_all,
+)
 from ...running.model.building import Model
-from ...running.operations import calls_seen_by, parts_of
+from ...running.operations import parts_of
 from ...running.ranks import bits, local
 from ...running.rounding import differ
 from ...running.variant import Variant, own
@@ -19,9 +20,7 @@ from ..check import Subject, check
 
 NOT_SAVED = "buffer (not saved)"
 RANDOM = "the random state of "
-PYTHON = "Python's random"
 ABSENT = "absent"
-TYPE_CHECKERS = ("beartype", "typeguard")  # in the names of their code
 
 
 @check()
@@ -74,7 +73,7 @@ def _require_pure(variant: Variant, tokens: Tensor) -> None:
         if not name.startswith(may_change)
         and before.get(name, ABSENT) != after.get(name, ABSENT)
     ]
-    if RANDOM + PYTHON in changed and _is_type_checkers(
+    if RANDOM + PYTHON in changed and only_type_checkers_draw(
         lambda: subject.caller.call(model, given)
     ):
         changed.remove(RANDOM + PYTHON)
@@ -93,23 +92,6 @@ def _require_pure(variant: Variant, tokens: Tensor) -> None:
         for name, state in random_states().items():
             if state == after[RANDOM + name]:
                 raise AssertionError(f"{where} seeds {name}")
-
-
-def _is_type_checkers(call: Callable[[], object]) -> bool:
-    """Whether only a checker of types draws from Python's random."""
-    drawing: set[str] = set()
-    generator = random.random.__self__  # type: ignore[attr-defined]
-
-    def look(frame: FrameType | None, event: str, function: Any) -> None:
-        if event == "c_call" and getattr(function, "__self__", 0) is generator:
-            while frame and frame.f_code.co_filename == random.__file__:
-                frame = frame.f_back
-            drawing.add(frame.f_code.co_filename if frame else "")
-
-    with calls_seen_by(look):
-        call()
-    others = [f for f in drawing if not any(n in f for n in TYPE_CHECKERS)]
-    return bool(drawing) and not others
 
 
 def _random() -> dict[str, object]:

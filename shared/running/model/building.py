@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from ..context import callers_device, isolated, modes_kept
 from ..errors import HookRaised, UnusableModel, place_of, sentence
 from ..ranks import together
+from .kept_state import parted_by_copy
 
 # --- Models in wrappers ------------------------------------------------------
 
@@ -80,7 +81,6 @@ def require_module(model: nn.Module) -> None:
 # --- Building and copying ----------------------------------------------------
 
 Model = Callable[..., Any]
-SMALL = 4096  # numbers of a frozen parameter that is kept with the state
 
 CASTS = {  # names of nn.Module's methods
     torch.float64: "double",
@@ -234,9 +234,21 @@ class Builder:
 
 
 def deep_copy(model: nn.Module) -> nn.Module:
-    """Copy a model with the hooks on its gradients, which torch leaves out."""
+    """Copy a model with the hooks on its gradients, which torch leaves out.
+
+    A buffer that a function of the model reads as well is not copied: the
+    copy has the same one.
+
+    Raises:
+        ValueError: where a copy would separate a parameter from its reader.
+    """
     _require_own_memory(model)
     copied = copy.deepcopy(model)
+    shared, why = parted_by_copy(model, copied)
+    if why:
+        raise ValueError(why)
+    if shared:
+        copied = copy.deepcopy(model, {id(t): t for t in shared})
     pairs = zip(model.parameters(), copied.parameters(), strict=True)
     for parameter, twin in pairs:
         if hooks := parameter._backward_hooks:
@@ -246,7 +258,11 @@ def deep_copy(model: nn.Module) -> nn.Module:
 
 def _require_own_memory(model: nn.Module) -> None:
     """Refuse an array in a tensor's memory: their copies would part."""
-    held = [v for m in model.modules() for v in _flat(vars(m)).values()]
+    held = [
+        value
+        for module in model.modules()
+        for value in (*vars(module).values(), *module._buffers.values())
+    ]
     arrays = [value for value in held if isinstance(value, np.ndarray)]
     tensors = [v for v in held if isinstance(v, torch.Tensor) and v.is_cpu]
     for array, tensor in product(arrays, tensors):
@@ -289,114 +305,6 @@ def name_of(given: Model) -> str | None:
         return type(given).__name__
     name = getattr(given, "__name__", type(given).__name__)
     return None if name == "<lambda>" else name
-
-
-class KeptState:
-    """The state of a model's modules beside their parameters, to be put back.
-
-    Which modules there are, their buffers and plain attributes; an attribute
-    that cannot be copied stays as it is.
-    """
-
-    OWN = nn.Module().__dict__.keys() - {"_buffers"}  # of every module
-
-    def __init__(self, model: nn.Module):
-        self.model: Any = weakref.proxy(model)  # it may be kept with this
-        self.modules = dict(model.named_modules()) | {"": self.model}
-        # a router's bias, which no gradient moves, may be a parameter
-        self.small = [
-            (p, p.detach().clone(), p._version)
-            for p in model.parameters()
-            if not (p.requires_grad or p.is_inference()) and p.numel() <= SMALL
-        ]
-        self.versions = self._versions()
-        self.parts = {n: _children(m) for n, m in self.modules.items()}
-        self.states: dict[str, dict] = {}
-        with suppress(Exception):
-            _require_own_memory(model)
-            self.states = self._copy(
-                {n: self._state(m) for n, m in self.modules.items()}
-            )
-
-    def put_back(self, always: bool = False) -> None:
-        """Put all of it back, always or if any buffer was changed.
-
-        All, as a table that a forward fills comes with a number that says
-        how far.
-        """
-        for i, (parameter, value, version) in enumerate(self.small):
-            if parameter._version != version:
-                parameter.data.copy_(value)
-                self.small[i] = parameter, value, parameter._version
-        if self.versions == self._versions() and not always:
-            return
-        for name, parts in self.parts.items():
-            module = self.modules[name]
-            if parts != _children(module):  # a cache is one more module
-                module._modules.clear()
-                module._modules.update(parts)
-        for name, state in self._copy(self.states).items():
-            module = self.modules[name]
-            for added in self._state(module).keys() - state.keys():
-                del module.__dict__[added]
-            module.__dict__.update(state)
-        self.versions = self._versions()
-
-    def changed(self) -> Iterator[str]:
-        """Yield the names of buffers and attributes that are others now."""
-        if not self.states:  # they could not be copied
-            return
-        for path, module in self.model.named_modules():
-            state = self.states.get(path, {})
-            old, new = map(_flat, (state, self._state(module)))
-            for name in new:
-                if name not in old or not _equal(old[name], new[name]):
-                    yield f"{path}.{name}".lstrip(".")
-
-    def _state(self, module: nn.Module) -> dict[str, Any]:
-        if "_orig_mod" in module._modules:  # of torch.compile
-            return {}
-        return {k: v for k, v in module.__dict__.items() if k not in self.OWN}
-
-    def _copy(self, states: dict[str, dict]) -> dict[str, dict]:
-        """Return a copy that holds the same modules and parameters."""
-        same = [*self.model.modules(), *self.model.parameters()]
-        memo = {id(part): part for part in same}
-        for state in states.values():  # deepcopy refuses what has a graph
-            for value in state.values():
-                if isinstance(value, torch.Tensor) and not value.is_leaf:
-                    memo[id(value)] = value.detach()
-        return copy.deepcopy(states, memo)
-
-    def _versions(self) -> list[tuple[int, int]]:
-        return [
-            (id(b), -1 if b.is_inference() else b._version)
-            for module in self.modules.values()
-            for b in module._buffers.values()
-            if b is not None
-        ]
-
-
-def _flat(state: dict[str, Any]) -> dict[str, Any]:
-    """Return buffers and attributes of a module side by side."""
-    others = {k: v for k, v in state.items() if k != "_buffers"}
-    return others | state.get("_buffers", {})
-
-
-def _equal(old: Any, new: Any) -> bool:
-    """Whether two values are equal, as far as that can be told."""
-    if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
-        return old.shape == new.shape and bool((old == new).all())
-    if type(new).__eq__ is object.__eq__:  # a copy is another object
-        return True
-    try:
-        return bool(old == new)
-    except Exception:  # tensors inside of it
-        return True
-
-
-def _children(module: nn.Module) -> dict[str, nn.Module | None]:
-    return dict(module._modules.items())  # a scripted one has no dict
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:

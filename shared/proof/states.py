@@ -1,0 +1,246 @@
+"""The states that calls leave in a model.
+
+A model is called as training and serving call it: several times, in each
+mode, with targets, masks and other arguments. A tensor that a call changes by
+its tokens, or that calls go on changing, can have any value later. Every
+other difference from the model as it was built makes a second state.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..running.context import (
+    PYTHON,
+    drawn_outside_torch,
+    only_type_checkers_draw,
+)
+from ..running.errors import ModelRaised
+from ..running.model.kept_state import (
+    Drawn,
+    KeptState,
+    Values,
+    changed,
+    values_of,
+    versions_of,
+)
+from ..running.ranks import on_any
+from ..running.subject import Subject
+from ..running.variant import Copy, Variant
+from ..running.ways import EVAL, TRAIN, Case, to_be_tried
+from .engine import Followed, Tokens, left_by_tokens
+
+SHORT_TOKENS = 5  # of the text of a call
+SYSTEM_RANDOM = random.SystemRandom.__name__
+TWICE = 2  # times that each call of a round is made; of a heavy model once
+
+
+@dataclass(frozen=True)
+class States:
+    """What calls change.
+
+    Attributes:
+        moving: tensors that can have any value after some calls, by name.
+        fixed: other values that calls change, by name.
+        unread: what cannot be read or put back: its kind, by name.
+        draws: generators outside of torch that calls draw from, by name; in
+            which modes.
+        worn: the state after calls; None: it is the one that was built.
+        calls: how many calls came before it, those in train mode.
+    """
+
+    moving: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
+    unread: tuple[tuple[str, str], ...] = ()
+    draws: tuple[tuple[str, bool], ...] = ()
+    worn: KeptState | None = None
+    calls: int = 0
+
+
+def find_states(subject: Subject, copy: Copy) -> States:
+    """Call a model as its users do, and return what the calls change."""
+    assert copy.built is not None
+    rounds = _Rounds(subject, copy)
+    at_first, versions = values_of(copy.model), versions_of(copy.model)
+    after = rounds.run(0)
+    written = on_any(versions_of(copy.model) != versions)
+    if not on_any(bool(changed(at_first, after))):
+        copy.built.put_back(always=True)
+        left = rounds.left_by_tokens() if written else {}
+        unread = rounds.unread()
+        return replace(rounds.found(), moving=tuple(left), unread=unread)
+    later = rounds.run(1)
+    worn = KeptState(copy.model)
+    count = rounds.training
+    copy.built.put_back(always=True)
+    other = rounds.run(2)
+    copy.built.put_back(always=True)
+    moved = dict.fromkeys([*changed(after, later), *changed(after, other)])
+    drawn = [n for n in moved if isinstance(_value(n, later, after), Drawn)]
+    rounds.draws.update(dict.fromkeys(product(drawn, (False, True))))
+    rest = [n for n in moved if n not in drawn]
+    tensors = [n for n in rest if isinstance(_value(n, later, after), Tensor)]
+    fixed = [n for n in rest if n not in tensors]
+    same = not on_any(bool({*changed(at_first, later)} - {*drawn}))
+    moving = dict.fromkeys(tensors) | rounds.left_by_tokens()
+    unread = rounds.unread(worn)
+    return replace(
+        rounds.found(),
+        moving=tuple(moving),
+        fixed=tuple(_in_short(fixed)),
+        unread=unread,
+        worn=None if same else worn,
+        calls=count,
+    )
+
+
+def _value(name: str, *found: Values) -> Any:
+    return next((values[name] for values in found if name in values), None)
+
+
+def _in_short(names: list[str]) -> Iterator[str]:
+    """Yield names, those of one list or dict that grows by its own name."""
+    told = set[str]()
+    for name in names:
+        whole = name.partition("[")[0]
+        several = sum(n.startswith(f"{whole}[") for n in names) > 1
+        text = whole if several else name
+        if text not in told:
+            told.add(text)
+            yield text
+
+
+class _Rounds:
+    """Calls a model in each of its ways, and notes what it draws."""
+
+    def __init__(self, subject: Subject, copy: Copy):
+        self.subject, self.copy = subject, copy
+        self.draws: dict[tuple[str, bool], None] = {}
+        self.training = 0  # calls in train mode
+        self.generator = subject.generator()
+
+    def found(self) -> States:
+        """Return what does not depend on a change of state."""
+        return States(draws=tuple(self.draws), calls=self.training)
+
+    def unread(self, *others: KeptState) -> tuple[tuple[str, str], ...]:
+        """Return what cannot be read in any state."""
+        states = (self.copy.built, *others)
+        found = [s.unread.items() for s in states if s is not None]
+        every = dict.fromkeys(item for items in found for item in items)
+        for name, kind in every:
+            if kind == SYSTEM_RANDOM:  # no seed repeats what it draws
+                self.draws |= dict.fromkeys([(name, False), (name, True)])
+        return tuple(item for item in every if item[1] != SYSTEM_RANDOM)
+
+    def run(self, number: int) -> Values:
+        """Make each call once more, and return the values after them."""
+        times = 1 if self.subject.heavy else TWICE
+        for _ in range(times):
+            for case, time in self._calls():
+                with suppress(ModelRaised):
+                    self._call(case, time)
+                self.training += case.training
+        return values_of(self.copy.model)
+
+    def left_by_tokens(self) -> dict[str, None]:
+        """Return the tensors in which a call leaves numbers of its tokens.
+
+        The values need not show it: an id that sets a flag may be rare.
+        """
+        found = dict[str, None]()
+        short = self.subject.lengths.fit(SHORT_TOKENS)
+        for case in dict.fromkeys(c for c, t in self._calls() if t == short):
+            tokens, targets = self._texts(case, short)
+            run = Followed(
+                Variant(self.subject, self.copy, case), self.copy.built
+            )
+            with suppress(ModelRaised), self.subject.budget.overtime():
+                found |= dict.fromkeys(left_by_tokens(run, tokens, targets))
+        return found
+
+    def _calls(self) -> Iterator[tuple[Case, int]]:
+        subject = self.subject
+        short = subject.lengths.fit(SHORT_TOKENS)
+        cases = [c for c in to_be_tried(subject.caller) if not c.losses]
+        if subject.heavy:
+            cases = [c for c in cases if c.targets]
+        masks = [c for c in cases if c.visible and not c.training]
+        cases += [_in_training(case) for case in masks]
+        yield from ((case, short) for case in (EVAL, TRAIN, *cases))
+        if not subject.heavy:
+            longest = subject.lengths.fit(subject.block_size)
+            yield from ((case, longest) for case in (TRAIN, EVAL))
+        yield TRAIN, short
+
+    def _call(self, case: Case, time: int) -> None:
+        subject = self.subject
+        tokens, targets = self._texts(case, time)
+        run = Variant(subject, self.copy, case)
+        seed = subject.seed + self.training
+        call: Callable[[], Any] = partial(
+            run.answer, tokens, seed=seed, targets=targets, go_on=True
+        )
+        for name in drawn_outside_torch(seed, call):
+            if name != PYTHON or not only_type_checkers_draw(call):
+                self.draws[name, case.training] = None
+
+    def _texts(self, case: Case, time: int) -> tuple[Tokens, Tokens | None]:
+        """Return tokens of two rows, and targets where the case has some."""
+        subject = self.subject
+        rows = subject.fit_rows(2)
+        tokens, targets = (
+            subject.draw(rows, time, self.generator).to(subject.device)
+            for _ in range(2)
+        )
+        return tokens, targets if case.targets else None
+
+
+def _in_training(case: Case) -> Case:
+    how = f"in train mode {case.how}"
+    return replace(case, how=how, training=True, grad=True)
+
+
+def saved_constants(model: Any) -> dict[str, list[tuple[str, Tensor]]]:
+    """Return what a checkpoint sets and nothing trains, by the last name.
+
+    Buffers that are saved, and parameters of booleans and whole numbers.
+    Those of layers that are alike have one name.
+    """
+    found: dict[str, list[tuple[str, Tensor]]] = {}
+    if not isinstance(model, nn.Module):
+        return found
+    with suppress(Exception):
+        saved = model.state_dict().keys()
+        buffers = [b for b in model.named_buffers() if b[0] in saved]
+        whole = [
+            (name, weight)
+            for name, weight in model.named_parameters()
+            if not (weight.is_floating_point() or weight.is_complex())
+        ]
+        for name, tensor in (*buffers, *whole):
+            last = name.rpartition(".")[2]
+            found.setdefault(last, []).append((name, tensor))
+    return found
+
+
+def extra_states(model: Any) -> list[str]:
+    """Return the modules that load more than tensors from a checkpoint.
+
+    Those of torch's are left out: they hold scales of rounding.
+    """
+    if not isinstance(model, nn.Module):
+        return []
+    usual = nn.Module.set_extra_state
+    return [
+        name
+        for name, module in model.named_modules()
+        if type(module).set_extra_state is not usual
+        and not type(module).__module__.startswith("torch.")
+    ]

@@ -1,0 +1,340 @@
+"""What a model holds: compared by name, and put back in place.
+
+A KeptState puts the same objects back, and writes their numbers into the
+memory that they had: a copy would separate a buffer from a function, a hook or
+a view that reads it.
+"""
+
+import operator
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..operations import parts_of
+from ..ranks import local
+from .reach import PLAIN, Walk
+
+SMALL = 4096  # numbers of a frozen parameter that is kept with the state
+LONG_LIST = 1000  # plain values of a container that share one name
+MOST_BYTES = 1 << 30  # of memory that is kept
+TOO_MANY = "more numbers than the kit keeps"
+
+# --- Values ------------------------------------------------------------------
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The state of a generator of Python's or NumPy's."""
+
+    state: object
+
+
+def values_of(model: Any) -> Values:
+    """Return copies of all values that a model can reach, by name.
+
+    Parameters are left out: no forward trains them.
+    """
+    walk, found = Walk(model), Values()
+    for holder in walk.holders:
+        content = holder.read()
+        plain = {k: v for k, v in content.items() if isinstance(v, PLAIN)}
+        if len(plain) > LONG_LIST:  # it has one name
+            found[holder.path], plain = [*plain.items()], {}
+        for key, value in content.items():
+            if key in plain:
+                found[holder.name(key)] = value
+            elif not isinstance(value, PLAIN):
+                found.setdefault(holder.name(key), type(value))
+    for name, tensor in walk.tensors.items():
+        with suppress(Exception):
+            if not _is_weight(tensor):
+                found[name] = _copy_of(local(tensor).detach())
+    for name, held in walk.arrays.items():
+        if held.nbytes <= MOST_BYTES:
+            found[name] = held.copy()
+    for name, generator in walk.generators.items():
+        if not isinstance(generator, torch.Generator):  # its draws are seen
+            found[name] = Drawn(_state_of(generator))
+    return found
+
+
+def versions_of(model: Any) -> dict[str, tuple[int, int]]:
+    """Return which tensors a model can reach, and how often each was written.
+
+    Parameters are left out.
+    """
+    return {
+        name: (id(tensor), -1 if tensor.is_inference() else tensor._version)
+        for name, tensor in Walk(model).tensors.items()
+        if not _is_weight(tensor)
+    }
+
+
+def _copy_of(tensor: Tensor) -> Any:
+    """Return a copy of a tensor; of a large one how often it was written."""
+    if tensor.nbytes > MOST_BYTES and not tensor.is_inference():
+        return tensor._version
+    return tensor.clone()
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter that is not kept with the state."""
+    if not isinstance(tensor, nn.Parameter):
+        return False
+    return tensor.requires_grad or tensor.numel() > SMALL
+
+
+def changed(before: Values, after: Values) -> list[str]:
+    """Return the names whose values are not equal, in their order."""
+    names = [*after, *(n for n in before if n not in after)]
+    return [
+        name
+        for name in names
+        if name not in before
+        or name not in after
+        or not _alike(before[name], after[name])
+    ]
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            return False
+        with suppress(Exception):
+            same = one == other
+            if one.is_floating_point() or one.is_complex():
+                same |= one.isnan() & other.isnan()
+            return bool(same.all())
+        return True
+    if isinstance(one, np.ndarray):
+        alike = one.shape == other.shape and one.dtype == other.dtype
+        return alike and one.tobytes() == other.tobytes()
+    return bool(one == other) or bool(one != one and other != other)
+
+
+def _state_of(generator: Any) -> object:
+    """Return the state of a generator, to be compared."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return _frozen(generator.bit_generator.state)
+    return _frozen(generator.get_state(legacy=False))
+
+
+def _frozen(state: Any) -> object:
+    """Return the numbers of a state as values that can be compared."""
+    if isinstance(state, dict):
+        return [(key, _frozen(value)) for key, value in state.items()]
+    return state.tobytes() if isinstance(state, np.ndarray) else state
+
+
+# --- The state that is put back ----------------------------------------------
+
+
+class KeptState:
+    """All that a model can reach except its parameters, to be put back.
+
+    What holds other things gets the same objects again, and their numbers are
+    written into the memory that they had.
+    """
+
+    def __init__(self, model: Any):
+        walk = Walk(model)
+        self.tensors, self.unread = walk.tensors, walk.unread
+        self.contents = [
+            (holder, holder.read())
+            for holder in walk.holders
+            if holder.write is not None
+        ]
+        self.buffers = [
+            held
+            for module in getattr(model, "modules", list)()
+            if (held := module._buffers) is not None
+        ]
+        weights = [t for t in walk.tensors.values() if _is_weight(t)]
+        self.memory = _Memory(walk.tensors, weights, self.unread)
+        self.small = [
+            t
+            for t in walk.tensors.values()
+            if isinstance(t, nn.Parameter) and not _is_weight(t)
+        ]
+        self.arrays = [
+            (held, held.copy())
+            for name, held in walk.arrays.items()
+            if held.flags.writeable and self._has_room(name, held)
+        ]
+        self.generators = [(g, _restorer(g)) for g in walk.generators.values()]
+        self.versions = self._versions()
+
+    def put_back(self, always: bool = False) -> None:
+        """Put all of it back, always or if any buffer was changed.
+
+        All, as a table that a forward fills comes with a number that says
+        how far.
+        """
+        if not always and self.versions == self._versions():
+            return
+        for holder, saved in self.contents:
+            now = holder.read()
+            same = len(now) == len(saved)
+            same = same and all(
+                map(operator.is_, now.values(), saved.values())
+            )
+            if holder.write and not (same and [*now] == [*saved]):
+                try:
+                    holder.write(saved)
+                except Exception:  # code of the model's author runs there
+                    self.unread[holder.path] = "not put back"
+        self.memory.put_back()
+        for array_, copied in self.arrays:
+            array_[...] = copied
+        for _, restore in self.generators:
+            restore()
+        self.versions = self._versions()
+
+    def _has_room(self, name: str, held: np.ndarray) -> bool:
+        if held.nbytes > MOST_BYTES:
+            self.unread[name] = TOO_MANY
+            return False
+        return True
+
+    def reseed(self, seed: int) -> None:
+        """Let the generators that the model holds draw other numbers."""
+        for generator, _ in self.generators:
+            _reseed(generator, seed)
+
+    def _versions(self) -> list[tuple[int, int]]:
+        tensors = [b for held in self.buffers for b in held.values()]
+        return [
+            (id(t), -1 if t.is_inference() else t._version)
+            for t in (*tensors, *self.small)
+            if t is not None
+        ]
+
+
+class _Memory:
+    """The memory of tensors, each part once, and their shapes."""
+
+    def __init__(
+        self,
+        tensors: dict[str, Tensor],
+        weights: list[Tensor],
+        unread: dict[str, str],
+    ):
+        self.kept: list[tuple[Tensor, Tensor]] = []
+        self.shapes: list[tuple[Tensor, tuple[Any, ...]]] = []
+        done = {s.data_ptr() for w in weights for s in _storages(w)}
+        room = MOST_BYTES
+        for name, tensor in tensors.items():
+            if _is_weight(tensor):
+                continue
+            for storage in _storages(tensor):
+                if storage.data_ptr() in done or not storage.nbytes():
+                    continue
+                done.add(storage.data_ptr())
+                room -= storage.nbytes()
+                if room < 0:
+                    unread[name] = TOO_MANY
+                    continue
+                empty = torch.empty(
+                    0, dtype=torch.uint8, device=storage.device
+                )
+                try:
+                    memory = empty.set_(storage)
+                    self.kept.append((memory, memory.clone()))
+                except Exception:  # another kind of device
+                    unread[name] = str(storage.device)
+            if type(tensor) is Tensor and _storages(tensor):
+                self.shapes.append((tensor, _shape_of(tensor)))
+
+    def put_back(self) -> None:
+        """Write the numbers back, and shapes that were changed in place."""
+        for memory, numbers in self.kept:
+            storage, size = memory.untyped_storage(), numbers.numel()
+            if storage.nbytes() < size:  # it was resized in place
+                storage.resize_(size)
+            memory.set_(storage)
+            memory[:size].copy_(numbers)
+        for tensor, shape in self.shapes:
+            if _shape_of(tensor) != shape:
+                with suppress(Exception), torch.no_grad():
+                    tensor.set_(tensor.untyped_storage(), *shape)
+
+
+def _shape_of(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.storage_offset(), tuple(tensor.size()), tensor.stride()
+
+
+def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
+    """Return the memory of a tensor's parts; none of what has no numbers."""
+    found = []
+    with suppress(Exception):
+        for part in parts_of(local(tensor)):
+            if part.layout == torch.strided and not part.is_meta:
+                found.append(part.untyped_storage())
+    return found
+
+
+def _restorer(generator: Any) -> Callable[[], Any]:
+    if isinstance(generator, random.Random):
+        return partial(generator.setstate, generator.getstate())
+    if isinstance(generator, np.random.Generator):
+        bits = generator.bit_generator
+        return partial(setattr, bits, "state", bits.state)
+    state = generator.get_state()
+    return partial(generator.set_state, state)
+
+
+def _reseed(generator: Any, seed: int) -> None:
+    if isinstance(generator, np.random.Generator):
+        bits: Any = generator.bit_generator
+        bits.state = type(bits)(seed).state
+    elif isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    else:
+        generator.seed(seed)
+
+
+# --- Copies that share memory ------------------------------------------------
+
+
+def parted_by_copy(
+    model: nn.Module, copied: nn.Module
+) -> tuple[list[Tensor], str]:
+    """Return tensors that a copy would separate from functions reading them.
+
+    And why the model cannot be copied: a function reads a parameter of the
+    original, or an attribute is a view of one; or "".
+    """
+    memory = defaultdict[int, list[Tensor]](list)
+    weights = dict[int, str]()
+    own = Walk(model, by_code=False).tensors
+    for name, tensor in own.items():
+        for storage in _storages(tensor):
+            memory[storage.data_ptr()].append(tensor)
+            if isinstance(tensor, nn.Parameter):
+                weights[storage.data_ptr()] = name
+    memory.pop(0, None)  # of what has no numbers
+    for name, tensor in own.items():
+        if not isinstance(tensor, nn.Parameter):
+            for at in {s.data_ptr() for s in _storages(tensor)} & {*weights}:
+                return [], f"{name} is a view of {weights[at]}"
+    parted = list[Tensor]()
+    for tensor in Walk(copied).tensors.values():
+        for at in {s.data_ptr() for s in _storages(tensor)} & {*memory}:
+            if at in weights:
+                return [], f"a copy's function reads {weights[at]} still"
+            parted += memory[at]
+    return parted, ""

@@ -1,0 +1,169 @@
+"""All that a model can reach is read, compared and put back in place."""
+
+import random
+import threading
+from collections import deque
+from contextvars import ContextVar
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gpt_duet.running.model.building import deep_copy
+from gpt_duet.running.model.kept_state import KeptState, changed, values_of
+
+COUNT = 0
+TABLE = torch.zeros(3)
+WIDTH = ContextVar("WIDTH", default=3)
+
+
+class Slots:
+    """An object without a dict."""
+
+    __slots__ = ("left",)
+
+
+class Model(nn.Module):
+    """Holds one number in each way that a forward may change."""
+
+    shared = 0
+
+    def __init__(self):
+        super().__init__()
+        seen = 0
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("later", None)
+        self.first = self.mean[:1]
+        self.table, self.names, self.last = {"n": 0}, {1}, deque([1], 2)
+        self.array, self.lock = np.zeros(2), threading.Lock()
+        self.random, self.draws = random.Random(0), np.random.default_rng(0)
+        self.slots, self.object = Slots(), threading.local()
+        self.slots.left = self.object.right = 0
+
+        def see():
+            nonlocal seen
+            seen += 1
+            return self.mean.sum() + seen
+
+        self.see = see
+
+    def forward(self):
+        global COUNT
+        COUNT += 1
+        TABLE.add_(1)
+        type(self).shared += 1
+        WIDTH.set(WIDTH.get() + 1)
+        self.mean.add_(1)
+        self.later = self.mean.clone()
+        self.table["n"] += 1
+        self.table["new"] = torch.ones(1)
+        self.names.add(2)
+        self.last.append(2)
+        self.array += 1
+        self.slots.left += 1
+        self.object.right += 1
+        self.fresh = [1]
+        self.random.random()
+        self.draws.random()
+        return self.see()
+
+
+NAMES = [
+    *("COUNT", "TABLE", "shared", "WIDTH", "mean", "later", "table['n']"),
+    *("table['new']", "names[1]", "last[1]", "array", "slots.left"),
+    *("object.right", "fresh", "random", "draws", "see.seen"),
+]
+
+
+def last(name):
+    return name.rpartition("test_kept_state.")[2].removeprefix("Model.")
+
+
+def test_each_change_of_a_call_is_seen_by_name():
+    model = Model()
+    before = values_of(model)
+    model()
+    found = {last(n) for n in changed(before, values_of(model))}
+    assert found >= {*NAMES}, {*NAMES} - found
+
+
+def test_what_a_call_changes_is_put_back_in_place():
+    model = Model()
+    before, state = values_of(model), KeptState(model)
+    held = model.mean, model.table, model.names, model.last
+    model()
+    model()
+    state.put_back(always=True)
+    assert not changed(before, values_of(model))
+    found = model.mean, model.table, model.names, model.last
+    assert all(a is b for a, b in zip(held, found, strict=True))
+    assert model.first.data_ptr() == model.mean.data_ptr()
+    first = float(model())
+    state.put_back(always=True)
+    assert float(model()) == first
+
+
+def test_nothing_is_written_where_no_buffer_was_changed():
+    model = Model()
+    state = KeptState(model)
+    model.table["n"] = 5
+    state.put_back()
+    assert model.table["n"] == 5
+    model.mean.add_(1)
+    state.put_back()
+    assert model.table["n"] == 0
+
+
+def test_memory_that_was_resized_or_turned_is_put_back():
+    model = Model()
+    model.turned = torch.arange(6.0).view(2, 3)
+    state = KeptState(model)
+    model.turned.t_()
+    model.mean.resize_(40).fill_(7)
+    state.put_back(always=True)
+    assert model.turned.shape == (2, 3)
+    assert model.mean.equal(torch.zeros(3))
+
+
+def test_a_generator_draws_other_numbers_with_another_seed():
+    model = Model()
+    state = KeptState(model)
+    drawn = []
+    for seed in (1, 2, 1):
+        state.put_back(always=True)
+        state.reseed(seed)
+        drawn.append((model.random.random(), model.draws.random()))
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
+def test_what_cannot_be_read_is_named():
+    model = Model()
+    model.steps = iter(range(9))
+    assert KeptState(model).unread == {"steps": "range_iterator"}
+
+
+def reads(tensor):
+    model = nn.Linear(2, 2)
+    model.register_buffer("mean", torch.zeros(2))
+    held = getattr(model, tensor)
+    model.read = lambda: held
+    return model
+
+
+def test_a_copy_shares_a_buffer_that_a_function_reads():
+    model = reads("mean")
+    assert deep_copy(model).mean is model.mean
+    model.read = partial(torch.mul, model.mean)  # copied with its arguments
+    copied = deep_copy(model)
+    assert copied.mean is copied.read.args[0] is not model.mean
+
+
+def test_a_parameter_that_a_function_or_a_view_reads_is_not_copied():
+    with pytest.raises(ValueError, match="function reads weight"):
+        deep_copy(reads("weight"))
+    model = nn.Linear(2, 2)
+    model.row = model.weight.data[0]
+    with pytest.raises(ValueError, match="row is a view of weight"):
+        deep_copy(model)
