@@ -271,7 +271,9 @@ class Storages:
         shadow = self.find(tensor)
         if shadow is None:
             return ()
-        return id(shadow), id(shadow.codes), shadow.codes._version
+        codes = shadow.codes
+        version = -1 if codes.is_inference() else codes._version
+        return id(shadow), id(codes), version
 
     def is_new(self, tensor: Tensor) -> bool:
         """Whether no tensor in this storage was seen before."""
