@@ -773,6 +773,36 @@ class TakesEnds(Packed):
 
 
 @correct()
+class TakesAll(Packed):
+    """Takes a mask, positions, documents and targets, in any combination."""
+
+    def forward(
+        self,
+        tokens,
+        attention_mask=None,
+        position_ids=None,
+        doc_ids=None,
+        targets=None,
+        **flags,
+    ):
+        self.require_length(tokens.size(1))
+        mask, at = self.mask(tokens), positions(tokens)
+        if doc_ids is not None:
+            same = doc_ids.unsqueeze(1) == doc_ids.unsqueeze(2)
+            mask, at = self.apart(mask, same), self.within(tokens, same)
+        if attention_mask is not None:
+            own = torch.eye(tokens.size(1), device=tokens.device).bool()
+            mask = mask & (attention_mask.bool().unsqueeze(1) | own)
+        at = at if position_ids is None else position_ids
+        scale = 2 if flags.get("louder", False) else 1
+        x = self.token_vectors(tokens) + scale * self.wpe(at)
+        logits = self.scores(self.body(x, mask))
+        return logits, None if targets is None else cross_entropy(
+            logits, targets
+        )
+
+
+@correct()
 class MaskByHand(GPT):
     """A mask (time, time) says what is hidden, in place of its own."""
 
