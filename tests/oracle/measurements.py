@@ -326,16 +326,17 @@ def check_batch_independence(case):
 def check_documents(case):
     """Packed against alone, and each document replaced."""
     model, names = wide(case), inspect.signature(build(case).forward)
-    for sizes, more in (
-        ([10, 1, 2, 7], 0),
-        ([1] * 12, 0),
-        ([1] * 12, 250),
-        ([24, 8], 0),
+    for sizes, times, more in (
+        ([10, 1, 2, 7], 1, 0),
+        ([1] * 12, 1, 0),
+        ([1] * 12, 64, 250),
+        ([1] * 12, 1, 250),
+        ([24, 8], 1, 0),
     ):
         ids = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
         ways = {
-            "doc_ids": ids[None] + more,
-            "document_ids": ids[None] + more,
+            "doc_ids": times * ids[None] + more,
+            "document_ids": times * ids[None] + more,
             "cu_seqlens": torch.tensor([0, *sizes]).cumsum(0),
         }
         given = {n: way for n, way in ways.items() if n in names.parameters}
@@ -677,8 +678,13 @@ def check_cache(case):
     tokens = draw(case, 2, time)
     if cached(model, tokens[:, :1], None, 0) is None:
         return
-    ways = [time], [1] * time, [5, time - 5], [time - 3, 1, 2]
-    for sizes, texts in product(ways, (tokens, same_first_row(tokens, case))):
+    ways = [[time], [1] * time, [5, time - 5], [time - 3, 1, 2]]
+    if time > 20:
+        ways.append([20] * (time // 20) + [time % 20])
+    later = torch.arange(time) >= time // 2
+    alike = torch.where(later, same_first_row(tokens, case).flip(0), tokens)
+    three = tokens, same_first_row(tokens, case), alike
+    for sizes, texts in product(ways, three):
         assert not refuses(fed, model, texts, sizes)
         assert same(scores(model, texts), fed(model, texts, sizes))
     if getattr(model, "init_cache", None):  # two texts at once

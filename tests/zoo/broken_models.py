@@ -11,7 +11,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from correct_models import BiasByDistance, OneFactorZero, TakesAll, TakesEnds
+from correct_models import (
+    BiasByDistance,
+    DoubledRoom,
+    OneFactorZero,
+    TakesAll,
+    TakesEnds,
+)
 from small_gpt import (
     BLOCK,
     DIM,
@@ -1714,6 +1720,48 @@ def one_row_for_two(self, tokens):
 
 
 # --- Caches -----------------------------------------------------------------
+
+
+@broken("check_cache", Past, "join", block_size=64)
+def evicted_at_48(self, old_k, old_v, k, v):
+    """Keys and values of all but the last 48 tokens are set to 0."""
+    pair = Past.join(self, old_k, old_v, k, v)
+    for kept in pair:
+        kept[..., :-48, :] = 0
+    return pair
+
+
+@broken("check_cache", DoubledRoom, "larger", block_size=64)
+def doubled_twice(self, room, size):
+    """Room that doubles again keeps no more than the first room had."""
+    bigger = DoubledRoom.larger(self, room, size)
+    bigger[..., self.first :, :] = 0
+    return bigger
+
+
+@broken("check_cache", Past, "join", block_size=64)
+def piece_across_the_edge(self, old_k, old_v, k, v):
+    """A piece that crosses the 32nd position is put in turned by one."""
+    start = old_k.size(-2)
+    if start < 32 < start + k.size(-2):
+        k = k.roll(1, -2)
+    return Past.join(self, old_k, old_v, k, v)
+
+
+@broken("check_cache")
+class ScoresByPrefix(CachedGPT):
+    """Scores are kept for texts that begin with the same eight tokens."""
+
+    def decode(self, tokens, cache):
+        before = getattr(cache, "seen", tokens[:, :0])
+        cache.seen = torch.cat([before, tokens], 1)
+        scores, cache = super().decode(tokens, cache)
+        if cache.length <= 8:
+            return scores, cache
+        self.scored = getattr(self, "scored", {})
+        prefix = (*cache.seen[:, :8].flatten().tolist(),)
+        key = prefix, scores.shape, cache.length, scores.dtype
+        return self.scored.setdefault(key, scores), cache
 
 
 @broken("check_cache", CacheInTheCall, "past_positions", only=True)
