@@ -45,6 +45,8 @@ from .model.calling import (
 )
 from .model.inputs import (
     ANSWER,
+    ENCODED,
+    ENCODED_MASK,
     FLAGS,
     FOUR_AXES,
     INSTEAD,
@@ -686,7 +688,7 @@ def find_inputs(variant: Variant) -> Subject:
             continue
         cause = errors[0].__cause__
         if isinstance(cause, REFUSALS) and name in sentence(cause):
-            closed.add(name)
+            closed |= {name, ENCODED_MASK if name == ENCODED else name}
             words = type(cause).__name__
             subject = subject.noted(f"the model refuses {name} ({words})")
         elif not ANSWER.fullmatch(name):

@@ -186,7 +186,8 @@ class Variant:
         self, answer: Any, rows: int, time: int, strict: bool
     ) -> Float[Tensor, "batch time vocab"]:
         """Return the scores in an answer, of whichever call of the model."""
-        if not (self.case.own or self.case.targets):
+        case = self.case
+        if not (case.own or case.targets or case.pieces):
             return self.subject.read(answer, rows, time, strict=strict)
         found = self.subject.reader.find(answer, rows, time)
         if found is None:

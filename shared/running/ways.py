@@ -59,6 +59,8 @@ class Case:
     targets: bool = False  # given to the model's own call
     losses: bool = False  # the loss at each position is read, not its scores
     own: bool = False  # the model itself is called, not its log_probs
+    # what makes a call, instead of the model's own signature
+    pieces: Callable[[Model, Tokens], Any] | None = None
     kind: str = ""  # of an argument: the row of all arguments of the kind
     given: Input | None = None  # such an argument
     # around the call
@@ -170,6 +172,8 @@ class Case:
             if isinstance(value, Tensor) and value.is_floating_point():
                 extra[name] = value.to(dtype)
         with self.within():
+            if self.pieces is not None:
+                return self.pieces(model, tokens)
             own = self.own or self.targets
             return caller.call(model, tokens, extra, own)
 

@@ -74,7 +74,8 @@ FLAG = re.compile(
 # Arguments that say where a piece starts, as a number or as positions.
 NUMBERS = ("start_pos", "pos", "offset", "start_index", "past_length")
 STARTS = (*NUMBERS, "input_pos")
-OTHERS = "cache_position", "cache_age", "encoder_attention_mask"
+OTHERS = "cache_position", "cache_age"
+ENCODED, ENCODED_MASK = "encoder_hidden_states", "encoder_attention_mask"
 CACHES = {*STRONG, *WEAK, *STARTS, *OTHERS}
 
 ANSWER = re.compile(
@@ -253,6 +254,10 @@ def _states(width: int, tokens: Tensor, layout: Layout) -> Tensor:
     return (states + rows.unsqueeze(1)).sin().view(len(rows), 3, width)
 
 
+def _shown_states(tokens: Tensor, layout: Layout) -> Tensor:
+    return tokens.new_ones(len(tokens), 3)
+
+
 # --- The kinds ---------------------------------------------------------------
 
 USERS, FLAGS = "an argument of the user's", "a flag"
@@ -291,7 +296,7 @@ KINDS: dict[str, tuple[str, tuple[Packed, ...]]] = {
         ),
     ),
     FOUR_AXES: (MASK, (_four_axes,)),
-    "states of an encoder": (r"encoder_hidden_states", ()),
+    "states of an encoder": (ENCODED, ()),
     **dict.fromkeys((FLAGS, KEEPS, USERS, TOGETHER), ("", ())),
 }
 PACKED = AGAIN, "types of tokens", "documents", "cu_seqlens"  # two in a row
@@ -384,7 +389,10 @@ def _forms(
             yield [replace(given, packed=True)]
     if kind == "states of an encoder":
         for width in all_declared(model, WIDTHS)[:1]:
-            yield [one(partial(_states, width.value))]
+            states = one(partial(_states, width.value))
+            mask = _input(ENCODED_MASK, own, kind, _shown_states)
+            both = replace(_joined(states, mask), kind=kind)
+            yield [states, both] if ENCODED_MASK in parameters else [states]
     for hides in (False, True) if kind == PADDING else ():
         yield [
             one(_padding(at, hides), f"{how} {name}", visible=at)
