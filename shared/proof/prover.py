@@ -31,6 +31,7 @@ from ..running.ways import (
     cases_of,
     followed_cases,
     lengths_of_proof,
+    losses_with_arguments,
     plan,
 )
 from .codes import CODES, FREE, LONGEST
@@ -641,7 +642,7 @@ def prove_positions(
     prover = Prover(subject, lengths=lengths)
     cases = [*followed_cases(subject)]
     if TRAIN_TARGETS in subject.unanswered:  # a loss may come back alone
-        cases.append(LOSSES)
+        cases += [LOSSES, *losses_with_arguments(subject)]
         prover.loss_order = _order_of_targets(subject)
     proof, by_targets = prover.prove(cases), cases_of(CAUSALITY, subject)
     proof.never_given = [*subject.never_given]

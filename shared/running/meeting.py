@@ -55,9 +55,9 @@ from .model.inputs import (
     PADDING,
     REFUSALS,
     Input,
-    beside_targets,
     passed_over,
     together,
+    with_targets,
 )
 from .model.kept_state import KeptState, changed, values_of
 from .model.sizes import (
@@ -707,7 +707,7 @@ def find_inputs(variant: Variant) -> Subject:
     masked = caller.takes_mask
     found += together(found, masked)
     if caller.target_name is not None:
-        found += beside_targets(found, masked)
+        found += with_targets(found, masked)
     return replace(
         subject,
         caller=replace(caller, inputs=tuple(found)),

@@ -129,7 +129,7 @@ class Case:
 
     @property
     def of_several(self) -> bool:
-        """Whether arguments are given together, or beside targets."""
+        """Whether arguments are given together, or with targets."""
         kind = self.given.kind if self.given is not None else ""
         return kind in (TOGETHER, MASK_AND_TARGETS, TARGETS_TOO)
 
@@ -142,7 +142,7 @@ class Case:
 
     @property
     def words(self) -> str:
-        """The words of a proof for the arguments; "" for a mask alone."""
+        """The words of a proof for the arguments; "" for a padding mask."""
         if self.given is None:
             return ""
         return self.given.words + " and targets" * self.targets
@@ -227,7 +227,7 @@ LOSSES = Case(
 )
 OWN, TRAIN_OWN = _modes("in the model's own call", own=True)
 GIVEN = tuple(c for k in KINDS for c in _modes(f"with {k}", kind=k))
-BESIDE_TARGETS = (
+WITH_TARGETS = (
     *_modes(f"with {MASK_AND_TARGETS}", kind=MASK_AND_TARGETS, targets=True),
     _modes(f"with {TARGETS_TOO}", kind=TARGETS_TOO, targets=True)[True],
 )
@@ -259,7 +259,7 @@ CASES: dict[Case, tuple[str, ...]] = {
         case: (CAUSALITY,) if case.training or case.boolean else BATCHES
         for case in (*MASKED, *GIVEN)
     },
-    **dict.fromkeys(BESIDE_TARGETS, (CAUSALITY,)),
+    **dict.fromkeys(WITH_TARGETS, (CAUSALITY,)),
     **dict.fromkeys((INFERENCE, AUTOCAST, TRAIN_AUTOCAST), (CAUSALITY,)),
     COMPILED: (CAUSALITY,),
     CROWD: (CAUSALITY, ROWS),
@@ -286,7 +286,7 @@ def cases_of(check: str, subject: Subject) -> list[Case]:
 def to_be_tried(caller: Caller) -> list[Case]:
     """Return the calls that a model may answer without scores, or refuse."""
     rows = (TARGETS, TRAIN_TARGETS, LOSSES, OWN, TRAIN_OWN, *GIVEN, *MASKED)
-    rows += BESIDE_TARGETS
+    rows += WITH_TARGETS
     cases = [case for row in rows for case in row.of(caller)]
     return [case for case in cases if case.fits(caller)]
 
@@ -327,6 +327,19 @@ def followed_cases(subject: Subject) -> Iterator[Case]:
             yield replace(case, rows=2)
     if subject.builder.can_copy and not subject.heavy:
         yield from (FROZEN, DOUBLE, *HALF)
+
+
+def losses_with_arguments(subject: Subject) -> Iterator[Case]:
+    """Yield the cases in which a loss comes back for targets and arguments.
+
+    A mask that pads on the left is left out: scores that it hides are in the
+    loss.
+    """
+    for row in WITH_TARGETS:
+        for case in row.of(subject.caller) if row.training else ():
+            left = case.visible is not None and case.visible[0] > 0
+            if not left and case in subject.unanswered:
+                yield replace(case, losses=True)
 
 
 # --- Lengths -----------------------------------------------------------------

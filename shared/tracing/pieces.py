@@ -392,7 +392,7 @@ class Decoder:
         self.require(pair[1], pieces, how, decode=second)
 
     def compare_alike(self, time: int, generator: torch.Generator) -> None:
-        """Require that a text leaves one alone that has tokens in common."""
+        """Require that a text does not move one with tokens in common."""
         first = self.draw(self.subject.fit_rows(2), time, generator)
         other = self.draw(len(first), time, generator)
         at = torch.arange(time, device=first.device)

@@ -1340,6 +1340,32 @@ def test_decoding_is_proved_in_two_pieces(kind):
     assert "in two pieces with a cache" in result.message or alone
 
 
+class LossOfAllArguments(TakesAll):
+    """In train mode targets give a loss; a mask opens what it sees."""
+
+    open = False
+
+    def forward(self, tokens, attention_mask=None, targets=None):
+        trains = self.training and targets is not None
+        self.opened = self.open and trains and attention_mask is not None
+        logits, loss = super().forward(tokens, attention_mask, targets=targets)
+        return (None, loss) if trains else (logits, loss)
+
+    def mask(self, tokens):
+        return super().mask(tokens) | self.opened
+
+
+def test_a_loss_is_followed_with_the_arguments_of_a_training_call():
+    leaky = type("Leaky", (LossOfAllArguments,), {"open": True})
+    sound, leaks = (
+        prove_causality(model, block_size=8, lengths=[7])
+        for model in (LossOfAllArguments, leaky)
+    )
+    assert sound.proved, str(sound)
+    assert "a right-padded attention_mask and targets" in sound.given
+    assert not leaks.holds, str(leaks)
+
+
 def test_arguments_of_a_call_are_proved_together():
     proof = prove_causality(TakesAll, block_size=8, lengths=[7])
     for words in (

@@ -638,12 +638,12 @@ class OpenTogether(TakesAll):
 for name, sentence, arguments in (
     (
         "mask_and_targets_open",
-        "Given an attention mask and targets, it has no mask of its own.",
+        "Given an attention mask and targets, it has no causal mask.",
         "attention_mask targets",
     ),
     (
         "mask_and_positions_open",
-        "Given an attention mask and position_ids, it has none of its own.",
+        "Given an attention mask and position_ids, it has no causal mask.",
         "attention_mask position_ids",
     ),
     (

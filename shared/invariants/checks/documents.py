@@ -42,7 +42,7 @@ from ...running.ways import EVAL, HALF, OWN, Case
 from ..check import SkipCheck, Subject, check
 from ..leaks import LeakFinder, Trial
 
-SOME = 8  # documents of a row that are compared with themselves alone
+SOME = 8  # documents of a row that are compared with calls of their own
 MIDDLE = 13  # tokens of rows that hold other documents
 Fault = tuple[float, str]  # how far scores move, and what a failure says
 BOUNDARY = (
@@ -65,7 +65,7 @@ def check_documents(subject: Subject) -> str:
     start, in the middle and at the end of a row, sixteen have one token each,
     and the longest row has drawn boundaries; each is replaced, and no
     score of another may move; each is compared with itself alone. In eval
-    and train mode, with attention masks beside, and with larger weights. Ids
+    and train mode, with attention masks as well, and with larger weights. Ids
     are large, have gaps and come again; rows of one batch are packed
     differently, and so is a call after another one. An
     argument whose purpose it is, or a declaration, promises that documents
@@ -312,7 +312,7 @@ def _by_numbers(
 
 
 def _among_others(subject: Subject, way: Packing, time: int) -> Fault | None:
-    """Compare rows of other documents with each of them alone."""
+    """Compare rows of other documents with each row in a call of its own."""
     rows = 1 if way.single else subject.fit_rows(UNLIKE)
     run = precise(subject).run_as(way.case(split))
     tokens = subject.draw(rows, time)
@@ -323,8 +323,8 @@ def _among_others(subject: Subject, way: Packing, time: int) -> Fault | None:
             lengths = _row_of(split(time, row))
             return gap.size, (
                 f"the row {lengths} has other scores among rows of other "
-                f"documents than alone: by {gap.size:.2g} at position "
-                f"{gap.at[0]} {run.precision(gap.dtype, gap.noise)}"
+                f"documents than in a call of its own: by {gap.size:.2g} at "
+                f"position {gap.at[0]} {run.precision(gap.dtype, gap.noise)}"
             )
     return None
 

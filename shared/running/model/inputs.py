@@ -113,7 +113,7 @@ class Input:
 
     @property
     def by_rows(self) -> bool:
-        """Whether each row's part is known, whatever rows are beside it."""
+        """Whether each row has arguments that no other row changes."""
         return not self.single and self.kind != USERS
 
     def make(
@@ -122,7 +122,7 @@ class Input:
         """Return the arguments by their names.
 
         Args:
-            tokens: beside which they are given.
+            tokens: that the call gets with them.
             places: of the rows in their batch; (): the first ones.
         """
         places = places or (*range(len(tokens)),)
@@ -263,8 +263,8 @@ def _shown_states(tokens: Tensor, layout: Layout) -> Tensor:
 USERS, FLAGS = "an argument of the user's", "a flag"
 KEEPS = "a flag of a cache"
 TOGETHER = "arguments together"
-MASK_AND_TARGETS = "a mask beside targets"
-TARGETS_TOO = "an argument beside targets"
+MASK_AND_TARGETS = "a mask with targets"
+TARGETS_TOO = "an argument with targets"
 FOUR_AXES, PADDING = "a mask of four axes", "a mask of another name"
 BLOCKS, AGAIN = "a BlockMask", "positions that start again"
 POSITIONS = r"pos|positions?|pos(ition)?_ids?"
@@ -433,7 +433,7 @@ def passed_over(name: str) -> bool:
 def together(found: Sequence[Input], takes_mask: bool) -> Iterator[Input]:
     """Yield arguments that calls in the field give together, as one.
 
-    A mask of padding goes beside each other argument: padded on the left with
+    Each other argument gets a mask of padding: on the left with
     positions and flags of caches, as where a text is generated, else on the
     right. Documents come with positions that start again.
 
@@ -454,10 +454,8 @@ def together(found: Sequence[Input], takes_mask: bool) -> Iterator[Input]:
         yield _joined(mask_input("a right-padded"), given)
 
 
-def beside_targets(
-    found: Sequence[Input], takes_mask: bool
-) -> Iterator[Input]:
-    """Yield the arguments that a training call gives beside its targets."""
+def with_targets(found: Sequence[Input], takes_mask: bool) -> Iterator[Input]:
+    """Yield the arguments that a training call gives with its targets."""
     for how in ("a left-padded", "a right-padded") if takes_mask else ():
         yield replace(mask_input(how), kind=MASK_AND_TARGETS)
     for given in (*_packed_with_positions(found), *found):

@@ -33,7 +33,7 @@ def keywords_of(function: Any) -> dict[str, inspect.Parameter]:
 
 
 def _reads(callee: Any, path: tuple[CodeType, ...]) -> Found:
-    """Return the keys that a callee's **kwargs are asked for."""
+    """Return the keys that a callee reads from its **kwargs."""
     function, owner = _function(callee)
     if function is None or len(path) > DEEP or function.__code__ in path:
         return {}
@@ -42,7 +42,7 @@ def _reads(callee: Any, path: tuple[CodeType, ...]) -> Found:
     if rest is None:
         return {}
     if tree is None:
-        return dict.fromkeys(_constants_beside(function.__code__, rest))
+        return dict.fromkeys(_constants_of(function.__code__, rest))
     found = _own_reads(tree, rest)
     for call in _passing_on(tree, rest):
         for inner in _callees(call.func, tree, function, owner):
@@ -96,7 +96,7 @@ def _tree(function: FunctionType) -> ast.AST | None:
     return _tree_of(function.__code__)
 
 
-def _constants_beside(code: CodeType, rest: str) -> Iterator[str]:
+def _constants_of(code: CodeType, rest: str) -> Iterator[str]:
     """Yield the texts in code whose source cannot be read."""
     if rest in code.co_varnames or rest in code.co_cellvars:
         yield from (v for v in code.co_consts[1:] if isinstance(v, str))
@@ -177,7 +177,7 @@ def _taken(callee: Any) -> Found:
 def _callees(
     node: ast.AST, tree: ast.AST, function: FunctionType, owner: Any
 ) -> Iterator[Any]:
-    """Yield what an expression that is called may stand for."""
+    """Yield the objects that a called expression may refer to."""
     match node:
         case ast.Attribute(
             value=ast.Call(func=ast.Name(id="super")), attr=attr
@@ -202,7 +202,7 @@ def _callees(
 def _names(
     name: str, tree: ast.AST, function: FunctionType, owner: Any
 ) -> Iterator[Any]:
-    """Yield what a name stands for: self, the parts of a loop, a global."""
+    """Yield the objects of a name: self, the parts of a loop, a global."""
     first = function.__code__.co_varnames[:1]
     if owner is not None and (name,) == first:
         yield owner
