@@ -1315,7 +1315,7 @@ class FlagOfACache(GPT):
         (Hinted, ["hint", "scale", "depth", "width"]),
         (FlagOfACache, ["use_cache"]),
         (CacheInTheCall, []),
-        (TakesAll, []),
+        pytest.param(TakesAll, [], marks=pytest.mark.slow),
         (partial(CachedGPT, cache=DoubledRoom), []),
     ],
 )
@@ -1355,6 +1355,7 @@ class LossOfAllArguments(TakesAll):
         return super().mask(tokens) | self.opened
 
 
+@pytest.mark.slow
 def test_a_loss_is_followed_with_the_arguments_of_a_training_call():
     leaky = type("Leaky", (LossOfAllArguments,), {"open": True})
     sound, leaks = (
@@ -1366,6 +1367,7 @@ def test_a_loss_is_followed_with_the_arguments_of_a_training_call():
     assert not leaks.holds, str(leaks)
 
 
+@pytest.mark.slow
 def test_arguments_of_a_call_are_proved_together():
     proof = prove_causality(TakesAll, block_size=8, lengths=[7])
     for words in (
