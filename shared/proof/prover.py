@@ -279,7 +279,7 @@ class Prover:
                     found = follow(run, tokens, targets, order, self.routing)
                 except ModelRaised:
                     return False
-                notes, shown = found.notes, case.shown(time)
+                notes, shown = found.notes, case.shown(*tokens.shape)
                 new = notes.reads.keys() - self.notes.reads.keys()
                 rests = bool(new or notes.weak or notes.left)
                 if on_any(rests or bool(found.open(shown))):
